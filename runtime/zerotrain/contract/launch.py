@@ -1,0 +1,175 @@
+"""The environment of a worker: written by the operator or `zerotrain run`, read by launcher and ranks.
+
+No other module spells the name of a variable. `MASTER_ADDR`, `MASTER_PORT`, `WORLD_SIZE`, `RANK` and
+`LOCAL_RANK` are torch's `env://` names; the rest is ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+WORKER_HTTP_PORT = 8471
+MASTER_PORT = 29400
+TERMINATION_LOG = "/dev/termination-log"
+
+
+class LaunchError(ValueError):
+    """The environment is incomplete or contradicts itself (exit code BAD_LAUNCH)."""
+
+
+def _env(name: str, parse: Callable[[str], Any] = str, default: Any = None, *, required: bool = False) -> Any:
+    metadata = {"env": name, "parse": parse, "required": required}
+    if required:
+        return field(metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def _path(text: str) -> Path:
+    return Path(text)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchSpec:
+    """One worker of one attempt: `world_size` ranks in all, `ranks_per_worker` of them here."""
+
+    job: str = _env("ZEROTRAIN_JOB", required=True)
+    job_uid: str = _env("ZEROTRAIN_JOB_UID", required=True)
+    attempt: int = _env("ZEROTRAIN_ATTEMPT", int, required=True)
+    """Counts from 1; every progress record, checkpoint folder and token carries it."""
+
+    master_addr: str = _env("MASTER_ADDR", required=True)
+    """A name that resolves to the pod of worker 0 for as long as the attempt lives."""
+
+    master_port: int = _env("MASTER_PORT", int, MASTER_PORT)
+    world_size: int = _env("WORLD_SIZE", int, required=True)
+    node_rank: int = _env("NODE_RANK", int, required=True)
+    """Index of this worker, 0-based; its ranks are node_rank * ranks_per_worker and following."""
+
+    ranks_per_worker: int = _env("ZEROTRAIN_RANKS_PER_WORKER", int, 1)
+    config_path: Path = _env("ZEROTRAIN_CONFIG", _path, required=True)
+    """File with the DeepSpeed-style JSON."""
+
+    train_spec_path: Path | None = _env("ZEROTRAIN_TRAIN_SPEC", _path)
+    """File with the TrainSpec JSON; absent when the user's own command needs none."""
+
+    checkpoint_dir: Path | None = _env("ZEROTRAIN_CHECKPOINT_DIR", _path)
+    nvme_path: Path | None = _env("ZEROTRAIN_NVME_PATH", _path)
+    nvme_bytes: int | None = _env("ZEROTRAIN_NVME_BYTES", int)
+    http_port: int = _env("ZEROTRAIN_HTTP_PORT", int, WORKER_HTTP_PORT)
+    """Port of the launcher's HTTP; 0 takes a free one."""
+
+    http_host: str = _env("ZEROTRAIN_HTTP_HOST", str, "0.0.0.0")
+    token_path: Path | None = _env("ZEROTRAIN_TOKEN_FILE", _path)
+    """File (0400) with the attempt's channel token; without it POST /yield is refused."""
+
+    grace_seconds: float = _env("ZEROTRAIN_GRACE_SECONDS", float, 120.0)
+    """Time from SIGTERM to the end: one step boundary and one checkpoint must fit."""
+
+    rendezvous_timeout_seconds: float = _env("ZEROTRAIN_RENDEZVOUS_TIMEOUT_SECONDS", float, 300.0)
+    termination_log: Path | None = _env("ZEROTRAIN_TERMINATION_LOG", _path, Path(TERMINATION_LOG))
+    run_dir: Path = _env("ZEROTRAIN_RUN_DIR", _path, Path("/tmp/zerotrain"))
+    """Writable scratch of this worker: channel socket, stack dumps."""
+
+    def __post_init__(self) -> None:
+        _check_range("attempt", self.attempt, 1, None)
+        _check_range("world_size", self.world_size, 1, None)
+        _check_range("ranks_per_worker", self.ranks_per_worker, 1, self.world_size)
+        if self.world_size % self.ranks_per_worker:
+            raise LaunchError(
+                f"WORLD_SIZE={self.world_size} is not a multiple of "
+                f"ZEROTRAIN_RANKS_PER_WORKER={self.ranks_per_worker}; "
+                "set WORLD_SIZE = workers x ranks per worker"
+            )
+        _check_range("node_rank", self.node_rank, 0, self.num_workers - 1)
+
+    @property
+    def num_workers(self) -> int:
+        return self.world_size // self.ranks_per_worker
+
+    @property
+    def ranks(self) -> range:
+        """The global ranks of this worker."""
+        first = self.node_rank * self.ranks_per_worker
+        return range(first, first + self.ranks_per_worker)
+
+    def to_env(self) -> dict[str, str]:
+        """The variables of this worker; fields that are None are left out."""
+        return _written(self)
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> LaunchSpec:
+        """Read the variables back. Raises LaunchError naming every missing or unreadable one."""
+        values: dict[str, Any] = {}
+        problems: list[str] = []
+        for item in fields(cls):
+            name = item.metadata["env"]
+            text = environ.get(name, "")
+            if text == "":
+                if item.metadata["required"]:
+                    problems.append(f"{name} is not set")
+                continue
+            try:
+                values[item.name] = item.metadata["parse"](text)
+            except ValueError:
+                problems.append(f"{name}={text!r} is not {_kind(item.metadata['parse'])}")
+        if problems:
+            raise LaunchError(
+                "launch environment: "
+                + "; ".join(problems)
+                + "; the operator and `zerotrain run` set these, see LaunchSpec for the full list"
+            )
+        return cls(**values)
+
+    @classmethod
+    def env_names(cls) -> frozenset[str]:
+        """Every name that `to_env` may write: reserved, a job may not set them itself."""
+        return frozenset(item.metadata["env"] for item in fields(cls)) | RankEnv.names()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankEnv:
+    """What the launcher adds for one rank process."""
+
+    rank: int = _env("RANK", int, required=True)
+    local_rank: int = _env("LOCAL_RANK", int, required=True)
+    local_world_size: int = _env("LOCAL_WORLD_SIZE", int, required=True)
+    channel_socket: Path | None = _env("ZEROTRAIN_CHANNEL_SOCKET", _path)
+    """Unix socket of the launcher; None where a script runs without one."""
+
+    stacks_path: Path | None = _env("ZEROTRAIN_STACKS_FILE", _path)
+    """File that SIGUSR1 makes the rank dump its stacks to."""
+
+    def to_env(self) -> dict[str, str]:
+        return _written(self)
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> RankEnv:
+        """Read the rank's variables; without a launcher (`RANK` unset) this is rank 0 of 1."""
+        parsed: dict[str, Any] = {"rank": 0, "local_rank": 0, "local_world_size": 1}
+        for item in fields(cls):
+            text = environ.get(item.metadata["env"], "")
+            if text:
+                parsed[item.name] = item.metadata["parse"](text)
+        return cls(**parsed)
+
+    @classmethod
+    def names(cls) -> frozenset[str]:
+        return frozenset(item.metadata["env"] for item in fields(cls))
+
+
+def _written(spec: LaunchSpec | RankEnv) -> dict[str, str]:
+    values = {item.metadata["env"]: getattr(spec, item.name) for item in fields(spec)}
+    return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def _check_range(name: str, value: int, low: int, high: int | None) -> None:
+    if value < low or (high is not None and value > high):
+        bound = f"at least {low}" if high is None else f"between {low} and {high}"
+        raise LaunchError(f"{name} must be {bound}; got {value}")
+
+
+def _kind(parse: Callable[[str], Any]) -> str:
+    return {int: "a whole number", float: "a number"}.get(parse, "a path")  # type: ignore[call-overload, no-any-return]

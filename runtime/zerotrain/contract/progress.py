@@ -1,0 +1,157 @@
+"""What a rank tells the launcher, and the launcher the operator: progress and the termination message.
+
+Both travel as one JSON object. Readers ignore keys they do not know, so that an operator can be older
+or newer than the image a job runs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from enum import StrEnum
+from typing import Any, TypeVar
+
+MAX_TERMINATION_BYTES = 4096
+"""kubelet keeps no more of a container's termination message."""
+
+T = TypeVar("T")
+
+
+class Phase(StrEnum):
+    """What a rank is doing; hang limits differ per phase."""
+
+    INIT = "init"
+    """Process start, imports, building the model, loading a checkpoint."""
+    RENDEZVOUS = "rendezvous"
+    FIRST_STEP = "first_step"
+    STEP = "step"
+    CHECKPOINT = "checkpoint"
+    DONE = "done"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointProgress:
+    """The newest checkpoint this attempt knows to be durable (committed and synced)."""
+
+    step: int
+    path: str
+    time: float
+    """Unix seconds at the commit."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RejectedCheckpoint:
+    """A checkpoint that was found damaged and passed over."""
+
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """One rank's state. Times are Unix seconds of the worker's clock."""
+
+    rank: int
+    attempt: int
+    phase: Phase = Phase.INIT
+    step: int = 0
+    """Optimizer steps done, earlier attempts included."""
+    total_steps: int = 0
+    loss: float | None = None
+    grad_norm: float | None = None
+    tokens_per_second: float | None = None
+    step_seconds: float | None = None
+    """Mean over the last log interval."""
+    step_at: float = 0.0
+    """When `step` last moved; 0 before the first."""
+    heartbeat_at: float = 0.0
+    checkpoint: CheckpointProgress | None = None
+    resumed_from: int | None = None
+    """Step that this attempt started from; None when it started afresh."""
+    rejected_checkpoints: tuple[RejectedCheckpoint, ...] = ()
+    memory_peak_bytes: int = 0
+
+    def to_json(self) -> str:
+        return _dump(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Progress:
+        """Raises ValueError when a required key is missing or not an object."""
+        data = _known(cls, _object(text, "progress"))
+        data["phase"] = Phase(data.get("phase", Phase.INIT))
+        if data.get("checkpoint") is not None:
+            data["checkpoint"] = CheckpointProgress(**_known(CheckpointProgress, data["checkpoint"]))
+        data["rejected_checkpoints"] = tuple(
+            RejectedCheckpoint(**_known(RejectedCheckpoint, item))
+            for item in data.get("rejected_checkpoints", ())
+        )
+        return _build(cls, data)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Termination:
+    """Why a worker ended, as its container's termination message."""
+
+    attempt: int
+    code: int
+    rank: int | None = None
+    """First rank that failed; None when none did."""
+    signal: int | None = None
+    exception: str | None = None
+    """Type and text of the exception that ended the rank."""
+    last_line: str | None = None
+    step: int = 0
+    checkpoint: CheckpointProgress | None = None
+
+    def to_json(self) -> str:
+        """At most MAX_TERMINATION_BYTES of UTF-8: long texts lose their middle."""
+        for limit in (1500, 700, 300, 100, 0):
+            text = _dump(
+                asdict(
+                    replace(
+                        self, exception=_cut(self.exception, limit), last_line=_cut(self.last_line, limit)
+                    )
+                )
+            )
+            if len(text.encode()) <= MAX_TERMINATION_BYTES:
+                return text
+        return _dump({"attempt": self.attempt, "code": self.code, "rank": self.rank, "step": self.step})
+
+    @classmethod
+    def from_json(cls, text: str) -> Termination:
+        """Raises ValueError when the text is no termination message of ours."""
+        data = _known(cls, _object(text, "termination message"))
+        if data.get("checkpoint") is not None:
+            data["checkpoint"] = CheckpointProgress(**_known(CheckpointProgress, data["checkpoint"]))
+        return _build(cls, data)
+
+
+def _dump(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False, default=str)
+
+
+def _object(text: str, what: str) -> dict[str, Any]:
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError(f"{what} must be a JSON object; got {type(value).__name__}")
+    return value
+
+
+def _known(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:
+    names = {item.name for item in fields(cls)}
+    return {key: value for key, value in data.items() if key in names}
+
+
+def _build(cls: type[T], data: dict[str, Any]) -> T:
+    try:
+        return cls(**data)
+    except TypeError as error:
+        raise ValueError(f"{cls.__name__}: {error}") from error
+
+
+def _cut(text: str | None, limit: int) -> str | None:
+    if text is None or len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]} ... {text[len(text) - half :]}" if half else "..."

@@ -1,0 +1,142 @@
+"""The training part of a job, as the trainer reads it.
+
+The operator renders it from `spec` into the job's ConfigMap; `zerotrain run` writes the same file. It
+holds what the DeepSpeed-style configuration has no place for: model, data, steps, checkpoint policy.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+CONFIG_FILE = "ds_config.json"
+TRAIN_SPEC_FILE = "train.json"
+
+PYTHON_STDLIB = "builtin:python-stdlib"
+"""`data_path` value that stands for the text of the worker's own Python standard library."""
+
+
+class TrainSpecError(ValueError):
+    """The training part is wrong (exit code BAD_CONFIG)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GptSpec:
+    """A byte-level GPT: pre-norm blocks, learned positions, vocabulary of 256 bytes, tied head."""
+
+    d_model: int
+    layers: int
+    heads: int
+    context: int
+    """Tokens per sample."""
+
+    def __post_init__(self) -> None:
+        for name in ("d_model", "layers", "heads", "context"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise TrainSpecError(f"model.gpt.{name} must be a whole number of at least 1; got {value!r}")
+        if self.d_model % self.heads:
+            raise TrainSpecError(
+                f"model.gpt.d_model {self.d_model} is not a multiple of heads {self.heads}; "
+                f"take {self.d_model // self.heads * self.heads or self.heads}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSpec:
+    """Exactly one of the four is set."""
+
+    gpt: GptSpec | None = None
+    preset: str | None = None
+    factory: str | None = None
+    """`package.module:function`; called with `factory_args`, returns an nn.Module whose call on a batch
+    of token ids (int64, [batch, context + 1]) returns the loss."""
+    path: str | None = None
+    """Folder in Hugging Face format."""
+    factory_args: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("gpt", "preset", "factory", "path") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise TrainSpecError(
+                f"model needs exactly one of gpt, preset, factory, path; got {given or 'none'}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckpointPolicy:
+    """When to save and what to keep. The folder itself is LaunchSpec.checkpoint_dir."""
+
+    every_steps: int | None = None
+    every_seconds: float | None = None
+    keep_last: int = 3
+    on_termination: bool = True
+    """Save when all ranks stop on request."""
+    resume_from: str = "Latest"
+    """`Latest`, `None` (start afresh), or the name of a step folder."""
+
+    def __post_init__(self) -> None:
+        if self.keep_last < 1:
+            raise TrainSpecError(f"checkpoint.keep_last must be at least 1; got {self.keep_last}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainSpec:
+    """Everything the built-in trainer does beyond the engine's configuration."""
+
+    model: ModelSpec
+    data_path: str
+    """File or folder of text in the worker, or PYTHON_STDLIB."""
+    steps: int
+    """Optimizer steps of the whole job, over all attempts."""
+    seed: int = 0
+    log_every_steps: int = 10
+    checkpoint: CheckpointPolicy = field(default_factory=CheckpointPolicy)
+    context: int | None = None
+    """Tokens per sample for a `factory` model; a GPT's own context otherwise."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise TrainSpecError(f"steps must be at least 1; got {self.steps}")
+        if self.log_every_steps < 1:
+            raise TrainSpecError(f"log_every_steps must be at least 1; got {self.log_every_steps}")
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> TrainSpec:
+        """Raises TrainSpecError naming the key that is unknown, missing or wrong."""
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise TrainSpecError(f"{TRAIN_SPEC_FILE} is not JSON: {error}") from error
+        _check_keys(cls, data, "")
+        model = dict(data["model"])
+        _check_keys(ModelSpec, model, "model.")
+        if model.get("gpt") is not None:
+            _check_keys(GptSpec, model["gpt"], "model.gpt.")
+            model["gpt"] = GptSpec(**model["gpt"])
+        data["model"] = ModelSpec(**model)
+        _check_keys(CheckpointPolicy, data.get("checkpoint", {}), "checkpoint.")
+        data["checkpoint"] = CheckpointPolicy(**data.get("checkpoint", {}))
+        return cls(**data)
+
+
+def _check_keys(cls: type, data: Any, path: str) -> None:
+    if not isinstance(data, dict):
+        raise TrainSpecError(
+            f"{path.rstrip('.') or TRAIN_SPEC_FILE} must be an object; got {type(data).__name__}"
+        )
+    names = {item.name: item for item in fields(cls)}
+    unknown = sorted(set(data) - set(names))
+    if unknown:
+        raise TrainSpecError(f"{path}{unknown[0]} is not a key here; known are {', '.join(sorted(names))}")
+    required = {"model", "data_path", "steps"} if cls is TrainSpec else set()
+    if cls is GptSpec:
+        required = set(names)
+    missing = sorted(required - set(data))
+    if missing:
+        raise TrainSpecError(f"{path}{missing[0]} is missing; it has no default")
