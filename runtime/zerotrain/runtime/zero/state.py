@@ -1,0 +1,53 @@
+"""What the engine hands to the checkpoint package, and takes back.
+
+The engine fills a `CheckpointState`; `zerotrain.runtime.checkpoint` writes it out or overwrites its contents
+in place (any number of ranks before, this number now); the engine then calls `after_state_load()` to
+re-derive everything that is not stored: compute-precision weights, replicas, schedules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from zerotrain.runtime.zero.layout import ModelLayout
+
+MASTER = "master"
+"""fp32 value of a trainable parameter."""
+
+EXP_AVG = "exp_avg"
+EXP_AVG_SQ = "exp_avg_sq"
+MOMENTUM = "momentum"
+
+PARAM = "param"
+"""Value of a frozen parameter in the unit's own dtype."""
+
+StreamKey = tuple[str, str]
+"""(unit name, kind)."""
+
+
+@dataclass(kw_only=True)
+class CheckpointState:
+    """This rank's part of everything that a checkpoint must hold.
+
+    `streams[unit, kind]` is a 1-D tensor of `layout.shard_numel(unit)` elements: the interval
+    `layout.shard_range(unit, rank)` of that unit. The tensors alias the engine's own memory (also at stage 0,
+    where they are slices of the replicated state), so that writing into them is loading.
+    """
+
+    layout: ModelLayout
+    rank: int
+    world_size: int
+    streams: dict[StreamKey, torch.Tensor]
+    scalars: dict[str, Any] = field(default_factory=dict)
+    """JSON-able and equal on every rank: step counts, learning-rate schedule, loss scale. `load` replaces the
+    contents."""
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Persistent module buffers by fqn; each rank holds them whole."""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The state kinds present, sorted."""
+        return tuple(sorted({kind for _, kind in self.streams}))
