@@ -1,0 +1,33 @@
+"""The one error of the configuration: raised by reader and resolver, shown by CLI, operator and trainer.
+
+Every message names the field, the rule, the value and the way out, so that a person can fix the file
+without reading our code.
+"""
+
+from __future__ import annotations
+
+_MAX_VALUE_CHARS = 120
+
+
+class ConfigError(ValueError):
+    """The configuration is wrong and the user must edit it; trying again cannot help.
+
+    Attributes:
+        path: dotted path of the field (`zero_optimization.stage`), or `file:line:column` for a syntax error.
+        rule: what must hold, as a sentence without a final dot.
+        value: what was found (any JSON value or text).
+        way_out: what to write instead.
+    """
+
+    def __init__(self, path: str, rule: str, value: object, way_out: str) -> None:
+        self.path = path
+        self.rule = rule
+        self.value = value
+        self.way_out = way_out
+        super().__init__(path, rule, value, way_out)
+
+    def __str__(self) -> str:
+        shown = repr(self.value)
+        if len(shown) > _MAX_VALUE_CHARS:
+            shown = shown[: _MAX_VALUE_CHARS - 3] + "..."
+        return f"{self.path}: {self.rule}; got {shown}. {self.way_out}"
