@@ -7,6 +7,7 @@ or newer than the image a job runs.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
@@ -73,7 +74,8 @@ class Progress:
     memory_peak_bytes: int = 0
 
     def to_json(self) -> str:
-        return _dump(asdict(self))
+        """Numbers that JSON has no form for (a diverged loss) become null."""
+        return _dump({name: _finite(value) for name, value in asdict(self).items()})
 
     @classmethod
     def from_json(cls, text: str) -> Progress:
@@ -129,6 +131,10 @@ class Termination:
 
 def _dump(value: Mapping[str, Any]) -> str:
     return json.dumps(value, separators=(",", ":"), allow_nan=False, default=str)
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _object(text: str, what: str) -> dict[str, Any]:

@@ -1,0 +1,87 @@
+"""The HTTP that every worker's launcher serves and the operator (or `zerotrain run`) calls.
+
+GET paths answer without a token: the job's NetworkPolicy admits the operator and the monitoring
+namespace alone. `POST /yield` carries `Authorization: Bearer <channel token of the attempt>`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from zerotrain.contract.progress import CheckpointProgress, Progress
+
+METRICS_PATH = "/metrics"
+PROGRESS_PATH = "/progress"
+READY_PATH = "/ready"
+"""200 once every rank of this worker is past its rendezvous, 503 before."""
+STACKS_PATH = "/stacks"
+YIELD_PATH = "/yield"
+"""202 accepted (again: the call is idempotent), 401 no token, 403 wrong token, 409 other attempt."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerReport:
+    """The body of `GET /progress`: one worker of one attempt."""
+
+    job: str
+    job_uid: str
+    attempt: int
+    node_rank: int
+    world_size: int
+    ready: bool = False
+    stopping: bool = False
+    """A stop was asked for (SIGTERM or POST /yield) and the ranks are on their way to exit 75."""
+    ranks: tuple[Progress, ...] = ()
+    """The newest record of every rank of this worker, in rank order; a rank that never reported (a user's
+    own program) has a record with heartbeat_at 0."""
+
+    @property
+    def slowest(self) -> Progress | None:
+        """The rank with the lowest step; None when the worker has no ranks."""
+        return min(self.ranks, key=lambda rank: (rank.step, rank.rank), default=None)
+
+    @property
+    def checkpoint(self) -> CheckpointProgress | None:
+        """The newest durable checkpoint that any rank knows of."""
+        known = [rank.checkpoint for rank in self.ranks if rank.checkpoint is not None]
+        return max(known, key=lambda checkpoint: checkpoint.step, default=None)
+
+    def to_json(self) -> str:
+        record = asdict(self)
+        record["ranks"] = [json.loads(rank.to_json()) for rank in self.ranks]
+        return json.dumps(record, separators=(",", ":"), allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> WorkerReport:
+        """Raises ValueError when the text is no report or a required key is missing."""
+        data = json.loads(text)
+        if not isinstance(data, dict):
+            raise ValueError(f"worker report must be a JSON object; got {type(data).__name__}")
+        known = {key: value for key, value in data.items() if key in cls.__dataclass_fields__}
+        known["ranks"] = tuple(Progress.from_json(json.dumps(rank)) for rank in known.get("ranks", ()))
+        try:
+            return cls(**known)
+        except TypeError as error:
+            raise ValueError(f"worker report: {error}") from error
+
+
+def yield_body(attempt: int) -> bytes:
+    """The body of `POST /yield`."""
+    return json.dumps({"attempt": attempt}).encode()
+
+
+def yield_attempt(body: bytes) -> int:
+    """The attempt that a `POST /yield` body names. Raises ValueError when it names none."""
+    data: Any = json.loads(body)
+    attempt = data.get("attempt") if isinstance(data, Mapping) else None
+    if not isinstance(attempt, int) or isinstance(attempt, bool):
+        raise ValueError('the body must be {"attempt": <number>}')
+    return attempt
+
+
+def bearer(token: str) -> dict[str, str]:
+    """The header that carries the channel token."""
+    return {"Authorization": f"Bearer {token}"}
