@@ -31,7 +31,7 @@ class Notice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unsupported:
-    """A request that loads and shows but is not run by this version: `initialize` and the operator refuse it."""
+    """A request that loads and shows but is not run by this version; `initialize` and operator refuse it."""
 
     path: str
     """Dotted path of the key in the user's file."""
