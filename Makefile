@@ -1,0 +1,62 @@
+# Every target makes what it needs: a virtual environment in .venv, tools and clusters under build/ and the
+# user's cache. Nothing is installed system-wide. `make help` lists the targets.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+PROFILE ?= node
+NAME ?= dev
+CLUSTER ?= devcluster
+INSTANCES := build/devcluster/instances
+DEVCLUSTER := build/devcluster/bin/devcluster
+# pytest arguments, for example: make test ARGS="tests/runtime -k resume"
+ARGS ?=
+
+.PHONY: help demo test lint bench cluster-up cluster-down clean generate venv image
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+# The stamp holds the packaging inputs' hash, so an edited Python file does not reinstall and an edited kernel does.
+NATIVE_SOURCES := $(shell find csrc -type f 2>/dev/null)
+venv: $(VENV)/.installed
+$(VENV)/.installed: pyproject.toml $(NATIVE_SOURCES)
+	@$(PYTHON) -c 'import sys; sys.exit("zerotrain needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Give another with: make PYTHON=/path/to/python3.12") if sys.version_info < (3, 11) else None'
+	@command -v c++ g++ clang++ >/dev/null || { echo "zerotrain needs a C++ compiler (Debian: apt-get install g++)" >&2; exit 1; }
+	@echo "==> virtual environment in $(VENV) (torch and the rest from the package index: some minutes the first time)"
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --upgrade 'pip>=25.1'
+	$(PY) -m pip install --progress-bar off --editable '.[dev]'
+	$(PY) -c 'import zerotrain.contract, zerotrain.runtime, zerotrain.operator, torch; print("==> installed, torch", torch.__version__)'
+	@touch $@
+
+test: venv lint ## run all checks and tests
+	$(PY) -m pytest $(ARGS)
+
+lint: venv ## ruff, mypy --strict, import-linter
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+demo: venv ## the main job: a cluster, the operator, a ZeRO-3 training that survives a kill
+	$(PY) -m deploy.demo --cluster $(CLUSTER)
+
+bench: venv ## the benchmarks of tests/benchmarks (long; not part of CI)
+	$(PY) -m pytest tests/benchmarks --benchmarks $(ARGS)
+
+cluster-up: venv ## start a development cluster (PROFILE=control-plane|node|simulated NAME=dev)
+	$(PY) -m deploy.devcluster up --profile $(PROFILE) --name $(NAME) --cluster $(CLUSTER)
+
+cluster-down: ## stop it
+	@if [ -x $(DEVCLUSTER) ]; then $(DEVCLUSTER) down --name $(NAME) --root $(INSTANCES); else echo "no development cluster was built here"; fi
+
+generate: venv ## regenerate CRDs and documentation tables
+	$(PY) -m zerotrain.operator.api.generate
+	$(PY) -m zerotrain.contract.config.document
+
+clean: ## stop clusters, remove build/ and .venv
+	@if [ -x $(DEVCLUSTER) ]; then for d in $(INSTANCES)/*/; do [ -d "$$d" ] && $(DEVCLUSTER) down --name "$$(basename $$d)" --root $(INSTANCES) || true; done; fi
+	rm -rf build $(VENV)

@@ -1,0 +1,147 @@
+// Python module zerotrain.runtime._native: typed, zero-copy DLPack arrays in, nothing of torch's headers.
+// Typed stub: runtime/zerotrain/runtime/_native.pyi.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "zerotrain/adamw.hpp"
+
+namespace nb = nanobind;
+using namespace zerotrain;
+
+namespace {
+
+using F32 = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using AnyConst = nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Any = nb::ndarray<nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+constexpr std::size_t kBlock = 16384;  // elements a thread takes at once: its streams fit the L2 cache
+
+bool is_bf16(nb::dlpack::dtype type) {
+  return type.code == static_cast<std::uint8_t>(nb::dlpack::dtype_code::Bfloat) && type.bits == 16;
+}
+
+void require(bool ok, const std::string& message) {
+  if (!ok) throw nb::value_error(message.c_str());
+}
+
+void check_size(const char* name, std::size_t numel, std::size_t expected) {
+  require(numel == expected, std::string("adamw_: ") + name + " has " + std::to_string(numel) +
+                                 " elements, master has " + std::to_string(expected));
+}
+
+template <class Array>
+bool bf16_or_f32(const char* name, const Array& array) {
+  const bool bf16 = is_bf16(array.dtype());
+  require(bf16 || array.dtype() == nb::dtype<float>(),
+          std::string("adamw_: ") + name + " must be float32 or bfloat16; cast it first");
+  return bf16;
+}
+
+AdamWKernel find_kernel(const std::string& isa) {
+  std::size_t count = 0;
+  const Isa* table = available_isas(count);
+  if (isa.empty()) return table[0].adamw;
+  std::string known;
+  for (std::size_t i = 0; i < count; ++i) {
+    if (isa == table[i].name) return table[i].adamw;
+    known += (i ? ", " : "") + std::string(table[i].name);
+  }
+  throw nb::value_error(("adamw_: isa '" + isa + "' cannot run here; available: " + known).c_str());
+}
+
+AdamWRange slice(const AdamWRange& whole, std::size_t start, std::size_t stop) {
+  AdamWRange part = whole;
+  const std::size_t grad_bytes = whole.grad_type == GradType::bf16 ? 2 : 4;
+  const std::size_t weight_bytes = whole.weight_type == WeightType::bf16 ? 2 : 4;
+  part.master += start;
+  part.exp_avg += start;
+  part.exp_avg_sq += start;
+  part.grad = static_cast<const char*>(whole.grad) + start * grad_bytes;
+  if (whole.weight) part.weight = static_cast<char*>(whole.weight) + start * weight_bytes;
+  part.numel = stop - start;
+  return part;
+}
+
+void run(AdamWKernel kernel, const AdamWRange& whole, const AdamWScalars& scalars, int threads) {
+  const std::size_t blocks = (whole.numel + kBlock - 1) / kBlock;
+  const std::size_t workers = std::min<std::size_t>(std::max(threads, 1), std::max<std::size_t>(blocks, 1));
+  auto work = [&](std::size_t worker) {
+    for (std::size_t block = worker; block < blocks; block += workers) {
+      kernel(slice(whole, block * kBlock, std::min(whole.numel, (block + 1) * kBlock)), scalars);
+    }
+  };
+  std::vector<std::thread> pool;
+  for (std::size_t worker = 1; worker < workers; ++worker) pool.emplace_back(work, worker);
+  work(0);
+  for (auto& thread : pool) thread.join();
+}
+
+AdamWScalars derive(double lr, double beta1, double beta2, double eps, double weight_decay, int step,
+                    double grad_scale, bool decoupled) {
+  const double bias1 = 1.0 - std::pow(beta1, step);
+  const double bias2 = 1.0 - std::pow(beta2, step);
+  AdamWScalars scalars;
+  scalars.keep = static_cast<float>(1.0 - lr * weight_decay);
+  scalars.weight_decay = static_cast<float>(weight_decay);
+  scalars.beta2 = static_cast<float>(beta2);
+  scalars.one_minus_beta1 = static_cast<float>(1.0 - beta1);
+  scalars.one_minus_beta2 = static_cast<float>(1.0 - beta2);
+  scalars.step_size = static_cast<float>(lr / bias1);
+  scalars.inv_sqrt_bias2 = static_cast<float>(1.0 / std::sqrt(bias2));
+  scalars.eps = static_cast<float>(eps);
+  scalars.grad_scale = static_cast<float>(grad_scale);
+  scalars.decoupled = decoupled;
+  return scalars;
+}
+
+void adamw(F32 master, F32 exp_avg, F32 exp_avg_sq, AnyConst grad, nb::object weight_or_none, double lr, double beta1,
+           double beta2, double eps, double weight_decay, int step, double grad_scale, bool decoupled, int threads,
+           const std::string& isa) {
+  const std::size_t numel = master.size();
+  check_size("exp_avg", exp_avg.size(), numel);
+  check_size("exp_avg_sq", exp_avg_sq.size(), numel);
+  check_size("grad", grad.size(), numel);
+  require(step >= 1, "adamw_: step must be at least 1; got " + std::to_string(step));
+  AdamWRange range{master.data(), exp_avg.data(), exp_avg_sq.data(), grad.data(), nullptr, numel,
+                   bf16_or_f32("grad", grad) ? GradType::bf16 : GradType::f32, WeightType::none};
+  Any weight;
+  if (!weight_or_none.is_none()) {
+    weight = nb::cast<Any>(weight_or_none);
+    check_size("weight", weight.size(), numel);
+    range.weight = weight.data();
+    range.weight_type = bf16_or_f32("weight", weight) ? WeightType::bf16 : WeightType::f32;
+  }
+  const AdamWScalars scalars =
+      derive(lr, beta1, beta2, eps, weight_decay, step, grad_scale, decoupled);
+  const AdamWKernel kernel = find_kernel(isa);
+  nb::gil_scoped_release unlocked;
+  run(kernel, range, scalars, threads);
+}
+
+std::vector<std::string> isas() {
+  std::size_t count = 0;
+  const Isa* table = available_isas(count);
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < count; ++i) names.emplace_back(table[i].name);
+  return names;
+}
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.def("isas", &isas, "Instruction sets that this processor can run, best first.");
+  m.def("adamw_", &adamw, nb::arg("master"), nb::arg("exp_avg"), nb::arg("exp_avg_sq"), nb::arg("grad"),
+        nb::arg("weight").none(), nb::kw_only(), nb::arg("lr"), nb::arg("beta1"), nb::arg("beta2"), nb::arg("eps"),
+        nb::arg("weight_decay"), nb::arg("step"), nb::arg("grad_scale") = 1.0, nb::arg("decoupled") = true,
+        nb::arg("threads") = 1, nb::arg("isa") = "",
+        "One AdamW step in place over 1-D arrays of equal size; the trailing underscore: master, exp_avg,\n"
+        "exp_avg_sq and weight are written.");
+}

@@ -1,0 +1,92 @@
+"""The one-pass AdamW kernel: near a double-precision reference, and the same bits however it is run."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from zerotrain.runtime import _native
+
+HYPER = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
+SIZES = [*range(1, 40), 63, 64, 65, 127, 128, 129, 255, 256, 257, 16384, 16385, 40000]
+
+
+def make_state(size: int, grad_dtype: torch.dtype, seed: int = 0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed + size)
+    master = torch.randn(size, generator=generator)
+    exp_avg = torch.randn(size, generator=generator) * 1e-2
+    exp_avg_sq = torch.rand(size, generator=generator) * 1e-3
+    grad = torch.randn(size, generator=generator).to(grad_dtype)
+    return [master, exp_avg, exp_avg_sq, grad]
+
+
+def reference(state: list[torch.Tensor], step: int, scale: float, decoupled: bool) -> torch.Tensor:
+    """AdamW (Adam with L2 when not decoupled) in float64: the new master."""
+    p, m, v, g = (t.double() for t in state)
+    g = g * scale
+    if decoupled:
+        p = p * (1 - HYPER["lr"] * HYPER["weight_decay"])
+    else:
+        g = g + HYPER["weight_decay"] * p
+    m = HYPER["beta1"] * m + (1 - HYPER["beta1"]) * g
+    v = HYPER["beta2"] * v + (1 - HYPER["beta2"]) * g * g
+    bias1, bias2 = 1 - HYPER["beta1"] ** step, 1 - HYPER["beta2"] ** step
+    return p - HYPER["lr"] / bias1 * m / (v.sqrt() / math.sqrt(bias2) + HYPER["eps"])
+
+
+def ulps(got: torch.Tensor, want: torch.Tensor, before: torch.Tensor) -> float:
+    """Largest error in units of the last place of the largest of value before, value after and update."""
+    size = torch.stack([want.float().abs(), before.abs(), (want.float() - before).abs()]).amax(dim=0)
+    spacing = torch.nextafter(size, torch.tensor(float("inf"))) - size
+    return float(((got.double() - want).abs() / spacing.double()).max())
+
+
+@pytest.mark.parametrize("decoupled", [True, False])
+@pytest.mark.parametrize("grad_dtype", [torch.float32, torch.bfloat16])
+def test_master_is_within_two_ulps_of_float64(grad_dtype: torch.dtype, decoupled: bool) -> None:
+    for size in SIZES:
+        state = make_state(size, grad_dtype)
+        before = state[0].clone()
+        want = reference(state, step=3, scale=0.37, decoupled=decoupled)
+        _native.adamw_(*state, None, **HYPER, step=3, grad_scale=0.37, decoupled=decoupled)
+        assert ulps(state[0], want, before) <= 2, size
+
+
+@pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16])
+def test_weight_is_the_rounded_master(weight_dtype: torch.dtype) -> None:
+    state = make_state(257, torch.bfloat16)
+    weight = torch.zeros(257, dtype=weight_dtype)
+    _native.adamw_(*state, weight, **HYPER, step=1)
+    assert torch.equal(weight, state[0].to(weight_dtype))
+
+
+@pytest.mark.parametrize("grad_dtype", [torch.float32, torch.bfloat16])
+def test_same_bits_on_every_instruction_set_thread_count_and_tiling(grad_dtype: torch.dtype) -> None:
+    for size in SIZES:
+        start = make_state(size, grad_dtype)
+        want: list[torch.Tensor] = []
+        for isa in _native.isas():
+            for threads in (1, 2, 3):
+                state = [t.clone() for t in start]
+                _native.adamw_(*state, None, **HYPER, step=7, threads=threads, isa=isa)
+                want = want or state
+                assert all(torch.equal(a, b) for a, b in zip(state, want, strict=True)), (size, isa, threads)
+        cut = size // 3
+        state = [t.clone() for t in start]
+        for part in (slice(0, cut), slice(cut, size)):
+            _native.adamw_(*(t[part] for t in state), None, **HYPER, step=7)
+        assert all(torch.equal(a, b) for a, b in zip(state, want, strict=True)), (size, "tiled")
+
+
+def test_wrong_arrays_are_named() -> None:
+    state = make_state(8, torch.float32)
+    with pytest.raises(ValueError, match="exp_avg has 7 elements, master has 8"):
+        _native.adamw_(state[0], state[1][:7], state[2], state[3], None, **HYPER, step=1)
+    with pytest.raises(ValueError, match="grad must be float32 or bfloat16"):
+        _native.adamw_(*state[:3], state[3].double(), None, **HYPER, step=1)
+    with pytest.raises(ValueError, match="step must be at least 1; got 0"):
+        _native.adamw_(*state, None, **HYPER, step=0)
+    with pytest.raises(ValueError, match=r"available: .*baseline"):
+        _native.adamw_(*state, None, **HYPER, step=1, isa="avx1024")

@@ -1,0 +1,149 @@
+"""The shape of the tree: sizes, the namespace package, and no pickle where state is loaded."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCE_ROOTS = ("operator", "runtime", "deploy")
+MAX_FILE_LINES = 600
+MAX_TEST_LINES = 500
+MAX_NATIVE_LINES = 500
+MAX_FUNCTION_LINES = 60
+MAX_PARAMETERS = 8
+MAX_METHODS = 15
+
+NAMESPACE_FOLDERS = ("operator", "operator/zerotrain", "runtime", "runtime/zerotrain")
+TOP_LEVEL = {
+    *("operator", "runtime", "csrc", "deploy", "charts", "crds", "tests", "dashboards", "docs", ".ci"),
+    *("pyproject.toml", "README.md", "Makefile", "LICENSE", "CHANGELOG.md", "CONTRIBUTING.md"),
+    *(".gitignore", ".importlinter"),
+}
+
+
+def tracked(*suffixes: str) -> list[Path]:
+    """Files of the repository, the new ones that git does not ignore included."""
+    out = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    files = [ROOT / name for name in out.split("\0") if name.endswith(suffixes or "")]
+    return [file for file in files if file.is_file()]
+
+
+def line_limit(path: Path) -> int:
+    if path.suffix in {".cpp", ".hpp", ".cu", ".inc"}:
+        return MAX_NATIVE_LINES
+    return MAX_TEST_LINES if path.relative_to(ROOT).parts[0] == "tests" else MAX_FILE_LINES
+
+
+def too_long(files: list[Path]) -> list[str]:
+    counted = {path: len(path.read_text().splitlines()) for path in files}
+    return [
+        f"{path}: {n} lines, limit {line_limit(path)}" for path, n in counted.items() if n > line_limit(path)
+    ]
+
+
+def oversized_definitions(source: str, name: str) -> list[str]:
+    """Functions, parameter lists and classes above the limits; frozen records may have many fields."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            arguments = [a.arg for a in [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]]
+            parameters = [a for a in arguments if a not in {"self", "cls"}]
+            if lines > MAX_FUNCTION_LINES:
+                found.append(
+                    f"{name}:{node.lineno} {node.name} has {lines} lines, limit {MAX_FUNCTION_LINES}"
+                )
+            if len(parameters) > MAX_PARAMETERS and not is_command(node):
+                found.append(f"{name}:{node.lineno} {node.name} has {len(parameters)} parameters")
+        if isinstance(node, ast.ClassDef):
+            methods = [n for n in node.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+            if len(methods) > MAX_METHODS:
+                found.append(
+                    f"{name}:{node.lineno} {node.name} has {len(methods)} methods, limit {MAX_METHODS}"
+                )
+    return found
+
+
+def is_command(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """A typer command's parameters are the options of the command line."""
+    return any("command" in ast.unparse(decorator) for decorator in node.decorator_list)
+
+
+def test_no_file_is_too_long() -> None:
+    files = tracked(".py", ".cpp", ".hpp", ".inc", ".cu", ".go")
+    assert len(files) > 20, "the listing found hardly anything: it checks nothing"
+    assert too_long(files) == []
+
+
+def test_no_function_or_class_is_too_large() -> None:
+    found = []
+    for path in tracked(".py"):
+        if path.relative_to(ROOT).parts[0] in SOURCE_ROOTS:
+            found += oversized_definitions(path.read_text(), str(path.relative_to(ROOT)))
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("source", "word"),
+    [
+        ("def f():\n" + "    x = 1\n" * 70, "lines"),
+        ("def f(" + ", ".join(f"a{i}" for i in range(9)) + "): ...", "parameters"),
+        ("class A:\n" + "".join(f"    def m{i}(self): ...\n" for i in range(16)), "methods"),
+    ],
+)
+def test_the_size_check_sees_a_violation(source: str, word: str) -> None:
+    assert any(word in line for line in oversized_definitions(source, "planted.py"))
+
+
+def test_the_namespace_package_has_no_init() -> None:
+    """`operator/__init__.py` would shadow the standard library's `operator`."""
+    assert [f for f in NAMESPACE_FOLDERS if (ROOT / f / "__init__.py").exists()] == []
+
+
+def test_top_level_is_as_agreed() -> None:
+    names = {path.relative_to(ROOT).parts[0] for path in tracked()}
+    assert names <= TOP_LEVEL, f"unexpected at the top level: {sorted(names - TOP_LEVEL)}"
+
+
+def unsafe_loads(source: str) -> list[str]:
+    """Names of modules or calls that can run code while loading."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [
+                a.name for a in node.names if a.name.split(".")[0] in {"pickle", "dill", "shelve", "marshal"}
+            ]
+        if isinstance(node, ast.ImportFrom) and node.module in {"pickle", "dill", "shelve", "marshal"}:
+            found.append(node.module)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in {
+            "torch.load",
+            "torch.save",
+            "eval",
+            "exec",
+        }:
+            found.append(ast.unparse(node.func))
+    return found
+
+
+def test_no_pickle_in_the_product() -> None:
+    found = {}
+    for path in tracked(".py"):
+        if path.relative_to(ROOT).parts[0] in {"operator", "runtime"}:
+            hits = unsafe_loads(path.read_text())
+            if hits:
+                found[str(path.relative_to(ROOT))] = hits
+    assert found == {}
+
+
+def test_the_pickle_check_sees_a_violation() -> None:
+    assert unsafe_loads("import pickle\nimport torch\ntorch.load('x')") == ["pickle", "torch.load"]
