@@ -1,0 +1,237 @@
+"""The rank's end of the channel to its launcher: progress, metric snapshots, the reason of a failure.
+
+The trainer (or a user's script through the engine) publishes; a daemon thread sends. Publishing never
+blocks and never raises: a newer record replaces one that was not sent yet, and a launcher that is slow,
+restarting or absent costs records, not steps. The thread repeats the last progress as a heartbeat, so
+that the operator can tell a process that lives from a step that moves.
+
+Wire: one JSON object per line over a unix stream socket, at most MAX_MESSAGE_BYTES each.
+"""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from zerotrain.contract.launch import RankEnv
+from zerotrain.contract.progress import Progress
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+MAX_MESSAGE_BYTES = 1 << 20
+"""A rank's metrics take some 50 KB; what is larger is not ours."""
+
+MAX_EXCEPTION_CHARS = 4000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChannelTiming:
+    """How the sender thread paces itself."""
+
+    heartbeat_interval_s: float = 5.0
+    """Silence after which the last progress is sent again."""
+    retry_s: float = 1.0
+    """Pause between two attempts to reach the launcher."""
+    send_timeout_s: float = 1.0
+    flush_timeout_s: float = 2.0
+    """How long `failure` and `close` wait for the thread to empty its hands."""
+
+
+class RankChannel:
+    """Publishes one rank's records; a null object where no launcher is.
+
+    All methods may be called from any thread.
+    """
+
+    def __init__(
+        self,
+        socket_path: Path | None,
+        *,
+        rank: int = 0,
+        timing: ChannelTiming | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`clock` gives Unix seconds for the heartbeat."""
+        self._sender = (
+            None if socket_path is None else _Sender(socket_path, rank, timing or ChannelTiming(), clock)
+        )
+        if self._sender is not None:
+            self._sender.start()
+            atexit.register(self.close)
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] = os.environ) -> RankChannel:
+        """The channel of this rank; also makes SIGUSR1 dump this process's stacks for `GET /stacks`."""
+        env = RankEnv.from_env(environ)
+        if env.stacks_path is not None:
+            dump_stacks_on_signal(env.stacks_path)
+        return cls(env.channel_socket, rank=env.rank)
+
+    @property
+    def connected(self) -> bool:
+        """Whether the last message reached the launcher."""
+        return self._sender is not None and self._sender.connected
+
+    def attach_metrics(self, registry: CollectorRegistry) -> None:
+        """The registry whose snapshot `publish_metrics` sends."""
+        if self._sender is not None:
+            self._sender.registry = registry
+
+    def publish(self, progress: Progress) -> None:
+        """Hand over the newest record; an unsent older one is dropped."""
+        if self._sender is not None:
+            self._sender.put("progress", progress)
+
+    def publish_metrics(self) -> None:
+        """Ask for a snapshot of the attached registry; it is taken and serialised off the caller's thread."""
+        if self._sender is not None and self._sender.registry is not None:
+            self._sender.put("metrics", self._sender.registry)
+
+    def failure(self, exception: BaseException) -> None:
+        """Say why this rank is about to end; waits (bounded) until the launcher has it."""
+        if self._sender is not None:
+            text = f"{type(exception).__name__}: {exception}".strip()[:MAX_EXCEPTION_CHARS]
+            self._sender.put("failure", text)
+            self._sender.flush()
+
+    def close(self) -> None:
+        """Send what is pending (bounded) and end the thread. Idempotent."""
+        if self._sender is not None:
+            self._sender.close()
+
+
+def dump_stacks_on_signal(path: Path) -> None:
+    """From now on SIGUSR1 appends the stacks of all threads to `path`, also while a collective blocks."""
+    file: IO[str] = path.open("a")  # stays open for the life of the process: the C handler writes to its fd
+    faulthandler.register(signal.SIGUSR1, file=file, all_threads=True, chain=False)
+
+
+class _Sender:
+    """The thread, its socket, and one slot per kind of message."""
+
+    def __init__(self, path: Path, rank: int, timing: ChannelTiming, clock: Callable[[], float]) -> None:
+        self.registry: CollectorRegistry | None = None
+        self._path = str(path)
+        self._rank = rank
+        self._timing = timing
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._slots: dict[str, Any] = {}
+        self._last_progress: Progress | None = None
+        self._in_flight = False
+        self._closing = False
+        self._socket: socket.socket | None = None
+        self._thread = threading.Thread(target=self._run, name="zerotrain-channel", daemon=True)
+
+    @property
+    def connected(self) -> bool:
+        return self._socket is not None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def put(self, kind: str, value: Any) -> None:
+        with self._changed:
+            self._slots[kind] = value
+            self._changed.notify_all()
+
+    def flush(self) -> None:
+        with self._changed:
+            self._changed.wait_for(
+                lambda: not self._slots and not self._in_flight, timeout=self._timing.flush_timeout_s
+            )
+
+    def close(self) -> None:
+        if not self._thread.is_alive():
+            return
+        self.flush()
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(self._timing.send_timeout_s)
+
+    def _run(self) -> None:
+        while (batch := self._take()) is not None:
+            unsent = [kind for kind, value in batch.items() if not self._deliver(kind, value)]
+            with self._changed:
+                self._in_flight = False
+                self._changed.notify_all()
+                if unsent and not self._closing:
+                    self._changed.wait_for(lambda: self._closing, timeout=self._timing.retry_s)
+        self._disconnect()
+
+    def _take(self) -> dict[str, Any] | None:
+        """The pending messages, or a heartbeat when there was none for a while; None when closing."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: bool(self._slots) or self._closing, timeout=self._timing.heartbeat_interval_s
+            )
+            if self._closing:
+                return None
+            batch, self._slots = self._slots, {}
+            if self._last_progress is not None:
+                batch.setdefault("progress", self._last_progress)  # every message is a heartbeat too
+            self._in_flight = bool(batch)
+            return batch
+
+    def _deliver(self, kind: str, value: Any) -> bool:
+        """Send one message; on failure put it back unless a newer one has taken its slot."""
+        try:
+            message = self._encode(kind, value)
+        except Exception as error:
+            # A collector of the user's own may raise; the rank must not lose its channel for that.
+            message = _line({"kind": "note", "text": f"{kind} not sent: {error}"[:500]})
+        if len(message) > MAX_MESSAGE_BYTES:
+            return True
+        try:
+            self._connection().sendall(message)
+        except OSError:
+            self._disconnect()
+            with self._changed:
+                self._slots.setdefault(kind, value)
+            return False
+        return True
+
+    def _encode(self, kind: str, value: Any) -> bytes:
+        if kind == "progress":
+            self._last_progress = replace(value, heartbeat_at=self._clock())
+            return _line({"kind": kind, "progress": json.loads(self._last_progress.to_json())})
+        if kind == "metrics":
+            # Imported late: a script without metrics needs no prometheus_client.
+            from zerotrain.runtime.metrics.snapshot import snapshot
+
+            return _line({"kind": kind, "families": snapshot(value)})
+        return _line({"kind": kind, "text": value})
+
+    def _connection(self) -> socket.socket:
+        if self._socket is None:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+            connection.settimeout(self._timing.send_timeout_s)
+            try:
+                connection.connect(self._path)
+                connection.sendall(_line({"kind": "hello", "rank": self._rank, "pid": os.getpid()}))
+            except OSError:
+                connection.close()
+                raise
+            self._socket = connection
+        return self._socket
+
+    def _disconnect(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+def _line(message: Mapping[str, Any]) -> bytes:
+    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
