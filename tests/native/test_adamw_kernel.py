@@ -36,16 +36,20 @@ def reference(state: list[torch.Tensor], step: int, scale: float, decoupled: boo
     return p - HYPER["lr"] / bias1 * m / (v.sqrt() / math.sqrt(bias2) + HYPER["eps"])
 
 
-def ulps(got: torch.Tensor, want: torch.Tensor, before: list[torch.Tensor]) -> float:
-    """Largest error in units of the last place of the largest term of the sum that gives the new value.
+def ulps(
+    got: torch.Tensor, want: torch.Tensor, before: list[torch.Tensor], scale: float, decoupled: bool
+) -> float:
+    """Largest error in units of the last place of the largest term of the sums that give the new value.
 
-    The terms are the old value and the two halves of the update, beta1 * m and (1 - beta1) * g: where they
-    cancel, the result is small but no float32 arithmetic can have a smaller error than its terms.
+    Where the terms (old value, the halves of the new moment, gradient and L2) cancel, the result is small,
+    but no float32 arithmetic can have a smaller error than its terms.
     """
-    p, m, v, g = (t.double().abs() for t in before)
-    denominator = (HYPER["beta2"] * v + (1 - HYPER["beta2"]) * g * g).sqrt() + HYPER["eps"]
-    gross = HYPER["lr"] / (1 - HYPER["beta1"] ** 3) * torch.maximum(m, g) / denominator
-    size = torch.stack([want.abs(), p, gross]).amax(dim=0).float()
+    p, m, v, g = (t.double() for t in before)
+    decay = torch.zeros_like(p) if decoupled else HYPER["weight_decay"] * p
+    denominator = (HYPER["beta2"] * v + (1 - HYPER["beta2"]) * (g * scale + decay) ** 2).sqrt() + HYPER["eps"]
+    terms = torch.stack([m.abs(), (g * scale).abs(), decay.abs()]).amax(dim=0)
+    gross = HYPER["lr"] / (1 - HYPER["beta1"] ** 3) * terms / denominator
+    size = torch.stack([want.abs(), p.abs(), gross]).amax(dim=0).float()
     spacing = torch.nextafter(size, torch.tensor(float("inf"))) - size
     return float(((got.double() - want).abs() / spacing.double()).max())
 
@@ -58,7 +62,7 @@ def test_master_is_within_two_ulps_of_float64(grad_dtype: torch.dtype, decoupled
         before = [t.clone() for t in state]
         want = reference(state, step=3, scale=0.37, decoupled=decoupled)
         _native.adamw_(*state, None, **HYPER, step=3, grad_scale=0.37, decoupled=decoupled)
-        assert ulps(state[0], want, before) <= 2, size
+        assert ulps(state[0], want, before, 0.37, decoupled) <= 2, size
 
 
 @pytest.mark.parametrize("weight_dtype", [torch.float32, torch.bfloat16])
