@@ -1,0 +1,1 @@
+"""The operator: watches ZeroTrainingJobs and keeps their pods, checkpoints and status right."""

@@ -1,0 +1,81 @@
+"""What a worker asks of its node: GPUs, cores, memory, RDMA."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import ConfigDict, Field, StringConstraints
+
+from .base import ApiModel, Int, rule, rules
+from .quantity import Bytes, Cpu
+
+ResourceName = Annotated[
+    str,
+    StringConstraints(
+        min_length=3,
+        max_length=317,
+        pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
+    ),
+]
+"""An extended resource: domain/name."""
+
+
+class Gpus(ApiModel):
+    """GPUs of a worker."""
+
+    count: Annotated[Int, Field(ge=1, le=64)]
+    """GPUs of each worker, 1 to 64. Also the default of ranksPerWorker. Leave `gpus` out to train on CPUs."""
+
+    resource_name: ResourceName = "nvidia.com/gpu"
+    """Extended resource that the device plugin offers; nvidia.com/gpu unless given."""
+
+
+class Rdma(ApiModel):
+    """RDMA devices of a worker."""
+
+    resource_name: ResourceName
+    """Extended resource that the device plugin offers, such as rdma/hca."""
+
+    count: Annotated[Int, Field(ge=1, le=64)] = 1
+    """Devices of each worker, 1 to 64."""
+
+
+class Resources(ApiModel):
+    """Resources of each worker; requests equal limits. Immutable."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "has(self.memory) || !has(self.pinnedMemory)",
+                "memory must be given when pinnedMemory is: pinned memory is a part of it",
+                field_path=".memory",
+            ),
+            rule(
+                "has(self.memory) || !has(self.sharedMemory)",
+                "memory must be given when sharedMemory is: shared memory is a part of it",
+                field_path=".memory",
+            ),
+        )
+    )
+
+    gpus: Gpus | None = None
+    """GPUs of each worker; none unless given."""
+
+    cpu: Cpu | None = None
+    """Cores of each worker, such as 32, 0.5 or 500m: request and limit. No limit unless given."""
+
+    memory: Bytes | None = None
+    """Host memory of each worker, such as 512Gi: request and limit. It is the whole amount: pinnedMemory
+    and sharedMemory are counted in it, and their sum must leave room for the processes themselves. No
+    limit unless given."""
+
+    pinned_memory: Bytes | None = None
+    """The part of memory that the engine may page-lock for transfers to the GPUs, such as 256Gi. It stays
+    resident, therefore it counts into the memory request. None unless given."""
+
+    shared_memory: Bytes | None = None
+    """Size of /dev/shm, such as 16Gi: a memory-backed volume that is counted in memory. The container
+    runtime's own 64Mi unless given."""
+
+    rdma: Rdma | None = None
+    """RDMA devices of each worker. Needs the capability IPC_LOCK, which Pod Security "restricted" forbids."""

@@ -1,0 +1,114 @@
+"""Affinity of the worker pods, with Kubernetes' own names."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import ConfigDict, Field, StringConstraints
+
+from zerotrain.operator.api.base import ATOMIC, ATOMIC_MAP, ApiModel, DnsLabel, Int, QualifiedName
+
+from .meta import LabelSelector
+
+Weight = Annotated[Int, Field(ge=1, le=100)]
+
+
+class NodeOperator(StrEnum):
+    IN = "In"
+    NOT_IN = "NotIn"
+    EXISTS = "Exists"
+    DOES_NOT_EXIST = "DoesNotExist"
+    GT = "Gt"
+    LT = "Lt"
+
+
+class NodeRequirement(ApiModel):
+    """A condition on one label (or field) of a node."""
+
+    key: QualifiedName
+    operator: NodeOperator
+    values: Annotated[
+        tuple[Annotated[str, StringConstraints(max_length=253)], ...],
+        Field(max_length=256, json_schema_extra=ATOMIC),
+    ] = ()
+    """For In and NotIn at least one value, for Gt and Lt one number, none otherwise."""
+
+
+NodeRequirements = Annotated[tuple[NodeRequirement, ...], Field(max_length=32, json_schema_extra=ATOMIC)]
+
+
+class NodeSelectorTerm(ApiModel):
+    """Nodes that meet every condition."""
+
+    model_config = ConfigDict(json_schema_extra=ATOMIC_MAP)
+
+    match_expressions: NodeRequirements = ()
+    match_fields: NodeRequirements = ()
+
+
+class NodeSelector(ApiModel):
+    """Nodes that meet at least one term."""
+
+    model_config = ConfigDict(json_schema_extra=ATOMIC_MAP)
+
+    node_selector_terms: Annotated[
+        tuple[NodeSelectorTerm, ...], Field(min_length=1, max_length=16, json_schema_extra=ATOMIC)
+    ]
+
+
+class PreferredNode(ApiModel):
+    """A wish for a node, with its weight."""
+
+    weight: Weight
+    preference: NodeSelectorTerm
+
+
+class NodeAffinity(ApiModel):
+    """Which nodes the workers may or should run on."""
+
+    required_during_scheduling_ignored_during_execution: NodeSelector | None = None
+    preferred_during_scheduling_ignored_during_execution: Annotated[
+        tuple[PreferredNode, ...], Field(max_length=16, json_schema_extra=ATOMIC)
+    ] = ()
+
+
+class PodAffinityTerm(ApiModel):
+    """Pods to be near to, or away from."""
+
+    label_selector: LabelSelector | None = None
+    topology_key: QualifiedName
+    """Label of the nodes that says what "near" means."""
+
+    namespaces: Annotated[tuple[DnsLabel, ...], Field(max_length=32, json_schema_extra=ATOMIC)] = ()
+    """Namespaces of those pods; the job's own unless given."""
+
+    namespace_selector: LabelSelector | None = None
+
+
+class WeightedPodAffinityTerm(ApiModel):
+    """A wish for the neighbourhood, with its weight."""
+
+    weight: Weight
+    pod_affinity_term: PodAffinityTerm
+
+
+PodTerms = Annotated[tuple[PodAffinityTerm, ...], Field(max_length=16, json_schema_extra=ATOMIC)]
+WeightedPodTerms = Annotated[
+    tuple[WeightedPodAffinityTerm, ...], Field(max_length=16, json_schema_extra=ATOMIC)
+]
+
+
+class PodAffinity(ApiModel):
+    """Which pods the workers must or should be near to (or, as anti-affinity, away from)."""
+
+    required_during_scheduling_ignored_during_execution: PodTerms = ()
+    preferred_during_scheduling_ignored_during_execution: WeightedPodTerms = ()
+
+
+class Affinity(ApiModel):
+    """Where the workers may run."""
+
+    node_affinity: NodeAffinity | None = None
+    pod_affinity: PodAffinity | None = None
+    pod_anti_affinity: PodAffinity | None = None

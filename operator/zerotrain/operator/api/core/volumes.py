@@ -1,0 +1,325 @@
+"""Volumes and mounts of a pod, with the names of Kubernetes' Volume and VolumeMount.
+
+hostPath is not among the sources: Pod Security "restricted" forbids it and a worker never needs the node's
+own folders (nvme and checkpoint are first-class fields of the job).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import ConfigDict, Field, StringConstraints
+
+from zerotrain.operator.api.base import (
+    ATOMIC,
+    ApiModel,
+    Bool,
+    DnsLabel,
+    FileKey,
+    Int,
+    LabelMap,
+    ObjectName,
+    keyed_by,
+    rule,
+    rules,
+)
+from zerotrain.operator.api.quantity import Bytes
+from zerotrain.operator.constants import RESERVED_PREFIX
+
+from .environment import FieldSelector, ResourceFieldSelector
+from .meta import LabelSelector
+
+FileMode = Annotated[Int, Field(ge=0, le=0o777)]
+RelativePath = Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=r"^[^/]")]
+
+
+_SOURCES = (
+    "configMap",
+    "secret",
+    "emptyDir",
+    "persistentVolumeClaim",
+    "ephemeral",
+    "nfs",
+    "projected",
+    "downwardAPI",
+    "csi",
+)
+_ONE_SOURCE = f"[{', '.join(f'has(self.{source})' for source in _SOURCES)}].exists_one(given, given)"
+_UNRESERVED_NAME = rule(
+    f"!self.name.startsWith('{RESERVED_PREFIX}')",
+    f"names that start with {RESERVED_PREFIX} are reserved",
+    field_path=".name",
+)
+
+
+class AccessMode(StrEnum):
+    READ_WRITE_ONCE = "ReadWriteOnce"
+    READ_ONLY_MANY = "ReadOnlyMany"
+    READ_WRITE_MANY = "ReadWriteMany"
+    READ_WRITE_ONCE_POD = "ReadWriteOncePod"
+
+
+class KeyToPath(ApiModel):
+    """One key as one file."""
+
+    key: FileKey
+    """Key of the ConfigMap or Secret."""
+
+    path: RelativePath
+    """File name below the mount, without leading slash."""
+
+    mode: FileMode | None = None
+    """Permission bits of the file (decimal in JSON: 0400 is 256); defaultMode unless given."""
+
+
+KeysToPaths = Annotated[tuple[KeyToPath, ...], Field(max_length=64, json_schema_extra=ATOMIC)]
+
+
+class ConfigMapSource(ApiModel):
+    """Keys of a ConfigMap as files."""
+
+    name: ObjectName
+    items: KeysToPaths = ()
+    default_mode: FileMode | None = None
+    optional: Bool | None = None
+
+
+class SecretSource(ApiModel):
+    """Keys of a Secret as files."""
+
+    secret_name: ObjectName
+    items: KeysToPaths = ()
+    default_mode: FileMode | None = None
+    optional: Bool | None = None
+
+
+class EmptyDirMedium(StrEnum):
+    DISK = ""
+    MEMORY = "Memory"
+
+
+class EmptyDirSource(ApiModel):
+    """A folder that lives as long as the pod."""
+
+    medium: EmptyDirMedium | None = None
+    """Memory makes it a tmpfs that counts against the containers' memory limits; the node's disk unless
+    given."""
+
+    size_limit: Bytes | None = None
+    """The pod is evicted when the folder grows beyond it."""
+
+
+class ClaimSource(ApiModel):
+    """An existing PersistentVolumeClaim."""
+
+    claim_name: ObjectName
+    """Name of the claim in the job's namespace."""
+
+    read_only: Bool | None = None
+    """Mount it read-only."""
+
+
+class NfsSource(ApiModel):
+    """A folder of an NFS server."""
+
+    server: Annotated[str, StringConstraints(min_length=1, max_length=253)]
+    """Host name or address of the server, as the node sees it."""
+
+    path: Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern="^/")]
+    """Exported path."""
+
+    read_only: Bool | None = None
+    """Mount it read-only."""
+
+
+class VolumeResources(ApiModel):
+    """Size of a claim."""
+
+    requests: Annotated[dict[str, Bytes], Field(min_length=1, max_length=1)]
+    """Exactly the key `storage`: the size asked for."""
+
+
+class ClaimSpec(ApiModel):
+    """Spec of the PersistentVolumeClaim that is made with the pod."""
+
+    access_modes: Annotated[
+        tuple[AccessMode, ...], Field(min_length=1, max_length=4, json_schema_extra=ATOMIC)
+    ]
+    """Usually ReadWriteOnce."""
+
+    resources: VolumeResources
+    storage_class_name: ObjectName | None = None
+    """StorageClass; the cluster's default unless given."""
+
+    selector: LabelSelector | None = None
+    """Bind only to PersistentVolumes with these labels."""
+
+
+class ClaimMetadata(ApiModel):
+    """Labels and annotations of the claim."""
+
+    labels: LabelMap | None = None
+    annotations: Annotated[dict[str, Annotated[str, Field(max_length=4096)]], Field(max_length=32)] | None = (
+        None
+    )
+
+
+class ClaimTemplate(ApiModel):
+    """A PersistentVolumeClaim to make with the pod."""
+
+    metadata: ClaimMetadata | None = None
+    spec: ClaimSpec
+
+
+class EphemeralSource(ApiModel):
+    """A generic ephemeral volume: a claim that is created and deleted with the pod."""
+
+    volume_claim_template: ClaimTemplate
+
+
+class CsiSource(ApiModel):
+    """An inline volume of a CSI driver."""
+
+    driver: Annotated[str, StringConstraints(min_length=1, max_length=253)]
+    read_only: Bool | None = None
+    fs_type: Annotated[str, StringConstraints(max_length=63)] | None = None
+    volume_attributes: (
+        Annotated[dict[str, Annotated[str, Field(max_length=1024)]], Field(max_length=32)] | None
+    ) = None
+
+
+class DownwardItem(ApiModel):
+    """One field of the pod as one file."""
+
+    path: RelativePath
+    field_ref: FieldSelector | None = None
+    resource_field_ref: ResourceFieldSelector | None = None
+    mode: FileMode | None = None
+
+
+class DownwardSource(ApiModel):
+    """Fields of the pod as files."""
+
+    items: Annotated[tuple[DownwardItem, ...], Field(max_length=32, json_schema_extra=ATOMIC)] = ()
+    default_mode: FileMode | None = None
+
+
+class ProjectedObject(ApiModel):
+    """A ConfigMap or Secret within a projected volume."""
+
+    name: ObjectName
+    items: KeysToPaths = ()
+    optional: Bool | None = None
+
+
+class ProjectedToken(ApiModel):
+    """A service-account token within a projected volume."""
+
+    audience: Annotated[str, StringConstraints(max_length=256)] | None = None
+    expiration_seconds: Annotated[Int, Field(ge=600, le=2**31)] | None = None
+    path: RelativePath
+
+
+class ProjectedDownward(ApiModel):
+    """Fields of the pod within a projected volume."""
+
+    items: Annotated[tuple[DownwardItem, ...], Field(max_length=32, json_schema_extra=ATOMIC)] = ()
+
+
+class ProjectedSource(ApiModel):
+    """One source of a projected volume; exactly one kind."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "[has(self.configMap), has(self.secret), has(self.serviceAccountToken), "
+                "has(self.downwardAPI)].exists_one(given, given)",
+                "exactly one of configMap, secret, serviceAccountToken, downwardAPI must be given",
+            )
+        )
+    )
+
+    config_map: ProjectedObject | None = None
+    secret: ProjectedObject | None = None
+    service_account_token: ProjectedToken | None = None
+    downward_api: ProjectedDownward | None = Field(default=None, alias="downwardAPI")
+
+
+class Projected(ApiModel):
+    """Several sources in one folder."""
+
+    sources: Annotated[
+        tuple[ProjectedSource, ...], Field(min_length=1, max_length=16, json_schema_extra=ATOMIC)
+    ]
+    default_mode: FileMode | None = None
+
+
+class Volume(ApiModel):
+    """A volume of the pod; exactly one source. hostPath is not offered (Pod Security "restricted")."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                _ONE_SOURCE,
+                f"exactly one of {', '.join(_SOURCES)} must be given (hostPath is not allowed)",
+            ),
+            _UNRESERVED_NAME,
+        )
+    )
+
+    name: DnsLabel
+    """Name that volumeMounts refer to."""
+
+    config_map: ConfigMapSource | None = None
+    secret: SecretSource | None = None
+    empty_dir: EmptyDirSource | None = None
+    persistent_volume_claim: ClaimSource | None = None
+    ephemeral: EphemeralSource | None = None
+    nfs: NfsSource | None = None
+    projected: Projected | None = None
+    downward_api: DownwardSource | None = Field(default=None, alias="downwardAPI")
+    csi: CsiSource | None = None
+
+
+class MountPropagation(StrEnum):
+    NONE = "None"
+    HOST_TO_CONTAINER = "HostToContainer"
+
+
+class VolumeMount(ApiModel):
+    """Where a volume appears in a container."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                "!has(self.subPath) || !has(self.subPathExpr)",
+                "subPath and subPathExpr are mutually exclusive",
+            ),
+            _UNRESERVED_NAME,
+        )
+    )
+
+    name: DnsLabel
+    """Name of a volume of podTemplate.volumes."""
+
+    mount_path: Annotated[str, StringConstraints(min_length=2, max_length=1024, pattern=r"^/[^:]*$")]
+    """Absolute path in the container; must not be one that the operator mounts itself."""
+
+    sub_path: Annotated[str, StringConstraints(max_length=1024)] | None = None
+    """Folder of the volume to mount instead of its root."""
+
+    sub_path_expr: Annotated[str, StringConstraints(max_length=1024)] | None = None
+    """As subPath, with $(NAME) replaced by the container's environment."""
+
+    read_only: Bool | None = None
+    """Mount it read-only."""
+
+    mount_propagation: MountPropagation | None = None
+    """Whether mounts made on the node later appear in the container; None unless given."""
+
+
+Volumes = Annotated[tuple[Volume, ...], Field(max_length=64, json_schema_extra=keyed_by("name"))]
+VolumeMounts = Annotated[
+    tuple[VolumeMount, ...], Field(max_length=64, json_schema_extra=keyed_by("mountPath"))
+]

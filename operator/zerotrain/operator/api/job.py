@@ -1,0 +1,64 @@
+"""The ZeroTrainingJob itself. Parsed from the API server's JSON and from job files alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from zerotrain.operator.constants import API_VERSION, KIND, MAX_JOB_NAME_LENGTH
+
+from .base import ApiModel, rule, rules
+from .core.meta import ObjectMeta
+from .spec import ZeroTrainingJobSpec
+from .status import ZeroTrainingJobStatus
+
+# A headless Service carries the job's name, and a Service name must be a DNS-1035 label: no leading digit.
+_NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
+
+
+class ZeroTrainingJob(ApiModel):
+    """One training job: a number of worker pods that train one model together, restart together and resume
+    from the last checkpoint."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                f"self.metadata.name.matches('{_NAME_PATTERN}')",
+                "metadata.name must consist of a-z, 0-9 and '-', start with a letter and not end with '-'",
+            ),
+            rule(
+                f"self.metadata.name.size() <= {MAX_JOB_NAME_LENGTH}",
+                f"metadata.name must be at most {MAX_JOB_NAME_LENGTH} characters: "
+                "pod names append attempt and index and must fit 63",
+            ),
+        )
+    )
+
+    api_version: Literal["zerotrain.dev/v1alpha1"] = API_VERSION
+    kind: Literal["ZeroTrainingJob"] = KIND
+    metadata: ObjectMeta
+    spec: ZeroTrainingJobSpec
+    """What to train and with what."""
+
+    status: ZeroTrainingJobStatus = Field(default_factory=ZeroTrainingJobStatus)
+    """What the operator observed. Written by the operator alone."""
+
+    @classmethod
+    def parse(cls, obj: Mapping[str, Any]) -> ZeroTrainingJob:
+        """Read the API server's JSON (or a job file). Raises pydantic.ValidationError with the field's
+        path."""
+        return cls.model_validate(obj)
+
+    @property
+    def name(self) -> str:
+        return self.metadata.name
+
+    @property
+    def namespace(self) -> str:
+        return self.metadata.namespace
+
+    @property
+    def uid(self) -> str:
+        return self.metadata.uid

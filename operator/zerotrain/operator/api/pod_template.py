@@ -1,0 +1,86 @@
+"""What the user may add to the worker pods. Everything merges by name; the operator's own names are
+refused."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+
+from zerotrain.contract.launch import LaunchSpec
+from zerotrain.operator.constants import RESERVED_METADATA_PREFIXES
+
+from .base import ATOMIC, ApiModel, LabelMap, ObjectName, keyed_by, rule, rules
+from .core.affinity import Affinity
+from .core.containers import Container
+from .core.environment import EnvFromSources, EnvVars
+from .core.meta import LocalReference
+from .core.volumes import VolumeMounts, Volumes
+
+
+def _reserved_keys(field: str) -> dict[str, object]:
+    tests = " || ".join(f"key.startsWith('{prefix}')" for prefix in RESERVED_METADATA_PREFIXES)
+    return rule(
+        f"!has(self.{field}) || self.{field}.all(key, !({tests}))",
+        f"keys that start with {' or '.join(RESERVED_METADATA_PREFIXES)} are reserved",
+        field_path=f".{field}",
+    )
+
+
+_RESERVED_ENV = tuple(sorted(name for name in LaunchSpec.env_names() if not name.startswith("ZEROTRAIN_")))
+
+
+class PodTemplate(ApiModel):
+    """Additions to the worker pods. Lists merge by name; the operator's own names are refused."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            _reserved_keys("labels"),
+            _reserved_keys("annotations"),
+            rule(
+                "!has(self.env) || self.env.all(variable, !variable.name.startsWith('ZEROTRAIN_') "
+                f"&& !(variable.name in {list(_RESERVED_ENV)}))",
+                f"the operator sets these variables itself: ZEROTRAIN_*, {', '.join(_RESERVED_ENV)}",
+                field_path=".env",
+            ),
+        )
+    )
+
+    labels: LabelMap | None = None
+    """Labels of the pods."""
+
+    annotations: (
+        Annotated[dict[str, Annotated[str, Field(max_length=16384)]], Field(max_length=64)] | None
+    ) = None
+    """Annotations of the pods."""
+
+    env: Annotated[EnvVars, Field(json_schema_extra=keyed_by("name"))] = ()
+    """Environment variables of the ranks."""
+
+    env_from: Annotated[EnvFromSources, Field(json_schema_extra=ATOMIC)] = ()
+    """ConfigMaps and Secrets whose keys become environment variables of the ranks."""
+
+    volumes: Volumes = ()
+    """Volumes of the pods, such as the one with the training data."""
+
+    volume_mounts: VolumeMounts = ()
+    """Where the ranks see those volumes."""
+
+    init_containers: Annotated[
+        tuple[Container, ...], Field(max_length=16, json_schema_extra=keyed_by("name"))
+    ] = ()
+    """Containers that run to completion, one after the other, before the ranks start."""
+
+    sidecars: Annotated[tuple[Container, ...], Field(max_length=16, json_schema_extra=keyed_by("name"))] = ()
+    """Containers that run beside the ranks and are ended with them."""
+
+    affinity: Affinity | None = None
+    """Where the pods may run, beyond scheduling.nodeSelector."""
+
+    image_pull_secrets: Annotated[
+        tuple[LocalReference, ...], Field(max_length=16, json_schema_extra=keyed_by("name"))
+    ] = ()
+    """Secrets with the credentials of the image registry."""
+
+    service_account_name: ObjectName | None = None
+    """ServiceAccount of the pods; the namespace's default unless given. Its token is never mounted."""

@@ -1,0 +1,117 @@
+"""Kubernetes quantities: "512Gi", "250m", 4.
+
+The API server keeps what the user wrote (text or whole number); `Quantity` keeps it too and converts on
+demand, exactly, so that a byte count is never a rounded float.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from fractions import Fraction
+from typing import Annotated, Any
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
+
+_SUFFIXES: dict[str, Fraction] = {
+    "": Fraction(1),
+    "n": Fraction(1, 10**9),
+    "u": Fraction(1, 10**6),
+    "m": Fraction(1, 1000),
+    **{suffix: Fraction(1000**power) for power, suffix in enumerate(("k", "M", "G", "T", "P", "E"), start=1)},
+    **{f"{suffix}i": Fraction(1024**power) for power, suffix in enumerate("KMGTPE", start=1)},
+}
+# At least one digit that is not zero: a resource of size 0 is a mistake everywhere in this API.
+_POSITIVE = r"([0-9]*[1-9][0-9]*(\.[0-9]*)?|[0-9]*\.[0-9]*[1-9][0-9]*)"
+_EXPONENT = r"[eE]\+?[0-9]{1,2}"
+_NUMBER = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:([eE][+-]?[0-9]{1,2})|([numkMGTPE]|[KMGTPE]i)?)")
+_MAX_LENGTH = 32
+
+BYTES_PATTERN = rf"^{_POSITIVE}([KMGTPE]i|[kMGTPE]|{_EXPONENT})?$"
+CPU_PATTERN = rf"^{_POSITIVE}m?$"
+ANY_PATTERN = r"^([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]{1,2})?$"
+
+
+class Quantity(str):
+    """An amount as the user wrote it. Equality is of the text; compare `value` for the amount."""
+
+    __slots__ = ()
+
+    @property
+    def value(self) -> Fraction:
+        """The exact amount. Raises ValueError when the text is no quantity."""
+        match = _NUMBER.fullmatch(self)
+        if match is None:
+            raise ValueError(
+                f"quantity {str(self)!r} is not a number with a suffix such as 500m, 4, 1.5 or 16Gi"
+            )
+        number, exponent, suffix = match.groups()
+        if exponent:
+            return Fraction(number) * Fraction(10) ** int(exponent[1:])
+        return Fraction(number) * _SUFFIXES[suffix or ""]
+
+    @property
+    def num_bytes(self) -> int:
+        """The amount in bytes, rounded up to a whole byte as the scheduler does."""
+        return math.ceil(self.value)
+
+
+class _Schema:
+    """Pydantic's view of a Quantity: text with a pattern, or a whole number."""
+
+    def __init__(self, pattern: str, minimum: int) -> None:
+        self._pattern = pattern
+        self._minimum = minimum
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        compiled = re.compile(self._pattern)
+
+        def parse(value: object) -> Quantity:
+            if isinstance(value, float) and value.is_integer():
+                value = int(value)
+            if isinstance(value, bool) or not isinstance(value, int | str):
+                raise ValueError(f"a quantity is text or a whole number; got {value!r}, write it in quotes")
+            if isinstance(value, int) and value < self._minimum:
+                raise ValueError(f"a quantity must be at least {self._minimum}; got {value}")
+            text = str(value)
+            if len(text) > _MAX_LENGTH or compiled.match(text) is None:
+                raise ValueError(
+                    f"{text!r} is not a quantity such as 500m, 4, 1.5 or 16Gi that fits this field"
+                )
+            return Quantity(text)
+
+        return core_schema.no_info_plain_validator_function(
+            parse, serialization=core_schema.plain_serializer_function_ser_schema(str)
+        )
+
+    def __get_pydantic_json_schema__(
+        self, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        return {
+            "x-kubernetes-int-or-string": True,
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            "minimum": self._minimum,
+            "maxLength": _MAX_LENGTH,
+            "pattern": self._pattern,
+        }
+
+
+Bytes = Annotated[Quantity, _Schema(BYTES_PATTERN, 1)]
+"""A size: 512Gi, 1.5T, 1073741824."""
+
+Cpu = Annotated[Quantity, _Schema(CPU_PATTERN, 1)]
+"""A number of cores: 32, 0.5, 500m."""
+
+AnyQuantity = Annotated[Quantity, _Schema(ANY_PATTERN, 0)]
+"""Any resource of Kubernetes."""
+
+
+def format_bytes(amount: int) -> str:
+    """Shortest exact binary form: 17179869184 -> 16Gi."""
+    for suffix in ("Ei", "Pi", "Ti", "Gi", "Mi", "Ki"):
+        unit = int(_SUFFIXES[suffix])
+        if amount and amount % unit == 0:
+            return f"{amount // unit}{suffix}"
+    return str(amount)

@@ -1,0 +1,192 @@
+"""The spec of a ZeroTrainingJob: the parts of the sibling modules and the rules across them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, StringConstraints
+
+from zerotrain.operator.constants import MANAGER, MAX_WORKERS
+
+from .base import ATOMIC, ApiModel, Argument, Bool, Int, Rule, rule, rules
+from .compute import Resources
+from .core.containers import Image
+from .pod_template import PodTemplate
+from .policies import Elastic, FailurePolicy, HangPolicy, RunPolicy
+from .scheduling import Scheduling
+from .storage import Checkpoint, Nvme
+from .workload import ConfigSource, Data, Model
+
+_COMMAND_GIVEN = "(has(self.command) && size(self.command) > 0)"
+
+
+def _same(field: str) -> str:
+    kept = f"has(self.{field}) == has(oldSelf.{field})"
+    return f"{kept} && (!has(self.{field}) || self.{field} == oldSelf.{field})"
+
+
+def _immutable(field: str, why: str) -> Rule:
+    return rule(_same(field), f"{field} is immutable: {why}", field_path=f".{field}")
+
+
+def _frozen(field: str) -> Rule:
+    """Pods of a running attempt would not see the change, so it is only taken while none should run."""
+    return rule(
+        f"self.suspend || oldSelf.suspend || ({_same(field)})",
+        f"{field} can be changed only while the job is suspended",
+        field_path=f".{field}",
+    )
+
+
+def _needed_without_command(field: str) -> Rule:
+    return rule(
+        f"has(self.{field}) || {_COMMAND_GIVEN}",
+        f"{field} must be given, unless command names a program of your own",
+        field_path=f".{field}",
+    )
+
+
+_RULES = (
+    rule(
+        "has(self.config) != has(self.configFrom)",
+        "exactly one of config, configFrom must be given",
+        field_path=".config",
+    ),
+    _needed_without_command("model"),
+    _needed_without_command("data"),
+    _needed_without_command("steps"),
+    rule(
+        "!has(self.elastic) || (self.elastic.minWorkers <= self.workers "
+        "&& self.workers <= self.elastic.maxWorkers)",
+        "workers must be between elastic.minWorkers and elastic.maxWorkers",
+        field_path=".workers",
+    ),
+    rule(
+        "!has(self.checkpoint) || self.workers == 1 || has(self.checkpoint.volume.persistentVolumeClaim) "
+        "|| has(self.checkpoint.volume.nfs)",
+        "several workers need one checkpoint volume that all of them see: persistentVolumeClaim or nfs",
+        field_path=".checkpoint.volume",
+    ),
+    rule(
+        "self.workers == oldSelf.workers || has(self.elastic)",
+        "workers is immutable unless elastic is given",
+        field_path=".workers",
+    ),
+    rule(
+        "has(self.checkpoint) == has(oldSelf.checkpoint) "
+        "&& (!has(self.checkpoint) || self.checkpoint.volume == oldSelf.checkpoint.volume)",
+        "checkpoint.volume is immutable: the job would lose its checkpoints",
+        field_path=".checkpoint",
+    ),
+    _immutable("model", "checkpoints hold its parameters"),
+    _immutable("ranksPerWorker", "make a new job"),
+    _immutable("resources", "make a new job"),
+    _immutable("nvme", "make a new job"),
+    _immutable("seed", "a resumed job must draw the same data"),
+    _immutable("managedBy", "two operators must never hold one job"),
+    _frozen("image"),
+    _frozen("command"),
+    _frozen("args"),
+    _frozen("configFrom"),
+    _frozen("data"),
+    _frozen("steps"),
+    _frozen("logEverySteps"),
+)
+
+
+class ZeroTrainingJobSpec(ApiModel):
+    """What to train and with what."""
+
+    model_config = ConfigDict(json_schema_extra=rules(*_RULES))
+
+    workers: Annotated[Int, Field(ge=1, le=MAX_WORKERS)] = 1
+    """Number of worker pods, 1 to 10000; 1 unless given. Immutable unless elastic is given."""
+
+    ranks_per_worker: Annotated[Int, Field(ge=1, le=64)] | None = None
+    """Processes of each worker, 1 to 64; resources.gpus.count unless given, or 1 without GPUs. Immutable."""
+
+    image: Image
+    """Image of the workers. It must hold the zerotrain runtime. Changes only while suspended."""
+
+    command: Annotated[tuple[Argument, ...], Field(max_length=64, json_schema_extra=ATOMIC)] = ()
+    """Program that the launcher starts once per rank; the built-in trainer unless given. Changes only while
+    suspended."""
+
+    args: Annotated[tuple[Argument, ...], Field(max_length=256, json_schema_extra=ATOMIC)] = ()
+    """Arguments of the program. Changes only while suspended."""
+
+    config: dict[str, Any] | None = None
+    """A DeepSpeed-style configuration, inline; the same keys as in its JSON file. Either this or
+    configFrom."""
+
+    config_from: ConfigSource | None = None
+    """The configuration by reference. Either this or config. Changes only while suspended."""
+
+    model: Model | None = None
+    """The model that the built-in trainer trains. Needed unless command is given. Immutable."""
+
+    data: Data | None = None
+    """The training data of the built-in trainer. Needed unless command is given. Changes only while
+    suspended."""
+
+    steps: Annotated[Int, Field(ge=1, le=10**12)] | None = None
+    """Optimizer steps of the whole job, over all attempts. Needed unless command is given. Changes only
+    while suspended."""
+
+    seed: Annotated[Int, Field(ge=0, le=2**53 - 1)] = 0
+    """Seed of parameters, dropout and data order; 0 unless given. Immutable."""
+
+    log_every_steps: Annotated[Int, Field(ge=1, le=10**9)] = 10
+    """The trainer logs one line after every so many steps; 10 unless given. Changes only while suspended."""
+
+    resources: Resources | None = None
+    """GPUs, cores and memory of each worker; requests equal limits. Immutable."""
+
+    nvme: Nvme | None = None
+    """A fast local volume of each worker for state that is spilled out of memory. None unless given.
+    Immutable."""
+
+    checkpoint: Checkpoint | None = None
+    """When checkpoints are taken and where they go. Without it nothing is saved and every restart begins at
+    step 0."""
+
+    elastic: Elastic | None = None
+    """Between which numbers of workers the job may be resized. Fixed size unless given."""
+
+    failure_policy: FailurePolicy = Field(default_factory=FailurePolicy)
+    """How often the job is restarted after a failure."""
+
+    hang_policy: HangPolicy | None = None
+    """When a job whose step stopped moving counts as hung."""
+
+    run_policy: RunPolicy = Field(default_factory=RunPolicy)
+    """Deadlines and clean-up."""
+
+    scheduling: Scheduling | None = None
+    """Where and when the workers are scheduled."""
+
+    suspend: Bool = False
+    """When true the job checkpoints, gives its pods back and waits; false resumes it at the same step. May
+    be changed at any time."""
+
+    managed_by: Annotated[
+        str, StringConstraints(min_length=3, max_length=128, pattern=r"^[^/\s]+/[^/\s]+$")
+    ] = MANAGER
+    """Controller that looks after the job, as domain/path; zerotrain.dev/operator unless given. Any other
+    value makes this operator leave the job alone. Immutable."""
+
+    pod_template: PodTemplate | None = None
+    """Additions to the worker pods: labels, environment, volumes, sidecars. Taken up by the next attempt."""
+
+    @property
+    def num_ranks_per_worker(self) -> int:
+        """Processes of each worker after defaulting."""
+        if self.ranks_per_worker is not None:
+            return self.ranks_per_worker
+        gpus = self.resources.gpus if self.resources else None
+        return gpus.count if gpus else 1
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the job."""
+        return self.workers * self.num_ranks_per_worker

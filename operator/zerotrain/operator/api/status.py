@@ -1,0 +1,276 @@
+"""The status of a ZeroTrainingJob. One writer: the operator's reconcile pass.
+
+Texts have no maximum length here: the writer cuts them, and a status that the API server refuses would hide
+the very failure it reports.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from .base import ATOMIC, Bool, Int, Number, ObservedModel, keyed_by
+
+MAX_FAILURES = 10
+MAX_CONDITIONS = 24
+MAX_RECENT_RESTARTS = 1000
+
+
+class Phase(StrEnum):
+    """One word for the column of `kubectl get`; the conditions hold the truth."""
+
+    PENDING = "Pending"
+    """Pods are being created or wait for nodes."""
+    STARTING = "Starting"
+    """All pods run; ranks are on their way to the first step."""
+    RUNNING = "Running"
+    RESTARTING = "Restarting"
+    """Pods of the failed attempt go away before the next attempt starts."""
+    SUSPENDING = "Suspending"
+    SUSPENDED = "Suspended"
+    STALLED = "Stalled"
+    """Nothing happens until the user edits the spec."""
+    COMPLETED = "Completed"
+    FAILED = "Failed"
+
+
+class RestartCause(StrEnum):
+    APP = "app"
+    INFRA = "infra"
+    PREEMPTION = "preemption"
+
+
+class Restart(ObservedModel):
+    """One restart within the budget's window."""
+
+    time: datetime
+    """When it was decided."""
+
+    cause: RestartCause
+    """Which budget it was charged to."""
+
+
+class Restarts(ObservedModel):
+    """Restarts over the life of the job, by cause."""
+
+    app: Int = 0
+    """After failures of the training program; only these count against failurePolicy.maxRestarts."""
+
+    infra: Int = 0
+    """After lost nodes, evictions and rendezvous that never completed."""
+
+    preemption: Int = 0
+    """After preemptions."""
+
+    total: Int = 0
+    """All of them."""
+
+    recent: Annotated[
+        tuple[Restart, ...], Field(max_length=MAX_RECENT_RESTARTS, json_schema_extra=ATOMIC)
+    ] = ()
+    """Those of the current window, oldest first."""
+
+
+class Count(ObservedModel):
+    """How many are wanted, running and ready."""
+
+    desired: Int = 0
+    running: Int = 0
+    ready: Int = 0
+    summary: str = ""
+    """ready/desired, for the column of kubectl get."""
+
+
+class ProgressStatus(ObservedModel):
+    """What rank 0 last reported."""
+
+    step: Int = 0
+    """Optimizer steps done, over all attempts."""
+
+    total_steps: Int = 0
+    """Steps of the whole job."""
+
+    loss: Number | None = None
+    """Loss of the last step."""
+
+    tokens_per_second: Number | None = None
+    """Tokens of all ranks per second."""
+
+    step_seconds: Number | None = None
+    """Duration of the last step in seconds."""
+
+    phase: str = ""
+    """What rank 0 is doing: init, step, checkpoint and so on."""
+
+    last_heartbeat: datetime | None = None
+    """When rank 0 last reported."""
+
+    last_step_time: datetime | None = None
+    """When the step last moved."""
+
+
+class CheckpointRecord(ObservedModel):
+    """One checkpoint."""
+
+    step: Int
+    """Step that it was taken after."""
+
+    path: str = ""
+    """Folder in the worker."""
+
+    time: datetime | None = None
+    """When it was committed."""
+
+    durable: Bool = False
+    """Whether manifest and shards are complete and synced to the volume."""
+
+
+class CheckpointStatus(ObservedModel):
+    """What is known of the job's checkpoints."""
+
+    last: CheckpointRecord | None = None
+    """The newest one."""
+
+    requested_at: datetime | None = None
+    """When a checkpoint was asked for (suspend); absent when none is under way."""
+
+    resumed_from_step: Int | None = None
+    """Step that the current attempt resumed from; absent when it started afresh."""
+
+
+class MemoryPlan(ObservedModel):
+    """Predicted bytes of each rank."""
+
+    gpu_bytes: Int | None = None
+    """Device memory of a rank."""
+
+    host_bytes: Int | None = None
+    """Host memory of a rank, pinned memory included."""
+
+    pinned_bytes: Int | None = None
+    """Page-locked part of the host memory."""
+
+    nvme_bytes: Int | None = None
+    """Spilled bytes of a rank."""
+
+
+class Failure(ObservedModel):
+    """Why an attempt ended."""
+
+    attempt: Int
+    """Attempt that failed."""
+
+    time: datetime
+    """When the operator saw it."""
+
+    pod: str = ""
+    """Pod that failed first."""
+
+    rank: Int | None = None
+    """Rank that failed first, where the pod could tell."""
+
+    node: str = ""
+    """Node of the pod."""
+
+    exit_code: Int | None = None
+    """Exit code of the rank; 128+n for signal n."""
+
+    reason: str = ""
+    """One word: RankFailed, OutOfMemory, NodeLost, Preempted and so on."""
+
+    cause: RestartCause | None = None
+    """Budget that the restart was charged to."""
+
+    message: str = ""
+    """Type and text of the exception, where there was one."""
+
+    last_line: str = ""
+    """Last line that the rank wrote."""
+
+    step: Int | None = None
+    """Step that the job had reached."""
+
+
+class ConditionStatus(StrEnum):
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class Condition(ObservedModel):
+    """One observation about the job, in the form of metav1.Condition."""
+
+    type: str
+    """Kind of the condition."""
+
+    status: ConditionStatus
+    """True, False or Unknown."""
+
+    reason: str
+    """One CamelCase word for programs."""
+
+    message: str = ""
+    """A sentence for people: what is the case and what to do next."""
+
+    last_transition_time: datetime
+    """When the status last changed."""
+
+    observed_generation: Int = 0
+    """metadata.generation that it is about."""
+
+
+class ZeroTrainingJobStatus(ObservedModel):
+    """What the operator observed."""
+
+    observed_generation: Int = 0
+    """metadata.generation that this status is about."""
+
+    phase: Phase | None = None
+    """One word for people; programs read the conditions."""
+
+    attempt: Int = 0
+    """Number of the current attempt, counted from 1. Written before the pods of that attempt are created."""
+
+    start_time: datetime | None = None
+    """When the job first became active; anew on resume. activeDeadlineSeconds counts from it."""
+
+    attempt_start_time: datetime | None = None
+    """When the current attempt was decided."""
+
+    completion_time: datetime | None = None
+    """When the job completed or failed. ttlSecondsAfterFinished counts from it."""
+
+    zero_stage: Int | None = None
+    """ZeRO stage of the configuration."""
+
+    restarts: Restarts = Field(default_factory=Restarts)
+    """Restarts by cause."""
+
+    workers: Count = Field(default_factory=Count)
+    """Worker pods of the current attempt."""
+
+    ranks: Count = Field(default_factory=Count)
+    """Processes of the current attempt."""
+
+    selector: str = ""
+    """Label selector of the worker pods, for the scale subresource."""
+
+    progress: ProgressStatus = Field(default_factory=ProgressStatus)
+    """How far the training is."""
+
+    checkpoint: CheckpointStatus = Field(default_factory=CheckpointStatus)
+    """Newest checkpoint."""
+
+    memory_plan: MemoryPlan | None = None
+    """Predicted bytes of each rank."""
+
+    failures: Annotated[tuple[Failure, ...], Field(max_length=MAX_FAILURES, json_schema_extra=ATOMIC)] = ()
+    """Why attempts ended, newest first, at most 10."""
+
+    conditions: Annotated[
+        tuple[Condition, ...], Field(max_length=MAX_CONDITIONS, json_schema_extra=keyed_by("type"))
+    ] = ()
+    """Observations in the form of metav1.Condition; Ready, Reconciling and Stalled follow kstatus."""

@@ -1,0 +1,112 @@
+"""Where a worker writes: the NVMe volume for spilled state, the checkpoint volume."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import ConfigDict, Field, StringConstraints
+
+from .base import AbsolutePath, ApiModel, Bool, Int, ObjectName, rule, rules
+from .core.volumes import ClaimSource, EmptyDirSource, EphemeralSource, NfsSource
+from .quantity import Bytes
+
+_VOLUME_KINDS = "[has(self.persistentVolumeClaim), has(self.ephemeral), has(self.emptyDir), has(self.nfs)]"
+
+
+class Encryption(StrEnum):
+    AEAD = "AEAD"
+    NONE = "None"
+
+
+class Nvme(ApiModel):
+    """A fast local volume of each worker for state that is spilled out of memory. Immutable."""
+
+    size: Bytes
+    """Size of the volume of each worker, such as 2Ti."""
+
+    storage_class_name: ObjectName | None = None
+    """StorageClass of a generic ephemeral volume, which is created and deleted with the pod. Without it the
+    volume is an emptyDir with this size as its limit. Never a hostPath."""
+
+    mount_path: AbsolutePath = "/local_nvme"
+    """Where the volume is mounted; /local_nvme unless given. A nvme_path of the configuration must equal
+    it."""
+
+    encryption: Encryption | None = None
+    """AEAD encrypts everything that is written there with a key that lives only in the rank's memory; None
+    writes plain bytes."""
+
+    require_encrypted_volume: Bool | None = None
+    """When true, the StorageClass itself must encrypt, too."""
+
+
+class CheckpointVolume(ApiModel):
+    """The volume that checkpoints are written to; exactly one kind."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                f"{_VOLUME_KINDS}.exists_one(given, given)",
+                "exactly one of persistentVolumeClaim, ephemeral, emptyDir, nfs must be given",
+            ),
+            rule(
+                "!has(self.persistentVolumeClaim) || !has(self.persistentVolumeClaim.readOnly) "
+                "|| !self.persistentVolumeClaim.readOnly",
+                "a checkpoint volume must be writable",
+                field_path=".persistentVolumeClaim.readOnly",
+            ),
+            rule(
+                "!has(self.nfs) || !has(self.nfs.readOnly) || !self.nfs.readOnly",
+                "a checkpoint volume must be writable",
+                field_path=".nfs.readOnly",
+            ),
+        )
+    )
+
+    persistent_volume_claim: ClaimSource | None = None
+    """An existing claim; with several workers one that all of them can mount (ReadWriteMany, or one node)."""
+
+    ephemeral: EphemeralSource | None = None
+    """A claim made and deleted with the pod: only for one worker, and lost with it."""
+
+    empty_dir: EmptyDirSource | None = None
+    """A folder that lives as long as the pod: only for one worker, and lost with it."""
+
+    nfs: NfsSource | None = None
+    """A folder of an NFS server, shared by all workers."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether all workers see the same folder."""
+        return self.persistent_volume_claim is not None or self.nfs is not None
+
+
+class Checkpoint(ApiModel):
+    """When checkpoints are taken, where they go and how many are kept."""
+
+    volume: CheckpointVolume
+    """Volume of the checkpoints. The job writes below <volume>/<name of the job>. Immutable."""
+
+    every_steps: Annotated[Int, Field(ge=1, le=10**9)] | None = None
+    """Checkpoint after every so many steps. With neither everySteps nor everySeconds only on termination
+    and at the end."""
+
+    every_seconds: Annotated[Int, Field(ge=1, le=604_800)] | None = None
+    """Checkpoint at the first step after so many seconds since the last one, at most 604800 (a week)."""
+
+    keep_last: Annotated[Int, Field(ge=1, le=1000)] = 3
+    """How many checkpoints are kept, 1 to 1000. The newest durable one is never removed."""
+
+    on_termination: Bool = True
+    """Checkpoint when the job is suspended or a worker is asked to stop, before the pods go."""
+
+    grace_period_seconds: Annotated[Int, Field(ge=1, le=86_400)] = 120
+    """Time for one step and one checkpoint once a worker is asked to stop; the pods'
+    terminationGracePeriodSeconds. 1 to 86400."""
+
+    resume_from: Annotated[
+        str, StringConstraints(max_length=128, pattern=r"^[A-Za-z0-9][-._A-Za-z0-9]*$")
+    ] = "Latest"
+    """Latest resumes from the newest intact checkpoint of the folder, None starts afresh on the first
+    attempt, and the name of a step folder resumes from that one."""

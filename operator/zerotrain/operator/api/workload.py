@@ -1,0 +1,113 @@
+"""What is trained: model, data and the DeepSpeed-style configuration."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, StringConstraints
+
+from .base import ApiModel, FileKey, Int, ObjectName, rule, rules
+
+MODEL_KINDS = ("gpt", "preset", "path", "factory")
+
+
+class ConfigKey(ApiModel):
+    """One key of a ConfigMap in the job's namespace."""
+
+    name: ObjectName
+    """Name of the ConfigMap."""
+
+    key: FileKey
+    """Key that holds the JSON text."""
+
+
+class ConfigSource(ApiModel):
+    """Where the configuration is read from."""
+
+    config_map_key_ref: ConfigKey
+    """Key of a ConfigMap in the job's namespace. It is mounted into the workers as it is."""
+
+
+class Gpt(ApiModel):
+    """A byte-level GPT: pre-norm blocks, learned positions, a vocabulary of the 256 bytes, tied head."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule("self.dModel % self.heads == 0", "dModel must be a multiple of heads", field_path=".dModel")
+        )
+    )
+
+    d_model: Annotated[Int, Field(ge=8, le=65536)]
+    """Width of the model; a multiple of heads. 8 to 65536."""
+
+    layers: Annotated[Int, Field(ge=1, le=1024)]
+    """Number of blocks. 1 to 1024."""
+
+    heads: Annotated[Int, Field(ge=1, le=1024)]
+    """Attention heads of a block. 1 to 1024."""
+
+    context: Annotated[Int, Field(ge=2, le=1_048_576)]
+    """Tokens (bytes) per sample. 2 to 1048576."""
+
+
+class Factory(ApiModel):
+    """A Python function of the image that builds the model."""
+
+    function: Annotated[
+        str,
+        StringConstraints(
+            max_length=256,
+            pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$",
+        ),
+    ]
+    """`package.module:function`. It returns an nn.Module whose call on a batch of token ids returns the
+    loss."""
+
+    args: dict[str, Any] | None = None
+    """Keyword arguments of the function, any JSON; none unless given."""
+
+    context: Annotated[Int, Field(ge=2, le=1_048_576)] | None = None
+    """Tokens per sample that the trainer feeds to the model. 2 to 1048576."""
+
+
+class Model(ApiModel):
+    """The model to train; exactly one of gpt, preset, path, factory."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            rule(
+                f"[{', '.join(f'has(self.{kind})' for kind in MODEL_KINDS)}].exists_one(given, given)",
+                f"exactly one of {', '.join(MODEL_KINDS)} must be given",
+            )
+        )
+    )
+
+    gpt: Gpt | None = None
+    """A byte-level GPT of the given shape, trained from scratch."""
+
+    preset: (
+        Annotated[
+            str, StringConstraints(min_length=1, max_length=63, pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$")
+        ]
+        | None
+    ) = None
+    """A shape by name, such as gpt-125m."""
+
+    path: Annotated[str, StringConstraints(min_length=2, max_length=1024, pattern="^/")] | None = None
+    """Folder in the worker with a model in Hugging Face format (config.json and safetensors)."""
+
+    factory: Factory | None = None
+    """A Python function of the image that builds the model."""
+
+    parameters: Annotated[Int, Field(ge=1, le=10**15)] | None = None
+    """Number of parameters, for the memory planner, where it cannot be told from the rest."""
+
+
+class Data(ApiModel):
+    """The training data."""
+
+    path: Annotated[
+        str, StringConstraints(min_length=2, max_length=1024, pattern=r"^(/.*|builtin:python-stdlib)$")
+    ]
+    """File or folder of text in the worker (mount it with podTemplate.volumes), as an absolute path; or
+    builtin:python-stdlib for the text of the worker's own Python standard library."""

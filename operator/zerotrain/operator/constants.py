@@ -1,0 +1,120 @@
+"""Names that appear in the cluster: group, labels, condition types, reasons, object and volume names.
+
+Everything else of the operator takes its names from here, so that a label selector, an alert and a test
+cannot drift apart.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+GROUP: Final = "zerotrain.dev"
+VERSION: Final = "v1alpha1"
+API_VERSION: Final = "zerotrain.dev/v1alpha1"
+KIND: Final = "ZeroTrainingJob"
+PLURAL: Final = "zerotrainingjobs"
+SINGULAR: Final = "zerotrainingjob"
+SHORT_NAME: Final = "ztj"
+
+MANAGER: Final = "zerotrain.dev/operator"
+"""`spec.managedBy` of the jobs that this operator looks after; any other value is left alone."""
+
+FIELD_MANAGER: Final = "zerotrain-operator"
+"""Name of this operator in metadata.managedFields and in events."""
+
+LABEL_JOB: Final = f"{GROUP}/job"
+"""Name of the job; the selector of the pod reflector, the Service and the NetworkPolicy."""
+
+LABEL_JOB_UID: Final = f"{GROUP}/job-uid"
+"""UID of the job: a job that was deleted and made again must not adopt the pods of its namesake."""
+
+LABEL_ATTEMPT: Final = f"{GROUP}/attempt"
+LABEL_RANK: Final = f"{GROUP}/rank"
+"""Index of the worker pod (the node rank), 0-based; its processes are ranks of their own."""
+
+ANNOTATION_CONFIG_DIGEST: Final = f"{GROUP}/config-digest"
+"""On pods: SHA-256 of the rendered configuration that the pod was created for."""
+
+RESERVED_METADATA_PREFIXES: Final = (f"{GROUP}/", "app.kubernetes.io/")
+"""Label and annotation prefixes that podTemplate may not set: selectors and dashboards rely on them."""
+
+APP_NAME: Final = "zerotrain"
+COMPONENT_WORKER: Final = "worker"
+COMPONENT_OPERATOR: Final = "operator"
+
+CONTAINER_NAME: Final = "worker"
+"""The container that runs the launcher; `kubectl logs` shows it by default."""
+
+RESERVED_PREFIX: Final = "zerotrain-"
+"""Volumes and containers of podTemplate may not start with it."""
+
+MAX_JOB_NAME_LENGTH: Final = 51
+"""A pod name is `<job>-<attempt>-<index>` and must fit the 63 characters of a DNS label."""
+
+MAX_WORKERS: Final = 10_000
+"""Keeps the index of a pod name at four digits, which leaves the attempt six."""
+
+
+class ConditionType(StrEnum):
+    """Types in status.conditions. The first three follow kstatus, so that `helm --wait` understands them."""
+
+    READY = "Ready"
+    """True once the job completed: what a tool that waits for the object waits for."""
+    RECONCILING = "Reconciling"
+    """True while the operator still works towards the spec; absent or False when at rest."""
+    STALLED = "Stalled"
+    """True when only the user can make progress possible; the reason and the field's path say how."""
+    ADMITTED = "Admitted"
+    PODS_SCHEDULED = "PodsScheduled"
+    RENDEZVOUS_COMPLETE = "RendezvousComplete"
+    PROGRESSING = "Progressing"
+    """The step of the current attempt moves."""
+    CHECKPOINT_DURABLE = "CheckpointDurable"
+    HUNG = "Hung"
+    SUSPENDED = "Suspended"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+
+
+class Reason(StrEnum):
+    """Reasons of conditions and events. Alerts and scripts match on them: never rename one."""
+
+    # Stalled
+    INVALID_SPEC = "InvalidSpec"
+    NOT_SUPPORTED = "NotSupported"
+    """The field is part of the API but this version has no behaviour for it."""
+
+    # Phases of an attempt
+    CREATED = "Created"
+    CREATING_PODS = "CreatingPods"
+    WAITING_FOR_PODS = "WaitingForPods"
+    PODS_RUNNING = "PodsRunning"
+    ALL_RANKS_JOINED = "AllRanksJoined"
+    WAITING_FOR_RANKS = "WaitingForRanks"
+    STEP_ADVANCED = "StepAdvanced"
+    NO_STEP_YET = "NoStepYet"
+    RESTARTING = "Restarting"
+    TERMINATING_PODS = "TerminatingPods"
+
+    # Checkpoint
+    CHECKPOINT_REQUESTED = "CheckpointRequested"
+    CHECKPOINT_DURABLE = "CheckpointDurable"
+    NO_CHECKPOINT = "NoCheckpoint"
+    CHECKPOINT_REJECTED = "CheckpointRejected"
+
+    # Ends
+    SUSPENDED = "Suspended"
+    RESUMED = "Resumed"
+    COMPLETED = "Completed"
+    DEADLINE_EXCEEDED = "DeadlineExceeded"
+    RESTARTS_EXHAUSTED = "RestartsExhausted"
+    PERMANENT_FAILURE = "PermanentFailure"
+
+    # Failures of a worker
+    RANK_FAILED = "RankFailed"
+    OUT_OF_MEMORY = "OutOfMemory"
+    NODE_LOST = "NodeLost"
+    PREEMPTED = "Preempted"
+    EVICTED = "Evicted"
+    RENDEZVOUS_TIMEOUT = "RendezvousTimeout"
