@@ -1,0 +1,308 @@
+"""Rows of the table: the optimizer and its parameters."""
+
+from __future__ import annotations
+
+from zerotrain.contract.config.keys import Choice, Key, Kind, Status
+
+_LATER = "This version does not run it."
+_ADAM = ("AdamW", "Adam")
+_ADAM_LIKE = (*_ADAM, "Lamb", "OneBitAdam", "ZeroOneAdam", "OneBitLamb", "Lion", "Muon", "MuAdam", "MuAdamW")
+_ONE_BIT = ("OneBitAdam", "ZeroOneAdam", "OneBitLamb")
+_LAMB = ("Lamb", "OneBitLamb")
+_USE_ADAMW = 'Set optimizer.type to "AdamW".'
+
+OPTIMIZER: tuple[Key, ...] = (
+    Key(
+        path="optimizer.type",
+        kind=Kind.TEXT,
+        default=None,
+        effect="The optimizer that the engine builds; absent = the caller's.",
+        choices=(
+            Choice(value="AdamW", note="Adam with decoupled weight decay, fp32 states."),
+            Choice(value="Adam", note="As AdamW unless adam_w_mode is false (then L2), as in DeepSpeed."),
+            Choice(
+                value="DeepSpeedCPUAdam",
+                means="AdamW",
+                status=Status.ACCEPTED,
+                note="Read as AdamW; where its states are decides where it runs.",
+            ),
+            Choice(value="FusedAdam", means="Adam", status=Status.ACCEPTED, note="Read as Adam."),
+            Choice(value="CPUAdam", means="Adam", status=Status.ACCEPTED, note="Read as Adam."),
+            *(
+                Choice(value=name, status=Status.NOT_RUN, note=_LATER, way_out=_USE_ADAMW)
+                for name in (
+                    *("SGD", "Lamb", "OneBitAdam", "ZeroOneAdam", "OneBitLamb", "Adagrad", "Lion"),
+                    *("Muon", "MuAdam", "MuAdamW", "MuSGD"),
+                )
+            ),
+        ),
+    ),
+    Key(
+        path="optimizer.params.lr",
+        kind=Kind.FLOAT,
+        default=1e-3,
+        minimum=0.0,
+        auto="learning_rate",
+        effect="Base learning rate.",
+    ),
+    Key(
+        path="optimizer.params.betas",
+        kind=Kind.FLOATS,
+        default=[0.9, 0.999],
+        minimum=0.0,
+        maximum=1.0,
+        only=_ADAM_LIKE,
+        default_by_type={"Lion": [0.9, 0.99]},
+        auto="betas",
+        effect="Decay of the first and second moment.",
+    ),
+    Key(
+        path="optimizer.params.eps",
+        kind=Kind.FLOAT,
+        default=1e-8,
+        minimum=0.0,
+        only=(*_ADAM_LIKE, "Adagrad"),
+        default_by_type={"Adagrad": 1e-10},
+        auto="eps",
+        effect="Added to the root of the second moment.",
+    ),
+    Key(
+        path="optimizer.params.weight_decay",
+        kind=Kind.FLOAT,
+        default=0.0,
+        minimum=0.0,
+        auto="weight_decay",
+        effect="Weight decay.",
+    ),
+    Key(
+        path="optimizer.params.adam_w_mode",
+        kind=Kind.BOOL,
+        default=True,
+        only=_ADAM,
+        effect="Adam only: decouple weight decay from the gradient. AdamW always does.",
+    ),
+    Key(
+        path="optimizer.params.bias_correction",
+        kind=Kind.BOOL,
+        default=True,
+        only=(*_ADAM, *_LAMB, *_ONE_BIT),
+        effect="Correct the moments' start at zero.",
+    ),
+    Key(
+        path="optimizer.params.amsgrad",
+        kind=Kind.BOOL,
+        default=False,
+        only=(*_ADAM, *_ONE_BIT),
+        status=Status.NOT_RUN,
+        note="AMSGrad needs a third state per parameter.",
+        way_out="Set amsgrad to false.",
+        effect="AMSGrad variant.",
+    ),
+    Key(
+        path="optimizer.params.torch_adam",
+        kind=Kind.BOOL,
+        default=False,
+        only=_ADAM,
+        status=Status.ACCEPTED,
+        note="There is one AdamW here and it computes what torch's does.",
+        effect="DeepSpeed: use torch's class.",
+    ),
+    *(
+        Key(
+            path=f"optimizer.params.{name}",
+            kind=Kind.BOOL,
+            default=default,
+            status=Status.ACCEPTED,
+            off=(True, False),
+            note="The engine's update is always one fused pass over the flat shard.",
+            effect="Implementation detail of other optimizers; no effect here.",
+        )
+        for name, default in (
+            ("fused", None),
+            ("foreach", None),
+            ("capturable", None),
+            ("set_grad_none", True),
+        )
+    ),
+    Key(
+        path="optimizer.params.fp32_optimizer_states",
+        kind=Kind.BOOL,
+        default=True,
+        only=_ADAM,
+        status=Status.NOT_RUN,
+        note="Optimizer states are fp32.",
+        way_out="Set fp32_optimizer_states to true.",
+        effect="Keep optimizer states in fp32.",
+    ),
+    Key(
+        path="optimizer.params.max_grad_norm",
+        kind=Kind.FLOAT,
+        default=0.0,
+        minimum=0.0,
+        status=Status.ACCEPTED,
+        note="An optimizer does not clip here (nor in DeepSpeed): set gradient_clipping.",
+        effect="No effect; see gradient_clipping.",
+    ),
+    Key(
+        path="optimizer.params.momentum",
+        kind=Kind.FLOAT,
+        default=0.0,
+        minimum=0.0,
+        maximum=1.0,
+        only=("SGD", "MuSGD", "Muon"),
+        default_by_type={"Muon": 0.95},
+        effect="Momentum.",
+    ),
+    Key(
+        path="optimizer.params.dampening",
+        kind=Kind.FLOAT,
+        default=0.0,
+        only=("SGD", "MuSGD"),
+        effect="Dampening of the momentum.",
+    ),
+    Key(
+        path="optimizer.params.nesterov",
+        kind=Kind.BOOL,
+        default=False,
+        only=("SGD", "MuSGD", "Muon"),
+        effect="Nesterov momentum.",
+    ),
+    Key(
+        path="optimizer.params.max_coeff",
+        kind=Kind.FLOAT,
+        default=10.0,
+        only=_LAMB,
+        effect="Largest trust ratio.",
+    ),
+    Key(
+        path="optimizer.params.min_coeff",
+        kind=Kind.FLOAT,
+        default=0.01,
+        only=_LAMB,
+        effect="Smallest trust ratio.",
+    ),
+    Key(
+        path="optimizer.params.eps_inside_sqrt",
+        kind=Kind.BOOL,
+        default=False,
+        only=(*_LAMB, *_ONE_BIT),
+        effect="Add eps under the root.",
+    ),
+    Key(
+        path="optimizer.params.lr_decay",
+        kind=Kind.FLOAT,
+        default=0.0,
+        only=("Adagrad",),
+        effect="Decay of the learning rate.",
+    ),
+    Key(
+        path="optimizer.params.initial_accumulator_value",
+        kind=Kind.FLOAT,
+        default=0.0,
+        only=("Adagrad",),
+        effect="Start of the sum of squares.",
+    ),
+    Key(
+        path="optimizer.params.muon_lr",
+        kind=Kind.FLOAT,
+        default=None,
+        only=("Muon",),
+        effect="Learning rate of the matrices.",
+    ),
+    Key(
+        path="optimizer.params.adam_lr",
+        kind=Kind.FLOAT,
+        default=None,
+        only=("Muon",),
+        effect="Learning rate of the rest.",
+    ),
+    Key(
+        path="optimizer.params.ns_method",
+        kind=Kind.TEXT,
+        default=None,
+        only=("Muon",),
+        effect="Method of orthogonalisation.",
+    ),
+    Key(
+        path="optimizer.params.freeze_step",
+        kind=Kind.INT,
+        default=100_000,
+        minimum=1,
+        only=("OneBitAdam", "OneBitLamb"),
+        effect="Step from which gradients are compressed.",
+    ),
+    Key(
+        path="optimizer.params.cuda_aware",
+        kind=Kind.BOOL,
+        default=False,
+        only=_ONE_BIT,
+        effect="MPI detail.",
+    ),
+    Key(
+        path="optimizer.params.comm_backend_name",
+        kind=Kind.TEXT,
+        default="nccl",
+        only=_ONE_BIT,
+        effect="Backend of the compressed all-reduce.",
+    ),
+    Key(
+        path="optimizer.params.var_freeze_step",
+        kind=Kind.INT,
+        default=100_000,
+        minimum=1,
+        only=("ZeroOneAdam",),
+        effect="Step from which the variance stays.",
+    ),
+    *(
+        Key(
+            path=f"optimizer.params.{name}",
+            kind=Kind.INT,
+            default=default,
+            minimum=1,
+            only=("ZeroOneAdam",),
+            effect="Schedule of 0/1 Adam.",
+        )
+        for name, default in (
+            ("var_update_scaler", 16),
+            ("local_step_scaler", 32678),
+            ("local_step_clipper", 16),
+        )
+    ),
+    *(
+        Key(
+            path=f"optimizer.params.{name}",
+            kind=Kind.FLOAT,
+            default=default,
+            only=("OneBitLamb",),
+            effect="Trust ratio of 1-bit Lamb.",
+        )
+        for name, default in (
+            ("coeff_beta", 0.9),
+            ("factor_max", 4.0),
+            ("factor_min", 0.5),
+            ("factor_threshold", 0.1),
+        )
+    ),
+    Key(
+        path="optimizer.legacy_fusion",
+        kind=Kind.BOOL,
+        default=False,
+        status=Status.ACCEPTED,
+        note="There is one fused update.",
+        effect="DeepSpeed: an older fp16 wrapper.",
+    ),
+    Key(
+        path="zero_allow_untested_optimizer",
+        kind=Kind.BOOL,
+        default=False,
+        effect="Allow an optimizer type that is not in this table.",
+    ),
+    Key(
+        path="zero_force_ds_cpu_optimizer",
+        kind=Kind.BOOL,
+        default=True,
+        status=Status.ACCEPTED,
+        note="The engine's own update is used wherever the states are.",
+        effect="DeepSpeed: insist on its CPU optimizer when offloading.",
+    ),
+)

@@ -1,0 +1,253 @@
+"""Rows of the table: checkpoint, elasticity, monitors, profilers, and DeepSpeed's other blocks."""
+
+from __future__ import annotations
+
+from zerotrain.contract.config.keys import Choice, Key, Kind, Status
+
+
+def _not_run_block(path: str, what: str, way_out: str = "") -> Key:
+    return Key(
+        path=path,
+        kind=Kind.OBJECT,
+        default=None,
+        off=({}, {"enabled": False}),
+        status=Status.NOT_RUN,
+        note=f"{what} is not part of this version.",
+        way_out=way_out or f"Remove the {path} block or set its enabled to false.",
+        effect=f"{what}.",
+    )
+
+
+def _part(path: str, kind: Kind, default: object, needs: str, effect: str) -> Key:
+    return Key(path=path, kind=kind, default=default, needs=needs, effect=effect)
+
+
+_WRITER = "Files are written by every rank at once, synced, and become visible by one rename."
+
+CHECKPOINT: tuple[Key, ...] = (
+    Key(
+        path="checkpoint.tag_validation",
+        kind=Kind.TEXT,
+        default="Warn",
+        choices=(Choice(value="Ignore"), Choice(value="Warn"), Choice(value="Fail")),
+        status=Status.ACCEPTED,
+        note="Rank 0 alone names a checkpoint, so tags cannot differ.",
+        effect="DeepSpeed: what happens when ranks name different tags.",
+    ),
+    Key(
+        path="checkpoint.load_universal",
+        kind=Kind.BOOL,
+        default=False,
+        status=Status.ACCEPTED,
+        note="Every checkpoint loads with any number of ranks.",
+        effect="DeepSpeed: read its converted format.",
+    ),
+    Key(
+        path="checkpoint.use_node_local_storage",
+        kind=Kind.BOOL,
+        default=False,
+        status=Status.NOT_RUN,
+        note="A checkpoint must be readable by all ranks, so that a job can come back on other nodes.",
+        way_out="Use a shared checkpoint folder and set use_node_local_storage to false.",
+        effect="Every node keeps its own part.",
+    ),
+    *(
+        Key(
+            path=f"checkpoint.{name}",
+            kind=kind,
+            default=default,
+            status=Status.ACCEPTED,
+            note=_WRITER,
+            effect="How DeepSpeed writes files.",
+        )
+        for name, kind, default in (
+            ("parallel_write.pipeline_stage", Kind.BOOL, False),
+            ("checkpoint_serialization", Kind.BOOL, True),
+            ("writer.type", Kind.TEXT, None),
+            ("writer.decoupled", Kind.BOOL, False),
+            ("writer.io_buffer_size", Kind.INT, 67_108_864),
+            ("writer.io_buffer_double", Kind.BOOL, True),
+            ("writer.show_statistics", Kind.BOOL, False),
+            ("writer.data_parallel", Kind.TEXT, None),
+            ("writer.io_multiplier", Kind.INT, 1),
+        )
+    ),
+    _not_run_block(
+        "datastates_ckpt", "The DataStates checkpoint engine", "Remove the datastates_ckpt block."
+    ),
+    _not_run_block("nebula", "The Nebula checkpoint service"),
+)
+
+_RESIZE = "The batch of a step is fixed; a job is resized by changing its number of workers."
+
+ELASTICITY: tuple[Key, ...] = (
+    Key(
+        path="elasticity.enabled",
+        kind=Kind.BOOL,
+        default=False,
+        status=Status.NOT_RUN,
+        note=_RESIZE,
+        way_out="Set elasticity.enabled to false and give the batch sizes.",
+        effect="Choose the batch from the number of ranks.",
+    ),
+    *(
+        _part(f"elasticity.{name}", kind, default, "elasticity.enabled", "Part of elasticity.")
+        for name, kind, default in (
+            ("max_train_batch_size", Kind.INT, 2000),
+            ("micro_batch_sizes", Kind.INTS, [2, 4, 6]),
+            ("min_gpus", Kind.INT, 1),
+            ("max_gpus", Kind.INT, 10_000),
+            ("min_time", Kind.INT, 0),
+            ("version", Kind.FLOAT, 0.2),
+            ("prefer_larger_batch", Kind.BOOL, True),
+            ("ignore_non_elastic_batch_info", Kind.BOOL, False),
+            ("num_gpus_per_node", Kind.INT, 1),
+            ("model_parallel_size", Kind.INT, 1),
+        )
+    ),
+)
+
+_METRICS = "Metrics are exported in Prometheus format at the worker's /metrics; nothing is sent elsewhere."
+
+
+def _monitor(block: str, parts: tuple[tuple[str, Kind, object], ...]) -> tuple[Key, ...]:
+    switch = Key(
+        path=f"{block}.enabled",
+        kind=Kind.BOOL,
+        default=False,
+        status=Status.ACCEPTED,
+        note=_METRICS,
+        effect="DeepSpeed: send metrics there.",
+    )
+    return switch, *(
+        _part(f"{block}.{name}", kind, default, switch.path, "No effect.") for name, kind, default in parts
+    )
+
+
+_TEXT = Kind.TEXT
+
+MONITORS: tuple[Key, ...] = (
+    *_monitor("tensorboard", (("output_path", _TEXT, ""), ("job_name", _TEXT, "DeepSpeedJobName"))),
+    *_monitor("wandb", (("group", _TEXT, None), ("team", _TEXT, None), ("project", _TEXT, "deepspeed"))),
+    *_monitor("csv_monitor", (("output_path", _TEXT, ""), ("job_name", _TEXT, "DeepSpeedJobName"))),
+    *_monitor(
+        "comet",
+        (
+            ("samples_log_interval", Kind.INT, 100),
+            ("project", _TEXT, None),
+            ("workspace", _TEXT, None),
+            ("api_key", _TEXT, None),
+            ("experiment_name", _TEXT, None),
+            ("experiment_key", _TEXT, None),
+            ("online", Kind.BOOL, None),
+            ("mode", _TEXT, None),
+        ),
+    ),
+    *_monitor("trackio", (("project", _TEXT, "deepspeed"),)),
+)
+
+_TIMES = "Seconds and bytes of every collective and phase are always measured: see /metrics."
+
+PROFILERS: tuple[Key, ...] = (
+    Key(
+        path="comms_logger.enabled",
+        kind=Kind.BOOL,
+        default=False,
+        status=Status.ACCEPTED,
+        note=_TIMES,
+        effect="DeepSpeed: log collectives.",
+    ),
+    *(
+        _part(f"comms_logger.{name}", kind, default, "comms_logger.enabled", "No effect.")
+        for name, kind, default in (
+            ("verbose", Kind.BOOL, False),
+            ("prof_all", Kind.BOOL, True),
+            ("debug", Kind.BOOL, False),
+            ("prof_ops", Kind.TEXTS, None),
+        )
+    ),
+    Key(
+        path="flops_profiler.enabled",
+        kind=Kind.BOOL,
+        default=False,
+        status=Status.ACCEPTED,
+        note="There is no FLOP counter; tokens per second are in the log and in /metrics.",
+        effect="DeepSpeed: count FLOPs.",
+    ),
+    *(
+        _part(f"flops_profiler.{name}", kind, default, "flops_profiler.enabled", "No effect.")
+        for name, kind, default in (
+            ("profile_step", Kind.INT, 1),
+            ("module_depth", Kind.INT, -1),
+            ("top_modules", Kind.INT, 1),
+            ("detailed", Kind.BOOL, True),
+            ("output_file", Kind.TEXT, None),
+            ("recompute_fwd_factor", Kind.FLOAT, 0.0),
+        )
+    ),
+    Key(
+        path="timers",
+        kind=Kind.OBJECT,
+        default=None,
+        status=Status.ACCEPTED,
+        note=_TIMES,
+        effect="DeepSpeed: its timers.",
+    ),
+    _not_run_block("autotuning", "Autotuning"),
+)
+
+COMPILE: tuple[Key, ...] = (
+    Key(
+        path="compile.deepcompile",
+        kind=Kind.BOOL,
+        default=False,
+        status=Status.NOT_RUN,
+        note="DeepCompile is not part of this version.",
+        way_out="Set compile.deepcompile to false; torch.compile of a model's blocks is the caller's.",
+        effect="DeepSpeed's compiler passes.",
+    ),
+    *(
+        _part(f"compile.{name}", kind, default, "compile.deepcompile", "Part of DeepCompile.")
+        for name, kind, default in (
+            ("free_activation", Kind.BOOL, False),
+            ("free_activation_threshold", Kind.INT, 10_485_760),
+            ("offload_activation", Kind.BOOL, False),
+            ("offload_opt_states", Kind.BOOL, False),
+            ("offload_parameters", Kind.BOOL, False),
+            ("double_buffer", Kind.BOOL, True),
+            ("symmetric_memory", Kind.BOOL, False),
+            ("debug_log", Kind.BOOL, False),
+            ("sync_before_reduce", Kind.BOOL, False),
+            ("sync_after_reduce", Kind.BOOL, False),
+            ("sync_before_allgather", Kind.BOOL, False),
+            ("sync_after_allgather", Kind.BOOL, False),
+            ("keep_int_input_tensors", Kind.BOOL, True),
+            ("keep_all_input_tensors", Kind.BOOL, False),
+            ("passes", Kind.TEXTS, None),
+        )
+    ),
+    Key(
+        path="graph_harvesting",
+        kind=Kind.BOOL,
+        default=False,
+        status=Status.ACCEPTED,
+        note="No CUDA graphs are captured.",
+        effect="DeepSpeed: capture CUDA graphs.",
+    ),
+)
+
+BLOCKS: tuple[Key, ...] = tuple(
+    _not_run_block(path, what)
+    for path, what in (
+        ("compression_training", "Compression during training"),
+        ("data_efficiency", "DeepSpeed's data efficiency library"),
+        ("curriculum_learning", "Curriculum learning"),
+        ("progressive_layer_drop", "Progressive layer drop"),
+        ("eigenvalue", "Eigenvalue estimation"),
+        ("quantize_training", "Quantised training"),
+        ("weight_quantization", "Weight quantisation"),
+        ("sparse_attention", "Sparse attention"),
+        ("hybrid_engine", "The hybrid engine"),
+        ("fp8", "FP8"),
+    )
+)

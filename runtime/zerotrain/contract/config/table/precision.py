@@ -1,0 +1,268 @@
+"""Rows of the table: number formats and the reduction of gradients."""
+
+from __future__ import annotations
+
+from zerotrain.contract.config.keys import Choice, Key, Kind, Status
+
+_LATER = "This version does not run it."
+
+DTYPES = (
+    Choice(value="fp32"),
+    Choice(value="float32", means="fp32"),
+    Choice(value="bf16"),
+    Choice(value="bfloat16", means="bf16"),
+    Choice(value="fp16"),
+    Choice(value="float16", means="fp16"),
+)
+
+PRECISION: tuple[Key, ...] = (
+    Key(
+        path="bf16.enabled",
+        kind=Kind.BOOL,
+        default=False,
+        auto="bf16",
+        effect="Parameters, activations and gradients in bf16; master weights and optimizer states in fp32.",
+    ),
+    Key(
+        path="bf16.immediate_grad_update",
+        kind=Kind.BOOL,
+        default=False,
+        needs="bf16.enabled",
+        status=Status.ACCEPTED,
+        off=(True,),
+        note="Gradients go into the accumulation buffer unit by unit during backward.",
+        effect="Accumulate at once; always so here.",
+    ),
+    Key(
+        path="bf16.check_grad_overflow",
+        kind=Kind.BOOL,
+        default=True,
+        needs="bf16.enabled",
+        status=Status.ACCEPTED,
+        note="A step whose gradients are not finite is always skipped: the test is free with the norm.",
+        effect="Skip a step whose gradients are not finite.",
+    ),
+    *(
+        Key(
+            path=f"bf16.{name}",
+            kind=Kind.BOOL,
+            default=False,
+            needs="bf16.enabled",
+            status=Status.NOT_RUN,
+            note="Master weights, accumulated gradients and optimizer states are fp32.",
+            way_out=f"Remove bf16.{name}.",
+            effect=effect,
+        )
+        for name, effect in (
+            ("bf16_master_weights_and_grads", "Master weights and gradients in bf16."),
+            ("bf16_optimizer_states", "Optimizer states in bf16."),
+        )
+    ),
+    Key(
+        path="fp16.enabled",
+        kind=Kind.BOOL,
+        default=False,
+        auto="fp16",
+        status=Status.NOT_RUN,
+        note=_LATER,
+        way_out='Write "bf16": {"enabled": true} instead, or leave both out for fp32.',
+        effect="Parameters, activations and gradients in fp16 with loss scaling; states in fp32.",
+    ),
+    Key(
+        path="fp16.auto_cast",
+        kind=Kind.BOOL,
+        default=False,
+        needs="fp16.enabled",
+        status=Status.ACCEPTED,
+        note="Floating-point inputs are cast to the compute dtype in any case.",
+        effect="Cast inputs.",
+    ),
+    Key(
+        path="fp16.loss_scale",
+        kind=Kind.FLOAT,
+        default=0.0,
+        minimum=0.0,
+        needs="fp16.enabled",
+        effect="0 = dynamic, else the fixed factor.",
+    ),
+    Key(
+        path="fp16.initial_scale_power",
+        kind=Kind.INT,
+        default=16,
+        minimum=0,
+        needs="fp16.enabled",
+        effect="Dynamic scaling starts at 2 ** this.",
+    ),
+    Key(
+        path="fp16.loss_scale_window",
+        kind=Kind.INT,
+        default=1000,
+        minimum=1,
+        needs="fp16.enabled",
+        effect="Steps without overflow before the scale doubles.",
+    ),
+    Key(
+        path="fp16.hysteresis",
+        kind=Kind.INT,
+        default=2,
+        minimum=1,
+        needs="fp16.enabled",
+        effect="Overflows before the scale halves.",
+    ),
+    Key(
+        path="fp16.consecutive_hysteresis",
+        kind=Kind.BOOL,
+        default=False,
+        needs="fp16.enabled",
+        effect="A good step refills the hysteresis.",
+    ),
+    Key(
+        path="fp16.min_loss_scale",
+        kind=Kind.FLOAT,
+        default=1.0,
+        minimum=0.0,
+        needs="fp16.enabled",
+        effect="Smallest scale.",
+    ),
+    Key(
+        path="fp16.fp16_master_weights_and_grads",
+        kind=Kind.BOOL,
+        default=False,
+        needs="fp16.enabled",
+        status=Status.NOT_RUN,
+        note="Master weights are fp32.",
+        way_out="Remove fp16.fp16_master_weights_and_grads.",
+        effect="Master weights and gradients in fp16.",
+    ),
+    Key(
+        path="fp16.fused_mode",
+        kind=Kind.BOOL,
+        default=True,
+        needs="fp16.enabled",
+        status=Status.ACCEPTED,
+        note="There is one fused update.",
+        effect="No effect.",
+    ),
+    Key(
+        path="data_types.grad_accum_dtype",
+        kind=Kind.TEXT,
+        default="fp32",
+        choices=(
+            Choice(value="fp32"),
+            Choice(value="float32", means="fp32"),
+            *(
+                Choice(
+                    value=name,
+                    means="fp32",
+                    status=Status.ACCEPTED,
+                    note="Gradients are accumulated in fp32.",
+                )
+                for name in ("bf16", "bfloat16", "fp16", "float16")
+            ),
+        ),
+        effect="Dtype in which gradients of micro-batches are summed.",
+    ),
+    *(
+        Key(
+            path=f"data_types.{name}",
+            kind=Kind.TEXT,
+            default=None,
+            choices=DTYPES,
+            status=Status.ACCEPTED,
+            note=note,
+            effect=note,
+        )
+        for name, note in (
+            ("param_dtype", "bf16.enabled and fp16.enabled alone decide."),
+            ("buffer_dtype", "Buffers keep the dtype the model gave them."),
+        )
+    ),
+    Key(
+        path="communication_data_type",
+        kind=Kind.TEXT,
+        default=None,
+        choices=DTYPES,
+        effect="Dtype of gradients on the wire; absent = fp32 (DeepSpeed: the compute dtype).",
+    ),
+    Key(
+        path="seq_parallel_comm_data_type",
+        kind=Kind.TEXT,
+        default="fp32",
+        choices=DTYPES,
+        status=Status.ACCEPTED,
+        note="There is no sequence parallelism here.",
+        effect="No effect.",
+    ),
+    Key(
+        path="prescale_gradients",
+        kind=Kind.BOOL,
+        default=False,
+        status=Status.ACCEPTED,
+        note="Gradients are averaged once, in the dtype of communication_data_type.",
+        effect="DeepSpeed: divide before reducing.",
+    ),
+    Key(
+        path="gradient_predivide_factor",
+        kind=Kind.FLOAT,
+        default=1.0,
+        status=Status.ACCEPTED,
+        note="Gradients are averaged once, in the dtype of communication_data_type.",
+        effect="DeepSpeed: part of the division before reducing.",
+    ),
+    Key(
+        path="gradient_allreduce_op",
+        kind=Kind.TEXT,
+        default="mean",
+        choices=(
+            Choice(value="mean"),
+            Choice(
+                value="sum",
+                status=Status.NOT_RUN,
+                note=_LATER,
+                way_out='Set gradient_allreduce_op to "mean" and multiply the learning rate.',
+            ),
+        ),
+        effect="How the ranks' gradients are combined.",
+    ),
+    Key(
+        path="sparse_gradients",
+        kind=Kind.BOOL,
+        default=False,
+        status=Status.ACCEPTED,
+        note="Gradients of embeddings are dense.",
+        effect="DeepSpeed: sparse reduction of embeddings.",
+    ),
+    Key(
+        path="torch_autocast.enabled",
+        kind=Kind.BOOL,
+        default=False,
+        status=Status.NOT_RUN,
+        note=_LATER,
+        way_out='Write "bf16": {"enabled": true} instead.',
+        effect="Run forward under torch.autocast.",
+    ),
+    Key(
+        path="torch_autocast.dtype",
+        kind=Kind.TEXT,
+        default=None,
+        needs="torch_autocast.enabled",
+        effect="Dtype of autocast.",
+    ),
+    Key(
+        path="torch_autocast.lower_precision_safe_modules",
+        kind=Kind.TEXTS,
+        default=None,
+        needs="torch_autocast.enabled",
+        effect="Modules that communicate in that dtype.",
+    ),
+    Key(
+        path="amp",
+        kind=Kind.OBJECT,
+        default=None,
+        off=({"enabled": False},),
+        status=Status.NOT_RUN,
+        note="Apex is not used.",
+        way_out='Write "bf16": {"enabled": true} instead.',
+        effect="Apex mixed precision.",
+    ),
+)

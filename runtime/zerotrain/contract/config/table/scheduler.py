@@ -1,0 +1,147 @@
+"""Rows of the table: the learning-rate schedule and its parameters."""
+
+from __future__ import annotations
+
+from zerotrain.contract.config.keys import Choice, Key, Kind, Status
+
+_LATER = "This version does not run it."
+_WARMUP = ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
+
+SCHEDULER: tuple[Key, ...] = (
+    Key(
+        path="scheduler.type",
+        kind=Kind.TEXT,
+        default=None,
+        effect="Learning-rate schedule; absent = constant.",
+        choices=(
+            Choice(value="WarmupLR", note="Rise to warmup_max_lr, then constant."),
+            Choice(value="WarmupDecayLR", note="Rise, then fall linearly to 0 at total_num_steps."),
+            Choice(value="WarmupCosineLR", note="Rise to the optimizer's lr, then fall along a cosine."),
+            Choice(
+                value="Cosine",
+                means="WarmupCosineLR",
+                status=Status.ACCEPTED,
+                note="Read as WarmupCosineLR.",
+            ),
+            *(
+                Choice(
+                    value=name,
+                    status=Status.NOT_RUN,
+                    note=_LATER,
+                    way_out='Set scheduler.type to "WarmupCosineLR" or "WarmupDecayLR".',
+                )
+                for name in ("OneCycle", "LRRangeTest")
+            ),
+        ),
+    ),
+    Key(
+        path="scheduler.params.warmup_min_lr",
+        kind=Kind.FLOAT_OR_FLOATS,
+        default=0.0,
+        minimum=0.0,
+        only=("WarmupLR", "WarmupDecayLR"),
+        auto="warmup_min_lr",
+        effect="Learning rate at the start.",
+    ),
+    Key(
+        path="scheduler.params.warmup_max_lr",
+        kind=Kind.FLOAT_OR_FLOATS,
+        default=None,
+        minimum=0.0,
+        only=("WarmupLR", "WarmupDecayLR"),
+        default_by_type={"WarmupDecayLR": 1e-3},
+        auto="learning_rate",
+        effect="Learning rate after warm-up; WarmupLR without it: the optimizer's lr.",
+    ),
+    Key(
+        path="scheduler.params.warmup_num_steps",
+        kind=Kind.INT,
+        default=1000,
+        minimum=0,
+        only=_WARMUP,
+        auto="warmup_steps",
+        effect="Steps of the rise; fewer than 2 count as 2.",
+    ),
+    Key(
+        path="scheduler.params.warmup_type",
+        kind=Kind.TEXT,
+        default="log",
+        only=_WARMUP,
+        choices=(Choice(value="log"), Choice(value="linear")),
+        effect="Shape of the rise.",
+    ),
+    Key(
+        path="scheduler.params.total_num_steps",
+        kind=Kind.INT,
+        default=None,
+        minimum=1,
+        only=("WarmupDecayLR", "WarmupCosineLR"),
+        auto="total_steps",
+        effect="Step at which the fall ends; required.",
+    ),
+    Key(
+        path="scheduler.params.warmup_min_ratio",
+        kind=Kind.FLOAT,
+        default=0.0,
+        minimum=0.0,
+        maximum=1.0,
+        only=("WarmupCosineLR",),
+        effect="Fraction of the lr at the start.",
+    ),
+    Key(
+        path="scheduler.params.cos_min_ratio",
+        kind=Kind.FLOAT,
+        default=1e-4,
+        minimum=0.0,
+        maximum=1.0,
+        only=("WarmupCosineLR",),
+        effect="Fraction of the lr at the end.",
+    ),
+    *(
+        Key(
+            path=f"scheduler.params.{name}",
+            kind=kind,
+            default=default,
+            only=("OneCycle",),
+            effect="Shape of the cycle (see DeepSpeed's OneCycle).",
+        )
+        for name, kind, default in (
+            ("cycle_min_lr", Kind.FLOAT_OR_FLOATS, None),
+            ("cycle_max_lr", Kind.FLOAT_OR_FLOATS, None),
+            ("decay_lr_rate", Kind.FLOAT, 0.0),
+            ("cycle_first_step_size", Kind.INT, 2000),
+            ("cycle_second_step_size", Kind.INT, None),
+            ("cycle_first_stair_count", Kind.INT, 0),
+            ("cycle_second_stair_count", Kind.INT, None),
+            ("decay_step_size", Kind.INT, 0),
+            ("cycle_momentum", Kind.BOOL, True),
+            ("cycle_min_mom", Kind.FLOAT_OR_FLOATS, 0.8),
+            ("cycle_max_mom", Kind.FLOAT_OR_FLOATS, 0.9),
+            ("decay_mom_rate", Kind.FLOAT, 0.0),
+        )
+    ),
+    *(
+        Key(
+            path=f"scheduler.params.{name}",
+            kind=kind,
+            default=default,
+            only=("LRRangeTest",),
+            effect="Shape of the test (see DeepSpeed's LRRangeTest).",
+        )
+        for name, kind, default in (
+            ("lr_range_test_min_lr", Kind.FLOAT_OR_FLOATS, 1e-3),
+            ("lr_range_test_step_size", Kind.INT, 2000),
+            ("lr_range_test_step_rate", Kind.FLOAT, 1.0),
+            ("lr_range_test_staircase", Kind.BOOL, False),
+        )
+    ),
+    Key(
+        path="scheduler.params.last_batch_iteration",
+        kind=Kind.INT,
+        default=-1,
+        minimum=-1,
+        status=Status.ACCEPTED,
+        note="The step comes from the checkpoint.",
+        effect="DeepSpeed: step to start from.",
+    ),
+)

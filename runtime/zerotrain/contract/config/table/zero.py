@@ -1,0 +1,327 @@
+"""Rows of the table: `zero_optimization` without its offload blocks."""
+
+from __future__ import annotations
+
+import sys
+
+from zerotrain.contract.config.keys import Choice, Key, Kind, Status
+
+_Z = "zero_optimization"
+_PER_UNIT = (
+    "Gradients are reduced and parameters gathered unit by unit (a unit is a transformer block), in place."
+)
+_NO_COPY = "A unit's gathered buffer is its weights: nothing is copied into buckets."
+_LATER = "This version does not run it."
+
+
+def _accepted(name: str, kind: Kind, default: object, note: str, effect: str, **more: object) -> Key:
+    return Key(
+        path=f"{_Z}.{name}",
+        kind=kind,
+        default=default,
+        status=Status.ACCEPTED,
+        note=note,
+        effect=effect,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+STAGE: tuple[Key, ...] = (
+    Key(
+        path=f"{_Z}.stage",
+        kind=Kind.INT,
+        default=0,
+        effect="What is sharded over the ranks.",
+        choices=(
+            Choice(value=0, note="Nothing is sharded."),
+            Choice(value=1, note="Optimizer states are sharded."),
+            Choice(value=2, note="Optimizer states and gradients are sharded."),
+            Choice(value=3, note="Optimizer states, gradients and parameters are sharded."),
+        ),
+    ),
+    _accepted(
+        "contiguous_gradients",
+        Kind.BOOL,
+        True,
+        "Gradients always live in one buffer per unit.",
+        "Gradients live in one buffer per unit; always so here.",
+    ),
+    _accepted(
+        "reduce_scatter",
+        Kind.BOOL,
+        True,
+        "Sharded gradients are always reduced by reduce-scatter.",
+        "Reduce sharded gradients by reduce-scatter; always so here.",
+    ),
+    _accepted(
+        "reduce_bucket_size",
+        Kind.INT,
+        500_000_000,
+        _PER_UNIT,
+        "DeepSpeed: elements of a gradient bucket.",
+        minimum=0,
+        auto="reduce_bucket_size",
+    ),
+    _accepted(
+        "use_multi_rank_bucket_allreduce",
+        Kind.BOOL,
+        True,
+        _NO_COPY,
+        "DeepSpeed: merge the buckets of several ranks.",
+    ),
+    _accepted(
+        "allgather_partitions",
+        Kind.BOOL,
+        True,
+        "Updated parameters are gathered by all-gather.",
+        "Gather updated parameters by all-gather; always so here.",
+    ),
+    _accepted(
+        "allgather_bucket_size",
+        Kind.INT,
+        500_000_000,
+        _PER_UNIT,
+        "DeepSpeed, stages 1 and 2: elements of one all-gather.",
+        minimum=0,
+    ),
+    Key(
+        path=f"{_Z}.overlap_comm",
+        kind=Kind.BOOL,
+        default=None,
+        effect="Overlap gradient reduction with backward; absent = true at stage 3, false below.",
+    ),
+    _accepted(
+        "load_from_fp32_weights",
+        Kind.BOOL,
+        True,
+        "Master weights always come from the checkpoint's fp32.",
+        "Restore master weights from fp32; always so here.",
+    ),
+    _accepted(
+        "elastic_checkpoint",
+        Kind.BOOL,
+        False,
+        "Every checkpoint loads with any number of ranks.",
+        "DeepSpeed: an older form of that.",
+    ),
+    _accepted(
+        "sub_group_size",
+        Kind.INT,
+        1_000_000_000,
+        "The step updates one unit's shard at a time.",
+        "DeepSpeed, stage 3: elements updated at once.",
+        minimum=0,
+    ),
+)
+
+STAGE3: tuple[Key, ...] = (
+    Key(
+        path=f"{_Z}.prefetch_bucket_size",
+        kind=Kind.INT,
+        default=50_000_000,
+        minimum=0,
+        aliases=("stage3_prefetch_bucket_size",),
+        auto="prefetch_bucket_size",
+        effect="Stage 3: elements gathered ahead of use, rounded to whole units.",
+    ),
+    Key(
+        path=f"{_Z}.param_persistence_threshold",
+        kind=Kind.INT,
+        default=100_000,
+        minimum=0,
+        aliases=("stage3_param_persistence_threshold",),
+        auto="param_persistence_threshold",
+        status=Status.ACCEPTED,
+        note="Small parameters are sharded with their unit: gathering them costs no message of their own.",
+        effect="DeepSpeed, stage 3: smaller parameters stay replicated.",
+    ),
+    Key(
+        path=f"{_Z}.model_persistence_threshold",
+        kind=Kind.INT,
+        default=sys.maxsize,
+        minimum=0,
+        aliases=("stage3_model_persistence_threshold",),
+        status=Status.ACCEPTED,
+        note="Small parameters are sharded with their unit.",
+        effect="DeepSpeed, stage 3: cap on the elements of replicated parameters.",
+    ),
+    Key(
+        path=f"{_Z}.max_live_parameters",
+        kind=Kind.INT,
+        default=1_000_000_000,
+        minimum=0,
+        aliases=("stage3_max_live_parameters",),
+        effect="Stage 3: no prefetch that would take the gathered elements above this.",
+    ),
+    Key(
+        path=f"{_Z}.max_reuse_distance",
+        kind=Kind.INT,
+        default=1_000_000_000,
+        minimum=0,
+        aliases=("stage3_max_reuse_distance",),
+        status=Status.ACCEPTED,
+        note="A unit is freed after its forward and after its backward.",
+        effect="DeepSpeed, stage 3: keep parameters that are used again within this many elements.",
+    ),
+    Key(
+        path=f"{_Z}.gather_16bit_weights_on_model_save",
+        kind=Kind.BOOL,
+        default=False,
+        aliases=("stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save"),
+        status=Status.ACCEPTED,
+        note="Checkpoints load with any number of ranks; a 16-bit export is not part of this version.",
+        effect="DeepSpeed, stage 3: let save_16bit_model gather the weights.",
+    ),
+    Key(
+        path=f"{_Z}.module_granularity_threshold",
+        kind=Kind.INT,
+        default=0,
+        minimum=0,
+        aliases=("stage3_module_granularity_threshold",),
+        status=Status.ACCEPTED,
+        note="Units are whole transformer blocks already.",
+        effect="DeepSpeed, stage 3: treat fine-grained modules as one.",
+    ),
+    Key(
+        path=f"{_Z}.use_all_reduce_for_fetch_params",
+        kind=Kind.BOOL,
+        default=False,
+        aliases=("stage3_use_all_reduce_for_fetch_params",),
+        status=Status.ACCEPTED,
+        note=_NO_COPY,
+        effect="DeepSpeed, stage 3: fetch by all-reduce.",
+    ),
+    Key(
+        path=f"{_Z}.allgather_sequential",
+        kind=Kind.BOOL,
+        default=False,
+        aliases=("stage3_allgather_sequential",),
+        status=Status.ACCEPTED,
+        note=_NO_COPY,
+        effect="DeepSpeed, stage 3: gather without bucket copies.",
+    ),
+    Key(
+        path=f"{_Z}.partition_stream_chunk_size",
+        kind=Kind.INT,
+        default=0,
+        minimum=0,
+        aliases=("stage3_partition_stream_chunk_size",),
+        status=Status.ACCEPTED,
+        note="Parameters are sharded as their unit is laid out.",
+        effect="DeepSpeed, stage 3: shard huge parameters in chunks.",
+    ),
+)
+
+REST: tuple[Key, ...] = (
+    _accepted(
+        "ignore_unused_parameters",
+        Kind.BOOL,
+        True,
+        "Parameters without a gradient are always allowed; their gradient counts as zero.",
+        "Allow parameters without a gradient; always so here.",
+    ),
+    _accepted("legacy_stage1", Kind.BOOL, False, "There is one stage 1.", "No effect."),
+    _accepted(
+        "round_robin_gradients",
+        Kind.BOOL,
+        False,
+        "Every rank owns an equal part of every unit already.",
+        "DeepSpeed: spread copies to the host over the ranks.",
+    ),
+    Key(
+        path=f"{_Z}.zero_hpz_partition_size",
+        kind=Kind.INT,
+        default=1,
+        minimum=0,
+        off=(0,),
+        status=Status.NOT_RUN,
+        note=_LATER,
+        way_out="Set zero_hpz_partition_size to 1.",
+        effect="ZeRO++ hpZ: ranks of a secondary shard group.",
+    ),
+    *(
+        Key(
+            path=f"{_Z}.{name}",
+            kind=Kind.BOOL,
+            default=False,
+            status=Status.NOT_RUN,
+            note=_LATER,
+            way_out=f"Set {name} to false.",
+            effect=effect,
+        )
+        for name, effect in (
+            ("zero_quantized_weights", "ZeRO++ qwZ: gather parameters as int8."),
+            ("zero_quantized_nontrainable_weights", "Store frozen parameters as int8."),
+            ("zero_quantized_gradients", "ZeRO++ qgZ: reduce gradients as int4."),
+        )
+    ),
+    Key(
+        path=f"{_Z}.zeropp_loco_param",
+        kind=Kind.OBJECT,
+        default=None,
+        needs=f"{_Z}.zero_quantized_gradients",
+        status=Status.NOT_RUN,
+        note=_LATER,
+        way_out="Remove zeropp_loco_param.",
+        effect="Error feedback of quantised gradients {err_beta, reset_T}.",
+    ),
+    Key(
+        path=f"{_Z}.mics_shard_size",
+        kind=Kind.INT,
+        default=-1,
+        minimum=-1,
+        off=(0,),
+        status=Status.NOT_RUN,
+        note="MiCS is postponed.",
+        way_out="Remove mics_shard_size; zero_hpz_partition_size is the alternative that will come first.",
+        effect="MiCS: ranks of a sub-cluster.",
+    ),
+    Key(
+        path=f"{_Z}.mics_hierarchical_params_gather",
+        kind=Kind.BOOL,
+        default=False,
+        needs=f"{_Z}.mics_shard_size",
+        effect="Part of MiCS.",
+    ),
+    _accepted(
+        "memory_efficient_linear",
+        Kind.BOOL,
+        True,
+        "Linear layers keep no gathered weights in any case.",
+        "DeepSpeed, stage 3: its own linear function.",
+    ),
+    _accepted(
+        "pipeline_loading_checkpoint",
+        Kind.BOOL,
+        False,
+        "Every rank reads only its own intervals.",
+        "DeepSpeed, stage 3: load tensor by tensor.",
+    ),
+    _accepted(
+        "override_module_apply",
+        Kind.BOOL,
+        True,
+        "Nothing of torch is patched.",
+        "DeepSpeed: patch Module.apply.",
+        off=(False,),
+    ),
+    _accepted("log_trace_cache_warnings", Kind.BOOL, False, "There is no trace to invalidate.", "No effect."),
+    _accepted("enable_sanity_checks", Kind.BOOL, False, "Its checks are always on.", "No effect."),
+    _accepted(
+        "save_muon_momentum_buffer_in_memory",
+        Kind.BOOL,
+        False,
+        "Muon is not part of this version.",
+        "No effect.",
+    ),
+    *(
+        _accepted(
+            f"leaf_module.{name}",
+            Kind.TEXTS,
+            None,
+            "A unit is a whole transformer block with all its experts.",
+            "DeepSpeed: modules gathered as one.",
+        )
+        for name in ("classes", "names", "name_suffixes")
+    ),
+)
