@@ -1,0 +1,3 @@
+module zerotrain.dev/devcluster/pause
+
+go 1.26.0
