@@ -78,8 +78,14 @@ class Count(ObservedModel):
     """How many are wanted, running and ready."""
 
     desired: Int = 0
+    """How many the spec asks for."""
+
     running: Int = 0
+    """How many have started."""
+
     ready: Int = 0
+    """How many are past the rendezvous."""
+
     summary: str = ""
     """ready/desired, for the column of kubectl get."""
 

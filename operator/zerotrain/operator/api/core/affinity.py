@@ -11,7 +11,7 @@ from zerotrain.operator.api.base import ATOMIC, ATOMIC_MAP, ApiModel, DnsLabel, 
 
 from .meta import LabelSelector
 
-Weight = Annotated[Int, Field(ge=1, le=100)]
+Weight = Annotated[Int, Field(ge=1, le=100, description="How much the wish counts, 1 to 100.")]
 
 
 class NodeOperator(StrEnum):
@@ -27,7 +27,11 @@ class NodeRequirement(ApiModel):
     """A condition on one label (or field) of a node."""
 
     key: QualifiedName
+    """Label that the condition is about."""
+
     operator: NodeOperator
+    """In, NotIn, Exists, DoesNotExist, Gt or Lt."""
+
     values: Annotated[
         tuple[Annotated[str, StringConstraints(max_length=253)], ...],
         Field(max_length=256, json_schema_extra=ATOMIC),
@@ -35,7 +39,10 @@ class NodeRequirement(ApiModel):
     """For In and NotIn at least one value, for Gt and Lt one number, none otherwise."""
 
 
-NodeRequirements = Annotated[tuple[NodeRequirement, ...], Field(max_length=32, json_schema_extra=ATOMIC)]
+NodeRequirements = Annotated[
+    tuple[NodeRequirement, ...],
+    Field(max_length=32, json_schema_extra=ATOMIC, description="Conditions that must all hold."),
+]
 
 
 class NodeSelectorTerm(ApiModel):
@@ -55,6 +62,7 @@ class NodeSelector(ApiModel):
     node_selector_terms: Annotated[
         tuple[NodeSelectorTerm, ...], Field(min_length=1, max_length=16, json_schema_extra=ATOMIC)
     ]
+    """Terms of which at least one must hold."""
 
 
 class PreferredNode(ApiModel):
@@ -71,6 +79,7 @@ class NodeAffinity(ApiModel):
     preferred_during_scheduling_ignored_during_execution: Annotated[
         tuple[PreferredNode, ...], Field(max_length=16, json_schema_extra=ATOMIC)
     ] = ()
+    """Wishes, by weight."""
 
 
 class PodAffinityTerm(ApiModel):
@@ -93,9 +102,13 @@ class WeightedPodAffinityTerm(ApiModel):
     pod_affinity_term: PodAffinityTerm
 
 
-PodTerms = Annotated[tuple[PodAffinityTerm, ...], Field(max_length=16, json_schema_extra=ATOMIC)]
+PodTerms = Annotated[
+    tuple[PodAffinityTerm, ...],
+    Field(max_length=16, json_schema_extra=ATOMIC, description="Conditions that must all hold."),
+]
 WeightedPodTerms = Annotated[
-    tuple[WeightedPodAffinityTerm, ...], Field(max_length=16, json_schema_extra=ATOMIC)
+    tuple[WeightedPodAffinityTerm, ...],
+    Field(max_length=16, json_schema_extra=ATOMIC, description="Wishes, by weight."),
 ]
 
 

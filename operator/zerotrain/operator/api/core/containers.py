@@ -37,20 +37,28 @@ class ContainerPort(ApiModel):
     """A port that the container listens on (information only)."""
 
     container_port: Annotated[Int, Field(ge=1, le=65535)]
+    """Port number."""
+
     name: (
         Annotated[
             str, StringConstraints(min_length=1, max_length=15, pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
         ]
         | None
     ) = None
+    """Name of the port, unique in the pod."""
+
     protocol: Protocol | None = None
+    """TCP unless given."""
 
 
 class ContainerResources(ApiModel):
     """What the container asks for and may use at most."""
 
     limits: ResourceMap | None = None
+    """The most that the container may use, by resource."""
+
     requests: ResourceMap | None = None
+    """What is set aside for the container, by resource; the limits unless given."""
 
 
 class ContainerUser(ApiModel):

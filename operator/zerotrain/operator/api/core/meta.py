@@ -41,6 +41,7 @@ class LocalReference(ApiModel):
     """The name of an object in the job's namespace."""
 
     name: ObjectName
+    """Name of the object."""
 
 
 class SelectorOperator(StrEnum):
@@ -54,7 +55,11 @@ class LabelRequirement(ApiModel):
     """A condition on one label."""
 
     key: QualifiedName
+    """Label that the condition is about."""
+
     operator: SelectorOperator
+    """In, NotIn, Exists or DoesNotExist."""
+
     values: Annotated[tuple[LabelValue, ...], Field(max_length=64, json_schema_extra=ATOMIC)] = ()
     """For In and NotIn at least one value; none otherwise."""
 
@@ -66,9 +71,12 @@ class LabelSelector(ApiModel):
     model_config = ConfigDict(json_schema_extra=ATOMIC_MAP)
 
     match_labels: LabelMap | None = None
+    """Labels that must be there with exactly these values."""
+
     match_expressions: Annotated[
         tuple[LabelRequirement, ...], Field(max_length=32, json_schema_extra=ATOMIC)
     ] = ()
+    """Further conditions on labels."""
 
 
 class TolerationOperator(StrEnum):

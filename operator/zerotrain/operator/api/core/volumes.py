@@ -30,7 +30,9 @@ from zerotrain.operator.constants import RESERVED_PREFIX
 from .environment import FieldSelector, ResourceFieldSelector
 from .meta import LabelSelector
 
-FileMode = Annotated[Int, Field(ge=0, le=0o777)]
+FileMode = Annotated[
+    Int, Field(ge=0, le=0o777, description="Permission bits of the files; decimal in JSON, so 0400 is 256.")
+]
 RelativePath = Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=r"^[^/]")]
 
 
@@ -73,25 +75,38 @@ class KeyToPath(ApiModel):
     """Permission bits of the file (decimal in JSON: 0400 is 256); defaultMode unless given."""
 
 
-KeysToPaths = Annotated[tuple[KeyToPath, ...], Field(max_length=64, json_schema_extra=ATOMIC)]
+KeysToPaths = Annotated[
+    tuple[KeyToPath, ...],
+    Field(
+        max_length=64,
+        json_schema_extra=ATOMIC,
+        description="Keys to show as files; all of them unless given.",
+    ),
+]
 
 
 class ConfigMapSource(ApiModel):
     """Keys of a ConfigMap as files."""
 
     name: ObjectName
+    """Name of the object in the job's namespace."""
+
     items: KeysToPaths = ()
     default_mode: FileMode | None = None
     optional: Bool | None = None
+    """When true, a missing object or key is ignored."""
 
 
 class SecretSource(ApiModel):
     """Keys of a Secret as files."""
 
     secret_name: ObjectName
+    """Name of the Secret in the job's namespace."""
+
     items: KeysToPaths = ()
     default_mode: FileMode | None = None
     optional: Bool | None = None
+    """When true, a missing object or key is ignored."""
 
 
 class EmptyDirMedium(StrEnum):
@@ -160,15 +175,17 @@ class ClaimMetadata(ApiModel):
     """Labels and annotations of the claim."""
 
     labels: LabelMap | None = None
-    annotations: Annotated[dict[str, Annotated[str, Field(max_length=4096)]], Field(max_length=32)] | None = (
-        None
-    )
+    """Labels of the claim."""
+
+    annotations: dict[str, Annotated[str, Field(max_length=4096)]] | None = Field(default=None, max_length=32)
+    """Annotations of the claim."""
 
 
 class ClaimTemplate(ApiModel):
     """A PersistentVolumeClaim to make with the pod."""
 
     metadata: ClaimMetadata | None = None
+    """Annotations of the claim."""
     spec: ClaimSpec
 
 
@@ -182,26 +199,41 @@ class CsiSource(ApiModel):
     """An inline volume of a CSI driver."""
 
     driver: Annotated[str, StringConstraints(min_length=1, max_length=253)]
+    """Name of the driver, as registered in the cluster."""
+
     read_only: Bool | None = None
+    """Mount it read-only."""
+
     fs_type: Annotated[str, StringConstraints(max_length=63)] | None = None
+    """File system; the driver's default unless given."""
+
     volume_attributes: (
         Annotated[dict[str, Annotated[str, Field(max_length=1024)]], Field(max_length=32)] | None
     ) = None
+    """Parameters of the driver."""
 
 
 class DownwardItem(ApiModel):
     """One field of the pod as one file."""
 
     path: RelativePath
+    """File name below the mount."""
+
     field_ref: FieldSelector | None = None
     resource_field_ref: ResourceFieldSelector | None = None
     mode: FileMode | None = None
 
 
+DownwardItems = Annotated[
+    tuple[DownwardItem, ...],
+    Field(max_length=32, json_schema_extra=ATOMIC, description="Fields of the pod to show as files."),
+]
+
+
 class DownwardSource(ApiModel):
     """Fields of the pod as files."""
 
-    items: Annotated[tuple[DownwardItem, ...], Field(max_length=32, json_schema_extra=ATOMIC)] = ()
+    items: DownwardItems = ()
     default_mode: FileMode | None = None
 
 
@@ -209,22 +241,30 @@ class ProjectedObject(ApiModel):
     """A ConfigMap or Secret within a projected volume."""
 
     name: ObjectName
+    """Name of the object in the job's namespace."""
+
     items: KeysToPaths = ()
     optional: Bool | None = None
+    """When true, a missing object or key is ignored."""
 
 
 class ProjectedToken(ApiModel):
     """A service-account token within a projected volume."""
 
     audience: Annotated[str, StringConstraints(max_length=256)] | None = None
+    """Who the token is for; the API server unless given."""
+
     expiration_seconds: Annotated[Int, Field(ge=600, le=2**31)] | None = None
+    """Life of the token in seconds, at least 600; 3600 unless given."""
+
     path: RelativePath
+    """File name below the mount."""
 
 
 class ProjectedDownward(ApiModel):
     """Fields of the pod within a projected volume."""
 
-    items: Annotated[tuple[DownwardItem, ...], Field(max_length=32, json_schema_extra=ATOMIC)] = ()
+    items: DownwardItems = ()
 
 
 class ProjectedSource(ApiModel):
@@ -252,6 +292,8 @@ class Projected(ApiModel):
     sources: Annotated[
         tuple[ProjectedSource, ...], Field(min_length=1, max_length=16, json_schema_extra=ATOMIC)
     ]
+    """Sources that share the folder."""
+
     default_mode: FileMode | None = None
 
 

@@ -1,0 +1,173 @@
+"""The CustomResourceDefinition, generated from the pydantic models.
+
+Pydantic writes JSON Schema 2020-12 with references; the API server wants a *structural* OpenAPI v3 schema:
+references inlined, Optional flattened (the API server drops nulls itself), no `additionalProperties: false`
+beside `properties`, no titles. Defaults that say "nothing" (null, empty) are left out, so that a field that
+the user did not write stays absent. `structural.py` checks the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from zerotrain.operator.constants import GROUP, KIND, PLURAL, SHORT_NAME, SINGULAR, VERSION
+
+from .job import ZeroTrainingJob
+
+Schema = dict[str, Any]
+
+PRESERVE = "x-kubernetes-preserve-unknown-fields"
+INT_OR_STRING = "x-kubernetes-int-or-string"
+
+# Pydantic writes a bound under its own name where a validator of ours runs before the type's.
+_BOUNDS = {"ge": "minimum", "le": "maximum"}
+
+_OBJECT_FIELDS: dict[str, str] = {
+    "apiVersion": "Version of the schema of this representation of an object, as group/version.",
+    "kind": "Kind of the object: ZeroTrainingJob.",
+}
+
+PRINTER_COLUMNS: tuple[Schema, ...] = (
+    {"name": "Phase", "type": "string", "jsonPath": ".status.phase", "description": "Where the job stands."},
+    {
+        "name": "Step",
+        "type": "integer",
+        "jsonPath": ".status.progress.step",
+        "description": "Optimizer steps done.",
+    },
+    {
+        "name": "Ranks",
+        "type": "string",
+        "jsonPath": ".status.ranks.summary",
+        "description": "Ranks ready / wanted.",
+    },
+    {
+        "name": "Stage",
+        "type": "integer",
+        "jsonPath": ".status.zeroStage",
+        "description": "ZeRO stage of the configuration.",
+    },
+    {
+        "name": "Loss",
+        "type": "number",
+        "jsonPath": ".status.progress.loss",
+        "priority": 1,
+        "description": "Loss of the last step.",
+    },
+    {
+        "name": "Tokens/s",
+        "type": "number",
+        "jsonPath": ".status.progress.tokensPerSecond",
+        "description": "Tokens of all ranks per second.",
+    },
+    {
+        "name": "Restarts",
+        "type": "integer",
+        "jsonPath": ".status.restarts.total",
+        "description": "Restarts of all causes.",
+    },
+    {
+        "name": "Checkpoint",
+        "type": "integer",
+        "jsonPath": ".status.checkpoint.last.step",
+        "description": "Step of the newest checkpoint.",
+    },
+    {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
+)
+
+
+def custom_resource_definition() -> Schema:
+    """The CRD as plain JSON."""
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{PLURAL}.{GROUP}"},
+        "spec": {
+            "group": GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": KIND,
+                "listKind": f"{KIND}List",
+                "plural": PLURAL,
+                "singular": SINGULAR,
+                "shortNames": [SHORT_NAME],
+                "categories": ["all"],
+            },
+            "versions": [
+                {
+                    "name": VERSION,
+                    "served": True,
+                    "storage": True,
+                    "additionalPrinterColumns": list(PRINTER_COLUMNS),
+                    "subresources": {
+                        "status": {},
+                        "scale": {
+                            "specReplicasPath": ".spec.workers",
+                            "statusReplicasPath": ".status.workers.running",
+                            "labelSelectorPath": ".status.selector",
+                        },
+                    },
+                    "schema": {"openAPIV3Schema": openapi_schema()},
+                }
+            ],
+        },
+    }
+
+
+def openapi_schema() -> Schema:
+    """The structural schema of ZeroTrainingJob."""
+    source = ZeroTrainingJob.model_json_schema(by_alias=True)
+    schema = _structural(source, source.pop("$defs"))
+    properties = schema["properties"]
+    for name, description in _OBJECT_FIELDS.items():
+        properties[name] = {"type": "string", "description": description}
+    # The API server validates metadata itself and lets a CRD only restrict the name, which the rules do.
+    properties["metadata"] = {"type": "object"}
+    schema["required"] = ["spec"]
+    return schema
+
+
+def _structural(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema:
+    flat = _flattened(schema, definitions)
+    extras = flat.pop("additionalProperties", None)
+    if "properties" in flat:
+        flat["properties"] = {
+            name: _structural(child, definitions) for name, child in flat["properties"].items()
+        }
+    elif isinstance(extras, Mapping):
+        flat["additionalProperties"] = _structural(extras, definitions)
+    elif extras is True:
+        flat[PRESERVE] = True
+    if "items" in flat:
+        flat["items"] = _structural(flat["items"], definitions)
+    return _renamed(flat)
+
+
+def _flattened(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema:
+    """Resolve references and `X | None`; what stands beside a reference wins over what it refers to."""
+    flat = dict(schema)
+    while True:
+        if "$ref" in flat:
+            target = definitions[flat.pop("$ref").rsplit("/", 1)[-1]]
+            flat = {**target, **flat}
+        elif "anyOf" in flat and INT_OR_STRING not in flat:
+            branches = [branch for branch in flat.pop("anyOf") if branch != {"type": "null"}]
+            if len(branches) != 1:
+                raise ValueError(f"a field must have one type; got {branches}; split it into two fields")
+            flat = {**branches[0], **flat}
+        else:
+            return flat
+
+
+def _renamed(flat: Schema) -> Schema:
+    """Drop what says nothing and fold texts into one line, as `kubectl explain` wraps them itself."""
+    flat.pop("title", None)
+    if flat.get("default") in (None, [], {}, ""):
+        flat.pop("default", None)
+    for ours, theirs in _BOUNDS.items():
+        if ours in flat:
+            flat[theirs] = flat.pop(ours)
+    if "description" in flat:
+        flat["description"] = " ".join(flat["description"].split())
+    return flat
