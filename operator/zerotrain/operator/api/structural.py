@@ -12,8 +12,6 @@ from typing import Any
 from .crd import INT_OR_STRING, PRESERVE
 
 _TYPES = frozenset({"object", "array", "string", "integer", "number", "boolean"})
-    {"$ref", "$defs", "definitions", "const", "title", "patternProperties", "dependencies"}
-)
 _KEYWORDS = frozenset(
     {
         *("additionalProperties", "anyOf", "default", "description", "enum", "format", "items", "maxItems"),
