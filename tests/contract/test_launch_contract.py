@@ -1,0 +1,154 @@
+"""Launch environment, train spec, progress and tokens: what one side writes, the other side reads."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zerotrain.contract import channel_token
+from zerotrain.contract.exit_codes import EXIT_CODES, NEVER_RETRIED, ExitCode, RetryClass, meaning_of
+from zerotrain.contract.launch import LaunchError, LaunchSpec, RankEnv
+from zerotrain.contract.progress import (
+    MAX_TERMINATION_BYTES,
+    CheckpointProgress,
+    Phase,
+    Progress,
+    RejectedCheckpoint,
+    Termination,
+)
+from zerotrain.contract.train_spec import CheckpointPolicy, GptSpec, ModelSpec, TrainSpec, TrainSpecError
+
+KEY = b"k" * 32
+
+
+def launch(**changes: Any) -> LaunchSpec:
+    values: dict[str, Any] = {
+        **{"job": "gpt", "job_uid": "uid-1", "attempt": 2, "master_addr": "gpt-2-0.gpt"},
+        **{"world_size": 8, "node_rank": 1, "ranks_per_worker": 4, "config_path": Path("/etc/zt/ds.json")},
+    }
+    return LaunchSpec(**(values | changes))
+
+
+def test_environment_round_trips() -> None:
+    spec = launch(nvme_path=Path("/nvme"), nvme_bytes=10**12, checkpoint_dir=Path("/ckpt"), grace_seconds=7.5)
+    assert LaunchSpec.from_env(spec.to_env()) == spec
+    assert list(spec.ranks) == [4, 5, 6, 7]
+    assert spec.num_workers == 2
+
+
+def test_every_field_has_its_own_variable() -> None:
+    names = [item.metadata["env"] for cls in (LaunchSpec, RankEnv) for item in fields(cls)]
+    assert len(names) == len(set(names))
+    assert set(names) == LaunchSpec.env_names()
+
+
+def test_all_missing_variables_are_named_at_once() -> None:
+    with pytest.raises(LaunchError) as caught:
+        LaunchSpec.from_env({"WORLD_SIZE": "eight"})
+    for name in (
+        "ZEROTRAIN_JOB",
+        "ZEROTRAIN_ATTEMPT",
+        "MASTER_ADDR",
+        "WORLD_SIZE='eight' is not a whole number",
+    ):
+        assert name in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attempt": 0}, "attempt must be at least 1; got 0"),
+        ({"world_size": 0}, "world_size must be at least 1; got 0"),
+        ({"node_rank": 2}, "node_rank must be between 0 and 1; got 2"),
+        ({"ranks_per_worker": 3}, "WORLD_SIZE=8 is not a multiple of ZEROTRAIN_RANKS_PER_WORKER=3"),
+        ({"ranks_per_worker": 9}, "ranks_per_worker must be between 1 and 8; got 9"),
+    ],
+)
+def test_contradictions_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(LaunchError) as caught:
+        launch(**changes)
+    assert message in str(caught.value)
+
+
+def test_train_spec_round_trips() -> None:
+    model = ModelSpec(gpt=GptSpec(d_model=64, layers=2, heads=4, context=32))
+    spec = TrainSpec(
+        model=model, data_path="/data", steps=5, checkpoint=CheckpointPolicy(every_steps=2, keep_last=1)
+    )
+    assert TrainSpec.from_json(spec.to_json()) == spec
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "train.json is not JSON"),
+        ("[]", "train.json must be an object; got list"),
+        ('{"model": {"preset": "x"}, "steps": 1}', "data_path is missing"),
+        (
+            '{"model": {}, "data_path": "x", "steps": 1}',
+            "exactly one of gpt, preset, factory, path; got none",
+        ),
+        ('{"model": {"preset": "x", "path": "y"}, "data_path": "x", "steps": 1}', "got ['preset', 'path']"),
+        ('{"model": {"preset": "x"}, "data_path": "x", "steps": 0}', "steps must be at least 1; got 0"),
+        ('{"model": {"preset": "x"}, "data_path": "x", "steps": 1, "stepz": 1}', "stepz is not a key here"),
+        ('{"model": {"gpt": {"d_model": 64}}, "data_path": "x", "steps": 1}', "model.gpt.context is missing"),
+        (
+            '{"model": {"gpt": {"d_model": 65, "layers": 1, "heads": 4, "context": 8}}, "data_path": "x", "steps": 1}',
+            "model.gpt.d_model 65 is not a multiple of heads 4; take 64",
+        ),
+    ],
+)
+def test_wrong_train_specs_are_refused(text: str, message: str) -> None:
+    with pytest.raises(TrainSpecError) as caught:
+        TrainSpec.from_json(text)
+    assert message in str(caught.value)
+
+
+def test_progress_round_trips_and_ignores_unknown_keys() -> None:
+    saved = CheckpointProgress(step=20, path="/ckpt/step-20", time=5.0)
+    rejected = (RejectedCheckpoint(path="/ckpt/step-40", reason="digest"),)
+    progress = Progress(
+        rank=1, attempt=2, phase=Phase.STEP, step=21, checkpoint=saved, rejected_checkpoints=rejected
+    )
+    data = json.loads(progress.to_json()) | {"of_a_newer_version": 1}
+    assert Progress.from_json(json.dumps(data)) == progress
+    with pytest.raises(ValueError, match="attempt"):
+        Progress.from_json('{"rank": 0}')
+
+
+@given(exception=st.text(max_size=20000), last_line=st.text(max_size=20000))
+def test_termination_messages_fit_what_kubelet_keeps(exception: str, last_line: str) -> None:
+    saved = CheckpointProgress(step=20, path="/ckpt/" + "x" * 200, time=5.0)
+    message = Termination(
+        attempt=3, code=1, rank=7, exception=exception, last_line=last_line, checkpoint=saved
+    )
+    text = message.to_json()
+    assert len(text.encode()) <= MAX_TERMINATION_BYTES
+    read = Termination.from_json(text)
+    assert (read.attempt, read.code, read.rank) == (3, 1, 7)
+
+
+def test_tokens_differ_by_job_attempt_and_key() -> None:
+    token = channel_token.derive(KEY, "uid-1", 1)
+    others = [
+        channel_token.derive(KEY, "uid-1", 2),
+        channel_token.derive(KEY, "uid-2", 1),
+        channel_token.derive(b"j" * 32, "uid-1", 1),
+    ]
+    assert channel_token.matches(token, channel_token.derive(KEY, "uid-1", 1))
+    assert not any(channel_token.matches(token, other) for other in others)
+    with pytest.raises(ValueError, match="at least 32 bytes; got 3"):
+        channel_token.derive(b"abc", "uid-1", 1)
+
+
+def test_every_exit_code_has_one_row() -> None:
+    assert sorted(row.code for row in EXIT_CODES) == sorted(int(code) for code in ExitCode)
+    assert set(range(64, 70)) <= NEVER_RETRIED
+    assert meaning_of(1).retry is RetryClass.APPLICATION
+    assert meaning_of(139).meaning == "killed by signal 11"
