@@ -1,0 +1,75 @@
+"""Everything that can go wrong with a checkpoint folder, and which exit code it ends a rank with.
+
+    CheckpointError                the folder cannot be used as asked (exit CHECKPOINT_UNUSABLE)
+      CheckpointNotWritable        the operating system refused a write; nothing half-written stays
+        CheckpointNoSpace          ... for want of room: bytes needed and free are in the text
+      CheckpointFenced             a newer attempt or another job owns the folder: too late to commit
+      CheckpointDamaged            no checkpoint in the folder is whole, or the one asked for is not
+      CheckpointMismatch           whole, but of another model or optimizer (exit BAD_CONFIG)
+
+Raised on every rank alike: ranks compare notes before any of them decides.
+"""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+from zerotrain.contract.exit_codes import ExitCode
+
+NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Disk full, quota reached, file size limit reached."""
+
+
+class CheckpointError(Exception):
+    """Base of every error of this package."""
+
+    exit_code: ExitCode = ExitCode.CHECKPOINT_UNUSABLE
+
+
+class CheckpointNotWritable(CheckpointError):
+    """A write, sync or rename failed; the temporary folder is removed, older checkpoints are untouched."""
+
+    def __init__(self, path: Path | str, *, rank: int, code: int, detail: str) -> None:
+        self.path = Path(path)
+        self.rank = rank
+        self.errno = code
+        super().__init__(f"checkpoint folder {path}: rank {rank} cannot write ({detail})")
+
+
+class CheckpointNoSpace(CheckpointNotWritable):
+    """No room: `bytes_needed` for the whole checkpoint, `bytes_free` left on the disk."""
+
+    def __init__(self, path: Path | str, *, rank: int, code: int, bytes_needed: int, bytes_free: int) -> None:
+        self.bytes_needed = bytes_needed
+        self.bytes_free = bytes_free
+        limit = "the file size limit" if code == errno.EFBIG else "the disk or its quota"
+        super().__init__(
+            path,
+            rank=rank,
+            code=code,
+            detail=f"{limit} has no room: {bytes_needed} bytes needed, {bytes_free} free; "
+            "make room or lower checkpoint.keepLast; earlier checkpoints are untouched",
+        )
+
+
+class CheckpointFenced(CheckpointError):
+    """This attempt is not the newest one any more, so it may not commit."""
+
+    @classmethod
+    def found(cls, path: Path | str, *, mine: str, fence: str) -> CheckpointFenced:
+        """The error for an attempt `mine` that met the fence of another."""
+        return cls(
+            f"checkpoint folder {path} belongs to {fence} now; {mine} came too late and may not write there. "
+            "A newer attempt runs: this one must end"
+        )
+
+
+class CheckpointDamaged(CheckpointError):
+    """Checkpoints exist but none can be trusted; starting afresh silently would lose the run."""
+
+
+class CheckpointMismatch(CheckpointError):
+    """Model, optimizer or client state do not fit the checkpoint; the user must change one of them."""
+
+    exit_code = ExitCode.BAD_CONFIG

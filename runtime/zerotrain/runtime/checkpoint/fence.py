@@ -1,0 +1,95 @@
+"""Who owns a checkpoint folder: the fence, and the lock under which it is read and moved.
+
+A new attempt writes `fence.json` before it loads anything. Every commit re-reads it under the lock, so that a
+pod of an older attempt that is still running on a lost node can finish writing but never commit. Another job
+(other uid) that is pointed at the folder takes it over the same way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from zerotrain.runtime.checkpoint.errors import CheckpointFenced
+from zerotrain.runtime.checkpoint.files import json_bytes, replace_durable
+from zerotrain.runtime.checkpoint.names import FENCE, LOCK
+
+LOCK_WAIT_SECONDS = 10.0
+"""A lost node may hold the lock of a network file system until its lease ends; then go on without."""
+
+_NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Owner:
+    """One attempt of one job. Without an operator the uid is empty and the attempt 1."""
+
+    attempt: int
+    job_uid: str = ""
+
+    def __str__(self) -> str:
+        return f"attempt {self.attempt}" + (f" of job {self.job_uid}" if self.job_uid else "")
+
+
+def read_fence(directory: Path) -> Owner | None:
+    """The owner; None when there is no fence, or it is torn (a disk did that: it is replaced atomically)."""
+    try:
+        record = json.loads((directory / FENCE).read_bytes())
+        return Owner(attempt=int(record["attempt"]), job_uid=str(record["job_uid"]))
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def take_over(directory: Path, owner: Owner) -> None:
+    """Make `owner` the folder's owner. Raises CheckpointFenced when a higher attempt of the same job is."""
+    with folder_lock(directory):
+        current = read_fence(directory)
+        if current is not None and current.job_uid == owner.job_uid and current.attempt > owner.attempt:
+            raise CheckpointFenced.found(directory, mine=str(owner), fence=str(current))
+        if current != owner:
+            replace_durable(directory / FENCE, json_bytes(asdict(owner)))
+
+
+def check_owner(directory: Path, owner: Owner) -> None:
+    """Raise CheckpointFenced unless `owner` may commit; call it under the lock."""
+    current = read_fence(directory)
+    if current is None or current == owner:
+        return
+    if current.job_uid != owner.job_uid or current.attempt > owner.attempt:
+        raise CheckpointFenced.found(directory, mine=str(owner), fence=str(current))
+
+
+@contextlib.contextmanager
+def folder_lock(directory: Path, *, wait_seconds: float = LOCK_WAIT_SECONDS) -> Iterator[bool]:
+    """Hold the folder's lock; yields False where the file system has no locks or the holder never lets go."""
+    descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        yield _lock(descriptor, wait_seconds)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, wait_seconds: float) -> bool:
+    deadline = time.monotonic() + wait_seconds
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.05)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            return False
+        else:
+            return True

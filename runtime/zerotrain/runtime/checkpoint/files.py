@@ -1,0 +1,60 @@
+"""Durable file operations: every write is synced, every replacement is atomic. Used by writer and fence."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def fsync_folder(path: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_durable(path: Path, data: bytes) -> None:
+    """Create or overwrite a file and sync its contents (not its name)."""
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace_durable(path: Path, data: bytes) -> None:
+    """Replace a file so that a reader or a crash sees the old contents or the new, never a mixture."""
+    temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}")
+    try:
+        write_durable(temporary, data)
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    fsync_folder(path.parent)
+
+
+def json_bytes(value: Mapping[str, Any]) -> bytes:
+    """Compact JSON. Raises ValueError or TypeError for what JSON has no form for (NaN, bytes, tensors)."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+
+
+def free_bytes(path: Path) -> int:
+    """Bytes that this user may still write on the disk that holds `path`; 0 when that cannot be told."""
+    try:
+        stats = os.statvfs(path)
+    except OSError:
+        return 0
+    return stats.f_bavail * stats.f_frsize
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder if it is there; what cannot be removed is left to the next save."""
+    shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,81 @@
+"""How the ranks of a save or load agree: small gathers of integers and texts over a process group.
+
+Objects are never pickled across ranks: errors travel as UTF-8, outcomes as int64 records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+
+class RankGroup(Protocol):
+    """The ranks that save or load together."""
+
+    rank: int
+    world_size: int
+
+    def gather(self, values: Sequence[int]) -> list[tuple[int, ...]]:
+        """Every rank's record, in rank order. All ranks pass the same number of values."""
+
+    def broadcast_text(self, text: str, *, source: int) -> str:
+        """The text of rank `source`, on every rank."""
+
+
+class SingleRank:
+    """A world of one."""
+
+    rank = 0
+    world_size = 1
+
+    def gather(self, values: Sequence[int]) -> list[tuple[int, ...]]:
+        return [tuple(values)]
+
+    def broadcast_text(self, text: str, *, source: int) -> str:
+        return text
+
+
+class ProcessGroupRanks:
+    """Ranks of a torch.distributed process group (gloo on the host, NCCL on the accelerator)."""
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self._group = group
+        self.rank = dist.get_rank(group)
+        self.world_size = dist.get_world_size(group)
+        on_gpu = dist.get_backend(group) == "nccl"
+        self._device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+
+    def gather(self, values: Sequence[int]) -> list[tuple[int, ...]]:
+        mine = torch.tensor(list(values), dtype=torch.int64, device=self._device)
+        records = [torch.empty_like(mine) for _ in range(self.world_size)]
+        dist.all_gather(records, mine, group=self._group)
+        return [tuple(int(value) for value in record.tolist()) for record in records]
+
+    def broadcast_text(self, text: str, *, source: int) -> str:
+        data = text.encode()
+        length = self.gather([len(data)])[source][0]
+        if length == 0:
+            return ""
+        content = bytearray(data if self.rank == source else bytes(length))
+        buffer = torch.frombuffer(content, dtype=torch.uint8).to(self._device)
+        dist.broadcast(buffer, group=self._group, group_src=source)
+        return bytes(buffer.cpu().tolist()).decode()
+
+
+def default_group() -> RankGroup:
+    """The default process group when torch.distributed runs, otherwise a world of one."""
+    if dist.is_available() and dist.is_initialized():
+        return ProcessGroupRanks()
+    return SingleRank()
+
+
+def first_problem(group: RankGroup, problem: str | None) -> tuple[int, str] | None:
+    """Rank and text of the lowest rank with a problem, None when there is none; the same on every rank."""
+    flags = group.gather([0 if problem is None else 1])
+    source = next((rank for rank, (flag,) in enumerate(flags) if flag), None)
+    if source is None:
+        return None
+    return source, group.broadcast_text(problem or "", source=source)

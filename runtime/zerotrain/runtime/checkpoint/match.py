@@ -1,0 +1,70 @@
+"""Does a whole checkpoint fit the model and optimizer that want to load it? Pure; every mismatch is named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from zerotrain.runtime.checkpoint.errors import CheckpointMismatch
+from zerotrain.runtime.checkpoint.manifest import Manifest, TensorEntry
+from zerotrain.runtime.zero.layout import ModelLayout
+from zerotrain.runtime.zero.state import CheckpointState
+
+
+def stored_tensors(manifest: Manifest, layout: ModelLayout, unit_name: str) -> Mapping[str, TensorEntry]:
+    """The stored entry of every parameter of a unit, found by name whatever unit held it then."""
+    found = {}
+    for segment in layout.unit(unit_name).segments:
+        owner = manifest.aliases.get(segment.fqn, segment.fqn)
+        entry = manifest.tensors.get(owner)
+        if entry is not None:
+            found[segment.fqn] = entry
+    return found
+
+
+def check_match(manifest: Manifest, state: CheckpointState) -> None:
+    """Raise CheckpointMismatch naming the first parameter, state or buffer that does not fit."""
+    _check_names(manifest, state)
+    for unit_name, kind in state.streams:
+        unit = state.layout.unit(unit_name)
+        stored = stored_tensors(manifest, state.layout, unit_name)
+        for segment in unit.segments:
+            entry = stored[segment.fqn]
+            if entry.shape != segment.shape:
+                raise CheckpointMismatch(
+                    f"parameter {segment.fqn!r} has shape {list(segment.shape)} in the model and "
+                    f"{list(entry.shape)} in the checkpoint; give the model its old sizes or another folder"
+                )
+            source = manifest.units[entry.unit]
+            if kind not in source.kinds:
+                was = "trained" if source.trainable else "frozen"
+                raise CheckpointMismatch(
+                    f"parameter {segment.fqn!r} needs state {kind!r} but was {was} with state "
+                    f"{sorted(source.kinds)} when the checkpoint was written; "
+                    "keep optimizer and frozen parameters as they were, or start afresh"
+                )
+    missing = sorted(set(state.buffers) - set(manifest.buffers))
+    if missing:
+        raise CheckpointMismatch(f"the checkpoint holds no buffer {missing[0]!r}; the model must be the same")
+
+
+def _check_names(manifest: Manifest, state: CheckpointState) -> None:
+    model = {segment.fqn for unit in state.layout.units for segment in unit.segments}
+    stored = set(manifest.tensors)
+    missing = sorted(fqn for fqn in model if manifest.aliases.get(fqn, fqn) not in stored)
+    if missing:
+        raise CheckpointMismatch(
+            f"the checkpoint holds no parameter {missing[0]!r} ({len(missing)} missing in all); "
+            "the model must be the one that was saved"
+        )
+    known = model | set(state.layout.aliases)
+    extra = sorted(
+        fqn
+        for fqn in stored
+        if fqn not in known
+        and not any(alias in known for alias, owner in manifest.aliases.items() if owner == fqn)
+    )
+    if extra:
+        raise CheckpointMismatch(
+            f"the checkpoint holds parameter {extra[0]!r} the model does not have ({len(extra)} in all); "
+            "the model must be the one that was saved"
+        )

@@ -1,0 +1,113 @@
+"""Names inside a checkpoint folder, and listing what is committed there.
+
+fence.json                       newest attempt that owns the folder
+latest                           JSON: name of the newest committed step folder
+step-0000000040-attempt-2/       one checkpoint: COMMIT, manifest.json, rank-00000-of-00002.safetensors, ...
+.tmp-*  .trash-*                 unfinished save, half-removed checkpoint: never read
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FENCE = "fence.json"
+LOCK = "fence.lock"
+LATEST = "latest"
+MANIFEST = "manifest.json"
+COMMIT = "COMMIT"
+DAMAGED = "DAMAGED"
+TMP_PREFIX = ".tmp-"
+TRASH_PREFIX = ".trash-"
+
+_TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_STEP_FOLDER = re.compile(r"step-\d{10}-attempt-\d+")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Committed:
+    """One checkpoint whose COMMIT record is readable. `sequence` grows with every commit in the folder."""
+
+    path: Path
+    step: int
+    attempt: int
+    sequence: int
+    manifest_sha256: str
+
+
+def step_folder(step: int, attempt: int) -> str:
+    """The folder name of a checkpoint without a tag; sorts by step."""
+    return f"step-{step:010d}-attempt-{attempt}"
+
+
+def is_step_folder(name: str) -> bool:
+    """Whether a folder got its name from `step_folder` (and not from a tag)."""
+    return _STEP_FOLDER.fullmatch(name) is not None
+
+
+def rank_file(rank: int, world_size: int) -> str:
+    """The tensor file that `rank` writes."""
+    return f"rank-{rank:05d}-of-{world_size:05d}.safetensors"
+
+
+def check_tag(tag: str) -> str:
+    """Return `tag` when it can be a folder name of ours. Raises ValueError otherwise."""
+    if not _TAG.fullmatch(tag) or tag in (LATEST, FENCE, LOCK):
+        raise ValueError(
+            f"checkpoint tag {tag!r} is not usable as a folder name; take up to 100 letters, digits, dots, "
+            "dashes and underscores, not starting with a dot"
+        )
+    return tag
+
+
+def read_commit(path: Path) -> Committed:
+    """The COMMIT record of a step folder. Raises ValueError or OSError when it is torn or missing."""
+    record = _json_object((path / COMMIT).read_bytes())
+    values = {name: record.get(name) for name in ("step", "attempt", "sequence")}
+    digest = record.get("manifest_sha256")
+    if any(type(value) is not int for value in values.values()) or not isinstance(digest, str):
+        raise ValueError(f"{COMMIT} is torn: {record}")
+    return Committed(path=path, manifest_sha256=digest, **values)  # type: ignore[arg-type]
+
+
+def folders(directory: Path) -> list[Path]:
+    """Every folder that may be a checkpoint: no temporary, no trash, no hidden ones; may be none."""
+    try:
+        return sorted(
+            Path(entry.path)
+            for entry in os.scandir(directory)
+            if entry.is_dir() and not entry.name.startswith(".")
+        )
+    except FileNotFoundError:
+        return []
+
+
+def committed(directory: Path) -> list[Committed]:
+    """Checkpoints with a readable COMMIT record, newest commit first."""
+    found = []
+    for path in folders(directory):
+        try:
+            found.append(read_commit(path))
+        except (OSError, ValueError):
+            continue
+    return sorted(found, key=lambda item: item.sequence, reverse=True)
+
+
+def read_latest(directory: Path) -> str | None:
+    """Name of the folder that `latest` points to; None when it is missing or torn."""
+    try:
+        name = _json_object((directory / LATEST).read_bytes()).get("folder")
+    except (OSError, ValueError):
+        return None
+    return name if isinstance(name, str) and _TAG.fullmatch(name) else None
+
+
+def _json_object(data: bytes) -> dict[str, Any]:
+    value = json.loads(data)
+    if not isinstance(value, dict):
+        raise ValueError(f"expected a JSON object; got {type(value).__name__}")
+    return value

@@ -1,0 +1,69 @@
+"""What happened on one rank, and how all ranks come to raise the same error for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from zerotrain.runtime.checkpoint.errors import (
+    NO_SPACE,
+    CheckpointError,
+    CheckpointFenced,
+    CheckpointNoSpace,
+    CheckpointNotWritable,
+)
+from zerotrain.runtime.checkpoint.files import free_bytes
+from zerotrain.runtime.checkpoint.group import RankGroup
+
+_OK, _REFUSED, _FENCED = 0, -1, -2
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """`code` is an errno, or one of the negative codes above; texts travel only when something failed."""
+
+    code: int = _OK
+    bytes_needed: int = 0
+    bytes_free: int = 0
+    text: str = ""
+
+    @classmethod
+    def of(cls, action: Callable[[], None], directory: Path) -> Outcome:
+        """Run `action`; errors that a checkpoint may meet become an outcome, all others pass."""
+        try:
+            action()
+        except (CheckpointError, OSError, ValueError, TypeError) as error:
+            return cls.failed(error, directory)
+        return cls()
+
+    @classmethod
+    def failed(cls, error: Exception, directory: Path) -> Outcome:
+        """The outcome for an error that was caught."""
+        if isinstance(error, CheckpointFenced):
+            return cls(code=_FENCED, text=str(error))
+        if isinstance(error, OSError):
+            text = f"{os.strerror(error.errno or 0)}: {error.filename or directory}"
+            return cls(code=error.errno or -1, bytes_free=free_bytes(directory), text=text)
+        if isinstance(error, CheckpointError):
+            return cls(code=_REFUSED, text=str(error))
+        return cls(code=_REFUSED, text=f"checkpoint folder {directory}: the state cannot be stored: {error}")
+
+
+def agree(group: RankGroup, directory: Path, mine: Outcome) -> None:
+    """Return when every rank succeeded; otherwise raise the lowest failing rank's error on every rank."""
+    records = group.gather([mine.code, mine.bytes_needed, mine.bytes_free])
+    failing = next((rank for rank, record in enumerate(records) if record[0] != _OK), None)
+    if failing is None:
+        return
+    code, _, free = records[failing]
+    text = group.broadcast_text(mine.text, source=failing)
+    if code == _FENCED:
+        raise CheckpointFenced(text)
+    if code in NO_SPACE:
+        needed = sum(record[1] for record in records)
+        raise CheckpointNoSpace(directory, rank=failing, code=code, bytes_needed=needed, bytes_free=free)
+    if code > 0:
+        raise CheckpointNotWritable(directory, rank=failing, code=code, detail=text)
+    raise CheckpointError(text)

@@ -1,0 +1,219 @@
+"""Loading at any number of ranks: verify, plan by interval intersection, `pread` only what this rank owns.
+
+Verification is shared: of n files, rank r of M hashes files r, r + M, r + 2M, ..., so that every byte of a
+checkpoint is digested exactly once; the ranks then compare notes. A checkpoint that is torn or damaged is
+passed over for the next older one and reported in `LoadResult.rejected`. One that is whole but belongs to
+another model raises, because an older one would not fit either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from zerotrain.runtime.checkpoint import rng
+from zerotrain.runtime.checkpoint.errors import CheckpointDamaged
+from zerotrain.runtime.checkpoint.group import RankGroup, default_group, first_problem
+from zerotrain.runtime.checkpoint.intervals import plan_shard
+from zerotrain.runtime.checkpoint.manifest import Manifest
+from zerotrain.runtime.checkpoint.match import check_match, stored_tensors
+from zerotrain.runtime.checkpoint.names import (
+    COMMIT,
+    MANIFEST,
+    check_tag,
+    folders,
+    is_step_folder,
+    read_commit,
+)
+from zerotrain.runtime.checkpoint.retention import mark_damaged, reading
+from zerotrain.runtime.checkpoint.tensorfile import TensorFile, hash_file
+from zerotrain.runtime.checkpoint.writer import BUFFER_PREFIX
+from zerotrain.runtime.zero.state import CheckpointState
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadResult:
+    """What was loaded; `path` is None when the folder holds no checkpoint (start afresh)."""
+
+    path: Path | None = None
+    step: int = 0
+    attempt: int = 0
+    time: float = 0.0
+    """Unix seconds at which the checkpoint was written."""
+    world_size: int = 0
+    """Ranks that wrote it."""
+    client_state: dict[str, Any] = field(default_factory=dict)
+    rejected: tuple[tuple[Path, str], ...] = ()
+    """Checkpoints that were passed over, with the reason, newest first."""
+    rng_restored: bool = False
+    """Whether this rank's random generators were; a rank that did not exist before keeps its own."""
+
+
+def load(
+    state: CheckpointState,
+    directory: Path | str,
+    tag: str | None = None,
+    *,
+    group: RankGroup | None = None,
+) -> LoadResult:
+    """Overwrite `state` in place with the newest whole checkpoint, or with the one named `tag`. Collective.
+
+    Tensors, scalars and buffers of `state` and this process's random generators are replaced; `state` is
+    undefined when this raises. Raises CheckpointDamaged when checkpoints exist but none is whole (or `tag`
+    is not), CheckpointMismatch when model or optimizer differ, CheckpointError when ranks see other files.
+    """
+    group, directory = group or default_group(), Path(directory)
+    rejected: list[tuple[Path, str]] = []
+    for name in _candidates(directory, tag, group):
+        path = directory / name
+        result = _try_load(state, path, group)
+        if isinstance(result, LoadResult):
+            if group.rank == 0:
+                for bad, reason in rejected:
+                    mark_damaged(bad, reason)
+            return replace(result, rejected=tuple(rejected))
+        rejected.append((path, result))
+    if rejected:
+        listed = "; ".join(f"{path.name}: {reason}" for path, reason in rejected)
+        raise CheckpointDamaged(
+            f"no checkpoint in {directory} can be used ({listed}). Restore one from a backup, or start "
+            "afresh with an empty folder or checkpoint.resumeFrom: None"
+        )
+    return LoadResult()
+
+
+def _candidates(directory: Path, tag: str | None, group: RankGroup) -> list[str]:
+    """Folder names, newest commit first, as rank 0 sees them."""
+    if tag is not None:
+        return [check_tag(tag)]
+    names = _newest_first(directory) if group.rank == 0 else []
+    text = group.broadcast_text(json.dumps(names), source=0)
+    return [str(name) for name in json.loads(text)]
+
+
+def _newest_first(directory: Path) -> list[str]:
+    sequences: dict[str, tuple[int, str]] = {}
+    torn: list[str] = []
+    for path in folders(directory):
+        try:
+            sequences[path.name] = (read_commit(path).sequence, path.name)
+        except (OSError, ValueError):
+            # Looks like a checkpoint but its COMMIT record is unreadable: it must be reported, never loaded.
+            if is_step_folder(path.name):
+                torn.append(path.name)
+    newest = sorted(sequences, key=lambda name: sequences[name], reverse=True)
+    return sorted(torn, reverse=True) + newest
+
+
+def _try_load(state: CheckpointState, path: Path, group: RankGroup) -> LoadResult | str:
+    """The result, or why this checkpoint cannot be used; the same on every rank."""
+    with contextlib.ExitStack() as stack:
+        manifest: Manifest | None = None
+        problem: str | None = None
+        try:
+            stack.enter_context(reading(path))
+            manifest = _read_manifest(path)
+            _verify_files(manifest, path, group)
+        except (OSError, ValueError) as error:
+            problem = _reason(error)
+        found = first_problem(group, problem)
+        if found is not None or manifest is None:
+            return _told(found, group)
+        # A pure function of manifest and layout: every rank raises, or none.
+        check_match(manifest, state)
+        restored = False
+        try:
+            restored = _fill(state, manifest, path)
+        except (OSError, ValueError) as error:
+            problem = _reason(error)
+        found = first_problem(group, problem)
+        if found is not None:
+            return _told(found, group)
+    return LoadResult(
+        path=path,
+        step=manifest.step,
+        attempt=manifest.attempt,
+        time=manifest.created_at,
+        world_size=manifest.world_size,
+        client_state=dict(manifest.client_state),
+        rng_restored=restored,
+    )
+
+
+def _told(found: tuple[int, str] | None, group: RankGroup) -> str:
+    rank, reason = found or (group.rank, "unknown")
+    return reason if group.world_size == 1 else f"{reason} (found by rank {rank})"
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return f"{Path(error.filename or '?').name} is missing"
+    if isinstance(error, OSError):
+        return f"{Path(error.filename or '?').name} cannot be read: {error.strerror}"
+    return str(error)
+
+
+def _read_manifest(path: Path) -> Manifest:
+    commit = read_commit(path)
+    data = (path / MANIFEST).read_bytes()
+    if hashlib.sha256(data).hexdigest() != commit.manifest_sha256:
+        raise ValueError(f"{MANIFEST} does not have the digest that {COMMIT} records")
+    return Manifest.parse(json.loads(data))
+
+
+def _verify_files(manifest: Manifest, path: Path, group: RankGroup) -> None:
+    for index in range(group.rank, len(manifest.files), group.world_size):
+        expected = manifest.files[index]
+        size = (path / expected.name).stat().st_size
+        if size != expected.size:
+            raise ValueError(f"{expected.name} has {size} bytes instead of {expected.size}")
+        if hash_file(path / expected.name).sha256 != expected.sha256:
+            raise ValueError(f"{expected.name} does not have the digest that {MANIFEST} records")
+
+
+def _fill(state: CheckpointState, manifest: Manifest, path: Path) -> bool:
+    """Read this rank's part; returns whether its random generators were restored."""
+    with _OpenFiles(manifest, path) as files:
+        for (unit_name, kind), shard in state.streams.items():
+            shard.zero_()  # gaps and padding; everything else is overwritten
+            stored = stored_tensors(manifest, state.layout, unit_name)
+            pieces = {fqn: entry.pieces for fqn, entry in stored.items()}
+            for fqn, copies in plan_shard(state.layout, unit_name, state.rank, pieces):
+                key = f"{stored[fqn].unit}/{kind}"
+                for copy in copies:
+                    target = shard[copy.target : copy.target + copy.length]
+                    files[copy.file].read_into(key, copy.source, target)
+        for fqn, buffer in state.buffers.items():
+            buffer.copy_(files[0].read(f"{BUFFER_PREFIX}{fqn}"))
+        restored = state.rank < manifest.world_size
+        if restored:
+            file = files[state.rank]
+            generators = {key: file.read(key) for key in file.keys() if key.startswith(rng.PREFIX)}  # noqa: SIM118
+            rng.restore(generators, manifest.files[state.rank].rng)
+    state.scalars.clear()
+    state.scalars.update(manifest.scalars)
+    return restored
+
+
+class _OpenFiles:
+    """Tensor files of a checkpoint, opened on first use."""
+
+    def __init__(self, manifest: Manifest, path: Path) -> None:
+        self._paths = [path / entry.name for entry in manifest.files]
+        self._open: dict[int, TensorFile] = {}
+
+    def __enter__(self) -> _OpenFiles:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._open.values():
+            file.close()
+
+    def __getitem__(self, index: int) -> TensorFile:
+        if index not in self._open:
+            self._open[index] = TensorFile(self._paths[index])
+        return self._open[index]

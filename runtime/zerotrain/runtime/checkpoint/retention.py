@@ -1,0 +1,104 @@
+"""Which checkpoints go after a commit: the newest `keep_last` stay, and whatever is being read or is tagged.
+
+Rank 0 calls `retain` after each commit. A checkpoint is first renamed out of sight, then removed, so that a
+crash half-way never leaves something that looks like a checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+
+from zerotrain.runtime.checkpoint.files import json_bytes, remove_tree, write_durable
+from zerotrain.runtime.checkpoint.names import (
+    DAMAGED,
+    MANIFEST,
+    TRASH_PREFIX,
+    Committed,
+    committed,
+    folders,
+    is_step_folder,
+)
+
+
+def superfluous(
+    checkpoints: Sequence[Committed], *, keep_last: int, damaged: Collection[str] = ()
+) -> tuple[Committed, ...]:
+    """What may go. `checkpoints` newest first; damaged ones do not count as kept and tagged ones never go."""
+    if keep_last < 1:
+        raise ValueError(f"keep_last must be at least 1: the newest checkpoint always stays; got {keep_last}")
+    kept = 0
+    gone = []
+    for item in checkpoints:
+        if not is_step_folder(item.path.name):
+            continue
+        if kept >= keep_last:
+            gone.append(item)
+        elif item.path.name not in damaged:
+            kept += 1
+    return tuple(gone)
+
+
+def mark_damaged(folder: Path, reason: str) -> None:
+    """Leave a note in a checkpoint that could not be read, so that it does not count as kept; best effort."""
+    with contextlib.suppress(OSError):
+        write_durable(folder / DAMAGED, json_bytes({"reason": reason}))
+
+
+def retain(directory: Path, *, keep_last: int) -> tuple[str, ...]:
+    """Remove superfluous checkpoints; returns their names. Never raises for one that cannot be removed."""
+    found = committed(directory)
+    damaged = {item.path.name for item in found if (item.path / DAMAGED).exists()}
+    whole = {item.path.name for item in found}
+    torn = [path for path in folders(directory) if is_step_folder(path.name) and path.name not in whole]
+    going = [item.path for item in superfluous(found, keep_last=keep_last, damaged=damaged)]
+    # A folder without a readable COMMIT is of no use to anyone once enough whole ones exist.
+    if len(found) - len(damaged) >= keep_last:
+        going += torn
+    return tuple(path.name for path in going if _remove(path))
+
+
+@contextlib.contextmanager
+def reading(folder: Path) -> Iterator[None]:
+    """Keep `retain` of any process away from a checkpoint while it is read."""
+    descriptor = os.open(folder / MANIFEST, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _remove(path: Path) -> bool:
+    if _is_read(path):
+        return False
+    trash = path.with_name(TRASH_PREFIX + path.name)
+    remove_tree(trash)
+    try:
+        path.rename(trash)
+    except OSError:
+        return False
+    remove_tree(trash)
+    return True
+
+
+def _is_read(path: Path) -> bool:
+    try:
+        descriptor = os.open(path / MANIFEST, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return (
+            False  # no locks on this file system: readers are then only the ranks of this job, at its start
+        )
+    finally:
+        os.close(descriptor)
+    return False

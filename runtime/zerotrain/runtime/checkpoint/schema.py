@@ -1,0 +1,83 @@
+"""Strict reading of JSON objects: every key known, every type exact, errors with the path of the value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class SchemaError(ValueError):
+    """A value of the manifest is missing, unknown or of the wrong type."""
+
+
+class Node:
+    """One JSON object and where it lies; keys are taken one by one and `done()` refuses what is left."""
+
+    def __init__(self, value: object, path: str) -> None:
+        if not isinstance(value, dict):
+            raise SchemaError(f"{path} must be an object; got {type(value).__name__}")
+        self._left: dict[str, Any] = dict(value)
+        self.path = path
+
+    def take(self, name: str) -> Any:
+        """Any JSON value."""
+        try:
+            return self._left.pop(name)
+        except KeyError:
+            raise SchemaError(f"{self.path}.{name} is missing") from None
+
+    def text(self, name: str) -> str:
+        value = self.take(name)
+        if not isinstance(value, str):
+            raise SchemaError(f"{self.path}.{name} must be a string; got {value!r}")
+        return value
+
+    def integer(self, name: str, *, low: int = 0) -> int:
+        return integer(self.take(name), f"{self.path}.{name}", low=low)
+
+    def number(self, name: str) -> float:
+        value = self.take(name)
+        if type(value) not in (int, float):
+            raise SchemaError(f"{self.path}.{name} must be a number; got {value!r}")
+        return float(value)
+
+    def flag(self, name: str) -> bool:
+        value = self.take(name)
+        if not isinstance(value, bool):
+            raise SchemaError(f"{self.path}.{name} must be true or false; got {value!r}")
+        return value
+
+    def integers(self, name: str) -> tuple[int, ...]:
+        return tuple(integer(item, f"{self.path}.{name}") for item in self.items(name))
+
+    def items(self, name: str) -> list[Any]:
+        value = self.take(name)
+        if not isinstance(value, list):
+            raise SchemaError(f"{self.path}.{name} must be a list; got {type(value).__name__}")
+        return value
+
+    def mapping(self, name: str) -> dict[str, Any]:
+        """A JSON object with free keys."""
+        value = self.take(name)
+        if not isinstance(value, dict):
+            raise SchemaError(f"{self.path}.{name} must be an object; got {type(value).__name__}")
+        return value
+
+    def texts(self, name: str) -> dict[str, str]:
+        """A JSON object whose values are strings."""
+        value = self.mapping(name)
+        for key, item in value.items():
+            if not isinstance(item, str):
+                raise SchemaError(f"{self.path}.{name}.{key} must be a string; got {item!r}")
+        return value
+
+    def done(self) -> None:
+        """Refuse keys that nobody took."""
+        if self._left:
+            raise SchemaError(f"{self.path}.{min(self._left)} is not a known key")
+
+
+def integer(value: object, path: str, *, low: int = 0) -> int:
+    """`value` as an int of at least `low`; booleans and floats are refused."""
+    if type(value) is not int or value < low:
+        raise SchemaError(f"{path} must be a whole number of at least {low}; got {value!r}")
+    return value

@@ -1,0 +1,205 @@
+"""One file in safetensors layout, written and read without a second copy of the tensors.
+
+The safetensors library serialises whole tensors to bytes before it writes them, which doubles memory at the
+worst moment; so the writer here streams tiles straight from the tensors' memory (hashing each one while it is
+in cache) and the reader `pread`s element ranges straight into them. The files are ordinary safetensors files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+TILE_BYTES = 8 << 20
+"""Bytes that are written and hashed at a time; small enough to stay in cache."""
+
+HEADER_ALIGN = 4096
+"""Bytes; the header is padded to it so that tensor data starts on a page."""
+
+MAX_HEADER_BYTES = 100_000_000
+"""The format's own limit."""
+
+DTYPES: Mapping[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+DTYPE_NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WrittenFile:
+    """What a written file must look like when it is read back."""
+
+    size: int
+    sha256: str
+
+
+def dtype_name(tensor: torch.Tensor, key: str) -> str:
+    """The format's name of a tensor's dtype. Raises ValueError for one the format does not know."""
+    try:
+        return DTYPE_NAMES[tensor.dtype]
+    except KeyError:
+        raise ValueError(f"tensor {key!r} has dtype {tensor.dtype}, which a checkpoint cannot hold") from None
+
+
+def header_bytes(tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """Length prefix and header for these tensors, padded with blanks to HEADER_ALIGN."""
+    header: dict[str, Any] = {}
+    end = 0
+    for key, tensor in tensors.items():
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        header[key] = {
+            "dtype": dtype_name(tensor, key),
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    padded = -(-(8 + len(text)) // HEADER_ALIGN) * HEADER_ALIGN - 8
+    return padded.to_bytes(8, "little") + text.ljust(padded, b" ")
+
+
+def file_size(tensors: Mapping[str, torch.Tensor]) -> int:
+    """Bytes of the file that `write_tensors` makes of these tensors."""
+    data = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    return len(header_bytes(tensors)) + data
+
+
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> WrittenFile:
+    """Write and sync one file; tensors of any device. Raises OSError (the caller removes the file)."""
+    digest = hashlib.sha256()
+    size = file_size(tensors)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        # Take all the room at once: a full disk shows before the first byte instead of in the middle.
+        os.posix_fallocate(descriptor, 0, size)
+        _write_all(descriptor, digest, memoryview(header_bytes(tensors)))
+        for tensor in tensors.values():
+            flat = tensor.detach().reshape(-1)
+            tile = max(1, TILE_BYTES // flat.element_size())
+            for start in range(0, flat.numel(), tile):
+                _write_all(descriptor, digest, _memory(flat[start : start + tile].cpu()))
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return WrittenFile(size=size, sha256=digest.hexdigest())
+
+
+def hash_file(path: Path) -> WrittenFile:
+    """Size and digest of a file as it is now. Raises OSError."""
+    with open(path, "rb", buffering=0) as file:
+        digest = hashlib.file_digest(file, "sha256")
+        return WrittenFile(size=os.fstat(file.fileno()).st_size, sha256=digest.hexdigest())
+
+
+class TensorFile:
+    """An open safetensors file from which element ranges are read. A context manager."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError, or ValueError when the header is not that of a safetensors file."""
+        self._path = path
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._header, self._data_start = _read_header(self._descriptor)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> TensorFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the descriptor; a second call does nothing."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def keys(self) -> list[str]:
+        """Names of the tensors in the file."""
+        return [key for key in self._header if key != "__metadata__"]
+
+    def read(self, key: str) -> torch.Tensor:
+        """The whole tensor, in its stored shape and dtype, in host memory."""
+        start, dtype = self._locate(key, 0, 0)
+        shape = self._header[key]["shape"]
+        tensor = torch.empty(shape, dtype=dtype)
+        self._read_all(_memory(tensor.view(-1)), start)
+        return tensor
+
+    def read_into(self, key: str, source: int, target: torch.Tensor) -> None:
+        """Fill 1-D `target` with elements `[source, source + target.numel())` of tensor `key`.
+
+        Bytes go straight into `target` when it lies in host memory and has the stored dtype; otherwise tile
+        by tile through a staging buffer. Raises ValueError for an unknown key or a range outside the tensor.
+        """
+        start, dtype = self._locate(key, source, target.numel())
+        if target.device.type == "cpu" and target.dtype == dtype and target.is_contiguous():
+            self._read_all(_memory(target), start)
+            return
+        tile = max(1, TILE_BYTES // dtype.itemsize)
+        staging = torch.empty(min(tile, target.numel()), dtype=dtype)
+        for first in range(0, target.numel(), tile):
+            part = staging[: min(tile, target.numel() - first)]
+            self._read_all(_memory(part), start + first * dtype.itemsize)
+            target[first : first + part.numel()].copy_(part)
+
+    def _locate(self, key: str, source: int, length: int) -> tuple[int, torch.dtype]:
+        entry = self._header.get(key)
+        if not isinstance(entry, dict) or entry.get("dtype") not in DTYPES:
+            raise ValueError(f"{self._path.name} holds no readable tensor {key!r}")
+        dtype = DTYPES[entry["dtype"]]
+        start, end = entry["data_offsets"]
+        numel = math.prod(entry["shape"])
+        if numel * dtype.itemsize != end - start or source < 0 or source + length > numel:
+            raise ValueError(
+                f"{self._path.name}: elements [{source}, {source + length}) are outside {key!r} of {numel}"
+            )
+        return self._data_start + start + source * dtype.itemsize, dtype
+
+    def _read_all(self, view: memoryview, position: int) -> None:
+        while view.nbytes:
+            count = os.preadv(self._descriptor, [view], position)
+            if count == 0:
+                raise ValueError(f"{self._path.name} ends at byte {position}: it was cut short")
+            view, position = view[count:], position + count
+
+
+def _read_header(descriptor: int) -> tuple[dict[str, Any], int]:
+    length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
+    if not 2 <= length <= min(MAX_HEADER_BYTES, os.fstat(descriptor).st_size - 8):
+        raise ValueError(f"not a safetensors file: its header claims {length} bytes")
+    header = json.loads(os.pread(descriptor, length, 8))
+    if not isinstance(header, dict):
+        raise ValueError("not a safetensors file: its header is no object")
+    return header, 8 + length
+
+
+def _memory(flat: torch.Tensor) -> memoryview:
+    return flat.contiguous().view(torch.uint8).numpy().data
+
+
+def _write_all(descriptor: int, digest: hashlib._Hash, view: memoryview) -> None:
+    digest.update(view)
+    while view.nbytes:
+        view = view[os.write(descriptor, view) :]
