@@ -29,8 +29,14 @@ KEY = b"k" * 32
 
 def launch(**changes: Any) -> LaunchSpec:
     values: dict[str, Any] = {
-        **{"job": "gpt", "job_uid": "uid-1", "attempt": 2, "master_addr": "gpt-2-0.gpt"},
-        **{"world_size": 8, "node_rank": 1, "ranks_per_worker": 4, "config_path": Path("/etc/zt/ds.json")},
+        "job": "gpt",
+        "job_uid": "uid-1",
+        "attempt": 2,
+        "master_addr": "gpt-2-0.gpt",
+        "world_size": 8,
+        "node_rank": 1,
+        "ranks_per_worker": 4,
+        "config_path": Path("/etc/zt/ds.json"),
     }
     return LaunchSpec(**(values | changes))
 
@@ -99,7 +105,8 @@ def test_train_spec_round_trips() -> None:
         ('{"model": {"preset": "x"}, "data_path": "x", "steps": 1, "stepz": 1}', "stepz is not a key here"),
         ('{"model": {"gpt": {"d_model": 64}}, "data_path": "x", "steps": 1}', "model.gpt.context is missing"),
         (
-            '{"model": {"gpt": {"d_model": 65, "layers": 1, "heads": 4, "context": 8}}, "data_path": "x", "steps": 1}',
+            '{"model": {"gpt": {"d_model": 65, "layers": 1, "heads": 4, "context": 8}},'
+            ' "data_path": "x", "steps": 1}',
             "model.gpt.d_model 65 is not a multiple of heads 4; take 64",
         ),
     ],
