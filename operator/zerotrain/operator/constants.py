@@ -118,3 +118,28 @@ class Reason(StrEnum):
     PREEMPTED = "Preempted"
     EVICTED = "Evicted"
     RENDEZVOUS_TIMEOUT = "RendezvousTimeout"
+    YIELDED = "Yielded"
+    """Not a failure: all ranks stopped at one step and the checkpoint is durable."""
+    POD_LOST = "PodLost"
+    """Deleted by somebody, or its node does not answer."""
+    POD_REJECTED = "PodRejected"
+    """The node refused or dropped the pod."""
+    KILLED = "Killed"
+    SPILL_INTEGRITY = "SpillIntegrity"
+
+    # What an attempt waits for
+    SPEC_ACCEPTED = "SpecAccepted"
+    ALL_SCHEDULED = "AllScheduled"
+    UNSCHEDULABLE = "Unschedulable"
+    CONTAINER_WAITING = "ContainerWaiting"
+    HOLD_OFF = "HoldOff"
+    YIELD_TIMEOUT = "YieldTimeout"
+    STEP_STALE = "StepStale"
+    NOT_SUSPENDED = "NotSuspended"
+    NOT_FINISHED = "NotFinished"
+
+    # What the API server answered
+    NAME_TAKEN = "NameTaken"
+    """An object of that name belongs to somebody else."""
+    QUOTA_EXCEEDED = "QuotaExceeded"
+    API_REFUSED = "ApiRefused"

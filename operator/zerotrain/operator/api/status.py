@@ -52,6 +52,15 @@ class Restart(ObservedModel):
     cause: RestartCause
     """Which budget it was charged to."""
 
+    attempt: Int = 0
+    """Attempt that ended."""
+
+    reason: str = ""
+    """One word, as in failures."""
+
+    step: Int = 0
+    """Newest step known when it was decided; the hold-off grows only while no step is gained."""
+
 
 class Restarts(ObservedModel):
     """Restarts over the life of the job, by cause."""
@@ -92,6 +101,9 @@ class Count(ObservedModel):
 
 class ProgressStatus(ObservedModel):
     """What rank 0 last reported."""
+
+    attempt: Int = 0
+    """Attempt that reported it."""
 
     step: Int = 0
     """Optimizer steps done, over all attempts."""
@@ -245,6 +257,12 @@ class ZeroTrainingJobStatus(ObservedModel):
 
     attempt_start_time: datetime | None = None
     """When the current attempt was decided."""
+
+    pods_created: Bool = False
+    """Whether every pod of the current attempt existed once: a missing one is lost, not late."""
+
+    next_attempt_time: datetime | None = None
+    """When the hold-off before the next attempt ends; absent while none is pending."""
 
     completion_time: datetime | None = None
     """When the job completed or failed. ttlSecondsAfterFinished counts from it."""
