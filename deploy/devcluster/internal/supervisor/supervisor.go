@@ -1,0 +1,142 @@
+// Package supervisor is the daemon behind a running instance: `up` starts it, the other verbs ask it over its socket.
+package supervisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"net/http"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+	"time"
+
+	"zerotrain.dev/devcluster/internal/controlplane"
+	"zerotrain.dev/devcluster/internal/instance"
+	"zerotrain.dev/devcluster/internal/process"
+	"zerotrain.dev/devcluster/internal/simulated"
+)
+
+// Supervisor runs the components of one instance in the process that made it.
+type Supervisor struct {
+	plan     controlplane.Plan
+	group    process.Group
+	reporter *Reporter
+
+	shutdown     chan struct{}
+	shutdownOnce sync.Once
+}
+
+// New reads the instance's settings. program is the executable that components are started from.
+func New(inst instance.Instance, program string, reporter *Reporter) (*Supervisor, error) {
+	settings, err := inst.ReadSettings()
+	if err != nil {
+		return nil, err
+	}
+	return &Supervisor{
+		plan:     controlplane.Plan{Instance: inst, Settings: settings, Program: program},
+		reporter: reporter,
+		shutdown: make(chan struct{}),
+	}, nil
+}
+
+func (s *Supervisor) requestShutdown() {
+	s.shutdownOnce.Do(func() { close(s.shutdown) })
+}
+
+// Run brings the instance up, serves its socket until someone asks for the end, and takes everything down again. The error is that of
+// the start; `up` has been told of it.
+func (s *Supervisor) Run() error {
+	stop := make(chan os.Signal, 1)
+	signal.Notify(stop, syscall.SIGTERM, syscall.SIGINT)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	go func() {
+		select {
+		case <-stop:
+			s.requestShutdown()
+		case <-s.shutdown:
+		}
+		cancel() // a start that is under way gives up
+	}()
+	listener, err := ListenUnix(s.plan.Instance.ControlSocket())
+	if err != nil {
+		s.reporter.Failure(err)
+		return err
+	}
+	server := &http.Server{Handler: s.handler(), ReadHeaderTimeout: 5 * time.Second}
+	go server.Serve(listener) //nolint:errcheck // ends with Close below
+	defer server.Close()
+	defer s.group.StopAll()
+	if err := s.start(ctx); err != nil {
+		log.Printf("start failed: %v", err)
+		s.group.StopAll()
+		s.reporter.Failure(err)
+		return err
+	}
+	s.reporter.Ready()
+	<-s.shutdown
+	log.Print("shutting down")
+	return nil
+}
+
+func (s *Supervisor) start(ctx context.Context) error {
+	if err := s.startControlPlane(ctx); err != nil {
+		return err
+	}
+	if s.plan.Settings.Profile == instance.Simulated {
+		return s.startSimulated(ctx)
+	}
+	return nil
+}
+
+func (s *Supervisor) startControlPlane(ctx context.Context) error {
+	etcd, err := s.plan.Etcd()
+	if err != nil {
+		return err
+	}
+	server, err := s.plan.APIServer()
+	if err != nil {
+		return err
+	}
+	controllers, err := s.plan.Controllers()
+	if err != nil {
+		return err
+	}
+	for _, wave := range [][]process.Spec{{etcd}, {server}, controllers} {
+		if err := s.group.StartWave(ctx, s.report, wave...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *Supervisor) startSimulated(ctx context.Context) error {
+	spec, err := simulated.Spec(s.plan.Instance, s.plan.Settings)
+	if err != nil {
+		return err
+	}
+	client, err := s.plan.Client()
+	if err != nil {
+		return err
+	}
+	if err := s.group.StartWave(ctx, s.report, spec); err != nil {
+		return err
+	}
+	started := time.Now()
+	if err := simulated.CreateNodes(ctx, client, s.plan.Settings); err != nil {
+		return err
+	}
+	s.report(fmt.Sprintf("%d simulated nodes", s.plan.Settings.NumNodes), time.Since(started))
+	return nil
+}
+
+func (s *Supervisor) report(what string, took time.Duration) {
+	s.reporter.Progress(fmt.Sprintf("%s ready (%.1f s)", what, took.Seconds()))
+}
+
+func (s *Supervisor) loadImage(_ context.Context, _ string) error {
+	return errors.New("load-image needs --profile node: this instance runs no containers")
+}
