@@ -4,7 +4,10 @@ Used by the engine (`initialize`), the operator (admission), the planner and `ze
 Pure standard library.
 """
 
+from .auto import AutoValues
 from .errors import ConfigError
+from .reader import RawConfig, load, loads
+from .resolve import resolve
 from .schema import (
     ActivationCheckpointingConfig,
     AioConfig,
@@ -23,6 +26,7 @@ from .schema import (
 __all__ = [
     "ActivationCheckpointingConfig",
     "AioConfig",
+    "AutoValues",
     "BatchConfig",
     "ConfigError",
     "EngineConfig",
@@ -31,7 +35,11 @@ __all__ = [
     "OffloadConfig",
     "OptimizerConfig",
     "PrecisionConfig",
+    "RawConfig",
     "SchedulerConfig",
     "Unsupported",
     "ZeroConfig",
+    "load",
+    "loads",
+    "resolve",
 ]

@@ -108,6 +108,9 @@ class Key:
     auto: str = ""
     """Name of the rule for "auto" (see `auto.py`); "" = the default."""
 
+    fill: bool = False
+    """An absent key counts as "auto" when the caller knows the value."""
+
     def asks_for_nothing(self, value: Any) -> bool:
         """Whether the value equals the default or another neutral one."""
         return any(value == neutral and type(value) is type(neutral) for neutral in (self.default, *self.off))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from zerotrain.contract.config.keys import Key, Kind, Status
 
-_LATER = "This version does not run it."
-
 BATCH: tuple[Key, ...] = (
     Key(
         path="train_batch_size",
@@ -92,7 +90,7 @@ ACTIVATIONS: tuple[Key, ...] = (
         kind=Kind.BOOL,
         default=False,
         status=Status.NOT_RUN,
-        note=_LATER,
+        note="Keeping inputs in host memory is not part of this version.",
         way_out="Set cpu_checkpointing to false.",
         effect="Keep inputs in host memory.",
     ),

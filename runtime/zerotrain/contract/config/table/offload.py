@@ -5,7 +5,7 @@ from __future__ import annotations
 from zerotrain.contract.config.keys import Choice, Key, Kind, Status
 
 _Z = "zero_optimization"
-_LATER = "This version does not run it."
+_NO_OFFLOAD = "Offload is not part of this version."
 _OFFLOAD_WAY_OUT = (
     'Set its device to "none", or remove the block; more workers leave each of them less to hold.'
 )
@@ -18,8 +18,8 @@ def _device(block: str, effect: str) -> Key:
         default="none",
         choices=(
             Choice(value="none", note="Stays on the accelerator."),
-            Choice(value="cpu", status=Status.NOT_RUN, note=_LATER, way_out=_OFFLOAD_WAY_OUT),
-            Choice(value="nvme", status=Status.NOT_RUN, note=_LATER, way_out=_OFFLOAD_WAY_OUT),
+            Choice(value="cpu", status=Status.NOT_RUN, note=_NO_OFFLOAD, way_out=_OFFLOAD_WAY_OUT),
+            Choice(value="nvme", status=Status.NOT_RUN, note=_NO_OFFLOAD, way_out=_OFFLOAD_WAY_OUT),
         ),
         effect=effect,
     )

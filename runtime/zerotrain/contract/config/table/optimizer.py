@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from zerotrain.contract.config.keys import Choice, Key, Kind, Status
 
-_LATER = "This version does not run it."
 _ADAM = ("AdamW", "Adam")
 _ADAM_LIKE = (*_ADAM, "Lamb", "OneBitAdam", "ZeroOneAdam", "OneBitLamb", "Lion", "Muon", "MuAdam", "MuAdamW")
 _ONE_BIT = ("OneBitAdam", "ZeroOneAdam", "OneBitLamb")
@@ -29,7 +28,12 @@ OPTIMIZER: tuple[Key, ...] = (
             Choice(value="FusedAdam", means="Adam", status=Status.ACCEPTED, note="Read as Adam."),
             Choice(value="CPUAdam", means="Adam", status=Status.ACCEPTED, note="Read as Adam."),
             *(
-                Choice(value=name, status=Status.NOT_RUN, note=_LATER, way_out=_USE_ADAMW)
+                Choice(
+                    value=name,
+                    status=Status.NOT_RUN,
+                    note=f"{name} is not part of this version.",
+                    way_out=_USE_ADAMW,
+                )
                 for name in (
                     *("SGD", "Lamb", "OneBitAdam", "ZeroOneAdam", "OneBitLamb", "Adagrad", "Lion"),
                     *("Muon", "MuAdam", "MuAdamW", "MuSGD"),

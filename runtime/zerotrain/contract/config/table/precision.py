@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from zerotrain.contract.config.keys import Choice, Key, Kind, Status
 
-_LATER = "This version does not run it."
-
 DTYPES = (
     Choice(value="fp32"),
     Choice(value="float32", means="fp32"),
@@ -64,7 +62,7 @@ PRECISION: tuple[Key, ...] = (
         default=False,
         auto="fp16",
         status=Status.NOT_RUN,
-        note=_LATER,
+        note="fp16 with loss scaling is not part of this version.",
         way_out='Write "bf16": {"enabled": true} instead, or leave both out for fp32.',
         effect="Parameters, activations and gradients in fp16 with loss scaling; states in fp32.",
     ),
@@ -218,7 +216,7 @@ PRECISION: tuple[Key, ...] = (
             Choice(
                 value="sum",
                 status=Status.NOT_RUN,
-                note=_LATER,
+                note="Summing gradients is not part of this version.",
                 way_out='Set gradient_allreduce_op to "mean" and multiply the learning rate.',
             ),
         ),
@@ -237,7 +235,7 @@ PRECISION: tuple[Key, ...] = (
         kind=Kind.BOOL,
         default=False,
         status=Status.NOT_RUN,
-        note=_LATER,
+        note="torch.autocast is not part of this version.",
         way_out='Write "bf16": {"enabled": true} instead.',
         effect="Run forward under torch.autocast.",
     ),

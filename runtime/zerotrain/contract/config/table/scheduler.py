@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from zerotrain.contract.config.keys import Choice, Key, Kind, Status
 
-_LATER = "This version does not run it."
 _WARMUP = ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR")
 
 SCHEDULER: tuple[Key, ...] = (
@@ -27,7 +26,7 @@ SCHEDULER: tuple[Key, ...] = (
                 Choice(
                     value=name,
                     status=Status.NOT_RUN,
-                    note=_LATER,
+                    note=f"{name} is not part of this version.",
                     way_out='Set scheduler.type to "WarmupCosineLR" or "WarmupDecayLR".',
                 )
                 for name in ("OneCycle", "LRRangeTest")
@@ -77,7 +76,8 @@ SCHEDULER: tuple[Key, ...] = (
         minimum=1,
         only=("WarmupDecayLR", "WarmupCosineLR"),
         auto="total_steps",
-        effect="Step at which the fall ends; required.",
+        fill=True,
+        effect="Step at which the fall ends; absent = the steps of the job, where they are known.",
     ),
     Key(
         path="scheduler.params.warmup_min_ratio",

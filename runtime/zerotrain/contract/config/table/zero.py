@@ -11,7 +11,7 @@ _PER_UNIT = (
     "Gradients are reduced and parameters gathered unit by unit (a unit is a transformer block), in place."
 )
 _NO_COPY = "A unit's gathered buffer is its weights: nothing is copied into buckets."
-_LATER = "This version does not run it."
+_NO_ZEROPP = "ZeRO++ is not part of this version."
 
 
 def _accepted(name: str, kind: Kind, default: object, note: str, effect: str, **more: object) -> Key:
@@ -235,7 +235,7 @@ REST: tuple[Key, ...] = (
         minimum=0,
         off=(0,),
         status=Status.NOT_RUN,
-        note=_LATER,
+        note=_NO_ZEROPP,
         way_out="Set zero_hpz_partition_size to 1.",
         effect="ZeRO++ hpZ: ranks of a secondary shard group.",
     ),
@@ -245,7 +245,7 @@ REST: tuple[Key, ...] = (
             kind=Kind.BOOL,
             default=False,
             status=Status.NOT_RUN,
-            note=_LATER,
+            note=_NO_ZEROPP,
             way_out=f"Set {name} to false.",
             effect=effect,
         )
@@ -261,7 +261,7 @@ REST: tuple[Key, ...] = (
         default=None,
         needs=f"{_Z}.zero_quantized_gradients",
         status=Status.NOT_RUN,
-        note=_LATER,
+        note=_NO_ZEROPP,
         way_out="Remove zeropp_loco_param.",
         effect="Error feedback of quantised gradients {err_beta, reset_T}.",
     ),

@@ -1,0 +1,91 @@
+"""Values for `"auto"`, by the rules of Hugging Face's Trainer.
+
+The caller that knows the model and the training arguments passes an `AutoValues`; whatever it leaves None
+falls back to the key's default, with a notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AutoValues:
+    """What the training program knows; None = it does not."""
+
+    hidden_size: int | None = None
+    """Width of the model, elements (the largest one when there are several)."""
+
+    train_batch_size: int | None = None
+    """Samples per optimizer step over all ranks."""
+
+    micro_batch_size: int | None = None
+    """Samples per forward pass and rank."""
+
+    gradient_accumulation_steps: int | None = None
+    """Forward passes per optimizer step."""
+
+    learning_rate: float | None = None
+    """Base (and highest) learning rate."""
+
+    betas: tuple[float, float] | None = None
+    """Decay of Adam's moments."""
+
+    eps: float | None = None
+    """Adam's epsilon."""
+
+    weight_decay: float | None = None
+    """Weight decay."""
+
+    max_grad_norm: float | None = None
+    """Largest global gradient norm."""
+
+    warmup_steps: int | None = None
+    """Steps of the learning rate's rise."""
+
+    total_steps: int | None = None
+    """Optimizer steps of the whole training."""
+
+    bf16: bool | None = None
+    """Train in bf16."""
+
+    fp16: bool | None = None
+    """Train in fp16."""
+
+
+Rule = Callable[[AutoValues], Any]
+
+
+def _field(name: str) -> tuple[str, Rule]:
+    return name, lambda values: getattr(values, name)
+
+
+def _of_hidden_size(formula: Callable[[int], int]) -> tuple[str, Rule]:
+    return "hidden_size", lambda values: None if values.hidden_size is None else formula(values.hidden_size)
+
+
+def _betas(values: AutoValues) -> list[float] | None:
+    return None if values.betas is None else list(values.betas)
+
+
+RULES: Mapping[str, tuple[str, Rule]] = {
+    "train_batch_size": _field("train_batch_size"),
+    "micro_batch_size": _field("micro_batch_size"),
+    "gradient_accumulation_steps": _field("gradient_accumulation_steps"),
+    "learning_rate": _field("learning_rate"),
+    "betas": ("betas", _betas),
+    "eps": _field("eps"),
+    "weight_decay": _field("weight_decay"),
+    "max_grad_norm": _field("max_grad_norm"),
+    "warmup_steps": _field("warmup_steps"),
+    "total_steps": _field("total_steps"),
+    "bf16": _field("bf16"),
+    "fp16": _field("fp16"),
+    "warmup_min_lr": ("learning_rate", lambda values: None if values.learning_rate is None else 0.0),
+    "reduce_bucket_size": _of_hidden_size(lambda hidden: hidden * hidden),
+    "prefetch_bucket_size": _of_hidden_size(lambda hidden: 9 * hidden * hidden // 10),
+    "param_persistence_threshold": _of_hidden_size(lambda hidden: 10 * hidden),
+}
+"""Rule name in the table -> (the AutoValues field it needs, the rule; None = cannot be computed)."""

@@ -1,0 +1,126 @@
+"""Last step of resolving: the draft's values into the frozen configuration."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from .draft import Draft
+from .schema import (
+    ActivationCheckpointingConfig,
+    AioConfig,
+    BatchConfig,
+    Dtype,
+    EngineConfig,
+    KeyReport,
+    OffloadConfig,
+    OptimizerConfig,
+    PrecisionConfig,
+    SchedulerConfig,
+    ZeroConfig,
+)
+
+_Z = "zero_optimization"
+_OFFLOAD_BLOCKS = ("offload_optimizer", "offload_param")
+_ACTIVATIONS = "activation_checkpointing"
+_TOP_LEVEL = (
+    "gradient_clipping",
+    "zero_allow_untested_optimizer",
+    "steps_per_print",
+    "wall_clock_breakdown",
+    "memory_breakdown",
+    "dataloader_drop_last",
+)
+_OPTIMIZER_FIELDS = ("lr", "betas", "eps", "weight_decay", "bias_correction", "momentum")
+_COUPLED_DECAY = ("SGD", "MuSGD", "Adagrad")
+"""Optimizers whose weight decay is added to the gradient."""
+
+
+def build(draft: Draft, report: tuple[KeyReport, ...]) -> EngineConfig:
+    """The configuration; notices and refusals in the order in which they were found."""
+    zero: dict[str, Any] = {
+        item.name: _offload(draft, item.name)
+        if item.name in _OFFLOAD_BLOCKS
+        else draft.value(f"{_Z}.{item.name}")
+        for item in fields(ZeroConfig)
+    }
+    activations = {
+        item.name: draft.value(f"{_ACTIVATIONS}.{item.name}")
+        for item in fields(ActivationCheckpointingConfig)
+        if item.name != "configured"
+    }
+    return EngineConfig(
+        world_size=draft.world_size,
+        batch=BatchConfig(
+            train_batch_size=draft.value("train_batch_size"),
+            micro_batch_size=draft.value("train_micro_batch_size_per_gpu"),
+            gradient_accumulation_steps=draft.value("gradient_accumulation_steps"),
+        ),
+        zero=ZeroConfig(**zero),
+        precision=_precision(draft),
+        optimizer=_optimizer(draft),
+        scheduler=_scheduler(draft),
+        activation_checkpointing=ActivationCheckpointingConfig(
+            configured=_ACTIVATIONS in draft.flat.present, **activations
+        ),
+        aio=AioConfig(**{item.name: draft.value(f"aio.{item.name}") for item in fields(AioConfig)}),
+        **{name: draft.value(name) for name in _TOP_LEVEL},
+        notices=tuple(dict.fromkeys(draft.notices)),
+        unsupported=tuple(dict.fromkeys(draft.unsupported)),
+        report=report,
+    )
+
+
+def _offload(draft: Draft, block: str) -> OffloadConfig | None:
+    if not draft.is_on(f"{_Z}.{block}.device"):
+        return None
+    paths = {item.name: f"{_Z}.{block}.{item.name}" for item in fields(OffloadConfig)}
+    return OffloadConfig(**{name: draft.value(path) for name, path in paths.items() if path in draft.keys})
+
+
+def _precision(draft: Draft) -> PrecisionConfig:
+    compute: Dtype = "fp32"
+    if draft.value("bf16.enabled"):
+        compute = "bf16"
+    elif draft.value("fp16.enabled"):
+        compute = "fp16"
+    return PrecisionConfig(
+        compute_dtype=compute,
+        grad_accum_dtype=draft.value("data_types.grad_accum_dtype"),
+        reduce_dtype=draft.value("communication_data_type"),
+        gradient_reduce_op=draft.value("gradient_allreduce_op"),
+        check_grad_overflow=draft.value("bf16.check_grad_overflow"),
+        loss_scale=draft.value("fp16.loss_scale"),
+        initial_scale_power=draft.value("fp16.initial_scale_power"),
+        loss_scale_window=draft.value("fp16.loss_scale_window"),
+        hysteresis=draft.value("fp16.hysteresis"),
+        consecutive_hysteresis=draft.value("fp16.consecutive_hysteresis"),
+        min_loss_scale=draft.value("fp16.min_loss_scale"),
+    )
+
+
+def _params(draft: Draft, block: str) -> dict[str, Any]:
+    """The settled parameters of an optimizer or scheduler by their short names."""
+    prefix = f"{block}.params."
+    return {
+        path.removeprefix(prefix): settled.value
+        for path, settled in draft.settled.items()
+        if path.startswith(prefix)
+    }
+
+
+def _optimizer(draft: Draft) -> OptimizerConfig | None:
+    kind = draft.value("optimizer.type")
+    if kind is None:
+        return None
+    params = _params(draft, "optimizer") | draft.flat.unknown_optimizer_params
+    known = {name: params.pop(name) for name in _OPTIMIZER_FIELDS if name in params}
+    if "betas" in known:
+        known["betas"] = tuple(known["betas"])
+    decoupled = kind not in _COUPLED_DECAY and (kind != "Adam" or params["adam_w_mode"])
+    return OptimizerConfig(type=kind, decoupled_weight_decay=decoupled, params=params, **known)
+
+
+def _scheduler(draft: Draft) -> SchedulerConfig | None:
+    kind = draft.value("scheduler.type")
+    return None if kind is None else SchedulerConfig(type=kind, params=_params(draft, "scheduler"))

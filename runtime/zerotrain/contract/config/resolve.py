@@ -1,0 +1,203 @@
+"""From what the user wrote to the final configuration, with a report on every key.
+
+`flatten` (names) -> settle (types, "auto", defaults) -> `rules` (between keys) -> verdicts (what this version
+does with each value) -> `build`. Called by the engine's `initialize`, by the operator's admission, by the
+planner and by `zerotrain config show`, so that all of them see the same configuration.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .auto import RULES as AUTO_RULES
+from .auto import AutoValues
+from .build import build
+from .coerce import Coercer, choose
+from .draft import Draft, Settled
+from .errors import ConfigError
+from .flatten import OPTIMIZER_PARAMS, Flattener, Given
+from .keys import Choice, Key, Status, parent
+from .reader import RawConfig
+from .rules import RULES
+from .schema import EngineConfig, KeyReport, KeyStatus
+from .table import KEYS
+
+_TYPED_BLOCKS = {"optimizer.params": "optimizer.type", "scheduler.params": "scheduler.type"}
+
+
+def resolve(
+    raw: RawConfig, *, world_size: int, auto: AutoValues | None = None, keys: tuple[Key, ...] = KEYS
+) -> EngineConfig:
+    """Resolve a configuration for a number of data-parallel ranks.
+
+    Args:
+        raw: what `load` read.
+        world_size: data-parallel ranks, at least 1.
+        auto: what the caller knows for `"auto"`; None = nothing.
+        keys: the table of keys (tests pass changed ones).
+
+    Returns:
+        The configuration. `unsupported` is not empty when the file asks for what this version does not run;
+        the caller must refuse to start then.
+
+    Raises:
+        ConfigError: unknown key, wrong type or range, sizes that do not fit, keys that exclude each other.
+    """
+    if world_size < 1:
+        raise ConfigError("world_size", "must be at least 1", world_size, "Start at least one rank.")
+    flat = Flattener(keys).flatten(raw.values)
+    draft = Draft(keys={key.path: key for key in keys}, flat=flat, world_size=world_size)
+    draft.notices.extend(flat.notices)
+    for key in keys:
+        _settle(draft, key, auto or AutoValues())
+    _check_optimizer_params(draft)
+    for rule in RULES:
+        rule(draft)
+    report = tuple(_verdict(draft, draft.keys[path]) for path in draft.keys if path in draft.settled)
+    return build(draft, report)
+
+
+def _settle(draft: Draft, key: Key, auto: AutoValues) -> None:
+    """Final value and origin of one key; parameters of other optimizers and schedulers are left out."""
+    given = draft.flat.given.get(key.path)
+    default = key.default
+    type_path = _TYPED_BLOCKS.get(parent(key.path))
+    if type_path is not None:
+        chosen = draft.value(type_path)
+        if not _applies(draft, key, given, type_path):
+            return
+        default = key.default_by_type.get(chosen, default)
+    if given is not None and isinstance(given.value, str) and given.value.casefold() == "auto":
+        draft.settled[key.path] = _settle_auto(draft, key, given, auto, default)
+    elif given is None and key.fill and AUTO_RULES[key.auto][1](auto) is not None:
+        absent = Given(value="auto", written=key.path)
+        draft.settled[key.path] = _settle_auto(draft, key, absent, auto, default)
+    elif given is not None:
+        value = _convert(draft, key, given.value, given.written)
+        draft.settled[key.path] = Settled(value=value, origin="file", written=given.written)
+    else:
+        draft.settled[key.path] = Settled(value=default, origin="default", written=key.path)
+
+
+def _applies(draft: Draft, key: Key, given: Given | None, type_path: str) -> bool:
+    """Whether the chosen optimizer or scheduler has this parameter; ConfigError when it is given and not."""
+    chosen = draft.value(type_path)
+    if chosen is None:
+        if given is not None:
+            way_out = f"Set {type_path}, or remove the parameters."
+            raise ConfigError(given.written, f"needs {type_path}", given.value, way_out)
+        return False
+    if not key.only or chosen in key.only:
+        return True
+    if draft.keys[type_path].choice(chosen) is None:
+        return given is not None  # an optimizer from outside the table: nobody here knows its parameters
+    if given is not None:
+        own = sorted(
+            path.rpartition(".")[2]
+            for path, row in draft.keys.items()
+            if parent(path) == parent(key.path) and (not row.only or chosen in row.only)
+        )
+        raise ConfigError(
+            given.written,
+            f"is not a parameter of {chosen}",
+            given.value,
+            f"Remove it; {chosen} has {', '.join(own)}.",
+        )
+    return False
+
+
+def _settle_auto(draft: Draft, key: Key, given: Given, auto: AutoValues, default: Any) -> Settled:
+    needed, rule = AUTO_RULES.get(key.auto, ("", None))
+    value = rule(auto) if rule is not None else None
+    if value is not None:
+        value = _convert(draft, key, value, given.written)
+        return Settled(value=value, origin="auto", written=given.written)
+    why = f"nobody says the {needed.replace('_', ' ')}" if needed else "there is no rule for it"
+    instead = "as if the key were absent" if default is None else f"the default {default!r} is used"
+    settled = Settled(value=default, origin="default", written=given.written)
+    draft.settled[key.path] = settled
+    draft.notice(key.path, f'"auto" could not be computed, because {why}: {instead}.')
+    return settled
+
+
+def _convert(draft: Draft, key: Key, value: Any, written: str) -> Any:
+    coercer = Coercer(key, written)
+    value = coercer.coerce(value)
+    draft.settled[key.path] = Settled(value=value, origin="file", written=written)
+    for remark in coercer.remarks:
+        draft.notice(key.path, remark)
+    if not key.choices:
+        return value
+    if key.path == "optimizer.type" and key.choice(value) is None and _untested_allowed(draft):
+        draft.refuse_to_run(
+            key.path,
+            f"{value} is not an optimizer that this version builds.",
+            'Set optimizer.type to "AdamW".',
+        )
+        return value
+    return choose(key, value, written)
+
+
+def _untested_allowed(draft: Draft) -> bool:
+    given = draft.flat.given.get("zero_allow_untested_optimizer")
+    return given is not None and given.value is True
+
+
+def _check_optimizer_params(draft: Draft) -> None:
+    """Unknown parameters belong to an optimizer from outside the table, or are mistakes."""
+    chosen = draft.value("optimizer.type")
+    outside = chosen is not None and draft.keys["optimizer.type"].choice(chosen) is None
+    if outside:
+        return
+    for name, value in draft.flat.unknown_optimizer_params.items():
+        flattener = Flattener(tuple(draft.keys.values()))
+        raise flattener.unknown(name, OPTIMIZER_PARAMS, f"{OPTIMIZER_PARAMS}.{name}", value)
+
+
+def _verdict(draft: Draft, key: Key) -> KeyReport:
+    """What this version does with the value: the report's line, and a notice or refusal where one is due."""
+    settled = draft.settled[key.path]
+    status, effect = Status.IMPLEMENTED, key.effect
+    written_choice = _written_choice(draft, key)
+    if key.needs and not draft.is_on(key.needs):
+        effect = f"No effect: {key.needs} is {_shown(draft.value(key.needs))}."
+    elif written_choice is not None and written_choice.status is not None:
+        status, effect = written_choice.status, _judge(draft, key, written_choice)
+    elif key.status is not Status.IMPLEMENTED and not key.asks_for_nothing(settled.value):
+        status, effect = key.status, _judge(draft, key, None)
+    elif written_choice is not None and written_choice.note:
+        effect = written_choice.note
+    return KeyReport(
+        path=key.path, value=settled.value, origin=settled.origin, status=_status(status), effect=effect
+    )
+
+
+def _written_choice(draft: Draft, key: Key) -> Choice | None:
+    """The choice that the user named; a name that stands for another one has its own verdict."""
+    given = draft.flat.given.get(key.path)
+    from_file = draft.settled[key.path].origin == "file"
+    value = given.value if given is not None and from_file else draft.value(key.path)
+    return key.choice(value) if key.choices else None
+
+
+def _judge(draft: Draft, key: Key, choice: Choice | None) -> str:
+    """Record the notice or refusal; returns the effect to show."""
+    source = key if choice is None else choice
+    status = source.status
+    if status is Status.REFUSED:
+        raise draft.error(key.path, f"is refused: {source.note}", source.way_out)
+    if status is Status.NOT_RUN:
+        draft.refuse_to_run(key.path, source.note, source.way_out)
+        return f"Not run: {source.note}"
+    if status is Status.ACCEPTED and draft.given(key.path):
+        draft.notice(key.path, source.note)
+        return source.note
+    return key.effect
+
+
+def _status(status: Status) -> KeyStatus:
+    return status.value
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(value)

@@ -1,0 +1,113 @@
+"""Rules between keys, and values that follow from other keys; `resolve.py` calls `RULES` in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .batch import ACCUMULATION, MICRO, TRAIN, resolve_batch
+from .draft import Draft
+from .keys import Kind
+
+Z = "zero_optimization"
+
+
+def batch(draft: Draft) -> None:
+    """Any two of the three sizes give the third."""
+    sizes = resolve_batch(
+        train=draft.value(TRAIN),
+        micro=draft.value(MICRO),
+        accumulation=draft.value(ACCUMULATION),
+        world_size=draft.world_size,
+    )
+    if not draft.given(TRAIN) and not draft.given(MICRO):
+        draft.notice(MICRO, "No batch size is given: 1 sample per rank (DeepSpeed refuses such a file).")
+    for path, size in (
+        (TRAIN, sizes.train_batch_size),
+        (MICRO, sizes.micro_batch_size),
+        (ACCUMULATION, sizes.gradient_accumulation_steps),
+    ):
+        if not draft.given(path):
+            draft.derive(path, size)
+
+
+def overlap(draft: Draft) -> None:
+    """Overlap is on at stage 3 unless the file says otherwise."""
+    if draft.value(f"{Z}.overlap_comm") is None:
+        draft.derive(f"{Z}.overlap_comm", draft.value(f"{Z}.stage") == 3)
+
+
+def precision(draft: Draft) -> None:
+    """One compute dtype; gradients travel in fp32 unless the file names a dtype."""
+    if draft.value("bf16.enabled") and draft.value("fp16.enabled"):
+        raise draft.error(
+            "fp16.enabled", "must not be on together with bf16", "Keep one of the two, best bf16."
+        )
+    if draft.value("communication_data_type") is None:
+        draft.derive("communication_data_type", "fp32")
+
+
+def offload(draft: Draft) -> None:
+    """Only what is sharded can leave the accelerator."""
+    stage = draft.value(f"{Z}.stage")
+    for block, lowest in (("offload_optimizer", 1), ("offload_param", 3)):
+        path = f"{Z}.{block}.device"
+        if draft.is_on(path) and stage < lowest:
+            draft.refuse_to_run(
+                path,
+                f"At stage {stage} there are no shards to offload; {block} needs stage {lowest} or higher.",
+                f'Set {Z}.stage to {lowest}, or {block}.device to "none".',
+            )
+
+
+def optimizer(draft: Draft) -> None:
+    """Betas are a pair below 1; AdamW always decouples its weight decay."""
+    betas = "optimizer.params.betas"
+    values = draft.value(betas)
+    if len(values) != 2 or max(values) >= 1.0:
+        raise draft.error(
+            betas, "must be two numbers of at least 0 and below 1", "Write for example [0.9, 0.999]."
+        )
+    mode = "optimizer.params.adam_w_mode"
+    if draft.value("optimizer.type") == "AdamW" and draft.value(mode) is False:
+        draft.notice(mode, 'AdamW always decouples weight decay; set optimizer.type to "Adam" for L2.')
+
+
+def scheduler(draft: Draft) -> None:
+    """A schedule with an end needs the end; the warm-up lies before it and rises to the optimizer's rate."""
+    highest = "scheduler.params.warmup_max_lr"
+    if (
+        highest in draft.settled
+        and draft.value(highest) is None
+        and draft.value("optimizer.type") is not None
+    ):
+        draft.derive(highest, draft.value("optimizer.params.lr"))
+    total, warmup = "scheduler.params.total_num_steps", "scheduler.params.warmup_num_steps"
+    if total not in draft.settled:
+        return
+    steps = draft.value(total)
+    if steps is None:
+        reason = f"{draft.value('scheduler.type')} ends at {total}, which neither the file nor the job gives."
+        draft.refuse_to_run(total, reason, f"Set {total} to the number of optimizer steps.")
+    elif steps < draft.value(warmup):
+        message = f"The training ends at step {steps}, within the warm-up of {draft.value(warmup)} steps."
+        draft.notice(total, message)
+
+
+def one_rate_for_all_groups(draft: Draft) -> None:
+    """Lists (one rate per parameter group) load and show."""
+    for path, settled in draft.settled.items():
+        if draft.keys[path].kind is Kind.FLOAT_OR_FLOATS and isinstance(settled.value, list):
+            draft.refuse_to_run(
+                path, "One rate per parameter group is not part of this version.", "Write one number."
+            )
+
+
+RULES: tuple[Callable[[Draft], None], ...] = (
+    batch,
+    overlap,
+    precision,
+    offload,
+    optimizer,
+    scheduler,
+    one_rate_for_all_groups,
+)
