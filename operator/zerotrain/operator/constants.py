@@ -49,6 +49,33 @@ CONTAINER_NAME: Final = "worker"
 RESERVED_PREFIX: Final = "zerotrain-"
 """Volumes and containers of podTemplate may not start with it."""
 
+CONFIG_DIR: Final = "/etc/zerotrain/job"
+"""Where a worker finds ds_config.json and train.json."""
+
+CHANNEL_DIR: Final = "/etc/zerotrain/channel"
+"""Where a worker finds its channel token, in the file TOKEN_KEY."""
+
+TOKEN_KEY: Final = "token"
+CHECKPOINT_MOUNT: Final = "/checkpoints"
+"""Root of the checkpoint volume; a job writes to the folder below it that bears the job's name."""
+
+SHARED_MEMORY_DIR: Final = "/dev/shm"
+SCRATCH_DIR: Final = "/tmp"
+RESERVED_MOUNTS: Final = (
+    CONFIG_DIR,
+    CHANNEL_DIR,
+    CHECKPOINT_MOUNT,
+    SHARED_MEMORY_DIR,
+    SCRATCH_DIR,
+    "/dev",
+    "/proc",
+    "/sys",
+)
+"""podTemplate may mount nothing at these paths, nor above or below the first three."""
+
+HTTP_PORT_NAME: Final = "http"
+RENDEZVOUS_PORT_NAME: Final = "rendezvous"
+
 MAX_JOB_NAME_LENGTH: Final = 51
 """A pod name is `<job>-<attempt>-<index>` and must fit the 63 characters of a DNS label."""
 

@@ -56,6 +56,11 @@ _RULES = (
     _needed_without_command("data"),
     _needed_without_command("steps"),
     rule(
+        f"!has(self.args) || size(self.args) == 0 || {_COMMAND_GIVEN}",
+        "args needs command: the built-in trainer takes no arguments",
+        field_path=".args",
+    ),
+    rule(
         "!has(self.elastic) || (self.elastic.minWorkers <= self.workers "
         "&& self.workers <= self.elastic.maxWorkers)",
         "workers must be between elastic.minWorkers and elastic.maxWorkers",
@@ -113,7 +118,7 @@ class ZeroTrainingJobSpec(ApiModel):
     suspended."""
 
     args: Annotated[tuple[Argument, ...], Field(max_length=256, json_schema_extra=ATOMIC)] = ()
-    """Arguments of the program. Changes only while suspended."""
+    """Arguments of command. Changes only while suspended."""
 
     config: dict[str, Any] | None = None
     """A DeepSpeed-style configuration, inline; the same keys as in its JSON file. Either this or

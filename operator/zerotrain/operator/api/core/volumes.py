@@ -185,7 +185,8 @@ class ClaimTemplate(ApiModel):
     """A PersistentVolumeClaim to make with the pod."""
 
     metadata: ClaimMetadata | None = None
-    """Annotations of the claim."""
+    """Labels and annotations of the claim."""
+
     spec: ClaimSpec
 
 

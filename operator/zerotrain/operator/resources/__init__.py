@@ -1,0 +1,53 @@
+"""The objects of a job as plain JSON, built by pure functions. `cluster` creates what these return.
+
+One module per concern; `worker_pod` puts the parts of a pod together. Nothing here talks to the API server
+or reads a clock: the same job, attempt and options give the same objects.
+"""
+
+from zerotrain.operator.api import ZeroTrainingJob
+
+from .config_map import config_digest, config_map
+from .identity import Json, ResourceOptions, pod_name, secret_name, selector
+from .network_policy import network_policy
+from .pod import worker_pod
+from .secret import channel_secret
+from .service import service
+
+__all__ = [
+    "Json",
+    "ResourceOptions",
+    "build",
+    "channel_secret",
+    "config_digest",
+    "config_map",
+    "network_policy",
+    "pod_name",
+    "secret_name",
+    "selector",
+    "service",
+    "shared_objects",
+    "worker_pod",
+]
+
+
+def shared_objects(
+    job: ZeroTrainingJob, attempt: int, operator_key: bytes, options: ResourceOptions
+) -> list[Json]:
+    """What must exist before the pods of an attempt: Service, ConfigMap, NetworkPolicy, channel Secret.
+
+    The Secret belongs to the attempt and is never changed; the others belong to the job. The Service comes
+    first, so that its endpoints are watched before a thousand pods appear; a job of one worker has none.
+    """
+    headless = service(job)
+    return [
+        *([headless] if headless is not None else []),
+        network_policy(job, options),
+        config_map(job),
+        channel_secret(job, attempt, operator_key),
+    ]
+
+
+def build(job: ZeroTrainingJob, attempt: int, operator_key: bytes, options: ResourceOptions) -> list[Json]:
+    """Every object of an attempt, in the order of creation."""
+    pods = [worker_pod(job, attempt, index, options) for index in range(job.spec.workers)]
+    return [*shared_objects(job, attempt, operator_key, options), *pods]

@@ -1,0 +1,89 @@
+"""The ConfigMap with the rendered configuration: ds_config.json and train.json."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from zerotrain.contract.train_spec import (
+    CONFIG_FILE,
+    TRAIN_SPEC_FILE,
+    CheckpointPolicy,
+    GptSpec,
+    ModelSpec,
+    TrainSpec,
+)
+from zerotrain.operator.api import ZeroTrainingJob
+from zerotrain.operator.api.storage import Checkpoint
+from zerotrain.operator.api.workload import Model
+from zerotrain.operator.constants import ANNOTATION_CONFIG_DIGEST
+
+from .identity import Json, common_labels, config_map_name, metadata
+
+
+def config_map(job: ZeroTrainingJob) -> Json:
+    """Without ds_config.json when the job refers to a ConfigMap of the user's."""
+    meta = metadata(job, config_map_name(job.name), common_labels(job))
+    meta["annotations"] = {ANNOTATION_CONFIG_DIGEST: config_digest(job)}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": config_files(job)}
+
+
+def config_digest(job: ZeroTrainingJob) -> str:
+    """SHA-256 of the rendered files: equal digests mean that the ConfigMap is up to date."""
+    digest = hashlib.sha256()
+    for name, text in sorted(config_files(job).items()):
+        digest.update(f"{name}\n{len(text)}\n{text}".encode())
+    return digest.hexdigest()
+
+
+def config_files(job: ZeroTrainingJob) -> dict[str, str]:
+    files: dict[str, str] = {}
+    if job.spec.config is not None:
+        files[CONFIG_FILE] = json.dumps(job.spec.config, indent=1, sort_keys=True, allow_nan=False)
+    spec = train_spec(job)
+    if spec is not None:
+        files[TRAIN_SPEC_FILE] = spec.to_json()
+    return files
+
+
+def train_spec(job: ZeroTrainingJob) -> TrainSpec | None:
+    """What the built-in trainer does; None for a program of the user's that states no model, data and steps."""
+    spec = job.spec
+    if spec.model is None or spec.data is None or spec.steps is None:
+        return None
+    factory = spec.model.factory
+    return TrainSpec(
+        model=_model(spec.model),
+        data_path=spec.data.path,
+        steps=spec.steps,
+        seed=spec.seed,
+        log_every_steps=spec.log_every_steps,
+        checkpoint=_checkpoint_policy(spec.checkpoint),
+        context=factory.context if factory else None,
+    )
+
+
+def _model(model: Model) -> ModelSpec:
+    gpt = model.gpt
+    factory = model.factory
+    return ModelSpec(
+        gpt=GptSpec(d_model=gpt.d_model, layers=gpt.layers, heads=gpt.heads, context=gpt.context)
+        if gpt
+        else None,
+        preset=model.preset,
+        path=model.path,
+        factory=factory.function if factory else None,
+        factory_args=(factory.args or {}) if factory else {},
+    )
+
+
+def _checkpoint_policy(checkpoint: Checkpoint | None) -> CheckpointPolicy:
+    if checkpoint is None:
+        return CheckpointPolicy()
+    return CheckpointPolicy(
+        every_steps=checkpoint.every_steps,
+        every_seconds=checkpoint.every_seconds,
+        keep_last=checkpoint.keep_last,
+        on_termination=checkpoint.on_termination,
+        resume_from=checkpoint.resume_from,
+    )

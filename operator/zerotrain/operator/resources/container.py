@@ -1,0 +1,149 @@
+"""The worker container: the launcher, its environment, resources, ports and probe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from zerotrain.contract.launch import MASTER_PORT, TERMINATION_LOG, WORKER_HTTP_PORT, LaunchSpec
+from zerotrain.contract.train_spec import CONFIG_FILE, TRAIN_SPEC_FILE
+from zerotrain.contract.worker_http import READY_PATH
+from zerotrain.operator.api import ZeroTrainingJob
+from zerotrain.operator.constants import (
+    CHANNEL_DIR,
+    CHECKPOINT_MOUNT,
+    CONFIG_DIR,
+    CONTAINER_NAME,
+    HTTP_PORT_NAME,
+    RENDEZVOUS_PORT_NAME,
+    SCRATCH_DIR,
+    TOKEN_KEY,
+)
+
+from .identity import Json, ResourceOptions, pod_name
+from .security import container_security_context
+from .volumes import MountedVolume, as_written, has_train_spec
+
+LAUNCHER: Final = ("python", "-m", "zerotrain.runtime.launch")
+DEFAULT_GRACE_S: Final = 30
+"""Grace of a job without a checkpoint: Kubernetes' own default, since there is nothing to save."""
+
+_MAX_EXIT_MARGIN_S: Final = 5.0
+
+
+def worker_container(
+    job: ZeroTrainingJob,
+    attempt: int,
+    index: int,
+    options: ResourceOptions,
+    volumes: tuple[MountedVolume, ...],
+) -> Json:
+    """The container that `kubectl logs` shows; podTemplate's env and mounts are merged in."""
+    container: Json = {
+        "name": CONTAINER_NAME,
+        "image": job.spec.image,
+        "command": list(LAUNCHER),
+        "args": _program(job),
+        "env": _environment(job, attempt, index, options),
+        "resources": _resources(job),
+        "ports": [
+            {"name": HTTP_PORT_NAME, "containerPort": WORKER_HTTP_PORT, "protocol": "TCP"},
+            {"name": RENDEZVOUS_PORT_NAME, "containerPort": MASTER_PORT, "protocol": "TCP"},
+        ],
+        "readinessProbe": {
+            "httpGet": {"path": READY_PATH, "port": HTTP_PORT_NAME},
+            "periodSeconds": 5,
+            "timeoutSeconds": 2,
+            "failureThreshold": 2,
+        },
+        "terminationMessagePath": TERMINATION_LOG,
+        # A launcher that was killed wrote no message: then the last log lines tell why.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": container_security_context(),
+        "volumeMounts": [volume.mount for volume in volumes],
+    }
+    template = job.spec.pod_template
+    if template is not None:
+        container["volumeMounts"] += [as_written(mount) for mount in template.volume_mounts]
+        if template.env_from:
+            container["envFrom"] = [as_written(source) for source in template.env_from]
+    if options.image_pull_policy is not None:
+        container["imagePullPolicy"] = options.image_pull_policy
+    return container
+
+
+def grace_period_s(job: ZeroTrainingJob) -> int:
+    """Seconds from the request to stop to SIGKILL."""
+    checkpoint = job.spec.checkpoint
+    return checkpoint.grace_period_seconds if checkpoint is not None else DEFAULT_GRACE_S
+
+
+def launch_spec(job: ZeroTrainingJob, attempt: int, index: int, options: ResourceOptions) -> LaunchSpec:
+    """What the launcher of worker `index` is told."""
+    spec = job.spec
+    grace = grace_period_s(job)
+    nvme = spec.nvme
+    return LaunchSpec(
+        job=job.name,
+        job_uid=job.uid,
+        attempt=attempt,
+        master_addr=master_address(job, attempt),
+        world_size=spec.world_size,
+        node_rank=index,
+        ranks_per_worker=spec.num_ranks_per_worker,
+        config_path=Path(CONFIG_DIR, CONFIG_FILE),
+        train_spec_path=Path(CONFIG_DIR, TRAIN_SPEC_FILE) if has_train_spec(job) else None,
+        checkpoint_dir=Path(CHECKPOINT_MOUNT, job.name) if spec.checkpoint is not None else None,
+        nvme_path=Path(nvme.mount_path) if nvme is not None else None,
+        nvme_bytes=nvme.size.num_bytes if nvme is not None else None,
+        token_path=Path(CHANNEL_DIR, TOKEN_KEY),
+        # The launcher must have ended its ranks and written its message before the kubelet sends SIGKILL.
+        grace_seconds=grace - min(_MAX_EXIT_MARGIN_S, grace / 5),
+        rendezvous_timeout_seconds=options.rendezvous_timeout_s,
+        run_dir=Path(SCRATCH_DIR, "zerotrain"),
+    )
+
+
+def master_address(job: ZeroTrainingJob, attempt: int) -> str:
+    """Name of worker 0's pod, stable within the attempt; a single worker needs no DNS to find itself."""
+    if job.spec.workers == 1:
+        return "127.0.0.1"
+    return f"{pod_name(job.name, attempt, 0)}.{job.name}.{job.namespace}.svc"
+
+
+def _program(job: ZeroTrainingJob) -> list[str]:
+    if not job.spec.command:
+        return []
+    return ["--", *job.spec.command, *job.spec.args]
+
+
+def _environment(job: ZeroTrainingJob, attempt: int, index: int, options: ResourceOptions) -> list[Json]:
+    """podTemplate may replace what is not the launcher's own; the names of LaunchSpec are refused earlier."""
+    merged: dict[str, Json] = {
+        # Libraries that insist on a cache folder find a writable one there.
+        "HOME": {"name": "HOME", "value": SCRATCH_DIR},
+    }
+    if job.spec.pod_template is not None:
+        merged |= {variable.name: as_written(variable) for variable in job.spec.pod_template.env}
+    launch = launch_spec(job, attempt, index, options).to_env()
+    merged |= {name: {"name": name, "value": value} for name, value in launch.items()}
+    return list(merged.values())
+
+
+def _resources(job: ZeroTrainingJob) -> Json:
+    """Requests equal limits: a worker that is throttled or evicted stops all others."""
+    resources = job.spec.resources
+    limits: dict[str, str] = {}
+    if resources is not None:
+        if resources.cpu is not None:
+            limits["cpu"] = str(resources.cpu)
+        if resources.memory is not None:
+            limits["memory"] = str(resources.memory)
+        if resources.gpus is not None:
+            limits[resources.gpus.resource_name] = str(resources.gpus.count)
+    requests = dict(limits)
+    nvme = job.spec.nvme
+    if nvme is not None and nvme.storage_class_name is None:
+        # Lets the scheduler find a node with room; the volume's own sizeLimit is the limit.
+        requests["ephemeral-storage"] = str(nvme.size)
+    return {name: part for name, part in (("limits", limits), ("requests", requests)) if part}

@@ -1,0 +1,83 @@
+"""One worker pod: the worker container, the operator's volumes and what podTemplate and scheduling add."""
+
+from __future__ import annotations
+
+from zerotrain.operator.api import ZeroTrainingJob
+from zerotrain.operator.api.core.containers import Container
+from zerotrain.operator.api.pod_template import PodTemplate
+from zerotrain.operator.constants import ANNOTATION_CONFIG_DIGEST, CONTAINER_NAME
+
+from .config_map import config_digest
+from .container import grace_period_s, worker_container
+from .identity import Json, ResourceOptions, metadata, pod_name, worker_labels
+from .security import container_security_context, pod_security_context
+from .volumes import as_written, own_volumes
+
+
+def worker_pod(job: ZeroTrainingJob, attempt: int, index: int, options: ResourceOptions) -> Json:
+    """Worker `index` (0-based) of `attempt` (counted from 1)."""
+    name = pod_name(job.name, attempt, index)
+    volumes = own_volumes(job, attempt)
+    spec: Json = {
+        "hostname": name,
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": grace_period_s(job),
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": pod_security_context(),
+        "containers": [worker_container(job, attempt, index, options, volumes)],
+        "volumes": [volume.volume for volume in volumes],
+    }
+    if job.spec.workers > 1:
+        spec["subdomain"] = job.name
+    _add_scheduling(spec, job)
+    if job.spec.pod_template is not None:
+        _add_template(spec, job.spec.pod_template)
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(job, attempt, index), "spec": spec}
+
+
+def _metadata(job: ZeroTrainingJob, attempt: int, index: int) -> Json:
+    template = job.spec.pod_template or PodTemplate()
+    labels = {**(template.labels or {}), **worker_labels(job, attempt, index)}
+    meta = metadata(job, pod_name(job.name, attempt, index), labels)
+    meta["annotations"] = {
+        # Sidecars must not hide the ranks from `kubectl logs`.
+        "kubectl.kubernetes.io/default-container": CONTAINER_NAME,
+        **(template.annotations or {}),
+        ANNOTATION_CONFIG_DIGEST: config_digest(job),
+    }
+    return meta
+
+
+def _add_scheduling(spec: Json, job: ZeroTrainingJob) -> None:
+    scheduling = job.spec.scheduling
+    if scheduling is None:
+        return
+    if scheduling.priority_class_name is not None:
+        spec["priorityClassName"] = scheduling.priority_class_name
+    if scheduling.node_selector:
+        spec["nodeSelector"] = dict(scheduling.node_selector)
+    if scheduling.tolerations:
+        spec["tolerations"] = [as_written(toleration) for toleration in scheduling.tolerations]
+
+
+def _add_template(spec: Json, template: PodTemplate) -> None:
+    spec["volumes"] += [as_written(volume) for volume in template.volumes]
+    before = [_extra_container(container) for container in template.init_containers]
+    # A sidecar is an init container that keeps running: the pod ends when the ranks end, without it.
+    beside = [{**_extra_container(container), "restartPolicy": "Always"} for container in template.sidecars]
+    if before or beside:
+        spec["initContainers"] = [*before, *beside]
+    if template.affinity is not None:
+        spec["affinity"] = as_written(template.affinity)
+    if template.image_pull_secrets:
+        spec["imagePullSecrets"] = [as_written(reference) for reference in template.image_pull_secrets]
+    if template.service_account_name is not None:
+        spec["serviceAccountName"] = template.service_account_name
+
+
+def _extra_container(container: Container) -> Json:
+    return {
+        **as_written(container),
+        "securityContext": container_security_context(container.security_context),
+    }

@@ -1,0 +1,35 @@
+"""The security contexts of a worker pod: Pod Security "restricted", with a read-only root on top."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from zerotrain.operator.api.core.containers import ContainerUser
+
+from .identity import Json
+from .volumes import as_written
+
+WORKER_USER: Final = 65532
+"""The user "nonroot" of the common base images; the runtime image has it, too."""
+
+
+def pod_security_context() -> Json:
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": WORKER_USER,
+        "runAsGroup": WORKER_USER,
+        "fsGroup": WORKER_USER,
+        # A checkpoint volume may hold a million files: change their group once, not at every start.
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def container_security_context(user: ContainerUser | None = None) -> Json:
+    """`user` is the part that podTemplate may choose for its own containers."""
+    return {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+        "readOnlyRootFilesystem": True,
+        **(as_written(user) if user is not None else {}),
+    }

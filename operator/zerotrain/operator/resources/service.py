@@ -1,0 +1,40 @@
+"""The headless Service that gives every worker pod a name."""
+
+from __future__ import annotations
+
+from zerotrain.contract.launch import MASTER_PORT, WORKER_HTTP_PORT
+from zerotrain.operator.api import ZeroTrainingJob
+from zerotrain.operator.constants import HTTP_PORT_NAME, RENDEZVOUS_PORT_NAME
+
+from .identity import Json, common_labels, metadata, selector
+
+
+def service(job: ZeroTrainingJob) -> Json | None:
+    """None for a job of one worker, which needs no name: every Service costs the cluster endpoint traffic."""
+    if job.spec.workers == 1:
+        return None
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(job, job.name, common_labels(job)),
+        "spec": {
+            "clusterIP": "None",
+            # The ranks must find each other before the rendezvous, and pods are ready only after it.
+            "publishNotReadyAddresses": True,
+            "selector": selector(job),
+            "ports": [
+                {
+                    "name": RENDEZVOUS_PORT_NAME,
+                    "port": MASTER_PORT,
+                    "targetPort": MASTER_PORT,
+                    "protocol": "TCP",
+                },
+                {
+                    "name": HTTP_PORT_NAME,
+                    "port": WORKER_HTTP_PORT,
+                    "targetPort": WORKER_HTTP_PORT,
+                    "protocol": "TCP",
+                },
+            ],
+        },
+    }

@@ -1,0 +1,142 @@
+"""The volumes that the operator gives a worker pod: configuration, token, scratch, shared memory, NVMe,
+checkpoints. podTemplate's own volumes are added by `pod.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from zerotrain.contract.train_spec import CONFIG_FILE, TRAIN_SPEC_FILE
+from zerotrain.operator.api import ZeroTrainingJob
+from zerotrain.operator.api.base import ApiModel
+from zerotrain.operator.api.storage import Nvme
+from zerotrain.operator.constants import (
+    CHANNEL_DIR,
+    CHECKPOINT_MOUNT,
+    CONFIG_DIR,
+    RESERVED_PREFIX,
+    SCRATCH_DIR,
+    SHARED_MEMORY_DIR,
+    TOKEN_KEY,
+)
+
+from .config_map import config_files
+from .identity import Json, config_map_name, secret_name
+
+_OWNER_READS = 0o400
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MountedVolume:
+    """A volume of the pod and where the worker container sees it."""
+
+    name: str
+    mount_path: str
+    source: Json
+    """The volume's source, such as {"emptyDir": {}}."""
+
+    read_only: bool = False
+
+    @property
+    def volume(self) -> Json:
+        return {"name": self.name, **self.source}
+
+    @property
+    def mount(self) -> Json:
+        mount: Json = {"name": self.name, "mountPath": self.mount_path}
+        if self.read_only:
+            mount["readOnly"] = True
+        return mount
+
+
+def own_volumes(job: ZeroTrainingJob, attempt: int) -> tuple[MountedVolume, ...]:
+    """The operator's volumes of one worker; all names start with the reserved prefix."""
+    volumes = [_configuration(job), _channel(job, attempt), _scratch()]
+    resources = job.spec.resources
+    if resources is not None and resources.shared_memory is not None:
+        volumes.append(_shared_memory(resources.shared_memory))
+    if job.spec.nvme is not None:
+        volumes.append(_nvme(job.spec.nvme))
+    if job.spec.checkpoint is not None:
+        volumes.append(
+            MountedVolume(
+                name=f"{RESERVED_PREFIX}checkpoint",
+                mount_path=CHECKPOINT_MOUNT,
+                source=as_written(job.spec.checkpoint.volume),
+            )
+        )
+    return tuple(volumes)
+
+
+def as_written(part: ApiModel) -> Json:
+    """A part of the spec with Kubernetes' own names, holding only what the user wrote."""
+    written: Any = part.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
+    return dict(written)
+
+
+def _configuration(job: ZeroTrainingJob) -> MountedVolume:
+    """Both files in one folder, whichever ConfigMap each comes from."""
+    sources: list[Json] = []
+    own_files = sorted(config_files(job))
+    if own_files:
+        sources.append(_files_of(config_map_name(job.name), {name: name for name in own_files}))
+    reference = job.spec.config_from
+    if reference is not None:
+        key = reference.config_map_key_ref
+        sources.append(_files_of(key.name, {key.key: CONFIG_FILE}))
+    return MountedVolume(
+        name=f"{RESERVED_PREFIX}config",
+        mount_path=CONFIG_DIR,
+        source={"projected": {"sources": sources}},
+        read_only=True,
+    )
+
+
+def _files_of(config_map: str, paths: dict[str, str]) -> Json:
+    items = [{"key": key, "path": path} for key, path in paths.items()]
+    return {"configMap": {"name": config_map, "items": items}}
+
+
+def has_train_spec(job: ZeroTrainingJob) -> bool:
+    return TRAIN_SPEC_FILE in config_files(job)
+
+
+def _channel(job: ZeroTrainingJob, attempt: int) -> MountedVolume:
+    return MountedVolume(
+        name=f"{RESERVED_PREFIX}channel",
+        mount_path=CHANNEL_DIR,
+        source={
+            "secret": {
+                "secretName": secret_name(job.name, attempt),
+                "defaultMode": _OWNER_READS,
+                "items": [{"key": TOKEN_KEY, "path": TOKEN_KEY}],
+            }
+        },
+        read_only=True,
+    )
+
+
+def _scratch() -> MountedVolume:
+    """The only writable folder besides the user's volumes: the root file system is read-only."""
+    return MountedVolume(name=f"{RESERVED_PREFIX}tmp", mount_path=SCRATCH_DIR, source={"emptyDir": {}})
+
+
+def _shared_memory(size: str) -> MountedVolume:
+    return MountedVolume(
+        name=f"{RESERVED_PREFIX}shm",
+        mount_path=SHARED_MEMORY_DIR,
+        source={"emptyDir": {"medium": "Memory", "sizeLimit": str(size)}},
+    )
+
+
+def _nvme(nvme: Nvme) -> MountedVolume:
+    if nvme.storage_class_name is None:
+        source: Json = {"emptyDir": {"sizeLimit": str(nvme.size)}}
+    else:
+        claim = {
+            "accessModes": ["ReadWriteOnce"],
+            "storageClassName": nvme.storage_class_name,
+            "resources": {"requests": {"storage": str(nvme.size)}},
+        }
+        source = {"ephemeral": {"volumeClaimTemplate": {"spec": claim}}}
+    return MountedVolume(name=f"{RESERVED_PREFIX}nvme", mount_path=nvme.mount_path, source=source)
