@@ -67,6 +67,12 @@ _RULES = (
         field_path=".workers",
     ),
     rule(
+        "!has(self.ranksPerWorker) || !has(self.resources) || !has(self.resources.gpus) "
+        "|| self.ranksPerWorker <= self.resources.gpus.count",
+        "ranksPerWorker must not exceed resources.gpus.count: every rank needs a GPU of its own",
+        field_path=".ranksPerWorker",
+    ),
+    rule(
         "!has(self.checkpoint) || self.workers == 1 || has(self.checkpoint.volume.persistentVolumeClaim) "
         "|| has(self.checkpoint.volume.nfs)",
         "several workers need one checkpoint volume that all of them see: persistentVolumeClaim or nfs",

@@ -47,7 +47,7 @@ def config_files(job: ZeroTrainingJob) -> dict[str, str]:
 
 
 def train_spec(job: ZeroTrainingJob) -> TrainSpec | None:
-    """What the built-in trainer does; None for a program of the user's that states no model, data and steps."""
+    """What the built-in trainer does; None for a program of the user's without model, data or steps."""
     spec = job.spec
     if spec.model is None or spec.data is None or spec.steps is None:
         return None

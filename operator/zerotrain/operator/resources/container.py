@@ -43,7 +43,7 @@ def worker_container(
         "name": CONTAINER_NAME,
         "image": job.spec.image,
         "command": list(LAUNCHER),
-        "args": _program(job),
+        **_program(job),
         "env": _environment(job, attempt, index, options),
         "resources": _resources(job),
         "ports": [
@@ -111,10 +111,11 @@ def master_address(job: ZeroTrainingJob, attempt: int) -> str:
     return f"{pod_name(job.name, attempt, 0)}.{job.name}.{job.namespace}.svc"
 
 
-def _program(job: ZeroTrainingJob) -> list[str]:
+def _program(job: ZeroTrainingJob) -> Json:
+    """The launcher starts the built-in trainer when it is given no program."""
     if not job.spec.command:
-        return []
-    return ["--", *job.spec.command, *job.spec.args]
+        return {}
+    return {"args": ["--", *job.spec.command, *job.spec.args]}
 
 
 def _environment(job: ZeroTrainingJob, attempt: int, index: int, options: ResourceOptions) -> list[Json]:

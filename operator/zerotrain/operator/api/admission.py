@@ -1,0 +1,104 @@
+"""What the API server cannot check: fields without behaviour in this version, and rules across values.
+
+Called by reconcile before every attempt. A refusal ends as the condition Stalled with the field's path, and
+nothing is created; a field is never silently ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from zerotrain.contract.config import AutoValues, ConfigError, EngineConfig, load, resolve
+from zerotrain.operator.constants import Reason
+
+from .pod_rules import pod_template_refusals
+from .quantity import format_bytes
+from .refusal import Refusal, invalid
+from .spec import ZeroTrainingJobSpec
+from .unsupported import unsupported_fields
+
+__all__ = ["Refusal", "engine_config", "refusals"]
+
+
+def refusals(spec: ZeroTrainingJobSpec) -> tuple[Refusal, ...]:
+    """Why this job must not start; empty when it may. Wrong values come before missing features."""
+    found = [refusal for check in _CHECKS for refusal in check(spec)]
+    return tuple(sorted(found, key=lambda refusal: refusal.reason != Reason.INVALID_SPEC))
+
+
+def engine_config(spec: ZeroTrainingJobSpec) -> EngineConfig | None:
+    """The inline configuration, resolved for the job's world size; None with configFrom, which only the
+    workers read. Raises ConfigError."""
+    if spec.config is None:
+        return None
+    gpt = spec.model.gpt if spec.model is not None else None
+    auto = AutoValues(hidden_size=gpt.d_model if gpt else None, total_steps=spec.steps)
+    return resolve(load(spec.config), world_size=spec.world_size, auto=auto)
+
+
+def _configuration(spec: ZeroTrainingJobSpec) -> Iterator[Refusal]:
+    try:
+        config = engine_config(spec)
+    except ConfigError as error:
+        yield Refusal(path=_config_path(error.path), reason=Reason.INVALID_SPEC, message=_without_path(error))
+        return
+    if config is None:
+        return
+    for item in config.unsupported:
+        yield Refusal(
+            path=_config_path(item.path), reason=Reason.NOT_SUPPORTED, message=f"{item.reason} {item.way_out}"
+        )
+    yield from _nvme_path(spec, config)
+
+
+def _config_path(path: str) -> str:
+    return f"spec.config.{path}" if path else "spec.config"
+
+
+def _without_path(error: ConfigError) -> str:
+    return str(error).removeprefix(f"{error.path}: ")
+
+
+def _nvme_path(spec: ZeroTrainingJobSpec, config: EngineConfig) -> Iterator[Refusal]:
+    """One volume, one path: a spill that went elsewhere would fill the container's own disk."""
+    for key, offload in (
+        ("offload_optimizer", config.zero.offload_optimizer),
+        ("offload_param", config.zero.offload_param),
+    ):
+        if offload is None or offload.device != "nvme":
+            continue
+        path = f"spec.config.zero_optimization.{key}"
+        if spec.nvme is None:
+            yield invalid(
+                "spec.nvme", f"{path}.device is nvme, but the job asks for no volume; add spec.nvme"
+            )
+        elif offload.nvme_path is not None and offload.nvme_path.rstrip("/") != spec.nvme.mount_path:
+            yield invalid(
+                f"{path}.nvme_path",
+                f"{offload.nvme_path} is not spec.nvme.mountPath {spec.nvme.mount_path}; remove nvme_path or make "
+                "them equal",
+            )
+
+
+def _memory(spec: ZeroTrainingJobSpec) -> Iterator[Refusal]:
+    resources = spec.resources
+    if resources is None or resources.memory is None:
+        return
+    total = resources.memory.num_bytes
+    pinned = resources.pinned_memory.num_bytes if resources.pinned_memory else 0
+    shared = resources.shared_memory.num_bytes if resources.shared_memory else 0
+    if pinned + shared >= total:
+        yield invalid(
+            "spec.resources.memory",
+            f"{resources.memory} must exceed pinnedMemory {resources.pinned_memory or 0} + sharedMemory "
+            f"{resources.shared_memory or 0} = {format_bytes(pinned + shared)}, which are counted in it; the rest is "
+            "for the processes themselves",
+        )
+
+
+_CHECKS: tuple[Callable[[ZeroTrainingJobSpec], Iterator[Refusal]], ...] = (
+    _configuration,
+    _memory,
+    pod_template_refusals,
+    unsupported_fields,
+)

@@ -1,0 +1,99 @@
+"""The fields of the API that this version has no behaviour for, in one table.
+
+Whoever gives a field its behaviour deletes its row. A field is listed with the values that ask for the missing
+behaviour; a value that asks for nothing (gang: None) passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from zerotrain.operator.constants import Reason
+
+from .refusal import Refusal
+from .scheduling import Gang
+from .spec import ZeroTrainingJobSpec
+from .storage import Encryption
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MissingBehaviour:
+    """One row: a field, when it asks for something that is missing, and what to do."""
+
+    path: str
+    asked: Callable[[ZeroTrainingJobSpec], bool]
+    way_out: str
+
+
+def _row(path: str, asked: Callable[[ZeroTrainingJobSpec], bool], way_out: str) -> MissingBehaviour:
+    return MissingBehaviour(path=path, asked=asked, way_out=way_out)
+
+
+MISSING: tuple[MissingBehaviour, ...] = (
+    _row(
+        "spec.model.path",
+        lambda spec: spec.model is not None and spec.model.path is not None,
+        "models in Hugging Face format cannot be loaded yet; give model.gpt, model.preset or model.factory",
+    ),
+    _row(
+        "spec.model.parameters",
+        lambda spec: spec.model is not None and spec.model.parameters is not None,
+        "there is no memory planner yet that would read it; remove it",
+    ),
+    _row(
+        "spec.resources.rdma",
+        lambda spec: spec.resources is not None and spec.resources.rdma is not None,
+        "workers cannot be given RDMA devices yet; remove it and the collectives go over TCP",
+    ),
+    _row(
+        "spec.nvme.encryption",
+        lambda spec: spec.nvme is not None and spec.nvme.encryption is Encryption.AEAD,
+        "the engine spills nothing yet, so there is nothing to encrypt; remove it",
+    ),
+    _row(
+        "spec.nvme.requireEncryptedVolume",
+        lambda spec: spec.nvme is not None and bool(spec.nvme.require_encrypted_volume),
+        "StorageClasses are not examined yet; remove it",
+    ),
+    _row(
+        "spec.elastic",
+        lambda spec: spec.elastic is not None,
+        "jobs cannot be resized yet; remove it",
+    ),
+    _row(
+        "spec.failurePolicy.rules",
+        lambda spec: bool(spec.failure_policy.rules),
+        "failures are judged by the built-in table of exit codes and reasons alone; remove the rules",
+    ),
+    _row(
+        "spec.hangPolicy",
+        lambda spec: spec.hang_policy is not None,
+        "hangs are not detected yet; remove it",
+    ),
+    _row(
+        "spec.scheduling.gang",
+        lambda spec: spec.scheduling is not None and spec.scheduling.gang not in (None, Gang.NONE),
+        "pods are scheduled one by one; remove it or set it to None",
+    ),
+    _row(
+        "spec.scheduling.queueName",
+        lambda spec: spec.scheduling is not None and spec.scheduling.queue_name is not None,
+        "jobs are not admitted through Kueue yet; remove it",
+    ),
+    _row(
+        "spec.scheduling.topologyKey",
+        lambda spec: spec.scheduling is not None and spec.scheduling.topology_key is not None,
+        "workers cannot be kept together yet; remove it, or use podTemplate.affinity",
+    ),
+)
+
+
+def unsupported_fields(spec: ZeroTrainingJobSpec) -> Iterator[Refusal]:
+    for row in MISSING:
+        if row.asked(spec):
+            yield Refusal(
+                path=row.path,
+                reason=Reason.NOT_SUPPORTED,
+                message=f"not supported by this version: {row.way_out}",
+            )
