@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from tests.support.checkpoint_states import (
     REGROUPED,
     UNITS,
@@ -15,7 +16,6 @@ from tests.support.checkpoint_states import (
     make_state,
     on_ranks,
 )
-
 from zerotrain.runtime import checkpoint
 from zerotrain.runtime.zero.layout import ModelLayout
 from zerotrain.runtime.zero.state import CheckpointState

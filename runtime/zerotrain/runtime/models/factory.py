@@ -1,0 +1,105 @@
+"""From the job's model part to an nn.Module: a GPT by size or by name, or what the user's factory returns."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from zerotrain.contract.exit_codes import ExitCode
+from zerotrain.contract.train_spec import GptSpec, ModelSpec, TrainSpec
+from zerotrain.runtime.models.gpt import BYTE_VOCABULARY, PRESETS, Gpt
+
+
+class ModelError(Exception):
+    """The model cannot be built; the job's model part, or the factory, must change."""
+
+    exit_code: ExitCode = ExitCode.BAD_MODEL
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuiltModel:
+    """A model, and what the data loader must know of it."""
+
+    module: nn.Module
+    context: int
+    """Tokens per sample; a batch is int64 `[batch, context + 1]`."""
+    vocabulary: int | None
+    """Ids run from 0 to this - 1; None when a factory's model does not say (attribute `vocabulary`)."""
+
+
+def build_model(spec: TrainSpec, *, checkpoint_activations: bool = False) -> BuiltModel:
+    """Build the model of a job. Raises ModelError naming the field, the rule, the value and the way out.
+
+    `checkpoint_activations` reaches a factory's model through its attribute of that name, if it has one.
+    """
+    model = spec.model
+    if model.path is not None:
+        raise ModelError(
+            f"model.path {model.path!r}: this version trains gpt, preset and factory models; "
+            "take one of these"
+        )
+    if model.factory is not None:
+        return _from_factory(model, spec.context, checkpoint_activations)
+    sizes = model.gpt or _preset(str(model.preset))
+    if spec.context is not None and spec.context > sizes.context:
+        raise ModelError(f"context {spec.context} exceeds the model's {sizes.context}; lower it")
+    return BuiltModel(
+        module=Gpt(sizes, checkpoint_activations=checkpoint_activations),
+        context=spec.context or sizes.context,
+        vocabulary=BYTE_VOCABULARY,
+    )
+
+
+def _preset(name: str) -> GptSpec:
+    try:
+        return PRESETS[name]
+    except KeyError:
+        raise ModelError(f"model.preset {name!r} is unknown; take one of {', '.join(PRESETS)}") from None
+
+
+def _from_factory(model: ModelSpec, context: int | None, checkpoint_activations: bool) -> BuiltModel:
+    name = str(model.factory)
+    function = _resolve(name)
+    try:
+        module = function(**model.factory_args)
+    except Exception as error:
+        # Whatever the user's code raises, the job's model part is at fault; the chain shows where.
+        raise ModelError(
+            f"model.factory {name!r} with args {dict(model.factory_args)} failed: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(module, nn.Module):
+        raise ModelError(f"model.factory {name!r} must return a torch.nn.Module; got {type(module).__name__}")
+    tokens = context or getattr(module, "context", None)
+    if not isinstance(tokens, int) or tokens < 1:
+        raise ModelError(
+            f"model.factory {name!r}: the number of tokens per sample is unknown; "
+            "give the module an attribute `context` (int of at least 1)"
+        )
+    if hasattr(module, "checkpoint_activations"):
+        setattr(module, "checkpoint_activations", checkpoint_activations)  # noqa: B010 - not a tensor or module
+    vocabulary = getattr(module, "vocabulary", None)
+    return BuiltModel(
+        module=module, context=tokens, vocabulary=vocabulary if isinstance(vocabulary, int) else None
+    )
+
+
+def _resolve(name: str) -> Callable[..., Any]:
+    package, _, attribute = name.partition(":")
+    if not package or not attribute:
+        raise ModelError(f"model.factory must be `package.module:function`; got {name!r}")
+    try:
+        function = getattr(importlib.import_module(package), attribute)
+    except ImportError as error:
+        raise ModelError(
+            f"model.factory {name!r}: {error}; install the package in the worker's image"
+        ) from error
+    except AttributeError:
+        raise ModelError(f"model.factory {name!r}: module {package!r} has no {attribute!r}") from None
+    if not callable(function):
+        raise ModelError(f"model.factory {name!r} is a {type(function).__name__}, not a function")
+    return function  # type: ignore[no-any-return]
