@@ -1,0 +1,152 @@
+"""Collects which of this machine's files go into an image, at the paths they have here.
+
+Symbolic links are kept as links wherever they occur in a path (`/lib64`, `python3`, a merged `/usr`),
+together with what they point to, so that every path that works here works in the image.
+"""
+
+import hashlib
+import os
+import stat
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .archive import LayerEntry
+from .errors import BuildError
+
+_MAX_LINKS = 40  # the kernel's own limit for one path
+
+Skip = Callable[[os.DirEntry[str]], bool]
+"""Says whether a directory entry (and what is below it) stays out of the image."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One path of the tree: exactly one of folder, link, file of this machine, or bytes of ours."""
+
+    mode: int
+    is_folder: bool = False
+    link_to: str | None = None
+    source: str | None = None
+    body: bytes | None = None
+    size: int = 0
+    modified_ns: int = 0
+
+    def fingerprint(self) -> bytes:
+        """Changes when the node does; a file of this machine is told by size and time, not by reading it."""
+        body = hashlib.sha256(self.body).hexdigest() if self.body is not None else ""
+        return repr((self.mode, self.is_folder, self.link_to, body, self.size, self.modified_ns)).encode()
+
+
+@dataclass
+class FileTree:
+    """The paths of one layer."""
+
+    nodes: dict[str, Node] = field(default_factory=dict)
+
+    def add(self, path: str) -> str:
+        """Add one file, folder (without its contents) or link, all that leads to it and all it leads to.
+
+        Returns the path without links. Raises FileNotFoundError where the path or a link's target is missing.
+        """
+        real, parts, links = "/", deque(_parts(path)), 0
+        while parts:
+            name = parts.popleft()
+            if name == "..":
+                real = os.path.dirname(real)
+                continue
+            here = os.path.join(real, name)
+            status = os.lstat(here)
+            if stat.S_ISLNK(status.st_mode):
+                links += 1
+                if links > _MAX_LINKS:
+                    raise BuildError(f"{path} has more than {_MAX_LINKS} symbolic links in it; is it a loop?")
+                target = os.readlink(here)
+                self.nodes[here] = Node(mode=0o777, link_to=target)
+                parts.extendleft(reversed(_parts(target)))
+                real = "/" if target.startswith("/") else real
+                continue
+            self._put(here, status)
+            real = here
+        return real
+
+    def add_tree(self, root: str, skip: Skip) -> None:
+        """Add a folder and everything below it that is not skipped."""
+        pending = [self.add(root)]
+        while pending:
+            with os.scandir(pending.pop()) as entries:
+                for entry in entries:
+                    if skip(entry):
+                        continue
+                    if entry.is_symlink():
+                        self._add_link(entry.path)
+                    elif entry.is_dir():
+                        self._put(entry.path, entry.stat())
+                        pending.append(entry.path)
+                    else:
+                        self._put(entry.path, entry.stat())
+
+    def add_folder(self, path: str, *, mode: int = 0o755) -> None:
+        """Add an empty folder of ours (and its parents)."""
+        self._add_parents(path)
+        self.nodes[path] = Node(mode=mode, is_folder=True)
+
+    def add_bytes(self, path: str, body: bytes, *, mode: int = 0o644) -> None:
+        """Add a file that exists only in the image."""
+        self._add_parents(path)
+        self.nodes[path] = Node(mode=mode, body=body, size=len(body))
+
+    def fingerprint(self) -> str:
+        """Hash of all paths and what is known of them without reading them."""
+        digest = hashlib.sha256()
+        for path in sorted(self.nodes):
+            digest.update(path.encode(errors="surrogateescape") + b"\0" + self.nodes[path].fingerprint())
+        return digest.hexdigest()
+
+    def entries(self, on_entry: Callable[[str], None] = lambda _: None) -> Iterator[LayerEntry]:
+        """In path order, so that a folder comes before what it holds."""
+        for path in sorted(self.nodes):
+            node = self.nodes[path]
+            on_entry(path)
+            if node.source is None:
+                yield LayerEntry(
+                    path=path, mode=node.mode, is_folder=node.is_folder, link_to=node.link_to, body=node.body
+                )
+            else:
+                # Compiled Python files name their source's time in whole seconds; without it they would be
+                # stale.
+                seconds = node.modified_ns // 1_000_000_000
+                yield LayerEntry(path=path, mode=node.mode, source=Path(node.source), modified_s=seconds)
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(node.size for node in self.nodes.values())
+
+    def _add_link(self, path: str) -> None:
+        target = os.path.realpath(path)
+        if os.path.isdir(target):
+            # What it points to is either in the tree that is being walked, or not ours to take.
+            self.nodes[path] = Node(mode=0o777, link_to=os.readlink(path))
+        elif os.path.exists(target):
+            self.add(path)
+
+    def _add_parents(self, path: str) -> None:
+        for parent in list(Path(path).parents)[:-1]:  # the root itself is no entry of a layer
+            self.nodes.setdefault(str(parent), Node(mode=0o755, is_folder=True))
+
+    def _put(self, path: str, status: os.stat_result) -> None:
+        # World-readable whatever it is here (a home folder is 0700): the pods' user owns nothing in the
+        # image.
+        if stat.S_ISDIR(status.st_mode):
+            self.nodes.setdefault(path, Node(mode=0o755, is_folder=True))
+        elif stat.S_ISREG(status.st_mode):
+            mode = 0o755 if status.st_mode & 0o111 else 0o644
+            self.nodes[path] = Node(
+                mode=mode, source=path, size=status.st_size, modified_ns=status.st_mtime_ns
+            )
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in path.split("/") if part not in ("", ".")]

@@ -1,0 +1,58 @@
+"""Where the builder reads and writes: the clone's `build/` and the user's cache, nothing else."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Paths:
+    """Folders of one clone and of the cache that all clones of one user share."""
+
+    repository: Path
+    cache: Path
+    """`${XDG_CACHE_HOME:-~/.cache}/zerotrain`, or a folder of the clone where the home cannot be written."""
+
+    @property
+    def devcluster(self) -> Path:
+        return self.repository / "deploy" / "devcluster"
+
+    @property
+    def build(self) -> Path:
+        return self.repository / "build" / "devcluster"
+
+    @property
+    def bin(self) -> Path:
+        return self.build / "bin"
+
+    @property
+    def images(self) -> Path:
+        return self.build / "images"
+
+    @property
+    def cache_is_in_clone(self) -> bool:
+        return self.cache.is_relative_to(self.repository)
+
+    @property
+    def tools(self) -> Path:
+        return self.cache / "tools"
+
+
+def find_paths(repository: Path, environ: Mapping[str, str]) -> Paths:
+    """Choose the cache folder; an account without a usable home (`nobody`) gets one inside the clone."""
+    configured = environ.get("XDG_CACHE_HOME") or ""
+    # The XDG rules say to ignore a relative XDG_CACHE_HOME.
+    base = Path(configured) if configured.startswith("/") else Path(os.path.expanduser("~")) / ".cache"
+    cache = base / "zerotrain"
+    if not _can_write(cache):
+        cache = repository / "build" / "cache"
+    return Paths(repository=repository, cache=cache)
+
+
+def _can_write(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK | os.X_OK)

@@ -1,0 +1,49 @@
+"""`build.py tools`: builds the programs of one profile and links them into build/devcluster/bin."""
+
+from pathlib import Path
+
+from .cache import build_once, content_key, link, remove_unused
+from .gobuild import GoBuild, plan
+from .modules import MODULES_OF, PAUSE, Profile, required_go
+from .paths import Paths
+from .pause_image import write_pause_image
+from .progress import Reporter
+from .toolchain import find_or_install
+
+
+def build_tools(profile: Profile, paths: Paths, reporter: Reporter, *, parallel: int | None) -> None:
+    """Build what the profile needs and the cache does not hold, one module after the other."""
+    modules = MODULES_OF[profile]
+    required = max(required_go(paths.devcluster / module.folder) for module in modules)
+    toolchain = find_or_install(required, paths, reporter)
+    entries = []
+    for index, module in enumerate(modules):
+        build = plan(module, paths.devcluster, toolchain)
+        upcoming = tuple(later.name for later in modules[index + 1 :])
+        entries.append(_provide(build, paths, reporter, upcoming=upcoming, parallel=parallel))
+    if PAUSE in modules:
+        write_pause_image(paths.bin / "pause", paths.images / "pause.tar")
+    for removed in remove_unused(paths.tools, keep=entries):
+        reporter.say(f"removed {removed}, unused for a long time")
+
+
+def _provide(
+    build: GoBuild, paths: Paths, reporter: Reporter, *, upcoming: tuple[str, ...], parallel: int | None
+) -> Path:
+    module = build.module
+    entry = paths.tools / f"{module.name}-{content_key(build.folder, build.settings)}"
+
+    def compile_into(folder: Path) -> None:
+        reporter.start(f"building {module.name}: {module.summary}", upcoming=upcoming)
+        build.run(folder, reporter, parallel=parallel)
+        reporter.finish(f"built {', '.join(module.programs)}")
+
+    build_once(
+        entry,
+        compile_into,
+        on_wait=lambda: reporter.say(f"{module.name}: another process is building it; waiting"),
+        on_found=lambda: reporter.say(f"{module.name}: cached in {entry}"),
+    )
+    for program in sorted((entry / "bin").iterdir()):
+        link(program, paths.bin / program.name)
+    return entry
