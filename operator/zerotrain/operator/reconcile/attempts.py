@@ -1,0 +1,169 @@
+"""The workers of one attempt, each reduced to its fate, and the worker that ended the attempt."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+
+from zerotrain.operator.api import RestartCause
+from zerotrain.operator.constants import Reason
+from zerotrain.operator.failure_policy import Evidence, Judgement, Verdict, WorkerEnd, judge
+from zerotrain.operator.reconcile.observe import Observed, PodState, PodView
+
+
+class Fate(Enum):
+    """What became of one worker of the attempt."""
+
+    ABSENT = "absent"
+    """Not created yet."""
+    PENDING = "pending"
+    RUNNING = "running"
+    GOING = "going"
+    """Somebody is deleting it; its program may still checkpoint and yield."""
+    SUCCEEDED = "succeeded"
+    YIELDED = "yielded"
+    FAILED = "failed"
+    LOST = "lost"
+    """Existed once, is not there now, and nobody knows how its program ended."""
+
+
+_OF_STATE = {
+    PodState.PENDING: Fate.PENDING,
+    PodState.RUNNING: Fate.RUNNING,
+    PodState.GOING: Fate.GOING,
+    PodState.SUCCEEDED: Fate.SUCCEEDED,
+    PodState.YIELDED: Fate.YIELDED,
+    PodState.FAILED: Fate.FAILED,
+}
+LIVE = frozenset({Fate.PENDING, Fate.RUNNING, Fate.GOING})
+OVER = frozenset({Fate.SUCCEEDED, Fate.YIELDED, Fate.FAILED, Fate.LOST})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Worker:
+    """One index of the attempt."""
+
+    index: int
+    fate: Fate
+    pod: PodView | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """The worker whose end explains the attempt's, and what that end means."""
+
+    worker: Worker
+    judgement: Judgement
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptView:
+    """All workers of one attempt, by index."""
+
+    number: int
+    workers: tuple[Worker, ...]
+    present: tuple[PodView, ...]
+    """Pods of this attempt that exist as objects, ended ones included."""
+
+    def indices(self, *fates: Fate) -> tuple[int, ...]:
+        return tuple(worker.index for worker in self.workers if worker.fate in fates)
+
+    def count(self, *fates: Fate) -> int:
+        return sum(1 for worker in self.workers if worker.fate in fates)
+
+    def all_in(self, fates: frozenset[Fate]) -> bool:
+        return all(worker.fate in fates for worker in self.workers)
+
+
+def view_attempt(
+    number: int, workers: int, observed: Observed, *, created: bool, stuck_before: datetime
+) -> AttemptView:
+    """Look at attempt `number` alone; pods of other attempts do not exist here.
+
+    `created` says that every worker of the attempt existed once, so that a missing one is lost. A pod whose
+    deletion should have ended before `stuck_before` is lost too: its node does not answer.
+    """
+    present = {pod.index: pod for pod in observed.pods if pod.attempt == number and pod.index < workers}
+    gone = {pod.index: pod for pod in observed.gone if pod.attempt == number and pod.index < workers}
+    return AttemptView(
+        number=number,
+        workers=tuple(
+            _worker(index, present.get(index), gone.get(index), created, stuck_before)
+            for index in range(workers)
+        ),
+        present=tuple(present.values()),
+    )
+
+
+def _worker(
+    index: int, present: PodView | None, gone: PodView | None, created: bool, stuck_before: datetime
+) -> Worker:
+    if present is not None:
+        fate = _OF_STATE[present.state]
+        if fate is Fate.GOING and present.deletion_at is not None and present.deletion_at < stuck_before:
+            fate = Fate.LOST
+        return Worker(index=index, fate=fate, pod=present)
+    if gone is not None:
+        return Worker(index=index, fate=_OF_STATE[gone.state] if gone.ended else Fate.LOST, pod=gone)
+    return Worker(index=index, fate=Fate.LOST if created else Fate.ABSENT)
+
+
+def strays(attempt: int, workers: int, observed: Observed) -> Mapping[int, tuple[PodView, ...]]:
+    """Leftovers by attempt: pods of earlier attempts, and indices that this attempt does not have.
+
+    A *later* attempt's pods are no leftovers: seeing them means that our view of the job is old.
+    """
+    found: dict[int, tuple[PodView, ...]] = {}
+    for pod in observed.pods:
+        if pod.attempt < attempt or (pod.attempt == attempt and pod.index >= workers):
+            found[pod.attempt] = (*found.get(pod.attempt, ()), pod)
+    return found
+
+
+def first_failure(view: AttemptView) -> Failure | None:
+    """The surest first cause among the failed and lost workers; None when none failed.
+
+    Where some worker yielded, its checkpoint is durable for all ranks: a peer that was lost or terminated
+    meanwhile is part of that end, not a failure.
+    """
+    yielded = view.count(Fate.YIELDED) > 0
+    failures = []
+    for worker in view.workers:
+        if worker.fate in (Fate.FAILED, Fate.LOST):
+            judgement = judge(_end_of(worker))
+            echo = judgement.evidence is Evidence.ECHO or worker.fate is Fate.LOST
+            if not (yielded and echo):
+                failures.append(Failure(worker=worker, judgement=judgement))
+    return min(failures, key=_order) if failures else None
+
+
+YIELDED_JUDGEMENT = Judgement(
+    cause=RestartCause.PREEMPTION,
+    reason=Reason.YIELDED,
+    verdict=Verdict.RESTART,
+    evidence=Evidence.SELF_INFLICTED,
+)
+
+
+def _end_of(worker: Worker) -> WorkerEnd:
+    pod = worker.pod
+    if pod is None:
+        return WorkerEnd(exit_code=None, deleted=True)
+    lost = worker.fate is Fate.LOST
+    return WorkerEnd(
+        exit_code=None if lost else pod.exit_code,
+        exit_reason=pod.exit_reason,
+        pod_reason=pod.pod_reason,
+        disruption=pod.disruption,
+        deleted=lost or pod.deletion_at is not None,
+    )
+
+
+def _order(failure: Failure) -> tuple[int, float, int]:
+    pod = failure.worker.pod
+    # Container runtimes report whole seconds, so the index breaks ties and makes the choice repeatable.
+    ended = pod.finished_at.timestamp() if pod is not None and pod.finished_at else math.inf
+    return failure.judgement.evidence, ended, failure.worker.index

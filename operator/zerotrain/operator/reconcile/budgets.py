@@ -1,0 +1,38 @@
+"""Counting restarts in status: totals for people, the recent ones for the sliding window."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from zerotrain.operator.api import RestartCause
+from zerotrain.operator.api.status import MAX_RECENT_RESTARTS, Restart, Restarts
+from zerotrain.operator.constants import Reason
+from zerotrain.operator.failure_policy import Budget, PastRestart
+
+
+def history_of(restarts: Restarts) -> tuple[PastRestart, ...]:
+    """The recent restarts as the failure policy wants them, oldest first."""
+    return tuple(
+        PastRestart(time=item.time, cause=item.cause, reason=item.reason, step=item.step)
+        for item in restarts.recent
+    )
+
+
+def charge(restarts: Restarts, restart: Restart, *, budget: Budget, now: datetime) -> Restarts:
+    """Add one restart, forget those that left the window.
+
+    Restarts that are allowed once per job stay for good: forgetting them would allow a second one.
+    """
+    kept = tuple(
+        item
+        for item in restarts.recent
+        if item.reason == Reason.SPILL_INTEGRITY or (now - item.time).total_seconds() < budget.window_s
+    )
+    count = {restart.cause.value: getattr(restarts, restart.cause.value) + 1, "total": restarts.total + 1}
+    return restarts.model_copy(update={**count, "recent": (*kept, restart)[-MAX_RECENT_RESTARTS:]})
+
+
+def causes_line(restarts: Restarts) -> str:
+    """`2 app, 1 infra` for events; empty when there was none."""
+    parts = [f"{getattr(restarts, cause.value)} {cause.value}" for cause in RestartCause]
+    return ", ".join(part for part in parts if not part.startswith("0 "))

@@ -1,0 +1,249 @@
+"""All conditions of a job from its phase and its workers, in a fixed order.
+
+Computed anew in every pass; `lastTransitionTime` moves only when a status does. `Ready`, `Reconciling` and
+`Stalled` follow kstatus: a tool that waits for the object sees a running job as ready.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from zerotrain.operator.api import Condition, Phase, ZeroTrainingJobStatus
+from zerotrain.operator.api.status import ConditionStatus
+from zerotrain.operator.constants import ConditionType, Reason
+from zerotrain.operator.reconcile.attempts import AttemptView, Fate
+from zerotrain.operator.reconcile.draft import Draft, cut
+from zerotrain.operator.reconcile.observe import PodView
+
+ACTIVE = frozenset({Phase.PENDING, Phase.STARTING, Phase.RUNNING})
+FINISHED = frozenset({Phase.COMPLETED, Phase.FAILED})
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A condition without the bookkeeping."""
+
+    status: bool | None
+    reason: str
+    message: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """What the findings rest on."""
+
+    draft: Draft
+    view: AttemptView
+    phase: Phase
+    started: bool
+    """An attempt is on and its pods are wanted."""
+
+    @property
+    def status(self) -> ZeroTrainingJobStatus:
+        return self.draft.status
+
+
+def update_conditions(draft: Draft, view: AttemptView) -> None:
+    """Put all conditions and the observed generation into the draft's status."""
+    phase = draft.status.phase or Phase.PENDING
+    started = phase in ACTIVE and draft.status.attempt > 0
+    facts = Facts(draft=draft, view=view, phase=phase, started=started)
+    found = {kind: find(facts) for kind, find in _FINDERS.items()}
+    generation = draft.job.identity.generation
+    draft.set(
+        observed_generation=generation,
+        conditions=_merged(draft.status.conditions, found, now=draft.stamp, generation=generation),
+    )
+
+
+def _merged(
+    old: Sequence[Condition], found: dict[ConditionType, Finding], *, now: datetime, generation: int
+) -> tuple[Condition, ...]:
+    before = {item.type: item for item in old}
+    merged = []
+    for kind, finding in found.items():
+        status = _word(finding.status)
+        last = before.get(str(kind))
+        since = last.last_transition_time if last is not None and last.status is status else now
+        merged.append(
+            Condition(
+                type=str(kind),
+                status=status,
+                reason=str(finding.reason),
+                message=cut(finding.message),
+                last_transition_time=since,
+                observed_generation=generation,
+            )
+        )
+    # A newer operator's conditions stay: this one does not know what they mean.
+    foreign = [item for item in old if item.type not in {str(kind) for kind in found}]
+    return (*merged, *foreign)
+
+
+def _word(status: bool | None) -> ConditionStatus:
+    if status is None:
+        return ConditionStatus.UNKNOWN
+    return ConditionStatus.TRUE if status else ConditionStatus.FALSE
+
+
+def _ready(facts: Facts) -> Finding:
+    if facts.phase is Phase.COMPLETED:
+        return Finding(True, Reason.COMPLETED)
+    if facts.phase is Phase.RUNNING:
+        return Finding(True, Reason.ALL_RANKS_JOINED, f"attempt {facts.status.attempt} is training")
+    if facts.draft.stalled is not None:
+        return Finding(False, *facts.draft.stalled)
+    return Finding(False, _activity(facts).reason, _activity(facts).message)
+
+
+def _reconciling(facts: Facts) -> Finding:
+    at_rest = {*FINISHED, Phase.SUSPENDED, Phase.STALLED, Phase.RUNNING}
+    activity = _activity(facts)
+    return Finding(facts.phase not in at_rest, activity.reason, activity.message)
+
+
+def _activity(facts: Facts) -> Finding:
+    """What the operator is doing, in the words of the phase."""
+    status, problem = facts.status, facts.draft.observed.problem
+    if problem is not None and facts.phase not in FINISHED:
+        return Finding(None, problem.reason, problem.message)
+    match facts.phase:
+        case Phase.PENDING | Phase.STARTING:
+            return _start_up(facts)
+        case Phase.RESTARTING if facts.view.present:
+            return Finding(None, Reason.TERMINATING_PODS, f"ending the pods of attempt {status.attempt}")
+        case Phase.RESTARTING:
+            return Finding(None, Reason.HOLD_OFF, f"attempt {status.attempt + 1} starts after the hold-off")
+        case Phase.SUSPENDING:
+            return Finding(None, Reason.CHECKPOINT_REQUESTED, "waiting for the checkpoint, then for the pods")
+        case Phase.STALLED:
+            return Finding(None, *(facts.draft.stalled or (Reason.INVALID_SPEC, "")))
+        case Phase.RUNNING:
+            return Finding(None, Reason.ALL_RANKS_JOINED)
+        case phase:
+            return Finding(None, str(phase))
+
+
+def _start_up(facts: Facts) -> Finding:
+    view = facts.view
+    if not facts.started:
+        return Finding(None, Reason.CREATED)
+    if view.count(Fate.ABSENT):
+        return Finding(None, Reason.CREATING_PODS, f"creating {view.count(Fate.ABSENT)} pods")
+    waiting = _first(view, lambda pod: pod.waiting)
+    if waiting is not None:
+        return Finding(None, Reason.CONTAINER_WAITING, waiting)
+    if view.count(Fate.PENDING):
+        return Finding(None, Reason.WAITING_FOR_PODS, f"{view.count(Fate.PENDING)} pods have not started")
+    return Finding(None, Reason.WAITING_FOR_RANKS, "all pods run; the ranks have not all met yet")
+
+
+def _stalled(facts: Facts) -> Finding:
+    if facts.draft.stalled is not None:
+        return Finding(True, *facts.draft.stalled)
+    if facts.phase is Phase.FAILED:
+        failed = _failed(facts)
+        return Finding(True, failed.reason, failed.message)
+    return Finding(False, Reason.SPEC_ACCEPTED)
+
+
+def _admitted(facts: Facts) -> Finding:
+    if facts.draft.stalled is not None:
+        return Finding(False, *facts.draft.stalled)
+    return Finding(True, Reason.SPEC_ACCEPTED)
+
+
+def _pods_scheduled(facts: Facts) -> Finding:
+    if not facts.started:
+        return Finding(False, str(facts.phase))
+    if facts.view.count(Fate.ABSENT):
+        return Finding(False, Reason.CREATING_PODS)
+    refused = _first(facts.view, lambda pod: None if pod.scheduled else pod.unscheduled_reason)
+    if refused is not None:
+        return Finding(False, Reason.UNSCHEDULABLE, refused)
+    unplaced = sum(1 for pod in facts.view.present if not pod.scheduled and not pod.ended)
+    if unplaced:
+        return Finding(False, Reason.WAITING_FOR_PODS, f"{unplaced} pods have no node yet")
+    return Finding(True, Reason.ALL_SCHEDULED)
+
+
+def _rendezvous(facts: Facts) -> Finding:
+    if facts.phase is Phase.RUNNING:
+        return Finding(True, Reason.ALL_RANKS_JOINED)
+    return Finding(False, Reason.WAITING_FOR_RANKS if facts.started else str(facts.phase))
+
+
+def _progressing(facts: Facts) -> Finding:
+    progress = facts.status.progress
+    if not facts.started:
+        return Finding(False, str(facts.phase))
+    if progress.attempt != facts.status.attempt or progress.last_step_time is None:
+        return Finding(False, Reason.NO_STEP_YET)
+    laggard = facts.draft.observed.laggard
+    if laggard is not None and laggard.attempt == facts.status.attempt:
+        behind = f"rank {laggard.rank} is furthest behind, at step {laggard.step} in phase {laggard.phase}"
+        return Finding(False, Reason.STEP_STALE, f"step {progress.step} does not move; {behind}")
+    return Finding(True, Reason.STEP_ADVANCED)
+
+
+def _checkpoint(facts: Facts) -> Finding:
+    checkpoint = facts.status.checkpoint
+    if checkpoint.last is None:
+        reason = Reason.CHECKPOINT_REQUESTED if checkpoint.requested_at else Reason.NO_CHECKPOINT
+        return Finding(False, reason)
+    taken = checkpoint.last.time
+    if checkpoint.requested_at is not None and (taken is None or taken < checkpoint.requested_at):
+        return Finding(False, Reason.CHECKPOINT_REQUESTED, f"newest is step {checkpoint.last.step}")
+    return Finding(True, Reason.CHECKPOINT_DURABLE, f"step {checkpoint.last.step}")
+
+
+def _suspended(facts: Facts) -> Finding:
+    if facts.phase is not Phase.SUSPENDED:
+        return Finding(False, Reason.NOT_SUSPENDED)
+    last = facts.status.checkpoint.last
+    kept = f"resumes from step {last.step}" if last is not None else "no checkpoint: resumes from the start"
+    return Finding(True, Reason.SUSPENDED, kept)
+
+
+def _complete(facts: Facts) -> Finding:
+    if facts.phase is Phase.COMPLETED:
+        return Finding(True, Reason.COMPLETED)
+    return Finding(False, Reason.NOT_FINISHED)
+
+
+def _failed(facts: Facts) -> Finding:
+    if facts.phase is not Phase.FAILED:
+        return Finding(False, Reason.NOT_FINISHED)
+    # The pass that decides gives the words; every later pass keeps the stored ones.
+    for item in facts.status.conditions:
+        if item.type == ConditionType.FAILED and item.status is ConditionStatus.TRUE:
+            return Finding(True, item.reason, item.message)
+    reason, message = facts.draft.failed or (Reason.PERMANENT_FAILURE, "")
+    return Finding(True, reason, message)
+
+
+_FINDERS: dict[ConditionType, Callable[[Facts], Finding]] = {
+    ConditionType.READY: _ready,
+    ConditionType.RECONCILING: _reconciling,
+    ConditionType.STALLED: _stalled,
+    ConditionType.ADMITTED: _admitted,
+    ConditionType.PODS_SCHEDULED: _pods_scheduled,
+    ConditionType.RENDEZVOUS_COMPLETE: _rendezvous,
+    ConditionType.PROGRESSING: _progressing,
+    ConditionType.CHECKPOINT_DURABLE: _checkpoint,
+    ConditionType.SUSPENDED: _suspended,
+    ConditionType.COMPLETE: _complete,
+    ConditionType.FAILED: _failed,
+}
+
+
+def _first(view: AttemptView, text: Callable[[PodView], str | None]) -> str | None:
+    """`worker 3 (pod gpt-1-3): ...` for the first pod that has something to say, and how many say so."""
+    told = [(pod, said) for pod in sorted(view.present, key=lambda pod: pod.index) if (said := text(pod))]
+    if not told:
+        return None
+    pod, said = told[0]
+    more = f" (and {len(told) - 1} more)" if len(told) > 1 else ""
+    return f"worker {pod.index} (pod {pod.name}): {said}{more}"

@@ -1,0 +1,89 @@
+"""`reconcile`: everything known about one job in, everything to do about it out. Pure.
+
+Level-triggered: each pass compares the whole job with the whole observation and never asks what changed, so
+that a lost event, a restart of the operator or a pass too many cannot lead elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from zerotrain.operator.api import Phase, ZeroTrainingJobSpec, ZeroTrainingJobStatus
+from zerotrain.operator.api.status import Count
+from zerotrain.operator.constants import MANAGER
+from zerotrain.operator.reconcile.admit import unreadable
+from zerotrain.operator.reconcile.attempts import AttemptView
+from zerotrain.operator.reconcile.conditions import ACTIVE, update_conditions
+from zerotrain.operator.reconcile.draft import Draft, worker_selector
+from zerotrain.operator.reconcile.job import JobView, identity_of
+from zerotrain.operator.reconcile.observe import Observed
+from zerotrain.operator.reconcile.phases import advance
+from zerotrain.operator.reconcile.plan import NOTHING, Plan
+from zerotrain.operator.reconcile.progress import merge_progress
+from zerotrain.operator.reconcile.teardown import end_strays
+
+
+def reconcile(job: Mapping[str, Any], observed: Observed, now: datetime) -> Plan:
+    """Decide one pass over `job` (the API server's JSON). `now` must be timezone-aware.
+
+    A job that is being deleted is left to its ownerReferences, a job of another manager to that manager.
+    """
+    identity = identity_of(job)
+    stored = job.get("spec", {})
+    if identity.deleting or stored.get("managedBy", MANAGER) != MANAGER:
+        return NOTHING
+    status = ZeroTrainingJobStatus.model_validate(job.get("status", {}))
+    try:
+        spec = ZeroTrainingJobSpec.model_validate(stored)
+    except ValidationError as error:
+        return _unreadable(JobView(identity=identity, spec=_EMPTY, status=status), observed, now, error)
+    draft = Draft(
+        job=JobView(identity=identity, spec=spec, status=status), observed=observed, now=now, status=status
+    )
+    merge_progress(draft)
+    if status.phase in ACTIVE:
+        end_strays(draft)
+    advance(draft)
+    view = draft.view()
+    draft.set(
+        selector=worker_selector(identity.name, identity.uid),
+        zero_stage=_zero_stage(spec),
+        workers=_count(view, spec.workers, 1),
+        ranks=_count(view, spec.workers, spec.num_ranks_per_worker),
+    )
+    update_conditions(draft, view)
+    return draft.plan()
+
+
+_EMPTY = ZeroTrainingJobSpec(image="unreadable")
+
+
+def _unreadable(job: JobView, observed: Observed, now: datetime, error: ValidationError) -> Plan:
+    """Say so and touch nothing: pods that run were started from a spec that was readable."""
+    draft = Draft(job=job, observed=observed, now=now, status=job.status, stalled=unreadable(error))
+    if job.status.attempt == 0:
+        draft.set(phase=Phase.STALLED)
+    update_conditions(draft, draft.view())
+    return draft.plan()
+
+
+def _count(view: AttemptView, workers: int, each: int) -> Count:
+    live = [pod for pod in view.present if not pod.ended]
+    ready = sum(1 for pod in live if pod.ready)
+    return Count(
+        desired=workers * each,
+        running=sum(1 for pod in live if pod.started) * each,
+        ready=ready * each,
+        summary=f"{ready * each}/{workers * each}",
+    )
+
+
+def _zero_stage(spec: ZeroTrainingJobSpec) -> int | None:
+    """For the column of `kubectl get`; a configuration by reference is not read by the operator."""
+    zero = (spec.config or {}).get("zero_optimization")
+    stage = zero.get("stage") if isinstance(zero, dict) else None
+    return stage if isinstance(stage, int) and not isinstance(stage, bool) else None

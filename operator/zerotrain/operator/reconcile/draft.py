@@ -1,0 +1,93 @@
+"""The working memory of one pass: a status that grows field by field, and the plan's lists.
+
+Nothing here talks to the cluster; the finished draft becomes a `Plan`, with a status only if it changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from zerotrain.operator.api import ZeroTrainingJobStatus
+from zerotrain.operator.constants import LABEL_JOB, LABEL_JOB_UID
+from zerotrain.operator.reconcile.attempts import AttemptView, view_attempt
+from zerotrain.operator.reconcile.job import JobView
+from zerotrain.operator.reconcile.observe import Observed
+from zerotrain.operator.reconcile.plan import Action, Event, EventType, Plan
+
+MAX_TEXT = 1000
+"""Longest text that a status field or an event carries; an event's note may hold 1,024 bytes."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Draft:
+    """What the pass knows and what it has decided so far."""
+
+    job: JobView
+    observed: Observed
+    now: datetime
+    status: ZeroTrainingJobStatus
+    stalled: tuple[str, str] | None = None
+    """Reason and message of a spec that the user must change."""
+    failed: tuple[str, str] | None = None
+    """Reason and message of the job's end, in the pass that decides it."""
+    events: list[Event] = field(default_factory=list)
+    actions: list[Action] = field(default_factory=list)
+    wakes: list[datetime] = field(default_factory=list)
+
+    @property
+    def stamp(self) -> datetime:
+        """The pass's time as status stores it: whole seconds, like every metav1.Time."""
+        return self.now.replace(microsecond=0)
+
+    def set(self, **updates: Any) -> None:
+        """Replace fields of the status by name."""
+        self.status = self.status.model_copy(update=updates)
+
+    def emit(self, reason: str, message: str, *, warning: bool = False) -> None:
+        kind = EventType.WARNING if warning else EventType.NORMAL
+        self.events.append(
+            Event(reason=str(reason), message=cut(message), type=kind, attempt=self.status.attempt)
+        )
+
+    def act(self, action: Action) -> None:
+        self.actions.append(action)
+
+    def wake(self, at: datetime) -> None:
+        # A moment that has passed would make the queue spin; the next event brings such a pass anyway.
+        self.wakes.append(max(at, self.now + timedelta(milliseconds=50)))
+
+    def view(self) -> AttemptView:
+        """The current attempt's workers."""
+        timeout = timedelta(seconds=self.job.spec.run_policy.termination_timeout_seconds)
+        return view_attempt(
+            self.status.attempt,
+            self.job.spec.workers,
+            self.observed,
+            created=self.status.pods_created,
+            stuck_before=self.now - timeout,
+        )
+
+    def plan(self) -> Plan:
+        return Plan(
+            status=None if self.status == self.job.status else self.status,
+            events=tuple(self.events),
+            actions=tuple(self.actions),
+            wake_at=min(self.wakes, default=None),
+        )
+
+
+def cut(text: str, limit: int = MAX_TEXT) -> str:
+    """Keep both ends of a long text: errors say what at the start and why at the end."""
+    if len(text) <= limit:
+        return text
+    half = (limit - 5) // 2
+    return f"{text[:half]} ... {text[-half:]}"
+
+
+def worker_selector(job_name: str, job_uid: str) -> str:
+    """Label selector of the job's pods, for `status.selector` and for people."""
+    labels: Mapping[str, str] = {LABEL_JOB: job_name, LABEL_JOB_UID: job_uid}
+    return ",".join(f"{key}={value}" for key, value in labels.items())

@@ -1,0 +1,221 @@
+"""What reconcile sees of the cluster: typed, frozen views without a trace of the API client.
+
+The reflector in `cluster` turns every pod event into a `PodView` at once and drops the JSON, so that
+20,000 pods stay small; tests build the same views by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from enum import Enum
+from typing import Any
+
+from zerotrain.contract.exit_codes import ExitCode
+from zerotrain.contract.progress import Progress, Termination
+from zerotrain.operator.constants import CONTAINER_NAME, LABEL_ATTEMPT, LABEL_JOB_UID, LABEL_RANK
+from zerotrain.operator.reconcile.clock import parse_time
+
+
+class PodState(Enum):
+    """One worker's state, as far as an attempt's fate depends on it."""
+
+    PENDING = "Pending"
+    """The worker's container has not started."""
+    RUNNING = "Running"
+    GOING = "Going"
+    """Deletion was requested and the container has not ended yet."""
+    SUCCEEDED = "Succeeded"
+    YIELDED = "Yielded"
+    """Ended with the code that says: checkpoint durable, stopped on request."""
+    FAILED = "Failed"
+
+
+ENDED = frozenset({PodState.SUCCEEDED, PodState.YIELDED, PodState.FAILED})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PodView:
+    """The fields of a worker pod that decisions rest on."""
+
+    name: str
+    uid: str
+    attempt: int
+    index: int
+    """Index of the worker, the rank of its node in the rendezvous."""
+    phase: str = "Pending"
+    node: str | None = None
+    pod_ip: str | None = None
+    ready: bool = False
+    scheduled: bool = False
+    unscheduled_reason: str | None = None
+    started: bool = False
+    """The worker's container runs now or has run."""
+    waiting: str | None = None
+    """Why the container does not start: `Reason: message` of its waiting state."""
+    exit_code: int | None = None
+    exit_reason: str | None = None
+    """The container runtime's word on the end (`OOMKilled`, `Error`, ...)."""
+    pod_reason: str | None = None
+    """`status.reason` of the pod (`Evicted`, `NodeLost`, `UnexpectedAdmissionError`, ...)."""
+    pod_message: str | None = None
+    disruption: str | None = None
+    """Reason of the `DisruptionTarget` condition (`PreemptionByScheduler`, `DeletionByTaintManager`, ...)."""
+    termination: Termination | None = None
+    finished_at: datetime | None = None
+    deletion_at: datetime | None = None
+    """When the grace of the requested deletion ends."""
+    deletion_grace_s: int | None = None
+    ended_seen_at: datetime | None = None
+    """When this operator first saw the end; for waiting, never for ordering causes."""
+
+    @property
+    def state(self) -> PodState:
+        if self.exit_code is not None and self.pod_reason is None:
+            if self.exit_code == ExitCode.DONE:
+                return PodState.SUCCEEDED
+            return PodState.YIELDED if self.exit_code == ExitCode.YIELDED else PodState.FAILED
+        if self.phase == "Failed":
+            return PodState.FAILED
+        if self.phase == "Succeeded":
+            return PodState.SUCCEEDED
+        if self.deletion_at is not None:
+            return PodState.GOING
+        return PodState.RUNNING if self.started else PodState.PENDING
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """An action of the last pass that the API server refused; shown in conditions until it succeeds."""
+
+    reason: str
+    """CamelCase, as a condition's reason (`QuotaExceeded`, `NameTaken`, ...)."""
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class YieldState:
+    """How far the operator's request to checkpoint and stop has come for one attempt."""
+
+    attempt: int
+    acked_at: datetime | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observed:
+    """Everything about one job outside its own object at one moment."""
+
+    pods: tuple[PodView, ...] = ()
+    """All pods that this job's UID owns, of any attempt."""
+    gone: tuple[PodView, ...] = ()
+    """Last views of pods that were deleted while this operator watched."""
+    synced_at: datetime | None = None
+    """When this operator first had a full list of the pods; what was missing then has no earlier history."""
+    progress: Progress | None = None
+    """Newest record of rank 0."""
+    laggard: Progress | None = None
+    """The rank that is furthest behind; filled in only when rank 0's step went stale."""
+    yielding: YieldState | None = None
+    problem: Problem | None = None
+
+
+def pod_view(pod: Mapping[str, Any], *, seen_at: datetime) -> PodView | None:
+    """Read a pod's JSON; None when it does not carry our labels in readable form."""
+    meta, status = pod["metadata"], pod.get("status", {})
+    labels = meta.get("labels", {})
+    try:
+        attempt, index = int(labels[LABEL_ATTEMPT]), int(labels[LABEL_RANK])
+    except (KeyError, ValueError):
+        return None
+    conditions = {item["type"]: item for item in status.get("conditions", ())}
+    container = _worker_container(status)
+    state = container.get("state", {})
+    ended = state.get("terminated")
+    code = None if ended is None else int(ended.get("exitCode", -1))
+    if ended is None and status.get("phase") == "Failed":
+        ended, code = _failed_init_container(status)
+    finished = ended is not None or status.get("phase") in ("Failed", "Succeeded")
+    return PodView(
+        name=meta["name"],
+        uid=meta["uid"],
+        attempt=attempt,
+        index=index,
+        phase=status.get("phase", "Pending"),
+        node=pod.get("spec", {}).get("nodeName"),
+        pod_ip=status.get("podIP"),
+        ready=_is_true(conditions.get("Ready")),
+        scheduled=_is_true(conditions.get("PodScheduled")),
+        unscheduled_reason=_unscheduled(conditions.get("PodScheduled")),
+        started="running" in state or ended is not None,
+        waiting=_waiting(state.get("waiting")),
+        exit_code=code,
+        exit_reason=(ended or {}).get("reason"),
+        pod_reason=status.get("reason"),
+        pod_message=status.get("message"),
+        disruption=_disruption(conditions.get("DisruptionTarget")),
+        termination=_termination((ended or {}).get("message"), attempt),
+        finished_at=parse_time((ended or {}).get("finishedAt")),
+        deletion_at=parse_time(meta.get("deletionTimestamp")),
+        deletion_grace_s=meta.get("deletionGracePeriodSeconds"),
+        ended_seen_at=seen_at if finished else None,
+    )
+
+
+def job_uid_of(pod: Mapping[str, Any]) -> str | None:
+    """UID of the job that controls this pod; None when the label and the owner do not agree."""
+    uid = pod["metadata"].get("labels", {}).get(LABEL_JOB_UID)
+    owners = pod["metadata"].get("ownerReferences", ())
+    return uid if any(owner.get("uid") == uid and owner.get("controller") for owner in owners) else None
+
+
+def _worker_container(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    for item in status.get("containerStatuses", ()):
+        if item.get("name") == CONTAINER_NAME:
+            return dict(item)
+    return {}
+
+
+def _failed_init_container(status: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, int | None]:
+    for item in status.get("initContainerStatuses", ()):
+        ended = item.get("state", {}).get("terminated")
+        if ended is not None and ended.get("exitCode"):
+            return ended, int(ended["exitCode"])
+    return None, None
+
+
+def _is_true(condition: Mapping[str, Any] | None) -> bool:
+    return condition is not None and condition.get("status") == "True"
+
+
+def _unscheduled(condition: Mapping[str, Any] | None) -> str | None:
+    if condition is None or condition.get("status") != "False":
+        return None
+    return f"{condition.get('reason', 'Unschedulable')}: {condition.get('message', '')}".rstrip(": ")
+
+
+def _disruption(condition: Mapping[str, Any] | None) -> str | None:
+    return str((condition or {}).get("reason")) if _is_true(condition) else None
+
+
+def _waiting(state: Mapping[str, Any] | None) -> str | None:
+    # ContainerCreating and PodInitializing are the ordinary way to a start, not something to report.
+    if state is None or state.get("reason") in (None, "ContainerCreating", "PodInitializing"):
+        return None
+    return f"{state['reason']}: {state.get('message', '')}".rstrip(": ")
+
+
+def _termination(message: str | None, attempt: int) -> Termination | None:
+    if not message:
+        return None
+    try:
+        parsed = Termination.from_json(message)
+    except ValueError:
+        # A program of the user's own, or a sidecar's text: the last line is still worth showing.
+        return Termination(attempt=attempt, code=-1, last_line=message.strip().splitlines()[-1][:1000])
+    return parsed if parsed.attempt == attempt else None

@@ -1,0 +1,275 @@
+"""One function per phase: it looks at the draft, changes status, asks for actions, and may hand over to the
+next phase within the same pass, so that a restart costs one status write and not three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+from zerotrain.operator.api import Phase
+from zerotrain.operator.api.policies import CleanPodPolicy
+from zerotrain.operator.constants import Reason
+from zerotrain.operator.reconcile import endings
+from zerotrain.operator.reconcile.admit import refusal_of
+from zerotrain.operator.reconcile.attempts import OVER, AttemptView, Fate, first_failure
+from zerotrain.operator.reconcile.conditions import FINISHED
+from zerotrain.operator.reconcile.draft import Draft
+from zerotrain.operator.reconcile.plan import CreateWorkers, DeleteJob, DeleteWorkers, RequestYield
+from zerotrain.operator.reconcile.teardown import KILL_GRACE_S, end_live_workers, end_workers
+
+ECHO_SETTLE = timedelta(milliseconds=500)
+"""A plain failure waits so long for surer evidence: peers of a killed rank often report first."""
+
+SYNC_SETTLE = timedelta(seconds=2)
+"""After a start of the operator: a pod that is missing may be one whose peers are just yielding."""
+
+YIELD_FALLBACK = timedelta(seconds=10)
+"""Without an answer of worker 0 the pods get SIGTERM, which asks for the same checkpoint."""
+
+YIELD_SLACK = timedelta(seconds=5)
+"""Added to the grace for the way there and back."""
+
+
+def advance(draft: Draft) -> None:
+    """Run the phase's function."""
+    _HANDLERS[draft.status.phase or Phase.PENDING](draft)
+
+
+def _pending(draft: Draft) -> None:
+    if draft.status.attempt == 0:
+        _gate(draft)
+    else:
+        _active(draft)
+
+
+def _gate(draft: Draft) -> None:
+    """Between two attempts: suspended, refused, or on to the next."""
+    if draft.job.spec.suspend:
+        if draft.status.phase is not Phase.SUSPENDED:
+            draft.emit(Reason.SUSPENDED, "no attempt starts until spec.suspend is false")
+        draft.set(phase=Phase.SUSPENDED, start_time=None, next_attempt_time=None)
+        return
+    refusal = refusal_of(draft.job.spec)
+    if refusal is not None:
+        if draft.status.phase is not Phase.STALLED:
+            draft.emit(refusal[0], refusal[1], warning=True)
+        draft.set(phase=Phase.STALLED)
+        draft.stalled = refusal
+        return
+    _start_attempt(draft)
+
+
+def _start_attempt(draft: Draft) -> None:
+    """Count up. The status write that carries the number precedes every pod that bears it."""
+    number = draft.status.attempt + 1
+    draft.set(
+        phase=Phase.PENDING,
+        attempt=number,
+        attempt_start_time=draft.stamp,
+        start_time=draft.status.start_time or draft.stamp,
+        next_attempt_time=None,
+        pods_created=False,
+        checkpoint=draft.status.checkpoint.model_copy(update={"resumed_from_step": None}),
+    )
+    draft.act(CreateWorkers(attempt=number, indices=tuple(range(draft.job.spec.workers))))
+
+
+def _active(draft: Draft) -> None:
+    """The current attempt is wanted: create what is missing, follow it, or end it."""
+    view = draft.view()
+    if not view.count(Fate.ABSENT):
+        draft.set(pods_created=True)
+    if view.all_in(frozenset({Fate.SUCCEEDED})):
+        endings.complete(draft)
+        _finished(draft)
+    elif _deadline_passed(draft):
+        limit = draft.job.spec.run_policy.active_deadline_seconds
+        endings.fail(draft, Reason.DEADLINE_EXCEEDED, f"active for more than {limit} s")
+        _finished(draft)
+    elif draft.job.spec.suspend:
+        _begin_suspending(draft)
+    elif _ended_badly(draft, view):
+        _after_restart_decision(draft)
+    elif view.count(Fate.YIELDED):
+        _await_yielded(draft, view)
+    else:
+        _follow(draft, view)
+
+
+def _follow(draft: Draft, view: AttemptView) -> None:
+    absent = view.indices(Fate.ABSENT)
+    if absent:
+        draft.act(CreateWorkers(attempt=view.number, indices=absent))
+    running = view.all_in(frozenset({Fate.RUNNING, Fate.GOING, Fate.SUCCEEDED}))
+    joined = running and all(pod.ready or pod.ended for pod in view.present)
+    if draft.status.phase is Phase.RUNNING or joined:
+        if draft.status.phase is not Phase.RUNNING:
+            draft.emit(Reason.ALL_RANKS_JOINED, f"attempt {view.number}: all ranks joined")
+        draft.set(phase=Phase.RUNNING)
+    else:
+        draft.set(phase=Phase.STARTING if running else Phase.PENDING)
+
+
+def _ended_badly(draft: Draft, view: AttemptView) -> bool:
+    """Whether a failure was taken into status in this pass (a fresh one may have to settle first)."""
+    failure = first_failure(view)
+    if failure is None:
+        return False
+    settled_at = endings.settled_at(draft, view, failure, echo=ECHO_SETTLE, sync=SYNC_SETTLE)
+    if settled_at is not None and draft.now < settled_at:
+        draft.wake(settled_at)
+        return True
+    endings.after_failure(draft, failure)
+    return True
+
+
+def _after_restart_decision(draft: Draft) -> None:
+    if draft.status.phase is Phase.RESTARTING:
+        _restarting(draft)
+    elif draft.status.phase in FINISHED:
+        _finished(draft)
+
+
+def _await_yielded(draft: Draft, view: AttemptView) -> None:
+    """Some ranks stopped on a SIGTERM that was not ours (a drain, `kubectl delete pod`): all will."""
+    since = min(
+        (worker.pod.ended_seen_at for worker in view.workers if worker.pod and worker.pod.ended_seen_at),
+        default=draft.now,
+    )
+    limit = since + _grace(draft) + YIELD_SLACK
+    if not view.all_in(OVER) and draft.now < limit:
+        draft.wake(limit)
+        return
+    endings.after_yield(draft, view)
+    _after_restart_decision(draft)
+
+
+def _restarting(draft: Draft) -> None:
+    """All pods of the ended attempt go; then, after the hold-off, the next attempt may come."""
+    if not end_workers(draft, grace_s=KILL_GRACE_S):
+        return
+    due = draft.status.next_attempt_time
+    if due is not None and draft.now < due and not draft.job.spec.suspend:
+        draft.wake(due)
+        return
+    _gate(draft)
+
+
+def _begin_suspending(draft: Draft) -> None:
+    asked = draft.status.checkpoint.model_copy(update={"requested_at": draft.stamp})
+    draft.set(phase=Phase.SUSPENDING, checkpoint=asked)
+    draft.emit(Reason.CHECKPOINT_REQUESTED, f"suspending attempt {draft.status.attempt}")
+    _suspending(draft)
+
+
+def _suspending(draft: Draft) -> None:
+    """Yield, wait until the ranks stopped with a durable checkpoint or the grace is over, take the pods."""
+    view = draft.view()
+    if view.all_in(frozenset({Fate.SUCCEEDED})):
+        endings.complete(draft)
+        _finished(draft)
+        return
+    failure = first_failure(view)
+    if failure is not None and endings.is_permanent(failure):
+        endings.after_failure(draft, failure)
+        _after_restart_decision(draft)
+        return
+    if failure is not None:
+        endings.record(draft, failure, cause=None)
+    if not _yield_is_over(draft, view):
+        return
+    if not end_workers(draft, grace_s=KILL_GRACE_S):
+        return
+    last = draft.status.checkpoint.last
+    kept = f"the newest checkpoint is step {last.step}" if last is not None else "there is no checkpoint"
+    draft.set(
+        phase=Phase.SUSPENDED,
+        start_time=None,
+        checkpoint=draft.status.checkpoint.model_copy(update={"requested_at": None}),
+    )
+    draft.emit(Reason.SUSPENDED, f"attempt {draft.status.attempt} ended; {kept}", warning=last is None)
+
+
+def _yield_is_over(draft: Draft, view: AttemptView) -> bool:
+    if view.all_in(OVER | {Fate.ABSENT, Fate.PENDING}) or first_failure(view) is not None:
+        return True
+    asked = draft.status.checkpoint.requested_at or draft.now
+    limit = asked + _grace(draft) + YIELD_SLACK
+    if draft.now >= limit:
+        draft.emit(
+            Reason.YIELD_TIMEOUT,
+            f"no checkpoint within {_grace(draft).seconds} s: the pods are ended; raise "
+            "checkpoint.gracePeriodSeconds above one step plus one checkpoint",
+            warning=True,
+        )
+        return True
+    draft.wake(limit)
+    state = draft.observed.yielding
+    if state is not None and state.attempt == view.number and state.acked_at is not None:
+        return False
+    coordinator = view.workers[0]
+    if (
+        draft.now < asked + YIELD_FALLBACK
+        and coordinator.fate is Fate.RUNNING
+        and coordinator.pod is not None
+    ):
+        pod = coordinator.pod
+        draft.act(RequestYield(attempt=view.number, pod=pod.name, pod_ip=pod.pod_ip))
+        draft.wake(min(draft.now + timedelta(seconds=2), asked + YIELD_FALLBACK))
+    elif view.count(Fate.RUNNING, Fate.PENDING):
+        draft.act(DeleteWorkers(attempt=view.number, grace_s=None))
+    return False
+
+
+def _suspended(draft: Draft) -> None:
+    if not end_workers(draft, grace_s=KILL_GRACE_S) or draft.job.spec.suspend:
+        return
+    draft.emit(Reason.RESUMED, f"attempt {draft.status.attempt + 1} starts")
+    _gate(draft)
+
+
+def _finished(draft: Draft) -> None:
+    policy = draft.job.spec.run_policy
+    view = draft.view()
+    if policy.clean_pod_policy is CleanPodPolicy.ALL:
+        end_workers(draft, grace_s=KILL_GRACE_S)
+    elif draft.status.phase is Phase.FAILED or policy.clean_pod_policy is CleanPodPolicy.RUNNING:
+        # Ranks of a failed job wait for peers that never come: they are ended whatever the policy says.
+        end_live_workers(draft, view, grace_s=KILL_GRACE_S)
+    ttl, ended = policy.ttl_seconds_after_finished, draft.status.completion_time
+    if ttl is None or ended is None:
+        return
+    due = ended + timedelta(seconds=ttl)
+    if draft.now >= due:
+        draft.act(DeleteJob())
+    else:
+        draft.wake(due)
+
+
+def _deadline_passed(draft: Draft) -> bool:
+    seconds, start = draft.job.spec.run_policy.active_deadline_seconds, draft.status.start_time
+    if seconds is None or start is None:
+        return False
+    due = start + timedelta(seconds=seconds)
+    if draft.now < due:
+        draft.wake(due)
+    return draft.now >= due
+
+
+def _grace(draft: Draft) -> timedelta:
+    checkpoint = draft.job.spec.checkpoint
+    return timedelta(seconds=checkpoint.grace_period_seconds if checkpoint is not None else 30)
+
+
+_HANDLERS: dict[Phase, Callable[[Draft], None]] = {
+    Phase.PENDING: _pending,
+    Phase.STARTING: _active,
+    Phase.RUNNING: _active,
+    Phase.RESTARTING: _restarting,
+    Phase.SUSPENDING: _suspending,
+    Phase.SUSPENDED: _suspended,
+    Phase.STALLED: _restarting,
+    Phase.COMPLETED: _finished,
+    Phase.FAILED: _finished,
+}

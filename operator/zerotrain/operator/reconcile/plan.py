@@ -1,0 +1,83 @@
+"""What one pass of reconcile asks for. `cluster.executor` carries it out in this order: the status write,
+then (only if that write was accepted) the events, then the actions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from zerotrain.operator.api import ZeroTrainingJobStatus
+
+
+class EventType(StrEnum):
+    NORMAL = "Normal"
+    WARNING = "Warning"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Event:
+    """One Kubernetes event on the job. The same reason, attempt and message is written once."""
+
+    reason: str
+    message: str
+    type: EventType = EventType.NORMAL
+    attempt: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CreateWorkers:
+    """Make sure of the attempt's shared objects, then create the pods of these worker indices."""
+
+    attempt: int
+    indices: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeleteWorkers:
+    """Delete all pods of one attempt with one request."""
+
+    attempt: int
+    grace_s: int | None
+    """None leaves the pods their own terminationGracePeriodSeconds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeletePods:
+    """Delete these pods one by one; `grace_s` 0 removes them without waiting for their node."""
+
+    names_uids: tuple[tuple[str, str], ...]
+    grace_s: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestYield:
+    """Ask worker 0 to checkpoint and stop; safe to repeat."""
+
+    attempt: int
+    pod: str
+    pod_ip: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeleteJob:
+    """The time to live after the end is over."""
+
+
+Action = CreateWorkers | DeleteWorkers | DeletePods | RequestYield | DeleteJob
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """The outcome of one pass."""
+
+    status: ZeroTrainingJobStatus | None = None
+    """The whole new status; None when the stored one is already right."""
+    events: tuple[Event, ...] = ()
+    actions: tuple[Action, ...] = ()
+    wake_at: datetime | None = None
+    """When to look again even if nothing happens."""
+
+
+NOTHING = Plan()

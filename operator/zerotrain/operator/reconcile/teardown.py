@@ -1,0 +1,76 @@
+"""Taking pods away: with one request per attempt, without waiting for nodes that do not answer."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from zerotrain.operator.reconcile.attempts import LIVE, AttemptView, strays
+from zerotrain.operator.reconcile.draft import Draft
+from zerotrain.operator.reconcile.observe import PodView
+from zerotrain.operator.reconcile.plan import DeletePods, DeleteWorkers
+
+KILL_GRACE_S = 1
+"""For ranks whose peers are gone: their work since the last checkpoint is lost either way."""
+
+
+def end_workers(draft: Draft, *, grace_s: int) -> bool:
+    """Ask for the end of every pod up to the current attempt; True once none exists any more."""
+    attempt = draft.status.attempt
+    pods = [pod for pod in draft.observed.pods if pod.attempt <= attempt]
+    for number in sorted({pod.attempt for pod in pods}):
+        _end(draft, number, [pod for pod in pods if pod.attempt == number], grace_s)
+    return not pods
+
+
+def end_strays(draft: Draft) -> None:
+    """Pods of earlier attempts, and of indices that the job no longer has."""
+    attempt, workers = draft.status.attempt, draft.job.spec.workers
+    for number, pods in strays(attempt, workers, draft.observed).items():
+        if number < attempt:
+            _end(draft, number, list(pods), KILL_GRACE_S)
+        else:
+            _delete(draft, [pod for pod in pods if pod.deletion_at is None], KILL_GRACE_S)
+
+
+def end_live_workers(draft: Draft, view: AttemptView, *, grace_s: int) -> None:
+    """End what still runs and keep the ended pods, whose logs people want to read."""
+    live = [worker.pod for worker in view.workers if worker.fate in LIVE and worker.pod is not None]
+    _delete(draft, [pod for pod in live if _needs_deletion(pod, grace_s)], grace_s)
+    _force_stuck(draft, live)
+
+
+def _end(draft: Draft, attempt: int, pods: list[PodView], grace_s: int) -> None:
+    if any(_needs_deletion(pod, grace_s) for pod in pods):
+        draft.act(DeleteWorkers(attempt=attempt, grace_s=grace_s))
+        # Looks again although the deletions bring events of their own: one of them may never come.
+        draft.wake(draft.now + timedelta(seconds=grace_s) + _timeout(draft))
+    _force_stuck(draft, pods)
+
+
+def _force_stuck(draft: Draft, pods: list[PodView]) -> None:
+    stuck = []
+    for pod in pods:
+        if pod.deletion_at is None:
+            continue
+        due = pod.deletion_at + _timeout(draft)
+        if draft.now >= due:
+            stuck.append(pod)
+        else:
+            draft.wake(due)
+    _delete(draft, stuck, 0)
+
+
+def _delete(draft: Draft, pods: list[PodView], grace_s: int) -> None:
+    if pods:
+        draft.act(DeletePods(names_uids=tuple((pod.name, pod.uid) for pod in pods), grace_s=grace_s))
+
+
+def _needs_deletion(pod: PodView, grace_s: int) -> bool:
+    if pod.deletion_at is None:
+        return True
+    # Somebody asked for a longer farewell than this end leaves time for.
+    return not pod.ended and pod.deletion_grace_s is not None and pod.deletion_grace_s > grace_s
+
+
+def _timeout(draft: Draft) -> timedelta:
+    return timedelta(seconds=draft.job.spec.run_policy.termination_timeout_seconds)
