@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from zerotrain.contract.config import AutoValues, ConfigError, EngineConfig, load, resolve
-from zerotrain.operator.constants import Reason
+from zerotrain.operator.constants import RESERVED_MOUNTS, Reason
 
-from .pod_rules import pod_template_refusals
+from .pod_rules import pod_template_refusals, taken_by
 from .quantity import format_bytes
 from .refusal import Refusal, invalid
 from .spec import ZeroTrainingJobSpec
@@ -75,8 +75,8 @@ def _nvme_path(spec: ZeroTrainingJobSpec, config: EngineConfig) -> Iterator[Refu
         elif offload.nvme_path is not None and offload.nvme_path.rstrip("/") != spec.nvme.mount_path:
             yield invalid(
                 f"{path}.nvme_path",
-                f"{offload.nvme_path} is not spec.nvme.mountPath {spec.nvme.mount_path}; remove nvme_path or make "
-                "them equal",
+                f"{offload.nvme_path} is not spec.nvme.mountPath {spec.nvme.mount_path}; "
+                "remove nvme_path or make them equal",
             )
 
 
@@ -91,14 +91,24 @@ def _memory(spec: ZeroTrainingJobSpec) -> Iterator[Refusal]:
         yield invalid(
             "spec.resources.memory",
             f"{resources.memory} must exceed pinnedMemory {resources.pinned_memory or 0} + sharedMemory "
-            f"{resources.shared_memory or 0} = {format_bytes(pinned + shared)}, which are counted in it; the rest is "
-            "for the processes themselves",
+            f"{resources.shared_memory or 0} = {format_bytes(pinned + shared)}, which are counted in it; "
+            "the rest is for the processes themselves",
+        )
+
+
+def _nvme_mount(spec: ZeroTrainingJobSpec) -> Iterator[Refusal]:
+    clash = taken_by(spec.nvme.mount_path, RESERVED_MOUNTS) if spec.nvme is not None else None
+    if spec.nvme is not None and clash is not None:
+        yield invalid(
+            "spec.nvme.mountPath",
+            f"{spec.nvme.mount_path} collides with {clash}, which the operator mounts; choose another path",
         )
 
 
 _CHECKS: tuple[Callable[[ZeroTrainingJobSpec], Iterator[Refusal]], ...] = (
     _configuration,
     _memory,
+    _nvme_mount,
     pod_template_refusals,
     unsupported_fields,
 )

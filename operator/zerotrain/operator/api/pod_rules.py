@@ -51,12 +51,17 @@ def _unknown_volumes(path: str, mounts: tuple[VolumeMount, ...], template: PodTe
 
 def _taken_paths(path: str, mounts: tuple[VolumeMount, ...], taken: tuple[str, ...]) -> Iterator[Refusal]:
     for index, mount in enumerate(mounts):
-        clash = next((own for own in taken if _collide(mount.mount_path, own)), None)
+        clash = taken_by(mount.mount_path, taken)
         if clash is not None:
             yield invalid(
                 f"{path}[{index}].mountPath",
                 f"{mount.mount_path} collides with {clash}, which the operator mounts; choose another path",
             )
+
+
+def taken_by(path: str, taken: Iterable[str]) -> str | None:
+    """The first of the paths in `taken` that a mount at `path` would collide with."""
+    return next((own for own in taken if _collide(path, own)), None)
 
 
 def _collide(path: str, own: str) -> bool:

@@ -1,7 +1,7 @@
 """The fields of the API that this version has no behaviour for, in one table.
 
-Whoever gives a field its behaviour deletes its row. A field is listed with the values that ask for the missing
-behaviour; a value that asks for nothing (gang: None) passes.
+Whoever gives a field its behaviour deletes its row. A field is listed with the values that ask for the
+missing behaviour; a value that asks for nothing (gang: None) passes.
 """
 
 from __future__ import annotations

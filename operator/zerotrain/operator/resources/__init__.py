@@ -1,6 +1,6 @@
 """The objects of a job as plain JSON, built by pure functions. `cluster` creates what these return.
 
-One module per concern; `worker_pod` puts the parts of a pod together. Nothing here talks to the API server
+One module per concern; `pod` puts the parts of a pod together. Nothing here talks to the API server
 or reads a clock: the same job, attempt and options give the same objects.
 """
 
@@ -9,7 +9,7 @@ from zerotrain.operator.api import ZeroTrainingJob
 from .config_map import config_digest, config_map
 from .identity import Json, ResourceOptions, pod_name, secret_name, selector
 from .network_policy import network_policy
-from .pod import worker_pod
+from .pod import worker_pod, worker_pods
 from .secret import channel_secret
 from .service import service
 
@@ -27,6 +27,7 @@ __all__ = [
     "service",
     "shared_objects",
     "worker_pod",
+    "worker_pods",
 ]
 
 
@@ -49,5 +50,5 @@ def shared_objects(
 
 def build(job: ZeroTrainingJob, attempt: int, operator_key: bytes, options: ResourceOptions) -> list[Json]:
     """Every object of an attempt, in the order of creation."""
-    pods = [worker_pod(job, attempt, index, options) for index in range(job.spec.workers)]
+    pods = worker_pods(job, attempt, range(job.spec.workers), options)
     return [*shared_objects(job, attempt, operator_key, options), *pods]

@@ -32,19 +32,14 @@ _MAX_EXIT_MARGIN_S: Final = 5.0
 
 
 def worker_container(
-    job: ZeroTrainingJob,
-    attempt: int,
-    index: int,
-    options: ResourceOptions,
-    volumes: tuple[MountedVolume, ...],
+    job: ZeroTrainingJob, options: ResourceOptions, volumes: tuple[MountedVolume, ...]
 ) -> Json:
-    """The container that `kubectl logs` shows; podTemplate's env and mounts are merged in."""
+    """The container that `kubectl logs` shows without its environment; podTemplate's mounts are merged in."""
     container: Json = {
         "name": CONTAINER_NAME,
         "image": job.spec.image,
         "command": list(LAUNCHER),
         **_program(job),
-        "env": _environment(job, attempt, index, options),
         "resources": _resources(job),
         "ports": [
             {"name": HTTP_PORT_NAME, "containerPort": WORKER_HTTP_PORT, "protocol": "TCP"},
@@ -78,8 +73,8 @@ def grace_period_s(job: ZeroTrainingJob) -> int:
     return checkpoint.grace_period_seconds if checkpoint is not None else DEFAULT_GRACE_S
 
 
-def launch_spec(job: ZeroTrainingJob, attempt: int, index: int, options: ResourceOptions) -> LaunchSpec:
-    """What the launcher of worker `index` is told."""
+def launch_spec(job: ZeroTrainingJob, attempt: int, options: ResourceOptions) -> LaunchSpec:
+    """What the launcher of worker 0 is told; the others differ in node_rank."""
     spec = job.spec
     grace = grace_period_s(job)
     nvme = spec.nvme
@@ -89,7 +84,7 @@ def launch_spec(job: ZeroTrainingJob, attempt: int, index: int, options: Resourc
         attempt=attempt,
         master_addr=master_address(job, attempt),
         world_size=spec.world_size,
-        node_rank=index,
+        node_rank=0,
         ranks_per_worker=spec.num_ranks_per_worker,
         config_path=Path(CONFIG_DIR, CONFIG_FILE),
         train_spec_path=Path(CONFIG_DIR, TRAIN_SPEC_FILE) if has_train_spec(job) else None,
@@ -118,7 +113,7 @@ def _program(job: ZeroTrainingJob) -> Json:
     return {"args": ["--", *job.spec.command, *job.spec.args]}
 
 
-def _environment(job: ZeroTrainingJob, attempt: int, index: int, options: ResourceOptions) -> list[Json]:
+def environment(job: ZeroTrainingJob, launch: LaunchSpec) -> list[Json]:
     """podTemplate may replace what is not the launcher's own; the names of LaunchSpec are refused earlier."""
     merged: dict[str, Json] = {
         # Libraries that insist on a cache folder find a writable one there.
@@ -126,8 +121,7 @@ def _environment(job: ZeroTrainingJob, attempt: int, index: int, options: Resour
     }
     if job.spec.pod_template is not None:
         merged |= {variable.name: as_written(variable) for variable in job.spec.pod_template.env}
-    launch = launch_spec(job, attempt, index, options).to_env()
-    merged |= {name: {"name": name, "value": value} for name, value in launch.items()}
+    merged |= {name: {"name": name, "value": value} for name, value in launch.to_env().items()}
     return list(merged.values())
 
 

@@ -1,6 +1,12 @@
-"""One worker pod: the worker container, the operator's volumes and what podTemplate and scheduling add."""
+"""The worker pods: the worker container, the operator's volumes and what podTemplate and scheduling add.
+
+The workers of an attempt differ in their index alone, so the rest is built once: a job may have thousands.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.api.core.containers import Container
@@ -8,24 +14,47 @@ from zerotrain.operator.api.pod_template import PodTemplate
 from zerotrain.operator.constants import ANNOTATION_CONFIG_DIGEST, CONTAINER_NAME
 
 from .config_map import config_digest
-from .container import grace_period_s, worker_container
+from .container import environment, grace_period_s, launch_spec, worker_container
 from .identity import Json, ResourceOptions, metadata, pod_name, worker_labels
 from .security import container_security_context, pod_security_context
-from .volumes import as_written, own_volumes
+from .volumes import MountedVolume, as_written, own_volumes
 
 
 def worker_pod(job: ZeroTrainingJob, attempt: int, index: int, options: ResourceOptions) -> Json:
     """Worker `index` (0-based) of `attempt` (counted from 1)."""
-    name = pod_name(job.name, attempt, index)
+    return next(worker_pods(job, attempt, (index,), options))
+
+
+def worker_pods(
+    job: ZeroTrainingJob, attempt: int, indices: Iterable[int], options: ResourceOptions
+) -> Iterator[Json]:
+    """The pods of these workers. They share the parts that do not depend on the index: send, never change."""
     volumes = own_volumes(job, attempt)
+    annotations = _annotations(job)
+    container = worker_container(job, options, volumes)
+    spec = _pod_spec(job, volumes)
+    launch = launch_spec(job, attempt, options)
+    for index in indices:
+        name = pod_name(job.name, attempt, index)
+        meta = metadata(job, name, _labels(job, attempt, index))
+        meta["annotations"] = annotations
+        env = environment(job, replace(launch, node_rank=index))
+        yield {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": meta,
+            "spec": {**spec, "hostname": name, "containers": [{**container, "env": env}]},
+        }
+
+
+def _pod_spec(job: ZeroTrainingJob, volumes: tuple[MountedVolume, ...]) -> Json:
+    """All of a pod's spec but its host name and the worker container."""
     spec: Json = {
-        "hostname": name,
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": grace_period_s(job),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": pod_security_context(),
-        "containers": [worker_container(job, attempt, index, options, volumes)],
         "volumes": [volume.volume for volume in volumes],
     }
     if job.spec.workers > 1:
@@ -33,20 +62,24 @@ def worker_pod(job: ZeroTrainingJob, attempt: int, index: int, options: Resource
     _add_scheduling(spec, job)
     if job.spec.pod_template is not None:
         _add_template(spec, job.spec.pod_template)
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(job, attempt, index), "spec": spec}
+    return spec
 
 
-def _metadata(job: ZeroTrainingJob, attempt: int, index: int) -> Json:
-    template = job.spec.pod_template or PodTemplate()
-    labels = {**(template.labels or {}), **worker_labels(job, attempt, index)}
-    meta = metadata(job, pod_name(job.name, attempt, index), labels)
-    meta["annotations"] = {
+def _labels(job: ZeroTrainingJob, attempt: int, index: int) -> dict[str, str]:
+    template = job.spec.pod_template
+    given = template.labels if template is not None else None
+    return {**(given or {}), **worker_labels(job, attempt, index)}
+
+
+def _annotations(job: ZeroTrainingJob) -> dict[str, str]:
+    template = job.spec.pod_template
+    given = template.annotations if template is not None else None
+    return {
         # Sidecars must not hide the ranks from `kubectl logs`.
         "kubectl.kubernetes.io/default-container": CONTAINER_NAME,
-        **(template.annotations or {}),
+        **(given or {}),
         ANNOTATION_CONFIG_DIGEST: config_digest(job),
     }
-    return meta
 
 
 def _add_scheduling(spec: Json, job: ZeroTrainingJob) -> None:
