@@ -1,0 +1,9 @@
+"""The launcher: PID 1 of a worker container, torch-free.
+
+    python -m zerotrain.runtime.launch [--] [per-rank command ...]      (no command: the built-in trainer)
+
+It waits for the name of rank 0's pod, starts one process per local rank, passes signals on, decides with
+which code the container ends, writes the termination message and serves the pod's HTTP:
+
+    main > supervisor, channel_server, http_server > ranks, stacks > process, board > output, verdict
+"""

@@ -1,0 +1,143 @@
+"""What the launcher knows of its ranks, shared by the event loop (writes) and the HTTP threads (read)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.registry import Collector
+
+from zerotrain.contract.launch import LaunchSpec
+from zerotrain.contract.progress import Phase, Progress
+from zerotrain.contract.worker_http import WorkerReport
+from zerotrain.runtime.metrics.catalogue import LAUNCHER_CATALOGUE
+from zerotrain.runtime.metrics.families import Families
+from zerotrain.runtime.metrics.merge import MergedCollector
+from zerotrain.runtime.metrics.snapshot import restore
+
+BEFORE_RENDEZVOUS = frozenset({Phase.INIT, Phase.RENDEZVOUS})
+
+
+@dataclass(kw_only=True, slots=True)
+class _RankState:
+    progress: Progress
+    running: bool = False
+    connected: bool = False
+    """The rank has said hello over the channel at least once."""
+    failure: str | None = None
+    failure_at: float | None = None
+    """Monotonic seconds."""
+
+
+class Board:
+    """One worker's state. Every method may be called from any thread and none blocks."""
+
+    def __init__(
+        self,
+        spec: LaunchSpec,
+        *,
+        built_in_trainer: bool,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`built_in_trainer`: the ranks are known to report, so a silent one is not ready yet."""
+        self._spec = spec
+        self._built_in_trainer = built_in_trainer
+        self._clock = clock
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._stopping = False
+        self._ranks = {
+            rank: _RankState(progress=Progress(rank=rank, attempt=spec.attempt)) for rank in spec.ranks
+        }
+        self._families = {rank: Families(LAUNCHER_CATALOGUE, job=spec.job, rank=rank) for rank in spec.ranks}
+        self._merged = MergedCollector(spec.job)
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        return self._spec.ranks
+
+    def set_running(self, rank: int, running: bool) -> None:
+        with self._lock:
+            self._ranks[rank].running = running
+
+    def set_stopping(self) -> None:
+        with self._lock:
+            self._stopping = True
+
+    def connected(self, rank: int) -> None:
+        """The rank said hello."""
+        with self._lock:
+            self._ranks[rank].connected = True
+        self._heard(rank)
+
+    def progressed(self, rank: int, progress: Progress) -> None:
+        """Raises ValueError when the record is another rank's or another attempt's."""
+        if (progress.rank, progress.attempt) != (rank, self._spec.attempt):
+            raise ValueError(
+                f"rank {rank} of attempt {self._spec.attempt} sent a record "
+                f"of rank {progress.rank}, attempt {progress.attempt}"
+            )
+        with self._lock:
+            self._ranks[rank].progress = progress
+        self._heard(rank)
+
+    def measured(self, rank: int, families: Sequence[Mapping[str, Any]]) -> None:
+        """A new metrics snapshot of the rank. Raises ValueError when it is none."""
+        self._merged.update(rank, restore(families))
+        self._heard(rank)
+
+    def failing(self, rank: int, text: str) -> None:
+        """The rank says why it is about to end; the first reason stays."""
+        with self._lock:
+            state = self._ranks[rank]
+            if state.failure is None:
+                state.failure, state.failure_at = text, self._monotonic()
+
+    def failure_of(self, rank: int) -> tuple[str | None, float | None]:
+        """The reason the rank gave and when (monotonic seconds)."""
+        with self._lock:
+            return self._ranks[rank].failure, self._ranks[rank].failure_at
+
+    def report(self) -> WorkerReport:
+        """The body of GET /progress."""
+        spec = self._spec
+        with self._lock:
+            return WorkerReport(
+                job=spec.job,
+                job_uid=spec.job_uid,
+                attempt=spec.attempt,
+                node_rank=spec.node_rank,
+                world_size=spec.world_size,
+                ready=all(self._is_ready(state) for state in self._ranks.values()),
+                stopping=self._stopping,
+                ranks=tuple(self._ranks[rank].progress for rank in spec.ranks),
+            )
+
+    def registry(self) -> CollectorRegistry:
+        """A fresh registry with the newest metrics of all ranks and the launcher's own of each rank."""
+        with self._lock:
+            running = {rank: state.running for rank, state in self._ranks.items()}
+        own = MergedCollector(self._spec.job)
+        for rank, families in self._families.items():
+            families.gauge("zerotrain_rank_up").set(running[rank])
+            own.update(rank, list(families.registry.collect()))
+        collectors: tuple[Collector, ...] = (own, self._merged)
+        registry = CollectorRegistry(auto_describe=False)
+        for collector in collectors:
+            registry.register(collector)
+        return registry
+
+    def _heard(self, rank: int) -> None:
+        self._families[rank].gauge("zerotrain_rank_last_report_timestamp_seconds").set(self._clock())
+
+    def _is_ready(self, state: _RankState) -> bool:
+        if not state.running:
+            return False
+        if not state.connected and not self._built_in_trainer:
+            return True  # a program of the user's that never reports: running is all that can be known
+        return state.progress.phase not in BEFORE_RENDEZVOUS

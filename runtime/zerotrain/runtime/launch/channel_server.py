@@ -1,0 +1,89 @@
+"""The launcher's end of the channel: reads the ranks' lines and puts them on the board."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from zerotrain.contract.progress import Progress
+from zerotrain.runtime.channel import MAX_MESSAGE_BYTES
+from zerotrain.runtime.launch.board import Board
+
+
+class ChannelServer:
+    """Listens on the worker's unix socket; a bad message ends that connection, never the launcher."""
+
+    def __init__(self, board: Board, *, on_failure: Callable[[int], None]) -> None:
+        """`on_failure(rank)` is called in the loop when a rank announces its end."""
+        self._board = board
+        self._on_failure = on_failure
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def listen(self, path: Path) -> None:
+        """`path` must not exist; the folder's mode decides who may connect."""
+        self._server = await asyncio.start_unix_server(self._serve, path, limit=MAX_MESSAGE_BYTES)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Read what the ranks said before they ended; the end of the last one closes its connection."""
+        if self._connections:
+            await asyncio.wait(self._connections, timeout=timeout_s)
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for task in self._connections:
+            task.cancel()
+
+    def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.get_running_loop().create_task(self._read(reader, writer))
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+
+    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        rank: int | None = None
+        try:
+            while line := await reader.readline():
+                if not line.endswith(b"\n"):
+                    break  # the sender died within a message
+                rank = self._accept(rank, json.loads(line))
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            # ValueError: also a line above the limit (asyncio) and bytes that are no JSON.
+            print(
+                f"launcher: message of rank {rank} refused: {str(error)[:300]}", file=sys.stderr, flush=True
+            )
+        except ConnectionError:
+            return
+        finally:
+            writer.close()
+
+    def _accept(self, rank: int | None, message: Any) -> int:
+        """Apply one message; the first must be the hello that says whose connection this is."""
+        if not isinstance(message, dict):
+            raise ValueError("a message must be a JSON object")
+        kind = message.get("kind")
+        if kind == "hello":
+            said = message["rank"]
+            if said not in self._board.ranks:
+                raise ValueError(f"rank {said!r} is not one of this worker's {list(self._board.ranks)}")
+            self._board.connected(said)
+            return int(said)
+        if rank is None:
+            raise ValueError(f"{kind!r} before hello")
+        match kind:
+            case "progress":
+                self._board.progressed(rank, Progress.from_json(json.dumps(message["progress"])))
+            case "metrics":
+                self._board.measured(rank, message["families"])
+            case "failure":
+                self._board.failing(rank, str(message["text"]))
+                self._on_failure(rank)
+            case "note":
+                print(f"launcher: rank {rank}: {message['text']}", file=sys.stderr, flush=True)
+            case _:
+                raise ValueError(f"unknown kind {kind!r}")
+        return rank

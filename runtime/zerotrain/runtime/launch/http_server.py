@@ -1,0 +1,199 @@
+"""The HTTP of the worker: small, threaded, and independent of whether a rank still moves.
+
+Every answer comes from the board; the one request that waits for ranks (`/stacks`) is bounded. The paths
+and bodies are the contract's (`zerotrain.contract.worker_http`).
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import urlsplit
+
+from prometheus_client.exposition import choose_encoder
+
+from zerotrain.contract import channel_token
+from zerotrain.contract.worker_http import (
+    METRICS_PATH,
+    PROGRESS_PATH,
+    READY_PATH,
+    STACKS_PATH,
+    YIELD_PATH,
+    yield_attempt,
+)
+from zerotrain.runtime.launch.board import Board
+
+MAX_BODY_BYTES = 4096
+MAX_CONNECTIONS = 32
+SOCKET_TIMEOUT_S = 10.0
+JSON = "application/json"
+TEXT = "text/plain; charset=utf-8"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerApi:
+    """What the HTTP threads may ask of the launcher."""
+
+    board: Board
+    attempt: int
+    token: str | None
+    """The attempt's channel token; None refuses every POST."""
+    request_stop: Callable[[], None]
+    collect_stacks: Callable[[], str]
+    """Blocks for at most a few seconds. Raises TimeoutError."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """One response."""
+
+    status: HTTPStatus
+    body: bytes
+    content_type: str = JSON
+
+
+class WorkerHttpServer(ThreadingHTTPServer):
+    """Serves `api` from daemon threads, at most MAX_CONNECTIONS at a time."""
+
+    daemon_threads = True
+    allow_reuse_address = True
+    request_queue_size = 64
+
+    def __init__(self, host: str, port: int, api: WorkerApi) -> None:
+        """Binds at once; port 0 takes a free one. Raises OSError when the address is not to be had."""
+        self.api = api
+        self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host, port), _Handler)
+
+    @property
+    def port(self) -> int:
+        return int(self.server_address[1])
+
+    def start(self) -> None:
+        threading.Thread(target=self.serve_forever, name="zerotrain-http", daemon=True).start()
+
+    def server_bind(self) -> None:
+        # HTTPServer.server_bind asks DNS for the host's full name, which may hang for seconds in a pod.
+        super(ThreadingHTTPServer, self).server_bind()
+        self.server_name, self.server_port = str(self.server_address[0]), self.port
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._slots.acquire(blocking=False):
+            self.shutdown_request(request)  # a client that holds connections open must not cost us threads
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._slots.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        error = sys.exception() if sys.version_info >= (3, 12) else sys.exc_info()[1]
+        if not isinstance(error, OSError):  # a client that went away is no news
+            print(f"launcher: HTTP request failed: {error!r}", file=sys.stderr, flush=True)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: WorkerHttpServer
+    timeout = SOCKET_TIMEOUT_S
+    server_version = "zerotrain"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        api = self.server.api
+        match urlsplit(self.path).path:
+            case str(path) if path == METRICS_PATH:
+                encode, content_type = choose_encoder(self.headers.get("Accept", ""))
+                self._send(
+                    Answer(status=HTTPStatus.OK, body=encode(api.board.registry()), content_type=content_type)
+                )
+            case str(path) if path == PROGRESS_PATH:
+                self._send(Answer(status=HTTPStatus.OK, body=api.board.report().to_json().encode()))
+            case str(path) if path == READY_PATH:
+                self._send(_ready(api.board))
+            case str(path) if path == STACKS_PATH:
+                self._send(_stacks(api))
+            case _:
+                self._send(
+                    _problem(HTTPStatus.NOT_FOUND, "known are /metrics /progress /ready /stacks /yield")
+                )
+
+    def do_POST(self) -> None:
+        if urlsplit(self.path).path != YIELD_PATH:
+            self._send(_problem(HTTPStatus.NOT_FOUND, f"POST knows {YIELD_PATH} alone"))
+            return
+        # Who asks is settled before anything of the body is looked at.
+        refusal = _refuse_token(self.server.api.token, self.headers.get("Authorization"))
+        self._send(refusal or self._yield())
+
+    def _yield(self) -> Answer:
+        try:
+            length = int(self.headers.get("Content-Length", ""))
+        except ValueError:
+            return _problem(HTTPStatus.LENGTH_REQUIRED, "Content-Length is missing")
+        if not 0 < length <= MAX_BODY_BYTES:
+            return _problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body has 1 to {MAX_BODY_BYTES} bytes")
+        try:
+            attempt = yield_attempt(self.rfile.read(length))
+        except ValueError as error:
+            return _problem(HTTPStatus.BAD_REQUEST, str(error))
+        api = self.server.api
+        if attempt != api.attempt:
+            return _problem(HTTPStatus.CONFLICT, f"this is attempt {api.attempt}, not {attempt}")
+        api.request_stop()
+        return Answer(
+            status=HTTPStatus.ACCEPTED, body=json.dumps({"attempt": attempt, "stopping": True}).encode()
+        )
+
+    def _send(self, answer: Answer) -> None:
+        self.send_response(answer.status)
+        self.send_header("Content-Type", answer.content_type)
+        self.send_header("Content-Length", str(len(answer.body)))
+        self.send_header("Cache-Control", "no-store")
+        if answer.status is HTTPStatus.UNAUTHORIZED:
+            self.send_header("WWW-Authenticate", "Bearer")
+        self.end_headers()
+        self.wfile.write(answer.body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Scrapes are not news; the container's log belongs to the ranks."""
+
+
+def _ready(board: Board) -> Answer:
+    report = board.report()
+    status = HTTPStatus.OK if report.ready else HTTPStatus.SERVICE_UNAVAILABLE
+    phases = {str(rank.rank): str(rank.phase) for rank in report.ranks}
+    return Answer(status=status, body=json.dumps({"ready": report.ready, "phases": phases}).encode())
+
+
+def _stacks(api: WorkerApi) -> Answer:
+    try:
+        return Answer(status=HTTPStatus.OK, body=api.collect_stacks().encode(), content_type=TEXT)
+    except TimeoutError:
+        return _problem(HTTPStatus.GATEWAY_TIMEOUT, "the ranks' stacks did not come in time")
+
+
+def _refuse_token(expected: str | None, header: str | None) -> Answer | None:
+    """None when the header shows the expected token."""
+    scheme, _, shown = (header or "").partition(" ")
+    if scheme.lower() != "bearer" or not shown:
+        return _problem(HTTPStatus.UNAUTHORIZED, "POST needs 'Authorization: Bearer <channel token>'")
+    if expected is None:
+        return _problem(HTTPStatus.FORBIDDEN, "this worker was started without a token file")
+    if not channel_token.matches(expected, shown.strip()):
+        return _problem(HTTPStatus.FORBIDDEN, "the token is not this attempt's")
+    return None
+
+
+def _problem(status: HTTPStatus, text: str) -> Answer:
+    return Answer(status=status, body=json.dumps({"error": text}).encode())

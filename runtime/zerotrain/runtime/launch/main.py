@@ -1,0 +1,171 @@
+"""Puts the launcher together; called by `__main__`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from zerotrain.contract.exit_codes import ExitCode
+from zerotrain.contract.launch import TERMINATION_LOG, LaunchError, LaunchSpec
+from zerotrain.contract.progress import Termination
+from zerotrain.runtime.launch import leftovers, termination
+from zerotrain.runtime.launch.board import Board
+from zerotrain.runtime.launch.channel_server import ChannelServer
+from zerotrain.runtime.launch.http_server import WorkerApi, WorkerHttpServer
+from zerotrain.runtime.launch.rendezvous import RendezvousTimeout
+from zerotrain.runtime.launch.supervisor import Limits, Supervisor
+
+DEFAULT_PROGRAM = (sys.executable, "-m", "zerotrain.runtime.train")
+SOCKET_NAME = "channel.sock"
+HTTP_FILE = "http.json"
+"""In the run folder: where this launcher listens, for a caller that let it take a free port."""
+MAX_SOCKET_PATH = 107
+"""sun_path holds 108 bytes, the last is NUL."""
+STACKS_TIMEOUT_S = 5.0
+
+
+def main(
+    argv: Sequence[str], environ: Mapping[str, str] = os.environ, *, limits: Limits | None = None
+) -> int:
+    """Run the worker that `environ` describes and return the container's exit code.
+
+    `argv` is the per-rank program, after an optional `--`; empty for the built-in trainer.
+    """
+    program = list(argv[1:] if argv[:1] == ["--"] else argv)
+    try:
+        spec = LaunchSpec.from_env(environ)
+        token = None if spec.token_path is None else _read_token(spec.token_path)
+        socket_path = _prepare_run_dir(spec.run_dir)
+    except (LaunchError, OSError) as error:
+        return _refuse(error)
+    leftovers.adopt_orphans()
+    worker = _Worker(
+        spec=spec,
+        board=Board(spec, built_in_trainer=not program),
+        program=program or DEFAULT_PROGRAM,
+        environ=environ,
+        token=token,
+        socket_path=socket_path,
+        limits=limits or Limits.of(spec),
+    )
+    try:
+        message = asyncio.run(worker.run())
+    except OSError as error:  # the HTTP port is taken, no process can be started
+        return _refuse(error, spec)
+    finally:
+        leftovers.end_children()
+        _remove(socket_path, spec.run_dir)
+    termination.write(spec.termination_log, message)
+    return message.code
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Worker:
+    """What one launcher runs."""
+
+    spec: LaunchSpec
+    board: Board
+    program: Sequence[str]
+    environ: Mapping[str, str]
+    token: str | None
+    socket_path: Path
+    limits: Limits
+
+    async def run(self) -> Termination:
+        """Open the channel and the HTTP, run the ranks, close everything."""
+        supervisor = Supervisor(self.spec, self.board, limits=self.limits)
+        supervisor.install_signals()
+        channel = ChannelServer(self.board, on_failure=supervisor.rank_announced_failure)
+        await channel.listen(self.socket_path)
+        http = WorkerHttpServer(self.spec.http_host, self.spec.http_port, self._api(supervisor))
+        http.start()
+        _write_http_file(self.spec, http.port)
+        try:
+            return await self._supervise(supervisor, channel)
+        finally:
+            supervisor.kill()
+            channel.close()
+            await asyncio.to_thread(http.shutdown)
+            http.server_close()
+
+    async def _supervise(self, supervisor: Supervisor, channel: ChannelServer) -> Termination:
+        try:
+            await supervisor.run(self.program, environ=self.environ, socket_path=self.socket_path)
+        except RendezvousTimeout as error:
+            print(f"launcher: {error}", file=sys.stderr, flush=True)
+            code = int(ExitCode.RENDEZVOUS_TIMEOUT)
+            return Termination(attempt=self.spec.attempt, code=code, exception=str(error))
+        await channel.drain(self.limits.output_s)
+        verdict = supervisor.verdict()
+        last_line = None if verdict.culprit is None else supervisor.last_line(verdict.culprit.rank)
+        return termination.compose(verdict, self.board, last_line=last_line)
+
+    def _api(self, supervisor: Supervisor) -> WorkerApi:
+        loop = asyncio.get_running_loop()
+
+        def request_stop() -> None:
+            loop.call_soon_threadsafe(supervisor.request_stop)
+
+        def collect_stacks() -> str:
+            return asyncio.run_coroutine_threadsafe(supervisor.stacks(), loop).result(STACKS_TIMEOUT_S)
+
+        return WorkerApi(
+            board=self.board,
+            attempt=self.spec.attempt,
+            token=self.token,
+            request_stop=request_stop,
+            collect_stacks=collect_stacks,
+        )
+
+
+def _read_token(path: Path) -> str:
+    token = path.read_text().strip()
+    if not token:
+        raise LaunchError(f"the token file {path} is empty; it must hold the attempt's channel token")
+    return token
+
+
+def _prepare_run_dir(run_dir: Path) -> Path:
+    """Make the scratch folder and return where the channel's socket goes."""
+    run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = run_dir / SOCKET_NAME
+    path.unlink(missing_ok=True)  # left by a launcher that was killed
+    if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
+        return path
+    return Path(tempfile.mkdtemp(prefix="zerotrain-")) / SOCKET_NAME
+
+
+def _remove(socket_path: Path, run_dir: Path) -> None:
+    socket_path.unlink(missing_ok=True)
+    if socket_path.parent != run_dir:
+        socket_path.parent.rmdir()
+    (run_dir / HTTP_FILE).unlink(missing_ok=True)
+
+
+def _write_http_file(spec: LaunchSpec, port: int) -> None:
+    """By rename: a caller that polls for it never reads half."""
+    path = spec.run_dir / HTTP_FILE
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps({"host": spec.http_host, "port": port, "pid": os.getpid()}))
+    partial.replace(path)
+
+
+def _refuse(error: Exception, spec: LaunchSpec | None = None) -> int:
+    """Nothing was started: say why, in the log and, where a kubelet reads it, in the termination message."""
+    print(f"launcher: {error}", file=sys.stderr, flush=True)
+    log = Path(TERMINATION_LOG) if spec is None else spec.termination_log
+    if log is not None and log.exists():
+        attempt = 0 if spec is None else spec.attempt
+        termination.write(
+            log,
+            Termination(
+                attempt=attempt, code=int(ExitCode.BAD_LAUNCH), exception=f"{type(error).__name__}: {error}"
+            ),
+        )
+    return int(ExitCode.BAD_LAUNCH)

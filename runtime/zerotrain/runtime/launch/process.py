@@ -1,0 +1,104 @@
+"""One rank's process: how it is started, signalled and ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from zerotrain.contract.launch import LaunchSpec, RankEnv
+from zerotrain.runtime.launch.output import OutputPump
+
+GUARD = Path(__file__).with_name("guard.py")
+
+
+def guarded(program: Sequence[str], death_signal: signal.Signals = signal.SIGKILL) -> list[str]:
+    """The command that runs `program` tied to the life of the calling process.
+
+    Call it from the thread that starts the process: the kernel sends the signal when that thread ends.
+    """
+    return [sys.executable, "-I", "-S", str(GUARD), str(os.getpid()), str(int(death_signal)), *program]
+
+
+@dataclass(kw_only=True, slots=True)
+class RankProcess:
+    """A started rank. `status` is None while it runs."""
+
+    rank: int
+    popen: subprocess.Popen[bytes]
+    pump: OutputPump
+    stacks_path: Path
+    status: int | None = None
+    ended_at: float = field(default=0.0)
+    """Monotonic seconds."""
+    killed_by_launcher: bool = False
+
+    @property
+    def running(self) -> bool:
+        return self.status is None
+
+    def signal(self, number: signal.Signals) -> None:
+        """To the rank itself and not to its helpers: a data loader that dies spoils the last step."""
+        if self.running:
+            os.kill(self.popen.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL the rank and all it started in its session."""
+        if self.running:
+            self.killed_by_launcher = True
+            self.kill_group()
+
+    def kill_group(self) -> None:
+        """Also after the rank's own end: its helpers may have outlived it."""
+        try:
+            os.killpg(self.popen.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            return
+
+    def reaped(self, status: int, at: float) -> None:
+        """The supervisor's waitpid got it; Popen must not wait for the same process again."""
+        self.status, self.ended_at = status, at
+        self.popen.returncode = status
+        self.kill_group()
+
+
+def start_rank(
+    spec: LaunchSpec,
+    rank: int,
+    program: Sequence[str],
+    *,
+    environ: Mapping[str, str],
+    socket_path: Path,
+    lock: threading.Lock,
+) -> RankProcess:
+    """Start `rank` with its static place in the job. Must run in the main thread (see `guarded`)."""
+    local_rank = rank - spec.ranks.start
+    stacks_path = spec.run_dir / f"stacks-{rank}.txt"
+    stacks_path.write_bytes(b"")
+    rank_env = RankEnv(
+        rank=rank,
+        local_rank=local_rank,
+        local_world_size=spec.ranks_per_worker,
+        channel_socket=socket_path,
+        stacks_path=stacks_path,
+    )
+    popen = subprocess.Popen(
+        guarded(program),
+        # Unbuffered, so that the line before a SIGKILL is not lost in the process.
+        env={"PYTHONUNBUFFERED": "1", **environ, **spec.to_env(), **rank_env.to_env()},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        bufsize=0,
+        start_new_session=True,
+    )
+    if popen.stdout is None:
+        raise RuntimeError(f"rank {rank} was started without a pipe for its output")
+    pump = OutputPump(rank, popen.stdout, sys.stdout.buffer, lock)
+    pump.start()
+    return RankProcess(rank=rank, popen=popen, pump=pump, stacks_path=stacks_path)

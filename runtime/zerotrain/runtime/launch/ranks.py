@@ -1,0 +1,85 @@
+"""The rank processes of one worker as a group: started, signalled, reaped and judged together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from zerotrain.contract.launch import LaunchSpec
+from zerotrain.runtime.launch.board import Board
+from zerotrain.runtime.launch.process import RankProcess, start_rank
+from zerotrain.runtime.launch.verdict import RankExit
+
+
+class RankGroup:
+    """Must be used from the main thread: it owns every child of the launcher."""
+
+    def __init__(self, spec: LaunchSpec, board: Board) -> None:
+        self._spec = spec
+        self._board = board
+        self.processes: list[RankProcess] = []
+
+    @property
+    def any_running(self) -> bool:
+        return any(process.running for process in self.processes)
+
+    def start(self, program: Sequence[str], *, environ: Mapping[str, str], socket_path: Path) -> None:
+        """Start every rank of the worker. Raises OSError when the system has no room for one."""
+        lock = threading.Lock()
+        for rank in self._spec.ranks:
+            process = start_rank(
+                self._spec, rank, program, environ=environ, socket_path=socket_path, lock=lock
+            )
+            self.processes.append(process)
+            self._board.set_running(rank, True)
+
+    def signal(self, number: signal.Signals) -> None:
+        for process in self.processes:
+            process.signal(number)
+
+    def kill(self) -> None:
+        for process in self.processes:
+            process.kill()
+
+    def reap(self) -> list[RankProcess]:
+        """Collect every child that has ended, orphans too (SIGCHLDs merge); the ranks among them."""
+        by_pid = {process.popen.pid: process for process in self.processes if process.running}
+        ended: list[RankProcess] = []
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return ended
+            if pid == 0:
+                return ended
+            if process := by_pid.get(pid):
+                process.reaped(os.waitstatus_to_exitcode(status), time.monotonic())
+                self._board.set_running(process.rank, False)
+                ended.append(process)
+
+    def join_output(self, timeout_s: float) -> None:
+        """Wait for the rest of the output; something may still hold a rank's pipe open."""
+        deadline = time.monotonic() + timeout_s
+        for process in self.processes:
+            process.pump.join(max(0.0, deadline - time.monotonic()))
+
+    def last_line(self, rank: int) -> str | None:
+        return next((process.pump.last_line for process in self.processes if process.rank == rank), None)
+
+    def exits(self) -> list[RankExit]:
+        """How the ranks that have ended did so."""
+        return [
+            RankExit(
+                rank=process.rank,
+                status=process.status,
+                at=process.ended_at,
+                killed_by_launcher=process.killed_by_launcher and process.status == -signal.SIGKILL,
+                failure_reported_at=self._board.failure_of(process.rank)[1],
+            )
+            for process in self.processes
+            if process.status is not None
+        ]

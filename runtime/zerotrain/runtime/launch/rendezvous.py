@@ -1,0 +1,79 @@
+"""Waits until the name of rank 0's pod resolves: DNS records appear a few seconds after the pods."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Resolve = Callable[[str, int], object]
+"""Blocks until the name resolves; raises OSError when it does not."""
+
+
+class RendezvousTimeout(Exception):
+    """The name did not resolve in time (exit code RENDEZVOUS_TIMEOUT)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RetryPace:
+    """Pauses between two attempts."""
+
+    first_s: float = 0.2
+    factor: float = 1.5
+    longest_s: float = 3.0
+
+
+def resolve_name(host: str, port: int) -> object:
+    """The system resolver's answer, any address family."""
+    return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+
+
+async def wait_for_name(
+    host: str, port: int, *, timeout_s: float, resolve: Resolve = resolve_name, pace: RetryPace | None = None
+) -> None:
+    """Return once `host` resolves. Raises RendezvousTimeout naming it, the time and the last error."""
+    pace = pace or RetryPace()
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    pause = pace.first_s
+    last_error: BaseException | None = None
+    while (left := deadline - loop.time()) > 0:
+        try:
+            await asyncio.wait_for(_in_daemon_thread(resolve, host, port), left)
+            return
+        except (OSError, TimeoutError) as error:
+            last_error = error
+        await asyncio.sleep(min(pause, max(0.0, deadline - loop.time())))
+        pause = min(pause * pace.factor, pace.longest_s)
+    raise RendezvousTimeout(
+        f"MASTER_ADDR {host!r} did not resolve within {timeout_s:g} s (last answer: {last_error}); "
+        f"look for the pod of worker 0 and the job's Service"
+    )
+
+
+async def _in_daemon_thread(resolve: Resolve, host: str, port: int) -> None:
+    """Run the blocking resolver so that neither a signal nor the end of the launcher has to wait for it."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def settle(error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    def work() -> None:
+        try:
+            resolve(host, port)
+            outcome: BaseException | None = None
+        except Exception as error:
+            outcome = error
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, outcome)
+
+    threading.Thread(target=work, name="zerotrain-resolve", daemon=True).start()
+    await done

@@ -1,0 +1,154 @@
+"""Runs the ranks of one worker from start to verdict. Lives in the main thread's event loop.
+
+asyncio's own child watchers are not used: PID 1 must reap everybody's orphans with `waitpid(-1)`, which
+would steal from them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from zerotrain.contract.exit_codes import ExitCode
+from zerotrain.contract.launch import LaunchSpec
+from zerotrain.runtime.launch.board import Board
+from zerotrain.runtime.launch.ranks import RankGroup
+from zerotrain.runtime.launch.rendezvous import wait_for_name
+from zerotrain.runtime.launch.stacks import collect_stacks
+from zerotrain.runtime.launch.verdict import Verdict, decide
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """How long the supervisor waits for what."""
+
+    peer_grace_s: float = 5.0
+    """From the first failure to the SIGKILL of the others: time to say why; without it none can save."""
+    failing_rank_s: float = 30.0
+    """From a rank's word that it fails to its end, for one that hangs while it tears down."""
+    stop_grace_s: float = 120.0
+    """From the request to stop to the SIGKILL: one step boundary and one checkpoint."""
+    output_s: float = 2.0
+    """For the rest of the ranks' output after their end."""
+
+    @classmethod
+    def of(cls, spec: LaunchSpec) -> Limits:
+        # Earlier than the kubelet, which would kill the launcher before it has said why.
+        return cls(stop_grace_s=max(spec.grace_seconds - 3.0, spec.grace_seconds * 0.8))
+
+
+class Supervisor:
+    """Passes signals on, ends the ranks that must not go on, and gives the verdict."""
+
+    def __init__(self, spec: LaunchSpec, board: Board, *, limits: Limits) -> None:
+        self._spec = spec
+        self._board = board
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._ranks = RankGroup(spec, board)
+        self._all_ended = asyncio.Event()
+        self._stop_requested = asyncio.Event()
+        self._grace_ran_out = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def install_signals(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self.request_stop)
+        self._loop.add_signal_handler(signal.SIGUSR1, self._in_background, self._say_stacks)
+        self._loop.add_signal_handler(signal.SIGCHLD, self._child_ended)
+
+    async def run(self, program: Sequence[str], *, environ: Mapping[str, str], socket_path: Path) -> None:
+        """Wait for the name, start the ranks, wait for the end of all. Raises RendezvousTimeout, OSError."""
+        if await self._name_resolves():
+            self._ranks.start(program, environ=environ, socket_path=socket_path)
+            await self._all_ended.wait()
+            await asyncio.to_thread(self._ranks.join_output, self._limits.output_s)
+
+    def verdict(self) -> Verdict:
+        """After `run`: the container's code and the rank to blame."""
+        exits = self._ranks.exits()
+        if not exits:  # a stop came before the ranks were started
+            return Verdict(code=int(ExitCode.TERMINATED))
+        return decide(exits, grace_ran_out=self._grace_ran_out)
+
+    def request_stop(self) -> None:
+        """SIGTERM every rank once: they stop at the same step, checkpoint, and exit 75."""
+        if self._stop_requested.is_set():
+            return
+        self._stop_requested.set()
+        self._board.set_stopping()
+        self._ranks.signal(signal.SIGTERM)
+        self._loop.call_later(self._limits.stop_grace_s, self._in_background, self._end_after_grace)
+
+    def rank_announced_failure(self, rank: int) -> None:
+        """The rank will end by itself; should it hang instead, end everything."""
+        self._loop.call_later(self._limits.failing_rank_s, self._ranks.kill)
+
+    def kill(self) -> None:
+        """The launcher itself cannot go on."""
+        self._ranks.kill()
+
+    def last_line(self, rank: int) -> str | None:
+        return self._ranks.last_line(rank)
+
+    async def stacks(self) -> str:
+        return await collect_stacks(self._ranks.processes)
+
+    async def _name_resolves(self) -> bool:
+        """False when a stop was asked for before the name resolved."""
+        if _is_address(self._spec.master_addr):
+            return True
+        waiting = asyncio.ensure_future(
+            wait_for_name(
+                self._spec.master_addr,
+                self._spec.master_port,
+                timeout_s=self._spec.rendezvous_timeout_seconds,
+            )
+        )
+        stopped = asyncio.ensure_future(self._stop_requested.wait())
+        await asyncio.wait({waiting, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not waiting.done():
+            waiting.cancel()
+            return False
+        waiting.result()
+        return not self._stop_requested.is_set()
+
+    def _child_ended(self) -> None:
+        self._ranks.reap()
+        if any(rank.failed for rank in self._ranks.exits()):
+            self._loop.call_later(self._limits.peer_grace_s, self._ranks.kill)
+        if self._ranks.processes and not self._ranks.any_running:
+            self._all_ended.set()
+
+    async def _end_after_grace(self) -> None:
+        if self._ranks.any_running:
+            _say(f"the ranks did not stop within {self._limits.stop_grace_s:g} s; their stacks:")
+            await self._say_stacks()
+            self._grace_ran_out = True
+            self._ranks.kill()
+
+    async def _say_stacks(self) -> None:
+        _say(await self.stacks())
+
+    def _in_background(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
+        task = self._loop.create_task(work())
+        self._tasks.add(task)  # the loop keeps only a weak reference
+        task.add_done_callback(self._tasks.discard)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _say(text: str) -> None:
+    print(f"launcher: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,37 @@
+"""Composes and writes the container's termination message: the first thing a user reads about a failure."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from zerotrain.contract.progress import Termination
+from zerotrain.runtime.launch.board import Board
+from zerotrain.runtime.launch.verdict import Verdict
+
+
+def compose(verdict: Verdict, board: Board, *, last_line: str | None) -> Termination:
+    """Why the worker ended; without a culprit, how far it came and what is durable."""
+    report = board.report()
+    culprit = verdict.culprit
+    slowest = report.slowest
+    return Termination(
+        attempt=report.attempt,
+        code=verdict.code,
+        rank=None if culprit is None else culprit.rank,
+        signal=None if culprit is None else culprit.signal,
+        exception=None if culprit is None else board.failure_of(culprit.rank)[0],
+        last_line=None if culprit is None else last_line,
+        step=0 if slowest is None else slowest.step,
+        checkpoint=report.checkpoint,
+    )
+
+
+def write(path: Path | None, message: Termination) -> None:
+    """In place (the kubelet mounts the file). Not being able to write it must not change the exit code."""
+    if path is None:
+        return
+    try:
+        path.write_text(message.to_json())
+    except OSError as error:
+        print(f"launcher: termination message not written to {path}: {error}", file=sys.stderr, flush=True)

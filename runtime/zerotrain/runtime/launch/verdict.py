@@ -1,0 +1,69 @@
+"""Decides, from how the ranks ended, with which code the container ends and which rank is to blame. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zerotrain.contract.exit_codes import ExitCode
+
+NOT_FAILURES = frozenset({ExitCode.DONE, ExitCode.YIELDED})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankExit:
+    """How one rank process ended. Times are of one monotonic clock."""
+
+    rank: int
+    status: int
+    """As os.waitstatus_to_exitcode gives it: a code, or minus the signal."""
+    at: float
+    killed_by_launcher: bool = False
+    """The launcher's SIGKILL ended it, so its status says nothing about it."""
+    failure_reported_at: float | None = None
+    """When the rank said, over the channel, that it was about to fail."""
+
+    @property
+    def code(self) -> int:
+        return 128 - self.status if self.status < 0 else self.status
+
+    @property
+    def signal(self) -> int | None:
+        return -self.status if self.status < 0 else None
+
+    @property
+    def failed(self) -> bool:
+        return self.code not in NOT_FAILURES
+
+    @property
+    def failed_at(self) -> float:
+        """A rank that reports and then waits for its peers may end after them, yet it failed first."""
+        return self.at if self.failure_reported_at is None else min(self.at, self.failure_reported_at)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """The container's end."""
+
+    code: int
+    culprit: RankExit | None = None
+    """The first rank that failed; None when none did."""
+
+
+def decide(exits: Sequence[RankExit], *, grace_ran_out: bool = False) -> Verdict:
+    """The verdict once every rank has ended.
+
+    `grace_ran_out`: a stop was asked for and the launcher killed the ranks that did not make it in time.
+    """
+    failed = [rank for rank in exits if rank.failed and not rank.killed_by_launcher]
+    if failed:
+        first = min(failed, key=lambda rank: (rank.failed_at, rank.rank))
+        return Verdict(code=first.code, culprit=first)
+    killed = [rank for rank in exits if rank.killed_by_launcher]
+    if killed:
+        first = min(killed, key=lambda rank: (rank.failed_at, rank.rank))
+        code = ExitCode.TERMINATED if grace_ran_out else ExitCode.KILLED
+        return Verdict(code=int(code), culprit=first)
+    if any(rank.code == ExitCode.YIELDED for rank in exits):
+        return Verdict(code=int(ExitCode.YIELDED))
+    return Verdict(code=int(ExitCode.DONE))

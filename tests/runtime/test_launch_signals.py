@@ -1,0 +1,148 @@
+"""Signals: SIGTERM reaches every rank once and ends in 75; no process survives the launcher."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from tests.support.launcher import FAST, alive, end, eventually, launched
+from zerotrain.runtime.launch.leftovers import children
+
+COOPERATIVE = """
+channel = RankChannel.from_env()
+stop = []
+signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
+channel.publish(Progress(rank=RANK, attempt=ATTEMPT, phase=Phase.STEP, step=1))
+while not stop:
+    time.sleep(0.02)
+print("signals", len(stop), flush=True)
+sys.exit(75)
+"""
+
+STUBBORN = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+RankChannel.from_env().publish(Progress(rank=RANK, attempt=ATTEMPT, phase=Phase.STEP, step=1))
+while True:
+    time.sleep(0.05)
+"""
+
+WITH_A_CHILD = """
+import subprocess
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=bool(RANK))
+open(f"{os.environ['ZEROTRAIN_RUN_DIR']}/child-{RANK}", "w").write(f"{os.getpid()} {child.pid}")
+RankChannel.from_env().publish(Progress(rank=RANK, attempt=ATTEMPT, phase=Phase.STEP, step=1))
+while True:
+    time.sleep(0.05)
+"""
+
+
+def pids(run_dir: Path) -> list[int]:
+    """The ranks and their children of WITH_A_CHILD."""
+    return [int(pid) for rank in (0, 1) for pid in (run_dir / f"child-{rank}").read_text().split()]
+
+
+def test_sigterm_makes_every_rank_yield(tmp_path: Path) -> None:
+    with launched(tmp_path, COOPERATIVE) as launcher:
+        launcher.wait_for_ranks()
+        launcher.popen.send_signal(signal.SIGTERM)
+        launcher.popen.send_signal(signal.SIGTERM)
+        code, output = launcher.finish()
+    assert code == 75
+    assert output.count("signals 1") == 2
+
+
+def test_ranks_that_do_not_stop_in_time_are_killed_and_it_says_terminated(tmp_path: Path) -> None:
+    with launched(tmp_path, STUBBORN, limits=FAST | {"stop_grace_s": 0.3}) as launcher:
+        launcher.wait_for_ranks()
+        launcher.popen.send_signal(signal.SIGTERM)
+        eventually(lambda: launcher.report()["stopping"])
+        code, output = launcher.finish()
+        assert launcher.termination.code == 143
+    assert code == 143
+    assert "rank.py" in output, "the stacks of the ranks that hung are missing"
+
+
+def test_sigusr1_to_the_launcher_prints_the_stacks_and_nobody_dies(tmp_path: Path) -> None:
+    with launched(tmp_path, COOPERATIVE) as launcher:
+        launcher.wait_for_ranks()
+        launcher.popen.send_signal(signal.SIGUSR1)
+        eventually(lambda: (launcher.spec.run_dir / "stacks-1.txt").stat().st_size)
+        launcher.popen.send_signal(signal.SIGTERM)
+        code, output = launcher.finish()
+    assert code == 75
+    assert "=== rank 1" in output
+
+
+def test_sigusr1_passes_over_a_program_without_a_handler(tmp_path: Path) -> None:
+    script = "kill -USR1 $$; sleep 0.1; echo survived"
+    with launched(tmp_path, "", command=["/bin/sh", "-c", script], ranks=1) as launcher:
+        code, output = launcher.finish()
+    assert (code, "survived" in output) == (0, True)
+
+
+def test_killed_launcher_takes_its_ranks_along(tmp_path: Path) -> None:
+    with launched(tmp_path, STUBBORN) as launcher:
+        launcher.wait_for_ranks()
+        ranks = children(launcher.popen.pid)
+        assert len(ranks) == 2
+        launcher.popen.kill()
+        launcher.wait()
+        eventually(lambda: not any(alive(pid) for pid in ranks), what="ranks end with their launcher")
+
+
+def test_killed_rank_ends_its_peers_and_all_they_started(tmp_path: Path) -> None:
+    """Rank 1's child even left the session; the launcher adopts and ends it."""
+    with launched(tmp_path, WITH_A_CHILD) as launcher:
+        launcher.wait_for_ranks()
+        everybody = pids(launcher.spec.run_dir)
+        assert all(alive(pid) for pid in everybody)
+        end(everybody[2], signal.SIGKILL)
+        assert launcher.wait() == 137
+        assert launcher.termination.rank == 1
+        eventually(lambda: not any(alive(pid) for pid in everybody), what="nothing is left behind")
+
+
+def test_orphans_of_ranks_are_reaped_while_the_rank_runs(tmp_path: Path) -> None:
+    """A shell that backgrounds a job and goes on hands its orphan to the launcher."""
+    text = """
+    import subprocess
+    RankChannel.from_env().publish(Progress(rank=RANK, attempt=ATTEMPT, phase=Phase.STEP, step=1))
+    out = subprocess.run(["/bin/sh", "-c", "sleep 0.2 >/dev/null & echo $!"], capture_output=True, text=True)
+    orphan = int(out.stdout)
+    for _ in range(500):
+        if not os.path.exists(f"/proc/{orphan}"):
+            sys.exit(0)
+        time.sleep(0.02)
+    sys.exit(1)
+    """
+    with launched(tmp_path, text, ranks=1) as launcher:
+        assert launcher.wait() == 0
+
+
+def test_ranks_find_their_static_place_in_the_environment(tmp_path: Path) -> None:
+    names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE NODE_RANK MASTER_ADDR MASTER_PORT ZEROTRAIN_ATTEMPT"
+    text = f"print([os.environ[name] for name in {names.split()}], flush=True)"
+    with launched(tmp_path, text, world_size=4, node_rank=1) as launcher:
+        code, output = launcher.finish()
+    assert code == 0
+    assert "[rank 2] ['2', '0', '4', '2', '1', '127.0.0.1', '29400', '3']" in output
+    assert "[rank 3] ['3', '1', '4', '2', '1', '127.0.0.1', '29400', '3']" in output
+
+
+def test_output_of_rank_0_is_untouched_and_of_others_prefixed(tmp_path: Path) -> None:
+    text = r"""
+    sys.stdout.write(f"10%\r20%\rdone {RANK}\nno newline {RANK}")
+    """
+    with launched(tmp_path, text) as launcher:
+        _, output = launcher.finish()
+    assert "10%\r20%\rdone 0\nno newline 0\n" in output
+    assert "[rank 1] 10%\r20%\rdone 1\n" in output
+    assert "[rank 1] no newline 1\n" in output
+
+
+def test_run_folder_is_left_clean(tmp_path: Path) -> None:
+    with launched(tmp_path, "sys.exit(0)") as launcher:
+        assert launcher.wait() == 0
+        left = sorted(os.listdir(launcher.spec.run_dir))
+    assert left == ["stacks-0.txt", "stacks-1.txt"]
