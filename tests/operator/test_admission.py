@@ -1,0 +1,163 @@
+"""What the API server cannot check is refused with the field's path, the rule and the way out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.jobs import ABSENT, make_job
+from zerotrain.operator.api.admission import refusals
+from zerotrain.operator.api.unsupported import MISSING
+from zerotrain.operator.constants import Reason
+
+EMPTY_DIR = {"name": "data", "emptyDir": {}}
+MOUNTED = {"spec.podTemplate.volumes": [EMPTY_DIR]}
+OFFLOAD: dict[str, Any] = {
+    "train_micro_batch_size_per_gpu": 1,
+    "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/mnt/a"}},
+}
+
+INVALID: list[tuple[str, dict[str, Any], str, str]] = [
+    (
+        "unknown-key",
+        {"spec.config.zero_optimisation": {"stage": 3}},
+        "spec.config.zero_optimisation",
+        "zero_optimization",
+    ),
+    (
+        "nested-key",
+        {"spec.config.zero_optimization": {"stagee": 3}},
+        "spec.config.zero_optimization.stagee",
+        "stage",
+    ),
+    ("stage", {"spec.config.zero_optimization": {"stage": 4}}, "spec.config.zero_optimization.stage", "4"),
+    ("batch", {"spec.config": {"train_batch_size": 6}}, "spec.config.train_batch_size", "Take 4 or 8"),
+    (
+        "nvme-path",
+        {"spec.config": OFFLOAD, "spec.nvme": {"size": "1Ti", "mountPath": "/mnt/b"}},
+        "spec.config.zero_optimization.offload_optimizer.nvme_path",
+        "/mnt/a is not spec.nvme.mountPath /mnt/b",
+    ),
+    ("no-nvme", {"spec.config": OFFLOAD}, "spec.nvme", "add spec.nvme"),
+    (
+        "memory",
+        {"spec.resources": {"memory": "8Gi", "pinnedMemory": "6Gi", "sharedMemory": "2Gi"}},
+        "spec.resources.memory",
+        "8Gi must exceed pinnedMemory 6Gi + sharedMemory 2Gi = 8Gi",
+    ),
+    (
+        "nvme-mount",
+        {"spec.nvme": {"size": "1Ti", "mountPath": "/checkpoints/nvme"}},
+        "spec.nvme.mountPath",
+        "collides with /checkpoints",
+    ),
+    (
+        "unknown-volume",
+        {**MOUNTED, "spec.podTemplate.volumeMounts": [{"name": "date", "mountPath": "/data"}]},
+        "spec.podTemplate.volumeMounts[0].name",
+        "no volume 'date' in spec.podTemplate.volumes (it holds data)",
+    ),
+    (
+        "sidecar-volume",
+        {
+            "spec.podTemplate.sidecars": [
+                {"name": "s", "image": "i", "volumeMounts": [{"name": "x", "mountPath": "/x"}]}
+            ]
+        },
+        "spec.podTemplate.sidecars[0].volumeMounts[0].name",
+        "it holds none",
+    ),
+    (
+        "reserved-mount",
+        {**MOUNTED, "spec.podTemplate.volumeMounts": [{"name": "data", "mountPath": "/dev/shm"}]},
+        "spec.podTemplate.volumeMounts[0].mountPath",
+        "/dev/shm collides",
+    ),
+    (
+        "mount-above-ours",
+        {**MOUNTED, "spec.podTemplate.volumeMounts": [{"name": "data", "mountPath": "/etc"}]},
+        "spec.podTemplate.volumeMounts[0].mountPath",
+        "/etc collides with /etc/zerotrain",
+    ),
+    (
+        "nvme-twice",
+        {
+            **MOUNTED,
+            "spec.nvme": {"size": "1Ti"},
+            "spec.podTemplate.volumeMounts": [{"name": "data", "mountPath": "/local_nvme"}],
+        },
+        "spec.podTemplate.volumeMounts[0].mountPath",
+        "/local_nvme collides",
+    ),
+    (
+        "container-twice",
+        {
+            "spec.podTemplate.sidecars": [{"name": "s", "image": "i"}],
+            "spec.podTemplate.initContainers": [{"name": "s", "image": "i"}],
+        },
+        "spec.podTemplate.sidecars",
+        "'s' is taken by an init container",
+    ),
+]
+
+NOT_SUPPORTED: list[tuple[dict[str, Any], str]] = [
+    ({"spec.model": {"path": "/models/llama"}}, "spec.model.path"),
+    ({"spec.model.parameters": 8_000_000_000}, "spec.model.parameters"),
+    ({"spec.resources.rdma": {"resourceName": "rdma/hca", "count": 1}}, "spec.resources.rdma"),
+    ({"spec.nvme": {"size": "1Ti", "encryption": "AEAD"}}, "spec.nvme.encryption"),
+    ({"spec.nvme": {"size": "1Ti", "requireEncryptedVolume": True}}, "spec.nvme.requireEncryptedVolume"),
+    ({"spec.elastic": {"minWorkers": 1, "maxWorkers": 2}}, "spec.elastic"),
+    ({"spec.failurePolicy.rules": [{"onExitCodes": [1], "action": "FailJob"}]}, "spec.failurePolicy.rules"),
+    ({"spec.hangPolicy": {"minTimeoutSeconds": 60}}, "spec.hangPolicy"),
+    ({"spec.scheduling.gang": "Auto"}, "spec.scheduling.gang"),
+    ({"spec.scheduling.queueName": "team-a"}, "spec.scheduling.queueName"),
+    ({"spec.scheduling.topologyKey": "topology.kubernetes.io/zone"}, "spec.scheduling.topologyKey"),
+]
+
+ACCEPTED: list[dict[str, Any]] = [
+    {},
+    {"spec.config": ABSENT, "spec.configFrom": {"configMapKeyRef": {"name": "ds", "key": "c.json"}}},
+    {"spec.nvme": {"size": "1Ti", "encryption": "None", "requireEncryptedVolume": False}},
+    {"spec.scheduling": {"gang": "None", "priorityClassName": "high"}},
+    {"spec.resources": {"memory": "8Gi", "pinnedMemory": "4Gi", "sharedMemory": "2Gi"}},
+    {"spec.model": {"factory": {"function": "pkg.mod:build", "args": {"depth": 3}}}},
+    {**MOUNTED, "spec.podTemplate.volumeMounts": [{"name": "data", "mountPath": "/tmp/data"}]},
+]
+
+
+@pytest.mark.parametrize(("changes", "path", "text"), [c[1:] for c in INVALID], ids=[c[0] for c in INVALID])
+def test_wrong_values(changes: dict[str, Any], path: str, text: str) -> None:
+    found = refusals(make_job(changes).spec)
+    matching = [item for item in found if item.path == path and item.reason is Reason.INVALID_SPEC]
+    assert matching, found
+    assert text in matching[0].message
+
+
+@pytest.mark.parametrize(("changes", "path"), NOT_SUPPORTED, ids=[path for _, path in NOT_SUPPORTED])
+def test_missing_behaviour(changes: dict[str, Any], path: str) -> None:
+    found = refusals(make_job(changes).spec)
+    assert [(item.path, item.reason) for item in found] == [(path, Reason.NOT_SUPPORTED)]
+    assert "remove" in found[0].message or "give" in found[0].message
+
+
+def test_every_row_of_missing_behaviour_is_tested() -> None:
+    assert {row.path for row in MISSING} == {path for _, path in NOT_SUPPORTED}
+
+
+@pytest.mark.parametrize("changes", ACCEPTED)
+def test_good_jobs(changes: dict[str, Any]) -> None:
+    assert refusals(make_job(changes).spec) == ()
+
+
+def test_wrong_values_come_before_missing_behaviour() -> None:
+    found = refusals(make_job({"spec.hangPolicy": {}, "spec.config.zero_optimisation": {}}).spec)
+    assert [item.reason for item in found] == [Reason.INVALID_SPEC, Reason.NOT_SUPPORTED]
+
+
+def test_what_the_engine_does_not_run_is_not_supported() -> None:
+    found = refusals(
+        make_job({"spec.config": OFFLOAD, "spec.nvme": {"size": "1Ti", "mountPath": "/mnt/a"}}).spec
+    )
+    assert {item.reason for item in found} == {Reason.NOT_SUPPORTED}
+    assert found[0].path.startswith("spec.config.zero_optimization.offload_optimizer")

@@ -1,0 +1,53 @@
+"""crds/ is what the models say: nobody edits it by hand and nobody forgets to generate it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ruamel.yaml import YAML
+
+from zerotrain.operator.api.crd import custom_resource_definition
+from zerotrain.operator.api.generate import render
+
+CRD_FILE = Path(__file__).parents[2] / "crds" / "zerotrain.dev_zerotrainingjobs.yaml"
+APPLY_LIMIT = 262_144
+"""Bytes that the annotation of `kubectl apply` may hold."""
+
+
+def test_the_committed_file_is_the_generated_one() -> None:
+    assert CRD_FILE.read_text() == render(), (
+        "run: python -m zerotrain.operator.api.generate > crds/zerotrain.dev_zerotrainingjobs.yaml"
+    )
+
+
+def test_generating_twice_gives_the_same_text() -> None:
+    assert render() == render()
+
+
+def test_the_yaml_says_what_the_models_say() -> None:
+    assert YAML(typ="safe", pure=True).load(render()) == custom_resource_definition()
+
+
+def test_client_side_apply_still_works() -> None:
+    assert len(CRD_FILE.read_bytes()) < APPLY_LIMIT
+
+
+def test_columns_for_kubectl_get() -> None:
+    version = custom_resource_definition()["spec"]["versions"][0]
+    columns = [column["name"] for column in version["additionalPrinterColumns"]]
+    assert columns == [
+        *("Phase", "Step", "Ranks", "Stage", "Loss"),
+        *("Tokens/s", "Restarts", "Checkpoint", "Age"),
+    ]
+
+
+def test_every_column_and_scale_path_names_a_field() -> None:
+    version = custom_resource_definition()["spec"]["versions"][0]
+    schema = version["schema"]["openAPIV3Schema"]
+    paths = [column["jsonPath"] for column in version["additionalPrinterColumns"]]
+    for path in [*paths, *version["subresources"]["scale"].values()]:
+        place = schema
+        for name in path.removeprefix(".").split("."):
+            if name == "metadata":
+                break
+            place = place["properties"][name]
