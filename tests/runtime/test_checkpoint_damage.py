@@ -14,6 +14,7 @@ from tests.support.checkpoint_states import ThreadRanks, good, layout_for, make_
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.runtime import checkpoint
 from zerotrain.runtime.checkpoint import LoadResult
+from zerotrain.runtime.checkpoint.tensorfile import WrittenFile, hash_file
 from zerotrain.runtime.zero.state import CheckpointState
 
 WORLD = 2
@@ -61,6 +62,10 @@ def cut(path: Path, keep: float) -> None:
     path.write_bytes(data[: int(len(data) * keep)])
 
 
+def empty_object(path: Path) -> None:
+    path.write_text("{}")
+
+
 RANK_1 = "rank-00001-of-00002.safetensors"
 DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "data bit flipped": (lambda path: flip_a_bit(path / RANK_1, -1), f"{RANK_1} does not have the digest"),
@@ -76,7 +81,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
     "manifest missing": (lambda path: (path / "manifest.json").unlink(), "manifest.json is missing"),
     "commit missing": (lambda path: (path / "COMMIT").unlink(), "COMMIT is missing"),
     "commit cut": (lambda path: cut(path / "COMMIT", 0.5), ""),
-    "commit empty object": (lambda path: (path / "COMMIT").write_text("{}"), "COMMIT is torn"),
+    "commit empty object": (lambda path: empty_object(path / "COMMIT"), "COMMIT is torn"),
 }
 
 
@@ -185,11 +190,13 @@ def test_manifest_is_read_strictly(
 
 
 def test_every_file_is_hashed_by_exactly_one_rank(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from zerotrain.runtime.checkpoint import reader
-
     hashed: list[str] = []
-    real = reader.hash_file
-    monkeypatch.setattr(reader, "hash_file", lambda path: (hashed.append(path.name), real(path))[1])
+
+    def counting(path: Path) -> WrittenFile:
+        hashed.append(path.name)
+        return hash_file(path)
+
+    monkeypatch.setattr("zerotrain.runtime.checkpoint.reader.hash_file", counting)
     for world in (1, 2, 3):
         hashed.clear()
         load_at(folder, world)

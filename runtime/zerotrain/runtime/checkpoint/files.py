@@ -58,3 +58,12 @@ def free_bytes(path: Path) -> int:
 def remove_tree(path: Path) -> None:
     """Remove a folder if it is there; what cannot be removed is left to the next save."""
     shutil.rmtree(path, ignore_errors=True)
+
+
+def remove_any(path: Path) -> None:
+    """Remove a file or a folder with all it holds; what cannot be removed is left."""
+    if path.is_dir() and not path.is_symlink():
+        remove_tree(path)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)

@@ -29,6 +29,7 @@ from zerotrain.runtime.checkpoint.fence import Owner, check_owner, folder_lock, 
 from zerotrain.runtime.checkpoint.files import (
     fsync_folder,
     json_bytes,
+    remove_any,
     remove_tree,
     replace_durable,
     write_durable,
@@ -82,8 +83,8 @@ def open_attempt(directory: Path | str, owner: Owner | None = None, group: RankG
         directory.mkdir(parents=True, exist_ok=True)
         take_over(directory, owner)
         for entry in directory.iterdir():
-            if entry.name.startswith((f"{TMP_PREFIX}step-", TRASH_PREFIX)):
-                remove_tree(entry)
+            if entry.name.startswith((TMP_PREFIX, TRASH_PREFIX)):
+                remove_any(entry)
 
     agree(group, directory, Outcome.of(claim, directory) if group.rank == 0 else Outcome())
 

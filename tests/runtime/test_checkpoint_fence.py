@@ -1,0 +1,127 @@
+"""Two attempts on one folder: the older one may finish writing, but only the newer one may commit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.checkpoint_states import ThreadRanks, layout_for, make_state, on_ranks
+from zerotrain.runtime import checkpoint
+from zerotrain.runtime.checkpoint import CheckpointFenced, Owner, SingleRank
+from zerotrain.runtime.checkpoint.fence import folder_lock, read_fence
+from zerotrain.runtime.checkpoint.tensorfile import WrittenFile, write_tensors
+
+LAYOUT = layout_for(1)
+FIRST, SECOND = Owner(attempt=1, job_uid="job-a"), Owner(attempt=2, job_uid="job-a")
+
+
+def save(folder: Path, owner: Owner, step: int) -> checkpoint.SaveResult:
+    return checkpoint.save(
+        make_state(0, LAYOUT, salt=step), folder, step=step, owner=owner, group=SingleRank()
+    )
+
+
+def load(folder: Path) -> checkpoint.LoadResult:
+    return checkpoint.load(make_state(0, LAYOUT, filled=False), folder, group=SingleRank())
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.is_dir())
+
+
+def test_late_writer_of_an_older_attempt_cannot_commit(tmp_path: Path) -> None:
+    checkpoint.open_attempt(tmp_path, FIRST)
+    save(tmp_path, FIRST, 10)
+    checkpoint.open_attempt(tmp_path, SECOND)
+    with pytest.raises(
+        CheckpointFenced, match="belongs to attempt 2 of job job-a now; attempt 1 of job job-a came"
+    ):
+        save(tmp_path, FIRST, 20)
+    assert names(tmp_path) == ["step-0000000010-attempt-1"]  # nothing half-written stays
+    assert load(tmp_path).step == 10
+    save(tmp_path, SECOND, 15)
+    assert load(tmp_path).path == tmp_path / "step-0000000015-attempt-2"
+
+
+def test_fence_is_read_after_the_files_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newer attempt appears while the older one is in the middle of writing."""
+    checkpoint.open_attempt(tmp_path, FIRST)
+
+    def write_then_lose_ownership(path: Path, tensors: Mapping[str, torch.Tensor]) -> WrittenFile:
+        written = write_tensors(path, tensors)
+        checkpoint.open_attempt(tmp_path / "elsewhere", SECOND)
+        (tmp_path / "elsewhere" / "fence.json").replace(tmp_path / "fence.json")
+        return written
+
+    monkeypatch.setattr("zerotrain.runtime.checkpoint.writer.write_tensors", write_then_lose_ownership)
+    with pytest.raises(CheckpointFenced):
+        save(tmp_path, FIRST, 10)
+    assert load(tmp_path).path is None
+
+
+def test_all_ranks_learn_of_the_fence(tmp_path: Path) -> None:
+    checkpoint.open_attempt(tmp_path, SECOND)
+    layout = layout_for(3)
+
+    def action(group: ThreadRanks) -> object:
+        return checkpoint.save(make_state(group.rank, layout), tmp_path, step=1, owner=FIRST, group=group)
+
+    results = on_ranks(3, action)
+    assert [type(result) for result in results] == [CheckpointFenced] * 3
+    assert len({str(result) for result in results}) == 1
+
+
+def test_older_attempt_cannot_open_the_folder(tmp_path: Path) -> None:
+    checkpoint.open_attempt(tmp_path, SECOND)
+    with pytest.raises(CheckpointFenced):
+        checkpoint.open_attempt(tmp_path, FIRST)
+    checkpoint.open_attempt(tmp_path, SECOND)  # the same attempt may, as often as it likes
+    assert read_fence(tmp_path) == SECOND
+
+
+def test_another_job_takes_the_folder_over_and_goes_on(tmp_path: Path) -> None:
+    checkpoint.open_attempt(tmp_path, SECOND)
+    save(tmp_path, SECOND, 30)
+    newcomer = Owner(attempt=1, job_uid="job-b")
+    checkpoint.open_attempt(tmp_path, newcomer)
+    assert load(tmp_path).step == 30
+    save(tmp_path, newcomer, 25)  # fewer steps and a lower attempt, but committed later
+    assert load(tmp_path).step == 25
+    with pytest.raises(CheckpointFenced):
+        save(tmp_path, SECOND, 40)
+
+
+def test_opening_clears_what_a_dead_attempt_left(tmp_path: Path) -> None:
+    (tmp_path / ".tmp-step-0000000010-attempt-1-abc").mkdir()
+    (tmp_path / ".trash-step-0000000005-attempt-1").mkdir()
+    (tmp_path / "my-notes").mkdir()
+    checkpoint.open_attempt(tmp_path, FIRST)
+    assert names(tmp_path) == ["my-notes"]
+
+
+def test_owner_comes_from_the_launch_environment(tmp_path: Path) -> None:
+    from zerotrain.contract.launch import LaunchSpec
+
+    spec = LaunchSpec(
+        job="j",
+        job_uid="uid-7",
+        attempt=4,
+        master_addr="localhost",
+        world_size=1,
+        node_rank=0,
+        config_path=tmp_path,
+    )
+    assert checkpoint.owner_from_environment(spec.to_env()) == Owner(attempt=4, job_uid="uid-7")
+    assert checkpoint.owner_from_environment({}) == Owner(attempt=1)
+
+
+def test_lock_keeps_two_committers_apart_and_is_bounded(tmp_path: Path) -> None:
+    with folder_lock(tmp_path) as held:
+        assert held
+        with folder_lock(tmp_path, wait_seconds=0.0) as also_held:
+            assert not also_held
+    with folder_lock(tmp_path, wait_seconds=0.0) as held:
+        assert held

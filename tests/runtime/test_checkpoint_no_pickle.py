@@ -1,0 +1,41 @@
+"""Nothing that reads a checkpoint, data or a configuration imports a way to unpickle."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import zerotrain.runtime.checkpoint as package
+
+FORBIDDEN_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+FORBIDDEN_CALLS = {"torch.load", "torch.save", "np.load", "numpy.load", "dist.all_gather_object"}
+FORBIDDEN_CALLS |= {"dist.broadcast_object_list", "dist.gather_object", "dist.scatter_object_list"}
+
+RUNTIME = Path(package.__file__).resolve().parents[1]
+
+
+def unpickling(source: str) -> list[str]:
+    """Every import and call in `source` that can unpickle."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names if alias.name.split(".")[0] in FORBIDDEN_MODULES]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in FORBIDDEN_MODULES:
+            found.append(str(node.module))
+        elif isinstance(node, ast.Attribute) and ast.unparse(node) in FORBIDDEN_CALLS:
+            found.append(ast.unparse(node))
+    return found
+
+
+def test_the_check_finds_what_it_looks_for() -> None:
+    assert unpickling("import pickle") == ["pickle"]
+    assert unpickling("from pickle import loads as harmless") == ["pickle"]
+    assert unpickling("def f(p):\n    return torch.load(p, weights_only=False)") == ["torch.load"]
+    assert unpickling("json.load(file)") == []
+
+
+def test_runtime_never_unpickles() -> None:
+    files = sorted(RUNTIME.rglob("*.py"))
+    assert len(files) > 20
+    found = {str(path): names for path in files if (names := unpickling(path.read_text()))}
+    assert found == {}
