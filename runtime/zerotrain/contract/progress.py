@@ -83,9 +83,9 @@ class Progress:
         data = _known(cls, _object(text, "progress"))
         data["phase"] = Phase(data.get("phase", Phase.INIT))
         if data.get("checkpoint") is not None:
-            data["checkpoint"] = CheckpointProgress(**_known(CheckpointProgress, data["checkpoint"]))
+            data["checkpoint"] = _build(CheckpointProgress, _known(CheckpointProgress, data["checkpoint"]))
         data["rejected_checkpoints"] = tuple(
-            RejectedCheckpoint(**_known(RejectedCheckpoint, item))
+            _build(RejectedCheckpoint, _known(RejectedCheckpoint, item))
             for item in data.get("rejected_checkpoints", ())
         )
         return _build(cls, data)
@@ -125,7 +125,7 @@ class Termination:
         """Raises ValueError when the text is no termination message of ours."""
         data = _known(cls, _object(text, "termination message"))
         if data.get("checkpoint") is not None:
-            data["checkpoint"] = CheckpointProgress(**_known(CheckpointProgress, data["checkpoint"]))
+            data["checkpoint"] = _build(CheckpointProgress, _known(CheckpointProgress, data["checkpoint"]))
         return _build(cls, data)
 
 
@@ -144,12 +144,30 @@ def _object(text: str, what: str) -> dict[str, Any]:
     return value
 
 
-def _known(cls: type, data: Mapping[str, Any]) -> dict[str, Any]:
+def _known(cls: type, data: Any) -> dict[str, Any]:
+    if not isinstance(data, Mapping):
+        raise ValueError(f"{cls.__name__} must be a JSON object; got {data!r}")
     names = {item.name for item in fields(cls)}
     return {key: value for key, value in data.items() if key in names}
 
 
+_NONE = type(None)
+_KINDS: dict[Any, tuple[type, ...]] = {
+    "int": (int,),
+    "float": (int, float),
+    "str": (str,),
+    "int | None": (int, _NONE),
+    "float | None": (int, float, _NONE),
+    "str | None": (str, _NONE),
+}
+
+
 def _build(cls: type[T], data: dict[str, Any]) -> T:
+    """The sender is the tenant's program: a wrong type must fail here, not where it is compared or added."""
+    for item in fields(cls):  # type: ignore[arg-type]
+        allowed = _KINDS.get(item.type, (object,))
+        if item.name in data and (not isinstance(data[item.name], allowed) or data[item.name] is True):
+            raise ValueError(f"{cls.__name__}.{item.name} must be {item.type}; got {data[item.name]!r}")
     try:
         return cls(**data)
     except TypeError as error:
