@@ -30,17 +30,22 @@ def snapshot(registry: CollectorRegistry) -> list[dict[str, Any]]:
 
 def restore(families: Sequence[Mapping[str, Any]]) -> list[Metric]:
     """The families again. Raises ValueError when the data is no snapshot or exceeds its bounds."""
-    if len(families) > MAX_FAMILIES or sum(len(family["samples"]) for family in families) > MAX_SAMPLES:
-        raise ValueError(f"snapshot exceeds {MAX_FAMILIES} families or {MAX_SAMPLES} samples")
-    restored = []
     try:
-        for family in families:
-            metric = Metric(family["name"], family["help"], family["type"], family["unit"])
-            metric.samples = [_unpack(sample, family["name"]) for sample in family["samples"]]
-            restored.append(metric)
-    except (KeyError, TypeError, IndexError) as error:
+        if len(families) > MAX_FAMILIES or sum(len(family["samples"]) for family in families) > MAX_SAMPLES:
+            raise ValueError(f"snapshot exceeds {MAX_FAMILIES} families or {MAX_SAMPLES} samples")
+        return [_restore_family(family) for family in families]
+    except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a metrics snapshot: {error!r}") from error
-    return restored
+
+
+def _restore_family(family: Mapping[str, Any]) -> Metric:
+    name, text = family["name"], family["help"]
+    # prometheus_client accepts any UTF-8 name; one that older scrapers refuse spoils the whole exposition.
+    if not isinstance(text, str) or not _is_identifier(name):
+        raise ValueError(f"family {name!r} must have an ASCII identifier as name and a text as help")
+    metric = Metric(name, text, family["type"], family["unit"])
+    metric.samples = [_unpack(sample, name) for sample in family["samples"]]
+    return metric
 
 
 def _pack(sample: Sample) -> list[Any]:
@@ -51,7 +56,7 @@ def _pack(sample: Sample) -> list[Any]:
 
 def _unpack(packed: Sequence[Any], family: str) -> Sample:
     name, labels, value, exemplar = packed
-    if not isinstance(name, str) or not name.startswith(family):
+    if not _is_identifier(name) or not name.startswith(family):
         raise ValueError(f"sample {name!r} does not belong to family {family!r}")
     if not _are_labels(labels.items()):
         raise ValueError(f"labels of {name} must be texts under identifiers; got {labels!r}")
@@ -60,7 +65,8 @@ def _unpack(packed: Sequence[Any], family: str) -> Sample:
 
 
 def _are_labels(items: Iterable[tuple[Any, Any]]) -> bool:
-    return all(
-        isinstance(key, str) and key.isidentifier() and key.isascii() and isinstance(value, str)
-        for key, value in items
-    )
+    return all(_is_identifier(key) and isinstance(value, str) for key, value in items)
+
+
+def _is_identifier(name: object) -> bool:
+    return isinstance(name, str) and name.isascii() and name.isidentifier()
