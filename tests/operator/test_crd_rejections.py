@@ -1,0 +1,92 @@
+"""A real API server refuses wrong jobs at `kubectl apply`, naming the field, and takes good ones silently."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.crd import (
+    applied_job,
+    apply_all,
+    install_crd,
+    refusals_by_name,
+)
+from tests.support.crd_cases import ACCEPTED, IMMUTABLE, REFUSED, UNKNOWN
+from tests.support.devcluster import Cluster
+from tests.support.jobs import ABSENT
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(scope="module")
+def namespace_of_module(control_plane: Cluster) -> Iterator[str]:
+    install_crd(control_plane)
+    with control_plane.namespace() as name:
+        yield name
+
+
+@pytest.fixture(scope="module")
+def refused(control_plane: Cluster, namespace_of_module: str) -> dict[str, str]:
+    jobs = [applied_job(name, namespace_of_module, changes) for name, changes, _, _ in REFUSED]
+    done = apply_all(control_plane, jobs)
+    assert done.stdout == "", f"these should have been refused: {done.stdout}"
+    return refusals_by_name(done.stderr)
+
+
+@pytest.mark.parametrize(("name", "changes", "path", "text"), REFUSED, ids=[case[0] for case in REFUSED])
+def test_refused(refused: dict[str, str], name: str, changes: dict[str, Any], path: str, text: str) -> None:
+    message = refused.get(name, "")
+    assert f"{path}:" in message or (path == "metadata.name" and text in message), message or refused
+    assert text in message
+
+
+def test_unknown_keys_are_refused(control_plane: Cluster, namespace_of_module: str) -> None:
+    jobs = [applied_job(f"u{i}", namespace_of_module, changes) for i, (changes, _) in enumerate(UNKNOWN)]
+    done = apply_all(control_plane, jobs)
+    assert done.stdout == ""
+    for _, path in UNKNOWN:
+        assert f'unknown field "{path}"' in done.stderr
+
+
+@pytest.fixture(scope="module")
+def changed(control_plane: Cluster, namespace_of_module: str) -> str:
+    created = apply_all(control_plane, [applied_job("steady", namespace_of_module, {})])
+    assert created.returncode == 0, created.stderr
+    done = apply_all(
+        control_plane, [applied_job("steady", namespace_of_module, change) for change, _, _ in IMMUTABLE]
+    )
+    assert done.stdout == "", f"these changes should have been refused: {done.stdout}"
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "text"), IMMUTABLE, ids=[f"{c[1]}-{i}" for i, c in enumerate(IMMUTABLE)]
+)
+def test_immutable(changed: str, change: dict[str, Any], path: str, text: str) -> None:
+    assert any(f"{path}:" in line and text in line for line in changed.splitlines()), changed
+
+
+def test_a_suspended_job_may_be_changed(control_plane: Cluster, namespace_of_module: str) -> None:
+    asleep = {"spec.suspend": True}
+    for change in (asleep, {**asleep, "spec.image": "other:1", "spec.steps": 200}, {"spec.image": "other:2"}):
+        done = apply_all(control_plane, [applied_job("asleep", namespace_of_module, change)])
+        assert done.returncode == 0, done.stderr
+
+
+def test_good_jobs_are_taken_without_a_warning(control_plane: Cluster, namespace_of_module: str) -> None:
+    jobs = [applied_job(name, namespace_of_module, changes) for name, changes in ACCEPTED]
+    done = apply_all(control_plane, jobs)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("created") == len(ACCEPTED)
+
+
+def test_defaults_are_stored(control_plane: Cluster, namespace_of_module: str) -> None:
+    apply_all(control_plane, [applied_job("defaults", namespace_of_module, {"spec.workers": ABSENT})])
+    stored = control_plane.kubectl("get", "ztj", "defaults", "-n", namespace_of_module, "-o", "json")
+    spec = json.loads(stored.stdout)["spec"]
+    assert (spec["workers"], spec["suspend"], spec["managedBy"]) == (1, False, "zerotrain.dev/operator")
+    assert spec["checkpoint"]["gracePeriodSeconds"] == 120
+    assert not {"elastic", "hangPolicy", "nvme", "scheduling"} & set(spec)
