@@ -293,10 +293,16 @@ def host_bytes(inputs: MemoryInputs) -> HostBytes:
 def disk_bytes(inputs: MemoryInputs) -> int:
     """Encrypted spill of one rank."""
     shard = _share(inputs.trainable_numel, inputs.world_size)
-    total = inputs.compute_bytes * shard if inputs.param_tier == "nvme" else 0
-    if inputs.optimizer_tier == "nvme":
-        total += _ceil((1.0 - inputs.ram_fraction) * inputs.optimizer_bytes * shard)
-    return total
+    params = inputs.compute_bytes * shard if inputs.param_tier == "nvme" else 0
+    return params + optimizer_disk_bytes(inputs)
+
+
+def optimizer_disk_bytes(inputs: MemoryInputs) -> int:
+    """The optimizer states' part of the spill."""
+    if inputs.optimizer_tier != "nvme":
+        return 0
+    shard = _share(inputs.trainable_numel, inputs.world_size)
+    return _ceil((1.0 - inputs.ram_fraction) * inputs.optimizer_bytes * shard)
 
 
 def step_traffic(inputs: MemoryInputs) -> StepTraffic:
@@ -315,12 +321,19 @@ def step_traffic(inputs: MemoryInputs) -> StepTraffic:
         network = inputs.micro_steps * (2 * gather + reduce)
         cross = inputs.micro_steps * ((1 if inputs.hpz_ranks > 1 else 2) * gather + reduce)
     alone = inputs.world_size == 1
-    nvme = 2 * disk_bytes(inputs) if inputs.optimizer_tier == "nvme" else disk_bytes(inputs)
+    gathers = 2 * inputs.micro_steps  # of an offloaded parameter shard: each forward and each backward
+    param_shard_bytes = c * shard
+    nvme = 2 * optimizer_disk_bytes(inputs)
+    if inputs.param_tier == "nvme":
+        nvme += (gathers + 1) * param_shard_bytes
     moved = inputs.optimizer_tier != "gpu"
+    up = param_shard_bytes if moved else 0
+    if inputs.param_tier != "gpu":
+        up = gathers * param_shard_bytes
     return StepTraffic(
         network_bytes=0 if alone else _ceil(network * psi),
         cross_node_bytes=0 if alone else _ceil(cross * psi),
-        pcie_up_bytes=c * shard if moved else 0,
+        pcie_up_bytes=up,
         pcie_down_bytes=inputs.grad_bytes * shard if moved else 0,
         nvme_bytes=nvme,
     )

@@ -1,0 +1,189 @@
+"""The byte formulas give the users' tables to the digit, and agree with a count of every buffer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from zerotrain.contract.memory import (
+    MemoryInputs,
+    breakdown,
+    disk_bytes,
+    gpt_parameter_count,
+    gpu_persistent,
+    gpu_transient,
+    host_bytes,
+    padded_numel,
+    step_traffic,
+)
+
+STAGES = (0, 1, 2, 3)
+GB = 10**9
+
+
+def inputs(stage: int, **more: object) -> MemoryInputs:
+    """A small model in 16 bit on 4 ranks, with every number different."""
+    base = MemoryInputs(
+        stage=3, world_size=4, trainable_numel=80_000, largest_unit_numel=24_000, frozen_numel=4_000
+    )
+    return replace(base, stage=stage, **more)  # type: ignore[arg-type]
+
+
+def published(stage: int, numel: int, ranks: int) -> int:
+    """Bytes as the published tables count them: 16 bit, 12 bytes of state, no replicated parameters."""
+    return gpu_persistent(inputs(stage, world_size=ranks, trainable_numel=numel, frozen_numel=0)).total_bytes
+
+
+@pytest.mark.parametrize(
+    ("numel", "ranks", "expected_gb"),
+    [
+        (7_000_000_000, 8, {0: 112.0, 1: 38.5, 2: 26.25, 3: 14.0}),
+        (7_500_000_000, 64, {0: 120.0, 1: 31.40625, 2: 16.640625, 3: 1.875}),
+    ],
+)
+def test_published_tables(numel: int, ranks: int, expected_gb: dict[int, float]) -> None:
+    for stage, expected in expected_gb.items():
+        assert published(stage, numel, ranks) / GB == expected
+
+
+def test_the_rounded_figures_of_the_paper() -> None:
+    figures = [round(published(stage, 7_500_000_000, 64) / GB, 1) for stage in STAGES]
+    assert figures == [120.0, 31.4, 16.6, 1.9]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(("compute", "grad", "state"), [(2, 2, 12), (2, 4, 12), (4, 4, 8), (2, 2, 10)])
+def test_persistent_equals_a_count_of_tensors(stage: int, compute: int, grad: int, state: int) -> None:
+    """Lay out units of 8,192 x k elements as the engine does and add up what one rank keeps."""
+    ranks, units, root = 2, (8_192, 24_576, 16_384), 100
+    kept = compute * root if stage == 3 else 0
+    for numel in units:
+        shard = numel // ranks
+        kept += compute * (shard if stage == 3 else numel)
+        kept += grad * (shard if stage >= 2 else numel)
+        kept += state * (shard if stage >= 1 else numel)
+    given = MemoryInputs(
+        stage=stage,  # type: ignore[arg-type]
+        world_size=ranks,
+        trainable_numel=sum(units),
+        root_numel=root,
+        compute_bytes=compute,
+        grad_bytes=grad,
+        optimizer_bytes=state,
+    )
+    assert gpu_persistent(given).total_bytes == kept
+
+
+def test_frozen_parameters_have_no_gradients_and_no_states() -> None:
+    for stage, expected in ((0, 8_000), (1, 8_000), (2, 8_000), (3, 2_000)):
+        assert gpu_persistent(inputs(stage)).frozen_bytes == expected
+
+
+def test_transients() -> None:
+    n_max = 24_000
+    for stage in (0, 1, 2):
+        small = gpu_transient(inputs(stage, reduce_bytes=4))
+        assert (small.forward_bytes, small.backward_bytes, small.step_bytes) == (0, 4 * 2 * n_max, 0)
+    plain = gpu_transient(inputs(3))
+    assert plain.forward_bytes == 2 * (1 + 1) * n_max
+    assert plain.backward_bytes == plain.forward_bytes + 2 * n_max + 2 * 2 * n_max + 2 * n_max // 4
+    assert plain.peak_bytes == plain.backward_bytes
+    shared = gpu_transient(inputs(3, grads_fill_reduce_buffer=True))
+    assert plain.backward_bytes - shared.backward_bytes == 2 * n_max
+    deeper = gpu_transient(inputs(3, prefetch_units=3))
+    assert deeper.forward_bytes - plain.forward_bytes == 2 * 2 * n_max
+    assert gpu_transient(inputs(3, largest_unit_numel=0)).peak_bytes == 0
+
+
+def test_offload_moves_and_loses_nothing() -> None:
+    on_gpu = gpu_persistent(inputs(3))
+    for tier in ("cpu", "nvme"):
+        moved = inputs(3, optimizer_tier=tier, param_tier=tier)
+        gpu, host = gpu_persistent(moved), host_bytes(moved)
+        assert (gpu.param_bytes, gpu.grad_bytes, gpu.optimizer_bytes) == (0, 0, 0)
+        assert gpu.ring_bytes == 2 * 2 * 6_000 + 2 * 2 * 6_000
+        elsewhere = host.optimizer_bytes + host.grad_bytes + host.param_bytes + disk_bytes(moved)
+        assert elsewhere == on_gpu.param_bytes + on_gpu.grad_bytes + on_gpu.optimizer_bytes
+    assert host_bytes(inputs(3)).total_bytes == 0
+    assert disk_bytes(inputs(3)) == 0
+
+
+def test_the_fraction_in_memory_leaves_the_disk() -> None:
+    for fraction in (0.0, 0.25, 1.0):
+        split = inputs(2, optimizer_tier="nvme", ram_fraction=fraction, optimizer_bytes=10)
+        assert host_bytes(split).optimizer_bytes + disk_bytes(split) == 10 * 20_000
+        assert disk_bytes(split) == int((1 - fraction) * 200_000)
+        assert step_traffic(split).nvme_bytes == 2 * disk_bytes(split)
+    ring = host_bytes(inputs(2, optimizer_tier="nvme", optimizer_bytes=10))
+    assert ring.ring_bytes == 5 * 10 * 1_048_576
+    assert ring.tag_bytes == 28 * 2
+
+
+def test_traffic_in_units_of_the_model() -> None:
+    """M = 2 bytes per parameter: 2 M below stage 3, 3 M at stage 3, 2 M between nodes with hpZ."""
+    model = 2 * 80_000
+    assert [step_traffic(inputs(stage)).network_bytes for stage in STAGES] == [
+        2 * model,
+        2 * model,
+        2 * model,
+        3 * model,
+    ]
+    assert step_traffic(inputs(3, hpz_ranks=2)).cross_node_bytes == 2 * model
+    assert step_traffic(inputs(3, world_size=1)).network_bytes == 0
+    block = 256
+    scales = 4 / block
+    plus = inputs(3, hpz_ranks=2, quantized_weights=True, quantized_gradients=True, quant_block_numel=block)
+    assert step_traffic(plus).cross_node_bytes == int(80_000 * (1 + scales + 0.5 + scales))
+    assert step_traffic(inputs(3, micro_steps=4)).network_bytes == 4 * 3 * model
+    assert step_traffic(inputs(1, micro_steps=4)).network_bytes == 2 * model
+    spilled = inputs(3, optimizer_tier="nvme", param_tier="nvme", micro_steps=2)
+    assert step_traffic(spilled).nvme_bytes == 2 * 12 * 20_000 + (2 * 2 + 1) * 2 * 20_000
+    assert step_traffic(spilled).pcie_up_bytes == 2 * 2 * 2 * 20_000
+    offload = step_traffic(inputs(3, optimizer_tier="cpu"))
+    assert (offload.pcie_up_bytes, offload.pcie_down_bytes) == (40_000, 40_000)
+
+
+def test_secondary_shards() -> None:
+    assert gpu_persistent(inputs(3, hpz_ranks=2)).secondary_bytes == 2 * 40_000
+    assert gpu_persistent(inputs(3)).secondary_bytes == 0
+
+
+def test_peak_is_the_sum() -> None:
+    whole = breakdown(inputs(3))
+    assert whole.gpu_peak_bytes(activation_bytes=5, overhead_bytes=7) == (
+        whole.gpu.total_bytes + whole.transient.backward_bytes + 12
+    )
+
+
+def test_padding() -> None:
+    assert padded_numel(1, 2) == 4_096
+    assert padded_numel(4_096, 2) == 4_096
+    assert padded_numel(4_097, 2) == 8_192
+    assert padded_numel(0, 2) == 0
+    assert padded_numel(10, 3, align=1) == 12
+
+
+def test_contradictions_are_refused() -> None:
+    for wrong, words in (
+        ({"world_size": 0}, "world_size must be at least 1"),
+        ({"stage": 0, "optimizer_tier": "cpu"}, "take stage 1"),
+        ({"stage": 2, "param_tier": "cpu"}, "take stage 3"),
+        ({"ram_fraction": 1.5}, "within 0..1"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            inputs(**{"stage": 3, **wrong})  # type: ignore[arg-type]
+
+
+def test_known_model_sizes() -> None:
+    assert gpt_parameter_count(d_model=768, layers=12, context=1024, vocab=50_257) == 124_439_808
+
+
+@pytest.mark.parametrize(("d_model", "layers", "heads", "context"), [(16, 1, 2, 8), (24, 3, 4, 32)])
+def test_the_count_of_the_trainers_own_model(d_model: int, layers: int, heads: int, context: int) -> None:
+    from zerotrain.contract.train_spec import GptSpec
+    from zerotrain.runtime.models.gpt import Gpt
+
+    spec = GptSpec(d_model=d_model, layers=layers, heads=heads, context=context)
+    counted = sum(parameter.numel() for parameter in Gpt(spec).parameters())
+    assert counted == gpt_parameter_count(d_model=d_model, layers=layers, context=context)
