@@ -1,0 +1,315 @@
+"""The engine: what `zerotrain.runtime.initialize` returns and training scripts call.
+
+It orchestrates; the work is in `zero` (sharding), `comm` (collectives), `optim` (updates) and `step` (the
+boundary).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from zerotrain.contract.config import EngineConfig
+from zerotrain.runtime.comm.group import Comm
+from zerotrain.runtime.optim.optimizer import ZeroOptimizer
+from zerotrain.runtime.optim.schedule import LrSchedule
+from zerotrain.runtime.setup import (
+    build_core,
+    build_loader,
+    check_model,
+    default_optimizer,
+    join_ranks,
+    make_layout,
+    read_config,
+)
+from zerotrain.runtime.step import StepPipeline, StepRecord, StepResult
+from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
+from zerotrain.runtime.zero.ledger import MemoryLedger
+from zerotrain.runtime.zero.plan import persistent_buffers
+from zerotrain.runtime.zero.snapshot import reload_weights, streams_of
+from zerotrain.runtime.zero.state import CheckpointState
+from zerotrain.runtime.zero.trees import replace_tensors
+
+if TYPE_CHECKING:
+    from zerotrain.runtime.checkpoint import LoadResult, SaveResult
+
+
+class Engine:
+    """A model in training. Made by `initialize`; all ranks call every method in the same order.
+
+    Attributes:
+        module: the user's model; its parameters are partitioned as the configuration says.
+        config, rank, world_size, device: as resolved.
+        comm: collectives with `timings` (finished ones, for metrics) and `bytes_sent`.
+        memory: exact bytes of every buffer the engine holds, by kind.
+        global_steps, skipped_steps: step boundaries so far, and those whose gradient was not finite.
+        last_step: result of the last boundary, None before the first.
+        last_load: what `load_checkpoint` found, None before.
+        stop_agreed: some rank asked to stop before the last boundary; the same answer on every rank.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        config: EngineConfig,
+        *,
+        comm: Comm,
+        optimizer: ZeroOptimizer,
+        scheduler: LrSchedule,
+    ) -> None:
+        self.module = module
+        self.config = config
+        self.comm = comm
+        self.rank, self.world_size, self.device = comm.rank, comm.world_size, comm.device
+        self.optimizer = optimizer
+        self.scheduler = scheduler
+        self.core = build_core(module, config, optimizer.layout, comm)
+        optimizer.attach(self.core)
+        self.global_steps = 0
+        self.skipped_steps = 0
+        self.last_step: StepResult | None = None
+        self.last_load: LoadResult | None = None
+        self.stop_agreed = False
+        self._stop_requested = False
+        self._micro_steps = 0
+        self._compute_dtype = TORCH_DTYPES[config.precision.compute_dtype]
+        self._pipeline = StepPipeline(self.core, optimizer, comm=comm, clip_norm=config.gradient_clipping)
+        self._seconds = dict.fromkeys(("forward", "backward"), 0.0)
+        self._step_began = perf_counter()
+
+    @property
+    def memory(self) -> MemoryLedger:
+        return self.core.ledger
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's forward. fp32 tensors among the arguments are cast to the compute precision."""
+        began = perf_counter()
+        if self._compute_dtype is not torch.float32:
+            args, kwargs = replace_tensors(
+                (args, kwargs),
+                lambda tensor: tensor.dtype is torch.float32,
+                lambda tensors: [tensor.to(self._compute_dtype) for tensor in tensors],
+            )
+        output = self.module(*args, **kwargs)
+        self._seconds["forward"] += perf_counter() - began
+        return output
+
+    def backward(self, loss: torch.Tensor) -> torch.Tensor:
+        """Accumulate the gradients of a scalar loss, divided by the accumulation steps; hand the loss back.
+
+        May be called several times before `step()`. Raises ValueError for a loss that is not a scalar.
+        """
+        if loss.numel() != 1:
+            raise ValueError(
+                f"loss must hold one element; got shape {tuple(loss.shape)}: reduce it, e.g. loss.mean()"
+            )
+        began = perf_counter()
+        self.core.begin_backward()
+        try:
+            (loss / self.config.batch.gradient_accumulation_steps).backward()  # type: ignore[no-untyped-call]
+        finally:
+            self.core.finish_backward()
+        self._seconds["backward"] += perf_counter() - began
+        return loss
+
+    def is_gradient_accumulation_boundary(self) -> bool:
+        """Whether the `step()` that belongs to the current micro-batch updates the weights."""
+        return (self._micro_steps + 1) % self.config.batch.gradient_accumulation_steps == 0
+
+    def step(self) -> StepResult:
+        """End a micro-batch; at the accumulation boundary, clip, update and clear the gradients.
+
+        Raises CommError when the ranks have diverged (they issued different collectives).
+        """
+        at_boundary = self.is_gradient_accumulation_boundary()
+        self._micro_steps += 1
+        if not at_boundary:
+            return StepResult(step=self.global_steps, at_boundary=False)
+        self.last_step = self._boundary()
+        return self.last_step
+
+    def request_stop(self) -> None:
+        """Ask all ranks to stop after the next step boundary; safe to call from a signal handler."""
+        self._stop_requested = True
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Nothing: `step()` clears gradients. Here for scripts that call it."""
+
+    def train(self, mode: bool = True) -> Engine:
+        """Set the model's training mode."""
+        self.module.train(mode)
+        return self
+
+    def eval(self) -> Engine:
+        """Set the model's evaluation mode."""
+        return self.train(False)
+
+    def checkpoint_state(self) -> CheckpointState:
+        """This rank's part of the training state; its tensors are the engine's own memory.
+
+        Raises RuntimeError inside gradient accumulation, where gradients would be lost.
+        """
+        if self._micro_steps % self.config.batch.gradient_accumulation_steps:
+            raise RuntimeError(
+                "a checkpoint inside gradient accumulation would lose gradients (micro-batch "
+                f"{self._micro_steps} of "
+                f"{self.config.batch.gradient_accumulation_steps}); save after engine.step() returned "
+                "at_boundary"
+            )
+        return CheckpointState(
+            layout=self.core.layout,
+            rank=self.rank,
+            world_size=self.world_size,
+            streams=streams_of(self.core, self.optimizer),
+            scalars={
+                "global_steps": self.global_steps,
+                "skipped_steps": self.skipped_steps,
+                "optimizer": self.optimizer.scalars(),
+                "scheduler": self.scheduler.state_dict(),
+            },
+            buffers=persistent_buffers(self.module),
+        )
+
+    def after_state_load(self, state: CheckpointState) -> None:
+        """Take over a state that was overwritten in place. Collective."""
+        self.global_steps = int(state.scalars["global_steps"])
+        self.skipped_steps = int(state.scalars["skipped_steps"])
+        self._micro_steps = self.global_steps * self.config.batch.gradient_accumulation_steps
+        self.optimizer.load_scalars(state.scalars["optimizer"])
+        self.scheduler.load_state_dict(state.scalars["scheduler"])
+        reload_weights(self.core, self.optimizer)
+        self._pipeline.clear()
+
+    def save_checkpoint(
+        self,
+        directory: Path | str,
+        tag: str | None = None,
+        client_state: Mapping[str, Any] | None = None,
+        *,
+        keep_last: int | None = None,
+    ) -> SaveResult:
+        """Write a checkpoint that any number of ranks can load. Collective. `client_state` must be
+        JSON-able."""
+        from zerotrain.runtime import checkpoint
+
+        return checkpoint.save(
+            self.checkpoint_state(),
+            directory,
+            step=self.global_steps,
+            tag=tag,
+            client_state=client_state,
+            keep_last=keep_last,
+        )
+
+    def load_checkpoint(
+        self, directory: Path | str, tag: str | None = None
+    ) -> tuple[Path | None, dict[str, Any]]:
+        """Load the newest whole checkpoint (or `tag`): `(its path, client state)`; `(None, {})` if there is
+        none.
+
+        Details, such as damaged checkpoints that were passed over, are in `last_load`.
+        """
+        from zerotrain.runtime import checkpoint
+
+        state = self.checkpoint_state()
+        self.last_load = checkpoint.load(state, directory, tag)
+        if self.last_load.path is not None:
+            self.after_state_load(state)
+        return self.last_load.path, self.last_load.client_state
+
+    def close(self) -> None:
+        """Remove the hooks and leave the process groups that `initialize` made."""
+        self.core.close()
+        self.comm.close()
+
+    def _boundary(self) -> StepResult:
+        seconds = dict(self._seconds)
+        self._seconds = dict.fromkeys(self._seconds, 0.0)
+        began = perf_counter()
+        total = self._pipeline.reduce()
+        step_seconds, wait_seconds = perf_counter() - self._step_began, self.comm.take_wait_seconds()
+        rows = self._pipeline.agree(
+            StepRecord(
+                sum_squares=total,
+                not_finite=float(not torch.isfinite(torch.tensor(total))),
+                stop=float(self._stop_requested),
+                sequence=self.comm.take_sequence(),
+                unit_order=self.core.reducer.seen_order_hash,
+                step_seconds=step_seconds,
+                compute_seconds=step_seconds - wait_seconds,
+                wait_seconds=wait_seconds,
+            )
+        )
+        seconds["reduce"], began = perf_counter() - began, perf_counter()
+        norm = sum(row.sum_squares for row in rows) ** 0.5
+        skipped = any(row.not_finite for row in rows)
+        lr = self.optimizer.lr
+        if skipped:
+            self.skipped_steps += 1
+        else:
+            seconds["gather"] = self._pipeline.update(self._pipeline.grad_scale(norm))
+            self.scheduler.step()
+        self._pipeline.clear()
+        seconds["optimizer"] = perf_counter() - began - seconds.get("gather", 0.0)
+        seconds["wait"] = wait_seconds + self.comm.take_wait_seconds()
+        self.global_steps += 1
+        self.stop_agreed = any(row.stop for row in rows)
+        self.comm.poll_timings()
+        self._step_began = perf_counter()
+        return StepResult(
+            step=self.global_steps,
+            at_boundary=True,
+            grad_norm=norm,
+            skipped=skipped,
+            lr=lr,
+            seconds=seconds,
+            rank_seconds=tuple(row.step_seconds for row in rows),
+            rank_wait_seconds=tuple(row.wait_seconds for row in rows),
+        )
+
+
+def initialize(
+    *,
+    model: nn.Module,
+    config: EngineConfig | Mapping[str, Any] | Path | str,
+    training_data: Dataset[Any] | None = None,
+    model_parameters: Iterable[nn.Parameter] | Iterable[Mapping[str, Any]] | None = None,
+    unit_modules: Sequence[str | type[nn.Module]] | None = None,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+) -> tuple[Engine, ZeroOptimizer, DataLoader[Any] | None, LrSchedule]:
+    """Take a model over for training on all ranks: `(engine, optimizer, loader, scheduler)`. Collective.
+
+    Args:
+        model: built normally on every rank; rank 0's values are used. It moves to this rank's device.
+        config: DeepSpeed-style JSON as a file, text or mapping, or already resolved.
+        training_data: a map-style dataset; the loader gives each rank its part in micro-batches. None = no
+        loader. model_parameters: parameters or parameter groups as for a torch optimizer; None = all
+        trainable ones. unit_modules: names or classes of the modules that are gathered as a whole; None =
+        found by rule
+            (`zero/plan.py`).
+        collate_fn: for the loader.
+
+    Raises ConfigError when the configuration is wrong or asks for what this version does not run, LayoutError
+    when the model cannot be laid out, GroupError for wrong parameter groups.
+
+    The method is ZeRO, https://arxiv.org/abs/1910.02054, with one flat buffer per unit.
+    """
+    comm = join_ranks()
+    resolved = read_config(config, world_size=comm.world_size)
+    check_model(model)
+    layout = make_layout(model, resolved, unit_modules)
+    optimizer = ZeroOptimizer(
+        model, layout, resolved.optimizer or default_optimizer(), model_parameters=model_parameters
+    )
+    scheduler = LrSchedule(optimizer.param_groups, resolved.scheduler)
+    engine = Engine(model, resolved, comm=comm, optimizer=optimizer, scheduler=scheduler)
+    loader = None
+    if training_data is not None:
+        loader = build_loader(training_data, resolved, comm, collate_fn)
+    return engine, optimizer, loader, scheduler

@@ -1,0 +1,1 @@
+"""Element-wise optimizers on flat shards, parameter groups and learning-rate schedules."""

@@ -1,0 +1,108 @@
+"""Parameter groups: which learning rate and weight decay each element of a flat shard gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from zerotrain.contract.config import OptimizerConfig
+from zerotrain.runtime.optim.rules import Hyper
+from zerotrain.runtime.zero.layout import ModelLayout, UnitLayout
+
+GROUP_KEYS = ("lr", "weight_decay", "betas", "eps", "momentum")
+
+
+class GroupError(ValueError):
+    """The parameter groups do not cover the model's trainable parameters exactly once."""
+
+
+def build_groups(
+    model: nn.Module,
+    config: OptimizerConfig,
+    model_parameters: Iterable[nn.Parameter] | Iterable[Mapping[str, Any]] | None,
+) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """`(param_groups, group index by fqn)`; `model_parameters` is what a torch optimizer would be given, or
+    None.
+
+    Raises GroupError for a trainable parameter in no group or in two, and for options that are not per group.
+    """
+    given = list(model_parameters) if model_parameters is not None else []
+    if not given:
+        given = [{"params": [p for p in model.parameters() if p.requires_grad]}]
+    elif not isinstance(given[0], Mapping):
+        given = [{"params": given}]
+    names = {parameter: fqn for fqn, parameter in model.named_parameters()}
+    groups: list[dict[str, Any]] = []
+    index_of: dict[str, int] = {}
+    for index, group in enumerate(given):
+        assert isinstance(group, Mapping)  # made so above
+        params = group["params"]
+        params = [params] if isinstance(params, nn.Parameter) else list(params)
+        _check_options(group, index)
+        defaults = {key: getattr(config, key) for key in GROUP_KEYS}
+        groups.append({**defaults, **{k: v for k, v in group.items() if k != "params"}, "params": params})
+        for parameter in params:
+            _assign(parameter, index, names, index_of)
+    missing = sorted(fqn for p, fqn in names.items() if p.requires_grad and fqn not in index_of)
+    if missing:
+        raise GroupError(
+            f"model_parameters leaves out trainable parameters {missing[:5]}; add them, or set requires_grad "
+            "to False"
+        )
+    return groups, index_of
+
+
+def _check_options(group: Mapping[str, Any], index: int) -> None:
+    unknown = sorted(set(group) - {*GROUP_KEYS, "params", "name"})
+    if unknown:
+        raise GroupError(
+            f"parameter group {index} sets {unknown}; a group can set {list(GROUP_KEYS)} and name"
+        )
+
+
+def _assign(
+    parameter: nn.Parameter, index: int, names: Mapping[nn.Parameter, str], index_of: dict[str, int]
+) -> None:
+    if not parameter.requires_grad:
+        return
+    if parameter not in names:
+        raise GroupError(f"parameter group {index} holds a parameter that is not part of the model")
+    fqn = names[parameter]
+    if index_of.setdefault(fqn, index) != index:
+        raise GroupError(f"parameter {fqn!r} is in groups {index_of[fqn]} and {index}; keep one")
+
+
+def group_hyper(group: Mapping[str, Any]) -> Hyper:
+    """The group's values as they are now, by value."""
+    beta1, beta2 = group["betas"]
+    return Hyper(
+        lr=float(group["lr"]),
+        weight_decay=float(group["weight_decay"]),
+        betas=(float(beta1), float(beta2)),
+        eps=float(group["eps"]),
+        momentum=float(group["momentum"]),
+    )
+
+
+def group_runs(
+    layout: ModelLayout, unit: UnitLayout, interval: tuple[int, int], index_of: Mapping[str, int]
+) -> Sequence[tuple[int, int, int]]:
+    """`(start, stop, group index)` runs that cover an interval of a unit, relative to the interval's start.
+
+    Gaps and padding go with the parameter before them: they are zeros and stay zeros under every rule.
+    """
+    low, high = interval
+    runs: list[tuple[int, int, int]] = []
+    for position, segment in enumerate(unit.segments):
+        is_last = position + 1 == len(unit.segments)
+        following = unit.padded_numel if is_last else unit.segments[position + 1].start
+        start, stop, index = max(low, segment.start), min(high, following), index_of[segment.fqn]
+        if start >= stop:
+            continue
+        if runs and runs[-1][2] == index:
+            runs[-1] = (runs[-1][0], stop - low, index)
+        else:
+            runs.append((start - low, stop - low, index))
+    return runs

@@ -1,0 +1,143 @@
+"""The optimizer of one engine: states on shards, groups, and the update of one unit at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from zerotrain.contract.config import OptimizerConfig
+from zerotrain.runtime.optim.groups import build_groups, group_hyper, group_runs
+from zerotrain.runtime.optim.rules import rule_of, tiles
+from zerotrain.runtime.zero.core import Core
+from zerotrain.runtime.zero.gradients import UnitGradients
+from zerotrain.runtime.zero.layout import ModelLayout
+from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
+from zerotrain.runtime.zero.unit import Unit
+
+
+class UnitStates:
+    """fp32 tensors of what this rank updates of one unit: `master` and one tensor per state kind of the
+    rule."""
+
+    def __init__(self, unit: Unit, kinds: tuple[str, ...], ledger: MemoryLedger) -> None:
+        master = unit.initial_master
+        assert master is not None  # frozen units have no states
+        unit.initial_master = None
+        self.unit = unit
+        self.master_is_weight = master.dtype == unit.shard.dtype
+        """fp32 compute: the weights are their own master."""
+        self.master = master if self.master_is_weight else ledger.count(Kind.STATES, master)
+        self.by_kind = {kind: ledger.count(Kind.STATES, torch.zeros_like(master)) for kind in kinds}
+
+    @property
+    def interval(self) -> tuple[int, int]:
+        """Elements of the unit that these states cover."""
+        unit = self.unit
+        return (unit.start, unit.stop) if unit.placement.states_sharded else (0, unit.layout.padded_numel)
+
+    def own_part(self, tensor: torch.Tensor) -> torch.Tensor:
+        """This rank's interval of the layout, also where states are replicated."""
+        unit = self.unit
+        return tensor if unit.placement.states_sharded else tensor[unit.start : unit.stop]
+
+    @torch.no_grad()
+    def read_weights(self) -> None:
+        """Take the compute weights over as masters, after somebody wrote them."""
+        if not self.master_is_weight:
+            unit = self.unit
+            self.master.copy_(unit.shard if unit.placement.states_sharded else unit.full.tensor)
+
+    def write_weights(self) -> None:
+        """Round the master weights into the compute weights that this rank holds."""
+        if not self.master_is_weight:
+            unit = self.unit
+            (unit.shard if unit.placement.states_sharded else unit.full.tensor).copy_(self.master)
+
+
+class ZeroOptimizer:
+    """What `initialize` returns as the optimizer; `engine.step()` drives it.
+
+    `param_groups` are plain dicts as in torch: schedules and users may set `lr`, `weight_decay`, `betas`,
+    `eps` and `momentum` between steps.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layout: ModelLayout,
+        config: OptimizerConfig,
+        *,
+        model_parameters: Iterable[nn.Parameter] | Iterable[Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Read the groups; states are made by `attach`, once the units exist."""
+        self.rule = rule_of(config)
+        self.param_groups, self._group_of = build_groups(model, config, model_parameters)
+        self.num_updates = 0
+        """Steps that changed the weights; skipped ones do not count."""
+        self.states: dict[str, UnitStates] = {}
+        self.layout = layout
+        self._runs: dict[str, Any] = {}
+
+    def attach(self, core: Core) -> None:
+        """Make the states of every trainable unit."""
+        core.on_weights_written.append(self._take_weights)
+        for unit in core.units:
+            if unit.layout.trainable:
+                states = UnitStates(unit, self.rule.kinds, core.ledger)
+                self.states[unit.name] = states
+                self._runs[unit.name] = group_runs(self.layout, unit.layout, states.interval, self._group_of)
+
+    @torch.no_grad()
+    def update(self, gradients: UnitGradients, *, grad_scale: float) -> None:
+        """Update one unit's masters and weights; call after `num_updates` was raised. Overwrites the
+        gradients."""
+        states = self.states[gradients.unit.name]
+        grads = gradients.shard
+        for start, stop, group in self._runs[gradients.unit.name]:
+            hyper = group_hyper(self.param_groups[group])
+            for tile in tiles(start, stop, grads.device):
+                grad = grads[tile]
+                if grad_scale != 1.0:
+                    grad.mul_(grad_scale)
+                parts = {kind: state[tile] for kind, state in states.by_kind.items()}
+                self.rule.update(states.master[tile], grad, parts, hyper, self.num_updates)
+        states.write_weights()
+
+    def _take_weights(self, unit: Unit) -> None:
+        if unit.name in self.states:
+            self.states[unit.name].read_weights()
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the first group."""
+        return float(self.param_groups[0]["lr"])
+
+    def scalars(self) -> dict[str, Any]:
+        """JSON-able state beside the tensors."""
+        return {
+            "num_updates": self.num_updates,
+            "groups": [{k: v for k, v in group.items() if k != "params"} for group in self.param_groups],
+        }
+
+    def load_scalars(self, scalars: Mapping[str, Any]) -> None:
+        """Undo `scalars`. Raises ValueError when the number of groups differs."""
+        groups = scalars["groups"]
+        if len(groups) != len(self.param_groups):
+            raise ValueError(
+                f"the checkpoint has {len(groups)} parameter groups, this optimizer "
+                f"{len(self.param_groups)}; "
+                "pass the same model_parameters"
+            )
+        self.num_updates = int(scalars["num_updates"])
+        for mine, saved in zip(self.param_groups, groups, strict=True):
+            mine.update({**saved, "betas": tuple(saved["betas"])})
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Nothing: `engine.step()` clears gradients. Here for scripts that call it."""
+
+    def step(self) -> None:
+        """Raise: the engine's step reduces, clips and updates together."""
+        raise RuntimeError("call engine.step() instead of optimizer.step(): it reduces, clips and updates")

@@ -1,0 +1,138 @@
+"""The update rules. Each works in place on equal 1-D fp32 slices, in tiles, with the arithmetic of
+torch.optim.
+
+The order of operations is torch's single-tensor order, so that the result equals torch's bit for bit; a tile
+only bounds the temporaries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from zerotrain.contract.config import ConfigError, OptimizerConfig
+from zerotrain.runtime.zero.state import EXP_AVG, EXP_AVG_SQ, MOMENTUM
+
+TILE = 1 << 17
+"""Elements on CPU: four fp32 streams and a temporary of a tile stay in a core's cache."""
+CUDA_TILE = 1 << 24
+"""Elements on CUDA, where launches cost more than cache misses."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hyper:
+    """What may differ between parameter groups and steps, by value."""
+
+    lr: float
+    weight_decay: float
+    betas: tuple[float, float]
+    eps: float
+    momentum: float
+
+
+class UpdateRule(Protocol):
+    """An optimizer without tensors of its own."""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """State streams per element beside the master weight; they start as zeros."""
+        ...
+
+    def update(
+        self,
+        param: torch.Tensor,
+        grad: torch.Tensor,
+        states: Mapping[str, torch.Tensor],
+        hyper: Hyper,
+        step: int,
+    ) -> None:
+        """Update `param` and `states` in place; `grad` may be overwritten. `step` counts from 1."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdamRule:
+    """Adam (https://arxiv.org/abs/1412.6980), or AdamW (https://arxiv.org/abs/1711.05101) when decoupled."""
+
+    decoupled: bool = True
+    bias_correction: bool = True
+    kinds: tuple[str, ...] = (EXP_AVG, EXP_AVG_SQ)
+
+    def update(
+        self,
+        param: torch.Tensor,
+        grad: torch.Tensor,
+        states: Mapping[str, torch.Tensor],
+        hyper: Hyper,
+        step: int,
+    ) -> None:
+        beta1, beta2 = hyper.betas
+        exp_avg, exp_avg_sq = states[EXP_AVG], states[EXP_AVG_SQ]
+        if hyper.weight_decay and self.decoupled:
+            param.mul_(1 - hyper.lr * hyper.weight_decay)
+        elif hyper.weight_decay:
+            grad = grad.add(param, alpha=hyper.weight_decay)
+        exp_avg.lerp_(grad, 1 - beta1)
+        exp_avg_sq.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        correction1 = 1 - beta1**step if self.bias_correction else 1.0
+        correction2 = 1 - beta2**step if self.bias_correction else 1.0
+        denominator = (exp_avg_sq.sqrt() / correction2**0.5).add_(hyper.eps)
+        param.addcdiv_(exp_avg, denominator, value=-(hyper.lr / correction1))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SGDRule:
+    """Gradient descent, with torch's momentum."""
+
+    dampening: float = 0.0
+    nesterov: bool = False
+    has_momentum: bool = False
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Momentum costs a stream only when it is on."""
+        return (MOMENTUM,) if self.has_momentum else ()
+
+    def update(
+        self,
+        param: torch.Tensor,
+        grad: torch.Tensor,
+        states: Mapping[str, torch.Tensor],
+        hyper: Hyper,
+        step: int,
+    ) -> None:
+        if hyper.weight_decay:
+            grad = grad.add(param, alpha=hyper.weight_decay)
+        if self.has_momentum:
+            buffer = states[MOMENTUM]
+            if step == 1:
+                buffer.copy_(grad)  # torch does not dampen the first gradient
+            else:
+                buffer.mul_(hyper.momentum).add_(grad, alpha=1 - self.dampening)
+            grad = grad.add(buffer, alpha=hyper.momentum) if self.nesterov else buffer
+        param.add_(grad, alpha=-hyper.lr)
+
+
+def rule_of(config: OptimizerConfig) -> UpdateRule:
+    """The rule that a configuration names. Raises ConfigError for one that is not here."""
+    if config.type in ("Adam", "AdamW"):
+        return AdamRule(decoupled=config.decoupled_weight_decay, bias_correction=config.bias_correction)
+    if config.type == "SGD":
+        return SGDRule(
+            dampening=float(config.params.get("dampening", 0.0)),
+            nesterov=bool(config.params.get("nesterov", False)),
+            has_momentum=bool(config.momentum),
+        )
+    raise ConfigError(
+        "optimizer.type", "must be an optimizer that this version runs", config.type, 'Set it to "AdamW".'
+    )
+
+
+def tiles(start: int, stop: int, device: torch.device) -> Iterator[slice]:
+    """Cut `[start, stop)` into slices that fit the cache of the device."""
+    size = CUDA_TILE if device.type == "cuda" else TILE
+    for low in range(start, stop, size):
+        yield slice(low, min(low + size, stop))

@@ -1,0 +1,114 @@
+"""What `initialize` does before the engine exists: join the ranks, read the configuration, lay the model
+out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+from zerotrain.contract.config import ConfigError, EngineConfig, OptimizerConfig, load, resolve
+from zerotrain.runtime.comm.group import Comm, pick_device
+from zerotrain.runtime.zero.core import Core, CoreOptions
+from zerotrain.runtime.zero.layout import DTYPE_BYTES, LayoutError, ModelLayout
+from zerotrain.runtime.zero.plan import MIN_UNIT_NUMEL, plan_layout
+from zerotrain.runtime.zero.unit import Placement
+
+
+def join_ranks() -> Comm:
+    """The data-parallel group on this rank's device. Collective."""
+    return Comm(device=pick_device())
+
+
+def read_config(source: EngineConfig | Mapping[str, Any] | Path | str, *, world_size: int) -> EngineConfig:
+    """The resolved configuration. Raises ConfigError also for everything this version accepts but does not
+    run."""
+    config = source if isinstance(source, EngineConfig) else resolve(load(source), world_size=world_size)
+    if config.world_size != world_size:
+        raise ConfigError(
+            "world_size",
+            f"the configuration must be resolved for the {world_size} ranks that run",
+            config.world_size,
+            "Resolve it again, or pass the file itself.",
+        )
+    for item in config.unsupported:
+        raise ConfigError(item.path, item.reason.rstrip("."), "this request", item.way_out)
+    return config
+
+
+def check_model(model: nn.Module) -> None:
+    """Raise LayoutError for models whose parameters cannot be partitioned."""
+    for fqn, parameter in model.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise LayoutError(
+                f"parameter {fqn!r} is lazy; run one forward pass before zerotrain.runtime.initialize"
+            )
+        if parameter.is_meta:
+            raise LayoutError(
+                f"parameter {fqn!r} is on the meta device and has no values; build the model on the CPU"
+            )
+        if parameter.layout.__str__() != "torch.strided":
+            raise LayoutError(
+                f"parameter {fqn!r} has layout {parameter.layout}; only dense parameters can be sharded"
+            )
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise LayoutError("the model has no trainable parameter; set requires_grad on what should be trained")
+
+
+def make_layout(
+    model: nn.Module, config: EngineConfig, unit_modules: Sequence[str | type[nn.Module]] | None
+) -> ModelLayout:
+    """Units of the model for the configuration's precision and number of ranks."""
+    return plan_layout(
+        model,
+        world_size=config.world_size,
+        compute_dtype=config.precision.compute_dtype,
+        unit_modules=unit_modules,
+        min_unit_numel=config.zero.module_granularity_threshold or MIN_UNIT_NUMEL,
+    )
+
+
+def build_core(model: nn.Module, config: EngineConfig, layout: ModelLayout, comm: Comm) -> Core:
+    """Shard the model. Collective."""
+    zero = config.zero
+    wire = config.precision.reduce_dtype
+    is_narrower = DTYPE_BYTES[wire] < DTYPE_BYTES[config.precision.compute_dtype]
+    options = CoreOptions(
+        placement=Placement.of_stage(zero.stage, world_size=comm.world_size),
+        persistence_threshold=zero.param_persistence_threshold,
+        persistence_budget=zero.model_persistence_threshold,
+        prefetch_numel=zero.prefetch_bucket_size,
+        max_live_numel=zero.max_live_parameters,
+        wire_dtype=wire if is_narrower else None,
+        overlap=zero.overlap_comm,
+    )
+    model.to(comm.device)
+    return Core(model, layout, comm=comm, options=options)
+
+
+def default_optimizer() -> OptimizerConfig:
+    """When the configuration names none."""
+    return OptimizerConfig(type="AdamW")
+
+
+def build_loader(
+    data: Dataset[Any], config: EngineConfig, comm: Comm, collate_fn: Callable[[list[Any]], Any] | None
+) -> DataLoader[Any]:
+    """Micro-batches of this rank's part of a map-style dataset, shuffled the same way on every rank."""
+    sampler: DistributedSampler[Any] = DistributedSampler(
+        data,
+        num_replicas=comm.world_size,
+        rank=comm.rank,
+        shuffle=True,
+        drop_last=config.dataloader_drop_last,
+    )
+    return DataLoader(
+        data,
+        batch_size=config.batch.micro_batch_size,
+        sampler=sampler,
+        collate_fn=collate_fn,
+        drop_last=config.dataloader_drop_last,
+    )

@@ -1,0 +1,130 @@
+"""The step boundary: reduce, agree in one small all-gather, then update every unit or none.
+
+The record that the ranks exchange carries everything they must agree on: the gradient norm (summed in rank
+order, so its bits are the same everywhere), whether anything was not finite, whether anybody wants to stop,
+and hashes that show whether the ranks issued the same collectives. Called by `Engine.step`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import torch
+
+from zerotrain.runtime.comm.group import Comm, CommError
+from zerotrain.runtime.optim.optimizer import ZeroOptimizer
+from zerotrain.runtime.optim.rules import tiles
+from zerotrain.runtime.zero.core import Core
+
+CLIP_EPSILON = 1e-6
+"""As in torch.nn.utils.clip_grad_norm_."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepResult:
+    """What one `Engine.step()` did. Equal on every rank except `seconds`."""
+
+    step: int
+    """Step boundaries so far, skipped ones included."""
+    at_boundary: bool
+    """False inside gradient accumulation, where nothing else here has a meaning."""
+    grad_norm: float = 0.0
+    """Global 2-norm of the averaged gradient before clipping."""
+    skipped: bool = False
+    """The gradient was not finite; weights, states and schedule are unchanged."""
+    loss_scale: float = 1.0
+    lr: float = 0.0
+    """Rate of the first parameter group in this step."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """This rank's seconds by phase: forward, backward, reduce, optimizer, gather, wait (collectives, within
+    those)."""
+    rank_seconds: tuple[float, ...] = ()
+    """Seconds from the end of the step before to this one's record, per rank."""
+    rank_wait_seconds: tuple[float, ...] = ()
+    """The part of it spent waiting for collectives, per rank: the odd one out is the slow one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepRecord:
+    """64 bytes per rank; see the module's text."""
+
+    sum_squares: float
+    not_finite: float
+    stop: float
+    sequence: float
+    unit_order: float
+    step_seconds: float
+    compute_seconds: float
+    wait_seconds: float
+
+    def fields(self) -> list[float]:
+        """In the order of declaration."""
+        return [getattr(self, name) for name in self.__slots__]
+
+
+class StepPipeline:
+    """Everything between the last backward of a step and the next forward."""
+
+    def __init__(self, core: Core, optimizer: ZeroOptimizer, *, comm: Comm, clip_norm: float) -> None:
+        self._core = core
+        self._optimizer = optimizer
+        self._comm = comm
+        self._clip_norm = clip_norm
+
+    @torch.no_grad()
+    def reduce(self) -> float:
+        """Finish the gradients; the sum of squares of the part this rank owns, in float64."""
+        self._core.finish_backward()
+        self._core.reducer.reduce_replicated()
+        # In layout order at every stage, so that every stage computes the same bits.
+        return math.fsum(sum_squares(part.own_part) for part in self._core.gradients.values())
+
+    def agree(self, record: StepRecord) -> list[StepRecord]:
+        """Exchange records. Raises CommError when the ranks did not issue the same collectives."""
+        names = StepRecord.__slots__
+        raw = self._comm.gather_record(record.fields())
+        rows = [StepRecord(**dict(zip(names, row, strict=True))) for row in raw]
+        odd = [rank for rank, row in enumerate(rows) if row.sequence != rows[0].sequence]
+        if odd:
+            raise CommError(
+                f"ranks {odd} issued other collectives than rank 0 since the last step; the model must call "
+                "the same "
+                "modules in the same order on every rank"
+            )
+        if len({row.unit_order for row in rows}) == 1:
+            self._core.reducer.adopt_seen_order()
+        return rows
+
+    def grad_scale(self, norm: float) -> float:
+        """Factor on the gradients that bounds their global norm."""
+        if self._clip_norm <= 0.0:
+            return 1.0
+        return min(1.0, self._clip_norm / (norm + CLIP_EPSILON))
+
+    @torch.no_grad()
+    def update(self, grad_scale: float) -> float:
+        """Update every unit and bring replicas up to date; seconds spent on the latter."""
+        self._optimizer.num_updates += 1
+        for gradients in self._core.gradients.values():
+            self._optimizer.update(gradients, grad_scale=grad_scale)
+        started = perf_counter()
+        for pending in [unit.publish() for unit in self._core.units if unit.layout.trainable]:
+            pending.wait()
+        return perf_counter() - started
+
+    def clear(self) -> None:
+        """Forget the gradients of this step."""
+        for gradients in self._core.gradients.values():
+            gradients.clear()
+
+
+def sum_squares(flat: torch.Tensor) -> float:
+    """Sum of squares of a 1-D tensor in float64; tiles bound the memory of the conversion."""
+    total = torch.zeros((), dtype=torch.float64, device=flat.device)
+    for tile in tiles(0, flat.numel(), flat.device):
+        wide = flat[tile].double()
+        total += wide.dot(wide)
+    return float(total)

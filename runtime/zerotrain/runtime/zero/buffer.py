@@ -1,0 +1,56 @@
+"""A flat tensor whose memory comes and goes while the tensor, and every view of it, stays the same object.
+
+Autograd keeps views of gathered weights until backward. So a unit is freed by taking the memory from under
+its tensor and gathered by giving memory back; replacing the tensor would leave the saved views behind.
+"""
+
+from __future__ import annotations
+
+import mmap
+
+import torch
+
+from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
+
+
+class FlatBuffer:
+    """`numel` elements; starts released. Contents are undefined after `allocate()` and lost by
+    `release()`."""
+
+    def __init__(
+        self, numel: int, *, dtype: torch.dtype, device: torch.device, ledger: MemoryLedger, kind: Kind
+    ) -> None:
+        self.num_bytes = numel * dtype.itemsize
+        self.is_allocated = False
+        self._ledger = ledger
+        self._kind = kind
+        self._map: mmap.mmap | None = None
+        if device.type == "cpu":
+            # Private pages given back with madvise read as zeros. A storage resized to nothing has no
+            # address, and then a forgotten alias of a weight (`w = layer.weight.detach()`) takes the process
+            # down when read.
+            self._map = mmap.mmap(-1, self.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self.tensor = torch.frombuffer(self._map, dtype=dtype)
+        else:
+            self.tensor = torch.empty(numel, dtype=dtype, device=device)
+            self.tensor.untyped_storage().resize_(0)
+
+    def allocate(self) -> None:
+        """Give the tensor memory. Nothing happens when it has some."""
+        if self.is_allocated:
+            return
+        if self._map is None:
+            self.tensor.untyped_storage().resize_(self.num_bytes)
+        self.is_allocated = True
+        self._ledger.add(self._kind, self.num_bytes)
+
+    def release(self) -> None:
+        """Give the memory back to the system (CPU) or the caching allocator (CUDA)."""
+        if not self.is_allocated:
+            return
+        if self._map is None:
+            self.tensor.untyped_storage().resize_(0)
+        else:
+            self._map.madvise(mmap.MADV_DONTNEED)
+        self.is_allocated = False
+        self._ledger.add(self._kind, -self.num_bytes)

@@ -1,0 +1,278 @@
+"""The sharded model: owns the units and decides, on every hook, what to gather, free and reduce.
+
+Called by `hooks.py` (from the user's modules and from autograd) and by the engine at step boundaries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from zerotrain.runtime.comm.group import Comm
+from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
+from zerotrain.runtime.zero.gradients import UnitGradients
+from zerotrain.runtime.zero.hooks import Boundary, BoundaryHooks, Window
+from zerotrain.runtime.zero.layout import DTYPE_BYTES, ModelLayout, UnitLayout
+from zerotrain.runtime.zero.ledger import MemoryLedger
+from zerotrain.runtime.zero.order import RecordedOrder
+from zerotrain.runtime.zero.placeholder import adopt
+from zerotrain.runtime.zero.plan import parameters_by_fqn
+from zerotrain.runtime.zero.reduce import Reducer
+from zerotrain.runtime.zero.unit import Placement, Unit, UnitState
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CoreOptions:
+    """How to shard; the engine derives it from the configuration."""
+
+    placement: Placement
+    persistence_threshold: int = 0
+    """Units with fewer elements keep their weights whole (elements)."""
+    persistence_budget: int = 1 << 62
+    """Elements of all such units together."""
+    prefetch_numel: int = 0
+    """Largest unit that is gathered ahead of its use (elements); 0 = none."""
+    max_live_numel: int = 1 << 62
+    """Elements of gathered units above which nothing is prefetched."""
+    wire_dtype: str | None = None
+    """Dtype of gradients on the wire when narrower than autograd's."""
+    overlap: bool = True
+    """Reduce gradients while backward goes on."""
+
+
+class Core:
+    """One model cut into units over the ranks of one `Comm`."""
+
+    def __init__(self, model: nn.Module, layout: ModelLayout, *, comm: Comm, options: CoreOptions) -> None:
+        """Take the model over: its parameters become views of the units' buffers. Collective."""
+        self.layout = layout
+        self.comm = comm
+        self.ledger = MemoryLedger()
+        self.in_forward = False
+        self.on_weights_written: list[Callable[[Unit], None]] = []
+        """Called after a unit's compute weights were changed from outside."""
+        self._options = options
+        self.units = self._build_units(model)
+        self.gradients = {
+            unit.name: UnitGradients(unit, self.ledger) for unit in self.units if unit.layout.trainable
+        }
+        self.reducer = Reducer(
+            list(self.gradients.values()),
+            comm=comm,
+            ledger=self.ledger,
+            wire_dtype=TORCH_DTYPES[options.wire_dtype] if options.wire_dtype else None,
+            max_in_flight=1 if options.overlap else 0,
+        )
+        self._forward_order: RecordedOrder[Boundary] = RecordedOrder()
+        self._backward_order: RecordedOrder[Boundary] = RecordedOrder()
+        self._in_backward = False
+        self._ends_backward_itself = True
+        self._boundaries = self._build_boundaries(model)
+        root = self._boundaries[0]
+        self._handles = [
+            handle
+            for boundary in self._boundaries
+            for handle in BoundaryHooks(self, boundary, is_root=boundary is root).attach()
+        ]
+
+    # --- forward
+
+    def before_forward(self, boundary: Boundary, *, is_root: bool) -> Window | None:
+        """Make the boundary's units whole and prefetch the next; the window of this call when it can have
+        one."""
+        recompute = _in_graph_task()
+        if is_root and not recompute:
+            self._begin_forward()
+        for unit in boundary.units:
+            unit.require(UnitState.BACKWARD if recompute else UnitState.FORWARD)
+        if not recompute:
+            self._prefetch(self._forward_order.visit(boundary))
+        if not torch.is_grad_enabled() or not (boundary.units or is_root):
+            return None
+        boundary.window = Window(self, boundary, is_recompute=recompute)
+        return boundary.window
+
+    def after_forward(self, boundary: Boundary, window: Window | None, *, is_root: bool) -> None:
+        """Free the units unless backward needs them at once; `window` None = no gradient can come back
+        here."""
+        if _in_graph_task():
+            return
+        if window is not None:
+            boundary.expected_windows += 1
+        for unit in boundary.units:
+            # With gradients on but none that we can see coming back, backward might find the weights gone.
+            is_unclear = window is None and torch.is_grad_enabled() and unit.layout.trainable
+            if not is_unclear:
+                self._free([unit])
+        if is_root:
+            self._end_forward()
+
+    def open_for_use(self, parameter: nn.Parameter) -> bool:
+        """A sharded parameter is used outside of its module (`F.linear(x, self.embed.weight)`) in forward.
+
+        Its unit lives as long as the root's pass from now on. Every rank runs the same code, so all come
+        here.
+        """
+        if not self.in_forward:
+            return False
+        unit = self.unit_of(parameter)
+        unit.is_wide = True
+        unit.require(UnitState.BACKWARD if _in_graph_task() else UnitState.FORWARD)
+        return True
+
+    def unit_of(self, parameter: nn.Parameter) -> Unit:
+        """The unit that holds a parameter of this model."""
+        return next(unit for unit in self.units if any(parameter is member for member in unit.parameters))
+
+    def check_idle(self, unit: Unit) -> None:
+        """Raise RuntimeError unless the unit may be held from outside now."""
+        if self.in_forward or self._in_backward or unit.state is UnitState.HELD:
+            raise RuntimeError(
+                f"unit {unit.name!r} is in use; call full_parameters between steps, not nested"
+            )
+
+    def _begin_forward(self) -> None:
+        if not self._in_backward:
+            self._free(self.units, everything=True)  # left over from a forward that raised
+        self.in_forward = True
+        self._forward_order.begin()
+
+    def _end_forward(self) -> None:
+        self.in_forward = False
+        for unit in self.units:
+            if unit.state is UnitState.GATHERING or unit.is_wide:
+                unit.free()
+
+    # --- backward
+
+    def begin_backward(self) -> None:
+        """The engine is about to call `loss.backward()` and will call `finish_backward` itself."""
+        self._ends_backward_itself = False
+        self._start_pass()
+
+    def open_window(self, window: Window) -> None:
+        """A gradient reached an output of the window's module."""
+        if window.is_open:
+            return
+        if not self._in_backward:
+            self._start_pass()
+            if self._ends_backward_itself:
+                engine: Any = torch.autograd.Variable._execution_engine
+                engine.queue_callback(self.finish_backward)
+        window.is_open = True
+        boundary = window.boundary
+        boundary.open_windows += 1
+        units = boundary.units
+        if boundary is self._boundaries[0]:
+            units = [*units, *(unit for unit in self.units if unit.is_wide and unit not in units)]
+        for unit in units:
+            unit.require(UnitState.BACKWARD)
+            if unit.layout.trainable:
+                self.gradients[unit.name].attach()
+        self._prefetch(self._backward_order.visit(boundary))
+
+    def close_window(self, window: Window) -> None:
+        """Every gradient of the window's forward call is there."""
+        if not window.is_open or window.is_closed:
+            return
+        window.is_closed = True
+        boundary = window.boundary
+        boundary.open_windows -= 1
+        if not window.is_recompute:
+            boundary.expected_windows -= 1
+        if boundary.open_windows:
+            return
+        for unit in boundary.units:
+            if unit.layout.trainable and not unit.is_wide and boundary.expected_windows <= 0:
+                self.reducer.ready(self.gradients[unit.name])
+        self._free(boundary.units)
+
+    def finish_backward(self) -> None:
+        """The backward pass is over: reduce the rest, free everything."""
+        self._ends_backward_itself = True
+        if not self._in_backward:
+            return
+        self._in_backward = False
+        self.reducer.finish()
+        for boundary in self._boundaries:
+            boundary.open_windows = boundary.expected_windows = 0
+        self._free(self.units, everything=True)
+
+    def _start_pass(self) -> None:
+        self._in_backward = True
+        self.reducer.begin()
+        self._backward_order.begin()
+
+    # --- shared
+
+    def _prefetch(self, boundary: Boundary | None) -> None:
+        if boundary is None or not self._options.prefetch_numel:
+            return
+        live = sum(unit.layout.padded_numel for unit in self.units if unit.is_gathered)
+        for unit in boundary.units:
+            numel = unit.layout.padded_numel
+            if unit.placement.params_sharded and numel <= self._options.prefetch_numel:
+                live += numel
+                if live <= self._options.max_live_numel:
+                    unit.start_gather()
+
+    def _free(self, units: list[Unit], *, everything: bool = False) -> None:
+        for unit in units:
+            if unit.state is not UnitState.HELD and (everything or not unit.is_wide):
+                unit.free()
+
+    def _build_units(self, model: nn.Module) -> list[Unit]:
+        by_fqn = parameters_by_fqn(model)
+        units = []
+        budget = self._options.persistence_budget
+        for layout in self.layout.units:
+            placement = self._options.placement
+            if placement.params_sharded and layout.numel < self._options.persistence_threshold:
+                budget -= layout.numel
+                if budget >= 0:
+                    placement = Placement(params_sharded=False, grads_sharded=True, states_sharded=True)
+            parameters = [by_fqn[segment.fqn] for segment in layout.segments]
+            for segment, parameter in zip(layout.segments, parameters, strict=True):
+                adopt(parameter, self, segment.fqn)
+            units.append(
+                Unit(
+                    layout,
+                    parameters,
+                    plan=self.layout,
+                    placement=placement,
+                    comm=self.comm,
+                    ledger=self.ledger,
+                )
+            )
+        return units
+
+    def _build_boundaries(self, model: nn.Module) -> list[Boundary]:
+        """Root first; modules whose units need no attention (replicated, or frozen and whole) get no
+        hooks."""
+        modules = dict(model.named_modules())
+        busy: dict[str, list[Unit]] = {"": []}
+        for unit in self.units:
+            is_transient = unit.layout.trainable and not self.gradients[unit.name].is_direct
+            if unit.placement.params_sharded or is_transient:
+                busy.setdefault(unit.layout.module, []).append(unit)
+        return [Boundary(modules[name], name, units) for name, units in busy.items()]
+
+    def close(self) -> None:
+        """Remove every hook; the model keeps its parameters."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+
+def flat_bytes(layout: UnitLayout) -> int:
+    """Bytes of a whole unit in compute precision."""
+    return layout.padded_numel * DTYPE_BYTES[layout.dtype]
+
+
+def _in_graph_task() -> bool:
+    """Whether autograd is running backward right now, in which case a forward call is a recomputation."""
+    return torch._C._current_graph_task_id() != -1

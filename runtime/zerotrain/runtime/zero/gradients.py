@@ -1,0 +1,126 @@
+"""Gradients of one trainable unit: what autograd writes into, and what micro-batches are summed in.
+
+Autograd accumulates in place into `p.grad`, so `p.grad` are views of one flat buffer and no hook per
+parameter is needed. That buffer *is* the fp32 accumulator where dtype and placement allow it; otherwise it is
+a zero-filled buffer that exists from the first gradient of a backward pass to the reduction. Parameters that
+got no gradient keep zeros.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
+from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
+from zerotrain.runtime.zero.unit import Unit
+
+
+class GradientOutsideModule(RuntimeError):
+    """A gradient was computed from weights that were not there."""
+
+    def __init__(self, fqn: str, module: str) -> None:
+        super().__init__(
+            f"backward used parameter {fqn!r} outside of the backward of its module "
+            f"{module or 'the model'!r}, when its "
+            "values were on other ranks, so this gradient is wrong. It came through a tensor that the "
+            "module did not "
+            "return: return it, or store it as an attribute of the module itself"
+        )
+
+
+class UnitGradients:
+    """`accumulator` is 1-D fp32: this rank's shard when gradients are sharded, else the whole unit."""
+
+    def __init__(self, unit: Unit, ledger: MemoryLedger) -> None:
+        self.unit = unit
+        self._ledger = ledger
+        sharded = unit.placement.grads_sharded
+        numel = unit.stop - unit.start if sharded else unit.layout.padded_numel
+        self.accumulator = ledger.count(
+            Kind.GRADS, torch.zeros(numel, dtype=torch.float32, device=unit.comm.device)
+        )
+        self.is_direct = not sharded and unit.layout.dtype == "fp32"
+        """autograd writes into the accumulator itself."""
+        self._flat: torch.Tensor | None = None
+        self._views: list[torch.Tensor] = []
+        if self.is_direct:
+            self._views = unit.views_of(self.accumulator)
+            self.attach()
+
+    @property
+    def shard(self) -> torch.Tensor:
+        """The part of the accumulator that this rank updates weights with (the whole when states are
+        replicated)."""
+        unit = self.unit
+        if unit.placement.grads_sharded or not unit.placement.states_sharded:
+            return self.accumulator
+        return self.accumulator[unit.start : unit.stop]
+
+    @property
+    def own_part(self) -> torch.Tensor:
+        """The interval of the layout that belongs to this rank, at every stage."""
+        unit = self.unit
+        return self.accumulator if unit.placement.grads_sharded else self.accumulator[unit.start : unit.stop]
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a buffer holds gradients that are not in the accumulator yet."""
+        return self._flat is not None
+
+    def attach(self) -> None:
+        """Point every `p.grad` at its view; a gradient that is already there is kept."""
+        if not self.is_direct and self._flat is None:
+            layout = self.unit.layout
+            self._flat = torch.zeros(
+                layout.padded_numel, dtype=TORCH_DTYPES[layout.dtype], device=self.unit.comm.device
+            )
+            self._ledger.add(Kind.AUTOGRAD, layout.num_bytes)
+            self._views = self.unit.views_of(self._flat)
+        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+            for parameter, view in zip(self.unit.parameters, self._views, strict=True):
+                found = parameter.grad
+                if found is not view:
+                    if found is not None:
+                        self._check_stray(parameter)
+                        view.add_(found)
+                    parameter.grad = view
+
+    def has_strays(self) -> bool:
+        """Whether autograd made a gradient of its own because the buffer was not attached."""
+        if self._flat is not None or self.is_direct:
+            return False
+        with torch._C.DisableTorchFunctionSubclass():
+            return any(parameter.grad is not None for parameter in self.unit.parameters)
+
+    def _check_stray(self, parameter: torch.Tensor) -> None:
+        if self.unit.placement.params_sharded:
+            index = next(i for i, member in enumerate(self.unit.parameters) if member is parameter)
+            raise GradientOutsideModule(self.unit.layout.segments[index].fqn, self.unit.layout.module)
+
+    def take(self) -> torch.Tensor:
+        """Hand out the flat buffer of this backward pass (zeros if there is none) and detach from it."""
+        if self._flat is None:
+            self.attach()
+        flat = self._flat
+        assert flat is not None  # attach() made it: direct gradients are never taken
+        self._flat, self._views = None, []
+        with torch._C.DisableTorchFunctionSubclass():
+            for parameter in self.unit.parameters:
+                parameter.grad = None
+        return flat
+
+    def release(self, flat: torch.Tensor) -> None:
+        """Count a buffer from `take` as gone; the caller drops it."""
+        self._ledger.add(Kind.AUTOGRAD, -flat.numel() * flat.element_size())
+
+    def fold(self) -> None:
+        """Add this backward pass to a replicated accumulator; no communication."""
+        if self.is_direct or not self.is_open:
+            return
+        flat = self.take()
+        self.accumulator.add_(flat)
+        self.release(flat)
+
+    def clear(self) -> None:
+        """Zero the accumulator for the next step."""
+        self.accumulator.zero_()

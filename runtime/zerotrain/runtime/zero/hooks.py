@@ -1,0 +1,138 @@
+"""Every entry from the user's modules and from autograd into the engine; all of them are one call into
+`Core`.
+
+[Note: windows] A unit's weights are needed in backward from the first gradient that reaches an output of its
+module to the moment its last parameter gradient is there. One `Window` per forward call finds both ends:
+* the beginning is a tensor hook on every output through which a gradient can come back. (A module-level
+backward
+  pre-hook does not fire for dicts and forbids `y = m(x); y += 1`.)
+* the end is one autograd function around the module's inputs: its node is older than every node of the
+module, so
+  autograd runs it after them. A module without inputs that need gradients ends with the whole backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from zerotrain.runtime.zero.trees import replace_tensors, tensors_with_grad
+from zerotrain.runtime.zero.unit import Unit
+
+if TYPE_CHECKING:
+    from zerotrain.runtime.zero.core import Core
+
+
+class Boundary:
+    """One module and the units that live and die with its forward and backward."""
+
+    def __init__(self, module: nn.Module, name: str, units: list[Unit]) -> None:
+        self.module = module
+        self.name = name
+        self.units = units
+        self.window: Window | None = None
+        """Of the forward call that is running."""
+        self.open_windows = 0
+        self.expected_windows = 0
+        """Forward calls whose backward has not ended yet."""
+
+
+class Window:
+    """The backward of one forward call of a boundary; see [Note: windows]."""
+
+    __slots__ = ("boundary", "core", "is_closed", "is_open", "is_recompute")
+
+    def __init__(self, core: Core, boundary: Boundary, *, is_recompute: bool) -> None:
+        self.core = core
+        self.boundary = boundary
+        self.is_open = False
+        self.is_closed = False
+        self.is_recompute = is_recompute
+        """Made while a backward pass runs (activation checkpointing), so perhaps never used."""
+
+    def on_output_gradient(self, _gradient: torch.Tensor) -> None:
+        """Tensor hook on an output."""
+        self.core.open_window(self)
+
+
+class CloseWindow(torch.autograd.Function):
+    """Identity on a module's inputs whose backward is the end of the module's backward."""
+
+    @staticmethod
+    def forward(ctx: Any, window: Window, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.window = window
+        # Aliases that are no autograd views: a module may still modify its inputs in place.
+        return tuple(tensor.detach() for tensor in inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        ctx.window.core.close_window(ctx.window)
+        return (None, *gradients)
+
+
+_close_after: Callable[..., tuple[torch.Tensor, ...]] = CloseWindow.apply
+
+
+class BoundaryHooks:
+    """Forward hooks of one boundary."""
+
+    def __init__(self, core: Core, boundary: Boundary, *, is_root: bool) -> None:
+        self._core = core
+        self._boundary = boundary
+        self._is_root = is_root
+
+    def attach(self) -> list[RemovableHandle]:
+        """Register; ours is the first hook before and the last one after forward that exists now."""
+        module = self._boundary.module
+        return [
+            module.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True),
+            module.register_forward_hook(self._after, always_call=self._is_root),
+        ]
+
+    def _before(self, _module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        window = self._core.before_forward(self._boundary, is_root=self._is_root)
+        if window is None:
+            return args, kwargs
+        wanted: tuple[Any, Any] = replace_tensors(
+            (args, kwargs), _needs_grad, lambda tensors: list(_close_after(window, *tensors))
+        )
+        return wanted
+
+    def _after(self, _module: nn.Module, _args: Any, output: Any) -> Any:
+        output = self._keep_off_weights(output)
+        window, self._boundary.window = self._boundary.window, None
+        num_hooked = 0
+        if window is not None:
+            for tensor in chain(tensors_with_grad(output), self._stored_tensors()):
+                tensor.register_hook(window.on_output_gradient)  # type: ignore[no-untyped-call]
+                num_hooked += 1
+        self._core.after_forward(self._boundary, window if num_hooked else None, is_root=self._is_root)
+        return output
+
+    def _stored_tensors(self) -> Iterator[torch.Tensor]:
+        """Results that modules leave in attributes instead of returning them (`self.aux_loss = ...`)."""
+        if any(unit.placement.params_sharded for unit in self._boundary.units):
+            for module in self._boundary.module.modules():
+                for value in vars(module).values():
+                    if isinstance(value, torch.Tensor) and value.grad_fn is not None:
+                        yield value
+
+    def _keep_off_weights(self, output: Any) -> Any:
+        """Copy outputs that are views of weights: they outlive the unit's live window."""
+        units = [unit for unit in self._boundary.units if unit.placement.params_sharded]
+        if not units:
+            return output
+        return replace_tensors(
+            output,
+            lambda tensor: any(unit.aliases(tensor) for unit in units),
+            lambda tensors: [tensor.clone() for tensor in tensors],
+        )
+
+
+def _needs_grad(tensor: torch.Tensor) -> bool:
+    return tensor.requires_grad

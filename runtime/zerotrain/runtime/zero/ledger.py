@@ -1,0 +1,68 @@
+"""Exact byte counts of everything the engine allocates, by kind, so that tests can hold it to the byte
+formulas."""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import StrEnum
+
+import torch
+
+
+class Kind(StrEnum):
+    """What a buffer is for."""
+
+    PARAMS = "params"  # trainable weights in compute precision: a replica or a shard
+    FROZEN = "frozen"  # the same for frozen weights
+    GRADS = "grads"  # accumulated gradients
+    STATES = "states"  # master weights and moments (fp32 weights that are their own master count as params)
+    GATHERED = "gathered"  # full weights of units that are live just now
+    AUTOGRAD = "autograd"  # full gradients of units that are in backward just now
+    REDUCE = "reduce"  # receive buffers of gradient exchanges
+
+
+PERSISTENT = (Kind.PARAMS, Kind.FROZEN, Kind.GRADS, Kind.STATES)
+TRANSIENT = (Kind.GATHERED, Kind.AUTOGRAD, Kind.REDUCE)
+
+
+class MemoryLedger:
+    """Live and peak bytes by kind; `peak_bytes` is the peak of the sum, not the sum of peaks."""
+
+    def __init__(self) -> None:
+        self._live: Counter[Kind] = Counter()
+        self._peak: Counter[Kind] = Counter()
+        self._peak_total = 0
+
+    def add(self, kind: Kind, num_bytes: int) -> None:
+        """Count an allocation (negative: a release)."""
+        self._live[kind] += num_bytes
+        self._peak[kind] = max(self._peak[kind], self._live[kind])
+        self._peak_total = max(self._peak_total, self._live.total())
+
+    def count(self, kind: Kind, tensor: torch.Tensor) -> torch.Tensor:
+        """Count a tensor that lives as long as the engine, and hand it back."""
+        self.add(kind, tensor.numel() * tensor.element_size())
+        return tensor
+
+    def live_bytes(self, kind: Kind | None = None) -> int:
+        """Bytes allocated now, of one kind or of all."""
+        return self._live.total() if kind is None else self._live[kind]
+
+    def peak_bytes(self, kind: Kind | None = None) -> int:
+        """Largest `live_bytes` since the start or the last `reset_peak`."""
+        return self._peak_total if kind is None else self._peak[kind]
+
+    @property
+    def persistent_bytes(self) -> int:
+        """Bytes held between steps."""
+        return sum(self._live[kind] for kind in PERSISTENT)
+
+    @property
+    def transient_bytes(self) -> int:
+        """Bytes of live units and communication, now."""
+        return sum(self._live[kind] for kind in TRANSIENT)
+
+    def reset_peak(self) -> None:
+        """Start measuring peaks anew from what is live."""
+        self._peak = self._live.copy()
+        self._peak_total = self._live.total()

@@ -1,0 +1,149 @@
+"""What a parameter is while its values are on other ranks: the same object, in a class that refuses to be
+read.
+
+[Note: one object, two classes] A sharded parameter keeps its identity (optimizers, tied modules and the
+user's own lists hold it), so hiding it changes its class, and `__torch_function__` then sees every use that
+Python can make of it. The few C paths that do not ask `__torch_function__` (`torch.tensor(p)`, DLPack
+capsules) find a tensor of the right shape, dtype and device whose elements all are one NaN: wrong loudly,
+never an invalid address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+
+class ParameterSharded(RuntimeError):
+    """A parameter was used while its values are partitioned over the ranks."""
+
+    def __init__(self, fqn: str, use: str) -> None:
+        self.fqn = fqn
+        super().__init__(
+            f"parameter {fqn!r} is partitioned over the ranks and cannot be used here (in {use}). Its values "
+            "are whole "
+            "while the module that owns it runs; elsewhere, on every rank: `with "
+            "zerotrain.runtime.full_parameters"
+            "(model): ...`"
+        )
+
+
+class Owner(Protocol):
+    """Whoever sharded the parameter."""
+
+    def open_for_use(self, parameter: nn.Parameter) -> bool:
+        """Make the parameter whole if that is allowed now (the model is in forward); say whether it was."""
+        ...
+
+
+_owners = WeakIdKeyDictionary()  # parameter -> (owner, fqn)
+
+
+class ShardedParameter(nn.Parameter):
+    """See [Note: one object, two classes]."""
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _HARMLESS:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        if func is torch.Tensor.__repr__:
+            return _describe(args[0])
+        for parameter in list(_sharded_in((args, kwargs))):
+            owner, fqn = _owners[parameter]
+            if not owner.open_for_use(parameter):
+                raise ParameterSharded(fqn, getattr(func, "__name__", str(func)))
+        return func(*args, **kwargs)
+
+
+def adopt(parameter: nn.Parameter, owner: Owner, fqn: str) -> None:
+    """Remember who can open the parameter, and its name."""
+    _owners[parameter] = (owner, fqn)
+
+
+def owner_of(parameter: nn.Parameter) -> Owner | None:
+    """Who adopted the parameter, if anybody."""
+    found = _owners.get(parameter)  # type: ignore[no-untyped-call]
+    return None if found is None else found[0]
+
+
+def hide(parameter: nn.Parameter, nan: torch.Tensor) -> None:
+    """Make an adopted parameter refuse to be read. `nan` is a 0-d tensor of its dtype on its device."""
+    parameter.data = nan.expand(parameter.shape)
+    parameter.__class__ = ShardedParameter
+
+
+def show(parameter: nn.Parameter, original: type[nn.Parameter], values: torch.Tensor) -> None:
+    """Undo `hide`: `values` is the view of the unit's flat buffer."""
+    parameter.__class__ = original
+    parameter.data = values
+
+
+def _describe(parameter: nn.Parameter) -> str:
+    _, fqn = _owners[parameter]
+    return (
+        f"ShardedParameter({fqn!r}, shape={tuple(parameter.shape)}, dtype={parameter.dtype}, values on other "
+        "ranks)"
+    )
+
+
+def _sharded_in(tree: Any) -> Iterator[nn.Parameter]:
+    if isinstance(tree, ShardedParameter):
+        yield tree
+    elif isinstance(tree, (list, tuple)):
+        for item in tree:
+            yield from _sharded_in(item)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            yield from _sharded_in(item)
+
+
+def _getters(*names: str) -> set[Any]:
+    # torch drops and adds attributes between versions
+    return {getattr(torch.Tensor, name).__get__ for name in names if hasattr(torch.Tensor, name)}
+
+
+# Facts about the tensor that do not touch its elements, and its gradient slot.
+_HARMLESS = {
+    *_getters(
+        "shape", "dtype", "device", "layout", "requires_grad", "is_leaf", "grad", "grad_fn", "ndim", "names"
+    ),
+    *_getters(
+        "is_cuda", "is_cpu", "is_meta", "is_sparse", "is_quantized", "is_nested", "is_mkldnn", "is_xla"
+    ),
+    *_getters(
+        "_version", "_backward_hooks", "_post_accumulate_grad_hooks", "output_nr", "retains_grad", "nbytes"
+    ),
+    *_getters("itemsize"),
+    vars(torch._C.TensorBase)["grad"].__set__,
+    vars(torch._C.TensorBase)["grad"].__delete__,
+    vars(torch._C.TensorBase)["requires_grad"].__set__,
+    torch.Tensor.requires_grad_,
+    torch.Tensor.size,
+    torch.Tensor.dim,
+    torch.Tensor.ndimension,
+    torch.Tensor.numel,
+    torch.Tensor.nelement,
+    torch.Tensor.element_size,
+    torch.Tensor.get_device,
+    torch.Tensor.is_floating_point,
+    torch.Tensor.is_complex,
+    torch.Tensor.__len__,
+    torch.Tensor.__hash__,
+    torch.Tensor.register_hook,
+    torch.Tensor.register_post_accumulate_grad_hook,
+    torch.is_floating_point,
+    torch.is_complex,
+    torch.numel,
+}

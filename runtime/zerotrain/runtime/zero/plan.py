@@ -1,0 +1,189 @@
+"""Cuts a model into units: which module each parameter travels with.
+
+The rule, for a model nobody described: every child of an outermost `ModuleList` (a transformer block) is a
+unit; outside of those, every module that itself holds at least `min_unit_numel` parameter elements is one
+(embedding, head); what is left belongs to the root. `unit_modules` replaces the rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import nn
+
+from zerotrain.runtime.zero.dtypes import dtype_name
+from zerotrain.runtime.zero.layout import (
+    ALIGN,
+    LayoutError,
+    ModelLayout,
+    ParameterFact,
+    UnitLayout,
+    build_unit,
+)
+
+ROOT_UNIT = "(root)"
+FROZEN_SUFFIX = "#frozen"
+
+MIN_UNIT_NUMEL = 1024
+"""Elements below which a unit of its own costs more in calls than it saves in bytes."""
+
+
+def plan_layout(
+    model: nn.Module,
+    *,
+    world_size: int,
+    compute_dtype: str,
+    unit_modules: Sequence[str | type[nn.Module]] | None = None,
+    min_unit_numel: int = MIN_UNIT_NUMEL,
+    align: int = ALIGN,
+) -> ModelLayout:
+    """Lay the model out for `world_size` ranks; trainable and frozen floating parameters take
+    `compute_dtype`.
+
+    `unit_modules` lists module names (fqn), class names or classes. A parameter belongs to the innermost unit
+    module above it; one that several units share (tied weights) belongs to the innermost module above all its
+    users. Raises LayoutError when an entry matches no module.
+    """
+    boundaries = (
+        set(_default_boundaries(model, min_unit_numel))
+        if unit_modules is None
+        else set(_chosen_boundaries(model, unit_modules))
+    )
+    aliases: dict[str, str] = {}
+    members: dict[tuple[str, str, bool, str], list[ParameterFact]] = {}
+    for names, parameter in _parameters_with_names(model):
+        aliases.update(dict.fromkeys(names[1:], names[0]))
+        module = _home(names, boundaries)
+        # Weights shared between units get a flat buffer of their own: they live longer than their module
+        # does.
+        unit = _unit_name(module) if _is_own(names, module, boundaries) else names[0].rpartition(".")[0]
+        floating = parameter.dtype.is_floating_point
+        dtype = compute_dtype if floating else dtype_name(parameter.dtype)
+        fact = ParameterFact(fqn=names[0], shape=tuple(parameter.shape), dtype=dtype)
+        members.setdefault((module, unit, parameter.requires_grad, dtype), []).append(fact)
+    units = [
+        _build(key, facts, world_size=world_size, align=align, taken=members)
+        for key, facts in members.items()
+    ]
+    order = {name: index for index, (name, _) in enumerate(model.named_modules())}
+    units.sort(key=lambda unit: (order[unit.module], not unit.trainable))
+    return ModelLayout(units=tuple(units), world_size=world_size, align=align, aliases=aliases)
+
+
+def _build(
+    key: tuple[str, str, bool, str],
+    facts: list[ParameterFact],
+    *,
+    world_size: int,
+    align: int,
+    taken: dict[tuple[str, str, bool, str], list[ParameterFact]],
+) -> UnitLayout:
+    module, unit, trainable, dtype = key
+    name = unit if trainable else unit + FROZEN_SUFFIX
+    if sum(other[1:3] == key[1:3] for other in taken) > 1:  # quantised weights beside floating ones
+        name = f"{name}.{dtype}"
+    return build_unit(
+        name=name, module=module, trainable=trainable, parameters=facts, world_size=world_size, align=align
+    )
+
+
+def _parameters_with_names(model: nn.Module) -> Iterator[tuple[list[str], nn.Parameter]]:
+    """Every distinct parameter with all its fqns; the first one owns it."""
+    names: dict[nn.Parameter, list[str]] = {}
+    for fqn, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(fqn)
+    for parameter, fqns in names.items():
+        yield fqns, parameter
+
+
+def _unit_of(fqn: str, boundaries: set[str]) -> str:
+    """The innermost unit module above a parameter; "" is the root."""
+    module = fqn.rpartition(".")[0]
+    while module and module not in boundaries:
+        module = module.rpartition(".")[0]
+    return module
+
+
+def _home(names: Sequence[str], boundaries: set[str]) -> str:
+    """The module whose forward bounds the parameter's life: the common ancestor of the units that use it."""
+    homes = [_unit_of(fqn, boundaries) for fqn in names]
+    if len(set(homes)) == 1:
+        return homes[0]
+    common = _common_prefix([home.split(".") if home else [] for home in homes])
+    # Containers (ModuleList, ModuleDict) have no forward of their own, so climb to a module that is a unit or
+    # the root.
+    while common and common not in boundaries:
+        common = common.rpartition(".")[0]
+    return common
+
+
+def _is_own(names: Sequence[str], module: str, boundaries: set[str]) -> bool:
+    return all(_unit_of(fqn, boundaries) == module for fqn in names)
+
+
+def _common_prefix(paths: list[list[str]]) -> str:
+    shared: list[str] = []
+    for parts in zip(*paths, strict=False):
+        if len(set(parts)) > 1:
+            break
+        shared.append(parts[0])
+    return ".".join(shared)
+
+
+def _unit_name(module: str) -> str:
+    return module or ROOT_UNIT
+
+
+def _numel(module: nn.Module, *, recurse: bool) -> int:
+    return sum(parameter.numel() for parameter in module.parameters(recurse=recurse))
+
+
+def _default_boundaries(model: nn.Module, min_unit_numel: int) -> Iterator[str]:
+    def visit(module: nn.Module, name: str) -> Iterator[str]:
+        if name and _numel(module, recurse=False) >= min_unit_numel:
+            yield name
+        for child_name, child in module.named_children():
+            fqn = f"{name}.{child_name}" if name else child_name
+            is_block = isinstance(module, nn.ModuleList) and type(child).forward is not nn.Module.forward
+            if is_block and _numel(child, recurse=True) >= min_unit_numel:
+                yield fqn
+            else:
+                yield from visit(child, fqn)
+
+    yield from visit(model, "")
+
+
+def _chosen_boundaries(model: nn.Module, wanted: Sequence[str | type[nn.Module]]) -> Iterator[str]:
+    modules = dict(model.named_modules())
+    for entry in wanted:
+        found = [name for name, module in modules.items() if name and _matches(name, module, entry)]
+        if not found:
+            shown = entry if isinstance(entry, str) else entry.__name__
+            classes = sorted({type(module).__name__ for module in modules.values()})
+            raise LayoutError(
+                f"unit_modules names {shown!r}, which is neither a module of the model nor one of its "
+                f"classes {classes}"
+            )
+        yield from found
+
+
+def _matches(name: str, module: nn.Module, entry: str | type[nn.Module]) -> bool:
+    if isinstance(entry, str):
+        return entry in (name, type(module).__name__)
+    return isinstance(module, entry)
+
+
+def parameters_by_fqn(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Every parameter under every name it has."""
+    return dict(model.named_parameters(remove_duplicate=False))
+
+
+def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Buffers that a state dict would hold, by fqn."""
+    kept = {}
+    for prefix, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                kept[f"{prefix}.{name}" if prefix else name] = buffer
+    return kept

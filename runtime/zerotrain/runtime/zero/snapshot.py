@@ -1,0 +1,38 @@
+"""Between the engine's tensors and the streams of a `CheckpointState`."""
+
+from __future__ import annotations
+
+import torch
+
+from zerotrain.runtime.optim.optimizer import ZeroOptimizer
+from zerotrain.runtime.zero.core import Core
+from zerotrain.runtime.zero.state import MASTER, PARAM, StreamKey
+
+
+def streams_of(core: Core, optimizer: ZeroOptimizer) -> dict[StreamKey, torch.Tensor]:
+    """This rank's interval of every master, moment and frozen weight, aliasing the engine's memory."""
+    streams: dict[StreamKey, torch.Tensor] = {}
+    for unit in core.units:
+        if not unit.layout.trainable:
+            streams[unit.name, PARAM] = unit.shard
+            continue
+        states = optimizer.states[unit.name]
+        streams[unit.name, MASTER] = states.own_part(states.master)
+        for kind, state in states.by_kind.items():
+            streams[unit.name, kind] = states.own_part(state)
+    return streams
+
+
+@torch.no_grad()
+def reload_weights(core: Core, optimizer: ZeroOptimizer) -> None:
+    """Rebuild everything that is derived from the streams: replicated states, compute weights, replicas.
+    Collective."""
+    for unit in core.units:
+        states = optimizer.states.get(unit.name)
+        if states is not None:
+            if not unit.placement.states_sharded:
+                for replica in (states.master, *states.by_kind.values()):
+                    core.comm.all_gather(replica, states.own_part(replica), label=unit.name).wait()
+            states.write_weights()
+        if not unit.placement.params_sharded:
+            core.comm.all_gather(unit.full.tensor, unit.shard, label=unit.name).wait()

@@ -1,0 +1,190 @@
+"""One unit at run time: its weights (whole or as a shard), its gradients, and the state that says which.
+
+Stages 0 to 3 are one code path; `Placement` holds the three booleans that tell them apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import torch
+from torch import nn
+
+from zerotrain.runtime.comm.group import Comm
+from zerotrain.runtime.comm.timing import Pending
+from zerotrain.runtime.zero.buffer import FlatBuffer
+from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
+from zerotrain.runtime.zero.layout import ModelLayout, UnitLayout
+from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
+from zerotrain.runtime.zero.placeholder import hide, show
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placement:
+    """What of a unit is kept as a shard between uses (stage 3, 2 and 1 respectively)."""
+
+    params_sharded: bool
+    grads_sharded: bool
+    states_sharded: bool
+
+    @classmethod
+    def of_stage(cls, stage: int, *, world_size: int) -> Placement:
+        """The booleans of a ZeRO stage; one rank has nothing to shard with."""
+        stage = stage if world_size > 1 else 0
+        return cls(params_sharded=stage >= 3, grads_sharded=stage >= 2, states_sharded=stage >= 1)
+
+
+class UnitState(Enum):
+    """Where a unit's weights are and what they are needed for."""
+
+    SHARDED = auto()  # only our shard is resident; parameters refuse to be read
+    GATHERING = auto()  # the all-gather is in flight
+    FORWARD = auto()  # whole; the end of its module's forward frees it
+    BACKWARD = auto()  # whole; forward hooks (recomputation) leave it alone, the end of its backward frees it
+    HELD = auto()  # whole for `full_parameters`; hooks leave it alone
+
+
+_NEXT = {
+    UnitState.SHARDED: {UnitState.GATHERING},
+    UnitState.GATHERING: {UnitState.FORWARD, UnitState.BACKWARD, UnitState.HELD, UnitState.SHARDED},
+    UnitState.FORWARD: {UnitState.BACKWARD, UnitState.HELD, UnitState.SHARDED},
+    UnitState.BACKWARD: {UnitState.SHARDED},
+    UnitState.HELD: {UnitState.SHARDED},
+}
+
+
+class Unit:
+    """Weights of one flat buffer. `full` is the whole buffer, `shard` this rank's interval in compute
+    precision."""
+
+    def __init__(
+        self,
+        layout: UnitLayout,
+        parameters: Sequence[nn.Parameter],
+        *,
+        plan: ModelLayout,
+        placement: Placement,
+        comm: Comm,
+        ledger: MemoryLedger,
+    ) -> None:
+        """Copy the parameters' values (rank 0's) in and make them views. Collective."""
+        self.layout = layout
+        self.placement = placement
+        self.comm = comm
+        self.parameters = tuple(parameters)
+        self.start, self.stop = plan.shard_range(layout, comm.rank)
+        self.state = UnitState.SHARDED if placement.params_sharded else UnitState.FORWARD
+        self.is_wide = False
+        """Used outside of its own module: whole from the root's forward to its end, and likewise in
+        backward."""
+        self._pending = Pending.done()
+        self._classes = [type(parameter) for parameter in parameters]
+        dtype = TORCH_DTYPES[layout.dtype]
+        kept_as = Kind.PARAMS if layout.trainable else Kind.FROZEN
+        self.full = FlatBuffer(
+            layout.padded_numel,
+            dtype=dtype,
+            device=comm.device,
+            ledger=ledger,
+            kind=Kind.GATHERED if placement.params_sharded else kept_as,
+        )
+        self._views = self.views_of(self.full.tensor)
+        self._nan = torch.zeros((), dtype=dtype, device=comm.device)
+        if dtype.is_floating_point:
+            self._nan.fill_(float("nan"))
+        initial = self._initial_values()
+        if placement.params_sharded:
+            self.shard = ledger.count(kept_as, initial[self.start : self.stop].to(dtype, copy=True))
+        else:
+            self.full.allocate()
+            self.full.tensor.copy_(initial)
+            self.shard = self.full.tensor[self.start : self.stop]
+        self.initial_master = self._initial_master(initial)
+        self._show() if not placement.params_sharded else self._hide()
+
+    def __repr__(self) -> str:
+        return f"Unit({self.layout.name!r}, {self.state.name})"
+
+    @property
+    def name(self) -> str:
+        return self.layout.name
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether sharded weights take the memory of whole ones just now."""
+        return self.placement.params_sharded and self.state is not UnitState.SHARDED
+
+    def views_of(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """One view per parameter, in parameter shape, of a flat tensor with the unit's layout."""
+        return [flat[part.start : part.stop].view(part.shape) for part in self.layout.segments]
+
+    def start_gather(self) -> None:
+        """Begin to make the weights whole, without waiting. Nothing happens unless they are sharded."""
+        if self.state is UnitState.SHARDED:
+            self.full.allocate()
+            self._pending = self.comm.all_gather(self.full.tensor, self.shard, label=self.name)
+            self._become(UnitState.GATHERING)
+
+    def require(self, purpose: UnitState) -> None:
+        """Make the weights whole for FORWARD, BACKWARD or HELD; one that is in backward or held stays so."""
+        if not self.placement.params_sharded or self.state in (UnitState.BACKWARD, UnitState.HELD):
+            return
+        if self.state is not UnitState.FORWARD:
+            self.start_gather()
+            self._pending.wait()
+            self._show()
+        if self.state is not purpose:
+            self._become(purpose)
+
+    def free(self) -> None:
+        """Go back to the shard alone. Whatever is in `full` is lost. Nothing happens to replicated
+        weights."""
+        if not self.placement.params_sharded or self.state is UnitState.SHARDED:
+            return
+        self._pending.wait()  # a prefetch nobody used still writes into the buffer
+        self._hide()
+        self.full.release()
+        self._become(UnitState.SHARDED)
+
+    def publish(self) -> Pending:
+        """After an update of `shard`: bring replicas up to date (sharded weights are gathered when used)."""
+        if self.placement.params_sharded or not self.placement.states_sharded:
+            return Pending.done()
+        return self.comm.all_gather(self.full.tensor, self.shard, label=self.name)
+
+    def aliases(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor shares memory with the whole weights."""
+        return bool(tensor.untyped_storage()._cdata == self.full.tensor.untyped_storage()._cdata)
+
+    def _become(self, state: UnitState) -> None:
+        if state not in _NEXT[self.state]:
+            raise RuntimeError(f"unit {self.name!r} cannot go from {self.state.name} to {state.name}")
+        self.state = state
+
+    def _show(self) -> None:
+        for parameter, original, view in zip(self.parameters, self._classes, self._views, strict=True):
+            show(parameter, original, view)
+
+    def _hide(self) -> None:
+        for parameter in self.parameters:
+            hide(parameter, self._nan)
+
+    def _initial_values(self) -> torch.Tensor:
+        """Rank 0's values, whole, in the widest precision that matters: fp32 for what is trained."""
+        dtype = torch.float32 if self.layout.trainable else TORCH_DTYPES[self.layout.dtype]
+        flat = torch.zeros(self.layout.padded_numel, dtype=dtype, device=self.comm.device)
+        for parameter, view in zip(self.parameters, self.views_of(flat), strict=True):
+            view.copy_(parameter.detach())
+        self.comm.broadcast(flat, label=self.name)
+        return flat
+
+    def _initial_master(self, initial: torch.Tensor) -> torch.Tensor | None:
+        """fp32 values of what this rank updates; the weights themselves when they are fp32; None when
+        frozen."""
+        if not self.layout.trainable:
+            return None
+        if self.layout.dtype == "fp32":
+            return self.shard if self.placement.states_sharded else self.full.tensor
+        return initial[self.start : self.stop].clone() if self.placement.states_sharded else initial

@@ -1,0 +1,107 @@
+"""Runs a function as several ranks: real processes, real gloo, forked from one process that has torch already."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import tempfile
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+TIMEOUT_S = 120.0
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["torch", "torch.distributed", "zerotrain.runtime.engine"])
+
+
+class RankFailed(AssertionError):
+    """A rank raised or died; carries its traceback."""
+
+
+def run_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+    """Call `function(*args)` on every rank of a fresh process group; results in rank order.
+
+    The function must be importable by name and its arguments and result picklable. Raises RankFailed with the
+    traceback of the first rank that failed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [_start(rank, world_size, Path(folder), function, args) for rank in range(world_size)]
+        try:
+            return [_result(rank, connection) for rank, (_, connection) in enumerate(_in_time(ranks))]
+        finally:
+            for process, _ in ranks:
+                process.join(timeout=5)
+                if process.is_alive():
+                    process.kill()
+                    process.join()
+
+
+def _start(rank: int, world_size: int, folder: Path, function: Callable[..., Any], args: Any) -> Any:
+    receive, send = _context.Pipe(duplex=False)
+    process = _context.Process(
+        target=_rank_main, args=(rank, world_size, folder, send, function, args), daemon=True
+    )
+    process.start()
+    send.close()
+    return process, receive
+
+
+def _in_time(ranks: list[Any]) -> list[Any]:
+    """Wait until every rank has answered or died; a failed one ends the wait, as the others may hang on it."""
+    waiting = {connection for _, connection in ranks}
+    while waiting:
+        ready = wait(list(waiting), timeout=TIMEOUT_S)
+        if not ready:
+            raise RankFailed(f"{len(waiting)} of {len(ranks)} ranks did not answer within {TIMEOUT_S} s")
+        for connection in ready:
+            waiting.discard(connection)  # type: ignore[arg-type]
+            index = next(i for i, (_, mine) in enumerate(ranks) if mine is connection)
+            answer = _receive(connection)  # type: ignore[arg-type]
+            ranks[index] = (ranks[index][0], answer)
+            if not answer[0]:
+                _result(index, answer)
+    return ranks
+
+
+def _receive(connection: Connection) -> tuple[bool, Any]:
+    try:
+        answer: tuple[bool, Any] = connection.recv()
+    except EOFError:
+        return False, "the process died without an answer (a crash in native code?)"
+    return answer
+
+
+def _result(rank: int, answer: tuple[bool, Any]) -> Any:
+    succeeded, value = answer
+    if not succeeded:
+        raise RankFailed(f"rank {rank}: {value}")
+    return value
+
+
+def _rank_main(
+    rank: int, world_size: int, folder: Path, send: Connection, function: Callable[..., Any], args: Any
+) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    try:
+        if world_size > 1:
+            dist.init_process_group(
+                "gloo",
+                init_method=f"file://{folder}/store",
+                rank=rank,
+                world_size=world_size,
+                timeout=timedelta(seconds=TIMEOUT_S),
+            )
+        send.send((True, function(*args)))
+    except BaseException:
+        send.send((False, traceback.format_exc()))
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
