@@ -97,6 +97,12 @@ class FileTree:
         self._add_parents(path)
         self.nodes[path] = Node(mode=mode, body=body, size=len(body))
 
+    def drop_folders_of(self, lower: "FileTree") -> None:
+        """Leave to a lower layer the folders it has: repeating one would change its mode (`/tmp`)."""
+        for path, node in list(self.nodes.items()):
+            if node.is_folder and path in lower.nodes:
+                del self.nodes[path]
+
     def fingerprint(self) -> str:
         """Hash of all paths and what is known of them without reading them."""
         digest = hashlib.sha256()

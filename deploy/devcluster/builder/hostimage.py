@@ -67,6 +67,7 @@ def build_host_image(paths: Paths, reporter: Reporter) -> Path:
         add_environment(dependencies, environment)
         add_project(project, environment, paths.repository)
         _add_system(dependencies, reporter)
+        project.drop_folders_of(dependencies)
         _write(archive, environment, dependencies, project, reporter)
     return archive
 
