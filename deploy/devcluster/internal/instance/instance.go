@@ -37,7 +37,8 @@ type Settings struct {
 	FeatureGates  string   `json:"featureGates,omitempty"`
 	RuntimeConfig string   `json:"runtimeConfig,omitempty"`
 	Ports         Ports    `json:"ports"`
-	UserMode      bool     `json:"userMode"` // the node runs in a user namespace of an ordinary user
+	OwnerPID      int      `json:"ownerPID,omitempty"` // the instance ends with this process; 0: with nobody
+	UserMode      bool     `json:"userMode"`           // the node runs in a user namespace of an ordinary user
 	HasNft        bool     `json:"hasNft"`
 }
 

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -27,6 +28,7 @@ type Supervisor struct {
 
 	shutdown     chan struct{}
 	shutdownOnce sync.Once
+	ownerGone    atomic.Bool
 }
 
 // New reads the instance's settings. program is the executable that components are started from.
@@ -61,6 +63,10 @@ func (s *Supervisor) Run() error {
 		}
 		cancel() // a start that is under way gives up
 	}()
+	if err := s.followOwner(); err != nil {
+		s.reporter.Failure(err)
+		return err
+	}
 	listener, err := ListenUnix(s.plan.Instance.ControlSocket())
 	if err != nil {
 		s.reporter.Failure(err)
@@ -81,6 +87,25 @@ func (s *Supervisor) Run() error {
 	log.Print("shutting down")
 	return nil
 }
+
+// followOwner ends the instance with the process that it was started for.
+func (s *Supervisor) followOwner() error {
+	owner := s.plan.Settings.OwnerPID
+	if owner == 0 {
+		return nil
+	}
+	err := whenGone(owner, func() {
+		s.ownerGone.Store(true)
+		s.requestShutdown()
+	})
+	if err != nil {
+		return fmt.Errorf("--owner-pid %d: %w", owner, err)
+	}
+	return nil
+}
+
+// MustCleanUp tells, after Run, that nobody is left who would remove the instance's folder.
+func (s *Supervisor) MustCleanUp() bool { return s.ownerGone.Load() }
 
 func (s *Supervisor) start(ctx context.Context) error {
 	if err := s.startControlPlane(ctx); err != nil {

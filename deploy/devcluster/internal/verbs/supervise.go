@@ -35,7 +35,12 @@ func superviseCommand(flags *common) *cobra.Command {
 				reporter.Failure(err)
 				return err
 			}
-			return daemon.Run()
+			err = daemon.Run()
+			if daemon.MustCleanUp() {
+				defer inst.Unlock(os.NewFile(lockFD, "lock"))
+				return supervisor.CleanUp(inst)
+			}
+			return err
 		},
 	}
 }

@@ -43,6 +43,7 @@ func upCommand(flags *common) *cobra.Command {
 	set.IntVar(&options.settings.GPUsPerNode, "gpus-per-node", 8, "nvidia.com/gpu of each simulated node")
 	set.StringVar(&options.settings.FeatureGates, "feature-gates", "", "feature gates of every component: A=true,B=false")
 	set.StringVar(&options.settings.RuntimeConfig, "runtime-config", "", "API groups to switch on: group/version=true")
+	set.IntVar(&options.settings.OwnerPID, "owner-pid", 0, "stop and remove the instance when this process ends (for tests)")
 	set.BoolVar(&options.keep, "keep", false, "after a failed start leave the instance's folder, for its logs")
 	return command
 }

@@ -1,0 +1,76 @@
+"""Fixtures that every folder of tests may use: clusters, built and started on first use.
+
+`ZEROTRAIN_TEST_KUBECONFIG` puts a cluster that exists in the place of the ones started here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from tests.support.devcluster import Cluster, Devcluster, build_image, build_tools, existing
+
+PROFILE_OF_FIXTURE = {
+    "control_plane": "control-plane",
+    "devcluster": "control-plane",
+    "simulated_cluster": "simulated",
+    "node_cluster": "node",
+}
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Build before the first test: a cold build takes minutes, more than a test may."""
+    if session.config.option.collectonly or existing() is not None:
+        return
+    used = {name for item in session.items for name in getattr(item, "fixturenames", ())}
+    profiles = {profile for fixture, profile in PROFILE_OF_FIXTURE.items() if fixture in used}
+    if not profiles:
+        return
+    capture = session.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        for profile in sorted(profiles):
+            build_tools(profile)
+        if "node" in profiles:
+            build_image()
+
+
+@pytest.fixture(scope="session")
+def devcluster() -> Devcluster:
+    """The supervisor's program, for tests that start and stop instances themselves."""
+    return Devcluster()
+
+
+@pytest.fixture(scope="session")
+def control_plane() -> Iterator[Cluster]:
+    """API server, etcd, controller-manager and scheduler; no node, so pods stay Pending."""
+    found = existing()
+    if found is not None:
+        yield found
+        return
+    with Devcluster().lease("control-plane") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def namespace(control_plane: Cluster) -> Iterator[str]:
+    """A fresh namespace of `control_plane`."""
+    with control_plane.namespace() as name:
+        yield name
+
+
+@pytest.fixture(scope="session")
+def simulated_cluster() -> Iterator[Callable[[int], Cluster]]:
+    """Call it with a number of nodes; clusters of the same size are shared by the session."""
+    clusters: dict[int, Cluster] = {}
+    with ExitStack() as stack:
+
+        def start(num_nodes: int) -> Cluster:
+            if num_nodes not in clusters:
+                clusters[num_nodes] = stack.enter_context(
+                    Devcluster().lease("simulated", "--nodes", str(num_nodes))
+                )
+            return clusters[num_nodes]
+
+        yield start
