@@ -37,6 +37,7 @@ class Committed:
     attempt: int
     sequence: int
     manifest_sha256: str
+    job_uid: str = ""
 
 
 def step_folder(step: int, attempt: int) -> str:
@@ -68,10 +69,10 @@ def read_commit(path: Path) -> Committed:
     """The COMMIT record of a step folder. Raises ValueError or OSError when it is torn or missing."""
     record = _json_object((path / COMMIT).read_bytes())
     values = {name: record.get(name) for name in ("step", "attempt", "sequence")}
-    digest = record.get("manifest_sha256")
+    digest, job_uid = record.get("manifest_sha256"), record.get("job_uid")
     if any(type(value) is not int for value in values.values()) or not isinstance(digest, str):
         raise ValueError(f"{COMMIT} is torn: {record}")
-    return Committed(path=path, manifest_sha256=digest, **values)  # type: ignore[arg-type]
+    return Committed(path=path, manifest_sha256=digest, job_uid=str(job_uid), **values)  # type: ignore[arg-type]
 
 
 def folders(directory: Path) -> list[Path]:

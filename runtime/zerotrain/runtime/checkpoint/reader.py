@@ -58,17 +58,19 @@ def load(
     directory: Path | str,
     tag: str | None = None,
     *,
+    of_job: str | None = None,
     group: RankGroup | None = None,
 ) -> LoadResult:
     """Overwrite `state` in place with the newest whole checkpoint, or with the one named `tag`. Collective.
 
+    With `of_job` only checkpoints that this job (its uid) wrote are considered.
     Tensors, scalars and buffers of `state` and this process's random generators are replaced; `state` is
     undefined when this raises. Raises CheckpointDamaged when checkpoints exist but none is whole (or `tag`
     is not), CheckpointMismatch when model or optimizer differ, CheckpointError when ranks see other files.
     """
     group, directory = group or default_group(), Path(directory)
     rejected: list[tuple[Path, str]] = []
-    for name in _candidates(directory, tag, group):
+    for name in _candidates(directory, tag, of_job, group):
         path = directory / name
         result = _try_load(state, path, group)
         if isinstance(result, LoadResult):
@@ -86,26 +88,29 @@ def load(
     return LoadResult()
 
 
-def _candidates(directory: Path, tag: str | None, group: RankGroup) -> list[str]:
+def _candidates(directory: Path, tag: str | None, of_job: str | None, group: RankGroup) -> list[str]:
     """Folder names, newest commit first, as rank 0 sees them."""
     if tag is not None:
         return [check_tag(tag)]
-    names = _newest_first(directory) if group.rank == 0 else []
+    names = _newest_first(directory, of_job) if group.rank == 0 else []
     text = group.broadcast_text(json.dumps(names), source=0)
     return [str(name) for name in json.loads(text)]
 
 
-def _newest_first(directory: Path) -> list[str]:
-    sequences: dict[str, tuple[int, str]] = {}
+def _newest_first(directory: Path, of_job: str | None) -> list[str]:
+    sequences: dict[str, int] = {}
     torn: list[str] = []
     for path in folders(directory):
         try:
-            sequences[path.name] = (read_commit(path).sequence, path.name)
+            commit = read_commit(path)
         except (OSError, ValueError):
             # Looks like a checkpoint but its COMMIT record is unreadable: it must be reported, never loaded.
-            if is_step_folder(path.name):
+            if of_job is None and is_step_folder(path.name):
                 torn.append(path.name)
-    newest = sorted(sequences, key=lambda name: sequences[name], reverse=True)
+        else:
+            if of_job in (None, commit.job_uid):
+                sequences[path.name] = commit.sequence
+    newest = sorted(sequences, key=sequences.__getitem__, reverse=True)
     return sorted(torn, reverse=True) + newest
 
 

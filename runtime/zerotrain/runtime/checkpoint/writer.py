@@ -230,6 +230,7 @@ class _Save:
             record = {
                 "step": self.step,
                 "attempt": self.owner.attempt,
+                "job_uid": self.owner.job_uid,
                 "sequence": 1 + max((item.sequence for item in known), default=0),
                 "manifest_sha256": hashlib.sha256(manifest).hexdigest(),
             }

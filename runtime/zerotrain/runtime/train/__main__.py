@@ -1,0 +1,6 @@
+"""Entry point of a rank."""
+
+from zerotrain.runtime.train.main import main
+
+if __name__ == "__main__":
+    main()

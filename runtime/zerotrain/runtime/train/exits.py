@@ -1,0 +1,57 @@
+"""Which code a rank ends with, for every way a run can end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from zerotrain.contract.config import ConfigError
+from zerotrain.contract.exit_codes import ExitCode
+from zerotrain.contract.launch import LaunchError
+from zerotrain.contract.train_spec import TrainSpecError
+from zerotrain.runtime.zero.layout import LayoutError
+
+APPLICATION_FAILURE = 1
+"""A failure without a meaning of ours: retried within the job's budget."""
+
+
+class Diverged(Exception):
+    """The loss stayed NaN or infinite."""
+
+    exit_code: ExitCode = ExitCode.DIVERGED
+
+
+class StoppedWithoutCheckpoint(Exception):
+    """All ranks stopped on request, but the policy says not to save then."""
+
+    exit_code: ExitCode = ExitCode.TERMINATED
+
+
+def exit_code_of(error: BaseException) -> int:
+    """The code for an exception that ends the run; errors of our packages carry theirs as `exit_code`."""
+    code = getattr(error, "exit_code", None)
+    if isinstance(code, ExitCode):
+        return int(code)
+    if isinstance(error, LaunchError):
+        return int(ExitCode.BAD_LAUNCH)
+    if isinstance(error, ConfigError | TrainSpecError):
+        return int(ExitCode.BAD_CONFIG)
+    if isinstance(error, LayoutError):
+        return int(ExitCode.BAD_MODEL)
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return int(ExitCode.DOES_NOT_FIT)
+    return APPLICATION_FAILURE
+
+
+def is_the_users(error: BaseException) -> bool:
+    """Whether the message alone says what to edit, so that a traceback would only hide it."""
+    return exit_code_of(error) != APPLICATION_FAILURE
+
+
+def read_text(path: Path, what: str) -> str:
+    """Contents of a file that the operator or `zerotrain run` wrote. Raises LaunchError."""
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise LaunchError(
+            f"{what} {path} cannot be read: {error.strerror}; the operator and `zerotrain run` write it"
+        ) from error

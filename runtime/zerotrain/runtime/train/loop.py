@@ -1,0 +1,128 @@
+"""The training loop of one rank. Every decision in it is the same on all ranks, because each rests on numbers
+that all ranks have: the step, the global loss, the agreed stop, rank 0's clock."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import torch
+
+from zerotrain.contract.exit_codes import ExitCode
+from zerotrain.contract.progress import Phase
+from zerotrain.runtime.step import StepResult
+from zerotrain.runtime.train.exits import Diverged, StoppedWithoutCheckpoint
+from zerotrain.runtime.train.report import Reporter, StepReport
+from zerotrain.runtime.train.saving import Checkpoints, is_due
+from zerotrain.runtime.train.session import Session
+from zerotrain.runtime.train.stopping import StopRequest
+
+MAX_NONFINITE_STEPS = 5
+"""So many losses in a row that are NaN or infinite mean lost weights, not a bad batch."""
+
+
+@dataclass(kw_only=True)
+class TrainingLoop:
+    """Steps until the job's end or an agreed stop."""
+
+    session: Session
+    checkpoints: Checkpoints
+    reporter: Reporter
+    stop: StopRequest
+    _nonfinite_steps: int = 0
+
+    def run(self) -> ExitCode:
+        """DONE after the last step or YIELDED on request. Raises Diverged, and what data and disk raise."""
+        engine, total = self.session.engine, self.session.settings.spec.steps
+        engine.train()
+        self.stop.tell(engine.request_stop)
+        if engine.global_steps < total:
+            self.reporter.phase(Phase.FIRST_STEP)
+        while engine.global_steps < total:
+            is_time_up = self._one_step()
+            if engine.stop_agreed and engine.global_steps < total:
+                return self._yield()
+            if self._may_save() and is_due(
+                self.checkpoints.policy, step=engine.global_steps, is_time_up=is_time_up
+            ):
+                self._save()
+        self._save()
+        return ExitCode.DONE
+
+    def _one_step(self) -> bool:
+        """Train one step; returns whether rank 0 says that it is time for a checkpoint."""
+        engine = self.session.engine
+        began = time.perf_counter()
+        losses, data_seconds, result = self._micro_batches()
+        rows = engine.comm.gather_record(
+            [float(torch.stack(losses).double().mean()), float(self.checkpoints.is_time_up)]
+        )
+        loss = sum(row[0] for row in rows) / len(rows)
+        self.reporter.step(
+            StepReport(
+                result=result,
+                loss=loss,
+                seconds=time.perf_counter() - began,
+                data_seconds=data_seconds,
+                tokens=self.session.tokens_per_step,
+                samples=engine.config.batch.micro_batch_size * len(losses),
+            ),
+            engine=engine,
+        )
+        self._watch_divergence(loss)
+        return bool(rows[0][1])
+
+    def _micro_batches(self) -> tuple[list[torch.Tensor], float, StepResult]:
+        engine = self.session.engine
+        losses: list[torch.Tensor] = []
+        data_seconds = 0.0
+        batches = self.session.loader.step_batches()
+        while True:
+            began = time.perf_counter()
+            batch = next(batches, None)
+            data_seconds += time.perf_counter() - began
+            if batch is None:
+                break
+            loss = engine(batch.to(engine.device))
+            engine.backward(loss)
+            losses.append(loss.detach())
+            result = engine.step()
+        return losses, data_seconds, result
+
+    def _watch_divergence(self, loss: float) -> None:
+        self._nonfinite_steps = 0 if math.isfinite(loss) else self._nonfinite_steps + 1
+        if self._nonfinite_steps >= MAX_NONFINITE_STEPS:
+            raise Diverged(
+                f"the loss was not finite for {self._nonfinite_steps} steps up to step "
+                f"{self.session.engine.global_steps}; "
+                "lower the learning rate, or start from an earlier checkpoint"
+            )
+
+    def _may_save(self) -> bool:
+        # A checkpoint of lost weights would push out a good one.
+        return self._nonfinite_steps == 0
+
+    def _yield(self) -> ExitCode:
+        step = self.session.engine.global_steps
+        if not self.checkpoints.enabled or not self.checkpoints.policy.on_termination:
+            if self.checkpoints.last is None or self.checkpoints.last.step != step:
+                raise StoppedWithoutCheckpoint(
+                    f"all ranks stopped after step {step} on request without saving; "
+                    "the job has no checkpoint folder, or its policy does not save then"
+                )
+        elif self._may_save():
+            self._save()
+        self.reporter.say(f"stopped after step {step} on request; the next attempt goes on from there")
+        return ExitCode.YIELDED
+
+    def _save(self) -> None:
+        self.reporter.phase(Phase.CHECKPOINT)
+        try:
+            result = self.checkpoints.save()
+        except Exception:
+            self.reporter.metrics.checkpoint_failed()
+            raise
+        if result is not None and self.checkpoints.last is not None:
+            self.reporter.saved(result, self.checkpoints.last)
+        self.reporter.phase(Phase.STEP)

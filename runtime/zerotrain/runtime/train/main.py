@@ -1,0 +1,96 @@
+"""One rank from its first line to its exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+
+from zerotrain.contract.exit_codes import ExitCode
+from zerotrain.contract.progress import Phase
+from zerotrain.runtime.channel import RankChannel
+from zerotrain.runtime.train import rendezvous
+from zerotrain.runtime.train.exits import exit_code_of, is_the_users
+from zerotrain.runtime.train.loop import TrainingLoop
+from zerotrain.runtime.train.report import Reporter
+from zerotrain.runtime.train.saving import Checkpoints
+from zerotrain.runtime.train.session import Session, Settings, build, check_inputs
+from zerotrain.runtime.train.stopping import StopRequest
+
+
+def main(environ: Mapping[str, str] = os.environ) -> None:
+    """Train as the environment says and end the process; never returns."""
+    channel = RankChannel.from_env(environ)
+    try:
+        code = int(train(environ, channel))
+    except Exception as error:
+        code = report_failure(error, channel)
+    channel.close()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: with a peer gone, the process group's destructors may wait for it for minutes.
+    os._exit(code)
+
+
+def train(environ: Mapping[str, str], channel: RankChannel) -> ExitCode:
+    """The run itself. Raises whatever ends it early; `exits.exit_code_of` knows the code."""
+    settings = Settings.read(environ)
+    stop = StopRequest(grace_seconds=settings.launch.grace_seconds)
+    reporter = Reporter.start(settings.launch, settings.rank, channel)
+    reporter.set_plan(total_steps=settings.spec.steps, log_every_steps=settings.spec.log_every_steps)
+    corpus, model = check_inputs(settings)
+    reporter.phase(Phase.RENDEZVOUS)
+    session = build(settings, corpus, model)
+    reporter.phase(Phase.INIT)
+    checkpoints = Checkpoints(session=session)
+    describe(session, reporter)
+    resume(checkpoints, reporter)
+    loop = TrainingLoop(session=session, checkpoints=checkpoints, reporter=reporter, stop=stop)
+    code = loop.run()
+    stop.finished()
+    reporter.done()
+    session.engine.close()
+    rendezvous.leave()
+    return code
+
+
+def resume(checkpoints: Checkpoints, reporter: Reporter) -> None:
+    """Go on from the newest checkpoint, and say so. Collective."""
+    began = time.monotonic()
+    result = checkpoints.open_and_resume()
+    if checkpoints.rejected:
+        reporter.rejected(checkpoints.rejected)
+    if result is not None and checkpoints.last is not None:
+        reporter.resumed(result, seconds=time.monotonic() - began, last=checkpoints.last)
+    for notice in checkpoints.notices:
+        reporter.say(f"notice: {notice}")
+
+
+def describe(session: Session, reporter: Reporter) -> None:
+    """The first lines of the log: what is trained, on what, how; and what was taken differently."""
+    settings, config = session.settings, session.settings.config
+    numel = sum(segment.numel for unit in session.engine.core.layout.units for segment in unit.segments)
+    reporter.say(
+        f"training {numel / 1e6:.2f} M parameters, ZeRO stage {config.zero.stage}, "
+        f"{config.precision.compute_dtype}, {settings.launch.world_size} ranks x {session.threads} threads, "
+        f"batch {config.batch.train_batch_size} x {session.model.context} tokens"
+    )
+    reporter.say(
+        f"data {settings.spec.data_path}: {session.corpus.num_tokens} tokens in {session.loader.num_windows} "
+        "samples"
+    )
+    for text in (*session.corpus.notices, *(f"{item.path}: {item.message}" for item in config.notices)):
+        reporter.say(f"notice: {text}")
+
+
+def report_failure(error: Exception, channel: RankChannel) -> int:
+    """Tell log and launcher why this rank ends; returns its exit code."""
+    if not is_the_users(error):
+        traceback.print_exception(error)
+    elif error.__cause__ is not None and isinstance(error.__cause__, Exception):
+        traceback.print_exception(error.__cause__)
+    print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    channel.failure(error)
+    return exit_code_of(error)

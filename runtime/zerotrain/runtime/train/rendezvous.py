@@ -1,0 +1,56 @@
+"""Meeting the other ranks: one store with a bounded wait, then the process group."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from zerotrain.contract.exit_codes import ExitCode
+from zerotrain.contract.launch import LaunchSpec, RankEnv
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+"""A rank that waits longer for its peers gives up; the operator notices a stopped step long before."""
+
+
+class RendezvousTimeout(Exception):
+    """Not all ranks came within the time the job gives."""
+
+    exit_code: ExitCode = ExitCode.RENDEZVOUS_TIMEOUT
+
+
+def join(launch: LaunchSpec, rank: RankEnv) -> None:
+    """Make the default process group of all ranks; nothing to do for one rank. Raises RendezvousTimeout."""
+    if launch.world_size == 1:
+        return
+    seconds = launch.rendezvous_timeout_seconds
+    try:
+        store = dist.TCPStore(  # type: ignore[attr-defined]
+            launch.master_addr,
+            launch.master_port,
+            world_size=launch.world_size,
+            is_master=rank.rank == 0,
+            timeout=timedelta(seconds=seconds),
+            wait_for_workers=True,
+        )
+        store.set_timeout(COLLECTIVE_TIMEOUT)
+        dist.init_process_group(
+            backend="nccl" if torch.cuda.is_available() else "gloo",
+            store=store,
+            rank=rank.rank,
+            world_size=launch.world_size,
+            timeout=COLLECTIVE_TIMEOUT,
+        )
+    except dist.DistError as error:
+        raise RendezvousTimeout(
+            f"rank {rank.rank} did not meet all {launch.world_size} ranks at {launch.master_addr}:"
+            f"{launch.master_port} within {seconds:.0f} s ({str(error).splitlines()[0]}); "
+            "look for workers that never started"
+        ) from error
+
+
+def leave() -> None:
+    """Give the process group back."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

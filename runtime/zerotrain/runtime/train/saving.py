@@ -1,0 +1,99 @@
+"""When to save, saving, and going on from what was saved."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from zerotrain.contract.progress import CheckpointProgress, RejectedCheckpoint
+from zerotrain.contract.train_spec import CheckpointPolicy
+from zerotrain.runtime import checkpoint
+from zerotrain.runtime.checkpoint import LoadResult, SaveResult
+from zerotrain.runtime.train.session import Session
+from zerotrain.runtime.zero.state import CheckpointState
+
+RESUME_LATEST = "Latest"
+RESUME_NONE = "None"
+
+
+def is_due(policy: CheckpointPolicy, *, step: int, is_time_up: bool) -> bool:
+    """Whether to save after `step`. `is_time_up` must be one rank's answer, given to all of them."""
+    by_steps = policy.every_steps is not None and step % policy.every_steps == 0
+    return by_steps or (policy.every_seconds is not None and is_time_up)
+
+
+@dataclass(kw_only=True)
+class Checkpoints:
+    """The checkpoint folder of one run; does nothing when the job has none."""
+
+    session: Session
+    clock: Callable[[], float] = time.monotonic
+    last: CheckpointProgress | None = None
+    """The newest checkpoint known to be durable."""
+    rejected: tuple[RejectedCheckpoint, ...] = ()
+    notices: tuple[str, ...] = ()
+    _saved_at: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._saved_at = self.clock()
+
+    @property
+    def enabled(self) -> bool:
+        return self.session.settings.launch.checkpoint_dir is not None
+
+    @property
+    def policy(self) -> CheckpointPolicy:
+        return self.session.settings.spec.checkpoint
+
+    @property
+    def is_time_up(self) -> bool:
+        """This rank's opinion on `every_seconds`; rank 0's counts."""
+        interval = self.policy.every_seconds
+        return interval is not None and self.clock() - self._saved_at >= interval
+
+    def open_and_resume(self) -> LoadResult | None:
+        """Claim the folder and load what the policy asks for; None when the run starts afresh. Collective."""
+        directory = self.session.settings.launch.checkpoint_dir
+        if directory is None:
+            return None
+        checkpoint.open_attempt(directory)
+        state = self.session.engine.checkpoint_state()
+        result = self._load(state)
+        self.rejected = tuple(
+            RejectedCheckpoint(path=str(path), reason=reason) for path, reason in result.rejected
+        )
+        if result.path is None:
+            return None
+        self.session.engine.after_state_load(state)
+        self.notices = self.session.loader.restore(result.client_state["data"])
+        self.last = CheckpointProgress(step=result.step, path=str(result.path), time=result.time)
+        self._saved_at = self.clock()
+        return result
+
+    def _load(self, state: CheckpointState) -> LoadResult:
+        launch, resume_from = self.session.settings.launch, self.policy.resume_from
+        directory = launch.checkpoint_dir
+        assert directory is not None  # only called with a folder
+        if resume_from == RESUME_LATEST:
+            return checkpoint.load(state, directory)
+        # The wish is about the job's start; once it has checkpoints of its own, a restart goes on from these.
+        own = checkpoint.load(state, directory, of_job=launch.job_uid)
+        if own.path is not None or resume_from == RESUME_NONE:
+            return own
+        return checkpoint.load(state, directory, resume_from)
+
+    def save(self) -> SaveResult | None:
+        """Save now unless this step is saved already or there is no folder. Collective."""
+        directory = self.session.settings.launch.checkpoint_dir
+        engine = self.session.engine
+        if directory is None or (self.last is not None and self.last.step == engine.global_steps):
+            return None
+        result = engine.save_checkpoint(
+            directory,
+            client_state={"data": self.session.loader.state()},
+            keep_last=self.policy.keep_last,
+        )
+        self.last = CheckpointProgress(step=result.step, path=str(result.path), time=result.time)
+        self._saved_at = self.clock()
+        return result

@@ -1,0 +1,80 @@
+"""From SIGTERM to a common last step: who hears the signal, who acts on it, and what if nobody can.
+
+Python runs signal handlers in the main thread, which may sit in a collective as long as a peer is gone. So
+the C-level handler writes the signal's number to a socket (`set_wakeup_fd`) and a thread reads it at once: it
+hands the request to the engine, whose step record tells all ranks, and ends the process with TERMINATED when
+no step boundary came within the grace.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+
+from zerotrain.contract.exit_codes import ExitCode
+
+GRACE_MARGIN = 0.95
+"""Part of the grace after which the process ends itself, before SIGKILL hides the reason."""
+
+
+class StopRequest:
+    """SIGTERM as a request. Make it in the main thread; `on_request` may be set later, and is called once."""
+
+    def __init__(self, *, grace_seconds: float, end: Callable[[int], object] = os._exit) -> None:
+        """`end` ends the process with a code; it is an argument for tests."""
+        self._grace_seconds = grace_seconds * GRACE_MARGIN
+        self._end = end
+        self._requested = threading.Event()
+        self._finished = threading.Event()
+        self._lock = threading.Lock()
+        self._on_request: Callable[[], object] | None = None
+        self._ear, mouth = socket.socketpair()
+        mouth.setblocking(False)
+        self._mouth = mouth
+        signal.set_wakeup_fd(mouth.fileno(), warn_on_full_buffer=False)
+        # The handler itself has nothing to do, but without one the signal would end the process.
+        signal.signal(signal.SIGTERM, lambda number, frame: None)
+        self._thread = threading.Thread(target=self._watch, name="zerotrain-stop", daemon=True)
+        self._thread.start()
+
+    @property
+    def requested(self) -> bool:
+        """Whether this process was asked to stop."""
+        return self._requested.is_set()
+
+    def tell(self, on_request: Callable[[], object]) -> None:
+        """Call `on_request` (from any thread) when the request comes, or now if it has come."""
+        with self._lock:
+            self._on_request = on_request
+            if self.requested:
+                on_request()
+
+    def finished(self) -> None:
+        """The process is about to end by itself: the grace does not matter any more."""
+        self._finished.set()
+
+    def _watch(self) -> None:
+        while data := self._ear.recv(64):
+            if signal.SIGTERM in data:
+                break
+        else:
+            return
+        print("stop requested: this rank stops with all others after the step in progress", flush=True)
+        with self._lock:
+            self._requested.set()
+            if self._on_request is not None:
+                self._on_request()
+        if not self._finished.wait(self._grace_seconds):
+            print(
+                f"no step boundary and checkpoint within {self._grace_seconds:.0f} s of SIGTERM; "
+                "raise checkpoint.gracePeriodSeconds above one step plus one checkpoint",
+                file=sys.stderr,
+                flush=True,
+            )
+            faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
+            self._end(int(ExitCode.TERMINATED))
