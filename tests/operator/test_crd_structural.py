@@ -45,6 +45,7 @@ def test_fields_without_behaviour_have_no_default() -> None:
     defaults = {path for path, schema in _walk(openapi_schema()) if "default" in schema}
     for field in (".spec.nvme.encryption", ".spec.elastic", ".spec.hangPolicy", ".spec.scheduling.gang"):
         assert not any(path.startswith(field) for path in defaults)
+    assert not any(path.startswith(".status") for path in defaults)
     assert {".spec.workers", ".spec.suspend", ".spec.managedBy", ".spec.nvme.mountPath"} <= defaults
 
 

@@ -124,8 +124,18 @@ def openapi_schema() -> Schema:
         properties[name] = {"type": "string", "description": description}
     # The API server validates metadata itself and lets a CRD only restrict the name, which the rules do.
     properties["metadata"] = {"type": "object"}
+    # What the operator does not know is absent; a default would have the API server state it.
+    _drop_defaults(properties["status"])
     schema["required"] = ["spec"]
     return schema
+
+
+def _drop_defaults(schema: Schema) -> None:
+    schema.pop("default", None)
+    for child in schema.get("properties", {}).values():
+        _drop_defaults(child)
+    if "items" in schema:
+        _drop_defaults(schema["items"])
 
 
 def _structural(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema:
