@@ -53,7 +53,6 @@ class GoBuild:
         missing = [name for name in self.module.programs if not (binaries / name).is_file()]
         if missing:
             raise BuildError(f"`{' '.join(command)}` in {self.folder} did not make {', '.join(missing)}")
-        self._copy_extra_files(environ, binaries)
 
     def _count_packages(self, environ: dict[str, str], reporter: Reporter) -> int:
         """How many packages the programs consist of; this is also what downloads the modules."""
@@ -75,17 +74,6 @@ class GoBuild:
         ]
         run_streaming(command, folder=self.folder, environ=environ, on_line=line, on_tick=reporter.tick)
         return packages
-
-    def _copy_extra_files(self, environ: dict[str, str], binaries: Path) -> None:
-        documents = []
-        for module_path, name in self.module.extra_files:
-            answer = subprocess.run(
-                [self.toolchain.go, "list", "-m", "-f", "{{.Dir}}", module_path],
-                cwd=self.folder, env=environ, capture_output=True, text=True, check=True,
-            )  # fmt: skip
-            documents.append((Path(answer.stdout.strip()) / name).read_text())
-        if documents:
-            (binaries / f"{self.module.name}-stages.yaml").write_text("---\n".join(documents))
 
 
 @dataclass

@@ -35,8 +35,6 @@ class Module:
     wants_seccomp: bool = False
     """Adds the `seccomp` tag where the headers of libseccomp are installed."""
     stamp_kubernetes_version: bool = False
-    extra_files: tuple[tuple[str, str], ...] = ()
-    """(module path, file inside it) pairs that are joined into `<name>-stages.yaml` beside the programs."""
 
 
 CONTROL_PLANE = Module(
@@ -72,21 +70,7 @@ PAUSE = Module(
     name="pause", folder="pause", package=".", programs=("pause",), summary="pod sandbox program", cgo=False
 )
 KWOK = Module(
-    name="kwok",
-    folder="kwok",
-    package="tool",
-    programs=("kwok",),
-    summary="simulated nodes (kwok)",
-    extra_files=tuple(
-        ("sigs.k8s.io/kwok", f"kustomize/stage/{path}.yaml")
-        for path in (
-            "node/fast/node-initialize",
-            "node/heartbeat-with-lease/node-heartbeat-with-lease",
-            "pod/fast/pod-ready",
-            "pod/fast/pod-complete",
-            "pod/fast/pod-delete",
-        )
-    ),
+    name="kwok", folder="kwok", package="tool", programs=("kwok",), summary="simulated nodes (kwok)"
 )
 
 MODULES_OF: dict[Profile, tuple[Module, ...]] = {
