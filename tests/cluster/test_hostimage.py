@@ -83,7 +83,7 @@ def unpack(archive: Path, target: Path) -> Path:
     with tarfile.open(archive) as outer:
         for name in layers(archive):
             with tarfile.open(fileobj=_member(outer, name)) as layer:
-                # `extractall(filter=...)` came with 3.11.4, and Debian 12 has 3.11.2; we wrote the tar ourselves.
+                # `extractall(filter=...)` came with 3.11.4, Debian 12 has 3.11.2; the tar is our own.
                 layer.extraction_filter = lambda member, path: member
                 layer.extractall(target)
     return target
