@@ -136,7 +136,7 @@ class ClaimSource(ApiModel):
 
 
 class NfsSource(ApiModel):
-    """A folder of an NFS server."""
+    """A folder of an NFS server. Pod Security "restricted" forbids it in pods: there, use a claim."""
 
     server: Annotated[str, StringConstraints(min_length=1, max_length=253)]
     """Host name or address of the server, as the node sees it."""
