@@ -182,9 +182,8 @@ def test_the_launchers_variables_win() -> None:
 
 
 def test_template_and_scheduling_are_merged() -> None:
-    affinity = {
-        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [{}]}}
-    }
+    terms: Json = {"nodeSelectorTerms": [{}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
     toleration = {"key": "nvidia.com/gpu", "operator": "Exists"}
     pod = _pod(
         {

@@ -74,8 +74,8 @@ class CheckpointVolume(ApiModel):
     """A folder that lives as long as the pod: only for one worker, and lost with it."""
 
     nfs: NfsSource | None = None
-    """A folder of an NFS server, shared by all workers. Pod Security "restricted" forbids it in pods: there, make a
-    PersistentVolume of it and give its claim."""
+    """A folder of an NFS server, shared by all workers. Pod Security "restricted" forbids it in pods: there, make
+    a PersistentVolume of it and give its claim."""
 
     @property
     def shared(self) -> bool:
