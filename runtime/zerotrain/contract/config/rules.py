@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from .batch import ACCUMULATION, MICRO, TRAIN, resolve_batch
 from .draft import Draft
-from .keys import Kind
 
 Z = "zero_optimization"
 
@@ -93,15 +92,6 @@ def scheduler(draft: Draft) -> None:
         draft.notice(total, message)
 
 
-def one_rate_for_all_groups(draft: Draft) -> None:
-    """Lists (one rate per parameter group) load and show."""
-    for path, settled in draft.settled.items():
-        if draft.keys[path].kind is Kind.FLOAT_OR_FLOATS and isinstance(settled.value, list):
-            draft.refuse_to_run(
-                path, "One rate per parameter group is not part of this version.", "Write one number."
-            )
-
-
 RULES: tuple[Callable[[Draft], None], ...] = (
     batch,
     overlap,
@@ -109,5 +99,4 @@ RULES: tuple[Callable[[Draft], None], ...] = (
     offload,
     optimizer,
     scheduler,
-    one_rate_for_all_groups,
 )

@@ -18,6 +18,7 @@ OPTIMIZER: tuple[Key, ...] = (
         effect="The optimizer that the engine builds; absent = the caller's.",
         choices=(
             Choice(value="AdamW", note="Adam with decoupled weight decay, fp32 states."),
+            Choice(value="SGD", note="Gradient descent with torch's momentum, fp32 states."),
             Choice(value="Adam", note="As AdamW unless adam_w_mode is false (then L2), as in DeepSpeed."),
             Choice(
                 value="DeepSpeedCPUAdam",
@@ -35,7 +36,7 @@ OPTIMIZER: tuple[Key, ...] = (
                     way_out=_USE_ADAMW,
                 )
                 for name in (
-                    *("SGD", "Lamb", "OneBitAdam", "ZeroOneAdam", "OneBitLamb", "Adagrad", "Lion"),
+                    *("Lamb", "OneBitAdam", "ZeroOneAdam", "OneBitLamb", "Adagrad", "Lion"),
                     *("Muon", "MuAdam", "MuAdamW", "MuSGD"),
                 )
             ),

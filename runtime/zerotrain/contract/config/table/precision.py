@@ -180,7 +180,8 @@ PRECISION: tuple[Key, ...] = (
         kind=Kind.TEXT,
         default=None,
         choices=DTYPES,
-        effect="Dtype of gradients on the wire; absent = fp32 (DeepSpeed: the compute dtype).",
+        effect="Gradients wider than this are narrowed for the wire; they are always summed in fp32. "
+        "Absent = fp32, which narrows nothing (DeepSpeed: the compute dtype).",
     ),
     Key(
         path="seq_parallel_comm_data_type",

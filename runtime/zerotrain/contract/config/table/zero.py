@@ -122,7 +122,7 @@ STAGE3: tuple[Key, ...] = (
         minimum=0,
         aliases=("stage3_prefetch_bucket_size",),
         auto="prefetch_bucket_size",
-        effect="Stage 3: elements gathered ahead of use, rounded to whole units.",
+        effect="Stage 3: the next unit is gathered ahead of its use if it has at most this many elements.",
     ),
     Key(
         path=f"{_Z}.param_persistence_threshold",
@@ -131,9 +131,8 @@ STAGE3: tuple[Key, ...] = (
         minimum=0,
         aliases=("stage3_param_persistence_threshold",),
         auto="param_persistence_threshold",
-        status=Status.ACCEPTED,
-        note="Small parameters are sharded with their unit: gathering them costs no message of their own.",
-        effect="DeepSpeed, stage 3: smaller parameters stay replicated.",
+        effect="Stage 3: units with fewer elements keep their parameters whole (a unit is a block of layers, "
+        "an embedding, or the rest of the model).",
     ),
     Key(
         path=f"{_Z}.model_persistence_threshold",
@@ -141,9 +140,7 @@ STAGE3: tuple[Key, ...] = (
         default=sys.maxsize,
         minimum=0,
         aliases=("stage3_model_persistence_threshold",),
-        status=Status.ACCEPTED,
-        note="Small parameters are sharded with their unit.",
-        effect="DeepSpeed, stage 3: cap on the elements of replicated parameters.",
+        effect="Stage 3: cap on the elements of all units that are kept whole.",
     ),
     Key(
         path=f"{_Z}.max_live_parameters",
@@ -178,9 +175,7 @@ STAGE3: tuple[Key, ...] = (
         default=0,
         minimum=0,
         aliases=("stage3_module_granularity_threshold",),
-        status=Status.ACCEPTED,
-        note="Units are whole transformer blocks already.",
-        effect="DeepSpeed, stage 3: treat fine-grained modules as one.",
+        effect="Modules with fewer elements are not units of their own; 0 = 1024.",
     ),
     Key(
         path=f"{_Z}.use_all_reduce_for_fetch_params",

@@ -1,0 +1,40 @@
+"""How many bytes one rank needs, tier by tier: the planner's formulas, as pure functions.
+
+Symbols of the ZeRO papers in brackets. All sizes are of *one rank*; "numel" counts elements after padding.
+With [Psi] trainable and [Phi] frozen elements, [N] ranks, [c] compute, [a] stored gradient, [r] reduction and
+[K] optimizer bytes per element, the persistent part is
+
+    stage 0: (c + a + K) Psi            stage 2: c Psi + (a + K) Psi / N
+    stage 1: (c + a) Psi + K Psi / N    stage 3: (c + a + K) Psi / N + c n_root (1 - 1 / N)
+
+plus c Phi for frozen parameters (c Phi / N at stage 3). Used by the operator's admission, the planner and the
+engine's own accounting test, so that a job that will not fit is refused with the numbers that are then met.
+"""
+
+from .breakdown import MemoryBreakdown, breakdown
+from .gpu import GpuPersistent, GpuTransient, gpu_persistent, gpu_transient
+from .inputs import MemoryInputs, padded_numel
+from .model import UnitSize, gpt_parameter_count, gpt_units, memory_inputs, optimizer_state_bytes
+from .tiers import HostBytes, StepTraffic, disk_bytes, host_bytes, optimizer_disk_bytes, step_traffic
+
+__all__ = [
+    "GpuPersistent",
+    "GpuTransient",
+    "HostBytes",
+    "MemoryBreakdown",
+    "MemoryInputs",
+    "StepTraffic",
+    "UnitSize",
+    "breakdown",
+    "disk_bytes",
+    "gpt_parameter_count",
+    "gpt_units",
+    "gpu_persistent",
+    "gpu_transient",
+    "host_bytes",
+    "memory_inputs",
+    "optimizer_disk_bytes",
+    "optimizer_state_bytes",
+    "padded_numel",
+    "step_traffic",
+]

@@ -1,0 +1,38 @@
+"""All tiers and phases of one rank together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .gpu import GpuPersistent, GpuTransient, gpu_persistent, gpu_transient
+from .inputs import MemoryInputs
+from .tiers import HostBytes, StepTraffic, disk_bytes, host_bytes, step_traffic
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryBreakdown:
+    """Everything one rank needs."""
+
+    inputs: MemoryInputs
+    gpu: GpuPersistent
+    transient: GpuTransient
+    host: HostBytes
+    disk_bytes: int
+    """Encrypted spill."""
+    traffic: StepTraffic
+
+    def gpu_peak_bytes(self, *, activation_bytes: int = 0, overhead_bytes: int = 0) -> int:
+        """Highest bytes on the accelerator: persistent + worst phase + activations + context and channels."""
+        return self.gpu.total_bytes + self.transient.peak_bytes + activation_bytes + overhead_bytes
+
+
+def breakdown(inputs: MemoryInputs) -> MemoryBreakdown:
+    """All tiers and phases of one rank, in bytes."""
+    return MemoryBreakdown(
+        inputs=inputs,
+        gpu=gpu_persistent(inputs),
+        transient=gpu_transient(inputs),
+        host=host_bytes(inputs),
+        disk_bytes=disk_bytes(inputs),
+        traffic=step_traffic(inputs),
+    )

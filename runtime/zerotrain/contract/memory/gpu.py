@@ -1,0 +1,117 @@
+"""Bytes on the accelerator (host memory when training on CPU): what stays, and what each phase adds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .inputs import MemoryInputs, ceil, int4_bytes, int8_bytes, share
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuPersistent:
+    """Bytes on the accelerator (host memory when training on CPU) from the first step to the last."""
+
+    param_bytes: int
+    grad_bytes: int
+    optimizer_bytes: int
+    frozen_bytes: int
+    replicated_bytes: int
+    """Small parameters that stay whole at stage 3."""
+    secondary_bytes: int
+    """Second copy of the shards within a node (hpZ)."""
+    ring_bytes: int
+    """Staging of offloaded states and parameters."""
+
+    @property
+    def total_bytes(self) -> int:
+        return (
+            self.param_bytes
+            + self.grad_bytes
+            + self.optimizer_bytes
+            + self.frozen_bytes
+            + self.replicated_bytes
+            + self.secondary_bytes
+            + self.ring_bytes
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuTransient:
+    """The most that each phase of a step adds, without activations."""
+
+    forward_bytes: int
+    backward_bytes: int
+    step_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        return max(self.forward_bytes, self.backward_bytes, self.step_bytes)
+
+
+def gpu_persistent(inputs: MemoryInputs) -> GpuPersistent:
+    """What stays on the accelerator."""
+    psi, ranks, c = inputs.trainable_numel, inputs.world_size, inputs.compute_bytes
+    param_ranks = ranks if inputs.stage == 3 else 1
+    grad_ranks = ranks if inputs.stage >= 2 else 1
+    state_ranks = ranks if inputs.stage >= 1 else 1
+    shard_of_largest = share(inputs.largest_unit_numel, ranks)
+    ring = 0
+    if inputs.optimizer_tier != "gpu":
+        ring += 2 * inputs.reduce_bytes * shard_of_largest
+    if inputs.param_tier != "gpu":
+        ring += c * (1 + inputs.prefetch_units) * shard_of_largest
+    on_gpu = inputs.optimizer_tier == "gpu"
+    whole, frozen_whole = (inputs.root_numel, inputs.frozen_root_numel) if inputs.stage == 3 else (0, 0)
+    whole, frozen_whole = (inputs.root_numel, inputs.frozen_root_numel) if inputs.stage == 3 else (0, 0)
+    return GpuPersistent(
+        param_bytes=c * share(psi - whole, param_ranks) if inputs.param_tier == "gpu" else 0,
+        grad_bytes=inputs.grad_bytes * share(psi, grad_ranks) if on_gpu else 0,
+        optimizer_bytes=inputs.optimizer_bytes * share(psi, state_ranks) if on_gpu else 0,
+        frozen_bytes=c * share(inputs.frozen_numel - frozen_whole, param_ranks),
+        replicated_bytes=c * (whole + frozen_whole),
+        secondary_bytes=c * share(psi, inputs.hpz_ranks) if inputs.hpz_ranks > 1 else 0,
+        ring_bytes=ring,
+    )
+
+
+def gpu_transient(inputs: MemoryInputs) -> GpuTransient:
+    """What each phase adds on the accelerator. The update itself runs in place."""
+    if inputs.reduce_by_exchange:
+        return _exchange_transient(inputs)
+    n_max, r = inputs.largest_unit_numel, inputs.reduce_bytes
+    reduction = r * inputs.reduce_buffers * n_max
+    if inputs.quantized_gradients:
+        reduction += ceil(2 * n_max * int4_bytes(inputs))
+    if inputs.stage < 3:
+        return GpuTransient(forward_bytes=0, backward_bytes=reduction, step_bytes=0)
+    gathered = _gathered_bytes(inputs)
+    own_grads = 0 if inputs.grads_fill_reduce_buffer else inputs.compute_bytes * n_max
+    return GpuTransient(
+        forward_bytes=gathered,
+        backward_bytes=gathered + own_grads + reduction + r * share(n_max, inputs.world_size),
+        step_bytes=0,
+    )
+
+
+def _gathered_bytes(inputs: MemoryInputs) -> int:
+    """Whole weights of live units at stage 3."""
+    n_max = inputs.largest_unit_numel
+    gathered = inputs.compute_bytes * ((1 + inputs.prefetch_units) * n_max + inputs.whole_pass_numel)
+    if inputs.quantized_weights:
+        gathered += ceil(n_max * int8_bytes(inputs))
+    return gathered
+
+
+def _exchange_transient(inputs: MemoryInputs) -> GpuTransient:
+    """Full gradients of the units in backward or on the wire, and what the exchange receives for them."""
+    n_max, c = inputs.largest_unit_numel, inputs.compute_bytes
+    stage = inputs.stage if inputs.world_size > 1 else 0  # one rank has nothing to shard with
+    gathered = _gathered_bytes(inputs) if stage == 3 else 0
+    received = inputs.reduce_bytes * n_max if inputs.world_size > 1 else 0
+    if stage < 2:
+        # Whole fp32 gradients are autograd's own target; narrower ones are added unit by unit.
+        own = 0 if inputs.grad_bytes == c else c * (n_max + inputs.whole_pass_numel)
+        return GpuTransient(forward_bytes=gathered, backward_bytes=own, step_bytes=received)
+    grads = c * (inputs.reduce_buffers * n_max + inputs.whole_pass_numel)
+    backward = gathered + grads + inputs.reduce_buffers * received
+    return GpuTransient(forward_bytes=gathered, backward_bytes=backward, step_bytes=0)

@@ -1,0 +1,142 @@
+"""What the byte formulas depend on, and the arithmetic they share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+ALIGN_NUMEL = 2048
+"""Elements; a rank's shard of a unit is a multiple of it."""
+
+ADAM_STATE_BYTES = 12
+"""[K] fp32 master weight, first and second moment, bytes per element."""
+
+SPLIT_ADAM_STATE_BYTES = 10
+"""[K'] as ADAM_STATE_BYTES where the bf16 weight is the upper half of the master weight."""
+
+TILE_NUMEL = 1 << 20
+"""[T] elements of one tile of the NVMe tier."""
+
+TAG_BYTES = 28
+"""Host memory per encrypted chunk: its tag and its generation."""
+
+TAG_CHUNK_NUMEL = 16_384
+"""Elements of one encrypted chunk."""
+
+SCALE_BYTES = 4
+"""One quantisation scale."""
+
+Tier = Literal["gpu", "cpu", "nvme"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryInputs:
+    """What the bytes depend on."""
+
+    stage: Literal[0, 1, 2, 3]
+    """ZeRO stage."""
+
+    world_size: int
+    """[N] data-parallel ranks."""
+
+    trainable_numel: int
+    """[Psi] trainable elements of the whole model."""
+
+    frozen_numel: int = 0
+    """[Phi] frozen elements of the whole model."""
+
+    largest_unit_numel: int = 0
+    """[n_max] elements of the largest unit; 0 leaves all transients out."""
+
+    root_numel: int = 0
+    """[n_root] trainable elements whose parameters stay whole at stage 3 (small units)."""
+
+    frozen_root_numel: int = 0
+    """Frozen elements that stay whole at stage 3."""
+
+    whole_pass_numel: int = 0
+    """Elements of sharded units that are whole from the first to the last use of a pass (tied weights)."""
+
+    compute_bytes: int = 2
+    """[c] bytes of a parameter."""
+
+    grad_bytes: int = 2
+    """[a] bytes of a stored gradient element."""
+
+    reduce_bytes: int = 2
+    """[r] bytes of a gradient element on the wire."""
+
+    optimizer_bytes: int = ADAM_STATE_BYTES
+    """[K] bytes of optimizer state per element."""
+
+    prefetch_units: int = 1
+    """[d] units gathered ahead of use."""
+
+    reduce_buffers: int = 2
+    """[b] buffers of the gradient reduction in flight."""
+
+    grads_fill_reduce_buffer: bool = False
+    """Autograd writes straight into the reduction's input (possible when r == c)."""
+
+    reduce_by_exchange: bool = False
+    """Reduce by all-to-all and a local sum, which receives whole units; so this engine does."""
+
+    micro_steps: int = 1
+    """Forward and backward passes per optimizer step."""
+
+    optimizer_tier: Tier = "gpu"
+    """Where optimizer states and stored gradients live."""
+
+    param_tier: Tier = "gpu"
+    """Where parameter shards live (stage 3)."""
+
+    ring_tiles: int = 5
+    """[R] tiles in the NVMe tier's ring."""
+
+    ram_fraction: float = 0.0
+    """[phi] fraction of the NVMe tier's states that stays in host memory, 0..1."""
+
+    hpz_ranks: int = 1
+    """[N_local] ranks of a secondary shard group; 1 = off."""
+
+    quantized_weights: bool = False
+    """Gather parameters as int8 (qwZ)."""
+
+    quantized_gradients: bool = False
+    """Reduce gradients as int4 (qgZ)."""
+
+    quant_block_numel: int = 256
+    """Elements that share one quantisation scale."""
+
+    def __post_init__(self) -> None:
+        if self.world_size < 1:
+            raise ValueError(f"world_size must be at least 1; got {self.world_size}")
+        if self.optimizer_tier != "gpu" and self.stage == 0:
+            raise ValueError("optimizer_tier must be gpu at stage 0, where nothing is sharded; take stage 1")
+        if self.param_tier != "gpu" and self.stage != 3:
+            raise ValueError(f"param_tier must be gpu at stage {self.stage}; take stage 3")
+        if not 0.0 <= self.ram_fraction <= 1.0:
+            raise ValueError(f"ram_fraction must be within 0..1; got {self.ram_fraction}")
+
+
+def padded_numel(numel: int, world_size: int, *, align: int = ALIGN_NUMEL) -> int:
+    """Elements of a unit after padding to a multiple of `world_size * align`."""
+    block = world_size * align
+    return -(-numel // block) * block
+
+
+def share(numel: int, ranks: int) -> int:
+    return -(-numel // ranks)
+
+
+def ceil(value: float) -> int:
+    whole = int(value)
+    return whole if whole == value else whole + 1
+
+
+def int8_bytes(inputs: MemoryInputs) -> float:
+    return 1.0 + SCALE_BYTES / inputs.quant_block_numel
+
+
+def int4_bytes(inputs: MemoryInputs) -> float:
+    return 0.5 + SCALE_BYTES / inputs.quant_block_numel

@@ -1,0 +1,144 @@
+"""What this engine's memory depends on, from a resolved configuration and the sizes of the model's units.
+
+The planner and the operator's admission get the sizes from `gpt_units` (no torch needed); the engine's own
+accounting test gets them from the layout it really made, and holds the engine to these bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from zerotrain.contract.config import EngineConfig, OptimizerConfig
+
+from .inputs import MemoryInputs, padded_numel
+
+DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+ACCUMULATOR_BYTES = 4
+"""Gradients are stored in fp32."""
+MOMENT_BYTES = 4
+"""Optimizer states are fp32."""
+SEGMENT_ALIGN_NUMEL = 8
+"""Elements; parameters start at multiples of it within their unit."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnitSize:
+    """One flat buffer of the model."""
+
+    name: str
+    numel: int
+    """Elements without the padding at the end."""
+
+    padded_numel: int
+    """Elements with it; a multiple of ranks x 2048."""
+
+    trainable: bool = True
+    """Has gradients and optimizer states."""
+
+    whole_pass: bool = False
+    """Belongs to the model itself (tied weights, the rest): whole during all of forward and of backward."""
+
+
+def memory_inputs(config: EngineConfig, units: Sequence[UnitSize]) -> MemoryInputs:
+    """The inputs of the byte formulas for one rank of this engine (units padded for `config.world_size`)."""
+    zero, stage = config.zero, config.zero.stage
+    compute_bytes = DTYPE_BYTES[config.precision.compute_dtype]
+    wire_bytes = DTYPE_BYTES[config.precision.reduce_dtype]
+    whole = list(_kept_whole(config, units))
+    sharded = [unit for unit in units if unit not in whole]
+    largest = max((unit.padded_numel for unit in sharded if not unit.whole_pass), default=0)
+    whole_pass = _total(unit for unit in sharded if unit.whole_pass)
+    fits = largest <= zero.prefetch_bucket_size and 2 * largest + whole_pass <= zero.max_live_parameters
+    # Stages 0 and 1 send their fp32 sums, the others what autograd made; only a narrower dtype is cast to.
+    reduce_bytes = compute_bytes if stage >= 2 else ACCUMULATOR_BYTES
+    if wire_bytes < compute_bytes:
+        reduce_bytes = wire_bytes
+    return MemoryInputs(
+        stage=stage,  # type: ignore[arg-type]  # the table of keys allows 0 to 3
+        world_size=config.world_size,
+        trainable_numel=_total(unit for unit in units if unit.trainable),
+        frozen_numel=_total(unit for unit in units if not unit.trainable),
+        largest_unit_numel=largest,
+        root_numel=_total(unit for unit in whole if unit.trainable),
+        frozen_root_numel=_total(unit for unit in whole if not unit.trainable),
+        whole_pass_numel=whole_pass,
+        compute_bytes=compute_bytes,
+        grad_bytes=ACCUMULATOR_BYTES,
+        reduce_bytes=reduce_bytes,
+        optimizer_bytes=optimizer_state_bytes(config.optimizer, compute_bytes=compute_bytes),
+        prefetch_units=1 if fits else 0,
+        reduce_buffers=2 if zero.overlap_comm else 1,
+        reduce_by_exchange=True,
+        micro_steps=config.batch.gradient_accumulation_steps,
+    )
+
+
+def optimizer_state_bytes(optimizer: OptimizerConfig | None, *, compute_bytes: int) -> int:
+    """[K]: an fp32 master weight unless the parameter is one, and the moments. None = AdamW."""
+    master = 0 if compute_bytes == 4 else 4
+    if optimizer is None or optimizer.type != "SGD":
+        return master + 2 * MOMENT_BYTES
+    return master + (MOMENT_BYTES if optimizer.momentum else 0)
+
+
+def gpt_parameter_count(*, d_model: int, layers: int, context: int, vocab: int = 256) -> int:
+    """Elements of the byte-level GPT: pre-norm blocks, biases, MLP of 4 d_model, positions, tied head."""
+    attention = (3 * d_model * d_model + 3 * d_model) + (d_model * d_model + d_model)
+    mlp = (4 * d_model * d_model + 4 * d_model) + (4 * d_model * d_model + d_model)
+    norms = 2 * 2 * d_model
+    embeddings = vocab * d_model + context * d_model
+    final_norm = 2 * d_model
+    return embeddings + layers * (attention + mlp + norms) + final_norm
+
+
+def gpt_units(
+    *, d_model: int, layers: int, context: int, world_size: int, vocab: int = 256, min_unit_numel: int = 1024
+) -> tuple[UnitSize, ...]:
+    """Units of the byte-level GPT as the engine lays it out, in its order.
+
+    The embedding is tied to the head and so belongs to the model; the blocks are units; positions and final
+    norm are units where they hold `min_unit_numel` elements and belong to the model's rest otherwise.
+    """
+    loose = {"position": (context * d_model,), "norm": (d_model, d_model)}
+    own = {name: parameters for name, parameters in loose.items() if sum(parameters) >= min_unit_numel}
+    rest = tuple(size for name, parameters in loose.items() if name not in own for size in parameters)
+    block = tuple(_block_parameters(d_model))
+    return (
+        _unit("embed", (vocab * d_model,), world_size, whole_pass=True),
+        *((_unit("(root)", rest, world_size, whole_pass=True),) if rest else ()),
+        *(_unit(name, own[name], world_size) for name in ("position",) if name in own),
+        *(_unit(f"blocks.{index}", block, world_size) for index in range(layers)),
+        *(_unit(name, own[name], world_size) for name in ("norm",) if name in own),
+    )
+
+
+def _block_parameters(d: int) -> Iterator[int]:
+    """Elements of a block's parameters in the module's order: norm, qkv, out, norm, up, down."""
+    for weight, bias in ((d, d), (3 * d * d, 3 * d), (d * d, d), (d, d), (4 * d * d, 4 * d), (4 * d * d, d)):
+        yield weight
+        yield bias
+
+
+def _unit(name: str, parameters: Sequence[int], world_size: int, *, whole_pass: bool = False) -> UnitSize:
+    numel = 0
+    for parameter in parameters:
+        numel = -(-numel // SEGMENT_ALIGN_NUMEL) * SEGMENT_ALIGN_NUMEL + parameter
+    padded = padded_numel(numel, world_size)
+    return UnitSize(name=name, numel=numel, padded_numel=padded, whole_pass=whole_pass)
+
+
+def _kept_whole(config: EngineConfig, units: Sequence[UnitSize]) -> Iterator[UnitSize]:
+    """Small units whose parameters stay whole at stage 3, in layout order within the budget."""
+    if config.zero.stage < 3 or config.world_size == 1:
+        return
+    budget = config.zero.model_persistence_threshold
+    for unit in units:
+        if unit.numel < config.zero.param_persistence_threshold:
+            budget -= unit.numel
+            if budget >= 0:
+                yield unit
+
+
+def _total(units: Iterable[UnitSize]) -> int:
+    return sum(unit.padded_numel for unit in units)

@@ -1,0 +1,125 @@
+"""The planner's view of a model equals the engine's: parameters, units, and what feeds the formulas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from zerotrain.contract.config import EngineConfig, load, resolve
+from zerotrain.contract.memory import (
+    MemoryInputs,
+    UnitSize,
+    gpt_parameter_count,
+    gpt_units,
+    gpu_persistent,
+    gpu_transient,
+    memory_inputs,
+    optimizer_state_bytes,
+)
+from zerotrain.contract.train_spec import GptSpec
+from zerotrain.runtime.models.gpt import Gpt
+from zerotrain.runtime.zero.plan import plan_layout
+
+MODELS = [(16, 1, 2, 8), (20, 2, 4, 100), (24, 3, 4, 32), (512, 1, 8, 16)]
+
+
+def configured(world_size: int, **zero: Any) -> EngineConfig:
+    values = {"bf16": {"enabled": True}, "optimizer": {"type": "AdamW"}, "zero_optimization": zero}
+    return resolve(load(values), world_size=world_size)
+
+
+def unit(name: str, numel: int, **more: bool) -> UnitSize:
+    return UnitSize(name=name, numel=numel, padded_numel=numel, **more)
+
+
+def test_known_model_sizes() -> None:
+    assert gpt_parameter_count(d_model=768, layers=12, context=1024, vocab=50_257) == 124_439_808
+
+
+@pytest.mark.parametrize(("d_model", "layers", "heads", "context"), MODELS)
+def test_the_trainers_own_model(d_model: int, layers: int, heads: int, context: int) -> None:
+    model = Gpt(GptSpec(d_model=d_model, layers=layers, heads=heads, context=context))
+    counted = sum(parameter.numel() for parameter in model.parameters())
+    assert counted == gpt_parameter_count(d_model=d_model, layers=layers, context=context)
+    for ranks in (1, 3, 4):
+        layout = plan_layout(model, world_size=ranks, compute_dtype="bf16")
+        planned = gpt_units(d_model=d_model, layers=layers, context=context, world_size=ranks)
+        assert [(each.name, each.numel, each.padded_numel, each.module == "") for each in layout.units] == [
+            (each.name, each.numel, each.padded_numel, each.whole_pass) for each in planned
+        ]
+
+
+def test_inputs_of_the_formulas() -> None:
+    units = (
+        unit("embed", 8_192, whole_pass=True),
+        unit("a", 16_384),
+        unit("b", 32_768),
+        unit("c", 4_096, trainable=False),
+    )
+    config = configured(4, stage=3, stage3_param_persistence_threshold=0)
+    assert memory_inputs(config, units) == MemoryInputs(
+        stage=3,
+        world_size=4,
+        trainable_numel=57_344,
+        frozen_numel=4_096,
+        largest_unit_numel=32_768,
+        whole_pass_numel=8_192,
+        compute_bytes=2,
+        grad_bytes=4,
+        reduce_bytes=2,
+        optimizer_bytes=12,
+        prefetch_units=1,
+        reduce_buffers=2,
+        reduce_by_exchange=True,
+    )
+
+
+def test_small_units_stay_whole_within_the_budget() -> None:
+    units = (unit("a", 100), unit("b", 60), unit("c", 30, trainable=False), unit("d", 500))
+    config = configured(2, stage=3, param_persistence_threshold=200, model_persistence_threshold=140)
+    got = memory_inputs(config, units)
+    assert (got.root_numel, got.frozen_root_numel) == (100, 0)
+    config = configured(2, stage=3, param_persistence_threshold=200)
+    got = memory_inputs(config, units)
+    assert (got.root_numel, got.frozen_root_numel, got.largest_unit_numel) == (160, 30, 500)
+    assert memory_inputs(configured(2, stage=2), units).root_numel == 0
+
+
+def test_no_prefetch_beyond_the_limits() -> None:
+    units = (unit("a", 10_000),)
+    for limit in ({"prefetch_bucket_size": 9_999}, {"max_live_parameters": 19_999}):
+        config = configured(2, stage=3, param_persistence_threshold=0, **limit)
+        assert memory_inputs(config, units).prefetch_units == 0
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "compute_bytes", "expected"),
+    [("AdamW", 2, 12), ("AdamW", 4, 8), ("SGD", 2, 4), ("SGD", 4, 0)],
+)
+def test_state_bytes(optimizer: str, compute_bytes: int, expected: int) -> None:
+    config = resolve(load({"optimizer": {"type": optimizer}}), world_size=1)
+    assert optimizer_state_bytes(config.optimizer, compute_bytes=compute_bytes) == expected
+    assert optimizer_state_bytes(None, compute_bytes=2) == 12
+
+
+def test_transients_of_the_exchange() -> None:
+    """Gathered: unit, prefetched, tied; gradients: tied and two units; received: two units."""
+    units = (unit("embed", 1_000, whole_pass=True), unit("a", 8_000), unit("b", 8_000))
+    zero3 = gpu_transient(memory_inputs(configured(4, stage=3, param_persistence_threshold=0), units))
+    assert zero3.forward_bytes == 2 * (16_000 + 1_000)
+    assert zero3.backward_bytes == zero3.forward_bytes + 2 * (16_000 + 1_000) + 2 * 16_000
+    zero2 = gpu_transient(memory_inputs(configured(4, stage=2, overlap_comm=False), units))
+    assert (zero2.forward_bytes, zero2.backward_bytes) == (0, 2 * 9_000 + 2 * 8_000)
+    zero1 = gpu_transient(memory_inputs(configured(4, stage=1), units))
+    assert (zero1.backward_bytes, zero1.step_bytes) == (2 * 9_000, 4 * 8_000)
+    alone = gpu_transient(memory_inputs(configured(1, stage=3), units))
+    assert (alone.forward_bytes, alone.step_bytes) == (0, 0)
+
+
+def test_one_rank_keeps_what_stage_0_keeps() -> None:
+    units = gpt_units(d_model=32, layers=2, context=64, world_size=1)
+    totals = {
+        gpu_persistent(memory_inputs(configured(1, stage=stage), units)).total_bytes for stage in range(4)
+    }
+    assert len(totals) == 1
