@@ -74,6 +74,12 @@ SUSPEND = [
         want=Want(phase="Suspending", actions=(YIELD,)),
     ),
     Row(
+        id="refused: SIGTERM at once",
+        job=job(spec=SUSPENDED, status=asked(1)),
+        seen=seen(ready(0), ready(1), yielding=YieldState(attempt=1, error="401", refused=True)),
+        want=Want(phase="Suspending", actions=(DeleteWorkers(attempt=1, grace_s=None),)),
+    ),
+    Row(
         id="an answer for an earlier attempt does not count",
         job=job(spec=SUSPENDED, status=asked(4)),
         seen=seen(ready(0), ready(1), yielding=replace(ACKED, attempt=0)),
@@ -83,7 +89,7 @@ SUSPEND = [
         id="answered: wait for the checkpoint, at most the grace",
         job=job(spec=SUSPENDED, status=asked(4)),
         seen=seen(ready(0), ready(1), yielding=ACKED),
-        want=Want(phase="Suspending", actions=(), wake_in_s=61),
+        want=Want(phase="Suspending", actions=(), wake_in_s=71),
     ),
     Row(
         id="never answered: SIGTERM asks for the same checkpoint, with the pods' own grace",
@@ -141,7 +147,7 @@ SUSPEND = [
     ),
     Row(
         id="the grace is over: the pods are ended, with a warning",
-        job=job(spec=SUSPENDED, status=asked(66)),
+        job=job(spec=SUSPENDED, status=asked(76)),
         seen=seen(ready(0), ready(1), yielding=ACKED),
         want=Want(
             actions=(DeleteWorkers(attempt=1, grace_s=1),),

@@ -105,6 +105,8 @@ class YieldState:
     attempt: int
     acked_at: datetime | None = None
     error: str | None = None
+    refused: bool = False
+    """Asking again cannot help: no channel, no token, a program of the user's own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

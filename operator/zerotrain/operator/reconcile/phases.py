@@ -17,6 +17,7 @@ from zerotrain.operator.reconcile.conditions import FINISHED
 from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.plan import CreateWorkers, DeleteJob, DeleteWorkers, RequestYield
 from zerotrain.operator.reconcile.teardown import KILL_GRACE_S, end_live_workers, end_workers
+from zerotrain.operator.resources.container import DEFAULT_GRACE_S
 
 ECHO_SETTLE = timedelta(milliseconds=500)
 """A plain failure waits so long for surer evidence: peers of a killed rank often report first."""
@@ -195,7 +196,7 @@ def _yield_is_over(draft: Draft, view: AttemptView) -> bool:
     if view.all_in(OVER | {Fate.ABSENT, Fate.PENDING}) or first_failure(view) is not None:
         return True
     asked = draft.status.checkpoint.requested_at or draft.now
-    limit = asked + _grace(draft) + YIELD_SLACK
+    limit = asked + YIELD_FALLBACK + _grace(draft) + YIELD_SLACK
     if draft.now >= limit:
         draft.emit(
             Reason.YIELD_TIMEOUT,
@@ -208,13 +209,9 @@ def _yield_is_over(draft: Draft, view: AttemptView) -> bool:
     state = draft.observed.yielding
     if state is not None and state.attempt == view.number and state.acked_at is not None:
         return False
-    coordinator = view.workers[0]
-    if (
-        draft.now < asked + YIELD_FALLBACK
-        and coordinator.fate is Fate.RUNNING
-        and coordinator.pod is not None
-    ):
-        pod = coordinator.pod
+    refused = state is not None and state.attempt == view.number and state.refused
+    pod = view.workers[0].pod if view.workers[0].fate is Fate.RUNNING else None
+    if pod is not None and not refused and draft.now < asked + YIELD_FALLBACK:
         draft.act(RequestYield(attempt=view.number, pod=pod.name, pod_ip=pod.pod_ip))
         draft.wake(min(draft.now + timedelta(seconds=2), asked + YIELD_FALLBACK))
     elif view.count(Fate.RUNNING, Fate.PENDING):
@@ -259,7 +256,7 @@ def _deadline_passed(draft: Draft) -> bool:
 
 def _grace(draft: Draft) -> timedelta:
     checkpoint = draft.job.spec.checkpoint
-    return timedelta(seconds=checkpoint.grace_period_seconds if checkpoint is not None else 30)
+    return timedelta(seconds=checkpoint.grace_period_seconds if checkpoint is not None else DEFAULT_GRACE_S)
 
 
 _HANDLERS: dict[Phase, Callable[[Draft], None]] = {

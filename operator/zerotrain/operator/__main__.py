@@ -1,0 +1,5 @@
+"""`python -m zerotrain.operator`"""
+
+from zerotrain.operator.main import run
+
+run()

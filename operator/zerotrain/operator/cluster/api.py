@@ -1,0 +1,157 @@
+"""Requests to the API server as plain JSON: limited, retried, counted. All of `cluster` goes through here."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from zerotrain.operator.cluster.connection import Connection
+from zerotrain.operator.cluster.errors import ApiError, Unavailable, error_of
+from zerotrain.operator.cluster.rate import TokenBucket
+from zerotrain.operator.cluster.telemetry import Telemetry
+
+JSON = "application/json"
+MERGE_PATCH = "application/merge-patch+json"
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ApiLimits:
+    """How hard the operator may press the API server."""
+
+    requests_per_second: float = 200.0
+    burst: int = 400
+    timeout_s: float = 30.0
+    """Of one try. Watches have their own."""
+    retries: int = 6
+    first_backoff_s: float = 0.25
+    max_backoff_s: float = 8.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """One call."""
+
+    method: str
+    path: str
+    kind: str
+    """What it is about (`pods`, `leases`, ...), for the metrics: paths would be too many labels."""
+    body: Json | None = None
+    params: Mapping[str, str] = field(default_factory=dict)
+    content_type: str = JSON
+    retries: int | None = None
+    """Fewer than the limits' where waiting is worse than failing."""
+
+
+class Api:
+    """The one client of the operator. `async with` opens and closes its session."""
+
+    def __init__(self, connection: Connection, limits: ApiLimits, telemetry: Telemetry) -> None:
+        self.connection = connection
+        self.limits = limits
+        self._telemetry = telemetry
+        self._bucket = TokenBucket(rate=limits.requests_per_second, burst=limits.burst)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Api:
+        self._session = self.connection.session()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            raise RuntimeError("the API client is not open; use it as `async with Api(...) as api`")
+        return self._session
+
+    async def call(self, request: Request) -> Json:
+        """The answer's JSON. Raises ApiError; 429, 5xx and lost connections only after all retries."""
+        text = await self.call_raw(request)
+        return dict(json.loads(text)) if text else {}
+
+    async def call_raw(self, request: Request) -> bytes:
+        retries = self.limits.retries if request.retries is None else request.retries
+        for attempt in range(retries + 1):
+            try:
+                return await self._try(request)
+            except Unavailable as error:
+                if attempt == retries:
+                    raise
+                await asyncio.sleep(self._backoff_s(attempt, error))
+        raise AssertionError("unreachable: the loop returns or raises")
+
+    async def watch(self, path: str, params: Mapping[str, str], *, kind: str) -> AsyncIterator[Json]:
+        """The events of one watch, until the server ends it. Raises ApiError, aiohttp.ClientError."""
+        await self._bucket.take()
+        headers = await self.connection.headers()
+        url = self.connection.server + path
+        # Bookmarks come every minute: a watch that is silent for longer is dead, whatever TCP says.
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=90)
+        query = {**params, "watch": "true", "allowWatchBookmarks": "true"}
+        async with self.session.get(url, params=query, headers=headers, timeout=timeout) as response:
+            self._telemetry.request("WATCH", kind, response.status)
+            if response.status >= 300:
+                raise error_of(f"WATCH {path}", response.status, await response.read())
+            buffer = b""
+            # Lines by hand: an object with its managed fields may exceed the reader's own line limit.
+            async for chunk in response.content.iter_any():
+                *lines, buffer = (buffer + chunk).split(b"\n")
+                for line in lines:
+                    if line.strip():
+                        yield json.loads(line)
+
+    async def _try(self, request: Request) -> bytes:
+        await self._bucket.take()
+        headers = await self.connection.headers()
+        data = None
+        if request.body is not None:
+            data = json.dumps(request.body, separators=(",", ":")).encode()
+            headers["Content-Type"] = request.content_type
+        told = f"{request.method} {request.path}"
+        try:
+            async with self.session.request(
+                request.method,
+                self.connection.server + request.path,
+                params=request.params,
+                data=data,
+                headers=headers,
+                timeout=aiohttp.ClientTimeout(total=self.limits.timeout_s),
+            ) as response:
+                body = await response.read()
+                self._telemetry.request(request.method, request.kind, response.status)
+                if response.status < 300:
+                    return body
+                error = error_of(told, response.status, body)
+                if isinstance(error, Unavailable):
+                    error.retry_after_s = _retry_after(response)
+                raise error
+        except (aiohttp.ClientError, TimeoutError, OSError) as cause:
+            self._telemetry.request(request.method, request.kind, 0)
+            raise Unavailable(f"{told}: no answer: {cause!r}") from cause
+
+    def _backoff_s(self, attempt: int, error: Unavailable) -> float:
+        asked = error.retry_after_s
+        own = min(self.limits.first_backoff_s * 2.0**attempt, self.limits.max_backoff_s)
+        # Jitter, so that a thousand creations that were refused together do not come back together.
+        return max(asked or 0.0, own) * random.uniform(0.8, 1.2)
+
+
+def _retry_after(response: aiohttp.ClientResponse) -> float | None:
+    try:
+        return float(response.headers.get("Retry-After", ""))
+    except ValueError:
+        return None
+
+
+__all__ = ["JSON", "MERGE_PATCH", "Api", "ApiError", "ApiLimits", "Json", "Request"]

@@ -1,0 +1,148 @@
+"""Leader election with the library's algorithm over a Lease of ours, as plain JSON through the same client.
+
+The identity is the pod's UID, so that a container that is restarted in its pod takes over at once. The holder
+gives the lease back when it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from kubernetes.aio.client.exceptions import ApiException
+from kubernetes.aio.leaderelection.electionconfig import Config
+from kubernetes.aio.leaderelection.leaderelection import LeaderElection
+from kubernetes.aio.leaderelection.leaderelectionrecord import LeaderElectionRecord
+from kubernetes.aio.leaderelection.resourcelock.baselock import BaseLock
+
+from zerotrain.operator.cluster.api import Api, Json, Request
+from zerotrain.operator.cluster.errors import ApiError, Unavailable
+
+log = logging.getLogger(__name__)
+
+LEASE_S, RENEW_S, RETRY_S = 15, 10, 2
+_NEVER = "1970-01-01T00:00:00.000000Z"
+
+
+class ApiLease(BaseLock):
+    """The Lease as the library's election wants it. No answer counts as "not now", never as an error:
+    the election's own loop has no handler for lost connections."""
+
+    def __init__(self, api: Api, *, namespace: str, name: str, identity: str) -> None:
+        super().__init__(name, namespace, identity)
+        self._api = api
+        self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+        self._held: Json | None = None
+
+    async def get(self, name: str, namespace: str) -> tuple[bool, Any]:
+        try:
+            self._held = await self._call("GET", f"{self._path}/{name}")
+        except ApiError as error:
+            answer = ApiException(status=error.status, reason=str(error))
+            answer.body = json.dumps({"code": error.status})
+            return False, answer
+        return True, _record(self._held["spec"])
+
+    async def create(self, name: str, namespace: str, election_record: LeaderElectionRecord) -> bool:
+        meta = {"name": name, "namespace": namespace}
+        body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta}
+        return await self._write("POST", self._path, {**body, "spec": _spec(election_record, None)})
+
+    async def update(self, name: str, namespace: str, updated_record: LeaderElectionRecord) -> bool:
+        if self._held is None:
+            return False
+        body = {**self._held, "spec": _spec(updated_record, self._held["spec"])}
+        return await self._write("PUT", f"{self._path}/{name}", body)
+
+    async def release(self) -> None:
+        """Give the lease back if it is ours, so that the next holder need not wait for its end."""
+        found, _ = await self.get(self.name, self.namespace)
+        if not found or self._held is None or self._held["spec"].get("holderIdentity") != self.identity:
+            return
+        spec = {**self._held["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}
+        await self._write("PUT", f"{self._path}/{self.name}", {**self._held, "spec": spec})
+
+    async def _write(self, method: str, path: str, body: Json) -> bool:
+        try:
+            self._held = await self._call(method, path, body)
+        except ApiError as error:
+            log.info("lease %s: %s", self.name, error)
+            return False
+        return True
+
+    async def _call(self, method: str, path: str, body: Json | None = None) -> Json:
+        # No retries: the election's loop is the retry, and it counts the time.
+        request = Request(method=method, path=path, kind="leases", body=body, retries=0)
+        try:
+            async with asyncio.timeout(RENEW_S / 2):
+                return await self._api.call(request)
+        except TimeoutError as error:
+            raise Unavailable(f"{method} {path}: no answer within {RENEW_S / 2} s") from error
+
+
+class Leadership:
+    """Campaigns for as long as it runs; `held` is set while this replica is the leader."""
+
+    def __init__(self, lease: ApiLease, *, gained: Callable[[], None], lost: Callable[[], None]) -> None:
+        self._lease, self._gained, self._lost = lease, gained, lost
+        self.held = asyncio.Event()
+        self._leading: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        try:
+            while True:
+                await LeaderElection(self._config()).run()
+        finally:
+            was_leader = self.held.is_set()
+            self._step_down()
+            if self._leading is not None:
+                self._leading.cancel()
+            if was_leader:
+                await asyncio.shield(self._lease.release())
+
+    def _config(self) -> Config:
+        return Config(self._lease, LEASE_S, RENEW_S, RETRY_S, self._lead, self._end)
+
+    async def _lead(self) -> None:
+        log.info("leading as %s", self._lease.identity)
+        self._leading = asyncio.current_task()
+        self.held.set()
+        self._gained()
+        await asyncio.Event().wait()
+
+    async def _end(self) -> None:
+        log.warning("the lease was not renewed in time: this replica stands by")
+        self._step_down()
+
+    def _step_down(self) -> None:
+        if self.held.is_set():
+            self.held.clear()
+            self._lost()
+
+
+def _record(spec: Json) -> LeaderElectionRecord:
+    # An empty holder means a lease that was given back: None makes the library take it without waiting.
+    return LeaderElectionRecord(
+        spec.get("holderIdentity") or None,
+        str(spec.get("leaseDurationSeconds", LEASE_S)),
+        spec.get("acquireTime", _NEVER),
+        spec.get("renewTime", _NEVER),
+    )
+
+
+def _spec(record: LeaderElectionRecord, old: Json | None) -> Json:
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    same = old is not None and old.get("holderIdentity") == record.holder_identity
+    changes = int((old or {}).get("leaseTransitions", 0)) + (0 if same or old is None else 1)
+    return {
+        "holderIdentity": record.holder_identity,
+        "leaseDurationSeconds": LEASE_S,
+        # The library writes local time without a zone; a Lease is read by people in other zones.
+        "acquireTime": old["acquireTime"] if old is not None and same and "acquireTime" in old else now,
+        "renewTime": now,
+        "leaseTransitions": changes,
+    }

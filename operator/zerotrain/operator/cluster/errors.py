@@ -1,0 +1,87 @@
+"""What can go wrong between the operator and the API server. Retrying is a property of the type.
+
+ApiError
+    NotFound            404: the object is gone
+    Conflict            409 on an update: somebody wrote first
+    AlreadyExists       409 on a creation
+    Gone                410: the version is too old, list again
+    Forbidden           403: missing permission, quota or admission; retrying at once cannot help
+    Unprocessable       400, 422: the API server does not accept the object
+    Unavailable         429, 5xx or no connection, after all retries
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+
+class ApiError(Exception):
+    """The API server answered with an error; `status` 0 means that it did not answer."""
+
+    def __init__(self, message: str, *, status: int = 0, reason: str = "") -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+
+
+class NotFound(ApiError):
+    pass
+
+
+class Conflict(ApiError):
+    pass
+
+
+class AlreadyExists(ApiError):
+    pass
+
+
+class Gone(ApiError):
+    pass
+
+
+class Forbidden(ApiError):
+    pass
+
+
+class Unprocessable(ApiError):
+    pass
+
+
+class Unavailable(ApiError):
+    retry_after_s: float | None = None
+    """What the server asked for in Retry-After."""
+
+
+_BY_STATUS: dict[int, type[ApiError]] = {
+    400: Unprocessable,
+    403: Forbidden,
+    404: NotFound,
+    409: Conflict,
+    410: Gone,
+    422: Unprocessable,
+    429: Unavailable,
+}
+
+
+def error_of(request: str, status: int, body: bytes) -> ApiError:
+    """The typed error of an answer that is not 2xx; `request` is `VERB path`."""
+    said = _status_object(body)
+    reason, message = (
+        str(said.get("reason", "")),
+        str(said.get("message", "")) or body[:200].decode(errors="replace"),
+    )
+    kind = AlreadyExists if reason == "AlreadyExists" else _BY_STATUS.get(status, ApiError)
+    if status >= 500:
+        kind = Unavailable
+    return kind(f"{request}: {status} {message}", status=status, reason=reason)
+
+
+def _status_object(body: bytes) -> dict[str, Any]:
+    # A proxy or load balancer in between may answer with HTML or nothing at all.
+    try:
+        parsed = json.loads(body)
+    except ValueError:
+        return {}
+    return parsed if isinstance(parsed, dict) else {}

@@ -1,0 +1,89 @@
+"""Reading and writing jobs: the newest known body of each, the one status write of a pass."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any
+
+from zerotrain.operator.api import ZeroTrainingJobStatus
+from zerotrain.operator.cluster.api import Api, Json, Request
+from zerotrain.operator.cluster.store import JobKey, version_of
+from zerotrain.operator.constants import API_VERSION, GROUP, KIND, PLURAL, VERSION
+
+ALL_JOBS = f"/apis/{GROUP}/{VERSION}/{PLURAL}"
+PAGE = 500
+
+
+def job_path(key: JobKey) -> str:
+    return f"/apis/{GROUP}/{VERSION}/namespaces/{key.namespace}/{PLURAL}/{key.name}"
+
+
+class JobCache:
+    """The newest body of every job, from watch events and from the answers to our own writes."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[JobKey, Json] = {}
+
+    def put(self, job: Json) -> bool:
+        """Keep `job` unless a newer one is known; whether it was news."""
+        key = key_of(job)
+        old = self._jobs.get(key)
+        same_life = old is not None and old["metadata"]["uid"] == job["metadata"]["uid"]
+        if old is not None and same_life and version_of(job) <= version_of(old):
+            return False
+        job["metadata"].pop("managedFields", None)
+        self._jobs[key] = job
+        return True
+
+    def remove(self, job: Mapping[str, Any]) -> bool:
+        """Forget a deleted job, unless its name is another job's by now."""
+        key = key_of(job)
+        held = self._jobs.get(key)
+        if held is None or held["metadata"]["uid"] != job["metadata"]["uid"]:
+            return False
+        del self._jobs[key]
+        return True
+
+    def get(self, key: JobKey) -> Json | None:
+        return self._jobs.get(key)
+
+    def __iter__(self) -> Iterator[tuple[JobKey, Json]]:
+        return iter(list(self._jobs.items()))
+
+
+def key_of(job: Mapping[str, Any]) -> JobKey:
+    return JobKey(job["metadata"]["namespace"], job["metadata"]["name"])
+
+
+class JobClient:
+    """Jobs at the API server."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    async def get(self, key: JobKey) -> Json:
+        return await self._api.call(Request(method="GET", path=job_path(key), kind=PLURAL))
+
+    async def list(self) -> AsyncIterator[Json]:
+        params = {"limit": str(PAGE)}
+        while True:
+            answer = await self._api.call(Request(method="GET", path=ALL_JOBS, kind=PLURAL, params=params))
+            for job in answer.get("items", ()):
+                # Items of a list come without their kind.
+                yield {"apiVersion": API_VERSION, "kind": KIND, **job}
+            more = answer["metadata"].get("continue")
+            if not more:
+                return
+            params = {"limit": str(PAGE), "continue": more}
+
+    async def write_status(self, job: Json, status: ZeroTrainingJobStatus) -> Json:
+        """Replace the status of exactly the version that was reconciled. Raises Conflict when it is not the
+        newest any more, NotFound when the job is gone."""
+        body = {**job, "status": status.model_dump(mode="json", by_alias=True, exclude_none=True)}
+        path = f"{job_path(key_of(job))}/status"
+        return await self._api.call(Request(method="PUT", path=path, kind=f"{PLURAL}/status", body=body))
+
+    async def delete(self, job: Json) -> None:
+        """Delete this life of the job; its objects follow by their ownerReferences."""
+        body = {"propagationPolicy": "Background", "preconditions": {"uid": job["metadata"]["uid"]}}
+        await self._api.call(Request(method="DELETE", path=job_path(key_of(job)), kind=PLURAL, body=body))

@@ -1,0 +1,50 @@
+"""What the operator remembers of a job between passes and may forget: that costs time, never correctness."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from zerotrain.contract.progress import Progress
+from zerotrain.operator.cluster.store import PodStore
+from zerotrain.operator.reconcile import Observed, Problem, YieldState
+
+
+@dataclass(slots=True)
+class JobMemory:
+    """One job's scratch."""
+
+    problem: Problem | None = None
+    failures: int = 0
+    """Passes in a row that ended in a problem; for the backoff."""
+    yielding: YieldState | None = None
+    progress: Progress | None = None
+    laggard: Progress | None = None
+    ensured: int | None = None
+    """Hash of the shared objects that are known to exist as they should be."""
+
+
+@dataclass(slots=True)
+class Memories:
+    """By the job's UID."""
+
+    jobs: dict[str, JobMemory] = field(default_factory=dict)
+
+    def of(self, uid: str) -> JobMemory:
+        return self.jobs.setdefault(uid, JobMemory())
+
+    def forget(self, uid: str) -> None:
+        self.jobs.pop(uid, None)
+
+    def observe(self, uid: str, store: PodStore) -> Observed:
+        """Everything outside the job's own object, at this moment."""
+        pods, gone = store.of_job(uid)
+        memory = self.of(uid)
+        return Observed(
+            pods=pods,
+            gone=gone,
+            synced_at=store.synced_at,
+            progress=memory.progress,
+            laggard=memory.laggard,
+            yielding=memory.yielding,
+            problem=memory.problem,
+        )

@@ -1,0 +1,122 @@
+"""All worker pods in memory, by the UID of their job, reduced to what reconcile reads.
+
+Filled by the reflector and by the answers to our own creations, so that a pass right after a creation does
+not miss the pods it just made. Resource versions decide which of two views is newer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
+
+from zerotrain.operator.constants import LABEL_JOB
+from zerotrain.operator.reconcile import PodView, job_uid_of, pod_view
+
+MAX_GONE = 20_000
+"""Last views kept per job: those of one attempt of the largest job, twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobKey:
+    """A job by name; which of its lives is meant is the UID's business."""
+
+    namespace: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    view: PodView
+    version: int
+    key: JobKey
+
+
+@dataclass(slots=True)
+class _Pods:
+    present: dict[str, _Entry] = field(default_factory=dict)
+    """By the pod's UID."""
+    gone: dict[str, PodView] = field(default_factory=dict)
+
+
+class PodStore:
+    """Not thread-safe: one event loop owns it."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[str, _Pods] = {}
+        self.synced_at: datetime | None = None
+        """When the first full list was in."""
+
+    def put(self, pod: Mapping[str, Any], *, now: datetime) -> JobKey | None:
+        """Take in a newer view of a pod; the key of its job when that changed anything."""
+        uid, view = job_uid_of(pod), pod_view(pod, seen_at=now)
+        if uid is None or view is None:
+            return None
+        pods = self._jobs.setdefault(uid, _Pods())
+        old, version = pods.present.get(view.uid), version_of(pod)
+        if view.uid in pods.gone or (old is not None and version <= old.version):
+            return None
+        if old is not None and old.view.ended_seen_at is not None and view.ended:
+            view = replace(view, ended_seen_at=old.view.ended_seen_at)
+        key = JobKey(pod["metadata"]["namespace"], pod["metadata"]["labels"].get(LABEL_JOB, ""))
+        pods.present[view.uid] = _Entry(view, version, key)
+        return key if old is None or old.view != view else None
+
+    def remove(self, pod: Mapping[str, Any], *, now: datetime) -> JobKey | None:
+        """The pod is gone; its last view stays, for it may tell how the program ended."""
+        self.put(pod, now=now)
+        uid = job_uid_of(pod)
+        return self._bury(uid, pod["metadata"]["uid"]) if uid is not None else None
+
+    def replace(self, pods: Iterable[Mapping[str, Any]], *, version: int, now: datetime) -> set[JobKey]:
+        """Take in a full list as of `version`; the keys of all jobs that changed."""
+        changed, listed = set(), set()
+        for pod in pods:
+            listed.add(pod["metadata"]["uid"])
+            changed.add(self.put(pod, now=now))
+        for job_uid, held in list(self._jobs.items()):
+            # A pod that is newer than the list was created while the list was on its way.
+            lost = [
+                uid for uid, entry in held.present.items() if uid not in listed and entry.version <= version
+            ]
+            changed.update(self._bury(job_uid, uid) for uid in lost)
+        if self.synced_at is None:
+            self.synced_at = now
+        return {key for key in changed if key is not None}
+
+    def of_job(self, job_uid: str) -> tuple[tuple[PodView, ...], tuple[PodView, ...]]:
+        """The pods that exist, and the last views of those that went."""
+        pods = self._jobs.get(job_uid)
+        if pods is None:
+            return (), ()
+        return tuple(entry.view for entry in pods.present.values()), tuple(pods.gone.values())
+
+    def forget_before(self, job_uid: str, attempt: int) -> None:
+        """Drop the last views of attempts that are over."""
+        pods = self._jobs.get(job_uid)
+        if pods is not None and pods.gone:
+            pods.gone = {uid: view for uid, view in pods.gone.items() if view.attempt >= attempt}
+
+    def forget(self, job_uid: str) -> None:
+        """The job is gone."""
+        self._jobs.pop(job_uid, None)
+
+    def _bury(self, job_uid: str, pod_uid: str) -> JobKey | None:
+        pods = self._jobs.get(job_uid)
+        entry = pods.present.pop(pod_uid, None) if pods is not None else None
+        if pods is None or entry is None:
+            return None
+        pods.gone[pod_uid] = entry.view
+        while len(pods.gone) > MAX_GONE:
+            pods.gone.pop(next(iter(pods.gone)))
+        return entry.key
+
+
+def version_of(item: Mapping[str, Any]) -> int:
+    """The resource version as a number; 0 when it is none, which makes every other view newer.
+
+    Kubernetes declares them comparable since 1.35 and has always kept them so.
+    """
+    text = item.get("metadata", {}).get("resourceVersion", "")
+    return int(text) if text.isdigit() else 0

@@ -1,0 +1,134 @@
+"""How this replica of the operator was started: environment variables in, one frozen object out."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from zerotrain.contract.channel_token import MIN_KEY_BYTES
+from zerotrain.operator.cluster.api import ApiLimits
+from zerotrain.operator.cluster.channel import ChannelKind
+from zerotrain.operator.resources import ResourceOptions
+
+PREFIX = "ZEROTRAIN_OPERATOR_"
+LOCAL_KEY = Path("build/operator/channel.key")
+"""Made on first use when the operator runs outside a cluster and no key file is named."""
+
+T = TypeVar("T")
+
+
+class OperatorConfigError(ValueError):
+    """A variable or file that the operator starts from is missing or wrong."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OperatorConfig:
+    """Everything that may differ between two installations."""
+
+    namespace: str = "zerotrain-system"
+    """Where the operator's own Lease lives."""
+    lease: str = "zerotrain-operator"
+    identity: str = ""
+    """Holder of the lease: the pod's UID, so that a restarted container takes over at once."""
+    key_file: Path | None = None
+    """File with the secret that channel tokens are derived from."""
+    http_address: str = ""
+    """`host:port` of /healthz and /metrics; nothing is served when empty."""
+    channel: ChannelKind | None = None
+    """None picks: by pod IP inside the cluster, through the API server outside."""
+    workers: int = 32
+    """Passes at once, over all jobs."""
+    resync_s: float = 300.0
+    """Every job gets a pass at least this often, whatever the watches bring."""
+    limits: ApiLimits = field(default_factory=ApiLimits)
+    resources: ResourceOptions = field(default_factory=ResourceOptions)
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] = os.environ) -> OperatorConfig:
+        """Raises OperatorConfigError naming the variable."""
+        read = _Reader(environ)
+        defaults, limits, resources = cls(), ApiLimits(), ResourceOptions()
+        namespace = read.get("NAMESPACE", str, defaults.namespace)
+        return cls(
+            namespace=namespace,
+            lease=read.get("LEASE", str, defaults.lease),
+            identity=read.get("IDENTITY", str, f"{socket.gethostname()}-{secrets.token_hex(4)}"),
+            key_file=read.get("KEY_FILE", Path, None),
+            http_address=read.get("HTTP_ADDRESS", str, defaults.http_address),
+            channel=read.get("CHANNEL", ChannelKind, None),
+            workers=read.get("WORKERS", int, defaults.workers),
+            resync_s=read.get("RESYNC_SECONDS", float, defaults.resync_s),
+            limits=ApiLimits(
+                requests_per_second=read.get("REQUESTS_PER_SECOND", float, limits.requests_per_second),
+                burst=read.get("REQUEST_BURST", int, limits.burst),
+            ),
+            resources=ResourceOptions(
+                operator_namespace=namespace,
+                monitoring_namespace=read.get("MONITORING_NAMESPACE", str, resources.monitoring_namespace),
+                extra_egress_cidrs=read.get("EXTRA_EGRESS_CIDRS", _names, ()),
+                extra_http_cidrs=read.get("EXTRA_HTTP_CIDRS", _names, ()),
+                image_pull_policy=read.get("IMAGE_PULL_POLICY", str, None),
+                rendezvous_timeout_s=read.get(
+                    "RENDEZVOUS_TIMEOUT_SECONDS", float, resources.rendezvous_timeout_s
+                ),
+            ),
+        )
+
+
+def operator_key(config: OperatorConfig, *, in_cluster: bool) -> bytes:
+    """The key's bytes. Outside a cluster a missing file is made, readable by its owner alone.
+
+    Raises OperatorConfigError.
+    """
+    path = config.key_file
+    if path is None:
+        if in_cluster:
+            raise OperatorConfigError(
+                f"{PREFIX}KEY_FILE must name the mounted Secret's file; see deploy/kustomize"
+            )
+        path = _local_key()
+    try:
+        key = path.read_bytes().strip()
+    except OSError as error:
+        raise OperatorConfigError(f"{PREFIX}KEY_FILE={path} cannot be read: {error}") from error
+    if len(key) < MIN_KEY_BYTES:
+        raise OperatorConfigError(
+            f"{PREFIX}KEY_FILE={path} holds {len(key)} bytes, at least {MIN_KEY_BYTES} are needed; "
+            "create one with `openssl rand -hex 32`"
+        )
+    return key
+
+
+def _local_key() -> Path:
+    LOCAL_KEY.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        # Exclusive: of two operators that start together, one makes the key and both use it.
+        descriptor = os.open(LOCAL_KEY, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return LOCAL_KEY
+    with os.fdopen(descriptor, "w") as file:
+        file.write(secrets.token_hex(MIN_KEY_BYTES))
+    return LOCAL_KEY
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    environ: Mapping[str, str]
+
+    def get(self, name: str, parse: Callable[[str], Any], default: Any) -> Any:
+        text = self.environ.get(PREFIX + name, "")
+        if text == "":
+            return default
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise OperatorConfigError(f"{PREFIX}{name}={text!r}: {error}") from error
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())

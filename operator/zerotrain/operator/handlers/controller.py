@@ -1,0 +1,167 @@
+"""One pass over one job: observe, decide, write status, tell, act. Workers take keys from the queue."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from zerotrain.operator.cluster.api import Json
+from zerotrain.operator.cluster.errors import ApiError, Conflict, NotFound, Unavailable
+from zerotrain.operator.cluster.events import EventWriter
+from zerotrain.operator.cluster.executor import ActionRefused, Executor
+from zerotrain.operator.cluster.jobs import JobCache, JobClient
+from zerotrain.operator.cluster.memory import Memories
+from zerotrain.operator.cluster.store import JobKey, PodStore
+from zerotrain.operator.cluster.telemetry import Telemetry
+from zerotrain.operator.handlers.queue import WorkQueue
+from zerotrain.operator.reconcile import Plan, RequestYield, reconcile
+
+log = logging.getLogger(__name__)
+
+PODS_SETTLE_S = 0.1
+"""Pods of a job change together; one pass for all of them saves as many status writes."""
+
+MIN_BACKOFF_S, MAX_BACKOFF_S = 1.0, 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Controller:
+    """Everything a pass needs."""
+
+    queue: WorkQueue[JobKey]
+    jobs: JobCache
+    store: PodStore
+    memories: Memories
+    client: JobClient
+    executor: Executor
+    events: EventWriter
+    telemetry: Telemetry
+    may_act: asyncio.Event
+    """Set while this replica leads and its pod store is complete."""
+
+    def job_changed(self, job: Json) -> None:
+        """A job as a watch or list brought it."""
+        if self.jobs.put(job):
+            self.queue.add(JobKey(job["metadata"]["namespace"], job["metadata"]["name"]))
+
+    def job_deleted(self, job: Json) -> None:
+        """Its objects go by their ownerReferences; only our memory is left to clear."""
+        uid = job["metadata"]["uid"]
+        if self.jobs.remove(job):
+            self.queue.forget(JobKey(job["metadata"]["namespace"], job["metadata"]["name"]))
+        self.store.forget(uid)
+        self.memories.forget(uid)
+
+    def pods_changed(self, key: JobKey) -> None:
+        self.queue.add_after(key, PODS_SETTLE_S)
+
+    def all_changed(self) -> None:
+        for key, _ in self.jobs:
+            self.queue.add(key)
+
+    async def work(self) -> None:
+        """Take keys until cancelled."""
+        while True:
+            key = await self.queue.get()
+            try:
+                await self._pass(key)
+            finally:
+                self.queue.done(key)
+                self.telemetry.queue_depth.set(len(self.queue))
+
+    async def resync(self, every_s: float) -> None:
+        """List all jobs now and then: a watch that died silently must not cost a job."""
+        while True:
+            await asyncio.sleep(every_s)
+            try:
+                listed = [job async for job in self.client.list()]
+            except ApiError as error:
+                log.warning("listing the jobs again: %s", error)
+                continue
+            alive = {job["metadata"]["uid"] for job in listed}
+            for job in listed:
+                self.jobs.put(job)
+            for _, job in self.jobs:
+                if job["metadata"]["uid"] not in alive:
+                    await self._refresh(JobKey(job["metadata"]["namespace"], job["metadata"]["name"]))
+            self.telemetry.count_jobs(self.phases())
+            self.all_changed()
+
+    def phases(self) -> Counter[str]:
+        return Counter(str(job.get("status", {}).get("phase", "Pending")) for _, job in self.jobs)
+
+    async def _pass(self, key: JobKey) -> None:
+        job = self.jobs.get(key)
+        if job is None or not self.may_act.is_set():
+            return
+        started = time.monotonic()
+        try:
+            await self._reconcile(key, job)
+            self.memories.of(job["metadata"]["uid"]).failures = 0
+        except Conflict as error:
+            # Somebody wrote between our read and our write: decide again on what is there now.
+            log.debug("%s: %s", key, error)
+            await self._refresh(key)
+            self.queue.add(key)
+        except NotFound:
+            await self._refresh(key)
+        except ActionRefused as error:
+            self._retry(key, job, error)
+        except Exception as error:
+            self.telemetry.reconcile_errors.inc()
+            expected = isinstance(error, Unavailable)
+            log.log(
+                logging.WARNING if expected else logging.ERROR, "%s: %s", key, error, exc_info=not expected
+            )
+            self._retry(key, job, error)
+        finally:
+            self.telemetry.reconcile_seconds.observe(time.monotonic() - started)
+
+    async def _reconcile(self, key: JobKey, job: Json) -> None:
+        uid = job["metadata"]["uid"]
+        plan = reconcile(job, self.memories.observe(uid, self.store), datetime.now(UTC))
+        if plan.status is not None:
+            job = await self.client.write_status(job, plan.status)
+            self.jobs.put(job)
+            self.store.forget_before(uid, plan.status.attempt)
+        await asyncio.gather(self.events.write(job, plan.events), self._act(key, job, plan))
+        if plan.wake_at is not None:
+            self.queue.add_after(key, (plan.wake_at - datetime.now(UTC)).total_seconds())
+
+    async def _act(self, key: JobKey, job: Json, plan: Plan) -> None:
+        if not plan.actions:
+            return
+        await self.executor.perform(job, plan.actions)
+        memory = self.memories.of(job["metadata"]["uid"])
+        cleared, memory.problem = memory.problem is not None, None
+        # What was made is in the store already; an answer of a worker is in memory. Both may change the plan.
+        if cleared or any(isinstance(action, RequestYield) for action in plan.actions):
+            self.queue.add(key)
+        else:
+            self.queue.add_after(key, PODS_SETTLE_S)
+
+    def _retry(self, key: JobKey, job: Json, error: Exception) -> None:
+        memory = self.memories.of(job["metadata"]["uid"])
+        memory.failures += 1
+        backoff = min(MIN_BACKOFF_S * 2.0 ** (memory.failures - 1), MAX_BACKOFF_S)
+        if isinstance(error, ActionRefused) and memory.problem != error.problem:
+            memory.problem = error.problem
+            self.queue.add(key)  # once more at once, to say so in the conditions
+            return
+        self.queue.add_after(key, backoff)
+
+    async def _refresh(self, key: JobKey) -> None:
+        """Read the job again; forget it when it is gone."""
+        held = self.jobs.get(key)
+        try:
+            self.jobs.put(await self.client.get(key))
+        except NotFound:
+            if held is not None:
+                self.job_deleted(held)
+        except ApiError as error:
+            log.warning("%s: reading it again: %s", key, error)
+            self.queue.add_after(key, MIN_BACKOFF_S)

@@ -1,0 +1,79 @@
+"""/healthz, /readyz and /metrics of the operator. Healthy means that events flow and the loop turns."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+LAG_INTERVAL_S = 1.0
+MAX_LAG_S = 10.0
+MAX_WATCH_AGE_S = 300.0
+"""Bookmarks come every minute; an outage of the API server shorter than this is no reason to be restarted."""
+
+
+class LoopLag:
+    """Measures how late the event loop wakes up; a blocking call anywhere shows here."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._beat = time.monotonic()
+
+    @property
+    def now_s(self) -> float:
+        """The last measured lag, or the current one when the loop has just come back from a stall."""
+        return max(self.seconds, time.monotonic() - self._beat - LAG_INTERVAL_S)
+
+    async def run(self) -> None:
+        while True:
+            self._beat = time.monotonic()
+            await asyncio.sleep(LAG_INTERVAL_S)
+            self.seconds = max(time.monotonic() - self._beat - LAG_INTERVAL_S, 0.0)
+
+
+def health_problems(*, lag_s: float, watch_age_s: float) -> list[str]:
+    """What is wrong, in words; empty when the operator is well."""
+    problems = []
+    if lag_s > MAX_LAG_S:
+        problems.append(f"the event loop is {lag_s:.1f} s late, {MAX_LAG_S:.0f} s are allowed")
+    if watch_age_s > MAX_WATCH_AGE_S:
+        problems.append(f"no event or bookmark for {watch_age_s:.0f} s, {MAX_WATCH_AGE_S:.0f} s are allowed")
+    return problems
+
+
+async def serve(
+    address: str,
+    *,
+    problems: Callable[[], list[str]],
+    synced: Callable[[], bool],
+    registry: CollectorRegistry,
+    before_scrape: Callable[[], None],
+) -> Callable[[], Awaitable[None]]:
+    """Listen on `host:port`; the returned function stops it. Raises OSError when the address is taken."""
+
+    async def healthz(_: web.Request) -> web.Response:
+        wrong = problems()
+        return web.Response(text="\n".join(wrong) or "ok", status=503 if wrong else 200)
+
+    async def readyz(_: web.Request) -> web.Response:
+        ready = synced()
+        return web.Response(
+            text="ok" if ready else "the first list of pods is not in", status=200 if ready else 503
+        )
+
+    async def metrics(request: web.Request) -> web.Response:
+        before_scrape()
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        return web.Response(body=encode(registry), headers={"Content-Type": content_type})
+
+    app = web.Application()
+    app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])
+    runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    host, _, port = address.rpartition(":")
+    await web.TCPSite(runner, host.strip("[]") or None, int(port)).start()
+    return runner.cleanup

@@ -1,0 +1,86 @@
+"""The work queue: keys that need a pass, now or at a moment. One key is never handled twice at once.
+
+Level-triggered: a key that is added while it waits is one key; one that is added while its pass runs gets
+another pass afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+from collections import deque
+from typing import Generic, TypeVar
+
+K = TypeVar("K")
+
+
+class WorkQueue(Generic[K]):
+    """For one event loop. `get` and `done` belong together."""
+
+    def __init__(self) -> None:
+        self._ready: deque[K] = deque()
+        self._waiting: set[K] = set()
+        """Keys in `_ready`, plus those that became due while their pass runs."""
+        self._busy: set[K] = set()
+        self._heap: list[tuple[float, int, K]] = []
+        self._due: dict[K, float] = {}
+        """The earliest moment of each delayed key; later entries in the heap are void."""
+        self._count = 0
+        self._changed = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, key: K) -> None:
+        """The key needs a pass now."""
+        if key in self._waiting:
+            return
+        self._waiting.add(key)
+        if key not in self._busy:
+            self._ready.append(key)
+            self._changed.set()
+
+    def add_after(self, key: K, seconds: float) -> None:
+        """The key needs a pass after so long; an earlier moment that was asked for stays."""
+        due = time.monotonic() + max(seconds, 0.0)
+        if key in self._due and self._due[key] <= due:
+            return
+        self._due[key] = due
+        self._count += 1
+        heapq.heappush(self._heap, (due, self._count, key))
+        self._changed.set()
+
+    async def get(self) -> K:
+        """The next key; it is busy until `done`."""
+        while True:
+            self._ripen()
+            if self._ready:
+                key = self._ready.popleft()
+                self._waiting.discard(key)
+                self._busy.add(key)
+                return key
+            self._changed.clear()
+            timeout = self._heap[0][0] - time.monotonic() if self._heap else None
+            try:
+                await asyncio.wait_for(self._changed.wait(), timeout)
+            except TimeoutError:
+                continue
+
+    def done(self, key: K) -> None:
+        self._busy.discard(key)
+        if key in self._waiting:
+            self._ready.append(key)
+            self._changed.set()
+
+    def forget(self, key: K) -> None:
+        """Drop the key's delayed pass: its job is gone."""
+        self._due.pop(key, None)
+
+    def _ripen(self) -> None:
+        now = time.monotonic()
+        while self._heap and self._heap[0][0] <= now:
+            due, _, key = heapq.heappop(self._heap)
+            if self._due.get(key) == due:
+                del self._due[key]
+                self.add(key)

@@ -1,0 +1,159 @@
+"""Puts one replica of the operator together and runs its tasks between kopf's start-up and clean-up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from typing import Any
+
+import aiohttp
+
+from zerotrain.operator.cluster.api import Api
+from zerotrain.operator.cluster.channel import ChannelKind, HttpChannel, SilentChannel, WorkerChannel
+from zerotrain.operator.cluster.connection import Connection
+from zerotrain.operator.cluster.election import ApiLease, Leadership
+from zerotrain.operator.cluster.events import EventWriter
+from zerotrain.operator.cluster.executor import MAX_CREATIONS, Executor
+from zerotrain.operator.cluster.jobs import JobCache, JobClient
+from zerotrain.operator.cluster.memory import Memories
+from zerotrain.operator.cluster.progress import ProgressPuller
+from zerotrain.operator.cluster.reflector import PodReflector
+from zerotrain.operator.cluster.store import JobKey, PodStore
+from zerotrain.operator.cluster.telemetry import Telemetry
+from zerotrain.operator.handlers.config import OperatorConfig, operator_key
+from zerotrain.operator.handlers.controller import Controller
+from zerotrain.operator.handlers.health import LoopLag, health_problems, serve
+from zerotrain.operator.handlers.queue import WorkQueue
+
+log = logging.getLogger(__name__)
+
+
+class Runtime:
+    """One replica: `start()`, feed `controller` with jobs, `stop()`."""
+
+    def __init__(self, config: OperatorConfig, connection: Connection) -> None:
+        """Raises OperatorConfigError when the channel key is missing."""
+        self.config = config
+        self.telemetry = Telemetry()
+        self._connection = connection
+        self._key = operator_key(config, in_cluster=connection.in_cluster)
+        self._exits = AsyncExitStack()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._lag = LoopLag()
+        self.controller: Controller
+        self._reflector: PodReflector
+        self._leadership: Leadership
+
+    async def start(self) -> None:
+        api = await self._exits.enter_async_context(Api(self._connection, self.config.limits, self.telemetry))
+        session = await self._exits.enter_async_context(aiohttp.ClientSession(trust_env=False))
+        channel = self._channel(api, session)
+        self.controller = self._make_controller(api, channel)
+        controller = self.controller
+        self._reflector = PodReflector(api, controller.store, controller.pods_changed)
+        puller = ProgressPuller(
+            jobs=controller.jobs,
+            store=controller.store,
+            memories=controller.memories,
+            channel=channel,
+            changed=controller.queue.add,
+        )
+        lease = ApiLease(
+            api, namespace=self.config.namespace, name=self.config.lease, identity=self.config.identity
+        )
+        self._leadership = Leadership(lease, gained=self._gained, lost=self._lost)
+        self._spawn("pod reflector", self._reflector.run())
+        self._spawn("election", self._leadership.run())
+        self._spawn("first list", self._act_once_synced())
+        self._spawn("resync", controller.resync(self.config.resync_s))
+        self._spawn("progress", puller.run())
+        self._spawn("loop lag", self._lag.run())
+        for number in range(self.config.workers):
+            self._spawn(f"worker {number}", controller.work())
+        if self.config.http_address:
+            await self._serve()
+
+    async def stop(self) -> None:
+        """End all tasks; the lease is given back on the way."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._exits.aclose()
+
+    def _make_controller(self, api: Api, channel: WorkerChannel) -> Controller:
+        store, memories = PodStore(), Memories()
+        executor = Executor(
+            api=api,
+            store=store,
+            memories=memories,
+            channel=channel,
+            options=self.config.resources,
+            operator_key=self._key,
+            creations=asyncio.Semaphore(MAX_CREATIONS),
+        )
+        return Controller(
+            queue=WorkQueue[JobKey](),
+            jobs=JobCache(),
+            store=store,
+            memories=memories,
+            client=JobClient(api),
+            executor=executor,
+            events=EventWriter(api, instance=self.config.identity),
+            telemetry=self.telemetry,
+            may_act=asyncio.Event(),
+        )
+
+    def _channel(self, api: Api, session: aiohttp.ClientSession) -> WorkerChannel:
+        kind = self.config.channel
+        if kind is None:
+            kind = ChannelKind.DIRECT if self._connection.in_cluster else ChannelKind.PROXY
+        return SilentChannel() if kind is ChannelKind.SILENT else HttpChannel(api, session, kind)
+
+    def _gained(self) -> None:
+        self.telemetry.leader.set(1)
+        self._update_permission()
+
+    def _lost(self) -> None:
+        self.telemetry.leader.set(0)
+        self._update_permission()
+
+    async def _act_once_synced(self) -> None:
+        await self._reflector.synced.wait()
+        self._update_permission()
+
+    def _update_permission(self) -> None:
+        """Passes run only on the leader, and only on a complete picture of the pods."""
+        if self._leadership.held.is_set() and self._reflector.synced.is_set():
+            self.controller.may_act.set()
+            self.controller.all_changed()
+        else:
+            self.controller.may_act.clear()
+
+    def _spawn(self, name: str, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(coroutine, name=name)
+        task.add_done_callback(_report_end)
+        self._tasks.append(task)
+
+    async def _serve(self) -> None:
+        stop = await serve(
+            self.config.http_address,
+            problems=lambda: health_problems(lag_s=self._lag.now_s, watch_age_s=self._reflector.age_s),
+            synced=self._reflector.synced.is_set,
+            registry=self.telemetry.registry,
+            before_scrape=self._measure,
+        )
+        self._exits.push_async_callback(stop)
+
+    def _measure(self) -> None:
+        self.telemetry.loop_lag_seconds.set(self._lag.seconds)
+        self.telemetry.watch_age_seconds.set(self._reflector.age_s)
+        self.telemetry.queue_depth.set(len(self.controller.queue))
+        self.telemetry.count_jobs(self.controller.phases())
+
+
+def _report_end(task: asyncio.Task[None]) -> None:
+    # These tasks run for ever; one that ends otherwise leaves the operator without a part, so say it loudly.
+    if not task.cancelled() and task.exception() is not None:
+        log.critical("task %r ended", task.get_name(), exc_info=task.exception())

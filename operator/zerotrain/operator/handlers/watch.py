@@ -1,0 +1,87 @@
+"""What kopf does for us: watch our one kind and hand every event over. It decides and writes nothing.
+
+No kopf finalizer, daemon, timer or index, and no handler with state: `on.event` keeps no annotation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import kopf
+
+from zerotrain.operator.cluster.connection import Connection, connect
+from zerotrain.operator.constants import GROUP, PLURAL, VERSION
+from zerotrain.operator.handlers.config import OperatorConfig
+from zerotrain.operator.handlers.runtime import Runtime
+
+
+class EndlessBackoff:
+    """1, 2, 4, 8, 15 seconds, then 15 for ever: a watch that gave up would come back only with a restart."""
+
+    def __iter__(self) -> Iterator[float]:
+        pause = 1.0
+        while True:
+            yield pause
+            pause = min(pause * 2, 15.0)
+
+
+def configure(settings: kopf.OperatorSettings) -> None:
+    """kopf's settings for production: bounded waits, no watches and no writes that we do not need."""
+    settings.peering.standalone = True
+    # The CRD is there before the operator is; watching all CRDs would need a permission for nothing.
+    settings.scanning.disabled = True
+    settings.posting.enabled = False
+    settings.posting.loggers = False
+    settings.watching.server_timeout = 300
+    settings.watching.client_timeout = 360
+    settings.watching.connect_timeout = 10
+    settings.watching.chunk_size = 500
+    settings.networking.request_timeout = 30
+    settings.networking.connect_timeout = 10
+    settings.networking.enforce_retry_after = True
+    settings.networking.error_backoffs = EndlessBackoff()
+    settings.queueing.worker_limit = 100
+    settings.queueing.idle_timeout = 1.0
+    settings.process.ultimate_exiting_timeout = 20
+
+
+def register(registry: kopf.OperatorRegistry | None = None) -> None:
+    """Attach the handlers to kopf's registry (the default one for `kopf run -m`)."""
+
+    @kopf.on.startup(registry=registry)
+    async def start(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
+        configure(settings)
+        memo.runtime = Runtime(OperatorConfig.from_env(), await connect())
+        await memo.runtime.start()
+
+    @kopf.on.cleanup(registry=registry)
+    async def stop(memo: Any, **_: Any) -> None:
+        await memo.runtime.stop()
+
+    @kopf.on.login(registry=registry, retries=3)
+    async def login(**_: Any) -> kopf.ConnectionInfo:
+        return await credentials(await connect())
+
+    @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
+    async def job_event(event: Any, memo: Any, **_: Any) -> None:
+        controller = memo.runtime.controller
+        job = dict(event["object"])
+        job["metadata"] = dict(job["metadata"])
+        if event["type"] == "DELETED":
+            controller.job_deleted(job)
+        else:
+            controller.job_changed(job)
+
+
+async def credentials(connection: Connection) -> kopf.ConnectionInfo:
+    """Our connection in kopf's words."""
+    configuration = connection.configuration
+    return kopf.ConnectionInfo(
+        server=connection.server,
+        ca_path=connection.ca_path,
+        insecure=not configuration.verify_ssl,
+        token=await connection.token(),
+        certificate_path=configuration.cert_file,
+        private_key_path=configuration.key_file,
+    )
