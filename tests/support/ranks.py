@@ -1,4 +1,5 @@
-"""Runs a function as several ranks: real processes, real gloo, forked from one process that has torch already."""
+"""Runs a function as several ranks: real processes, real gloo, forked from one process that has torch
+already."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ class RankFailed(AssertionError):
 def run_ranks(world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
     """Call `function(*args)` on every rank of a fresh process group; results in rank order.
 
-    The function must be importable by name and its arguments and result picklable. Raises RankFailed with the
-    traceback of the first rank that failed.
+    The function must be importable by name and its arguments and result picklable (no tensors). Raises
+    RankFailed with the traceback of the first rank that failed.
     """
     with tempfile.TemporaryDirectory() as folder:
         ranks = [_start(rank, world_size, Path(folder), function, args) for rank in range(world_size)]
@@ -51,23 +52,23 @@ def _start(rank: int, world_size: int, folder: Path, function: Callable[..., Any
 
 
 def _in_time(ranks: list[Any]) -> list[Any]:
-    """Wait until every rank has answered or died; a failed one ends the wait, as the others may hang on it."""
-    waiting = {connection for _, connection in ranks}
+    """Wait until every rank has answered or died; a failed one ends the wait, as the others may hang on
+    it."""
+    waiting: dict[Any, int] = {connection: rank for rank, (_, connection) in enumerate(ranks)}
     while waiting:
         ready = wait(list(waiting), timeout=TIMEOUT_S)
         if not ready:
             raise RankFailed(f"{len(waiting)} of {len(ranks)} ranks did not answer within {TIMEOUT_S} s")
         for connection in ready:
-            waiting.discard(connection)  # type: ignore[arg-type]
-            index = next(i for i, (_, mine) in enumerate(ranks) if mine is connection)
-            answer = _receive(connection)  # type: ignore[arg-type]
+            index = waiting.pop(connection)
+            answer = _receive(connection)
             ranks[index] = (ranks[index][0], answer)
             if not answer[0]:
                 _result(index, answer)
     return ranks
 
 
-def _receive(connection: Connection) -> tuple[bool, Any]:
+def _receive(connection: Any) -> tuple[bool, Any]:
     try:
         answer: tuple[bool, Any] = connection.recv()
     except EOFError:

@@ -25,11 +25,13 @@ class TinyBlock(nn.Module):
         query, key, value = self.qkv(self.norm1(hidden)).chunk(3, dim=-1)
         attended = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         hidden = hidden + self.out(attended)
-        return hidden + self.down(nn.functional.gelu(self.up(self.norm2(hidden))))
+        mixed: torch.Tensor = self.down(nn.functional.gelu(self.up(self.norm2(hidden))))
+        return hidden + mixed
 
 
 class TinyGPT(nn.Module):
-    """Tokens and targets (batch, context) to the mean loss; `checkpointing` is None, "reentrant" or "saved"."""
+    """Tokens and targets (batch, context) to the mean loss; `checkpointing` is None, "reentrant" or
+    "saved"."""
 
     def __init__(self, *, layers: int = 3, tied: bool = False, checkpointing: str | None = None) -> None:
         super().__init__()

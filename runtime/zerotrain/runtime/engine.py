@@ -28,11 +28,11 @@ from zerotrain.runtime.setup import (
     make_layout,
     read_config,
 )
-from zerotrain.runtime.step import StepPipeline, StepRecord, StepResult
+from zerotrain.runtime.snapshot import reload_weights, streams_of
+from zerotrain.runtime.step import StepPipeline, StepResult
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
 from zerotrain.runtime.zero.ledger import MemoryLedger
 from zerotrain.runtime.zero.plan import persistent_buffers
-from zerotrain.runtime.zero.snapshot import reload_weights, streams_of
 from zerotrain.runtime.zero.state import CheckpointState
 from zerotrain.runtime.zero.trees import replace_tensors
 
@@ -131,8 +131,22 @@ class Engine:
         self._micro_steps += 1
         if not at_boundary:
             return StepResult(step=self.global_steps, at_boundary=False)
-        self.last_step = self._boundary()
-        return self.last_step
+        phases, self._seconds = self._seconds, dict.fromkeys(self._seconds, 0.0)
+        self.global_steps += 1
+        outcome = self._pipeline.run(
+            step=self.global_steps,
+            stop=self._stop_requested,
+            phases=phases,
+            step_seconds=perf_counter() - self._step_began,
+        )
+        if outcome.result.skipped:
+            self.skipped_steps += 1
+        else:
+            self.scheduler.step()
+        self.stop_agreed = outcome.stop
+        self._step_began = perf_counter()
+        self.last_step = outcome.result
+        return outcome.result
 
     def request_stop(self) -> None:
         """Ask all ranks to stop after the next step boundary; safe to call from a signal handler."""
@@ -227,51 +241,6 @@ class Engine:
         """Remove the hooks and leave the process groups that `initialize` made."""
         self.core.close()
         self.comm.close()
-
-    def _boundary(self) -> StepResult:
-        seconds = dict(self._seconds)
-        self._seconds = dict.fromkeys(self._seconds, 0.0)
-        began = perf_counter()
-        total = self._pipeline.reduce()
-        step_seconds, wait_seconds = perf_counter() - self._step_began, self.comm.take_wait_seconds()
-        rows = self._pipeline.agree(
-            StepRecord(
-                sum_squares=total,
-                not_finite=float(not torch.isfinite(torch.tensor(total))),
-                stop=float(self._stop_requested),
-                sequence=self.comm.take_sequence(),
-                unit_order=self.core.reducer.seen_order_hash,
-                step_seconds=step_seconds,
-                compute_seconds=step_seconds - wait_seconds,
-                wait_seconds=wait_seconds,
-            )
-        )
-        seconds["reduce"], began = perf_counter() - began, perf_counter()
-        norm = sum(row.sum_squares for row in rows) ** 0.5
-        skipped = any(row.not_finite for row in rows)
-        lr = self.optimizer.lr
-        if skipped:
-            self.skipped_steps += 1
-        else:
-            seconds["gather"] = self._pipeline.update(self._pipeline.grad_scale(norm))
-            self.scheduler.step()
-        self._pipeline.clear()
-        seconds["optimizer"] = perf_counter() - began - seconds.get("gather", 0.0)
-        seconds["wait"] = wait_seconds + self.comm.take_wait_seconds()
-        self.global_steps += 1
-        self.stop_agreed = any(row.stop for row in rows)
-        self.comm.poll_timings()
-        self._step_began = perf_counter()
-        return StepResult(
-            step=self.global_steps,
-            at_boundary=True,
-            grad_norm=norm,
-            skipped=skipped,
-            lr=lr,
-            seconds=seconds,
-            rank_seconds=tuple(row.step_seconds for row in rows),
-            rank_wait_seconds=tuple(row.wait_seconds for row in rows),
-        )
 
 
 def initialize(

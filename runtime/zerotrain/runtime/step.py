@@ -65,6 +65,15 @@ class StepRecord:
         return [getattr(self, name) for name in self.__slots__]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepOutcome:
+    """The result for the user and what only the engine needs."""
+
+    result: StepResult
+    stop: bool
+    """Some rank wants to stop."""
+
+
 class StepPipeline:
     """Everything between the last backward of a step and the next forward."""
 
@@ -74,13 +83,52 @@ class StepPipeline:
         self._comm = comm
         self._clip_norm = clip_norm
 
+    def run(self, *, step: int, stop: bool, phases: dict[str, float], step_seconds: float) -> StepOutcome:
+        """Do one boundary. `phases` (seconds of forward and backward) is completed; `step_seconds` so far."""
+        began = perf_counter()
+        total = self.reduce()
+        phases["reduce"] = perf_counter() - began
+        waited = self._comm.take_wait_seconds()
+        rows = self.agree(
+            StepRecord(
+                sum_squares=total,
+                not_finite=float(not math.isfinite(total)),
+                stop=float(stop),
+                sequence=self._comm.take_sequence(),
+                unit_order=self._core.reducer.seen_order_hash,
+                step_seconds=step_seconds + phases["reduce"],
+                compute_seconds=step_seconds + phases["reduce"] - waited,
+                wait_seconds=waited,
+            )
+        )
+        began = perf_counter()
+        norm = sum(row.sum_squares for row in rows) ** 0.5
+        skipped = any(row.not_finite for row in rows)
+        lr = self._optimizer.lr
+        phases["gather"] = 0.0 if skipped else self.update(self.grad_scale(norm))
+        self.clear()
+        phases["optimizer"] = perf_counter() - began - phases["gather"]
+        phases["wait"] = waited + self._comm.take_wait_seconds()
+        self._comm.poll_timings()
+        result = StepResult(
+            step=step,
+            at_boundary=True,
+            grad_norm=norm,
+            skipped=skipped,
+            lr=lr,
+            seconds=phases,
+            rank_seconds=tuple(row.step_seconds for row in rows),
+            rank_wait_seconds=tuple(row.wait_seconds for row in rows),
+        )
+        return StepOutcome(result=result, stop=any(row.stop for row in rows))
+
     @torch.no_grad()
     def reduce(self) -> float:
         """Finish the gradients; the sum of squares of the part this rank owns, in float64."""
         self._core.finish_backward()
         self._core.reducer.reduce_replicated()
         # In layout order at every stage, so that every stage computes the same bits.
-        return math.fsum(sum_squares(part.own_part) for part in self._core.gradients.values())
+        return sum(sum_squares(part.own_part) for part in self._core.gradients.values())
 
     def agree(self, record: StepRecord) -> list[StepRecord]:
         """Exchange records. Raises CommError when the ranks did not issue the same collectives."""
@@ -90,9 +138,8 @@ class StepPipeline:
         odd = [rank for rank, row in enumerate(rows) if row.sequence != rows[0].sequence]
         if odd:
             raise CommError(
-                f"ranks {odd} issued other collectives than rank 0 since the last step; the model must call "
-                "the same "
-                "modules in the same order on every rank"
+                f"ranks {odd} issued other collectives than rank 0 since the last step; "
+                "the model must call the same modules in the same order on every rank"
             )
         if len({row.unit_order for row in rows}) == 1:
             self._core.reducer.adopt_seen_order()

@@ -5,8 +5,8 @@ Called by `hooks.py` (from the user's modules and from autograd) and by the engi
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
 from zerotrain.runtime.zero.gradients import UnitGradients
 from zerotrain.runtime.zero.hooks import Boundary, BoundaryHooks, Window
-from zerotrain.runtime.zero.layout import DTYPE_BYTES, ModelLayout, UnitLayout
+from zerotrain.runtime.zero.layout import ModelLayout
 from zerotrain.runtime.zero.ledger import MemoryLedger
 from zerotrain.runtime.zero.order import RecordedOrder
 from zerotrain.runtime.zero.placeholder import adopt
@@ -56,7 +56,7 @@ class Core:
         self.on_weights_written: list[Callable[[Unit], None]] = []
         """Called after a unit's compute weights were changed from outside."""
         self._options = options
-        self.units = self._build_units(model)
+        self.units = _build_units(model, self, options)
         self.gradients = {
             unit.name: UnitGradients(unit, self.ledger) for unit in self.units if unit.layout.trainable
         }
@@ -71,7 +71,7 @@ class Core:
         self._backward_order: RecordedOrder[Boundary] = RecordedOrder()
         self._in_backward = False
         self._ends_backward_itself = True
-        self._boundaries = self._build_boundaries(model)
+        self._boundaries = _build_boundaries(model, self.units, self.gradients)
         root = self._boundaries[0]
         self._handles = [
             handle
@@ -109,7 +109,10 @@ class Core:
             if not is_unclear:
                 self._free([unit])
         if is_root:
-            self._end_forward()
+            self.in_forward = False
+            for unit in self.units:
+                if unit.state is UnitState.GATHERING or unit.is_wide:
+                    unit.free()
 
     def open_for_use(self, parameter: nn.Parameter) -> bool:
         """A sharded parameter is used outside of its module (`F.linear(x, self.embed.weight)`) in forward.
@@ -140,12 +143,6 @@ class Core:
             self._free(self.units, everything=True)  # left over from a forward that raised
         self.in_forward = True
         self._forward_order.begin()
-
-    def _end_forward(self) -> None:
-        self.in_forward = False
-        for unit in self.units:
-            if unit.state is UnitState.GATHERING or unit.is_wide:
-                unit.free()
 
     # --- backward
 
@@ -225,42 +222,6 @@ class Core:
             if unit.state is not UnitState.HELD and (everything or not unit.is_wide):
                 unit.free()
 
-    def _build_units(self, model: nn.Module) -> list[Unit]:
-        by_fqn = parameters_by_fqn(model)
-        units = []
-        budget = self._options.persistence_budget
-        for layout in self.layout.units:
-            placement = self._options.placement
-            if placement.params_sharded and layout.numel < self._options.persistence_threshold:
-                budget -= layout.numel
-                if budget >= 0:
-                    placement = Placement(params_sharded=False, grads_sharded=True, states_sharded=True)
-            parameters = [by_fqn[segment.fqn] for segment in layout.segments]
-            for segment, parameter in zip(layout.segments, parameters, strict=True):
-                adopt(parameter, self, segment.fqn)
-            units.append(
-                Unit(
-                    layout,
-                    parameters,
-                    plan=self.layout,
-                    placement=placement,
-                    comm=self.comm,
-                    ledger=self.ledger,
-                )
-            )
-        return units
-
-    def _build_boundaries(self, model: nn.Module) -> list[Boundary]:
-        """Root first; modules whose units need no attention (replicated, or frozen and whole) get no
-        hooks."""
-        modules = dict(model.named_modules())
-        busy: dict[str, list[Unit]] = {"": []}
-        for unit in self.units:
-            is_transient = unit.layout.trainable and not self.gradients[unit.name].is_direct
-            if unit.placement.params_sharded or is_transient:
-                busy.setdefault(unit.layout.module, []).append(unit)
-        return [Boundary(modules[name], name, units) for name, units in busy.items()]
-
     def close(self) -> None:
         """Remove every hook; the model keeps its parameters."""
         for handle in self._handles:
@@ -268,9 +229,40 @@ class Core:
         self._handles.clear()
 
 
-def flat_bytes(layout: UnitLayout) -> int:
-    """Bytes of a whole unit in compute precision."""
-    return layout.padded_numel * DTYPE_BYTES[layout.dtype]
+def _build_units(model: nn.Module, core: Core, options: CoreOptions) -> list[Unit]:
+    """Take the parameters over, unit by unit, so that at most one unit is held twice at any time.
+    Collective."""
+    by_fqn = parameters_by_fqn(model)
+    units = []
+    budget = options.persistence_budget
+    for layout in core.layout.units:
+        placement = options.placement
+        if placement.params_sharded and layout.numel < options.persistence_threshold:
+            budget -= layout.numel
+            if budget >= 0:
+                placement = replace(placement, params_sharded=False)
+        parameters = [by_fqn[segment.fqn] for segment in layout.segments]
+        for segment, parameter in zip(layout.segments, parameters, strict=True):
+            adopt(parameter, core, segment.fqn)
+        units.append(
+            Unit(
+                layout, parameters, plan=core.layout, placement=placement, comm=core.comm, ledger=core.ledger
+            )
+        )
+    return units
+
+
+def _build_boundaries(
+    model: nn.Module, units: list[Unit], gradients: Mapping[str, UnitGradients]
+) -> list[Boundary]:
+    """Root first; modules whose units need no attention (replicated, or frozen and whole) get no hooks."""
+    modules = dict(model.named_modules())
+    busy: dict[str, list[Unit]] = {"": []}
+    for unit in units:
+        is_transient = unit.layout.trainable and not gradients[unit.name].is_direct
+        if unit.placement.params_sharded or is_transient:
+            busy.setdefault(unit.layout.module, []).append(unit)
+    return [Boundary(modules[name], name, members) for name, members in busy.items()]
 
 
 def _in_graph_task() -> bool:
