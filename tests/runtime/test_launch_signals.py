@@ -145,4 +145,4 @@ def test_run_folder_is_left_clean(tmp_path: Path) -> None:
     with launched(tmp_path, "sys.exit(0)") as launcher:
         assert launcher.wait() == 0
         left = sorted(os.listdir(launcher.spec.run_dir))
-    assert left == ["stacks-0.txt", "stacks-1.txt"]
+    assert left == ["report.json", "stacks-0.txt", "stacks-1.txt"]

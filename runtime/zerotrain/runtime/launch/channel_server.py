@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from zerotrain.contract.progress import Progress
 from zerotrain.runtime.channel import MAX_MESSAGE_BYTES
 from zerotrain.runtime.launch.board import Board
+from zerotrain.runtime.launch.log import say
 
 
 class ChannelServer:
@@ -53,9 +53,7 @@ class ChannelServer:
                 rank = self._accept(rank, json.loads(line))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             # ValueError: also a line above the limit (asyncio) and bytes that are no JSON.
-            print(
-                f"launcher: message of rank {rank} refused: {str(error)[:300]}", file=sys.stderr, flush=True
-            )
+            say(f"message of rank {rank} refused: {str(error)[:300]}")
         except ConnectionError:
             return
         finally:
@@ -83,7 +81,7 @@ class ChannelServer:
                 self._board.failing(rank, str(message["text"]))
                 self._on_failure(rank)
             case "note":
-                print(f"launcher: rank {rank}: {message['text']}", file=sys.stderr, flush=True)
+                say(f"rank {rank}: {message['text']}")
             case _:
                 raise ValueError(f"unknown kind {kind!r}")
         return rank

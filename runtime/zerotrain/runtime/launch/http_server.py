@@ -29,6 +29,7 @@ from zerotrain.contract.worker_http import (
     yield_attempt,
 )
 from zerotrain.runtime.launch.board import Board
+from zerotrain.runtime.launch.log import say
 
 MAX_BODY_BYTES = 4096
 MAX_CONNECTIONS = 32
@@ -100,7 +101,7 @@ class WorkerHttpServer(ThreadingHTTPServer):
     def handle_error(self, request: Any, client_address: Any) -> None:
         error = sys.exception() if sys.version_info >= (3, 12) else sys.exc_info()[1]
         if not isinstance(error, OSError):  # a client that went away is no news
-            print(f"launcher: HTTP request failed: {error!r}", file=sys.stderr, flush=True)
+            say(f"HTTP request failed: {error!r}")
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -32,24 +32,21 @@ def children(parent: int) -> list[int]:
     return found
 
 
-def end_children(timeout_s: float = 2.0) -> None:
-    """SIGKILL and reap every child until none is left; killing one may hand us its children."""
+def end_children(*, keep: frozenset[int] = frozenset(), timeout_s: float = 2.0) -> None:
+    """SIGKILL and reap every child but `keep` until none is left; killing one may hand us its children."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        if not (pids := children(os.getpid())):
+        if not (pids := set(children(os.getpid())) - keep):
             return
         for pid in pids:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        _reap()
+            _end(pid)
         time.sleep(POLL_S)
 
 
-def _reap() -> None:
+def _end(pid: int) -> None:
+    """By pid, never `waitpid(-1)`: the status of a kept child belongs to whoever started it."""
     try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, os.WNOHANG)
+    except (ProcessLookupError, ChildProcessError):
         return

@@ -18,6 +18,7 @@ from zerotrain.runtime.launch import leftovers, termination
 from zerotrain.runtime.launch.board import Board
 from zerotrain.runtime.launch.channel_server import ChannelServer
 from zerotrain.runtime.launch.http_server import WorkerApi, WorkerHttpServer
+from zerotrain.runtime.launch.log import say
 from zerotrain.runtime.launch.rendezvous import RendezvousTimeout
 from zerotrain.runtime.launch.supervisor import Limits, Supervisor
 
@@ -25,6 +26,8 @@ DEFAULT_PROGRAM = (sys.executable, "-m", "zerotrain.runtime.train")
 SOCKET_NAME = "channel.sock"
 HTTP_FILE = "http.json"
 """In the run folder: where this launcher listens, for a caller that let it take a free port."""
+REPORT_FILE = "report.json"
+"""In the run folder: the last GET /progress, written at the end."""
 MAX_SOCKET_PATH = 107
 """sun_path holds 108 bytes, the last is NUL."""
 STACKS_TIMEOUT_S = 5.0
@@ -98,11 +101,12 @@ class _Worker:
         try:
             await supervisor.run(self.program, environ=self.environ, socket_path=self.socket_path)
         except RendezvousTimeout as error:
-            print(f"launcher: {error}", file=sys.stderr, flush=True)
+            say(str(error))
             code = int(ExitCode.RENDEZVOUS_TIMEOUT)
             return Termination(attempt=self.spec.attempt, code=code, exception=str(error))
         await channel.drain(self.limits.output_s)
         verdict = supervisor.verdict()
+        _replace(self.spec.run_dir / REPORT_FILE, self.board.report().to_json())
         last_line = None if verdict.culprit is None else supervisor.last_line(verdict.culprit.rank)
         return termination.compose(verdict, self.board, last_line=last_line)
 
@@ -149,16 +153,20 @@ def _remove(socket_path: Path, run_dir: Path) -> None:
 
 
 def _write_http_file(spec: LaunchSpec, port: int) -> None:
-    """By rename: a caller that polls for it never reads half."""
-    path = spec.run_dir / HTTP_FILE
+    address = {"host": spec.http_host, "port": port, "pid": os.getpid()}
+    _replace(spec.run_dir / HTTP_FILE, json.dumps(address))
+
+
+def _replace(path: Path, text: str) -> None:
+    """By rename: a caller that polls for the file never reads half of it."""
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps({"host": spec.http_host, "port": port, "pid": os.getpid()}))
+    partial.write_text(text)
     partial.replace(path)
 
 
 def _refuse(error: Exception, spec: LaunchSpec | None = None) -> int:
     """Nothing was started: say why, in the log and, where a kubelet reads it, in the termination message."""
-    print(f"launcher: {error}", file=sys.stderr, flush=True)
+    say(str(error))
     log = Path(TERMINATION_LOG) if spec is None else spec.termination_log
     if log is not None and log.exists():
         attempt = 0 if spec is None else spec.attempt

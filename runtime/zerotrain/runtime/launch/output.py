@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
+from contextlib import suppress
 from typing import IO
 
 CHUNK_BYTES = 64 * 1024
@@ -14,19 +15,49 @@ KEPT_LINES = 50
 KEPT_LINE_CHARS = 2000
 
 
+class Sink:
+    """The launcher's own output, shared by the pumps of all ranks."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+        self._within_line = False
+
+    def write_raw(self, data: bytes) -> None:
+        """Bytes as they are; they may stop within a line."""
+        with self._lock:
+            self._write(data)
+
+    def write_lines(self, data: bytes) -> None:
+        """Whole lines; a line that rank 0 has not finished (a progress bar) is broken off first."""
+        with self._lock:
+            self._write(b"\n" + data if self._within_line and data else data)
+
+    def finish_line(self) -> None:
+        with self._lock:
+            if self._within_line:
+                self._write(b"\n")
+
+    def _write(self, data: bytes) -> None:
+        if not data:
+            return
+        self._within_line = not data.endswith(b"\n")
+        with suppress(OSError):  # nobody reads any more; the ranks must not die of it
+            self._stream.write(data)
+            self._stream.flush()
+
+
 class OutputPump(threading.Thread):
     """Rank 0's bytes go through as they are (progress bars stay intact), other ranks' lines get a prefix.
 
     A thread per rank: a reader of the container's log that stalls must not stall the supervision.
     """
 
-    def __init__(self, rank: int, source: IO[bytes], sink: IO[bytes], lock: threading.Lock) -> None:
-        """`lock` is shared by all pumps that write to `sink`, so that lines do not mix."""
+    def __init__(self, rank: int, source: IO[bytes], sink: Sink) -> None:
         super().__init__(name=f"zerotrain-output-{rank}", daemon=True)
         self._rank = rank
         self._source = source
         self._sink = sink
-        self._lock = lock
         self._partial = b""
         self._kept: deque[str] = deque(maxlen=KEPT_LINES)
 
@@ -43,11 +74,16 @@ class OutputPump(threading.Thread):
         with self._source:
             while chunk := os.read(self._source.fileno(), CHUNK_BYTES):
                 lines = self._complete_lines(chunk)
-                self._write(chunk if self._rank == 0 else self._prefixed(lines))
+                if self._rank == 0:
+                    self._sink.write_raw(chunk)
+                else:
+                    self._sink.write_lines(self._prefixed(lines))
         rest, self._partial = self._partial, b""
         self._keep([rest])
-        if rest:
-            self._write(b"\n" if self._rank == 0 else self._prefixed([rest]))
+        if self._rank == 0:
+            self._sink.finish_line()
+        elif rest:
+            self._sink.write_lines(self._prefixed([rest]))
 
     def _complete_lines(self, chunk: bytes) -> list[bytes]:
         *lines, self._partial = (self._partial + chunk).split(b"\n")
@@ -67,11 +103,3 @@ class OutputPump(threading.Thread):
     def _prefixed(self, lines: list[bytes]) -> bytes:
         prefix = f"[rank {self._rank}] ".encode()
         return b"".join(prefix + line + b"\n" for line in lines)
-
-    def _write(self, data: bytes) -> None:
-        with self._lock:
-            try:
-                self._sink.write(data)
-                self._sink.flush()
-            except OSError:
-                return  # nobody reads any more; the rank must not die of it

@@ -6,13 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from zerotrain.contract.launch import LaunchSpec, RankEnv
-from zerotrain.runtime.launch.output import OutputPump
+from zerotrain.runtime.launch.output import OutputPump, Sink
 
 GUARD = Path(__file__).with_name("guard.py")
 
@@ -74,7 +73,7 @@ def start_rank(
     *,
     environ: Mapping[str, str],
     socket_path: Path,
-    lock: threading.Lock,
+    sink: Sink,
 ) -> RankProcess:
     """Start `rank` with its static place in the job. Must run in the main thread (see `guarded`)."""
     local_rank = rank - spec.ranks.start
@@ -99,6 +98,6 @@ def start_rank(
     )
     if popen.stdout is None:
         raise RuntimeError(f"rank {rank} was started without a pipe for its output")
-    pump = OutputPump(rank, popen.stdout, sys.stdout.buffer, lock)
+    pump = OutputPump(rank, popen.stdout, sink)
     pump.start()
     return RankProcess(rank=rank, popen=popen, pump=pump, stacks_path=stacks_path)

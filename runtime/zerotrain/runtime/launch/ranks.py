@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from zerotrain.contract.launch import LaunchSpec
 from zerotrain.runtime.launch.board import Board
+from zerotrain.runtime.launch.output import Sink
 from zerotrain.runtime.launch.process import RankProcess, start_rank
 from zerotrain.runtime.launch.verdict import RankExit
 
@@ -29,10 +30,10 @@ class RankGroup:
 
     def start(self, program: Sequence[str], *, environ: Mapping[str, str], socket_path: Path) -> None:
         """Start every rank of the worker. Raises OSError when the system has no room for one."""
-        lock = threading.Lock()
+        sink = Sink(sys.stdout.buffer)
         for rank in self._spec.ranks:
             process = start_rank(
-                self._spec, rank, program, environ=environ, socket_path=socket_path, lock=lock
+                self._spec, rank, program, environ=environ, socket_path=socket_path, sink=sink
             )
             self.processes.append(process)
             self._board.set_running(rank, True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import signal
-import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.contract.launch import LaunchSpec
 from zerotrain.runtime.launch.board import Board
+from zerotrain.runtime.launch.log import say
 from zerotrain.runtime.launch.ranks import RankGroup
 from zerotrain.runtime.launch.rendezvous import wait_for_name
 from zerotrain.runtime.launch.stacks import collect_stacks
@@ -38,8 +38,8 @@ class Limits:
 
     @classmethod
     def of(cls, spec: LaunchSpec) -> Limits:
-        # Earlier than the kubelet, which would kill the launcher before it has said why.
-        return cls(stop_grace_s=max(spec.grace_seconds - 3.0, spec.grace_seconds * 0.8))
+        """The operator leaves the launcher some seconds of the pod's grace to say how it ended."""
+        return cls(stop_grace_s=spec.grace_seconds)
 
 
 class Supervisor:
@@ -128,13 +128,13 @@ class Supervisor:
 
     async def _end_after_grace(self) -> None:
         if self._ranks.any_running:
-            _say(f"the ranks did not stop within {self._limits.stop_grace_s:g} s; their stacks:")
+            say(f"the ranks did not stop within {self._limits.stop_grace_s:g} s; their stacks:")
             await self._say_stacks()
             self._grace_ran_out = True
             self._ranks.kill()
 
     async def _say_stacks(self) -> None:
-        _say(await self.stacks())
+        say(await self.stacks())
 
     def _in_background(self, work: Callable[[], Coroutine[None, None, None]]) -> None:
         task = self._loop.create_task(work())
@@ -148,7 +148,3 @@ def _is_address(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _say(text: str) -> None:
-    print(f"launcher: {text}", file=sys.stderr, flush=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from zerotrain.contract.progress import Termination
 from zerotrain.runtime.launch.board import Board
+from zerotrain.runtime.launch.log import say
 from zerotrain.runtime.launch.verdict import Verdict
 
 
@@ -34,4 +34,4 @@ def write(path: Path | None, message: Termination) -> None:
     try:
         path.write_text(message.to_json())
     except OSError as error:
-        print(f"launcher: termination message not written to {path}: {error}", file=sys.stderr, flush=True)
+        say(f"termination message not written to {path}: {error}")

@@ -1,0 +1,166 @@
+"""A job as local processes: the same job file and the same rules as in the cluster, without one.
+
+Turns a loaded job into what the launcher reads: rendered configuration files and the launch environment.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from zerotrain.client.jobfile import JobFile, JobFileError
+from zerotrain.contract.launch import LaunchSpec
+from zerotrain.contract.train_spec import CONFIG_FILE, TRAIN_SPEC_FILE, TrainSpecError
+from zerotrain.operator.api.admission import refusals
+from zerotrain.operator.constants import MAX_JOB_NAME_LENGTH
+from zerotrain.operator.failure_policy import Budget
+from zerotrain.operator.resources.config_map import config_files, train_spec
+
+CHECKPOINTS_DIR = "checkpoints"
+"""In the run folder, as /checkpoints in a worker: the job writes below checkpoints/<name>."""
+
+DEFAULT_GRACE_S = 30.0
+LOCAL_UID = "local"
+_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+
+
+class LocalRunError(ValueError):
+    """The job is right but cannot run here; the message says what to do."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LocalRun:
+    """Everything about a local run that does not change between its attempts."""
+
+    name: str
+    num_ranks: int
+    program: tuple[str, ...]
+    """Per-rank command; empty for the built-in trainer."""
+    environ: dict[str, str]
+    """Variables of podTemplate.env that have a plain value."""
+    files: dict[str, str]
+    """Name -> text of the configuration files."""
+    total_steps: int | None
+    checkpoint: bool
+    grace_s: float
+    budget: Budget
+
+    def write_files(self, run_dir: Path) -> None:
+        """The files that the operator would put into the job's ConfigMap. Raises OSError."""
+        run_dir.mkdir(parents=True, exist_ok=True)
+        for name, text in self.files.items():
+            (run_dir / name).write_text(text)
+
+    def launch_spec(self, run_dir: Path, *, attempt: int, master_port: int) -> LaunchSpec:
+        """The environment of the one worker that holds all ranks. `run_dir` must be absolute."""
+        scratch = attempt_dir(run_dir, attempt)
+        return LaunchSpec(
+            job=self.name,
+            job_uid=LOCAL_UID,
+            attempt=attempt,
+            master_addr="127.0.0.1",
+            master_port=master_port,
+            world_size=self.num_ranks,
+            node_rank=0,
+            ranks_per_worker=self.num_ranks,
+            config_path=run_dir / CONFIG_FILE,
+            train_spec_path=run_dir / TRAIN_SPEC_FILE if TRAIN_SPEC_FILE in self.files else None,
+            checkpoint_dir=run_dir / CHECKPOINTS_DIR / self.name if self.checkpoint else None,
+            http_host="127.0.0.1",
+            http_port=0,
+            grace_seconds=self.grace_s,
+            termination_log=scratch / "termination.json",
+            run_dir=scratch,
+        )
+
+
+def attempt_dir(run_dir: Path, attempt: int) -> Path:
+    """Scratch of one attempt: channel socket, stack dumps, termination message."""
+    return run_dir / "attempts" / str(attempt)
+
+
+def local_run(file: JobFile, *, ranks: int | None = None, data: Path | None = None) -> LocalRun:
+    """The plan of a local run; `ranks` and `data` replace what the job says.
+
+    Raises JobFileError for what the cluster would refuse too, LocalRunError for what only a cluster has.
+    """
+    spec = file.job.spec
+    problems = [*_rules_of_the_api_server(file), *((item.path, item.message) for item in refusals(spec))]
+    if problems:
+        raise file.error(problems)
+    if spec.config_from is not None:
+        raise LocalRunError(
+            f"{file.source}: spec.configFrom reads a ConfigMap of the cluster; "
+            "write the configuration under spec.config"
+        )
+    files = _files(file, data)
+    checkpoint = spec.checkpoint
+    return LocalRun(
+        name=file.job.name,
+        num_ranks=ranks or spec.world_size,
+        program=(*spec.command, *spec.args),
+        environ=_plain_variables(file),
+        files=files,
+        total_steps=spec.steps,
+        checkpoint=checkpoint is not None,
+        grace_s=float(checkpoint.grace_period_seconds) if checkpoint else DEFAULT_GRACE_S,
+        budget=Budget(
+            max_restarts=spec.failure_policy.max_restarts, window_s=spec.failure_policy.window_seconds
+        ),
+    )
+
+
+def _files(file: JobFile, data: Path | None) -> dict[str, str]:
+    try:
+        files = config_files(file.job)
+        spec = train_spec(file.job)
+    except TrainSpecError as error:
+        raise file.error([("spec.model", str(error))]) from error
+    if data is not None and spec is not None:
+        record = json.loads(spec.to_json())
+        files[TRAIN_SPEC_FILE] = json.dumps(
+            record | {"data_path": str(data.resolve())}, indent=1, sort_keys=True
+        )
+    return files
+
+
+def _plain_variables(file: JobFile) -> dict[str, str]:
+    template = file.job.spec.pod_template
+    variables = template.env if template is not None else ()
+    referring = [variable.name for variable in variables if variable.value_from is not None]
+    if referring:
+        raise LocalRunError(
+            f"{file.source}: spec.podTemplate.env {', '.join(referring)} has valueFrom, which only a cluster "
+            "can look up; give value, or set the variable in your shell and remove it from the file"
+        )
+    return {variable.name: variable.value or "" for variable in variables}
+
+
+def _rules_of_the_api_server(file: JobFile) -> list[tuple[str, str]]:
+    """The rules across fields that the CRD states in CEL and that matter without a cluster."""
+    spec = file.job.spec
+    problems = []
+    if not _NAME.fullmatch(file.job.name) or len(file.job.name) > MAX_JOB_NAME_LENGTH:
+        problems.append(
+            (
+                "metadata.name",
+                f"must be at most {MAX_JOB_NAME_LENGTH} characters of a-z, 0-9 and '-', start with a letter "
+                f"and not end with '-'; got {file.job.name!r}",
+            )
+        )
+    if (spec.config is None) == (spec.config_from is None):
+        problems.append(("spec.config", "exactly one of config, configFrom must be given"))
+    if not spec.command:
+        problems += [
+            (f"spec.{name}", "must be given, unless command names a program of your own")
+            for name, value in (("model", spec.model), ("data", spec.data), ("steps", spec.steps))
+            if value is None
+        ]
+        if spec.args:
+            problems.append(("spec.args", "needs command: the built-in trainer takes no arguments"))
+    return problems
+
+
+__all__ = ["JobFileError", "LocalRun", "LocalRunError", "attempt_dir", "local_run"]

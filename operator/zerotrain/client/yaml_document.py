@@ -1,0 +1,165 @@
+"""YAML as the API server will get it, with the line of every field. Used by `jobfile` alone.
+
+YAML 1.2 core for numbers and booleans: `5e-6` and `5e8` are numbers. kubectl still reads a few plain words
+the old way (`yes` is true, `017` is 15); such a value would differ between a local run and the cluster, so
+it is refused with both readings instead of being taken for one of them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+FieldPath: TypeAlias = tuple[str | int, ...]
+
+MAX_NODES = 100_000
+"""Aliases multiply: a few lines can stand for billions of values."""
+
+_TAG = "tag:yaml.org,2002:"
+_OLD_BOOLEANS = re.compile(r"(y|yes|on|n|no|off)", re.IGNORECASE)
+_OLD_OCTAL = re.compile(r"[-+]?0[0-9_]+")
+
+
+class YamlProblem(ValueError):
+    """The text is no YAML, or a value means different things to different readers."""
+
+    def __init__(self, message: str, *, line: int, path: FieldPath = ()) -> None:
+        super().__init__(message)
+        self.message = message
+        self.line = line
+        self.path = path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Document:
+    """One document of a file."""
+
+    value: Any
+    """Plain dicts, lists, texts, numbers, booleans and None."""
+    lines: dict[FieldPath, int]
+    """1-based line of every field."""
+
+    def line_of(self, path: FieldPath) -> int:
+        """The line of the field, or of the nearest one around it."""
+        for length in range(len(path), -1, -1):
+            if (line := self.lines.get(path[:length])) is not None:
+                return line
+        return 1
+
+
+def read_documents(text: str) -> list[Document]:
+    """Every document of `text` that holds something. Raises YamlProblem."""
+    try:
+        nodes = [node for node in YAML(typ="safe", pure=True).compose_all(text) if node is not None]
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise YamlProblem(
+            f"not YAML: {error.problem or error.context}", line=1 if mark is None else mark.line + 1
+        ) from error
+    except YAMLError as error:
+        raise YamlProblem(f"not YAML: {error}", line=1) from error
+    return [_Reader().read(node) for node in nodes]
+
+
+@dataclass(kw_only=True, slots=True)
+class _Reader:
+    lines: dict[FieldPath, int] = field(default_factory=dict)
+    num_nodes: int = 0
+
+    def read(self, node: Node) -> Document:
+        return Document(value=self._value(node, ()), lines=self.lines)
+
+    def _value(self, node: Node, path: FieldPath) -> Any:
+        line = node.start_mark.line + 1
+        self.lines.setdefault(path, line)
+        self.num_nodes += 1
+        if self.num_nodes > MAX_NODES:
+            raise YamlProblem(f"more than {MAX_NODES} values, aliases counted", line=line, path=path)
+        match node:
+            case MappingNode():
+                return self._mapping(node, path)
+            case SequenceNode():
+                return [self._value(item, (*path, index)) for index, item in enumerate(node.value)]
+            case ScalarNode():
+                return _scalar(node, path)
+        raise YamlProblem(f"unexpected {type(node).__name__}", line=line, path=path)
+
+    def _mapping(self, node: MappingNode, path: FieldPath) -> dict[str, Any]:
+        own: dict[str, Any] = {}
+        merged: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            line = key_node.start_mark.line + 1
+            if key_node.tag == f"{_TAG}merge":
+                for parent in self._parents(value_node, path):
+                    merged = {**parent, **merged}
+                continue
+            key = _key(key_node, path)
+            if key in own:
+                raise YamlProblem("is given twice", line=line, path=(*path, key))
+            self.lines[(*path, key)] = line
+            own[key] = self._value(value_node, (*path, key))
+        return {**merged, **own}
+
+    def _parents(self, node: Node, path: FieldPath) -> Iterator[dict[str, Any]]:
+        """The mappings that `<<` names, the first one wins."""
+        nodes = node.value if isinstance(node, SequenceNode) else [node]
+        for parent in nodes:
+            if not isinstance(parent, MappingNode):
+                raise YamlProblem("<< must name mappings", line=node.start_mark.line + 1, path=path)
+            yield self._mapping(parent, path)
+
+
+def _key(node: Node, path: FieldPath) -> str:
+    value = _scalar(node, path) if isinstance(node, ScalarNode) else None
+    if not isinstance(value, str):
+        raise YamlProblem("a key must be a text; quote it", line=node.start_mark.line + 1, path=path)
+    return value
+
+
+def _scalar(node: ScalarNode, path: FieldPath) -> Any:
+    text: str = node.value
+    line = node.start_mark.line + 1
+    plain = node.style is None
+    match str(node.tag).removeprefix(_TAG):
+        case "null":
+            return None
+        case "bool":
+            return text.lower() == "true"
+        case "int":
+            if plain and _OLD_OCTAL.fullmatch(text):
+                raise YamlProblem(
+                    f"{text} is octal for kubectl; write 0o{text.lstrip('+-0')} or drop the leading zero",
+                    line=line,
+                    path=path,
+                )
+            return int(text.replace("_", ""), 0)
+        case "float":
+            return _float(text, line, path)
+        case "str" | "timestamp":
+            if plain and _OLD_BOOLEANS.fullmatch(text):
+                raise YamlProblem(
+                    f"{text} is a text in YAML 1.2 and a boolean for kubectl; "
+                    f'write true or false, or "{text}" in quotes',
+                    line=line,
+                    path=path,
+                )
+            return text
+    raise YamlProblem(f"tag {node.tag} is not known here; remove it", line=line, path=path)
+
+
+def _float(text: str, line: int, path: FieldPath) -> int | float:
+    # Python's float() knows inf and nan without YAML's dot; neither has a form in JSON.
+    value = float(
+        text.replace("_", "").replace(".inf", "inf").replace(".INF", "inf").lower().replace(".nan", "nan")
+    )
+    if not math.isfinite(value):
+        raise YamlProblem(f"{text} has no form in JSON; give a finite number", line=line, path=path)
+    # kubectl sends 5e8 and 1.0 as whole numbers; the same file must give the same configuration everywhere.
+    return int(value) if value.is_integer() and abs(value) < 1e21 else value
