@@ -7,19 +7,75 @@ under a field is what `kubectl explain` prints, and what OpenAPI cannot say stan
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, Strict, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    Strict,
+    StringConstraints,
+    model_validator,
+)
 from pydantic.alias_generators import to_camel
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
-RULES = "x-kubernetes-validations"
+VALIDATIONS = "x-kubernetes-validations"
 
-Rule = dict[str, Any]
-"""One entry of x-kubernetes-validations."""
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rule:
+    """What the types cannot say, twice: for the API server and for job files that never see one."""
+
+    cel: str
+    """Over `self`, the part of the object that the model describes."""
+
+    message: str
+    holds: Callable[[Any], bool] | None
+    """The same over the model; None for a rule that compares with the stored object."""
+
+    field_path: str | None
+    """Property below `self` that the API server's message points to."""
+
+    def entry(self) -> dict[str, Any]:
+        """For x-kubernetes-validations."""
+        place = {} if self.field_path is None else {"fieldPath": self.field_path}
+        return {"rule": self.cel, "message": self.message, **place}
+
+
+def rule(
+    cel: str, message: str, *, holds: Callable[[Any], bool] | None = None, field_path: str | None = None
+) -> Rule:
+    """A rule that holds for every object (give `holds`), or one about changes (`oldSelf` in `cel`)."""
+    if (holds is None) != ("oldSelf" in cel):
+        raise ValueError(f"rule {message!r}: give `holds` unless the rule compares with oldSelf")
+    return Rule(cel=cel, message=message, holds=holds, field_path=field_path)
+
+
+def one_of(*fields: str, note: str = "", field_path: str | None = None) -> Rule:
+    """Exactly one of the fields (names of the API) is given."""
+
+    def holds(model: ApiModel) -> bool:
+        named = {info.alias: name for name, info in type(model).model_fields.items()}
+        return sum(getattr(model, named[field]) is not None for field in fields) == 1
+
+    given = ", ".join(f"has(self.{field})" for field in fields)
+    message = f"exactly one of {', '.join(fields)} must be given{note}"
+    return rule(f"[{given}].exists_one(given, given)", message, holds=holds, field_path=field_path)
 
 
 class ApiModel(BaseModel):
     """A part of the spec: camelCase in the API, unknown keys are an error, instances never change."""
+
+    RULES: ClassVar[tuple[Rule, ...]] = ()
+    """What must hold beyond the types of the fields."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -28,6 +84,22 @@ class ApiModel(BaseModel):
         frozen=True,
         use_attribute_docstrings=True,
     )
+
+    @model_validator(mode="after")
+    def _check_rules(self) -> Self:
+        for item in self.RULES:
+            if item.holds is not None and not item.holds(self):
+                raise ValueError(item.message)
+        return self
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        schema = handler(core_schema)
+        if cls.RULES:
+            handler.resolve_ref_schema(schema)[VALIDATIONS] = [item.entry() for item in cls.RULES]
+        return schema
 
 
 class ObservedModel(ApiModel):
@@ -73,22 +145,21 @@ FileKey = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern
 Argument = Annotated[str, StringConstraints(max_length=8192)]
 
 
-def rule(cel: str, message: str, *, field_path: str | None = None) -> Rule:
-    """A CEL rule; `field_path` names the property below the rule's own place that the error points to."""
-    entry: Rule = {"rule": cel, "message": message}
-    if field_path is not None:
-        entry["fieldPath"] = field_path
-    return entry
-
-
-def rules(*entries: Rule) -> dict[str, Any]:
-    """For `json_schema_extra` of a model or field."""
-    return {RULES: list(entries)}
-
-
 def keyed_by(*keys: str) -> dict[str, Any]:
     """A list whose items merge by `keys` under server-side apply."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
+
+
+def unique_by(attribute: str) -> AfterValidator:
+    """No two items share the attribute, as the API server demands of a list that is `keyed_by` it."""
+
+    def check(items: tuple[ApiModel, ...]) -> tuple[ApiModel, ...]:
+        for key, times in Counter(getattr(item, attribute) for item in items).items():
+            if times > 1:
+                raise ValueError(f"{to_camel(attribute)} {key!r} is given {times} times; keep one of them")
+        return items
+
+    return AfterValidator(check)
 
 
 ATOMIC: dict[str, Any] = {"x-kubernetes-list-type": "atomic"}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import ConfigDict, Field, StringConstraints
+from pydantic import Field, StringConstraints
 
-from .base import ApiModel, Int, rule, rules
+from .base import ApiModel, Int, rule
 from .quantity import Bytes, Cpu
 
 ResourceName = Annotated[
@@ -43,19 +43,19 @@ class Rdma(ApiModel):
 class Resources(ApiModel):
     """Resources of each worker; requests equal limits. Immutable."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule(
-                "has(self.memory) || !has(self.pinnedMemory)",
-                "memory must be given when pinnedMemory is: pinned memory is a part of it",
-                field_path=".memory",
-            ),
-            rule(
-                "has(self.memory) || !has(self.sharedMemory)",
-                "memory must be given when sharedMemory is: shared memory is a part of it",
-                field_path=".memory",
-            ),
-        )
+    RULES = (
+        rule(
+            "has(self.memory) || !has(self.pinnedMemory)",
+            "memory must be given when pinnedMemory is: pinned memory is a part of it",
+            holds=lambda self: self.memory is not None or self.pinned_memory is None,
+            field_path=".memory",
+        ),
+        rule(
+            "has(self.memory) || !has(self.sharedMemory)",
+            "memory must be given when sharedMemory is: shared memory is a part of it",
+            holds=lambda self: self.memory is not None or self.shared_memory is None,
+            field_path=".memory",
+        ),
     )
 
     gpus: Gpus | None = None

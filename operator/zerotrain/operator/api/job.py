@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from zerotrain.operator.constants import API_VERSION, KIND, MAX_JOB_NAME_LENGTH
 
-from .base import ApiModel, rule, rules
+from .base import ApiModel, rule
 from .core.meta import ObjectMeta
 from .spec import ZeroTrainingJobSpec
 from .status import ZeroTrainingJobStatus
@@ -22,18 +23,18 @@ class ZeroTrainingJob(ApiModel):
     """One training job: a number of worker pods that train one model together, restart together and resume
     from the last checkpoint."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule(
-                f"self.metadata.name.matches('{_NAME_PATTERN}')",
-                "metadata.name must consist of a-z, 0-9 and '-', start with a letter and not end with '-'",
-            ),
-            rule(
-                f"self.metadata.name.size() <= {MAX_JOB_NAME_LENGTH}",
-                f"metadata.name must be at most {MAX_JOB_NAME_LENGTH} characters: "
-                "pod names append attempt and index and must fit 63",
-            ),
-        )
+    RULES = (
+        rule(
+            f"self.metadata.name.matches('{_NAME_PATTERN}')",
+            "metadata.name must consist of a-z, 0-9 and '-', start with a letter and not end with '-'",
+            holds=lambda self: re.fullmatch(_NAME_PATTERN, self.metadata.name) is not None,
+        ),
+        rule(
+            f"self.metadata.name.size() <= {MAX_JOB_NAME_LENGTH}",
+            f"metadata.name must be at most {MAX_JOB_NAME_LENGTH} characters: "
+            "pod names append attempt and index and must fit 63",
+            holds=lambda self: len(self.metadata.name) <= MAX_JOB_NAME_LENGTH,
+        ),
     )
 
     api_version: Literal["zerotrain.dev/v1alpha1"] = API_VERSION

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from zerotrain.contract.launch import LaunchSpec
 from zerotrain.operator.constants import RESERVED_METADATA_PREFIXES
 
-from .base import ATOMIC, ApiModel, LabelMap, ObjectName, keyed_by, rule, rules
+from .base import ATOMIC, ApiModel, LabelMap, ObjectName, Rule, keyed_by, rule, unique_by
 from .core.affinity import Affinity
 from .core.containers import Container
 from .core.environment import EnvFromSources, EnvVars
@@ -18,11 +18,14 @@ from .core.meta import LocalReference
 from .core.volumes import VolumeMounts, Volumes
 
 
-def _reserved_keys(field: str) -> dict[str, object]:
+def _reserved_keys(field: str) -> Rule:
     tests = " || ".join(f"key.startsWith('{prefix}')" for prefix in RESERVED_METADATA_PREFIXES)
     return rule(
         f"!has(self.{field}) || self.{field}.all(key, !({tests}))",
         f"keys that start with {' or '.join(RESERVED_METADATA_PREFIXES)} are reserved",
+        holds=lambda self: (
+            not any(key.startswith(RESERVED_METADATA_PREFIXES) for key in getattr(self, field) or ())
+        ),
         field_path=f".{field}",
     )
 
@@ -30,20 +33,23 @@ def _reserved_keys(field: str) -> dict[str, object]:
 _RESERVED_ENV = tuple(sorted(name for name in LaunchSpec.env_names() if not name.startswith("ZEROTRAIN_")))
 
 
+def _is_reserved(name: str) -> bool:
+    return name.startswith("ZEROTRAIN_") or name in _RESERVED_ENV
+
+
 class PodTemplate(ApiModel):
     """Additions to the worker pods. Lists merge by name; the operator's own names are refused."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            _reserved_keys("labels"),
-            _reserved_keys("annotations"),
-            rule(
-                "!has(self.env) || self.env.all(variable, !variable.name.startsWith('ZEROTRAIN_') "
-                f"&& !(variable.name in {list(_RESERVED_ENV)}))",
-                f"the operator sets these variables itself: ZEROTRAIN_*, {', '.join(_RESERVED_ENV)}",
-                field_path=".env",
-            ),
-        )
+    RULES = (
+        _reserved_keys("labels"),
+        _reserved_keys("annotations"),
+        rule(
+            "!has(self.env) || self.env.all(variable, !variable.name.startsWith('ZEROTRAIN_') "
+            f"&& !(variable.name in {list(_RESERVED_ENV)}))",
+            f"the operator sets these variables itself: ZEROTRAIN_*, {', '.join(_RESERVED_ENV)}",
+            holds=lambda self: not any(_is_reserved(variable.name) for variable in self.env),
+            field_path=".env",
+        ),
     )
 
     labels: LabelMap | None = None
@@ -67,18 +73,22 @@ class PodTemplate(ApiModel):
     """Where the ranks see those volumes."""
 
     init_containers: Annotated[
-        tuple[Container, ...], Field(max_length=16, json_schema_extra=keyed_by("name"))
+        tuple[Container, ...], Field(max_length=16, json_schema_extra=keyed_by("name")), unique_by("name")
     ] = ()
     """Containers that run to completion, one after the other, before the ranks start."""
 
-    sidecars: Annotated[tuple[Container, ...], Field(max_length=16, json_schema_extra=keyed_by("name"))] = ()
+    sidecars: Annotated[
+        tuple[Container, ...], Field(max_length=16, json_schema_extra=keyed_by("name")), unique_by("name")
+    ] = ()
     """Containers that run beside the ranks and are ended with them."""
 
     affinity: Affinity | None = None
     """Where the pods may run, beyond scheduling.nodeSelector."""
 
     image_pull_secrets: Annotated[
-        tuple[LocalReference, ...], Field(max_length=16, json_schema_extra=keyed_by("name"))
+        tuple[LocalReference, ...],
+        Field(max_length=16, json_schema_extra=keyed_by("name")),
+        unique_by("name"),
     ] = ()
     """Secrets with the credentials of the image registry."""
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from zerotrain.operator.constants import MAX_WORKERS
 
-from .base import ATOMIC, SET, ApiModel, Int, rule, rules
+from .base import ATOMIC, SET, ApiModel, Int, rule
 
 Seconds = Annotated[Int, Field(ge=1, le=31_536_000)]
 """1 second to 365 days."""
@@ -18,14 +18,13 @@ Seconds = Annotated[Int, Field(ge=1, le=31_536_000)]
 class Elastic(ApiModel):
     """Between which numbers of workers the job may be resized."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule(
-                "self.minWorkers <= self.maxWorkers",
-                "minWorkers must not exceed maxWorkers",
-                field_path=".minWorkers",
-            )
-        )
+    RULES = (
+        rule(
+            "self.minWorkers <= self.maxWorkers",
+            "minWorkers must not exceed maxWorkers",
+            holds=lambda self: self.min_workers <= self.max_workers,
+            field_path=".minWorkers",
+        ),
     )
 
     min_workers: Annotated[Int, Field(ge=1, le=MAX_WORKERS)]
@@ -54,13 +53,12 @@ class FailureReason(StrEnum):
 class FailureRule(ApiModel):
     """What to do after a failure of a certain kind."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule(
-                "has(self.onExitCodes) || has(self.onReasons)",
-                "at least one of onExitCodes, onReasons must be given",
-            )
-        )
+    RULES = (
+        rule(
+            "has(self.onExitCodes) || has(self.onReasons)",
+            "at least one of onExitCodes, onReasons must be given",
+            holds=lambda self: bool(self.on_exit_codes or self.on_reasons),
+        ),
     )
 
     on_exit_codes: Annotated[

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, StringConstraints
+from pydantic import Field, StringConstraints
 
 from zerotrain.operator.constants import MANAGER, MAX_WORKERS
 
-from .base import ATOMIC, ApiModel, Argument, Bool, Int, Rule, rule, rules
+from .base import ATOMIC, ApiModel, Argument, Bool, Int, Rule, one_of, rule
 from .compute import Resources
 from .core.containers import Image
 from .pod_template import PodTemplate
@@ -42,40 +42,43 @@ def _needed_without_command(field: str) -> Rule:
     return rule(
         f"has(self.{field}) || {_COMMAND_GIVEN}",
         f"{field} must be given, unless command names a program of your own",
+        holds=lambda self: getattr(self, field) is not None or bool(self.command),
         field_path=f".{field}",
     )
 
 
 _RULES = (
-    rule(
-        "has(self.config) != has(self.configFrom)",
-        "exactly one of config, configFrom must be given",
-        field_path=".config",
-    ),
+    one_of("config", "configFrom", field_path=".config"),
     _needed_without_command("model"),
     _needed_without_command("data"),
     _needed_without_command("steps"),
     rule(
         f"!has(self.args) || size(self.args) == 0 || {_COMMAND_GIVEN}",
         "args needs command: the built-in trainer takes no arguments",
+        holds=lambda self: not self.args or bool(self.command),
         field_path=".args",
     ),
     rule(
         "!has(self.elastic) || (self.elastic.minWorkers <= self.workers "
         "&& self.workers <= self.elastic.maxWorkers)",
         "workers must be between elastic.minWorkers and elastic.maxWorkers",
+        holds=lambda self: (
+            self.elastic is None or self.elastic.min_workers <= self.workers <= self.elastic.max_workers
+        ),
         field_path=".workers",
     ),
     rule(
         "!has(self.ranksPerWorker) || !has(self.resources) || !has(self.resources.gpus) "
         "|| self.ranksPerWorker <= self.resources.gpus.count",
         "ranksPerWorker must not exceed resources.gpus.count: every rank needs a GPU of its own",
+        holds=lambda self: self.num_gpus == 0 or self.num_ranks_per_worker <= self.num_gpus,
         field_path=".ranksPerWorker",
     ),
     rule(
         "!has(self.checkpoint) || self.workers == 1 || has(self.checkpoint.volume.persistentVolumeClaim) "
         "|| has(self.checkpoint.volume.nfs)",
         "several workers need one checkpoint volume that all of them see: persistentVolumeClaim or nfs",
+        holds=lambda self: self.checkpoint is None or self.workers == 1 or self.checkpoint.volume.shared,
         field_path=".checkpoint.volume",
     ),
     rule(
@@ -108,7 +111,7 @@ _RULES = (
 class ZeroTrainingJobSpec(ApiModel):
     """What to train and with what."""
 
-    model_config = ConfigDict(json_schema_extra=rules(*_RULES))
+    RULES = _RULES
 
     workers: Annotated[Int, Field(ge=1, le=MAX_WORKERS)] = 1
     """Number of worker pods, 1 to 10000; 1 unless given. Immutable unless elastic is given."""
@@ -194,8 +197,13 @@ class ZeroTrainingJobSpec(ApiModel):
         """Processes of each worker after defaulting."""
         if self.ranks_per_worker is not None:
             return self.ranks_per_worker
+        return self.num_gpus or 1
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of each worker; 0 trains on CPUs."""
         gpus = self.resources.gpus if self.resources else None
-        return gpus.count if gpus else 1
+        return gpus.count if gpus else 0
 
     @property
     def world_size(self) -> int:

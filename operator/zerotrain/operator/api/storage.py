@@ -5,13 +5,11 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import ConfigDict, Field, StringConstraints
+from pydantic import Field, StringConstraints
 
-from .base import AbsolutePath, ApiModel, Bool, Int, ObjectName, rule, rules
+from .base import AbsolutePath, ApiModel, Bool, Int, ObjectName, one_of, rule
 from .core.volumes import ClaimSource, EmptyDirSource, EphemeralSource, NfsSource
 from .quantity import Bytes
-
-_VOLUME_KINDS = "[has(self.persistentVolumeClaim), has(self.ephemeral), has(self.emptyDir), has(self.nfs)]"
 
 
 class Encryption(StrEnum):
@@ -44,24 +42,21 @@ class Nvme(ApiModel):
 class CheckpointVolume(ApiModel):
     """The volume that checkpoints are written to; exactly one kind."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule(
-                f"{_VOLUME_KINDS}.exists_one(given, given)",
-                "exactly one of persistentVolumeClaim, ephemeral, emptyDir, nfs must be given",
-            ),
-            rule(
-                "!has(self.persistentVolumeClaim) || !has(self.persistentVolumeClaim.readOnly) "
-                "|| !self.persistentVolumeClaim.readOnly",
-                "a checkpoint volume must be writable",
-                field_path=".persistentVolumeClaim.readOnly",
-            ),
-            rule(
-                "!has(self.nfs) || !has(self.nfs.readOnly) || !self.nfs.readOnly",
-                "a checkpoint volume must be writable",
-                field_path=".nfs.readOnly",
-            ),
-        )
+    RULES = (
+        one_of("persistentVolumeClaim", "ephemeral", "emptyDir", "nfs"),
+        rule(
+            "!has(self.persistentVolumeClaim) || !has(self.persistentVolumeClaim.readOnly) "
+            "|| !self.persistentVolumeClaim.readOnly",
+            "a checkpoint volume must be writable",
+            holds=lambda self: not (self.persistent_volume_claim and self.persistent_volume_claim.read_only),
+            field_path=".persistentVolumeClaim.readOnly",
+        ),
+        rule(
+            "!has(self.nfs) || !has(self.nfs.readOnly) || !self.nfs.readOnly",
+            "a checkpoint volume must be writable",
+            holds=lambda self: not (self.nfs and self.nfs.read_only),
+            field_path=".nfs.readOnly",
+        ),
     )
 
     persistent_volume_claim: ClaimSource | None = None
@@ -74,8 +69,8 @@ class CheckpointVolume(ApiModel):
     """A folder that lives as long as the pod: only for one worker, and lost with it."""
 
     nfs: NfsSource | None = None
-    """A folder of an NFS server, shared by all workers. Pod Security "restricted" forbids it in pods: there, make
-    a PersistentVolume of it and give its claim."""
+    """A folder of an NFS server, shared by all workers. Pod Security "restricted" forbids it in pods: there,
+    give the claim of a PersistentVolume that names it."""
 
     @property
     def shared(self) -> bool:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, StringConstraints
+from pydantic import Field, StringConstraints
 
-from .base import ApiModel, FileKey, Int, ObjectName, rule, rules
-
-MODEL_KINDS = ("gpt", "preset", "path", "factory")
+from .base import ApiModel, FileKey, Int, ObjectName, one_of, rule
 
 
 class ConfigKey(ApiModel):
@@ -31,10 +29,13 @@ class ConfigSource(ApiModel):
 class Gpt(ApiModel):
     """A byte-level GPT: pre-norm blocks, learned positions, a vocabulary of the 256 bytes, tied head."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule("self.dModel % self.heads == 0", "dModel must be a multiple of heads", field_path=".dModel")
-        )
+    RULES = (
+        rule(
+            "self.dModel % self.heads == 0",
+            "dModel must be a multiple of heads",
+            holds=lambda self: self.d_model % self.heads == 0,
+            field_path=".dModel",
+        ),
     )
 
     d_model: Annotated[Int, Field(ge=8, le=65536)]
@@ -73,14 +74,7 @@ class Factory(ApiModel):
 class Model(ApiModel):
     """The model to train; exactly one of gpt, preset, path, factory."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule(
-                f"[{', '.join(f'has(self.{kind})' for kind in MODEL_KINDS)}].exists_one(given, given)",
-                f"exactly one of {', '.join(MODEL_KINDS)} must be given",
-            )
-        )
-    )
+    RULES = (one_of("gpt", "preset", "path", "factory"),)
 
     gpt: Gpt | None = None
     """A byte-level GPT of the given shape, trained from scratch."""

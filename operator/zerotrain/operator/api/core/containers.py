@@ -9,10 +9,11 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import ConfigDict, Field, StringConstraints
+from pydantic import Field, StringConstraints
 
-from zerotrain.operator.api.base import ATOMIC, ApiModel, Argument, Bool, DnsLabel, Int, keyed_by, rule, rules
+from zerotrain.operator.api.base import ATOMIC, ApiModel, Argument, Bool, DnsLabel, Int, keyed_by, rule
 from zerotrain.operator.api.quantity import AnyQuantity
+from zerotrain.operator.constants import CONTAINER_NAME, RESERVED_PREFIX
 
 from .environment import EnvFromSources, EnvVars
 from .volumes import VolumeMounts
@@ -77,14 +78,13 @@ class ContainerUser(ApiModel):
 class Container(ApiModel):
     """An init container or a sidecar."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule(
-                "self.name != 'worker' && !self.name.startsWith('zerotrain-')",
-                "the name worker and names that start with zerotrain- are reserved",
-                field_path=".name",
-            )
-        )
+    RULES = (
+        rule(
+            f"self.name != '{CONTAINER_NAME}' && !self.name.startsWith('{RESERVED_PREFIX}')",
+            f"the name {CONTAINER_NAME} and names that start with {RESERVED_PREFIX} are reserved",
+            holds=lambda self: self.name != CONTAINER_NAME and not self.name.startswith(RESERVED_PREFIX),
+            field_path=".name",
+        ),
     )
 
     name: DnsLabel

@@ -6,7 +6,17 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field, StringConstraints
 
-from zerotrain.operator.api.base import ATOMIC_MAP, ApiModel, Argument, Bool, FileKey, ObjectName, rule, rules
+from zerotrain.operator.api.base import (
+    ATOMIC_MAP,
+    ApiModel,
+    Argument,
+    Bool,
+    FileKey,
+    ObjectName,
+    one_of,
+    rule,
+    unique_by,
+)
 from zerotrain.operator.api.quantity import AnyQuantity
 
 _ENV_NAME = r"^[-._a-zA-Z][-._a-zA-Z0-9]*$"
@@ -58,15 +68,7 @@ class ResourceFieldSelector(ApiModel):
 class EnvVarSource(ApiModel):
     """Where a value comes from; exactly one source."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule(
-                "[has(self.fieldRef), has(self.resourceFieldRef), has(self.configMapKeyRef), "
-                "has(self.secretKeyRef)].exists_one(given, given)",
-                "exactly one of fieldRef, resourceFieldRef, configMapKeyRef, secretKeyRef must be given",
-            )
-        )
-    )
+    RULES = (one_of("fieldRef", "resourceFieldRef", "configMapKeyRef", "secretKeyRef"),)
 
     field_ref: FieldSelector | None = None
     resource_field_ref: ResourceFieldSelector | None = None
@@ -77,10 +79,12 @@ class EnvVarSource(ApiModel):
 class EnvVar(ApiModel):
     """One environment variable."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule("!has(self.value) || !has(self.valueFrom)", "value and valueFrom are mutually exclusive")
-        )
+    RULES = (
+        rule(
+            "!has(self.value) || !has(self.valueFrom)",
+            "value and valueFrom are mutually exclusive",
+            holds=lambda self: self.value is None or self.value_from is None,
+        ),
     )
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=_ENV_NAME)]
@@ -108,14 +112,7 @@ class ObjectReference(ApiModel):
 class EnvFromSource(ApiModel):
     """All keys of a ConfigMap or Secret as variables."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule(
-                "has(self.configMapRef) != has(self.secretRef)",
-                "exactly one of configMapRef, secretRef must be given",
-            )
-        )
-    )
+    RULES = (one_of("configMapRef", "secretRef"),)
 
     prefix: Annotated[str, StringConstraints(max_length=128, pattern=_ENV_NAME)] | None = None
     """Put before every key."""
@@ -124,5 +121,5 @@ class EnvFromSource(ApiModel):
     secret_ref: ObjectReference | None = None
 
 
-EnvVars = Annotated[tuple[EnvVar, ...], Field(max_length=128)]
+EnvVars = Annotated[tuple[EnvVar, ...], Field(max_length=128), unique_by("name")]
 EnvFromSources = Annotated[tuple[EnvFromSource, ...], Field(max_length=32)]

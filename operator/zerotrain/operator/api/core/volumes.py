@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import ConfigDict, Field, StringConstraints
+from pydantic import Field, StringConstraints
 
 from zerotrain.operator.api.base import (
     ATOMIC,
@@ -21,8 +21,9 @@ from zerotrain.operator.api.base import (
     LabelMap,
     ObjectName,
     keyed_by,
+    one_of,
     rule,
-    rules,
+    unique_by,
 )
 from zerotrain.operator.api.quantity import Bytes
 from zerotrain.operator.constants import RESERVED_PREFIX
@@ -47,10 +48,10 @@ _SOURCES = (
     "downwardAPI",
     "csi",
 )
-_ONE_SOURCE = f"[{', '.join(f'has(self.{source})' for source in _SOURCES)}].exists_one(given, given)"
 _UNRESERVED_NAME = rule(
     f"!self.name.startsWith('{RESERVED_PREFIX}')",
     f"names that start with {RESERVED_PREFIX} are reserved",
+    holds=lambda self: not self.name.startswith(RESERVED_PREFIX),
     field_path=".name",
 )
 
@@ -271,15 +272,7 @@ class ProjectedDownward(ApiModel):
 class ProjectedSource(ApiModel):
     """One source of a projected volume; exactly one kind."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule(
-                "[has(self.configMap), has(self.secret), has(self.serviceAccountToken), "
-                "has(self.downwardAPI)].exists_one(given, given)",
-                "exactly one of configMap, secret, serviceAccountToken, downwardAPI must be given",
-            )
-        )
-    )
+    RULES = (one_of("configMap", "secret", "serviceAccountToken", "downwardAPI"),)
 
     config_map: ProjectedObject | None = None
     secret: ProjectedObject | None = None
@@ -301,15 +294,7 @@ class Projected(ApiModel):
 class Volume(ApiModel):
     """A volume of the pod; exactly one source. hostPath is not offered (Pod Security "restricted")."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule(
-                _ONE_SOURCE,
-                f"exactly one of {', '.join(_SOURCES)} must be given (hostPath is not allowed)",
-            ),
-            _UNRESERVED_NAME,
-        )
-    )
+    RULES = (one_of(*_SOURCES, note=" (hostPath is not allowed)"), _UNRESERVED_NAME)
 
     name: DnsLabel
     """Name that volumeMounts refer to."""
@@ -333,14 +318,13 @@ class MountPropagation(StrEnum):
 class VolumeMount(ApiModel):
     """Where a volume appears in a container."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            rule(
-                "!has(self.subPath) || !has(self.subPathExpr)",
-                "subPath and subPathExpr are mutually exclusive",
-            ),
-            _UNRESERVED_NAME,
-        )
+    RULES = (
+        rule(
+            "!has(self.subPath) || !has(self.subPathExpr)",
+            "give only one of subPath, subPathExpr",
+            holds=lambda self: self.sub_path is None or self.sub_path_expr is None,
+        ),
+        _UNRESERVED_NAME,
     )
 
     name: DnsLabel
@@ -362,7 +346,11 @@ class VolumeMount(ApiModel):
     """Whether mounts made on the node later appear in the container; None unless given."""
 
 
-Volumes = Annotated[tuple[Volume, ...], Field(max_length=64, json_schema_extra=keyed_by("name"))]
+Volumes = Annotated[
+    tuple[Volume, ...], Field(max_length=64, json_schema_extra=keyed_by("name")), unique_by("name")
+]
 VolumeMounts = Annotated[
-    tuple[VolumeMount, ...], Field(max_length=64, json_schema_extra=keyed_by("mountPath"))
+    tuple[VolumeMount, ...],
+    Field(max_length=64, json_schema_extra=keyed_by("mountPath")),
+    unique_by("mount_path"),
 ]
