@@ -70,9 +70,19 @@ def test_immutable(changed: str, change: dict[str, Any], path: str, text: str) -
 
 
 def test_a_suspended_job_may_be_changed(control_plane: Cluster, namespace_of_module: str) -> None:
-    asleep = {"spec.suspend": True}
-    for change in (asleep, {**asleep, "spec.image": "other:1", "spec.steps": 200}, {"spec.image": "other:2"}):
+    frozen = {
+        key: value for change, _, text in IMMUTABLE if "suspended" in text for key, value in change.items()
+    }
+    for change in ({"spec.suspend": True}, {**frozen, "spec.suspend": True}, {**frozen, "spec.image": "x:2"}):
         done = apply_all(control_plane, [applied_job("asleep", namespace_of_module, change)])
+        assert done.returncode == 0, done.stderr
+
+
+def test_budgets_and_deadlines_may_change_at_any_time(
+    control_plane: Cluster, namespace_of_module: str
+) -> None:
+    for change in ({}, {"spec.failurePolicy.maxRestarts": 9, "spec.runPolicy.activeDeadlineSeconds": 60}):
+        done = apply_all(control_plane, [applied_job("awake", namespace_of_module, change)])
         assert done.returncode == 0, done.stderr
 
 

@@ -219,6 +219,10 @@ IMMUTABLE: list[tuple[dict[str, Any], str, str]] = [
     ({"spec.steps": 101}, "spec.steps", "only while the job is suspended"),
     ({"spec.command": ["python", "x.py"]}, "spec.command", "only while the job is suspended"),
     ({"spec.data.path": "/data"}, "spec.data", "only while the job is suspended"),
+    ({"spec.config.zero_optimization.stage": 2}, "spec.config", "only while the job is suspended"),
+    ({"spec.checkpoint.everySteps": 10}, "spec.checkpoint", "only while the job is suspended"),
+    ({"spec.scheduling.priorityClassName": "high"}, "spec.scheduling", "only while the job is suspended"),
+    ({"spec.podTemplate.labels": {"a": "b"}}, "spec.podTemplate", "only while the job is suspended"),
 ]
 
 ACCEPTED: list[tuple[str, dict[str, Any]]] = [

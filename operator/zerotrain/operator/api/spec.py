@@ -101,10 +101,14 @@ _RULES = (
     _frozen("image"),
     _frozen("command"),
     _frozen("args"),
+    _frozen("config"),
     _frozen("configFrom"),
     _frozen("data"),
     _frozen("steps"),
     _frozen("logEverySteps"),
+    _frozen("checkpoint"),
+    _frozen("scheduling"),
+    _frozen("podTemplate"),
 )
 
 
@@ -131,7 +135,7 @@ class ZeroTrainingJobSpec(ApiModel):
 
     config: dict[str, Any] | None = None
     """A DeepSpeed-style configuration, inline; the same keys as in its JSON file. Either this or
-    configFrom."""
+    configFrom. Changes only while suspended."""
 
     config_from: ConfigSource | None = None
     """The configuration by reference. Either this or config. Changes only while suspended."""
@@ -162,7 +166,7 @@ class ZeroTrainingJobSpec(ApiModel):
 
     checkpoint: Checkpoint | None = None
     """When checkpoints are taken and where they go. Without it nothing is saved and every restart begins at
-    step 0."""
+    step 0. Changes only while suspended, its volume never."""
 
     elastic: Elastic | None = None
     """Between which numbers of workers the job may be resized. Fixed size unless given."""
@@ -177,7 +181,7 @@ class ZeroTrainingJobSpec(ApiModel):
     """Deadlines and clean-up."""
 
     scheduling: Scheduling | None = None
-    """Where and when the workers are scheduled."""
+    """Where and when the workers are scheduled. Changes only while suspended."""
 
     suspend: Bool = False
     """When true the job checkpoints, gives its pods back and waits; false resumes it at the same step. May
@@ -190,7 +194,8 @@ class ZeroTrainingJobSpec(ApiModel):
     value makes this operator leave the job alone. Immutable."""
 
     pod_template: PodTemplate | None = None
-    """Additions to the worker pods: labels, environment, volumes, sidecars. Taken up by the next attempt."""
+    """Additions to the worker pods: labels, environment, volumes, sidecars. Changes only while
+    suspended."""
 
     @property
     def num_ranks_per_worker(self) -> int:
