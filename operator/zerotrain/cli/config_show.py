@@ -1,0 +1,69 @@
+"""`zerotrain config show`: every key of a configuration with its final value, origin and effect."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from zerotrain.cli.errors import CliError
+from zerotrain.client.jobfile import JobFileError, load_job
+from zerotrain.contract.config import AutoValues, ConfigError, EngineConfig, KeyReport, load, resolve
+from zerotrain.contract.exit_codes import ExitCode
+from zerotrain.operator.api.admission import engine_config
+
+EXAMPLE = "Example: zerotrain config show ds_config.json --world-size 8"
+
+
+def show_config(
+    file: Annotated[Path, typer.Argument(help="A job file (YAML), or a DeepSpeed-style JSON file.")],
+    world_size: Annotated[
+        int | None, typer.Option(min=1, help="Ranks to resolve for; a job file's own unless given, else 1.")
+    ] = None,
+    all_keys: Annotated[bool, typer.Option("--all", help="Also keys that are at their default.")] = False,
+) -> None:
+    """Print each key with its final value, where the value comes from, and what it does here."""
+    try:
+        config = _resolve(file, world_size)
+    except (ConfigError, JobFileError) as error:
+        raise CliError(str(error), next_step=f"correct {file} and run the command again") from error
+    except OSError as error:
+        raise CliError(f"{file}: {error.strerror}", code=int(ExitCode.BAD_CONFIG)) from error
+    _print(Console(), [row for row in config.report if all_keys or row.origin != "default"])
+    for notice in config.notices:
+        typer.echo(f"note: {notice.path}: {notice.message}")
+    for item in config.unsupported:
+        typer.echo(f"not supported: {item.path}: {item.reason} {item.way_out}")
+    if config.unsupported:
+        raise typer.Exit(int(ExitCode.BAD_CONFIG))
+
+
+def _resolve(file: Path, world_size: int | None) -> EngineConfig:
+    if file.suffix not in {".yaml", ".yml"}:
+        return resolve(load(file), world_size=world_size or 1)
+    spec = load_job(file).job.spec
+    if world_size is None:
+        config = engine_config(spec)
+    else:
+        hidden_size = (
+            spec.model.gpt.d_model if spec.model is not None and spec.model.gpt is not None else None
+        )
+        auto = AutoValues(hidden_size=hidden_size, total_steps=spec.steps)
+        config = None if spec.config is None else resolve(load(spec.config), world_size=world_size, auto=auto)
+    if config is None:
+        raise CliError(f"{file}: the configuration is in a ConfigMap (spec.configFrom); show its JSON file")
+    return config
+
+
+def _print(console: Console, rows: Iterable[KeyReport]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for column in ("key", "value", "origin", "effect"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(row.path, json.dumps(row.value, default=str), row.origin, row.effect)
+    console.print(table, markup=False)

@@ -1,0 +1,29 @@
+"""How every command fails: what went wrong, which code, what to type next."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from zerotrain.contract.exit_codes import ExitCode
+
+
+class CliError(Exception):
+    """A command cannot do what it was asked to."""
+
+    def __init__(
+        self, message: str, *, code: int = int(ExitCode.BAD_CONFIG), next_step: str | None = None
+    ) -> None:
+        """`message` may have several lines; `next_step` is a command to type or a thing to correct."""
+        super().__init__(message)
+        self.code = code
+        self.next_step = next_step
+
+
+def show(error: CliError) -> None:
+    """On standard error, so that a pipe's reader gets results alone."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(f"error ({error.code}):", style="bold red", end=" ")
+    console.print(str(error), markup=False)
+    if error.next_step is not None:
+        console.print("next:", style="bold", end=" ")
+        console.print(error.next_step, markup=False)

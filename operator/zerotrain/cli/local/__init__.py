@@ -1,0 +1,1 @@
+"""How `zerotrain run` runs: `attempts` (restarts) > `attempt` (one launcher) > `state`, `view`, `summary`."""

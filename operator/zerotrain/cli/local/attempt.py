@@ -1,0 +1,137 @@
+"""One attempt of a local run: one launcher with all ranks, the same program that a pod runs."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from zerotrain.client.localrun import LocalRun, attempt_dir
+from zerotrain.contract.progress import Termination
+from zerotrain.contract.worker_http import PROGRESS_PATH, WorkerReport
+from zerotrain.runtime.launch.leftovers import adopt_orphans, children, end_children
+from zerotrain.runtime.launch.main import HTTP_FILE, REPORT_FILE
+from zerotrain.runtime.launch.process import guarded
+
+POLL_S = 0.25
+HTTP_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttemptEnd:
+    """How an attempt ended."""
+
+    attempt: int
+    termination: Termination
+    report: WorkerReport | None
+    """The ranks' last records; None when the launcher never got so far."""
+
+    @property
+    def code(self) -> int:
+        return self.termination.code
+
+    @property
+    def step(self) -> int:
+        reported = self.report.slowest.step if self.report and self.report.slowest else 0
+        return max(self.termination.step, reported)
+
+
+class Attempt:
+    """A running launcher."""
+
+    def __init__(self, plan: LocalRun, run_dir: Path, number: int, *, on_line: Callable[[str], None]) -> None:
+        """Starts it. `on_line` gets the ranks' output, from another thread."""
+        self.number = number
+        self._folder = attempt_dir(run_dir, number)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._last_report: WorkerReport | None = None
+        adopt_orphans()
+        self._before = frozenset(children(os.getpid()))
+        spec = plan.launch_spec(run_dir, attempt=number, master_port=_free_port())
+        self._popen = subprocess.Popen(
+            # If this command is killed, the launcher checkpoints and ends, as if asked to stop.
+            guarded([sys.executable, "-m", "zerotrain.runtime.launch", "--", *plan.program], signal.SIGTERM),
+            env={**os.environ, **plan.environ, **spec.to_env()},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Ctrl-C is for this command; it passes a SIGTERM on
+        )
+        self._output = threading.Thread(target=self._read_output, args=(on_line,), daemon=True)
+        self._output.start()
+
+    def stop(self) -> None:
+        """Ask for a checkpoint and the end."""
+        if self._popen.poll() is None:
+            self._popen.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        if self._popen.poll() is None:
+            self._popen.kill()
+
+    def ended(self) -> bool:
+        """Waits for a short while."""
+        try:
+            self._popen.wait(POLL_S)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def report(self) -> WorkerReport | None:
+        """The ranks' newest records; None while the launcher does not answer."""
+        try:
+            address = json.loads((self._folder / HTTP_FILE).read_text())
+            connection = http.client.HTTPConnection(address["host"], address["port"], timeout=HTTP_TIMEOUT_S)
+            connection.request("GET", PROGRESS_PATH)
+            self._last_report = WorkerReport.from_json(connection.getresponse().read().decode())
+            connection.close()
+        except (OSError, ValueError, http.client.HTTPException):
+            return None
+        return self._last_report
+
+    def finish(self) -> AttemptEnd:
+        """After `ended`: nothing of the attempt is left running."""
+        end_children(keep=self._before)
+        self._output.join(timeout=2.0)
+        status = self._popen.returncode
+        code = 128 - status if status < 0 else status
+        return AttemptEnd(
+            attempt=self.number, termination=self._termination(code), report=self._final_report()
+        )
+
+    def _termination(self, code: int) -> Termination:
+        try:
+            return Termination.from_json((self._folder / "termination.json").read_text())
+        except (OSError, ValueError):  # the launcher was killed before it could write one
+            return Termination(attempt=self.number, code=code)
+
+    def _final_report(self) -> WorkerReport | None:
+        try:
+            return WorkerReport.from_json((self._folder / REPORT_FILE).read_text())
+        except (OSError, ValueError):
+            return self._last_report
+
+    def _read_output(self, on_line: Callable[[str], None]) -> None:
+        if self._popen.stdout is None:
+            return
+        with (self._folder / "output.log").open("w") as log:
+            for line in self._popen.stdout:
+                log.write(line)
+                log.flush()
+                on_line(line.rstrip("\n"))
+
+
+def _free_port() -> int:
+    """For the rendezvous. Somebody may take it before rank 0 does; that ends in 82 and another attempt."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])

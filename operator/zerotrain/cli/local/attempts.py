@@ -1,0 +1,148 @@
+"""Attempt after attempt until the job is done, stopped or out of restarts: the operator's policy, locally."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+
+from zerotrain.cli.local.attempt import Attempt, AttemptEnd
+from zerotrain.cli.local.state import claimed, next_attempt
+from zerotrain.cli.local.summary import print_summary
+from zerotrain.cli.local.view import View, view_for
+from zerotrain.client.localrun import LocalRun
+from zerotrain.contract.exit_codes import ExitCode, meaning_of
+from zerotrain.operator.api import RestartCause
+from zerotrain.operator.failure_policy import Budget, Decision, PastRestart, WorkerEnd, decide, judge
+
+
+@dataclass(kw_only=True, slots=True)
+class Stop:
+    """Ctrl-C or SIGTERM: the first asks for a checkpoint, the second ends at once."""
+
+    requested: threading.Event = field(default_factory=threading.Event)
+    attempt: Attempt | None = None
+
+    def request(self) -> None:
+        again = self.requested.is_set()
+        self.requested.set()
+        if self.attempt is not None:
+            if again:
+                self.attempt.kill()
+            else:
+                self.attempt.stop()
+
+
+@dataclass(kw_only=True, slots=True)
+class History:
+    """The restarts of this command."""
+
+    restarts: list[PastRestart] = field(default_factory=list)
+    attempts: int = 0
+
+    def by_cause(self) -> dict[str, int]:
+        return dict(Counter(str(restart.cause) for restart in self.restarts))
+
+
+def run_attempts(plan: LocalRun, run_dir: Path, *, max_restarts: int | None = None) -> int:
+    """Run the job in `run_dir` and return its exit code. Raises CliError when the folder is not usable."""
+    console = Console()
+    if max_restarts is not None:
+        plan = replace(plan, budget=replace(plan.budget, max_restarts=max_restarts))
+    history = History()
+    started = datetime.now(UTC)
+    with claimed(run_dir):
+        plan.write_files(run_dir)
+        with view_for(console, total_steps=plan.total_steps) as view, _signals() as stop:
+            end = _until_over(plan, run_dir, view, stop, history)
+    elapsed_s = (datetime.now(UTC) - started).total_seconds()
+    print_summary(
+        console,
+        plan,
+        run_dir,
+        end,
+        attempts=history.attempts,
+        restarts=history.by_cause(),
+        elapsed_s=elapsed_s,
+    )
+    return end.code
+
+
+def _until_over(plan: LocalRun, run_dir: Path, view: View, stop: Stop, history: History) -> AttemptEnd:
+    while True:
+        end = _one_attempt(plan, run_dir, view, stop)
+        history.attempts += 1
+        if end.code == ExitCode.DONE or stop.requested.is_set():
+            return end
+        decision = _decide(end, history, plan.budget)
+        if not decision.restart:
+            if decision.message:
+                view.note(f"no further attempt: {decision.message}")
+            return end
+        view.note(
+            f"attempt {end.attempt} ended with {end.code} at step {end.step} "
+            f"({meaning_of(end.code).meaning}); "
+            + (f"next in {decision.hold_off_s:g} s" if decision.hold_off_s else "restarting")
+        )
+        if stop.requested.wait(decision.hold_off_s):
+            return end
+
+
+def _one_attempt(plan: LocalRun, run_dir: Path, view: View, stop: Stop) -> AttemptEnd:
+    number = next_attempt(run_dir, plan.name)
+    view.note(f"attempt {number}: {plan.num_ranks} ranks in {run_dir}")
+    attempt = Attempt(plan, run_dir, number, on_line=view.line)
+    stop.attempt = attempt
+    if stop.requested.is_set():  # it came while nothing ran
+        attempt.stop()
+    try:
+        while not attempt.ended():
+            if (report := attempt.report()) is not None:
+                view.update(report)
+    finally:
+        attempt.kill()
+        stop.attempt = None
+    end = attempt.finish()
+    if end.report is not None:
+        view.update(end.report)
+    return end
+
+
+def _decide(end: AttemptEnd, history: History, budget: Budget) -> Decision:
+    """Also records the restart that it grants."""
+    now = datetime.now(UTC)
+    if end.code == ExitCode.YIELDED:  # somebody else asked the ranks to stop: as a preemption in the cluster
+        history.restarts.append(
+            PastRestart(time=now, cause=RestartCause.PREEMPTION, reason="Yielded", step=end.step)
+        )
+        return Decision(restart=True)
+    judgement = judge(WorkerEnd(exit_code=end.code))
+    decision = decide(judgement, history.restarts, budget, step=end.step, now=now)
+    if decision.restart:
+        history.restarts.append(
+            PastRestart(time=now, cause=judgement.cause, reason=str(judgement.reason), step=end.step)
+        )
+    return decision
+
+
+@contextmanager
+def _signals() -> Iterator[Stop]:
+    stop = Stop()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        stop.request()
+
+    previous = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,36 @@
+"""The entry point: registers the commands and turns their errors into messages and exit codes."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from zerotrain.cli import config_show, explain, run, version
+from zerotrain.cli.errors import CliError, show
+
+app = typer.Typer(
+    name="zerotrain",
+    help="Train models that do not fit one GPU, here or on Kubernetes.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+config_app = typer.Typer(help="Look at a DeepSpeed-style configuration.", no_args_is_help=True)
+explain_app = typer.Typer(help="Explain what the product says.", no_args_is_help=True)
+
+app.command("run", epilog=run.EXAMPLE)(run.run)
+app.command("version", epilog=version.EXAMPLE)(version.version)
+config_app.command("show", epilog=config_show.EXAMPLE)(config_show.show_config)
+explain_app.command("exit-codes", epilog=explain.EXAMPLE)(explain.exit_codes)
+app.add_typer(config_app, name="config")
+app.add_typer(explain_app, name="explain")
+
+
+def main() -> None:
+    """`zerotrain`; the exit code of `run` is the job's."""
+    try:
+        app()
+    except CliError as error:
+        show(error)
+        sys.exit(error.code)

@@ -1,0 +1,49 @@
+"""`zerotrain run`: a job file as local processes, without a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from zerotrain.cli.errors import CliError
+
+EXAMPLE = "Example: zerotrain run job.yaml --ranks 2"
+
+
+def run(
+    job_file: Annotated[Path, typer.Argument(metavar="JOB.YAML", help="A ZeroTrainingJob, as for kubectl.")],
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for checkpoints, configuration and logs; runs/<name of the job> unless given."
+        ),
+    ] = None,
+    ranks: Annotated[
+        int | None, typer.Option(min=1, help="Processes; workers x ranksPerWorker of the job unless given.")
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(exists=True, help="File or folder to train on instead of the job's data.path."),
+    ] = None,
+    max_restarts: Annotated[
+        int | None,
+        typer.Option(min=0, help="Restarts after failures; failurePolicy.maxRestarts unless given."),
+    ] = None,
+) -> None:
+    """Train the job here. It restarts after failures and resumes from its last checkpoint, as in the cluster.
+
+    Ctrl-C checkpoints and stops; the same command goes on from there. The exit code is the job's
+    (zerotrain explain exit-codes).
+    """
+    # Imported late: the other commands need neither pydantic's models nor the runtime.
+    from zerotrain.cli.local.attempts import run_attempts
+    from zerotrain.client import JobFileError, LocalRunError, load_job, local_run
+
+    try:
+        plan = local_run(load_job(job_file), ranks=ranks, data=data)
+    except (JobFileError, LocalRunError) as error:
+        raise CliError(str(error), next_step=f"correct {job_file} and run the command again") from error
+    folder = (run_dir or Path("runs", plan.name)).resolve()
+    raise typer.Exit(run_attempts(plan, folder, max_restarts=max_restarts))
