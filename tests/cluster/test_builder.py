@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from deploy.devcluster.builder import cache, modules, process
+from deploy.devcluster.builder import cache, gobuild, modules, process, tools
 from deploy.devcluster.builder.archive import ImageConfig, LayerEntry, archive_at
 from deploy.devcluster.builder.errors import BuildError
-from deploy.devcluster.builder.gobuild import plan
 from deploy.devcluster.builder.paths import Paths, find_paths
 from deploy.devcluster.builder.progress import Reporter
-from deploy.devcluster.builder.toolchain import find_or_install
+from deploy.devcluster.builder.toolchain import Toolchain, find_or_install
 
 ROOT = Path(__file__).resolve().parents[2]
 DEVCLUSTER = ROOT / "deploy" / "devcluster"
@@ -214,14 +213,16 @@ def test_failing_command_shows_its_last_lines(tmp_path: Path) -> None:
         )
 
 
-def test_interrupted_command_is_ended(tmp_path: Path) -> None:
+@pytest.mark.parametrize("trap", ["exit 1", ""], ids=["by-interrupt", "ignores-interrupts"])
+def test_interrupted_command_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trap: str) -> None:
     def interrupt(line: str) -> None:
         (tmp_path / "pid").write_text(line)
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(process, "STOP_TIMEOUT_S", 0.5)
     with pytest.raises(KeyboardInterrupt):
         process.run_streaming(
-            ["sh", "-c", "echo $$; exec sleep 1000"],
+            ["sh", "-c", f"trap '{trap}' INT; echo $$; while :; do sleep 0.1; done"],
             folder=tmp_path, environ=os.environ, on_line=interrupt, on_tick=nothing,
         )  # fmt: skip
     with pytest.raises(ProcessLookupError):
@@ -267,18 +268,66 @@ def test_archive_that_fails_half_way_leaves_the_old_one(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.cluster
-def test_a_module_is_compiled_and_a_compiler_error_is_shown(sources: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def toolchain() -> Toolchain:
     real = find_paths(ROOT, os.environ)
-    silent = Reporter(stream=io.StringIO())
-    toolchain = find_or_install((1, 26), Paths(repository=ROOT, cache=real.cache), silent)
-    module = modules.Module(
-        name="m", folder="module", package=".", programs=("m",), summary="test", cgo=False
-    )
-    build = plan(module, tmp_path, toolchain)
-    build.run(tmp_path / "out", silent, parallel=1)
-    assert os.access(tmp_path / "out" / "bin" / "m", os.X_OK)
+    return find_or_install((1, 26), Paths(repository=ROOT, cache=real.cache), Reporter(stream=io.StringIO()))
 
-    (sources / "main.go").write_text("package main\nfunc main() { undefined() }\n")
+
+def tiny(monkeypatch: pytest.MonkeyPatch, sources: Path) -> Paths:
+    """A clone whose only module is the tiny one."""
+    module = modules.Module(
+        name="m", folder=sources.name, package=".", programs=("m",), summary="test", cgo=False
+    )
+    monkeypatch.setitem(modules.MODULES_OF, modules.Profile.CONTROL_PLANE, (module,))
+    devcluster = sources.parent / "deploy" / "devcluster"
+    devcluster.mkdir(parents=True)
+    sources.rename(devcluster / sources.name)
+    return Paths(repository=sources.parent, cache=sources.parent / "cache")
+
+
+@pytest.mark.cluster
+def test_tools_are_compiled_once_and_again_after_an_edit(
+    sources: Path, monkeypatch: pytest.MonkeyPatch, toolchain: Toolchain
+) -> None:
+    paths = tiny(monkeypatch, sources)
+    monkeypatch.setattr(tools, "find_or_install", lambda *_: toolchain)
+    main = paths.devcluster / sources.name / "main.go"
+
+    def run() -> tuple[str, Path]:
+        log = io.StringIO()
+        tools.build_tools(modules.Profile.CONTROL_PLANE, paths, Reporter(stream=log), parallel=1)
+        return log.getvalue(), (paths.bin / "m").resolve()
+
+    first_log, first = run()
+    assert "built m" in first_log
+    assert os.access(first, os.X_OK)
+    assert run() == (f"m: cached in {first.parents[1]}\n", first)
+
+    main.write_text("package main\nfunc main() { undefined() }\n")
     with pytest.raises(BuildError, match=r"main\.go:2.*undefined"):
-        build.run(tmp_path / "out2", silent, parallel=1)
+        run()
+    assert (paths.bin / "m").resolve() == first
+
+    main.write_text('package main\nfunc main() { println("new") }\n')
+    assert run()[1] != first
+
+
+@pytest.mark.cluster
+def test_sources_edited_during_the_build_are_not_published(
+    sources: Path, monkeypatch: pytest.MonkeyPatch, toolchain: Toolchain
+) -> None:
+    paths = tiny(monkeypatch, sources)
+    monkeypatch.setattr(tools, "find_or_install", lambda *_: toolchain)
+    compile_module = gobuild.GoBuild.run
+
+    def compile_and_edit(
+        build: gobuild.GoBuild, output: Path, reporter: Reporter, *, parallel: int | None
+    ) -> None:
+        compile_module(build, output, reporter, parallel=parallel)
+        (build.folder / "data.txt").write_text("edited")
+
+    monkeypatch.setattr(gobuild.GoBuild, "run", compile_and_edit)
+    with pytest.raises(BuildError, match="edited while it was compiled"):
+        tools.build_tools(modules.Profile.CONTROL_PLANE, paths, Reporter(stream=io.StringIO()), parallel=1)
+    assert list(paths.tools.glob("m-*")) == []

@@ -142,6 +142,20 @@ def test_what_never_runs_in_a_pod_stays_out(clone: Paths, tmp_path: Path) -> Non
         assert not [name for name in names if name.endswith(f"/{unwanted}")], unwanted
 
 
+def test_a_clone_behind_a_link_and_linked_library_folders_work(clone: Paths, tmp_path: Path) -> None:
+    (tmp_path / "alias").symlink_to("clone")
+    library = clone.repository / ".venv" / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}"
+    library.rename(library.with_name("moved"))  # as `lib64` is a link to `lib` on some distributions
+    library.symlink_to("moved")
+    archive = build(Paths(repository=tmp_path / "alias", cache=clone.cache))
+    root = unpack(archive, tmp_path / "root")
+    for folder in ("alias", "clone"):
+        python = f"{tmp_path}/{folder}/.venv/bin/python"
+        done = run_inside(archive, root, python, "-c", "import helper, zerotrain.part as p; print(p.ANSWER)")
+        assert done.stdout == "42\n", done.stderr
+    assert not list(root.rglob("ruff_tool.py"))
+
+
 def test_an_edit_of_the_project_makes_a_new_second_layer_only(clone: Paths) -> None:
     before = layers(build(clone))
     (clone.repository / "src/zerotrain/part/__init__.py").write_text("ANSWER = 43\n")
@@ -243,9 +257,8 @@ def test_nothing_of_the_user_is_taken_along() -> None:
     environment = inspect_environment(ROOT)
     tree = FileTree()
     add_environment(tree, environment)
-    allowed = allowed_origins(
-        environment.prefix, os.path.realpath(environment.base_executable), environment.stdlib
-    )
+    base_executable = os.path.realpath(environment.named_paths[1])
+    allowed = allowed_origins(environment.prefix, base_executable, environment.stdlib)
     sources = [node.source for node in tree.nodes.values() if node.source]
     assert len(sources) > 1000
     assert [path for path in sources if not path.startswith(allowed)] == []
@@ -276,4 +289,5 @@ def test_worker_and_operator_import_inside_the_image(real_image: tuple[Path, Pat
     )
     done = run_inside(*real_image, "python", "-c", code)
     assert done.returncode == 0, done.stderr
+    assert "version" in run_inside(*real_image, "kopf", "--version").stdout
     assert done.stdout == "3.0\n"

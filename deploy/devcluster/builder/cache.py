@@ -19,7 +19,7 @@ KEEP_UNUSED_DAYS = 14
 """An entry that no clone has linked for this long is removed by the next build."""
 
 _HASH_CHARACTERS = 20
-_IGNORED_FOLDERS = {"builder", "testdata", "vendor", "__pycache__"}
+_IGNORED_FOLDERS = {"testdata", "__pycache__"}
 _IGNORED_SUFFIXES = (".py", ".md", "_test.go", "~", ".swp", ".log")
 
 

@@ -1,6 +1,7 @@
 """Runs one long command and hands on its output line by line, with ticks so that progress keeps moving."""
 
 import queue
+import signal
 import subprocess
 import threading
 from collections import deque
@@ -11,6 +12,7 @@ from typing import IO
 from .errors import BuildError
 
 TICK_S = 0.2
+STOP_TIMEOUT_S = 5.0
 TAIL_LINES = 30
 
 
@@ -43,11 +45,21 @@ def run_streaming(
                 on_line(line)
             status = process.wait()
         except BaseException:
-            process.terminate()  # Ctrl-C or SIGTERM: `with` then waits for the child
+            _stop(process)
             raise
     if status != 0:
         shown = "\n".join(f"    {line}" for line in tail)
         raise BuildError(f"`{' '.join(command)}` in {folder} ended with status {status}:\n{shown}")
+
+
+def _stop(process: "subprocess.Popen[str]") -> None:
+    # On an interrupt `go` ends its compilers and removes its work folder; on SIGTERM it would do neither. But
+    # a shell may have started us with interrupts ignored, which children inherit.
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.terminate()
 
 
 def _read_lines(stream: IO[str], lines: "queue.SimpleQueue[str | None]") -> None:

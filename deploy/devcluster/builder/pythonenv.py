@@ -45,12 +45,11 @@ print(json.dumps({
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PythonEnvironment:
-    """A virtual environment and the interpreter it was made from."""
+    """A virtual environment and the interpreter it was made from; folders without symbolic links."""
 
     prefix: str
-    executable: str
-    """The environment's `python`, a chain of links to the base interpreter."""
-    base_executable: str
+    named_paths: tuple[str, ...]
+    """Paths as Python itself and the environment's scripts name them, links included."""
     stdlib: tuple[str, ...]
     """Standard library folders: pure and platform-specific, often the same."""
     site_packages: tuple[str, ...]
@@ -70,19 +69,20 @@ def inspect_environment(repository: Path) -> PythonEnvironment:
     facts: dict[str, str] = json.loads(answer.stdout)
     if facts["prefix"] == facts["base_prefix"]:
         raise BuildError(f"{executable} is not a virtual environment; `make` creates {python.parents[1]}")
+    folders = ("stdlib", "platstdlib", "purelib", "platlib")
     return PythonEnvironment(
-        prefix=facts["prefix"],
-        executable=executable,
-        base_executable=facts["base_executable"],
-        stdlib=tuple(dict.fromkeys((facts["stdlib"], facts["platstdlib"]))),
-        site_packages=tuple(dict.fromkeys((facts["purelib"], facts["platlib"]))),
+        prefix=os.path.realpath(facts["prefix"]),
+        named_paths=(executable, facts["base_executable"], *(facts[name] for name in folders)),
+        stdlib=_real(facts["stdlib"], facts["platstdlib"]),
+        site_packages=_real(facts["purelib"], facts["platlib"]),
         cache_tag=facts["cache_tag"],
     )
 
 
 def add_environment(tree: FileTree, environment: PythonEnvironment) -> None:
     """Add interpreter, standard library and third-party packages, but not the project's own code."""
-    tree.add(environment.base_executable)
+    for path in environment.named_paths:
+        tree.add(path)
     for folder in environment.stdlib:
         tree.add_tree(folder, _skip_in_stdlib)
     tree.add(os.path.join(environment.prefix, "pyvenv.cfg"))
@@ -140,6 +140,10 @@ def _source_of(path: str) -> str:
     if not name.endswith(".pyc") or os.path.basename(folder) != "__pycache__":
         return path
     return os.path.join(os.path.dirname(folder), name.split(".")[0] + ".py")
+
+
+def _real(*folders: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(os.path.realpath(folder) for folder in folders))
 
 
 def _normalised(name: str) -> str:

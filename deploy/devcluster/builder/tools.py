@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from .cache import build_once, content_key, link, remove_unused
+from .errors import BuildError
 from .gobuild import GoBuild, plan
 from .modules import MODULES_OF, PAUSE, Profile, required_go
 from .paths import Paths
@@ -31,11 +32,14 @@ def _provide(
     build: GoBuild, paths: Paths, reporter: Reporter, *, upcoming: tuple[str, ...], parallel: int | None
 ) -> Path:
     module = build.module
-    entry = paths.tools / f"{module.name}-{content_key(build.folder, build.settings)}"
+    key = content_key(build.folder, build.settings)
+    entry = paths.tools / f"{module.name}-{key}"
 
     def compile_into(folder: Path) -> None:
         reporter.start(f"building {module.name}: {module.summary}", upcoming=upcoming)
         build.run(folder, reporter, parallel=parallel)
+        if content_key(build.folder, build.settings) != key:
+            raise BuildError(f"{build.folder} was edited while it was compiled; run the same command again")
         reporter.finish(f"built {', '.join(module.programs)}")
 
     build_once(
