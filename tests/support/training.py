@@ -127,4 +127,4 @@ def largest_difference(left: Outcome, right: Outcome) -> float:
     if left.parameters.keys() != right.parameters.keys():
         return float("inf")
     pairs = [(value, right.parameters[name]) for name, value in left.parameters.items()]
-    return max(float(np.abs(a.astype(np.float64) - b).max()) for a, b in pairs)
+    return max(float(np.abs(a.astype(np.float64) - b).max(initial=0.0)) for a, b in pairs)
