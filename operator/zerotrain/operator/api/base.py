@@ -21,11 +21,12 @@ from pydantic import (
     GetJsonSchemaHandler,
     Strict,
     StringConstraints,
+    ValidationError,
     model_validator,
 )
 from pydantic.alias_generators import to_camel
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
 VALIDATIONS = "x-kubernetes-validations"
 
@@ -44,19 +45,33 @@ class Rule:
     field_path: str | None
     """Property below `self` that the API server's message points to."""
 
+    loc: tuple[str, ...]
+    """The same for pydantic's errors; may also name what no schema describes (metadata.name)."""
+
     def entry(self) -> dict[str, Any]:
         """For x-kubernetes-validations."""
         place = {} if self.field_path is None else {"fieldPath": self.field_path}
         return {"rule": self.cel, "message": self.message, **place}
 
+    def error(self) -> InitErrorDetails:
+        """For a ValidationError. The template keeps braces of the message from being placeholders."""
+        kind = PydanticCustomError("rule", "{message}", {"message": self.message})
+        return InitErrorDetails(type=kind, loc=self.loc, input=None)
+
 
 def rule(
-    cel: str, message: str, *, holds: Callable[[Any], bool] | None = None, field_path: str | None = None
+    cel: str,
+    message: str,
+    *,
+    holds: Callable[[Any], bool] | None = None,
+    field_path: str | None = None,
+    loc: tuple[str, ...] = (),
 ) -> Rule:
     """A rule that holds for every object (give `holds`), or one about changes (`oldSelf` in `cel`)."""
     if (holds is None) != ("oldSelf" in cel):
         raise ValueError(f"rule {message!r}: give `holds` unless the rule compares with oldSelf")
-    return Rule(cel=cel, message=message, holds=holds, field_path=field_path)
+    place = tuple(field_path.strip(".").split(".")) if field_path else loc
+    return Rule(cel=cel, message=message, holds=holds, field_path=field_path, loc=place)
 
 
 def one_of(*fields: str, note: str = "", field_path: str | None = None) -> Rule:
@@ -87,9 +102,10 @@ class ApiModel(BaseModel):
 
     @model_validator(mode="after")
     def _check_rules(self) -> Self:
-        for item in self.RULES:
-            if item.holds is not None and not item.holds(self):
-                raise ValueError(item.message)
+        broken = [item for item in self.RULES if item.holds is not None and not item.holds(self)]
+        if broken:
+            # Raised as pydantic's own error, so that each rule keeps the path of its field.
+            raise ValidationError.from_exception_data(type(self).__name__, [item.error() for item in broken])
         return self
 
     @classmethod

@@ -28,12 +28,14 @@ class ZeroTrainingJob(ApiModel):
             f"self.metadata.name.matches('{_NAME_PATTERN}')",
             "metadata.name must consist of a-z, 0-9 and '-', start with a letter and not end with '-'",
             holds=lambda self: re.fullmatch(_NAME_PATTERN, self.metadata.name) is not None,
+            loc=("metadata", "name"),
         ),
         rule(
             f"self.metadata.name.size() <= {MAX_JOB_NAME_LENGTH}",
             f"metadata.name must be at most {MAX_JOB_NAME_LENGTH} characters: "
             "pod names append attempt and index and must fit 63",
             holds=lambda self: len(self.metadata.name) <= MAX_JOB_NAME_LENGTH,
+            loc=("metadata", "name"),
         ),
     )
 

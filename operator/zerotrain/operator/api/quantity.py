@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 _SUFFIXES: dict[str, Fraction] = {
     "": Fraction(1),
@@ -58,12 +58,17 @@ class Quantity(str):
         return math.ceil(self.value)
 
 
+def _refusal(message: str) -> PydanticCustomError:
+    return PydanticCustomError("quantity", "{message}", {"message": message})
+
+
 class _Schema:
     """Pydantic's view of a Quantity: text with a pattern, or a whole number."""
 
-    def __init__(self, pattern: str, minimum: int) -> None:
+    def __init__(self, pattern: str, *, minimum: int, example: str) -> None:
         self._pattern = pattern
         self._minimum = minimum
+        self._example = example
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         compiled = re.compile(self._pattern)
@@ -72,14 +77,12 @@ class _Schema:
             if isinstance(value, float) and value.is_integer():
                 value = int(value)
             if isinstance(value, bool) or not isinstance(value, int | str):
-                raise ValueError(f"a quantity is text or a whole number; got {value!r}, write it in quotes")
+                raise _refusal(f"a quantity is text or a whole number; got {value!r}, write it in quotes")
             if isinstance(value, int) and value < self._minimum:
-                raise ValueError(f"a quantity must be at least {self._minimum}; got {value}")
+                raise _refusal(f"a quantity must be at least {self._minimum}; got {value}")
             text = str(value)
             if len(text) > _MAX_LENGTH or compiled.match(text) is None:
-                raise ValueError(
-                    f"{text!r} is not a quantity such as 500m, 4, 1.5 or 16Gi that fits this field"
-                )
+                raise _refusal(f"must be {self._example}; got {text!r}")
             return Quantity(text)
 
         return core_schema.no_info_plain_validator_function(
@@ -98,13 +101,19 @@ class _Schema:
         }
 
 
-Bytes = Annotated[Quantity, _Schema(BYTES_PATTERN, 1)]
+Bytes = Annotated[
+    Quantity, _Schema(BYTES_PATTERN, minimum=1, example="a size such as 16Gi, 1.5T or 1073741824")
+]
 """A size: 512Gi, 1.5T, 1073741824."""
 
-Cpu = Annotated[Quantity, _Schema(CPU_PATTERN, 1)]
+Cpu = Annotated[
+    Quantity, _Schema(CPU_PATTERN, minimum=1, example="a number of cores such as 32, 0.5 or 500m")
+]
 """A number of cores: 32, 0.5, 500m."""
 
-AnyQuantity = Annotated[Quantity, _Schema(ANY_PATTERN, 0)]
+AnyQuantity = Annotated[
+    Quantity, _Schema(ANY_PATTERN, minimum=0, example="a quantity such as 500m, 4 or 16Gi")
+]
 """Any resource of Kubernetes."""
 
 
