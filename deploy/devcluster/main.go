@@ -7,10 +7,14 @@ import (
 	"path/filepath"
 
 	"zerotrain.dev/devcluster/internal/components"
+	"zerotrain.dev/devcluster/internal/node"
 	"zerotrain.dev/devcluster/internal/verbs"
 )
 
 func main() {
+	if filepath.Base(os.Args[0]) == node.ShimName {
+		os.Exit(node.RunShim())
+	}
 	if run := components.Lookup(filepath.Base(os.Args[0])); run != nil {
 		os.Exit(run())
 	}

@@ -64,6 +64,12 @@ func (c *Client) Create(ctx context.Context, collection string, object any) erro
 	return err
 }
 
+// Delete removes an object.
+func (c *Client) Delete(ctx context.Context, path string) error {
+	_, err := c.do(ctx, http.MethodDelete, path, nil)
+	return err
+}
+
 // StatusError is an answer that is not a success.
 type StatusError struct {
 	Code    int

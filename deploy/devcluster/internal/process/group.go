@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log"
 	"strings"
 	"sync"
 	"time"
@@ -56,7 +57,9 @@ func (g *Group) StopAll() {
 	g.mu.Unlock()
 	for i := len(waves) - 1; i >= 0; i-- {
 		g.each(waves[i], func(component *Component) error { //nolint:errcheck // Stop cannot fail
+			started := time.Now()
 			component.Stop(false)
+			log.Printf("%s stopped after %.1f s", component.spec.Name, time.Since(started).Seconds())
 			return nil
 		})
 	}

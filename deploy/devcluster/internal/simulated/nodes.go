@@ -55,29 +55,10 @@ func CreateNodes(ctx context.Context, client *kube.Client, settings instance.Set
 			return fmt.Errorf("node %s: %w", nodeName(index), err)
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
-	defer cancel()
 	for index := range settings.NumNodes {
-		if err := awaitSchedulable(ctx, client, nodeName(index)); err != nil {
+		if err := client.AwaitNode(ctx, nodeName(index), readyTimeout); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-func awaitSchedulable(ctx context.Context, client *kube.Client, name string) error {
-	for {
-		var node kube.Node
-		if err := client.Get(ctx, "/api/v1/nodes/"+name, &node); err != nil {
-			return fmt.Errorf("node %s is not Ready: %w", name, err)
-		}
-		if node.IsSchedulable() {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("node %s is not Ready after %s", name, readyTimeout)
-		case <-time.After(100 * time.Millisecond):
-		}
-	}
 }

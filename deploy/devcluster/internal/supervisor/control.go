@@ -9,13 +9,11 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"os"
-	"path/filepath"
 	"strings"
-	"syscall"
 
 	"zerotrain.dev/devcluster/internal/instance"
 	"zerotrain.dev/devcluster/internal/process"
+	"zerotrain.dev/devcluster/internal/unixsocket"
 )
 
 // The other verbs talk to the supervisor over a unix socket in the instance's folder, whose permissions are those of the folder: its
@@ -36,7 +34,7 @@ func (s *Supervisor) handler() http.Handler {
 		return component.Start(context.Background())
 	}))
 	mux.HandleFunc("POST /load-image", func(w http.ResponseWriter, r *http.Request) {
-		answer(w, s.loadImage(r.Context(), r.FormValue("path")))
+		answer(w, s.loadImage(r.FormValue("path")))
 	})
 	mux.HandleFunc("POST /shutdown", func(w http.ResponseWriter, _ *http.Request) {
 		answer(w, nil)
@@ -66,7 +64,9 @@ type Control struct{ http *http.Client }
 
 // NewControl does not connect yet.
 func NewControl(inst instance.Instance) Control {
-	dial := func(ctx context.Context, _, _ string) (net.Conn, error) { return DialUnix(ctx, inst.ControlSocket()) }
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return unixsocket.Dial(ctx, inst.ControlSocket())
+	}
 	return Control{http: &http.Client{Transport: &http.Transport{DialContext: dial}}}
 }
 
@@ -116,38 +116,4 @@ func (c Control) do(method, path string, form url.Values) ([]byte, error) {
 		err = errors.New(strings.TrimSpace(string(body)))
 	}
 	return body, err
-}
-
-// ListenUnix and DialUnix take paths of any length: the kernel's limit of 108 bytes counts only what is passed to it, so they pass the
-// socket's name under an open file of its folder.
-func ListenUnix(path string) (net.Listener, error) {
-	os.Remove(path) //nolint:errcheck // left by a supervisor that was killed
-	short, done, err := shorten(path)
-	if err != nil {
-		return nil, err
-	}
-	defer done()
-	listener, err := net.Listen("unix", short)
-	if err == nil {
-		listener.(*net.UnixListener).SetUnlinkOnClose(false) // the short name is not ours any more by then
-	}
-	return listener, err
-}
-
-func DialUnix(ctx context.Context, path string) (net.Conn, error) {
-	short, done, err := shorten(path)
-	if err != nil {
-		return nil, err
-	}
-	defer done()
-	var dialer net.Dialer
-	return dialer.DialContext(ctx, "unix", short)
-}
-
-func shorten(path string) (string, func(), error) {
-	folder, err := syscall.Open(filepath.Dir(path), syscall.O_DIRECTORY|syscall.O_CLOEXEC, 0)
-	if err != nil {
-		return "", nil, fmt.Errorf("%s: %w", filepath.Dir(path), err)
-	}
-	return fmt.Sprintf("/proc/self/fd/%d/%s", folder, filepath.Base(path)), func() { syscall.Close(folder) }, nil
 }

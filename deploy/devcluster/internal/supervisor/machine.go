@@ -1,20 +1,22 @@
 package supervisor
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"zerotrain.dev/devcluster/internal/instance"
+	"zerotrain.dev/devcluster/internal/node"
 )
 
 // What each profile needs beside this program.
 var tools = map[instance.Profile][]string{
 	instance.Simulated: {"kwok"},
-	instance.Node: {
-		"containerd", "containerd-shim-runc-v2", "ctr", "runc", "bridge", "loopback", "host-local", "portmap", "coredns",
-	},
+	instance.Node:      node.Tools,
 }
 
 // CheckTools says which tools of the profile are not in the folder.
@@ -25,6 +27,11 @@ func CheckTools(settings instance.Settings) error {
 			missing = append(missing, tool)
 		}
 	}
+	if settings.Profile == instance.Node {
+		if _, err := os.Stat(node.PauseArchive(settings)); err != nil {
+			missing = append(missing, "the image "+node.PauseArchive(settings))
+		}
+	}
 	if len(missing) > 0 {
 		return fmt.Errorf("--bin-dir %s lacks %s, which --profile %s needs; build them: python deploy/devcluster/build.py tools --profile %s",
 			settings.BinDir, strings.Join(missing, ", "), settings.Profile, settings.Profile)
@@ -33,11 +40,26 @@ func CheckTools(settings instance.Settings) error {
 }
 
 // Adapt settles what depends on the machine. tell is called with what a person should know about it.
-func Adapt(_ *instance.Settings, _ func(string)) error {
-	return nil
+func Adapt(settings *instance.Settings, tell func(string)) error {
+	if settings.Profile != instance.Node {
+		return nil
+	}
+	return node.Adapt(settings, tell)
 }
 
-// CleanUp removes what an instance has left outside its processes: its folder. The caller holds the lock, so no supervisor runs.
+// CleanUp removes what an instance has left outside its processes: control groups and its folder. The caller holds the lock, so no
+// supervisor runs; processes that were killed with it may take a moment to go.
 func CleanUp(inst instance.Instance) error {
-	return inst.Remove()
+	if err := node.RemoveCgroups(inst); err != nil {
+		return err
+	}
+	const patience = 5 * time.Second
+	deadline := time.Now().Add(patience)
+	for {
+		err := inst.Remove()
+		if err == nil || errors.Is(err, fs.ErrPermission) || time.Now().After(deadline) {
+			return err
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
 }

@@ -3,7 +3,6 @@ package supervisor
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log"
 	"net/http"
@@ -18,6 +17,7 @@ import (
 	"zerotrain.dev/devcluster/internal/instance"
 	"zerotrain.dev/devcluster/internal/process"
 	"zerotrain.dev/devcluster/internal/simulated"
+	"zerotrain.dev/devcluster/internal/unixsocket"
 )
 
 // Supervisor runs the components of one instance in the process that made it.
@@ -31,17 +31,13 @@ type Supervisor struct {
 	ownerGone    atomic.Bool
 }
 
-// New reads the instance's settings. program is the executable that components are started from.
-func New(inst instance.Instance, program string, reporter *Reporter) (*Supervisor, error) {
-	settings, err := inst.ReadSettings()
-	if err != nil {
-		return nil, err
-	}
+// New makes a supervisor; program is the executable that components are started from.
+func New(inst instance.Instance, settings instance.Settings, program string, reporter *Reporter) *Supervisor {
 	return &Supervisor{
 		plan:     controlplane.Plan{Instance: inst, Settings: settings, Program: program},
 		reporter: reporter,
 		shutdown: make(chan struct{}),
-	}, nil
+	}
 }
 
 func (s *Supervisor) requestShutdown() {
@@ -49,8 +45,13 @@ func (s *Supervisor) requestShutdown() {
 }
 
 // Run brings the instance up, serves its socket until someone asks for the end, and takes everything down again. The error is that of
-// the start; `up` has been told of it.
-func (s *Supervisor) Run() error {
+// the start; `up` has been told of it. mustCleanUp says that nobody is left who would remove the instance's folder.
+func (s *Supervisor) Run() (mustCleanUp bool, err error) {
+	err = s.run()
+	return s.ownerGone.Load(), err
+}
+
+func (s *Supervisor) run() error {
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, syscall.SIGTERM, syscall.SIGINT)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -67,7 +68,7 @@ func (s *Supervisor) Run() error {
 		s.reporter.Failure(err)
 		return err
 	}
-	listener, err := ListenUnix(s.plan.Instance.ControlSocket())
+	listener, err := unixsocket.Listen(s.plan.Instance.ControlSocket())
 	if err != nil {
 		s.reporter.Failure(err)
 		return err
@@ -91,7 +92,7 @@ func (s *Supervisor) Run() error {
 // followOwner ends the instance with the process that it was started for.
 func (s *Supervisor) followOwner() error {
 	owner := s.plan.Settings.OwnerPID
-	if owner == 0 {
+	if owner == 0 || s.plan.Settings.Profile == instance.Node { // of a node, the process outside sees to it
 		return nil
 	}
 	err := whenGone(owner, func() {
@@ -104,17 +105,18 @@ func (s *Supervisor) followOwner() error {
 	return nil
 }
 
-// MustCleanUp tells, after Run, that nobody is left who would remove the instance's folder.
-func (s *Supervisor) MustCleanUp() bool { return s.ownerGone.Load() }
-
 func (s *Supervisor) start(ctx context.Context) error {
-	if err := s.startControlPlane(ctx); err != nil {
-		return err
-	}
-	if s.plan.Settings.Profile == instance.Simulated {
+	switch s.plan.Settings.Profile {
+	case instance.Node:
+		return s.startNode(ctx)
+	case instance.Simulated:
+		if err := s.startControlPlane(ctx); err != nil {
+			return err
+		}
 		return s.startSimulated(ctx)
+	default:
+		return s.startControlPlane(ctx)
 	}
-	return nil
 }
 
 func (s *Supervisor) startControlPlane(ctx context.Context) error {
@@ -160,8 +162,4 @@ func (s *Supervisor) startSimulated(ctx context.Context) error {
 
 func (s *Supervisor) report(what string, took time.Duration) {
 	s.reporter.Progress(fmt.Sprintf("%s ready (%.1f s)", what, took.Seconds()))
-}
-
-func (s *Supervisor) loadImage(_ context.Context, _ string) error {
-	return errors.New("load-image needs --profile node: this instance runs no containers")
 }

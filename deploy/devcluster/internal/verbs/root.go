@@ -4,6 +4,7 @@
 package verbs
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -12,7 +13,11 @@ import (
 	"github.com/spf13/cobra"
 
 	"zerotrain.dev/devcluster/internal/instance"
+	"zerotrain.dev/devcluster/internal/node"
 )
+
+// exitUnsupported: this machine cannot run the profile, and trying again will not help. Tests skip on it.
+const exitUnsupported = 3
 
 // common holds the flags that every verb has.
 type common struct{ root, name string }
@@ -47,9 +52,13 @@ func Execute(components []string) int {
 	root.AddCommand(
 		upCommand(&flags), downCommand(&flags), statusCommand(&flags), kubeconfigCommand(&flags),
 		loadImageCommand(&flags), stopComponentCommand(&flags), startComponentCommand(&flags), superviseCommand(&flags),
+		nodeInitCommand(&flags),
 	)
 	if err := root.Execute(); err != nil {
 		fmt.Fprintf(os.Stderr, "devcluster: %s\n", strings.TrimRight(err.Error(), "\n"))
+		if unsupported := (*node.ErrUnsupported)(nil); errors.As(err, &unsupported) {
+			return exitUnsupported
+		}
 		return 1
 	}
 	return 0
