@@ -101,19 +101,13 @@ class _Schema:
         }
 
 
-Bytes = Annotated[
-    Quantity, _Schema(BYTES_PATTERN, minimum=1, example="a size such as 16Gi, 1.5T or 1073741824")
-]
-"""A size: 512Gi, 1.5T, 1073741824."""
+_SIZE = "a size such as 16Gi, 1.5T or 1073741824"
+_CORES = "a number of cores such as 32, 0.5 or 500m"
+_AMOUNT = "a quantity such as 500m, 4 or 16Gi"
 
-Cpu = Annotated[
-    Quantity, _Schema(CPU_PATTERN, minimum=1, example="a number of cores such as 32, 0.5 or 500m")
-]
-"""A number of cores: 32, 0.5, 500m."""
-
-AnyQuantity = Annotated[
-    Quantity, _Schema(ANY_PATTERN, minimum=0, example="a quantity such as 500m, 4 or 16Gi")
-]
+Bytes = Annotated[Quantity, _Schema(BYTES_PATTERN, minimum=1, example=_SIZE)]
+Cpu = Annotated[Quantity, _Schema(CPU_PATTERN, minimum=1, example=_CORES)]
+AnyQuantity = Annotated[Quantity, _Schema(ANY_PATTERN, minimum=0, example=_AMOUNT)]
 """Any resource of Kubernetes."""
 
 

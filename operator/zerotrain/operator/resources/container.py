@@ -47,7 +47,7 @@ def worker_container(
         ],
         "readinessProbe": {
             "httpGet": {"path": READY_PATH, "port": HTTP_PORT_NAME},
-            "periodSeconds": 5,
+            "periodSeconds": 3,
             "timeoutSeconds": 2,
             "failureThreshold": 2,
         },
@@ -103,7 +103,8 @@ def master_address(job: ZeroTrainingJob, attempt: int) -> str:
     """Name of worker 0's pod, stable within the attempt; a single worker needs no DNS to find itself."""
     if job.spec.workers == 1:
         return "127.0.0.1"
-    return f"{pod_name(job.name, attempt, 0)}.{job.name}.{job.namespace}.svc"
+    # Short, so that the namespace's own search domain answers it with the first query.
+    return f"{pod_name(job.name, attempt, 0)}.{job.name}"
 
 
 def _program(job: ZeroTrainingJob) -> Json:
