@@ -21,6 +21,11 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
         "zero_optimization.stage3_prefetch_buckets",
         "Did you mean zero_optimization.prefetch_bucket_size?",
     ),
+    "the same name in many blocks": (
+        {"elasticity": {"enable": True}},
+        "elasticity.enable",
+        "Did you mean elasticity.enabled?",
+    ),
     "two levels": (
         {"zero_optimization": {"offload_optimizer": {"pinned_memory": True}}},
         "zero_optimization.offload_optimizer.pinned_memory",

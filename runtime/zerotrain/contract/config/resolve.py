@@ -189,7 +189,7 @@ def _judge(draft: Draft, key: Key, choice: Choice | None) -> str:
     if status is Status.NOT_RUN:
         draft.refuse_to_run(key.path, source.note, source.way_out)
         return f"Not run: {source.note}"
-    if status is Status.ACCEPTED and draft.given(key.path):
+    if status is Status.ACCEPTED:
         draft.notice(key.path, source.note)
         return source.note
     return key.effect
