@@ -8,7 +8,8 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from .base import AbsolutePath, ApiModel, Bool, Int, ObjectName, one_of, rule
-from .core.volumes import ClaimSource, EmptyDirSource, EphemeralSource, NfsSource
+from .core.claims import ClaimSource, EphemeralSource
+from .core.volumes import EmptyDirSource, NfsSource
 from .quantity import Bytes
 
 
