@@ -225,3 +225,21 @@ def test_the_pull_policy_is_the_installers_choice() -> None:
     assert "imagePullPolicy" not in _worker(_pod())
     pod = worker_pod(make_job(), 1, 0, ResourceOptions(image_pull_policy="Never"))
     assert _worker(pod)["imagePullPolicy"] == "Never"
+
+
+def test_every_container_has_a_read_only_root_and_no_token() -> None:
+    pod = _pod({"spec.nvme": {"size": "2Ti"}, "spec.podTemplate.sidecars": [{"name": "s", "image": "i"}]})
+    spec = pod["spec"]
+    assert spec["automountServiceAccountToken"] is False
+    assert (spec["securityContext"]["runAsUser"], spec["securityContext"]["fsGroup"]) == (65532, 65532)
+    assert spec["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
+    assert all(
+        c["securityContext"]["readOnlyRootFilesystem"] for c in spec["containers"] + spec["initContainers"]
+    )
+    assert "hostPath" not in json.dumps(pod)
+
+
+def test_the_token_file_is_for_the_worker_alone() -> None:
+    pod = _pod()
+    (secret,) = [volume["secret"] for volume in pod["spec"]["volumes"] if "secret" in volume]
+    assert secret["defaultMode"] == 0o400

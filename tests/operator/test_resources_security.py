@@ -144,19 +144,3 @@ def test_the_namespace_would_refuse_a_weaker_pod(control_plane: Cluster, restric
     code, message = _dry_run(control_plane, [pod])
     assert code != 0
     assert "violates PodSecurity" in message
-
-
-def test_every_container_has_a_read_only_root_and_no_token() -> None:
-    pod = worker_pod(make_job(JOBS["gpus-and-memory"]), 1, 0, ResourceOptions())
-    spec = pod["spec"]
-    assert spec["automountServiceAccountToken"] is False
-    assert (spec["securityContext"]["runAsUser"], spec["securityContext"]["fsGroup"]) == (65532, 65532)
-    assert spec["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
-    assert all(c["securityContext"]["readOnlyRootFilesystem"] for c in spec["containers"])
-    assert "hostPath" not in json.dumps(pod)
-
-
-def test_the_token_file_is_for_the_worker_alone() -> None:
-    pod = worker_pod(make_job(), 1, 0, ResourceOptions())
-    (secret,) = [volume["secret"] for volume in pod["spec"]["volumes"] if "secret" in volume]
-    assert secret["defaultMode"] == 0o400
