@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
 from zerotrain.runtime import _native
 
-HYPER = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
+HYPER: dict[str, Any] = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
 SIZES = [*range(1, 40), 63, 64, 65, 127, 128, 129, 255, 256, 257, 16384, 16385, 40000]
+
+
+def adamw_(state: list[torch.Tensor], weight: torch.Tensor | None = None, **options: Any) -> None:
+    _native.adamw_(state[0], state[1], state[2], state[3], weight, **HYPER, **options)
 
 
 def make_state(size: int, grad_dtype: torch.dtype, seed: int = 0) -> list[torch.Tensor]:
@@ -61,7 +66,7 @@ def test_master_is_within_two_ulps_of_float64(grad_dtype: torch.dtype, decoupled
         state = make_state(size, grad_dtype)
         before = [t.clone() for t in state]
         want = reference(state, step=3, scale=0.37, decoupled=decoupled)
-        _native.adamw_(*state, None, **HYPER, step=3, grad_scale=0.37, decoupled=decoupled)
+        adamw_(state, step=3, grad_scale=0.37, decoupled=decoupled)
         assert ulps(state[0], want, before, 0.37, decoupled) <= 2, size
 
 
@@ -69,7 +74,7 @@ def test_master_is_within_two_ulps_of_float64(grad_dtype: torch.dtype, decoupled
 def test_weight_is_the_rounded_master(weight_dtype: torch.dtype) -> None:
     state = make_state(257, torch.bfloat16)
     weight = torch.zeros(257, dtype=weight_dtype)
-    _native.adamw_(*state, weight, **HYPER, step=1)
+    adamw_(state, weight, step=1)
     assert torch.equal(weight, state[0].to(weight_dtype))
 
 
@@ -81,23 +86,23 @@ def test_same_bits_on_every_instruction_set_thread_count_and_tiling(grad_dtype: 
         for isa in _native.isas():
             for threads in (1, 2, 3):
                 state = [t.clone() for t in start]
-                _native.adamw_(*state, None, **HYPER, step=7, threads=threads, isa=isa)
+                adamw_(state, step=7, threads=threads, isa=isa)
                 want = want or state
                 assert all(torch.equal(a, b) for a, b in zip(state, want, strict=True)), (size, isa, threads)
         cut = size // 3
         state = [t.clone() for t in start]
         for part in (slice(0, cut), slice(cut, size)):
-            _native.adamw_(*(t[part] for t in state), None, **HYPER, step=7)
+            adamw_([t[part] for t in state], step=7)
         assert all(torch.equal(a, b) for a, b in zip(state, want, strict=True)), (size, "tiled")
 
 
 def test_wrong_arrays_are_named() -> None:
     state = make_state(8, torch.float32)
     with pytest.raises(ValueError, match="exp_avg has 7 elements, master has 8"):
-        _native.adamw_(state[0], state[1][:7], state[2], state[3], None, **HYPER, step=1)
+        adamw_([state[0], state[1][:7], state[2], state[3]], step=1)
     with pytest.raises(ValueError, match="grad must be float32 or bfloat16"):
-        _native.adamw_(*state[:3], state[3].double(), None, **HYPER, step=1)
+        adamw_([*state[:3], state[3].double()], step=1)
     with pytest.raises(ValueError, match="step must be at least 1; got 0"):
-        _native.adamw_(*state, None, **HYPER, step=0)
+        adamw_(state, step=0)
     with pytest.raises(ValueError, match=r"available: .*baseline"):
-        _native.adamw_(*state, None, **HYPER, step=1, isa="avx1024")
+        adamw_(state, step=1, isa="avx1024")
