@@ -38,7 +38,8 @@ def reference(state: list[torch.Tensor], step: int, scale: float, decoupled: boo
     m = HYPER["beta1"] * m + (1 - HYPER["beta1"]) * g
     v = HYPER["beta2"] * v + (1 - HYPER["beta2"]) * g * g
     bias1, bias2 = 1 - HYPER["beta1"] ** step, 1 - HYPER["beta2"] ** step
-    return p - HYPER["lr"] / bias1 * m / (v.sqrt() / math.sqrt(bias2) + HYPER["eps"])
+    updated: torch.Tensor = p - HYPER["lr"] / bias1 * m / (v.sqrt() / math.sqrt(bias2) + HYPER["eps"])
+    return updated
 
 
 def ulps(
