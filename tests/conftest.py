@@ -10,7 +10,15 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.support.devcluster import Cluster, Devcluster, build_image, build_tools, existing
+from tests.support.devcluster import (
+    IMAGES,
+    Cluster,
+    Devcluster,
+    UnsupportedError,
+    build_image,
+    build_tools,
+    existing,
+)
 
 PROFILE_OF_FIXTURE = {
     "control_plane": "control-plane",
@@ -74,3 +82,25 @@ def simulated_cluster() -> Iterator[Callable[[int], Cluster]]:
             return clusters[num_nodes]
 
         yield start
+
+
+@pytest.fixture(scope="session")
+def node_cluster() -> Iterator[Cluster]:
+    """A real node: pods are containers; the host image is loaded as localhost/zerotrain:dev."""
+    found = existing()
+    if found is not None:
+        yield found
+        return
+    with ExitStack() as stack:
+        try:
+            cluster = stack.enter_context(Devcluster().lease("node", "--image", str(IMAGES / "host.tar")))
+        except UnsupportedError as error:
+            pytest.skip(str(error))
+        yield cluster
+
+
+@pytest.fixture
+def node_namespace(node_cluster: Cluster) -> Iterator[str]:
+    """A fresh namespace of `node_cluster`."""
+    with node_cluster.namespace() as name:
+        yield name

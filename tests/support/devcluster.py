@@ -27,8 +27,16 @@ INSTANCES = REPOSITORY / "build" / "devcluster" / "instances"
 EXISTING = "ZEROTRAIN_TEST_KUBECONFIG"
 
 
+EXIT_UNSUPPORTED = 3
+"""`up` ends with this when the machine cannot run the profile at all."""
+
+
 class ClusterError(RuntimeError):
     """A command of the cluster failed; the message holds what it printed."""
+
+
+class UnsupportedError(ClusterError):
+    """This machine cannot run the profile; the message says why."""
 
 
 def run(
@@ -43,6 +51,8 @@ def run(
 def checked(command: Sequence[str], *, stdin: str | None = None, timeout_s: float = 120.0) -> str:
     """Standard output of a command that must succeed."""
     result = run(command, stdin=stdin, timeout_s=timeout_s)
+    if result.returncode == EXIT_UNSUPPORTED:
+        raise UnsupportedError(result.stderr.strip())
     if result.returncode != 0:
         raise ClusterError(f"{' '.join(command)}: exit {result.returncode}\n{result.stdout}{result.stderr}")
     return result.stdout
