@@ -191,6 +191,7 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
 # A key that the schema does not know: kubectl's message names the key's path, not the object.
 UNKNOWN: list[tuple[dict[str, Any], str]] = [
     ({"spec.worker": 2}, "spec.worker"),
+    ({"spec.ranks_per_worker": 2}, "spec.ranks_per_worker"),
     ({"spec.nvme": {"size": "1Ti", "storageclass": "x"}}, "spec.nvme.storageclass"),
     (
         {"spec.podTemplate.volumes": [{"name": "d", "hostPath": {"path": "/"}}]},

@@ -52,7 +52,7 @@ class ZeroTrainingJob(ApiModel):
     def parse(cls, obj: Mapping[str, Any]) -> ZeroTrainingJob:
         """Read the API server's JSON (or a job file). Raises pydantic.ValidationError with the field's
         path."""
-        return cls.model_validate(obj)
+        return cls.model_validate(obj, by_alias=True, by_name=False)
 
     @property
     def name(self) -> str:
