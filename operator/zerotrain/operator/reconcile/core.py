@@ -59,7 +59,8 @@ def reconcile(job: Mapping[str, Any], observed: Observed, now: datetime) -> Plan
     return draft.plan()
 
 
-_EMPTY = ZeroTrainingJobSpec(image="unreadable")
+_EMPTY = ZeroTrainingJobSpec.model_construct(image="unreadable")
+"""Stands in for a spec that cannot be read; without validation, since it is no job either."""
 
 
 def _unreadable(job: JobView, observed: Observed, now: datetime, error: ValidationError) -> Plan:

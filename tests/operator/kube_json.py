@@ -1,0 +1,65 @@
+"""A few blocking requests to an API server as plain JSON: what test doubles need, and no more."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import urllib.error
+import urllib.request
+from typing import Any
+
+from tests.support.devcluster import Cluster
+
+Json = dict[str, Any]
+
+
+class ApiDown(Exception):
+    """The API server does not answer, as while a test has stopped it."""
+
+
+class KubeJson:
+    """Blocking; one request at a time is all that a double needs."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._server, self._token = cluster.api_url, cluster.token
+        self._tls = ssl.create_default_context(cadata=cluster.ca.decode())
+
+    def get(self, path: str) -> Json:
+        return self._call("GET", path)
+
+    def post(self, path: str, body: Json, *, exists_ok: bool = False) -> Json:
+        return self._call("POST", path, body, ignore=(409,) if exists_ok else ())
+
+    def patch(self, path: str, body: Json) -> Json:
+        """A merge patch; an object that is gone or another one by now is passed over."""
+        return self._call("PATCH", path, body, ignore=(404, 409), content="application/merge-patch+json")
+
+    def delete(self, path: str, uid: str) -> Json:
+        """At once, as a node does when the containers are gone."""
+        options = {"gracePeriodSeconds": 0, "preconditions": {"uid": uid}}
+        return self._call("DELETE", path, options, ignore=(404, 409))
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        body: Json | None = None,
+        *,
+        ignore: tuple[int, ...] = (),
+        content: str = "application/json",
+    ) -> Json:
+        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": content}
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self._server + path, data=data, headers=headers, method=method)
+        try:
+            with urllib.request.urlopen(request, context=self._tls, timeout=10) as answer:
+                return dict(json.load(answer))
+        except urllib.error.HTTPError as error:
+            said = error.read().decode(errors="replace")
+            if error.code in ignore:
+                return {}
+            if error.code >= 500 or error.code == 429:
+                raise ApiDown(f"{method} {path}: {error.code}") from error
+            raise RuntimeError(f"{method} {path}: {error.code} {said[:300]}") from error
+        except OSError as error:
+            raise ApiDown(f"{method} {path}: {error}") from error

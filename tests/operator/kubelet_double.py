@@ -1,0 +1,241 @@
+"""A kubelet and the workers it runs, for a cluster without nodes: real pods, real API server, no containers.
+
+Pods are bound to a node that nobody schedules to, run as soon as they are seen, and serve the contract's HTTP
+on loopback addresses of their own. All workers of one attempt share a `Training` that steps by the clock,
+checkpoints, resumes and yields as the real trainer does, so that an attempt comes to its end with or without
+an operator.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+from tests.operator.kube_json import ApiDown, KubeJson
+from tests.operator.worker_double import Training, WorkerServer
+from zerotrain.contract.exit_codes import ExitCode
+from zerotrain.contract.launch import LaunchSpec
+from zerotrain.contract.progress import Termination
+from zerotrain.operator.constants import CONTAINER_NAME, LABEL_JOB, LABEL_JOB_UID
+
+NODE = "double"
+TICK_S = 0.1
+Json = dict[str, Any]
+
+
+class Pod:
+    """One pod as its node knows it."""
+
+    def __init__(self, pod: Json, training: Training, launch: LaunchSpec) -> None:
+        self.name, self.namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
+        self.uid = pod["metadata"]["uid"]
+        self.training, self.launch = training, launch
+        self.server: WorkerServer | None = None
+        self.ready = False
+        self.ended: int | None = None
+
+
+class KubeletDouble:
+    """Runs all pods of jobs in one namespace until `stop()`."""
+
+    def __init__(
+        self, api: KubeJson, namespace: str, key: bytes, *, steps: int, step_s: float, every: int = 5
+    ) -> None:
+        self._api, self._namespace, self._key = api, namespace, key
+        self._steps, self._step_s, self._every = steps, step_s, every
+        self._network = f"127.{secrets.randbelow(100) + 100}"
+        self._addresses = itertools.count()
+        self._pods: dict[str, Pod] = {}
+        self._trainings: dict[tuple[str, int], Training] = {}
+        self._durable: dict[str, int] = {}
+        self._lock = threading.RLock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kubelet double", daemon=True)
+        self.created: list[tuple[str, str]] = []
+        """Name and UID of every pod ever seen, in order."""
+        self.overlaps: list[str] = []
+        """Pods that were there while one of another attempt of their job was."""
+        self.start_up = True
+        """False keeps new pods Pending."""
+        self.obeys_sigterm = True
+        """False leaves deleted pods Terminating for ever, as a node that is gone does."""
+        _ensure_node(api)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join(timeout=30)
+        with self._lock:
+            for pod in self._pods.values():
+                self._close(pod)
+
+    def end(self, name: str, code: int, *, reason: str = "Error", exception: str | None = None) -> None:
+        """The pod's program ends now with this code."""
+        with self._lock:
+            pod = next(pod for pod in self._pods.values() if pod.name == name and pod.ended is None)
+            self._end(pod, code, reason=reason, exception=exception)
+
+    def trainings(self) -> list[Training]:
+        """All attempts that ever ran, in order."""
+        with self._lock:
+            return [self._trainings[key] for key in sorted(self._trainings, key=lambda key: key[1])]
+
+    def _run(self) -> None:
+        while not self._stop.wait(TICK_S):
+            try:
+                with self._lock:
+                    self._tick()
+            except ApiDown:
+                continue  # the API server is down: containers run on
+
+    def _tick(self) -> None:
+        for training in self._trainings.values():
+            training.advance()
+            self._durable[training.job_uid] = max(self._durable.get(training.job_uid, 0), training.durable)
+        path = f"/api/v1/namespaces/{self._namespace}/pods?labelSelector={LABEL_JOB}"
+        listed = self._api.get(path)["items"]
+        self._watch_overlaps(listed)
+        seen = {item["metadata"]["uid"] for item in listed}
+        for uid in [uid for uid in self._pods if uid not in seen]:
+            self._close(self._pods.pop(uid))
+        for item in listed:
+            self._sync(item)
+
+    def _sync(self, item: Json) -> None:
+        pod = self._pods.get(item["metadata"]["uid"])
+        if pod is None:
+            pod = self._admit(item)
+        if item["metadata"].get("deletionTimestamp"):
+            self._terminate(pod, item)
+            return
+        if not item["spec"].get("nodeName") and self.start_up:
+            self._bind(pod)
+        elif item["spec"].get("nodeName") and pod.server is None and pod.ended is None:
+            self._start(pod)
+        training = pod.training
+        if pod.ended is None and pod.server is not None:
+            if training.joined and not pod.ready:
+                self._status(pod, ready=True)
+                pod.ready = True
+            if training.exit_code is not None:
+                self._end(pod, training.exit_code)
+
+    def _admit(self, item: Json) -> Pod:
+        worker = next(part for part in item["spec"]["containers"] if part["name"] == CONTAINER_NAME)
+        launch = LaunchSpec.from_env({entry["name"]: entry.get("value", "") for entry in worker["env"]})
+        uid = item["metadata"]["labels"][LABEL_JOB_UID]
+        training = self._trainings.get((uid, launch.attempt))
+        if training is None:
+            resumed = self._durable.get(uid, 0)
+            training = Training(
+                launch, first=resumed, total=self._steps, step_s=self._step_s, every=self._every
+            )
+            self._trainings[uid, launch.attempt] = training
+        pod = self._pods[item["metadata"]["uid"]] = Pod(item, training, launch)
+        self.created.append((pod.name, pod.uid))
+        return pod
+
+    def _bind(self, pod: Pod) -> None:
+        target = {"apiVersion": "v1", "kind": "Node", "name": NODE}
+        body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod.name}, "target": target}
+        self._api.post(f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/binding", body)
+
+    def _start(self, pod: Pod) -> None:
+        number = next(self._addresses)
+        address = f"{self._network}.{number // 250}.{number % 250 + 1}"
+        pod.server = WorkerServer(address, pod.training, pod.launch, self._key)
+        self._status(pod)
+        pod.training.join(pod.launch.node_rank)
+
+    def _terminate(self, pod: Pod, item: Json) -> None:
+        """SIGTERM: a rank with time left makes all ranks yield, as the stop flag does."""
+        if not self.obeys_sigterm:
+            return
+        grace = item["metadata"].get("deletionGracePeriodSeconds") or 0
+        if pod.ended is None and pod.server is not None:
+            if grace > 5 and pod.training.joined:
+                pod.training.request_stop()
+                pod.training.advance()
+                if pod.training.exit_code is None:
+                    return
+            self._end(pod, pod.training.exit_code if pod.training.exit_code is not None else ExitCode.KILLED)
+        self._close(pod)
+        self._api.delete(f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}", pod.uid)
+
+    def _end(self, pod: Pod, code: int, *, reason: str = "Error", exception: str | None = None) -> None:
+        pod.ended = int(code)
+        if code not in (ExitCode.DONE, ExitCode.YIELDED):
+            pod.training.fail()
+        durable = pod.training.checkpoint()
+        rank = pod.launch.ranks.start if code not in (ExitCode.DONE, ExitCode.YIELDED) else None
+        words = Termination(
+            attempt=pod.launch.attempt, code=int(code), rank=rank, exception=exception, checkpoint=durable
+        )
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        why = "Completed" if code == 0 else reason
+        ended = {"exitCode": int(code), "reason": why, "finishedAt": now, "message": words.to_json()}
+        self._status(pod, ended=ended)
+        self._close(pod)
+
+    def _status(self, pod: Pod, *, ready: bool = False, ended: Json | None = None) -> None:
+        state = {"terminated": ended} if ended else {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+        container = {"name": CONTAINER_NAME, "image": "double", "imageID": "", "restartCount": 0}
+        container |= {"ready": ready, "state": state}
+        phase = "Running" if ended is None else "Succeeded" if ended["exitCode"] == 0 else "Failed"
+        word = "True" if ready else "False"
+        conditions = [{"type": "Ready", "status": word}, {"type": "PodScheduled", "status": "True"}]
+        address = pod.server.address if pod.server is not None else None
+        status: Json = {"phase": phase, "conditions": conditions, "containerStatuses": [container]}
+        if address is not None:
+            status |= {"podIP": address, "podIPs": [{"ip": address}]}
+        path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/status"
+        self._api.patch(path, {"metadata": {"uid": pod.uid}, "status": status})
+
+    def _watch_overlaps(self, listed: list[Json]) -> None:
+        attempts: dict[str, set[str]] = {}
+        for item in listed:
+            labels = item["metadata"]["labels"]
+            attempts.setdefault(labels[LABEL_JOB_UID], set()).add(labels["zerotrain.dev/attempt"])
+        both = [f"{uid}: attempts {sorted(found)}" for uid, found in attempts.items() if len(found) > 1]
+        self.overlaps += both
+
+    def _close(self, pod: Pod) -> None:
+        if pod.server is not None:
+            pod.server.close()
+            pod.server = None
+
+
+def _ensure_node(api: KubeJson) -> None:
+    """A node object that the scheduler leaves alone; pods of unknown nodes are garbage-collected."""
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}, "spec": {"unschedulable": True}}
+    api.post("/api/v1/nodes", node, exists_ok=True)
+
+
+@contextmanager
+def kubelet(
+    api: KubeJson, namespace: str, key: bytes, *, steps: int = 100, step_s: float = 0.05
+) -> Iterator[KubeletDouble]:
+    """A running double for the length of the block."""
+    double = KubeletDouble(api, namespace, key, steps=steps, step_s=step_s)
+    double.start()
+    try:
+        yield double
+    finally:
+        double.stop()
+
+
+def wait_for_step(double: KubeletDouble, step: int, *, timeout_s: float = 60) -> None:
+    """Until the newest attempt is at least at `step`."""
+    deadline = time.monotonic() + timeout_s
+    while not any(training.step >= step for training in double.trainings()[-1:]):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no attempt came to step {step} within {timeout_s} s")
+        time.sleep(0.05)

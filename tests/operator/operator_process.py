@@ -1,0 +1,127 @@
+"""The real operator as a process of its own, with the rights of its ServiceAccount and nothing more."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.support.devcluster import REPOSITORY, Cluster, wait_until
+
+KEY = b"0123456789abcdef0123456789abcdef"
+NAMESPACE = "zerotrain-system"
+
+
+def install(cluster: Cluster, folder: Path) -> Path:
+    """Apply the shipped manifests without their Deployment; a kubeconfig with the operator's own token."""
+    manifests = REPOSITORY / "deploy" / "kustomize"
+    cluster.kubectl("apply", "-k", str(manifests))
+    cluster.kubectl("delete", "deployment", "zerotrain-operator", "-n", NAMESPACE)
+    crd = "crd/zerotrainingjobs.zerotrain.dev"
+    cluster.kubectl("wait", "--for=condition=Established", crd, "--timeout=30s")
+    token = cluster.kubectl("create", "token", "zerotrain-operator", "-n", NAMESPACE, "--duration=2h").stdout
+    return write_kubeconfig(cluster, token.strip(), folder / "operator.kubeconfig")
+
+
+def write_kubeconfig(cluster: Cluster, token: str, path: Path) -> Path:
+    ca = path.with_suffix(".ca")
+    ca.write_bytes(cluster.ca)
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "operator",
+        "contexts": [{"name": "operator", "context": {"cluster": "c", "user": "operator"}}],
+        "clusters": [{"name": "c", "cluster": {"server": cluster.api_url, "certificate-authority": str(ca)}}],
+        "users": [{"name": "operator", "user": {"token": token}}],
+    }
+    path.write_text(json.dumps(config))
+    return path
+
+
+class OperatorProcess:
+    """One replica. Its identity stays the same over restarts, as a pod's UID does over its containers'."""
+
+    def __init__(self, kubeconfig: Path, folder: Path, env: Mapping[str, str] | None = None) -> None:
+        key = folder / "channel.key"
+        key.write_bytes(KEY)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        self.log = folder / "operator.log"
+        self._env = {
+            **os.environ,
+            "KUBECONFIG": str(kubeconfig),
+            "ZEROTRAIN_OPERATOR_IDENTITY": "operator-under-test",
+            "ZEROTRAIN_OPERATOR_NAMESPACE": NAMESPACE,
+            "ZEROTRAIN_OPERATOR_KEY_FILE": str(key),
+            "ZEROTRAIN_OPERATOR_HTTP_ADDRESS": self.address,
+            "ZEROTRAIN_OPERATOR_CHANNEL": "direct",
+            **(env or {}),
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *, wait: bool = True) -> None:
+        command = [sys.executable, "-m", "kopf", "run", "--all-namespaces", "-m", "zerotrain.operator.main"]
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(command, env=self._env, stdout=log, stderr=subprocess.STDOUT)
+        if wait:
+            self.wait_until_leading()
+
+    def wait_until_leading(self, *, timeout_s: float = 60) -> None:
+        def leading() -> bool:
+            if self._process is not None and self._process.poll() is not None:
+                raise AssertionError(f"the operator ended:\n{self.tail()}")
+            return "zerotrain_operator_leader 1.0" in self.get("/metrics")
+
+        wait_until(leading, "the operator to lead", timeout_s=timeout_s)
+
+    def kill(self) -> None:
+        """SIGKILL: no clean-up, no lease given back."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def terminate(self) -> int:
+        """SIGTERM, and the exit code."""
+        if self._process is None:
+            return 0
+        self._process.send_signal(signal.SIGTERM)
+        code = self._process.wait(timeout=30)
+        self._process = None
+        return code
+
+    def get(self, path: str) -> str:
+        """The text of one of its own HTTP paths; empty when it does not answer."""
+        try:
+            with urllib.request.urlopen(f"http://{self.address}{path}", timeout=5) as answer:
+                return str(answer.read().decode())
+        except (urllib.error.URLError, OSError):
+            return ""
+
+    def tail(self, lines: int = 60) -> str:
+        return "\n".join(self.log.read_text().splitlines()[-lines:])
+
+
+@contextmanager
+def operator(
+    kubeconfig: Path, folder: Path, env: Mapping[str, str] | None = None
+) -> Iterator[OperatorProcess]:
+    """A leading operator for the length of the block; ended with SIGTERM, so that the lease is free."""
+    process = OperatorProcess(kubeconfig, folder, env)
+    process.start()
+    try:
+        yield process
+    finally:
+        try:
+            process.terminate()
+        finally:
+            process.kill()
