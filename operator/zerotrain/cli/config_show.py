@@ -12,10 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from zerotrain.cli.errors import CliError
-from zerotrain.client.jobfile import JobFileError, load_job
 from zerotrain.contract.config import AutoValues, ConfigError, EngineConfig, KeyReport, load, resolve
 from zerotrain.contract.exit_codes import ExitCode
-from zerotrain.operator.api.admission import engine_config
 
 EXAMPLE = "Example: zerotrain config show ds_config.json --world-size 8"
 
@@ -29,8 +27,10 @@ def show_config(
 ) -> None:
     """Print each key with its final value, where the value comes from, and what it does here."""
     try:
-        config = _resolve(file, world_size)
-    except (ConfigError, JobFileError) as error:
+        config = (
+            _of_job(file, world_size) if _is_yaml(file) else resolve(load(file), world_size=world_size or 1)
+        )
+    except ConfigError as error:
         raise CliError(str(error), next_step=f"correct {file} and run the command again") from error
     except OSError as error:
         raise CliError(f"{file}: {error.strerror}", code=int(ExitCode.BAD_CONFIG)) from error
@@ -43,21 +43,23 @@ def show_config(
         raise typer.Exit(int(ExitCode.BAD_CONFIG))
 
 
-def _resolve(file: Path, world_size: int | None) -> EngineConfig:
-    if file.suffix not in {".yaml", ".yml"}:
-        return resolve(load(file), world_size=world_size or 1)
-    spec = load_job(file).job.spec
-    if world_size is None:
-        config = engine_config(spec)
-    else:
-        hidden_size = (
-            spec.model.gpt.d_model if spec.model is not None and spec.model.gpt is not None else None
-        )
-        auto = AutoValues(hidden_size=hidden_size, total_steps=spec.steps)
-        config = None if spec.config is None else resolve(load(spec.config), world_size=world_size, auto=auto)
-    if config is None:
+def _is_yaml(file: Path) -> bool:
+    return file.suffix in {".yaml", ".yml"}
+
+
+def _of_job(file: Path, world_size: int | None) -> EngineConfig:
+    # Imported late: the models of the API take a second that no other command needs.
+    from zerotrain.client.jobfile import JobFileError, load_job
+
+    try:
+        spec = load_job(file).job.spec
+    except JobFileError as error:
+        raise CliError(str(error), next_step=f"correct {file} and run the command again") from error
+    if spec.config is None:
         raise CliError(f"{file}: the configuration is in a ConfigMap (spec.configFrom); show its JSON file")
-    return config
+    gpt = spec.model.gpt if spec.model is not None else None
+    auto = AutoValues(hidden_size=gpt.d_model if gpt else None, total_steps=spec.steps)
+    return resolve(load(spec.config), world_size=world_size or spec.world_size, auto=auto)
 
 
 def _print(console: Console, rows: Iterable[KeyReport]) -> None:

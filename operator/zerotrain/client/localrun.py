@@ -6,15 +6,13 @@ Turns a loaded job into what the launcher reads: rendered configuration files an
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from zerotrain.client.jobfile import JobFile, JobFileError
+from zerotrain.client.jobfile import JobFile
 from zerotrain.contract.launch import LaunchSpec
 from zerotrain.contract.train_spec import CONFIG_FILE, TRAIN_SPEC_FILE, TrainSpecError
 from zerotrain.operator.api.admission import refusals
-from zerotrain.operator.constants import MAX_JOB_NAME_LENGTH
 from zerotrain.operator.failure_policy import Budget
 from zerotrain.operator.resources.config_map import config_files, train_spec
 
@@ -23,7 +21,6 @@ CHECKPOINTS_DIR = "checkpoints"
 
 DEFAULT_GRACE_S = 30.0
 LOCAL_UID = "local"
-_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 
 
 class LocalRunError(ValueError):
@@ -87,8 +84,7 @@ def local_run(file: JobFile, *, ranks: int | None = None, data: Path | None = No
     Raises JobFileError for what the cluster would refuse too, LocalRunError for what only a cluster has.
     """
     spec = file.job.spec
-    problems = [*_rules_of_the_api_server(file), *((item.path, item.message) for item in refusals(spec))]
-    if problems:
+    if problems := [(item.path, item.message) for item in refusals(spec)]:
         raise file.error(problems)
     if spec.config_from is not None:
         raise LocalRunError(
@@ -136,31 +132,3 @@ def _plain_variables(file: JobFile) -> dict[str, str]:
             "can look up; give value, or set the variable in your shell and remove it from the file"
         )
     return {variable.name: variable.value or "" for variable in variables}
-
-
-def _rules_of_the_api_server(file: JobFile) -> list[tuple[str, str]]:
-    """The rules across fields that the CRD states in CEL and that matter without a cluster."""
-    spec = file.job.spec
-    problems = []
-    if not _NAME.fullmatch(file.job.name) or len(file.job.name) > MAX_JOB_NAME_LENGTH:
-        problems.append(
-            (
-                "metadata.name",
-                f"must be at most {MAX_JOB_NAME_LENGTH} characters of a-z, 0-9 and '-', start with a letter "
-                f"and not end with '-'; got {file.job.name!r}",
-            )
-        )
-    if (spec.config is None) == (spec.config_from is None):
-        problems.append(("spec.config", "exactly one of config, configFrom must be given"))
-    if not spec.command:
-        problems += [
-            (f"spec.{name}", "must be given, unless command names a program of your own")
-            for name, value in (("model", spec.model), ("data", spec.data), ("steps", spec.steps))
-            if value is None
-        ]
-        if spec.args:
-            problems.append(("spec.args", "needs command: the built-in trainer takes no arguments"))
-    return problems
-
-
-__all__ = ["JobFileError", "LocalRun", "LocalRunError", "attempt_dir", "local_run"]

@@ -62,6 +62,7 @@ class Progress:
     loss: float | None = None
     grad_norm: float | None = None
     tokens_per_second: float | None = None
+    """Of the whole job, over the last log interval."""
     step_seconds: float | None = None
     """Mean over the last log interval."""
     step_at: float = 0.0

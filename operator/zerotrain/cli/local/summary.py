@@ -48,6 +48,8 @@ def _title(code: int) -> tuple[str, str]:
             return "is complete", "bold green"
         case ExitCode.YIELDED:
             return "stopped on request", "bold yellow"
+        case ExitCode.TERMINATED:
+            return "was ended before it could checkpoint", "bold yellow"
         case _:
             return "failed", "bold red"
 

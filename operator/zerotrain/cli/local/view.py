@@ -106,7 +106,7 @@ class TerminalView:
 def facts(report: WorkerReport) -> str:
     """loss 2.314 · 12,300 tokens/s · checkpoint 40 · attempt 2"""
     first = report.ranks[0]
-    speed = sum(rank.tokens_per_second or 0.0 for rank in report.ranks)
+    speed = first.tokens_per_second or 0.0
     parts = [
         f"loss {first.loss:.3f}" if first.loss is not None else "",
         f"{speed:,.0f} tokens/s" if speed else "",
