@@ -119,7 +119,9 @@ def test_disk_that_fills_up_ends_all_ranks(tmp_path: Path) -> None:
     spec = job(steps=50, checkpoint={"every_steps": 2})
     spec["model"]["factory_args"] = {"width": 128}
     run = TrainerRun(
-XX == [ExitCode.CHECKPOINT_UNUSABLE, ExitCode.CHECKPOINT_UNUSABLE]
+        tmp_path / "run", spec, world_size=2, checkpoint_dir=tmp_path / "c", file_limits={1: 65536}
+    )
+    assert run.start().wait() == [ExitCode.CHECKPOINT_UNUSABLE, ExitCode.CHECKPOINT_UNUSABLE]
     for rank in (0, 1):
         assert "CheckpointNoSpace" in run.log(rank)
         assert "rank 1 cannot write (the file size limit has no room" in run.log(rank)
