@@ -142,6 +142,11 @@ def test_kinds_of_checkpoint_volume(source: Json) -> None:
     assert volume == {"name": "zerotrain-checkpoint", **source}
 
 
+def test_jobs_of_two_namespaces_share_no_folder_of_an_nfs_export() -> None:
+    launch = _launch(_pod({"spec.checkpoint.volume": {"nfs": {"server": "s", "path": "/p"}}}))
+    assert str(launch.checkpoint_dir) == "/checkpoints/ml/gpt"
+
+
 def test_no_checkpoint_no_volume() -> None:
     pod = _pod({"spec.checkpoint": ABSENT})
     assert "/checkpoints" not in _volumes(pod)

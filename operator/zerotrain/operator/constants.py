@@ -57,7 +57,7 @@ CHANNEL_DIR: Final = "/etc/zerotrain/channel"
 
 TOKEN_KEY: Final = "token"
 CHECKPOINT_MOUNT: Final = "/checkpoints"
-"""Root of the checkpoint volume; a job writes to the folder below it that bears the job's name."""
+"""Root of the checkpoint volume; a job writes to a folder of its own below it."""
 
 SHARED_MEMORY_DIR: Final = "/dev/shm"
 SCRATCH_DIR: Final = "/tmp"

@@ -83,7 +83,8 @@ class Checkpoint(ApiModel):
     """When checkpoints are taken, where they go and how many are kept."""
 
     volume: CheckpointVolume
-    """Volume of the checkpoints. The job writes below <volume>/<name of the job>. Immutable."""
+    """Volume of the checkpoints. The job writes below <volume>/<its name> (nfs: <volume>/<namespace>/<its
+    name>); a new job of the same name resumes from there, unless resumeFrom says otherwise. Immutable."""
 
     every_steps: Annotated[Int, Field(ge=1, le=10**9)] | None = None
     """Checkpoint after every so many steps. With neither everySteps nor everySeconds only on termination

@@ -88,7 +88,7 @@ def launch_spec(job: ZeroTrainingJob, attempt: int, options: ResourceOptions) ->
         ranks_per_worker=spec.num_ranks_per_worker,
         config_path=Path(CONFIG_DIR, CONFIG_FILE),
         train_spec_path=Path(CONFIG_DIR, TRAIN_SPEC_FILE) if has_train_spec(job) else None,
-        checkpoint_dir=Path(CHECKPOINT_MOUNT, job.name) if spec.checkpoint is not None else None,
+        checkpoint_dir=checkpoint_dir(job),
         nvme_path=Path(nvme.mount_path) if nvme is not None else None,
         nvme_bytes=nvme.size.num_bytes if nvme is not None else None,
         token_path=Path(CHANNEL_DIR, TOKEN_KEY),
@@ -97,6 +97,16 @@ def launch_spec(job: ZeroTrainingJob, attempt: int, options: ResourceOptions) ->
         rendezvous_timeout_seconds=options.rendezvous_timeout_s,
         run_dir=Path(SCRATCH_DIR, "zerotrain"),
     )
+
+
+def checkpoint_dir(job: ZeroTrainingJob) -> Path | None:
+    """The job's own folder of the checkpoint volume, as the worker sees it; None without checkpoints."""
+    checkpoint = job.spec.checkpoint
+    if checkpoint is None:
+        return None
+    # A claim belongs to one namespace; an NFS export may serve jobs of the same name in several.
+    tenant = [job.namespace] if checkpoint.volume.nfs is not None else []
+    return Path(CHECKPOINT_MOUNT, *tenant, job.name)
 
 
 def master_address(job: ZeroTrainingJob, attempt: int) -> str:
