@@ -97,7 +97,7 @@ func (p Plan) APIServer() (process.Spec, error) {
 	if p.Settings.RuntimeConfig != "" {
 		flags = append(flags, "--runtime-config="+p.Settings.RuntimeConfig)
 	}
-	return p.spec("kube-apiserver", probe, 10*time.Second, p.gates(flags)...), err
+	return p.spec("kube-apiserver", probe, 4*time.Second, p.gates(flags)...), err
 }
 
 // Controllers is the third wave: controller-manager and scheduler. Their client rates are those of a cluster with hundreds of nodes,

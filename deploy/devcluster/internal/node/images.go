@@ -21,12 +21,12 @@ func PauseArchive(settings instance.Settings) string {
 	return filepath.Join(ImagesDir(settings), "pause.tar")
 }
 
-// LoadImage imports a docker-archive into the containerd of this node.
+// LoadImage imports a docker-archive into the containerd of this node. --local: the other way streams every byte through the daemon, twice as slow.
 func LoadImage(settings instance.Settings, archive string) error {
 	target, err := filepath.EvalSymlinks(archive)
 	if err != nil {
 		return err
 	}
 	return run(filepath.Join(settings.BinDir, "ctr"), "--address", containerdSocket, "--namespace", "k8s.io",
-		"images", "import", "--snapshotter", snapshotter(), target)
+		"images", "import", "--local", "--snapshotter", snapshotter(), target)
 }
