@@ -190,7 +190,7 @@ def test_parameter_groups_keep_their_own_values(stage: int) -> None:
 def test_groups_must_cover_the_model_once() -> None:
     model = Blocks()
     with pytest.raises(ValueError, match=r"leaves out trainable parameters \['blocks.0.bias'"):
-        zt.initialize(model=model, config=config(0), model_parameters=[model.unused.weight])
+        zt.initialize(model=model, config=config(0), model_parameters=list(model.unused.parameters())[:1])
     twice: list[dict[str, Any]] = [{"params": model.parameters()}, {"params": [model.unused.bias]}]
     with pytest.raises(ValueError, match=r"'unused.bias' is in groups 0 and 1"):
         zt.initialize(model=model, config=config(0), model_parameters=twice)

@@ -30,6 +30,7 @@ from zerotrain.runtime.setup import (
 )
 from zerotrain.runtime.snapshot import reload_weights, streams_of
 from zerotrain.runtime.step import StepPipeline, StepResult
+from zerotrain.runtime.zero.buffer import return_free_memory
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
 from zerotrain.runtime.zero.ledger import MemoryLedger
 from zerotrain.runtime.zero.plan import persistent_buffers
@@ -71,6 +72,7 @@ class Engine:
         self.scheduler = scheduler
         self.core = build_core(module, config, optimizer.layout, comm)
         optimizer.attach(self.core)
+        return_free_memory()  # what the model's own tensors took
         self.global_steps = 0
         self.skipped_steps = 0
         self.last_step: StepResult | None = None

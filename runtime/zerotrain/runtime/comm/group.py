@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -25,10 +25,23 @@ from zerotrain.runtime.comm.timing import CollectiveSample, Pending, Stopwatch
 _HASH_BITS = (1 << 52) - 1  # float64, which carries the record, holds 52-bit integers exactly
 DEFAULT_TIMEOUT = timedelta(minutes=30)
 TIMINGS_KEPT = 65_536
+BROADCAST_BYTES = 1 << 16
+"""Size from which a gather on gloo is made of broadcasts; below it latency counts."""
 
 
 class CommError(RuntimeError):
     """The process group cannot be set up, or the ranks disagree on what they do."""
+
+
+class _AllOf:
+    """Several handles as one."""
+
+    def __init__(self, works: Iterable[Any]) -> None:
+        self._works = list(works)
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
 
 
 class Comm:
@@ -61,7 +74,10 @@ class Comm:
             if full.data_ptr() != shard.data_ptr():
                 full.copy_(shard)
             return Pending.done()
-        work = _ALL_GATHER(full, shard, group=self._gathers, async_op=True)
+        if self.device.type == "cpu" and full.nbytes >= BROADCAST_BYTES:
+            work = self._gather_by_broadcasts(full, shard)
+        else:
+            work = _ALL_GATHER(full, shard, group=self._gathers, async_op=True)
         num_bytes = (self.world_size - 1) * shard.numel() * shard.element_size()
         return self._started("all_gather", label, num_bytes, work)
 
@@ -120,6 +136,17 @@ class Comm:
         if self._owns_default and dist.is_initialized():
             dist.destroy_process_group()
             self._owns_default = False
+
+    def _gather_by_broadcasts(self, full: torch.Tensor, shard: torch.Tensor) -> _AllOf:
+        """One broadcast per rank, straight into place: gloo's own all-gather goes through a copy of the
+        whole."""
+        parts = full.view(self.world_size, -1)
+        if parts[self.rank].data_ptr() != shard.data_ptr():
+            parts[self.rank].copy_(shard)
+        return _AllOf(
+            dist.broadcast(part, group_src=source, group=self._gathers, async_op=True)
+            for source, part in enumerate(parts)
+        )
 
     def _started(self, op: str, label: str, num_bytes: int, work: Any) -> Pending:
         self.bytes_sent[op] += num_bytes

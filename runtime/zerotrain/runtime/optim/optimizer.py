@@ -11,6 +11,7 @@ from torch import nn
 from zerotrain.contract.config import OptimizerConfig
 from zerotrain.runtime.optim.groups import build_groups, group_hyper, group_runs
 from zerotrain.runtime.optim.rules import rule_of, tiles
+from zerotrain.runtime.zero.buffer import flat_zeros
 from zerotrain.runtime.zero.core import Core
 from zerotrain.runtime.zero.gradients import UnitGradients
 from zerotrain.runtime.zero.layout import ModelLayout
@@ -30,7 +31,12 @@ class UnitStates:
         self.master_is_weight = master.dtype == unit.shard.dtype
         """fp32 compute: the weights are their own master."""
         self.master = master if self.master_is_weight else ledger.count(Kind.STATES, master)
-        self.by_kind = {kind: ledger.count(Kind.STATES, torch.zeros_like(master)) for kind in kinds}
+        self.by_kind = {
+            kind: ledger.count(
+                Kind.STATES, flat_zeros(master.numel(), dtype=master.dtype, device=master.device)
+            )
+            for kind in kinds
+        }
 
     @property
     def interval(self) -> tuple[int, int]:

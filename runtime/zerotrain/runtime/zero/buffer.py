@@ -6,11 +6,40 @@ its tensor and gathered by giving memory back; replacing the tensor would leave 
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import mmap
 
 import torch
 
 from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
+
+
+def flat_zeros(numel: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A 1-D tensor of zeros for a buffer of the engine.
+
+    On CPU it is a mapping of its own: malloc keeps freed megabytes in its heap, and then a process holds more
+    than the byte formulas say.
+    """
+    if device.type != "cpu" or numel == 0:
+        return torch.zeros(numel, dtype=dtype, device=device)
+    return torch.frombuffer(_pages(numel * dtype.itemsize), dtype=dtype)
+
+
+def flat_copy(source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A 1-D tensor of its own with the values of another."""
+    copy = flat_zeros(source.numel(), dtype=dtype, device=source.device)
+    return copy.copy_(source)
+
+
+def return_free_memory() -> None:
+    """Ask malloc to give the heap's free pages back to the system, where it can (glibc)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def _pages(num_bytes: int) -> mmap.mmap:
+    return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 class FlatBuffer:
@@ -29,7 +58,7 @@ class FlatBuffer:
             # Private pages given back with madvise read as zeros. A storage resized to nothing has no
             # address, and then a forgotten alias of a weight (`w = layer.weight.detach()`) takes the process
             # down when read.
-            self._map = mmap.mmap(-1, self.num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self._map = _pages(self.num_bytes)
             self.tensor = torch.frombuffer(self._map, dtype=dtype)
         else:
             self.tensor = torch.empty(numel, dtype=dtype, device=device)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 
+from zerotrain.runtime.zero.buffer import flat_zeros
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
 from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
 from zerotrain.runtime.zero.unit import Unit
@@ -37,7 +38,7 @@ class UnitGradients:
         sharded = unit.placement.grads_sharded
         numel = unit.stop - unit.start if sharded else unit.layout.padded_numel
         self.accumulator = ledger.count(
-            Kind.GRADS, torch.zeros(numel, dtype=torch.float32, device=unit.comm.device)
+            Kind.GRADS, flat_zeros(numel, dtype=torch.float32, device=unit.comm.device)
         )
         self.is_direct = not sharded and unit.layout.dtype == "fp32"
         """autograd writes into the accumulator itself."""
@@ -71,7 +72,7 @@ class UnitGradients:
         """Point every `p.grad` at its view; a gradient that is already there is kept."""
         if not self.is_direct and self._flat is None:
             layout = self.unit.layout
-            self._flat = torch.zeros(
+            self._flat = flat_zeros(
                 layout.padded_numel, dtype=TORCH_DTYPES[layout.dtype], device=self.unit.comm.device
             )
             self._ledger.add(Kind.AUTOGRAD, layout.num_bytes)

@@ -17,6 +17,7 @@ import torch
 
 from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.comm.timing import Pending
+from zerotrain.runtime.zero.buffer import flat_zeros
 from zerotrain.runtime.zero.gradients import UnitGradients
 from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
 
@@ -110,7 +111,7 @@ class Reducer:
 
     def _exchange(self, gradients: UnitGradients, local: torch.Tensor) -> _Exchange:
         wire = local if self._wire_dtype is None else local.to(self._wire_dtype)
-        received = torch.empty_like(wire)
+        received = flat_zeros(wire.numel(), dtype=wire.dtype, device=wire.device)
         self._ledger.add(Kind.REDUCE, received.nbytes)
         pending = self._comm.exchange(received, wire, label=gradients.unit.name)
         return _Exchange(gradients=gradients, local=local, wire=wire, received=received, pending=pending)

@@ -14,7 +14,7 @@ from torch import nn
 
 from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.comm.timing import Pending
-from zerotrain.runtime.zero.buffer import FlatBuffer
+from zerotrain.runtime.zero.buffer import FlatBuffer, flat_copy, flat_zeros
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
 from zerotrain.runtime.zero.layout import ModelLayout, UnitLayout
 from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
@@ -96,7 +96,7 @@ class Unit:
             self._nan.fill_(float("nan"))
         initial = self._initial_values()
         if placement.params_sharded:
-            self.shard = ledger.count(kept_as, initial[self.start : self.stop].to(dtype, copy=True))
+            self.shard = ledger.count(kept_as, flat_copy(initial[self.start : self.stop], dtype))
         else:
             self.full.allocate()
             self.full.tensor.copy_(initial)
@@ -174,7 +174,7 @@ class Unit:
     def _initial_values(self) -> torch.Tensor:
         """Rank 0's values, whole, in the widest precision that matters: fp32 for what is trained."""
         dtype = torch.float32 if self.layout.trainable else TORCH_DTYPES[self.layout.dtype]
-        flat = torch.zeros(self.layout.padded_numel, dtype=dtype, device=self.comm.device)
+        flat = flat_zeros(self.layout.padded_numel, dtype=dtype, device=self.comm.device)
         for parameter, view in zip(self.parameters, self.views_of(flat), strict=True):
             view.copy_(parameter.detach())
         self.comm.broadcast(flat, label=self.name)
@@ -187,4 +187,5 @@ class Unit:
             return None
         if self.layout.dtype == "fp32":
             return self.shard if self.placement.states_sharded else self.full.tensor
-        return initial[self.start : self.stop].clone() if self.placement.states_sharded else initial
+        part = initial[self.start : self.stop]
+        return flat_copy(part, torch.float32) if self.placement.states_sharded else initial

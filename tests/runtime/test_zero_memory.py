@@ -1,0 +1,126 @@
+"""What the engine holds is what the byte formulas of the contract say: counters exactly, resident memory
+within 5 %."""
+
+from __future__ import annotations
+
+import gc
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import zerotrain.runtime as zt
+from tests.support.ranks import run_ranks
+from tests.support.tiny_models import token_batches
+from tests.support.training import GLOBAL_BATCH, Case, micro_batches, world
+from zerotrain.contract.memory import UnitSize, gpu_persistent, gpu_transient, memory_inputs
+from zerotrain.runtime.engine import Engine
+from zerotrain.runtime.zero.buffer import return_free_memory
+from zerotrain.runtime.zero.ledger import Kind
+
+CASES = tuple(
+    Case(stage=stage, dtype=dtype, tied=tied, accumulation=2)
+    for stage, dtype, tied in product((0, 1, 2, 3), ("fp32", "bf16"), (False, True))
+)
+
+
+def unit_sizes(engine: Engine) -> list[UnitSize]:
+    return [
+        UnitSize(
+            name=unit.name,
+            numel=unit.numel,
+            padded_numel=unit.padded_numel,
+            trainable=unit.trainable,
+            whole_pass=unit.module == "",
+        )
+        for unit in engine.core.layout.units
+    ]
+
+
+def measure(case: Case) -> dict[str, Any]:
+    """Persistent bytes by kind and the peak of the rest over two steps, beside the formulas."""
+    rank, world_size = world()
+    engine, *_ = zt.initialize(model=case.model(), config=case.config(world_size))
+    inputs = memory_inputs(engine.config, unit_sizes(engine))
+    peak_transient = 0
+    for batch in token_batches(2, size=GLOBAL_BATCH):
+        for parts in micro_batches(batch, world_size=world_size, accumulation=case.accumulation):
+            engine.memory.reset_peak()
+            engine.backward(engine(*parts[rank]))
+            engine.step()
+            peak_transient = max(peak_transient, engine.memory.peak_bytes() - engine.memory.persistent_bytes)
+    memory, expected = engine.memory, gpu_persistent(inputs)
+    engine.close()
+    return {
+        "params": (memory.live_bytes(Kind.PARAMS), expected.param_bytes + expected.replicated_bytes),
+        "grads": (memory.live_bytes(Kind.GRADS), expected.grad_bytes),
+        "states": (memory.live_bytes(Kind.STATES), expected.optimizer_bytes),
+        "transient": (peak_transient, gpu_transient(inputs).peak_bytes),
+        "left": memory.transient_bytes,
+    }
+
+
+def measure_all(cases: tuple[Case, ...]) -> list[dict[str, Any]]:
+    return [measure(case) for case in cases]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_counters_equal_the_formulas(world_size: int) -> None:
+    measured = run_ranks(world_size, measure_all, CASES)[0]
+    for case, counted in zip(CASES, measured, strict=True):
+        for kind in ("params", "grads", "states"):
+            engine_bytes, formula_bytes = counted[kind]
+            assert engine_bytes == formula_bytes, f"{case}: {kind}"
+        peak, bound = counted["transient"]
+        assert peak <= bound, f"{case}: transients"
+        assert peak >= 0.8 * bound, f"{case}: the formula promises far more than is used"
+        assert counted["left"] == 0, f"{case}: something stayed gathered between steps"
+
+
+class Stack(nn.Module):
+    """8.4 million parameters in 32 units."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(512, 512) for _ in range(32))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            hidden = torch.relu(block(hidden))
+        return hidden
+
+
+def resident_bytes() -> int:
+    """Anonymous memory of this process that is in RAM, without what malloc keeps for later."""
+    gc.collect()
+    return_free_memory()
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("/proc/self/status has no RssAnon line")
+
+
+def resident(case: Case) -> tuple[int, int]:
+    """(growth of resident memory over a small engine that was there before, bytes by the counters)."""
+    _, world_size = world()
+    warm, *_ = zt.initialize(model=nn.Linear(512, 512), config=case.config(world_size))
+    warm.backward(warm(torch.randn(2, 512)).float().square().mean())
+    warm.step()
+    before = resident_bytes()
+    engine, *_ = zt.initialize(model=Stack(), config=case.config(world_size))
+    for _ in range(2):
+        engine.backward(engine(torch.randn(2, 512)).float().square().mean())
+        engine.step()
+    return resident_bytes() - before, engine.memory.persistent_bytes
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_resident_memory_is_what_the_counters_say(stage: int) -> None:
+    for grown, counted in run_ranks(2, resident, Case(stage=stage)):
+        assert counted > 60e6
+        assert abs(grown - counted) <= 0.05 * counted, (
+            f"{grown / 1e6:.1f} MB grown, {counted / 1e6:.1f} counted"
+        )
