@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.support.devcluster import Cluster
+from tests.support.devcluster import Cluster, wait_until
 from tests.support.jobs import job_json
 
 CRD_FILE = Path(__file__).parents[2] / "crds" / "zerotrain.dev_zerotrainingjobs.yaml"
@@ -19,6 +19,12 @@ def install_crd(cluster: Cluster) -> str:
     """Apply crds/ and wait until it is served; returns what kubectl printed. Safe to repeat."""
     applied = cluster.kubectl("apply", "-f", str(CRD_FILE))
     cluster.kubectl("wait", "--for=condition=Established", f"crd/{CRD_NAME}", "--timeout=30s")
+    # Discovery and OpenAPI follow a little later; kubectl needs both for short names and explain.
+    wait_until(
+        lambda: cluster.kubectl("explain", "ztj.spec", check=False).returncode == 0,
+        "kubectl explain ztj.spec",
+        timeout_s=30,
+    )
     return f"{applied.stdout}{applied.stderr}"
 
 
