@@ -39,7 +39,7 @@ def train(environ: Mapping[str, str], channel: RankChannel) -> ExitCode:
     settings = Settings.read(environ)
     stop = StopRequest(grace_seconds=settings.launch.grace_seconds)
     reporter = Reporter.start(settings.launch, settings.rank, channel)
-    reporter.set_plan(total_steps=settings.spec.steps, log_every_steps=settings.spec.log_every_steps)
+    reporter.set_plan(settings.spec)
     corpus, model = check_inputs(settings)
     reporter.phase(Phase.RENDEZVOUS)
     session = build(settings, corpus, model)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import resource
 import time
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ import torch
 
 from zerotrain.contract.launch import LaunchSpec, RankEnv
 from zerotrain.contract.progress import CheckpointProgress, Phase, Progress, RejectedCheckpoint
+from zerotrain.contract.train_spec import CheckpointPolicy, TrainSpec
 from zerotrain.runtime.channel import RankChannel
 from zerotrain.runtime.checkpoint import LoadResult, SaveResult
 from zerotrain.runtime.engine import Engine
@@ -62,6 +62,7 @@ class Reporter:
     metrics: WorkerMetrics
     progress: Progress
     log_every_steps: int = 10
+    policy: CheckpointPolicy = field(default_factory=CheckpointPolicy)
     _interval: _Interval = field(default_factory=_Interval)
     _metrics_at: float = 0.0
 
@@ -97,10 +98,12 @@ class Reporter:
         """Tell the launcher what this rank does now; hang limits depend on it."""
         self._publish(phase=phase)
 
-    def set_plan(self, *, total_steps: int, log_every_steps: int) -> None:
-        self.log_every_steps = log_every_steps
-        self.metrics.set_plan(total_steps=total_steps)
-        self._publish(total_steps=total_steps)
+    def set_plan(self, spec: TrainSpec) -> None:
+        """What the job asks for."""
+        self.log_every_steps = spec.log_every_steps
+        self.policy = spec.checkpoint
+        self.metrics.set_plan(total_steps=spec.steps)
+        self._publish(total_steps=spec.steps)
 
     def resumed(self, result: LoadResult, *, seconds: float, last: CheckpointProgress) -> None:
         """This attempt goes on from a checkpoint."""
@@ -164,6 +167,10 @@ class Reporter:
         if result.step % self.log_every_steps == 0 or result.step == self.progress.total_steps:
             self.say(step_line(self.progress, result))
             self._interval = _Interval()
+            self.metrics.set_plan(
+                total_steps=self.progress.total_steps,
+                checkpoint_interval_seconds=expected_interval(self.policy, self.progress.step_seconds or 0.0),
+            )
 
     def done(self) -> None:
         """Nothing more will come."""
@@ -189,6 +196,13 @@ def step_line(progress: Progress, result: StepResult) -> str:
     )
 
 
+def expected_interval(policy: CheckpointPolicy, step_seconds: float) -> float:
+    """Seconds between two checkpoints at this pace; 0 when the policy has none."""
+    by_steps = policy.every_steps * step_seconds if policy.every_steps is not None else None
+    known = [value for value in (by_steps, policy.every_seconds) if value is not None]
+    return min(known, default=0.0)
+
+
 def peak_memory_bytes() -> int:
     """Largest memory of this process so far: on the accelerator if there is one, else resident."""
     if torch.cuda.is_available():
@@ -200,8 +214,3 @@ def _phases(seconds: Mapping[str, float], data_seconds: float) -> dict[str, floa
     known = {name: seconds[name] for name in ("forward", "backward", "reduce") if name in seconds}
     optimizer = seconds.get("optimizer", 0.0) + seconds.get("gather", 0.0)
     return {"data": data_seconds, **known, "optimizer": optimizer}
-
-
-def is_finite(value: float) -> bool:
-    """Neither NaN nor infinite."""
-    return math.isfinite(value)

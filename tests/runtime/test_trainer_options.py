@@ -1,0 +1,100 @@
+"""What the configuration and the checkpoint policy ask of the trainer, seen from outside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.trainer_runs import TrainerRun, config, job
+from zerotrain.contract.train_spec import CheckpointPolicy
+from zerotrain.runtime.checkpoint.names import committed
+from zerotrain.runtime.train.determinism import usable_cores
+from zerotrain.runtime.train.report import expected_interval
+from zerotrain.runtime.train.saving import is_due
+
+GPT = {"gpt": {"d_model": 16, "layers": 2, "heads": 2, "context": 8}}
+
+
+def test_activation_checkpointing_changes_no_loss(tmp_path: Path) -> None:
+    losses = []
+    for name, values in (("plain", config()), ("recomputed", config(activation_checkpointing={}))):
+        run = TrainerRun(tmp_path / name, job(model=GPT, steps=3), config=values, world_size=2).start()
+        run.finish()
+        losses.append(run.losses())
+    assert losses[0] == losses[1]
+    assert sorted(losses[0]) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_lower_stages_end_in_the_same_losses(tmp_path: Path, stage: int) -> None:
+    expected = TrainerRun(tmp_path / "3", job(model=GPT, steps=3), world_size=2).start()
+    expected.finish()
+    run = TrainerRun(
+        tmp_path / str(stage),
+        job(model=GPT, steps=3),
+        config=config(zero_optimization={"stage": stage}),
+        world_size=2,
+        checkpoint_dir=tmp_path / "c",
+    ).start()
+    run.finish()
+    assert run.losses() == expected.losses()
+    # A checkpoint of this stage is one of stage 3 too.
+    resumed = TrainerRun(
+        tmp_path / "r", job(model=GPT, steps=4), world_size=2, attempt=2, checkpoint_dir=tmp_path / "c"
+    ).start()
+    assert "resumed from step 3" in resumed.finish()
+
+
+def test_last_step_is_always_saved_and_old_ones_go(tmp_path: Path) -> None:
+    spec = job(steps=7, checkpoint={"every_steps": 2, "keep_last": 2})
+    run = TrainerRun(tmp_path / "a", spec, world_size=2, checkpoint_dir=tmp_path / "c").start()
+    log = run.finish()
+    assert [item.step for item in committed(tmp_path / "c")] == [7, 6]
+    assert "removed 1 older" in log
+
+
+def test_checkpoints_by_time_are_rank_0s_decision(tmp_path: Path) -> None:
+    spec = job(steps=5, checkpoint={"every_seconds": 1e-9, "keep_last": 10})
+    TrainerRun(tmp_path / "a", spec, world_size=2, checkpoint_dir=tmp_path / "c").start().finish()
+    assert [item.step for item in committed(tmp_path / "c")] == [5, 4, 3, 2, 1]
+
+
+def test_run_without_a_checkpoint_folder(tmp_path: Path) -> None:
+    run = TrainerRun(tmp_path / "a", job(steps=3)).start()
+    assert "durable" not in run.finish()
+
+
+def test_log_lines_come_at_the_interval_and_at_the_end(tmp_path: Path) -> None:
+    run = TrainerRun(tmp_path / "a", job(steps=7, log_every_steps=3)).start()
+    run.finish()
+    assert sorted(run.losses()) == [3, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("policy", "step", "time_up", "due"),
+    [
+        (CheckpointPolicy(), 10, True, False),
+        (CheckpointPolicy(every_steps=5), 10, False, True),
+        (CheckpointPolicy(every_steps=5), 11, True, False),
+        (CheckpointPolicy(every_seconds=60), 11, True, True),
+        (CheckpointPolicy(every_seconds=60), 11, False, False),
+        (CheckpointPolicy(every_steps=5, every_seconds=60), 11, True, True),
+    ],
+)
+def test_when_a_checkpoint_is_due(policy: CheckpointPolicy, step: int, time_up: bool, due: bool) -> None:
+    assert is_due(policy, step=step, is_time_up=time_up) is due
+
+
+def test_expected_interval() -> None:
+    assert expected_interval(CheckpointPolicy(), 2.0) == 0.0
+    assert expected_interval(CheckpointPolicy(every_steps=20), 2.0) == 40.0
+    assert expected_interval(CheckpointPolicy(every_steps=20, every_seconds=30), 2.0) == 30.0
+
+
+def test_cores_follow_the_containers_limit(tmp_path: Path) -> None:
+    limit = tmp_path / "cpu.max"
+    unlimited = usable_cores(tmp_path / "absent")
+    for text, expected in (("max 100000", unlimited), ("50000 100000", 1), ("100000 100000", 1)):
+        limit.write_text(text)
+        assert usable_cores(limit) == expected
