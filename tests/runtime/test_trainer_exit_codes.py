@@ -56,7 +56,7 @@ def _no_config_file(folder: Path) -> TrainerRun:
     return TrainerRun(folder, job(), env={"ZEROTRAIN_CONFIG": str(folder / "nowhere.json")})
 
 
-FACTORY = "tests.support.tiny_model:"
+FACTORY = "tests.support.factory_models:"
 CASES: dict[str, tuple[Make, ExitCode, str]] = {
     "config key": (_config(zero_optimisation={}), ExitCode.BAD_CONFIG, "zero_optimization"),
     "config not run": (_config(tensor_parallel={"tp_size": 8}), ExitCode.BAD_CONFIG, "tensor_parallel"),

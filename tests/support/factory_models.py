@@ -1,0 +1,50 @@
+"""Models for tests of the trainer, named by `model.factory`."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class TinyModel(nn.Module):
+    """Predicts the next byte from the one before; dropout makes every step depend on the random generators."""
+
+    context = 8
+    vocabulary = 256
+
+    def __init__(self, *, width: int, dropout: float, step_seconds: float, poison: bool) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(256, width)
+        self.hidden = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Dropout(dropout))
+        self.head = nn.Linear(width, 256)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.calls: torch.Tensor
+        self._step_seconds = step_seconds
+        self._poison = poison
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        time.sleep(self._step_seconds)
+        self.calls += 1
+        logits = self.head(self.hidden(self.embed(ids[:, :-1])))
+        loss = functional.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
+        return loss * float("nan") if self._poison else loss
+
+
+def build(
+    *, width: int = 16, dropout: float = 0.1, step_seconds: float = 0.0, poison: bool = False
+) -> nn.Module:
+    """The factory."""
+    return TinyModel(width=width, dropout=dropout, step_seconds=step_seconds, poison=poison)
+
+
+def build_nothing() -> str:
+    """A factory that returns no model."""
+    return "no model"
+
+
+def build_badly() -> nn.Module:
+    """A factory that raises."""
+    raise KeyError("the user's own mistake")
