@@ -10,7 +10,7 @@ from torch.nn import functional
 
 
 class TinyModel(nn.Module):
-    """Predicts the next byte from the one before; dropout makes every step depend on the random generators."""
+    """Predicts the next byte from the one before; dropout draws from the random generators."""
 
     context = 8
     vocabulary = 256

@@ -34,7 +34,6 @@ def join(launch: LaunchSpec, rank: RankEnv) -> None:
             timeout=timedelta(seconds=seconds),
             wait_for_workers=True,
         )
-        store.set_timeout(COLLECTIVE_TIMEOUT)
         dist.init_process_group(
             backend="nccl" if torch.cuda.is_available() else "gloo",
             store=store,
@@ -42,7 +41,9 @@ def join(launch: LaunchSpec, rank: RankEnv) -> None:
             world_size=launch.world_size,
             timeout=COLLECTIVE_TIMEOUT,
         )
-    except dist.DistError as error:
+        # Later groups are made while peers may still load a large model.
+        store.set_timeout(COLLECTIVE_TIMEOUT)
+    except RuntimeError as error:  # also of gloo, which meets in its own way
         raise RendezvousTimeout(
             f"rank {rank.rank} did not meet all {launch.world_size} ranks at {launch.master_addr}:"
             f"{launch.master_port} within {seconds:.0f} s ({str(error).splitlines()[0]}); "
