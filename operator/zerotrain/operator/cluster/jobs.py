@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any
 
 from zerotrain.operator.api import ZeroTrainingJobStatus
 from zerotrain.operator.cluster.api import Api, Json, Request
+from zerotrain.operator.cluster.errors import NotFound
 from zerotrain.operator.cluster.store import JobKey, version_of
 from zerotrain.operator.constants import API_VERSION, GROUP, KIND, PLURAL, VERSION
+
+log = logging.getLogger(__name__)
 
 ALL_JOBS = f"/apis/{GROUP}/{VERSION}/{PLURAL}"
 PAGE = 500
@@ -60,6 +65,19 @@ class JobClient:
 
     def __init__(self, api: Api) -> None:
         self._api = api
+
+    async def wait_until_served(self) -> None:
+        """Until the API server knows our kind: kopf looks for it once, when it starts."""
+        path = f"/apis/{GROUP}/{VERSION}"
+        while True:
+            try:
+                known = await self._api.call(Request(method="GET", path=path, kind="discovery"))
+                if any(item["name"] == PLURAL for item in known.get("resources", ())):
+                    return
+            except NotFound:
+                pass
+            log.warning("the API server does not know %s.%s yet; apply crds/", PLURAL, GROUP)
+            await asyncio.sleep(2)
 
     async def get(self, key: JobKey) -> Json:
         return await self._api.call(Request(method="GET", path=job_path(key), kind=PLURAL))

@@ -84,6 +84,8 @@ class ProgressPuller:
         if 0 not in pods:
             return
         report = await self._report(key, pods[0], uid, attempt)
+        if self._jobs.get(key) is None:
+            return  # deleted meanwhile: nothing must be remembered of it
         if report is not None and report.ranks:
             self._take(key, uid, report.ranks[0], poll)
         await self._look_for_laggard(key, uid, attempt, pods.values(), poll)

@@ -48,6 +48,7 @@ class Runtime:
 
     async def start(self) -> None:
         api = await self._exits.enter_async_context(Api(self._connection, self.config.limits, self.telemetry))
+        await JobClient(api).wait_until_served()
         session = await self._exits.enter_async_context(aiohttp.ClientSession(trust_env=False))
         channel = self._channel(api, session)
         self.controller = self._make_controller(api, channel)

@@ -5,6 +5,7 @@ No kopf finalizer, daemon, timer or index, and no handler with state: `on.event`
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -49,15 +50,19 @@ def configure(settings: kopf.OperatorSettings) -> None:
 def register(registry: kopf.OperatorRegistry | None = None) -> None:
     """Attach the handlers to kopf's registry (the default one for `kopf run -m`)."""
 
-    @kopf.on.startup(registry=registry)
+    # Permanent: an operator that cannot start must end and be restarted, not sit there half made.
+    @kopf.on.startup(registry=registry, errors=kopf.ErrorsMode.PERMANENT)
     async def start(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
         configure(settings)
+        # kopf logs every handled event at INFO: ours are every status write of every job.
+        logging.getLogger("kopf.objects").setLevel(logging.WARNING)
         memo.runtime = Runtime(OperatorConfig.from_env(), await connect())
         await memo.runtime.start()
 
     @kopf.on.cleanup(registry=registry)
     async def stop(memo: Any, **_: Any) -> None:
-        await memo.runtime.stop()
+        if "runtime" in memo:  # a start-up that failed before it got there is cleaned up, too
+            await memo.runtime.stop()
 
     @kopf.on.login(registry=registry, retries=3)
     async def login(**_: Any) -> kopf.ConnectionInfo:

@@ -5,6 +5,7 @@ Records of another attempt never count: a late answer of a dying pod must not mo
 
 from __future__ import annotations
 
+import math
 from datetime import datetime, timedelta
 
 from zerotrain.contract.progress import CheckpointProgress, Progress
@@ -49,9 +50,9 @@ def _take_progress(draft: Draft, progress: Progress) -> None:
         attempt=progress.attempt,
         step=progress.step,
         total_steps=progress.total_steps,
-        loss=progress.loss,
-        tokens_per_second=progress.tokens_per_second,
-        step_seconds=progress.step_seconds,
+        loss=_finite(progress.loss),
+        tokens_per_second=_finite(progress.tokens_per_second),
+        step_seconds=_finite(progress.step_seconds),
         phase=str(progress.phase),
         last_heartbeat=_moment(progress.heartbeat_at),
         last_step_time=_moment(progress.step_at),
@@ -79,6 +80,11 @@ def _checkpoint_of(pod: PodView, attempt: int) -> CheckpointProgress | None:
     if pod.attempt != attempt or pod.termination is None:
         return None
     return pod.termination.checkpoint
+
+
+def _finite(value: float | None) -> float | None:
+    """JSON has no NaN: a diverging loss must not make the whole status unwritable."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _moment(unix_s: float) -> datetime | None:

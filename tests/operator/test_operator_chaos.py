@@ -1,0 +1,114 @@
+"""The operator is killed again and again, the API server goes away: the job does not notice."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.operator.kube_json import KubeJson
+from tests.operator.kubelet_double import kubelet, wait_for_step
+from tests.operator.live_job import LiveJob, judge_attempts
+from tests.operator.operator_process import KEY, OperatorProcess, install, operator
+from tests.support.devcluster import Cluster, Devcluster, checked
+
+pytestmark = pytest.mark.cluster
+
+KILLS = 10
+OUTAGE_S = 20
+
+
+def test_ten_kills_of_the_operator_at_random_moments(
+    control_plane: Cluster, namespace: str, operator_kubeconfig: Path, api: KubeJson, tmp_path: Path
+) -> None:
+    """Workers fail in between, so that kills meet every part of a restart."""
+    chance = random.Random(20260101)
+    process = OperatorProcess(operator_kubeconfig, tmp_path)
+    try:
+        process.start()
+        with kubelet(api, namespace, KEY, steps=400) as double:
+            job = LiveJob(control_plane, namespace, failurePolicy__maxRestarts=100)
+            failures = 0
+            for number in range(KILLS):
+                if number % 3 == 1:
+                    job.wait_for("Running")
+                    attempt = double.trainings()[-1].attempt
+                    double.end(f"gpt-{attempt}-{chance.randrange(2)}", 137)
+                    failures += 1
+                time.sleep(chance.uniform(0.0, 1.5))
+                process.kill()
+                time.sleep(chance.uniform(0.0, 0.5))
+                process.start(wait=False)
+                if number % 2:
+                    process.wait_until_leading()
+            process.wait_until_leading()
+            done = job.wait_for("Completed", timeout_s=120)
+            judge_attempts(double, attempts=failures + 1)
+            assert done["restarts"]["total"] == failures
+            assert [item["attempt"] for item in done["failures"]] == list(range(failures, 0, -1))
+    finally:
+        process.kill()
+
+
+def test_a_killed_operator_takes_over_its_own_lease_at_once(
+    operator_kubeconfig: Path, tmp_path: Path
+) -> None:
+    process = OperatorProcess(operator_kubeconfig, tmp_path)
+    try:
+        process.start()
+        process.kill()
+        process.start(wait=False)
+        process.wait_until_leading(timeout_s=12)
+    finally:
+        process.terminate()
+
+
+def test_a_second_replica_stands_by_and_takes_over_what_is_given_back(
+    operator_kubeconfig: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "second").mkdir()
+    second = OperatorProcess(
+        operator_kubeconfig, tmp_path / "second", {"ZEROTRAIN_OPERATOR_IDENTITY": "another-replica"}
+    )
+    try:
+        with operator(operator_kubeconfig, tmp_path):
+            second.start(wait=False)
+            time.sleep(6)
+            assert "zerotrain_operator_leader 0.0" in second.get("/metrics")
+        # Given back on SIGTERM: the 15 s of the lease need not pass.
+        second.wait_until_leading(timeout_s=8)
+    finally:
+        second.terminate()
+
+
+@pytest.fixture
+def own_cluster() -> Iterator[Cluster]:
+    """A control plane of the test's own: others must not lose their API server with it."""
+    with Devcluster().lease("control-plane") as cluster:
+        yield cluster
+
+
+def test_twenty_seconds_without_an_api_server(
+    devcluster: Devcluster, own_cluster: Cluster, tmp_path: Path
+) -> None:
+    kubeconfig = install(own_cluster, tmp_path)
+    api = KubeJson(own_cluster)
+    with (
+        own_cluster.namespace() as namespace,
+        operator(kubeconfig, tmp_path) as process,
+        kubelet(api, namespace, KEY, steps=1000) as double,
+    ):
+        job = LiveJob(own_cluster, namespace)
+        wait_for_step(double, 20)
+        name = ("--component", "kube-apiserver")
+        checked(devcluster.command("stop-component", *name, name=own_cluster.name))
+        time.sleep(OUTAGE_S)
+        checked(devcluster.command("start-component", *name, name=own_cluster.name))
+        process.wait_until_leading()
+        double.end("gpt-1-0", 137)
+        done = job.wait_for("Completed", timeout_s=120)
+        judge_attempts(double, attempts=2)
+        assert done["restarts"]["total"] == 1
