@@ -22,7 +22,8 @@ from typing import Any
 
 from zerotrain.contract.launch import LaunchSpec, RankEnv
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 240.0
+"""Seconds; far above what a run takes, so that a busy machine changes no outcome."""
 
 STEP_LINE = re.compile(r"^step (\d+)/\d+ loss (\S+) ", re.MULTILINE)
 
