@@ -5,10 +5,13 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"zerotrain.dev/devcluster/internal/controlplane"
+	"zerotrain.dev/devcluster/internal/fakechown"
 	"zerotrain.dev/devcluster/internal/instance"
 	"zerotrain.dev/devcluster/internal/process"
 	"zerotrain.dev/devcluster/internal/unixsocket"
@@ -21,7 +24,13 @@ type Node struct {
 	Program  string
 }
 
+// Components that change owners of files, which fails where there is one user id.
+var changesOwners = map[string]bool{"kubelet": true, "containerd": true}
+
 func (n Node) spec(name string, probe func(context.Context) error, argv ...string) process.Spec {
+	if n.Settings.UserMode && changesOwners[name] {
+		argv = append([]string{n.Program, fakechown.Verb}, argv...)
+	}
 	return process.Spec{
 		Name: name, Argv: argv, LogPath: n.Instance.Log(name), Ready: probe,
 		StartTimeout: 90 * time.Second, StopGrace: 3 * time.Second,
@@ -75,10 +84,20 @@ func (n Node) KubeProxy() process.Spec {
 		"--conntrack-max-per-core=0", "--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0",
 		"--healthz-bind-address=127.0.0.1:10256", "--metrics-bind-address=127.0.0.1:10249",
 	}
+	if !bridgesAreFiltered() {
+		// Answers of a pod on the same bridge would not pass the rules that undo the rewriting; with our source address they come back here.
+		argv = append(argv, "--masquerade-all")
+	}
 	if n.Settings.FeatureGates != "" {
 		argv = append(argv, "--feature-gates="+n.Settings.FeatureGates)
 	}
 	return n.spec("kube-proxy", probeHTTP("http://127.0.0.1:10256/livez"), argv...)
+}
+
+// bridgesAreFiltered: the kernel module br_netfilter is there and on, so that packets between pods of one bridge meet the rules.
+func bridgesAreFiltered() bool {
+	value, err := os.ReadFile("/proc/sys/net/bridge/bridge-nf-call-iptables")
+	return err == nil && strings.TrimSpace(string(value)) == "1"
 }
 
 // CoreDNS listens on an address of the service network that is put on the loopback link: no Service, no rule is needed to reach it.

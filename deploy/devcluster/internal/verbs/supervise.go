@@ -6,6 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"zerotrain.dev/devcluster/internal/fakechown"
 	"zerotrain.dev/devcluster/internal/instance"
 	"zerotrain.dev/devcluster/internal/node"
 	"zerotrain.dev/devcluster/internal/supervisor"
@@ -76,6 +77,16 @@ func nodeInitCommand(flags *common) *cobra.Command {
 			}
 			return err
 		},
+	}
+}
+
+// withoutChownCommand starts a component of a node in a user namespace.
+func withoutChownCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:                fakechown.Verb,
+		Hidden:             true,
+		DisableFlagParsing: true, // they are the program's
+		RunE:               func(_ *cobra.Command, argv []string) error { return fakechown.Exec(argv) },
 	}
 }
 
