@@ -9,12 +9,13 @@ import subprocess
 import sys
 import tarfile
 import venv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
 
+from deploy.devcluster.builder import hostimage
 from deploy.devcluster.builder.errors import BuildError
 from deploy.devcluster.builder.filetree import FileTree
 from deploy.devcluster.builder.hostimage import USER_ID, build_host_image
@@ -140,6 +141,23 @@ def test_what_never_runs_in_a_pod_stays_out(clone: Paths, tmp_path: Path) -> Non
         "RECORD",
     ):
         assert not [name for name in names if name.endswith(f"/{unwanted}")], unwanted
+
+
+def test_libraries_of_the_projects_own_modules_are_looked_up(
+    clone: Paths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = inspect_environment(clone.repository).site_packages[-1]
+    native = f"{site}/zerotrain/part/_native.so"
+    shutil.copy(os.path.realpath(sys.executable), native)
+    asked: list[str] = []
+
+    def note(programs: Sequence[str]) -> set[str]:
+        asked.extend(programs)
+        return set()
+
+    monkeypatch.setattr(hostimage, "needed_libraries", note)
+    build(clone)
+    assert native in asked
 
 
 def test_a_clone_behind_a_link_and_linked_library_folders_work(clone: Paths, tmp_path: Path) -> None:

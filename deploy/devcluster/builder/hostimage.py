@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import ssl
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -66,7 +67,8 @@ def build_host_image(paths: Paths, reporter: Reporter) -> Path:
         dependencies, project = FileTree(), FileTree()
         add_environment(dependencies, environment)
         add_project(project, environment, paths.repository)
-        _add_system(dependencies, reporter)
+        compiled = [path for path in project.nodes if os.path.isfile(path) and is_elf(path)]
+        _add_system(dependencies, compiled, reporter)
         project.drop_folders_of(dependencies)
         _write(archive, environment, dependencies, project, reporter)
     return archive
@@ -89,8 +91,11 @@ def image_config(environment: PythonEnvironment) -> ImageConfig:
     )
 
 
-def _add_system(tree: FileTree, reporter: Reporter) -> None:
-    """Add what any program expects around it: libraries, loader, certificates, accounts, a shell."""
+def _add_system(tree: FileTree, compiled: Sequence[str], reporter: Reporter) -> None:
+    """Add what any program expects around it: libraries, loader, certificates, accounts, a shell.
+
+    `compiled` are the project's own extension modules: their libraries belong into this layer as well.
+    """
     for name in _PROGRAMS:
         for folder in _PROGRAM_FOLDERS:
             if os.access(f"{folder}/{name}", os.X_OK):
@@ -100,6 +105,7 @@ def _add_system(tree: FileTree, reporter: Reporter) -> None:
         if path and os.path.isfile(path):
             tree.add(path)
     programs = sorted(path for path, node in tree.nodes.items() if node.source and is_elf(path))
+    programs += compiled
     reporter.update(detail=f"shared libraries of {len(programs)} programs and extension modules")
     for library in sorted(needed_libraries(programs)):
         tree.add(library)
