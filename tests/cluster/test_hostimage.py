@@ -194,6 +194,11 @@ def test_nothing_is_written_when_nothing_changed_and_equal_input_gives_equal_byt
     first = archive.stat().st_ino
     assert build(clone).stat().st_ino == first
     before = archive.read_bytes()
+    site = Path(inspect_environment(clone.repository).site_packages[0])
+    (site / "__pycache__").mkdir()
+    (site / "__pycache__" / "helper.cpython-311.pyc").write_bytes(b"compiled by somebody's import")
+    assert build(clone).stat().st_ino == first
+    shutil.rmtree(site / "__pycache__")
     archive.with_suffix(".json").unlink()
     assert build(clone).stat().st_ino != first
     assert archive.read_bytes() == before

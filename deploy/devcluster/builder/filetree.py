@@ -104,9 +104,12 @@ class FileTree:
                 del self.nodes[path]
 
     def fingerprint(self) -> str:
-        """Hash of all paths and what is known of them without reading them."""
+        """Hash of all paths and what is known of them without reading them.
+
+        Compiled Python files do not count: they follow from their sources and appear whenever somebody imports.
+        """
         digest = hashlib.sha256()
-        for path in sorted(self.nodes):
+        for path in sorted(path for path in self.nodes if "/__pycache__" not in path):
             digest.update(path.encode(errors="surrogateescape") + b"\0" + self.nodes[path].fingerprint())
         return digest.hexdigest()
 
