@@ -106,7 +106,7 @@ class FileTree:
     def fingerprint(self) -> str:
         """Hash of all paths and what is known of them without reading them.
 
-        Compiled Python files do not count: they follow from their sources and appear whenever somebody imports.
+        Compiled Python files do not count: they follow from their sources and appear when somebody imports.
         """
         digest = hashlib.sha256()
         for path in sorted(path for path in self.nodes if "/__pycache__" not in path):
