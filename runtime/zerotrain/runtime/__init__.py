@@ -10,10 +10,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from zerotrain.runtime.zero.access import full_parameters
-
     from zerotrain.runtime.engine import Engine, initialize
     from zerotrain.runtime.step import StepResult
+    from zerotrain.runtime.zero.access import full_parameters
     from zerotrain.runtime.zero.placeholder import ParameterSharded
 
 _HOME = {

@@ -94,6 +94,13 @@ class BoundaryHooks:
             module.register_forward_hook(self._after, always_call=self._is_root),
         ]
 
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise TypeError(
+            "an engine drives this model, so it cannot be copied or pickled; take its state dict, on every "
+            "rank: "
+            "`with zerotrain.runtime.full_parameters(model): copy.deepcopy(model.state_dict())`"
+        )
+
     def _before(self, _module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
         window = self._core.before_forward(self._boundary, is_root=self._is_root)
         if window is None:
