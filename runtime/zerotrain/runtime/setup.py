@@ -85,8 +85,22 @@ def build_core(model: nn.Module, config: EngineConfig, layout: ModelLayout, comm
         wire_dtype=wire if is_narrower else None,
         overlap=zero.overlap_comm,
     )
+    _check_agreement(layout, comm)
     model.to(comm.device)
+    for name, buffer in model.named_buffers():
+        comm.broadcast(buffer, label=name)
     return Core(model, layout, comm=comm, options=options)
+
+
+def _check_agreement(layout: ModelLayout, comm: Comm) -> None:
+    """Raise LayoutError unless all ranks built the same model: collectives of different sizes would hang."""
+    rows = comm.gather_record([float(int(layout.fingerprint()[:13], 16))])  # 52 bits, exact in float64
+    odd = [rank for rank, row in enumerate(rows) if row != rows[0]]
+    if odd:
+        raise LayoutError(
+            f"ranks {odd} built another model than rank 0 (names, shapes, dtypes or requires_grad differ); "
+            "build it from the same configuration on every rank"
+        )
 
 
 def default_optimizer() -> OptimizerConfig:
