@@ -40,7 +40,7 @@ def main() -> int:
         console.print(f"demo failed: {error}", style="red", markup=False)
         return 1
     except KeyboardInterrupt:
-        console.print("interrupted; the cluster is down")
+        console.print("interrupted")
         return 130
 
 

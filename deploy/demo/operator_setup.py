@@ -7,6 +7,7 @@ import secrets
 from deploy.demo.kubectl import Kubectl, KubectlError, wait_for
 from deploy.devcluster.cluster import ROOT
 
+MANIFESTS = ROOT / "deploy" / "kustomize"
 OPERATOR_NAMESPACE = "zerotrain-system"
 KEY_SECRET = "zerotrain-operator-key"
 
@@ -14,11 +15,10 @@ KEY_SECRET = "zerotrain-operator-key"
 def install(kubectl: Kubectl) -> None:
     """Custom resource, namespace, channel key, Deployment; returns when the operator is available."""
     operator = Kubectl(kubectl.cluster, OPERATOR_NAMESPACE)
-    kubectl.run("apply", "--server-side", "-f", str(ROOT / "crds"))
-    kubectl.run("wait", "--for=condition=Established", "crd/zerotrainingjobs.zerotrain.dev", "--timeout=30s")
-    kubectl.run("apply", "-f", str(ROOT / "deploy" / "kustomize" / "namespace.yaml"))
+    operator.run("apply", "-f", str(MANIFESTS / "namespace.yaml"))
     _ensure_key(operator)
-    kubectl.run("apply", "-k", str(ROOT / "deploy" / "kustomize"))
+    operator.run("apply", "-k", str(MANIFESTS))
+    operator.run("wait", "--for=condition=Established", "crd/zerotrainingjobs.zerotrain.dev", "--timeout=30s")
     wait_for("the operator's Deployment to become available", lambda: _available(operator), seconds=120)
 
 
