@@ -24,6 +24,7 @@ PROFILE_OF_FIXTURE = {
     "control_plane": "control-plane",
     "devcluster": "control-plane",
     "simulated_cluster": "simulated",
+    "node_tools": "node",
     "node_cluster": "node",
 }
 
@@ -40,7 +41,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     with capture.global_and_fixture_disabled():
         for profile in sorted(profiles):
             build_tools(profile)
-        if "node" in profiles:
+        if "node_cluster" in used:
             build_image()
 
 
@@ -48,6 +49,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def devcluster() -> Devcluster:
     """The supervisor's program, for tests that start and stop instances themselves."""
     return Devcluster()
+
+
+@pytest.fixture(scope="session")
+def node_tools() -> None:
+    """The programs of a node are built, without its host image."""
 
 
 @pytest.fixture(scope="session")

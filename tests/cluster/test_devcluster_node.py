@@ -194,7 +194,7 @@ def cgroups_of(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("how", ["down", "kill"])
-def test_nothing_is_left_on_the_machine(devcluster: Devcluster, tmp_path: Path, how: str) -> None:
+def test_nothing_is_left_on_the_machine(node_tools: None, tmp_path: Path, how: str) -> None:
     before = machine_state()
     here = Devcluster(root=tmp_path)
     with here.lease("node") as cluster, cluster.namespace() as space:

@@ -21,6 +21,9 @@ const cgroupMount = "/sys/fs/cgroup"
 // Controllers of a version 1 machine without which the kubelet does not start.
 var neededControllers = []string{"cpu", "cpuacct", "cpuset", "memory", "pids"}
 
+// Those of version 2 that the kubelet counts a group by, as far as the machine has them.
+var wantedControllers = []string{"cpu", "cpuset", "memory", "hugetlb", "pids"}
+
 // IsCgroupV2 tells whether the machine has the one hierarchy of version 2. A hybrid machine counts as version 1: there the controllers are.
 func IsCgroupV2() bool {
 	var stat unix.Statfs_t
@@ -94,20 +97,33 @@ func copyCpuset(root, group string) error {
 	return nil
 }
 
-// delegateControllers switches the controllers of version 2 on, for the group and for those below it.
+// delegateControllers switches on what the kubelet wants to find in a group of version 2, where it is not on already.
 func delegateControllers(root, group string) error {
 	for _, folder := range []string{root, group} {
-		available, err := os.ReadFile(filepath.Join(folder, "cgroup.controllers"))
+		available, err := readWords(folder, "cgroup.controllers")
 		if err != nil {
 			return err
 		}
-		enable := "+" + strings.Join(strings.Fields(string(available)), " +")
-		if err := os.WriteFile(filepath.Join(folder, "cgroup.subtree_control"), []byte(enable), 0o644); err != nil {
-			return fmt.Errorf("switching controllers on in %s: %w; delegate a subtree to this user (systemd: Delegate=yes), or use --profile control-plane",
-				folder, err)
+		enabled, err := readWords(folder, "cgroup.subtree_control")
+		if err != nil {
+			return err
+		}
+		for _, controller := range wantedControllers {
+			if !slices.Contains(available, controller) || slices.Contains(enabled, controller) {
+				continue
+			}
+			if err := os.WriteFile(filepath.Join(folder, "cgroup.subtree_control"), []byte("+"+controller), 0o644); err != nil {
+				return fmt.Errorf("control group %s: switching %s on: %w; in a container use the host's control groups (--cgroupns=host), "+
+					"or use --profile control-plane", folder, controller, err)
+			}
 		}
 	}
 	return nil
+}
+
+func readWords(folder, file string) ([]string, error) {
+	text, err := os.ReadFile(filepath.Join(folder, file))
+	return strings.Fields(string(text)), err
 }
 
 // RemoveCgroups removes what createCgroups and the kubelet made. Processes that were just killed may hold a group for a moment.

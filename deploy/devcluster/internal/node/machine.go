@@ -14,14 +14,14 @@ import (
 const apiPortInside = 6443
 
 // Adapt settles how the node runs on this machine, and tells what will be missing.
-func Adapt(settings *instance.Settings, tell func(string)) error {
+func Adapt(inst instance.Instance, settings *instance.Settings, tell func(string)) error {
 	settings.Ports.APIInside = apiPortInside
-	settings.UserMode = os.Getuid() != 0
+	settings.UserMode = os.Getuid() != 0 || !hasUser(podUser)
+	if err := checkMachine(inst, *settings); err != nil {
+		return err
+	}
 	if settings.UserMode {
-		if err := checkUserNamespaces(); err != nil {
-			return err
-		}
-		tell("not root: the node runs in a user namespace; pods have no CPU or memory limits, no seccomp, and one user id")
+		tell("not (fully) root: the node runs in a user namespace; pods have no CPU or memory limits, no seccomp, and one user id")
 	}
 	settings.HasNft = hasNft()
 	if !settings.HasNft {
@@ -29,6 +29,21 @@ func Adapt(settings *instance.Settings, tell func(string)) error {
 			"(Debian, Ubuntu: apt install nftables)")
 	}
 	return nil
+}
+
+// hasUser tells whether a user id means anything here: root of a small user namespace has few of them, and is no more than an ordinary user.
+func hasUser(id int) bool {
+	text, err := os.ReadFile("/proc/self/uid_map")
+	if err != nil {
+		return true
+	}
+	for line := range strings.Lines(string(text)) {
+		var first, outside, count int
+		if _, err := fmt.Sscan(line, &first, &outside, &count); err == nil && id >= first && id-first < count {
+			return true
+		}
+	}
+	return false
 }
 
 // hasNft looks where system programs are, too: an ordinary user's PATH often lacks them.

@@ -40,11 +40,11 @@ func CheckTools(settings instance.Settings) error {
 }
 
 // Adapt settles what depends on the machine. tell is called with what a person should know about it.
-func Adapt(settings *instance.Settings, tell func(string)) error {
+func Adapt(inst instance.Instance, settings *instance.Settings, tell func(string)) error {
 	if settings.Profile != instance.Node {
 		return nil
 	}
-	return node.Adapt(settings, tell)
+	return node.Adapt(inst, settings, tell)
 }
 
 // CleanUp removes what an instance has left outside its processes: control groups and its folder. The caller holds the lock, so no
@@ -57,9 +57,23 @@ func CleanUp(inst instance.Instance) error {
 	deadline := time.Now().Add(patience)
 	for {
 		err := inst.Remove()
-		if err == nil || errors.Is(err, fs.ErrPermission) || time.Now().After(deadline) {
+		if errors.Is(err, fs.ErrPermission) {
+			openFolders(inst.Dir())
+			err = inst.Remove()
+		}
+		if err == nil || time.Now().After(deadline) {
 			return err
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
+}
+
+// openFolders makes an ordinary user's own folders writable: images hold some that are not, and those cannot be emptied.
+func openFolders(root string) {
+	filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error { //nolint:errcheck // removing tells what is left
+		if entry != nil && entry.IsDir() {
+			os.Chmod(path, 0o700) //nolint:errcheck // the same
+		}
+		return nil
+	})
 }

@@ -52,7 +52,7 @@ func Execute(components []string) int {
 	root.AddCommand(
 		upCommand(&flags), downCommand(&flags), statusCommand(&flags), kubeconfigCommand(&flags),
 		loadImageCommand(&flags), stopComponentCommand(&flags), startComponentCommand(&flags), superviseCommand(&flags),
-		nodeInitCommand(&flags), withoutChownCommand(),
+		nodeInitCommand(&flags), nodeProbeCommand(), withoutChownCommand(),
 	)
 	if err := root.Execute(); err != nil {
 		fmt.Fprintf(os.Stderr, "devcluster: %s\n", strings.TrimRight(err.Error(), "\n"))

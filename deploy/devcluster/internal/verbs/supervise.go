@@ -80,6 +80,16 @@ func nodeInitCommand(flags *common) *cobra.Command {
 	}
 }
 
+// nodeProbeCommand tries in fresh namespaces what a node will need.
+func nodeProbeCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:    node.ProbeVerb,
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE:   func(*cobra.Command, []string) error { return node.Probe() },
+	}
+}
+
 // withoutChownCommand starts a component of a node in a user namespace.
 func withoutChownCommand() *cobra.Command {
 	return &cobra.Command{

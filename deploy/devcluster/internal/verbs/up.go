@@ -66,7 +66,8 @@ func (o *upOptions) run() error {
 	defer lock.Close()
 	started := time.Now()
 	if err := o.prepare(inst); err != nil {
-		return err
+		defer inst.Unlock(lock)
+		return errors.Join(err, inst.Remove())
 	}
 	if err := launch(inst, lock); err != nil {
 		defer inst.Unlock(lock)
@@ -128,7 +129,7 @@ func (o *upOptions) prepare(inst instance.Instance) error {
 		return err
 	}
 	o.settings.Ports = ports
-	if err := supervisor.Adapt(&o.settings, func(note string) { fmt.Println("note: " + note) }); err != nil {
+	if err := supervisor.Adapt(inst, &o.settings, func(note string) { fmt.Println("note: " + note) }); err != nil {
 		return err
 	}
 	if err := inst.Create(o.settings); err != nil {
