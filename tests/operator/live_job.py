@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 from tests.operator.kubelet_double import KubeletDouble
@@ -59,7 +60,9 @@ class LiveJob:
         return sorted(
             f"{item['kind']}/{item['metadata']['name']}"
             for item in items
-            if any(owner["kind"] == "ZeroTrainingJob" for owner in item["metadata"].get("ownerReferences", ()))
+            if any(
+                owner["kind"] == "ZeroTrainingJob" for owner in item["metadata"].get("ownerReferences", ())
+            )
         )
 
 
@@ -71,5 +74,5 @@ def judge_attempts(double: KubeletDouble, *, attempts: int, workers: int = 2) ->
     trainings = double.trainings()
     assert [training.attempt for training in trainings] == list(range(1, attempts + 1))
     assert len(names) == attempts * workers
-    for earlier, later in zip(trainings, trainings[1:], strict=False):
+    for earlier, later in pairwise(trainings):
         assert later.first == earlier.durable

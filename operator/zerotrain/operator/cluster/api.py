@@ -56,7 +56,7 @@ class Api:
     def __init__(self, connection: Connection, limits: ApiLimits, telemetry: Telemetry) -> None:
         self.connection = connection
         self.limits = limits
-        self._telemetry = telemetry
+        self.telemetry = telemetry
         self._bucket = TokenBucket(rate=limits.requests_per_second, burst=limits.burst)
         self._session: aiohttp.ClientSession | None = None
 
@@ -88,7 +88,7 @@ class Api:
             except Unavailable as error:
                 if attempt == retries:
                     raise
-                await asyncio.sleep(self._backoff_s(attempt, error))
+                await asyncio.sleep(self.backoff_s(attempt, error))
         raise AssertionError("unreachable: the loop returns or raises")
 
     async def watch(self, path: str, params: Mapping[str, str], *, kind: str) -> AsyncIterator[Json]:
@@ -100,7 +100,7 @@ class Api:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=90)
         query = {**params, "watch": "true", "allowWatchBookmarks": "true"}
         async with self.session.get(url, params=query, headers=headers, timeout=timeout) as response:
-            self._telemetry.request("WATCH", kind, response.status)
+            self.telemetry.request("WATCH", kind, response.status)
             if response.status >= 300:
                 raise error_of(f"WATCH {path}", response.status, await response.read())
             buffer = b""
@@ -129,7 +129,7 @@ class Api:
                 timeout=aiohttp.ClientTimeout(total=self.limits.timeout_s),
             ) as response:
                 body = await response.read()
-                self._telemetry.request(request.method, request.kind, response.status)
+                self.telemetry.request(request.method, request.kind, response.status)
                 if response.status < 300:
                     return body
                 error = error_of(told, response.status, body)
@@ -137,10 +137,11 @@ class Api:
                     error.retry_after_s = _retry_after(response)
                 raise error
         except (aiohttp.ClientError, TimeoutError, OSError) as cause:
-            self._telemetry.request(request.method, request.kind, 0)
+            self.telemetry.request(request.method, request.kind, 0)
             raise Unavailable(f"{told}: no answer: {cause!r}") from cause
 
-    def _backoff_s(self, attempt: int, error: Unavailable) -> float:
+    def backoff_s(self, attempt: int, error: Unavailable) -> float:
+        """Seconds before the next try; what the server asked for, if that is longer than our own."""
         asked = error.retry_after_s
         own = min(self.limits.first_backoff_s * 2.0**attempt, self.limits.max_backoff_s)
         # Jitter, so that a thousand creations that were refused together do not come back together.

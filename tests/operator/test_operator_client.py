@@ -1,0 +1,96 @@
+"""The API client: what it repeats, what it passes on, and as which error."""
+
+from __future__ import annotations
+
+import pytest
+from kubernetes.aio import client
+
+from tests.operator.api_double import FAST, ApiDouble, failure, served
+from zerotrain.operator.cluster.api import Api, Request
+from zerotrain.operator.cluster.connection import Connection
+from zerotrain.operator.cluster.errors import (
+    AlreadyExists,
+    ApiError,
+    Conflict,
+    Forbidden,
+    Gone,
+    NotFound,
+    Unavailable,
+    Unprocessable,
+)
+from zerotrain.operator.cluster.telemetry import Telemetry
+
+GET = Request(method="GET", path="/thing", kind="things")
+
+
+@pytest.mark.parametrize("code", [429, 500, 502, 503, 504])
+async def test_repeats_what_may_pass(code: int) -> None:
+    double = ApiDouble()
+    double.on("GET /thing", failure(code, "Later"), failure(code, "Later"), (200, {"ok": 1}))
+    async with served(double) as api:
+        assert await api.call(GET) == {"ok": 1}
+    assert double.asked("GET /thing") == 3
+
+
+async def test_gives_up_after_its_retries() -> None:
+    double = ApiDouble()
+    double.on("GET /thing", failure(503, "Down"))
+    async with served(double) as api:
+        with pytest.raises(Unavailable, match="503"):
+            await api.call(GET)
+    assert double.asked("GET /thing") == FAST.retries + 1
+
+
+async def test_waits_as_long_as_the_server_asks() -> None:
+    error = Unavailable("later", status=429)
+    error.retry_after_s = 7.0
+    double = ApiDouble()
+    async with served(double) as api:
+        assert 0.8 * 7 <= api.backoff_s(0, error) <= 1.2 * 7
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (failure(400, "BadRequest"), Unprocessable),
+        (failure(403, "Forbidden"), Forbidden),
+        (failure(404, "NotFound"), NotFound),
+        (failure(409, "Conflict"), Conflict),
+        (failure(409, "AlreadyExists"), AlreadyExists),
+        (failure(410, "Expired"), Gone),
+        (failure(422, "Invalid"), Unprocessable),
+    ],
+)
+async def test_passes_on_what_repeating_cannot_change(
+    answer: tuple[int, dict[str, object]], kind: type[ApiError]
+) -> None:
+    double = ApiDouble()
+    double.on("GET /thing", answer)
+    async with served(double) as api:
+        with pytest.raises(ApiError) as caught:
+            await api.call(GET)
+    assert type(caught.value) is kind
+    assert double.asked("GET /thing") == 1
+
+
+async def test_no_server_is_unavailable() -> None:
+    configuration = client.Configuration(host="http://127.0.0.1:9")
+    connection = Connection(configuration=configuration, in_cluster=False)
+    async with Api(connection, FAST, Telemetry()) as api:
+        with pytest.raises(Unavailable, match="no answer"):
+            await api.call(GET)
+
+
+async def test_counts_every_try_by_code() -> None:
+    double = ApiDouble()
+    double.on("GET /thing", failure(500, "Later"), (200, {}))
+    telemetry = Telemetry()
+    async with served(double) as api:
+        api.telemetry = telemetry
+        await api.call(GET)
+
+    def counted(code: str) -> float | None:
+        labels = {"verb": "GET", "resource": "things", "code": code}
+        return telemetry.registry.get_sample_value("zerotrain_operator_api_requests_total", labels)
+
+    assert (counted("500"), counted("200")) == (1.0, 1.0)

@@ -1,0 +1,93 @@
+"""The lease: taken when free or run out, kept from others, given back; reading errors are no reason to die."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from tests.operator.api_double import Answer, ApiDouble, failure, served
+from zerotrain.operator.cluster.election import ApiLease, Leadership
+
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/system/leases"
+OURS = f"{LEASES}/operator"
+
+
+def lease(holder: str) -> Answer:
+    spec = {"holderIdentity": holder, "leaseDurationSeconds": 15, "renewTime": "2026-01-01T00:00:00.000000Z"}
+    return 200, {"metadata": {"name": "operator", "resourceVersion": "1"}, "spec": spec}
+
+
+async def campaign(double: ApiDouble, *, seconds: float = 5.0) -> list[str]:
+    """Run for the lease until it is held (or for so long); what happened, in order."""
+    happened: list[str] = []
+    async with served(double) as api:
+        own = ApiLease(api, namespace="system", name="operator", identity="me")
+        leadership = Leadership(
+            own, gained=lambda: happened.append("gained"), lost=lambda: happened.append("lost")
+        )
+        task = asyncio.create_task(leadership.run())
+        try:
+            async with asyncio.timeout(seconds):
+                await leadership.held.wait()
+        except TimeoutError:
+            happened.append("waited")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    return happened
+
+
+def written(double: ApiDouble, verb: str, path: str) -> list[dict[str, Any]]:
+    return [body["spec"] for body in double.bodies(f"{verb} {path}")]
+
+
+async def test_makes_the_lease_where_there_is_none() -> None:
+    double = ApiDouble()
+    double.on(f"POST {LEASES}", (201, lease("me")[1]))
+    assert await campaign(double) == ["gained", "lost"]
+    (spec,) = written(double, "POST", LEASES)
+    assert spec["holderIdentity"] == "me"
+    assert spec["leaseDurationSeconds"] == 15
+
+
+async def test_takes_over_its_own_lease_at_once() -> None:
+    double = ApiDouble()
+    double.on(f"GET {OURS}", lease("me"))
+    double.on(f"PUT {OURS}", lease("me"))
+    assert await campaign(double) == ["gained", "lost"]
+
+
+async def test_takes_what_was_given_back() -> None:
+    double = ApiDouble()
+    double.on(f"GET {OURS}", lease(""))
+    double.on(f"PUT {OURS}", lease("me"))
+    assert await campaign(double) == ["gained", "lost"]
+
+
+async def test_keeps_off_a_lease_that_another_holds() -> None:
+    double = ApiDouble()
+    double.on(f"GET {OURS}", lease("another"))
+    assert await campaign(double, seconds=0.5) == ["waited"]
+    assert written(double, "PUT", OURS) == []
+
+
+async def test_gives_the_lease_back_at_the_end() -> None:
+    double = ApiDouble()
+    double.on(f"GET {OURS}", lease("me"))
+    double.on(f"PUT {OURS}", lease("me"))
+    await campaign(double)
+    assert written(double, "PUT", OURS)[-1]["holderIdentity"] == ""
+
+
+async def test_does_not_give_back_what_another_took_meanwhile() -> None:
+    double = ApiDouble()
+    double.on(f"GET {OURS}", lease("me"), lease("another"))
+    double.on(f"PUT {OURS}", lease("me"))
+    await campaign(double)
+    assert all(spec["holderIdentity"] == "me" for spec in written(double, "PUT", OURS))
+
+
+async def test_an_error_is_a_reason_to_wait_not_to_end() -> None:
+    double = ApiDouble()
+    double.on(f"GET {OURS}", failure(500, "Down"), lease("me"))
+    double.on(f"PUT {OURS}", lease("me"))
+    assert await campaign(double) == ["gained", "lost"]

@@ -1,0 +1,234 @@
+"""Carrying out actions: what exists is adopted if it is ours, and refused with a reason if it is not."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+
+import pytest
+
+from tests.operator.api_double import ApiDouble, Json, failure, served
+from tests.support.jobs import job_json
+from zerotrain.contract.channel_token import derive
+from zerotrain.contract.worker_http import WorkerReport
+from zerotrain.operator.cluster.api import Api
+from zerotrain.operator.cluster.channel import ChannelError, Worker
+from zerotrain.operator.cluster.events import EventWriter
+from zerotrain.operator.cluster.executor import ActionRefused, Executor
+from zerotrain.operator.cluster.memory import Memories
+from zerotrain.operator.cluster.store import PodStore
+from zerotrain.operator.reconcile import (
+    Action,
+    CreateWorkers,
+    DeleteJob,
+    DeletePods,
+    DeleteWorkers,
+    Event,
+    RequestYield,
+)
+from zerotrain.operator.resources import ResourceOptions
+
+KEY = b"k" * 32
+CORE = "/api/v1/namespaces/ml"
+POLICIES = "/apis/networking.k8s.io/v1/namespaces/ml/networkpolicies"
+EXISTS = failure(409, "AlreadyExists")
+
+
+def job() -> Json:
+    return job_json()
+
+
+class Channel:
+    """Remembers what it was asked; refuses if told to."""
+
+    def __init__(self, error: ChannelError | None = None) -> None:
+        self.asked: list[tuple[Worker, int, str]] = []
+        self._error = error
+
+    async def report(self, worker: Worker) -> WorkerReport:
+        raise ChannelError("not asked here")
+
+    async def request_yield(self, worker: Worker, *, attempt: int, token: str) -> None:
+        self.asked.append((worker, attempt, token))
+        if self._error is not None:
+            raise self._error
+
+
+def executor(api: Api, channel: Channel | None = None) -> Executor:
+    return Executor(
+        api=api,
+        store=PodStore(),
+        memories=Memories(),
+        channel=channel or Channel(),
+        options=ResourceOptions(),
+        operator_key=KEY,
+        creations=asyncio.Semaphore(10),
+    )
+
+
+def mine(item: Json) -> Json:
+    owner = {"kind": "ZeroTrainingJob", "name": "gpt", "uid": job()["metadata"]["uid"], "controller": True}
+    return {**item, "metadata": {**item.get("metadata", {}), "ownerReferences": [owner]}}
+
+
+def accept_all(double: ApiDouble) -> None:
+    for path in (f"{CORE}/services", f"{CORE}/configmaps", f"{CORE}/secrets", POLICIES):
+        double.on(f"POST {path}", (201, {}))
+    double.on(f"POST {CORE}/pods", (201, {"metadata": {"name": "x", "uid": "x", "labels": {}}}))
+
+
+async def perform(double: ApiDouble, *actions: Action) -> None:
+    async with served(double) as api:
+        await executor(api).perform(job(), actions)
+
+
+CREATE = CreateWorkers(attempt=1, indices=(0, 1))
+
+
+async def test_shared_objects_come_before_the_pods() -> None:
+    double = ApiDouble()
+    accept_all(double)
+    await perform(double, CREATE)
+    posted = [path.rsplit("/", 1)[-1] for verb, path, _ in double.requests if verb == "POST"]
+    assert sorted(posted[:4]) == ["configmaps", "networkpolicies", "secrets", "services"]
+    assert posted[4:] == ["pods", "pods"]
+
+
+async def test_a_later_attempt_makes_only_its_secret_again() -> None:
+    double = ApiDouble()
+    accept_all(double)
+    async with served(double) as api:
+        hands = executor(api)
+        await hands.perform(job(), [CREATE])
+        await hands.perform(job(), [CreateWorkers(attempt=2, indices=(0, 1))])
+    assert [double.asked(f"POST {CORE}/{kind}") for kind in ("services", "configmaps", "secrets")] == [
+        1,
+        1,
+        2,
+    ]
+
+
+async def test_objects_of_an_earlier_attempt_are_adopted_and_brought_up_to_date() -> None:
+    double = ApiDouble()
+    accept_all(double)
+    double.on(f"POST {CORE}/configmaps", EXISTS)
+    double.on(f"GET {CORE}/configmaps/gpt-config", (200, mine({"data": {"ds_config.json": "old"}})))
+    double.on(f"PATCH {CORE}/configmaps/gpt-config", (200, {}))
+    await perform(double, CREATE)
+    (patch,) = double.bodies(f"PATCH {CORE}/configmaps/gpt-config")
+    assert set(patch["data"]) == {"ds_config.json", "train.json"}
+
+
+async def test_a_secret_that_exists_is_never_read() -> None:
+    double = ApiDouble()
+    accept_all(double)
+    double.on(f"POST {CORE}/secrets", EXISTS)
+    await perform(double, CREATE)
+    assert not [path for verb, path, _ in double.requests if verb == "GET" and "secrets" in path]
+
+
+async def test_a_pod_that_exists_is_success_if_the_job_owns_it() -> None:
+    double = ApiDouble()
+    accept_all(double)
+    double.on(f"POST {CORE}/pods", EXISTS)
+    for index in (0, 1):
+        double.on(f"GET {CORE}/pods/gpt-1-{index}", (200, mine({"metadata": {"uid": "x", "labels": {}}})))
+    await perform(double, CREATE)
+
+
+@pytest.mark.parametrize("kind", ["services", "pods"])
+async def test_a_name_that_somebody_else_holds_is_refused(kind: str) -> None:
+    double = ApiDouble()
+    accept_all(double)
+    double.on(f"POST {CORE}/{kind}", EXISTS)
+    for name in ("gpt", "gpt-1-0", "gpt-1-1"):
+        double.on(f"GET {CORE}/{kind}/{name}", (200, {"metadata": {"name": name}}))
+    with pytest.raises(ActionRefused, match="belongs to somebody else") as caught:
+        await perform(double, CREATE)
+    assert caught.value.problem.reason == "NameTaken"
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (failure(403, "Forbidden", "exceeded quota: pods, used 10, limited 10"), "QuotaExceeded"),
+        (failure(403, "Forbidden", "violates PodSecurity"), "ApiRefused"),
+        (failure(422, "Invalid", "spec.containers: Required value"), "ApiRefused"),
+    ],
+)
+async def test_what_the_server_refuses_is_said_in_its_words(answer: tuple[int, Json], reason: str) -> None:
+    double = ApiDouble()
+    accept_all(double)
+    double.on(f"POST {CORE}/pods", answer)
+    with pytest.raises(ActionRefused, match=str(answer[1]["message"])) as caught:
+        await perform(double, CREATE)
+    assert caught.value.problem.reason == reason
+
+
+async def test_an_attempt_is_deleted_with_one_request() -> None:
+    double = ApiDouble()
+    double.on(f"DELETE {CORE}/pods", (200, {}))
+    await perform(double, DeleteWorkers(attempt=1, grace_s=1))
+    (body,) = double.bodies(f"DELETE {CORE}/pods")
+    assert body == {"propagationPolicy": "Background", "gracePeriodSeconds": 1}
+
+
+async def test_a_pod_is_deleted_in_one_life_only() -> None:
+    double = ApiDouble()
+    double.on(f"DELETE {CORE}/pods/gpt-1-0", failure(409, "Conflict", "the UID in the precondition"))
+    await perform(double, DeletePods(names_uids=(("gpt-1-0", "u"), ("gpt-1-1", "v")), grace_s=0))
+    (body,) = double.bodies(f"DELETE {CORE}/pods/gpt-1-0")
+    assert body["preconditions"] == {"uid": "u"}
+    assert body["gracePeriodSeconds"] == 0
+
+
+async def test_the_job_is_deleted_in_one_life_only() -> None:
+    path = "/apis/zerotrain.dev/v1alpha1/namespaces/ml/zerotrainingjobs/gpt"
+    double = ApiDouble()
+    double.on(f"DELETE {path}", (200, {}))
+    await perform(double, DeleteJob())
+    assert double.bodies(f"DELETE {path}")[0]["preconditions"] == {"uid": job()["metadata"]["uid"]}
+
+
+YIELD = RequestYield(attempt=3, pod="gpt-3-0", pod_ip="10.0.0.1")
+
+
+async def test_a_yield_shows_the_attempts_token_and_is_remembered() -> None:
+    channel, uid = Channel(), job()["metadata"]["uid"]
+    async with served(ApiDouble()) as api:
+        hands = executor(api, channel)
+        await hands.perform(job(), [YIELD])
+        state = hands.memories.of(uid).yielding
+    assert channel.asked == [(Worker(namespace="ml", pod="gpt-3-0", ip="10.0.0.1"), 3, derive(KEY, uid, 3))]
+    assert state is not None
+    assert state.attempt == 3
+    assert state.acked_at is not None
+    assert state.acked_at <= datetime.now(UTC)
+
+
+@pytest.mark.parametrize("final", [True, False])
+async def test_a_yield_that_is_not_taken_says_whether_asking_again_helps(final: bool) -> None:
+    async with served(ApiDouble()) as api:
+        hands = executor(api, Channel(ChannelError("no", final=final)))
+        await hands.perform(job(), [YIELD])
+        state = hands.memories.of(job()["metadata"]["uid"]).yielding
+    assert state is not None
+    assert (state.acked_at, state.refused) == (None, final)
+
+
+async def test_the_same_event_is_written_once_even_by_another_operator() -> None:
+    path = "/apis/events.k8s.io/v1/namespaces/ml/events"
+    double = ApiDouble()
+    double.on(f"POST {path}", (201, {}), EXISTS)
+    told = [
+        Event(reason="Killed", message="rank 1", attempt=1),
+        Event(reason="Killed", message="rank 2", attempt=1),
+    ]
+    async with served(double) as api:
+        first, second = EventWriter(api, instance="a"), EventWriter(api, instance="b")
+        await first.write(job(), told[:1])
+        await first.write(job(), told[:1])
+        await second.write(job(), told[:1])
+        await first.write(job(), told[1:])
+    names = [body["metadata"]["name"] for body in double.bodies(f"POST {path}")]
+    assert names[0] == names[1] != names[2]

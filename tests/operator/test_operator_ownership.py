@@ -1,0 +1,102 @@
+"""Live jobs against other owners, quotas, nodes that do not answer, and deletion with nobody at the wheel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.operator.kube_json import KubeJson
+from tests.operator.kubelet_double import kubelet, wait_for_step
+from tests.operator.live_job import LiveJob, judge_attempts
+from tests.operator.operator_process import KEY, operator
+from tests.support.devcluster import Cluster, wait_until
+
+pytestmark = pytest.mark.cluster
+
+
+def wait_for_reason(job: LiveJob, reason: str) -> str:
+    """The message of Reconciling once it has this reason."""
+
+    def there() -> str | None:
+        found = job.condition("Reconciling")
+        return str(found["message"]) if found.get("reason") == reason else None
+
+    return str(wait_until(there, f"Reconciling to say {reason}", timeout_s=30, every_s=0.25))
+
+
+def test_a_name_that_is_taken_is_said_and_waited_for(
+    control_plane: Cluster, namespace: str, operator_kubeconfig: Path, api: KubeJson, tmp_path: Path
+) -> None:
+    control_plane.kubectl("create", "service", "clusterip", "gpt", "--tcp=80", "-n", namespace)
+    with operator(operator_kubeconfig, tmp_path), kubelet(api, namespace, KEY, steps=10) as double:
+        job = LiveJob(control_plane, namespace)
+        assert "Service gpt belongs to somebody else" in wait_for_reason(job, "NameTaken")
+        assert not double.created
+        control_plane.kubectl("delete", "service", "gpt", "-n", namespace)
+        job.wait_for("Completed")
+        judge_attempts(double, attempts=1)
+
+
+def test_a_quota_is_said_and_waited_for(
+    control_plane: Cluster, namespace: str, operator_kubeconfig: Path, api: KubeJson, tmp_path: Path
+) -> None:
+    control_plane.kubectl("create", "quota", "small", "--hard=pods=1", "-n", namespace)
+    with kubelet(api, namespace, KEY, steps=10) as double, operator(operator_kubeconfig, tmp_path) as process:
+        process.expects_refusals = True
+        job = LiveJob(control_plane, namespace)
+        assert "exceeded quota" in wait_for_reason(job, "QuotaExceeded")
+        control_plane.kubectl("delete", "quota", "small", "-n", namespace)
+        job.wait_for("Completed")
+        judge_attempts(double, attempts=1)
+
+
+def test_a_node_that_does_not_answer_costs_the_timeout_and_no_more(
+    control_plane: Cluster, namespace: str, operator_kubeconfig: Path, api: KubeJson, tmp_path: Path
+) -> None:
+    with operator(operator_kubeconfig, tmp_path), kubelet(api, namespace, KEY, steps=100) as double:
+        job = LiveJob(control_plane, namespace, runPolicy__terminationTimeoutSeconds=2)
+        wait_for_step(double, 10)
+        double.obeys_sigterm = False
+        double.end("gpt-1-0", 137)
+        done = job.wait_for("Completed")
+        judge_attempts(double, attempts=2)
+        assert done["restarts"]["app"] == 1
+
+
+def test_time_to_live_deletes_the_job_and_what_it_owns(
+    control_plane: Cluster, namespace: str, operator_kubeconfig: Path, api: KubeJson, tmp_path: Path
+) -> None:
+    with operator(operator_kubeconfig, tmp_path), kubelet(api, namespace, KEY, steps=10):
+        job = LiveJob(control_plane, namespace, runPolicy__ttlSecondsAfterFinished=1)
+        listed = ("get", "ztj", "-n", namespace, "-o", "name")
+        wait_until(lambda: control_plane.kubectl(*listed).stdout == "", "the job to go", timeout_s=60)
+        wait_until(lambda: not job.owned(), "its objects to go", timeout_s=60)
+
+
+def test_a_job_that_is_deleted_with_the_operator_down_leaves_nothing(
+    control_plane: Cluster, namespace: str, operator_kubeconfig: Path, api: KubeJson, tmp_path: Path
+) -> None:
+    with kubelet(api, namespace, KEY, steps=1000):
+        with operator(operator_kubeconfig, tmp_path):
+            job = LiveJob(control_plane, namespace)
+            job.wait_for("Running")
+        control_plane.kubectl("delete", "ztj", "gpt", "-n", namespace, "--timeout=20s")
+        wait_until(lambda: not job.owned(), "its objects to go", timeout_s=60)
+
+
+def test_a_namesake_of_a_deleted_job_starts_afresh(
+    control_plane: Cluster, namespace: str, operator_kubeconfig: Path, api: KubeJson, tmp_path: Path
+) -> None:
+    """The deleted job's pods still hang in Terminating: they are neither adopted nor counted."""
+    with operator(operator_kubeconfig, tmp_path), kubelet(api, namespace, KEY, steps=40) as double:
+        first = LiveJob(control_plane, namespace)
+        first.wait_for("Running")
+        double.obeys_sigterm = False
+        control_plane.kubectl("delete", "ztj", "gpt", "-n", namespace)
+        second = LiveJob(control_plane, namespace)
+        assert "belongs to somebody else" in wait_for_reason(second, "NameTaken")
+        double.obeys_sigterm = True
+        done = second.wait_for("Completed")
+        assert done["attempt"] == 1
+        assert done["restarts"]["total"] == 0

@@ -1,0 +1,77 @@
+"""The work queue: no key twice at once, no change lost, delays that bring a key once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from zerotrain.operator.handlers.queue import WorkQueue
+
+
+async def take(queue: WorkQueue[str]) -> str:
+    async with asyncio.timeout(5):
+        return await queue.get()
+
+
+async def nothing(queue: WorkQueue[str]) -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await queue.get()
+
+
+async def test_a_key_that_is_added_twice_is_one_key() -> None:
+    queue = WorkQueue[str]()
+    queue.add("a")
+    queue.add("a")
+    assert await take(queue) == "a"
+    await nothing(queue)
+
+
+async def test_a_key_that_is_added_during_its_pass_comes_again_afterwards() -> None:
+    queue = WorkQueue[str]()
+    queue.add("a")
+    assert await take(queue) == "a"
+    queue.add("a")
+    await nothing(queue)
+    queue.done("a")
+    assert await take(queue) == "a"
+
+
+async def test_keys_do_not_wait_for_each_other() -> None:
+    queue = WorkQueue[str]()
+    queue.add("a")
+    queue.add("b")
+    assert [await take(queue), await take(queue)] == ["a", "b"]
+
+
+async def test_a_waiter_wakes_up_for_a_new_key() -> None:
+    queue = WorkQueue[str]()
+    waiter = asyncio.create_task(take(queue))
+    await asyncio.sleep(0)
+    queue.add("a")
+    assert await waiter == "a"
+
+
+async def test_of_two_delays_the_earlier_counts_and_the_key_comes_once() -> None:
+    queue = WorkQueue[str]()
+    queue.add_after("a", 3600)
+    queue.add_after("a", 0.01)
+    queue.add_after("a", 3600)
+    assert await take(queue) == "a"
+    queue.done("a")
+    await nothing(queue)
+
+
+async def test_delays_come_in_order() -> None:
+    queue = WorkQueue[str]()
+    queue.add_after("late", 0.05)
+    queue.add_after("early", 0.01)
+    assert [await take(queue), await take(queue)] == ["early", "late"]
+
+
+async def test_a_forgotten_key_does_not_come() -> None:
+    queue = WorkQueue[str]()
+    queue.add_after("a", 0.01)
+    queue.forget("a")
+    await nothing(queue)

@@ -1,0 +1,154 @@
+"""The pod store and its reflector: pages, watches, versions that are too old or overtake each other."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import UTC, datetime
+
+from aiohttp import web
+
+from tests.operator.api_double import ApiDouble, Json, pod_json, served
+from zerotrain.operator.cluster.reflector import PATH, PodReflector
+from zerotrain.operator.cluster.store import JobKey, PodStore
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+KEY = JobKey("ml", "gpt")
+
+
+def present(store: PodStore) -> list[tuple[int, str]]:
+    return sorted((pod.index, pod.phase) for pod in store.of_job("job-uid")[0])
+
+
+def gone(store: PodStore) -> list[int]:
+    return sorted(pod.index for pod in store.of_job("job-uid")[1])
+
+
+def test_an_older_view_never_replaces_a_newer_one() -> None:
+    store = PodStore()
+    assert store.put(pod_json(0, version=5, phase="Running"), now=NOW) == KEY
+    assert store.put(pod_json(0, version=4, phase="Pending"), now=NOW) is None
+    assert present(store) == [(0, "Running")]
+
+
+def test_the_answer_to_a_creation_does_not_bring_a_deleted_pod_back() -> None:
+    store = PodStore()
+    store.remove(pod_json(0, version=6), now=NOW)
+    assert store.put(pod_json(0, version=4), now=NOW) is None
+    assert present(store) == []
+    assert gone(store) == [0]
+
+
+def test_a_full_list_buries_what_it_lacks_but_not_what_is_newer() -> None:
+    store = PodStore()
+    store.put(pod_json(0, version=3), now=NOW)
+    store.put(pod_json(1, version=9), now=NOW)
+    assert store.replace([], version=5, now=NOW) == {KEY}
+    assert present(store) == [(1, "Pending")]
+    assert gone(store) == [0]
+
+
+def test_the_last_view_of_a_pod_tells_how_it_ended() -> None:
+    store = PodStore()
+    state = {"terminated": {"exitCode": 75, "finishedAt": "2026-01-01T00:00:00Z"}}
+    containers = [{"name": "worker", "state": state}]
+    store.put(pod_json(0, version=1), now=NOW)
+    store.remove(pod_json(0, version=2, phase="Failed", containerStatuses=containers), now=NOW)
+    assert store.of_job("job-uid")[1][0].exit_code == 75
+
+
+def test_a_pod_that_the_job_does_not_control_is_no_pod_of_the_job() -> None:
+    store = PodStore()
+    stranger = pod_json(0, version=1)
+    stranger["metadata"]["ownerReferences"][0]["uid"] = "another-job"
+    assert store.put(stranger, now=NOW) is None
+    assert present(store) == []
+
+
+def test_views_of_past_attempts_are_forgotten() -> None:
+    store = PodStore()
+    store.remove(pod_json(0, version=1), now=NOW)
+    store.forget_before("job-uid", 2)
+    assert gone(store) == []
+
+
+def page(*pods: Json, version: int, more: str = "") -> tuple[int, Json]:
+    return 200, {"metadata": {"resourceVersion": str(version), "continue": more}, "items": list(pods)}
+
+
+class Cluster:
+    """Lists from a script; each watch plays its events and then stays open."""
+
+    def __init__(self, lists: list[tuple[int, Json]], watches: list[list[Json]]) -> None:
+        self.lists, self.watches = lists, watches
+        self.versions: list[str] = []
+        """Where each watch began."""
+        self.played = asyncio.Event()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if "watch" not in request.query:
+            status, body = self.lists.pop(0)
+            return web.json_response(body, status=status)
+        self.versions.append(request.query["resourceVersion"])
+        response = web.StreamResponse()
+        await response.prepare(request)
+        events = self.watches.pop(0) if self.watches else []
+        for event in events:
+            await response.write(json.dumps(event).encode() + b"\n")
+        if not self.watches:
+            self.played.set()
+            await asyncio.sleep(60)
+        return response
+
+
+async def reflected(cluster: Cluster, watches: int) -> tuple[PodStore, list[JobKey]]:
+    """Run a reflector until the script is played, and a moment longer for its last event."""
+    double, store, changed = ApiDouble(), PodStore(), list[JobKey]()
+    double.on(f"GET {PATH}", cluster.answer)
+    async with served(double) as api:
+        task = asyncio.create_task(PodReflector(api, store, changed.append).run())
+        async with asyncio.timeout(20):
+            await cluster.played.wait()
+            await asyncio.sleep(0.1)
+        task.cancel()
+    assert len(cluster.versions) == watches
+    return store, changed
+
+
+async def test_reads_all_pages_then_watches_from_there() -> None:
+    first = page(pod_json(0, version=2), version=7, more="next")
+    cluster = Cluster([first, page(pod_json(1, version=3), version=7)], [])
+    store, changed = await reflected(cluster, 1)
+    assert present(store) == [(0, "Pending"), (1, "Pending")]
+    assert cluster.versions == ["7"]
+    assert changed == [KEY]
+
+
+async def test_goes_on_from_the_last_bookmark() -> None:
+    events = [
+        {"type": "ADDED", "object": pod_json(0, version=8)},
+        {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "20"}}},
+    ]
+    cluster = Cluster([page(version=7)], [events, []])
+    store, _ = await reflected(cluster, 2)
+    assert cluster.versions == ["7", "20"]
+    assert present(store) == [(0, "Pending")]
+
+
+async def test_a_version_that_is_too_old_means_a_new_list() -> None:
+    expired = {
+        "type": "ERROR",
+        "object": {"kind": "Status", "code": 410, "reason": "Expired", "message": "old"},
+    }
+    lists = [page(pod_json(0, version=2), version=7), page(pod_json(1, version=30), version=31)]
+    store, _ = await reflected(Cluster(lists, [[expired], []]), 2)
+    assert present(store) == [(1, "Pending")]
+    assert gone(store) == [0]
+
+
+async def test_a_deletion_on_the_watch() -> None:
+    events = [{"type": "DELETED", "object": pod_json(0, version=9)}]
+    store, changed = await reflected(Cluster([page(pod_json(0, version=2), version=7)], [events]), 1)
+    assert present(store) == []
+    assert gone(store) == [0]
+    assert changed == [KEY, KEY]
