@@ -94,9 +94,10 @@ def test_launcher_that_comes_late_or_again_is_found(tmp_path: Path) -> None:
     path = tmp_path / "c.sock"
     channel = RankChannel(path, rank=4, timing=QUICK)
     channel.publish(progress(7))
-    time.sleep(0.1)
+    channel.failure(ValueError("kept until somebody listens"))
     listener = Listener(path)
     eventually(lambda: listener.steps())
+    eventually(lambda: any(m["kind"] == "failure" for m in listener.messages))
     assert listener.messages[0]["kind"] == "hello"
     assert listener.messages[0]["rank"] == 4
     assert listener.steps()[0] == 7

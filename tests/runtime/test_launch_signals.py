@@ -16,6 +16,8 @@ signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
 channel.publish(Progress(rank=RANK, attempt=ATTEMPT, phase=Phase.STEP, step=1))
 while not stop:
     time.sleep(0.02)
+for _ in range(50):
+    time.sleep(0.02)
 print("signals", len(stop), flush=True)
 sys.exit(75)
 """
@@ -46,6 +48,7 @@ def test_sigterm_makes_every_rank_yield(tmp_path: Path) -> None:
     with launched(tmp_path, COOPERATIVE) as launcher:
         launcher.wait_for_ranks()
         launcher.popen.send_signal(signal.SIGTERM)
+        eventually(lambda: launcher.report()["stopping"])
         launcher.popen.send_signal(signal.SIGTERM)
         code, output = launcher.finish()
     assert code == 75

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from zerotrain.cli.local.attempt import AttemptEnd
 from zerotrain.client.localrun import LocalRun
-from zerotrain.contract.exit_codes import EXIT_CODES, ExitCode, meaning_of
+from zerotrain.contract.exit_codes import ExitCode, RetryClass, meaning_of
 from zerotrain.contract.progress import CheckpointProgress
 
 
@@ -83,6 +83,6 @@ def _next(end: AttemptEnd, run_dir: Path) -> str:
     if end.code == ExitCode.YIELDED:
         return "the same command goes on from the checkpoint"
     log = shlex.quote(str(run_dir / "attempts" / str(end.attempt) / "output.log"))
-    if end.code not in {row.code for row in EXIT_CODES}:
-        return f"less {log}"
+    if meaning_of(end.code).retry in (RetryClass.APPLICATION, RetryClass.BY_POD_REASON):
+        return f"less {log}"  # the table's advice for these is about a cluster
     return f"{meaning_of(end.code).way_out}; the whole output: less {log}"
