@@ -1,4 +1,4 @@
-"""The lease: taken when free or run out, kept from others, given back; reading errors are no reason to die."""
+"""The lease: taken when free or run out, kept from others, given back; failed reads only make it wait."""
 
 from __future__ import annotations
 

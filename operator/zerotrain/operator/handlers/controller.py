@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 PODS_SETTLE_S = 0.1
 """Pods of a job change together; one pass for all of them saves as many status writes."""
 
+RECHECK_S = 1.0
+"""After actions: the events they cause bring a pass earlier, unless they are lost."""
+
 MIN_BACKOFF_S, MAX_BACKOFF_S = 1.0, 60.0
 
 
@@ -142,7 +145,7 @@ class Controller:
         if cleared or any(isinstance(action, RequestYield) for action in plan.actions):
             self.queue.add(key)
         else:
-            self.queue.add_after(key, PODS_SETTLE_S)
+            self.queue.add_after(key, RECHECK_S)
 
     def _retry(self, key: JobKey, job: Json, error: Exception) -> None:
         memory = self.memories.of(job["metadata"]["uid"])

@@ -1,0 +1,46 @@
+"""How many requests the operator spends on a job: growth here is what makes a thousand jobs slow."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.operator.kube_json import KubeJson
+from tests.operator.kubelet_double import kubelet
+from tests.operator.live_job import LiveJob
+from tests.operator.operator_process import KEY, OperatorProcess, operator
+from tests.support.devcluster import Cluster
+
+pytestmark = pytest.mark.cluster
+
+WORKERS = 4
+LINE = re.compile(
+    r'zerotrain_operator_api_requests_total\{code="(\d+)",resource="([^"]+)",verb="([A-Z]+)"\} (\S+)'
+)
+
+
+def writes(process: OperatorProcess) -> dict[str, int]:
+    """Creations, updates and deletions so far, by resource."""
+    found: dict[str, int] = {}
+    for _, resource, verb, number in LINE.findall(process.get("/metrics")):
+        if verb not in ("GET", "WATCH") and resource != "leases":
+            found[resource] = found.get(resource, 0) + int(float(number))
+    return found
+
+
+def test_a_job_of_four_pods_from_apply_to_running(
+    control_plane: Cluster, namespace: str, operator_kubeconfig: Path, api: KubeJson, tmp_path: Path
+) -> None:
+    with operator(operator_kubeconfig, tmp_path) as process, kubelet(api, namespace, KEY, steps=10_000):
+        job = LiveJob(control_plane, namespace, workers=WORKERS)
+        before = writes(process)
+        job.wait_for("Running")
+        spent = {kind: number - before.get(kind, 0) for kind, number in writes(process).items()}
+        assert spent["pods"] == WORKERS
+        shared = [spent[kind] for kind in ("services", "configmaps", "networkpolicies", "secrets")]
+        assert shared == [1, 1, 1, 1]
+        assert spent["events"] <= 3
+        # The attempt; all pods seen; then one for each time that a batch of pods started or became ready.
+        assert spent["zerotrainingjobs/status"] <= 6
