@@ -123,7 +123,13 @@ def test_failure_is_delivered_before_the_call_returns(tmp_path: Path) -> None:
     server = socket.socket(socket.AF_UNIX)
     server.bind(str(tmp_path / "c.sock"))
     server.listen()
-    channel = RankChannel(tmp_path / "c.sock", timing=ChannelTiming())
+
+    def slow_clock() -> float:
+        time.sleep(0.3)  # the thread is still busy with the progress when the failure comes
+        return 1.0
+
+    channel = RankChannel(tmp_path / "c.sock", timing=ChannelTiming(), clock=slow_clock)
+    channel.publish(progress(1))
     channel.failure(KeyError("x" * 100_000))
     server.setblocking(False)
     connection, _ = server.accept()
