@@ -19,10 +19,12 @@ ARGS ?=
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-# The stamp holds the packaging inputs' hash, so an edited Python file does not reinstall and an edited kernel does.
+# Edited Python files are used as they are; packaging, kernels and new packages reinstall.
 NATIVE_SOURCES := $(shell find csrc -type f 2>/dev/null)
+# A new package needs a new editable install; a new module in an old package does not.
+PACKAGES := $(shell find operator runtime -name __init__.py 2>/dev/null)
 venv: $(VENV)/.installed
-$(VENV)/.installed: pyproject.toml $(NATIVE_SOURCES)
+$(VENV)/.installed: pyproject.toml $(NATIVE_SOURCES) $(PACKAGES)
 	@$(PYTHON) -c 'import sys; sys.exit("zerotrain needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Give another with: make PYTHON=/path/to/python3.12") if sys.version_info < (3, 11) else None'
 	@command -v c++ g++ clang++ >/dev/null || { echo "zerotrain needs a C++ compiler (Debian: apt-get install g++)" >&2; exit 1; }
 	@echo "==> virtual environment in $(VENV) (torch and the rest from the package index: some minutes the first time)"
@@ -45,7 +47,7 @@ demo: venv ## the main job: a cluster, the operator, a ZeRO-3 training that surv
 	$(PY) -m deploy.demo --cluster $(CLUSTER)
 
 bench: venv ## the benchmarks of tests/benchmarks (long; not part of CI)
-	$(PY) -m pytest tests/benchmarks --benchmarks $(ARGS)
+	$(PY) tests/benchmarks/bench_step.py $(ARGS)
 
 cluster-up: venv ## start a development cluster (PROFILE=control-plane|node|simulated NAME=dev)
 	$(PY) -m deploy.devcluster up --profile $(PROFILE) --name $(NAME) --cluster $(CLUSTER)
