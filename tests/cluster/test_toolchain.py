@@ -24,7 +24,8 @@ def script(path: Path, text: str) -> Path:
 
 def fake_go(path: Path, version: str, **changed: str) -> Path:
     """Answers `go version` and `go env -changed -json` as the real command does."""
-    answer = f"""case $1 in
+    answer = f"""mkdir -p "${{XDG_CONFIG_HOME:-$HOME/.config}}/go/telemetry"
+case $1 in
 version) echo go version go{version} linux/amd64 ;;
 env) echo '{json.dumps(changed)}' ;;
 esac"""
@@ -108,6 +109,7 @@ def test_files_of_go_stay_inside_the_cache(
     assert environ["GOENV"] == f"{tmp_path}/home/.config/go/env"
     assert (environ["GOTOOLCHAIN"], environ["GOWORK"]) == ("local", "off")
     assert not {"GOROOT", "GOCACHE"} & environ.keys()
+    assert not (tmp_path / "home").exists()
     in_clone = Paths(repository=paths.repository, cache=paths.repository / "build" / "cache")
     assert find(in_clone).environ["GOCACHE"] == f"{in_clone.cache}/go/build"
 

@@ -56,10 +56,11 @@ def find_or_install(required: tuple[int, ...], paths: Paths, reporter: Reporter)
 
 
 def _find(required: tuple[int, ...], paths: Paths) -> Toolchain | None:
+    quiet = _quiet_environ(paths)
     for go in _candidates(paths):
-        version = _version_of(go)
+        version = _version_of(go, quiet)
         if version is not None and version >= required:
-            return Toolchain(go=go, version=version, environ=_environ_for(go, paths))
+            return Toolchain(go=go, version=version, environ=_environ_for(go, quiet, paths))
     return None
 
 
@@ -71,9 +72,7 @@ def _candidates(paths: Paths) -> Iterator[Path]:
     yield from sorted((paths.repository / ".venv" / "lib").glob("python*/site-packages/go/bin/go"))
 
 
-def _version_of(go: Path) -> tuple[int, ...] | None:
-    # GOTOOLCHAIN=local: otherwise the command may answer for, and download, another toolchain than its own.
-    environ = {**os.environ, "GOTOOLCHAIN": "local", "GOWORK": "off"}
+def _version_of(go: Path, environ: Mapping[str, str]) -> tuple[int, ...] | None:
     try:
         answer = subprocess.run(
             [go, "version"], env=environ, cwd="/", capture_output=True, text=True, timeout=60, check=False
@@ -105,12 +104,25 @@ def _install(required: tuple[int, ...], paths: Paths, reporter: Reporter) -> Non
     reporter.finish("installed")
 
 
-def _environ_for(go: Path, paths: Paths) -> dict[str, str]:
-    """The caller's environment, with Go's folders inside the user's cache unless the user has placed them."""
+def _quiet_environ(paths: Paths) -> dict[str, str]:
+    """The caller's environment for any call of Go, even `go version`: it must leave no file in the home."""
     environ = dict(os.environ)
-    environ["GOTOOLCHAIN"] = "local"
+    environ["GOTOOLCHAIN"] = (
+        "local"  # or the command may answer for, and download, another toolchain than its own
+    )
     environ["GOWORK"] = "off"
     environ.pop("GOROOT", None)  # would pair this command with another installation's library
+    # Every run of Go counts itself in files under the configuration folder; where there are none, start none.
+    home = Path(environ.get("XDG_CONFIG_HOME") or Path(os.path.expanduser("~")) / ".config")
+    if not (home / "go" / "telemetry").is_dir():
+        environ.setdefault("GOENV", str(home / "go" / "env"))  # `go env -w` settings keep working
+        environ["XDG_CONFIG_HOME"] = str(paths.cache / "go" / "config")
+    return environ
+
+
+def _environ_for(go: Path, quiet: Mapping[str, str], paths: Paths) -> dict[str, str]:
+    """The environment to build in: Go's folders are inside the user's cache unless the user has placed them."""
+    environ = dict(quiet)
     chosen = _user_settings(go, environ)
     go_cache = paths.cache / "go"
     if not chosen.keys() & {"GOPATH", "GOMODCACHE"}:
@@ -119,7 +131,6 @@ def _environ_for(go: Path, paths: Paths) -> dict[str, str]:
         environ["GOFLAGS"] = f"{chosen.get('GOFLAGS', '')} -modcacherw".strip()
     if "GOCACHE" not in chosen and paths.cache_is_in_clone:  # else Go's default, which is in the user's cache
         environ["GOCACHE"] = str(go_cache / "build")
-    _keep_telemetry_out_of_home(environ, go_cache)
     return environ
 
 
@@ -134,15 +145,6 @@ def _user_settings(go: Path, environ: Mapping[str, str]) -> dict[str, str]:
     with contextlib.suppress(ValueError):  # an error message instead of JSON: the environment alone must do
         chosen |= json.loads(answer.stdout)
     return chosen
-
-
-def _keep_telemetry_out_of_home(environ: dict[str, str], go_cache: Path) -> None:
-    """Go counts its own runs in files under the configuration folder; where there are none, start none."""
-    home = Path(environ.get("XDG_CONFIG_HOME") or Path(os.path.expanduser("~")) / ".config")
-    if (home / "go" / "telemetry").is_dir():
-        return
-    environ.setdefault("GOENV", str(home / "go" / "env"))  # `go env -w` settings keep working
-    environ["XDG_CONFIG_HOME"] = str(go_cache / "config")
 
 
 def _dotted(version: tuple[int, ...]) -> str:
