@@ -121,7 +121,7 @@ def _quiet_environ(paths: Paths) -> dict[str, str]:
 
 
 def _environ_for(go: Path, quiet: Mapping[str, str], paths: Paths) -> dict[str, str]:
-    """The environment to build in: Go's folders are inside the user's cache unless the user has placed them."""
+    """The environment to build in: Go's folders are inside the user's cache unless the user chose others."""
     environ = dict(quiet)
     chosen = _user_settings(go, environ)
     go_cache = paths.cache / "go"
