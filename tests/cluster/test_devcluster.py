@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.devcluster import BIN, ClusterError, Devcluster, wait_until
+from tests.support.devcluster import BIN, ClusterError, Devcluster, open_kubeconfig, wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -68,6 +68,30 @@ def test_up_is_idempotent_and_refuses_another_profile(devcluster: Devcluster) ->
             pytest.skip("kwok is not built: run build.py tools --profile simulated")
         with pytest.raises(ClusterError, match="is running with --profile control-plane, not simulated"):
             devcluster.up("simulated", cluster.name)
+
+
+def test_up_waits_for_a_start_that_someone_else_has_begun(devcluster: Devcluster, tmp_path: Path) -> None:
+    here = Devcluster(root=tmp_path)
+    command = here.command("up", "--owner-pid", str(os.getpid()), name="shared")
+    try:
+        starts = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+        texts = [start.communicate()[0] for start in starts]
+        assert [start.returncode for start in starts] == [0, 0]
+        assert sorted("running already" in text for text in texts) == [False, True]
+        # The one that only waited has not returned too early.
+        open_kubeconfig(tmp_path / "shared" / "kubeconfig", (str(BIN / "devcluster"), "kubectl")).get(
+            "namespaces"
+        )
+    finally:
+        here.down("shared")
+
+
+def test_alpha_apis_can_be_switched_on(devcluster: Devcluster) -> None:
+    gates = ("--feature-gates", "GenericWorkload=true,GangScheduling=true")
+    with devcluster.lease(
+        "control-plane", *gates, "--runtime-config", "scheduling.k8s.io/v1alpha2=true"
+    ) as cluster:
+        assert "podgroups" in cluster.kubectl("api-resources", "--api-group", "scheduling.k8s.io").stdout
 
 
 def test_api_server_can_be_stopped_and_started(devcluster: Devcluster) -> None:

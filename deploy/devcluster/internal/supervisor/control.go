@@ -25,6 +25,11 @@ func (s *Supervisor) handler() http.Handler {
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
 		json.NewEncoder(w).Encode(s.group.Status()) //nolint:errcheck // the asker has gone
 	})
+	mux.HandleFunc("GET /ready", func(w http.ResponseWriter, _ *http.Request) {
+		if !s.ready.Load() {
+			http.Error(w, "starting", http.StatusServiceUnavailable)
+		}
+	})
 	mux.HandleFunc("POST /stop", s.onComponent(func(_ context.Context, component *process.Component, kill bool) error {
 		component.Stop(kill)
 		return nil
@@ -77,6 +82,12 @@ func (c Control) Status() ([]process.Status, error) {
 		err = json.Unmarshal(body, &all)
 	}
 	return all, err
+}
+
+// Ready is nil once the whole cluster has come up.
+func (c Control) Ready() error {
+	_, err := c.do(http.MethodGet, "/ready", nil)
+	return err
 }
 
 func (c Control) StopComponent(name string, kill bool) error {

@@ -29,6 +29,7 @@ type Supervisor struct {
 	shutdown     chan struct{}
 	shutdownOnce sync.Once
 	ownerGone    atomic.Bool
+	ready        atomic.Bool
 }
 
 // New makes a supervisor; program is the executable that components are started from.
@@ -83,6 +84,7 @@ func (s *Supervisor) run() error {
 		s.reporter.Failure(err)
 		return err
 	}
+	s.ready.Store(true)
 	s.reporter.Ready()
 	<-s.shutdown
 	log.Print("shutting down")

@@ -106,10 +106,22 @@ func (o *upOptions) check() error {
 	return supervisor.CheckTools(o.settings)
 }
 
+// alreadyUp waits for a start that someone else has begun, if it is still under way.
 func (o *upOptions) alreadyUp(inst instance.Instance) error {
+	const patience, period = 120 * time.Second, 100 * time.Millisecond
+	control := supervisor.NewControl(inst)
+	for deadline := time.Now().Add(patience); control.Ready() != nil; time.Sleep(period) {
+		if !inst.IsRunning() {
+			return fmt.Errorf("cluster %s has just been stopped, or failed to start; run the command again", inst.Name)
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("cluster %s is being started by someone else and not Ready after %s; see %s",
+				inst.Name, patience, inst.Log("supervisor"))
+		}
+	}
 	settings, err := inst.ReadSettings()
 	if err != nil {
-		return fmt.Errorf("cluster %s is just being started or stopped by someone else: %w", inst.Name, err)
+		return err
 	}
 	if settings.Profile != o.settings.Profile {
 		return fmt.Errorf("cluster %s is running with --profile %s, not %s; stop it first (devcluster down --name %s) or take another --name",
