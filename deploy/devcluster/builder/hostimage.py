@@ -11,6 +11,7 @@ import os
 import ssl
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from .archive import ArchiveWriter, ImageConfig, Layer, archive_at
@@ -60,8 +61,8 @@ class _Record:
 def build_host_image(paths: Paths, reporter: Reporter) -> Path:
     """Bring build/devcluster/images/host.tar up to date; returns its path."""
     archive = paths.images / "host.tar"
-    waiting = lambda: reporter.say("host image: another process is building it; waiting")  # noqa: E731
-    with locked(paths.images / ".host.lock", waiting):
+    on_wait = partial(reporter.say, "host image: another process is building it; waiting")
+    with locked(paths.images / ".host.lock", on_wait):
         reporter.start("host image: looking at the Python environment")
         environment = inspect_environment(paths.repository)
         dependencies, project = FileTree(), FileTree()
