@@ -59,8 +59,11 @@ def state_bytes(engine: Engine) -> dict[str, bytes]:
     return {**streams, "scalars": repr(scalars).encode()}
 
 
-def poisoned(stage: int, poison: float) -> dict[str, Any]:
-    """Two good steps, one whose gradient is poisoned on the last rank alone, one more good one."""
+def poisoned(stage: int, poison: float, where: str) -> dict[str, Any]:
+    """Two good steps, one whose gradient is poisoned on one rank alone, one more good one.
+
+    A poisoned loss reaches every element; a poisoned bias at the end of a unit only what rank 1 owns.
+    """
     case = Case(stage=stage)
     model, engine = engine_of(case)
     rank, world_size = world()
@@ -68,9 +71,13 @@ def poisoned(stage: int, poison: float) -> dict[str, Any]:
     for step, batch in enumerate(token_batches(4, size=GLOBAL_BATCH)):
         before = state_bytes(engine)
         loss = engine(*micro_batches(batch, world_size=world_size, accumulation=1)[0][rank])
-        if step == 2 and rank == world_size - 1:
+        if step == 2 and rank == 1 and where == "loss":
             loss = loss * poison
+        handle = model.get_parameter("blocks.0.down.bias").register_hook(  # type: ignore[no-untyped-call]
+            lambda grad, factor=poison if step == 2 and rank == 0 and where == "bias" else 1.0: grad * factor
+        )
         engine.backward(loss)
+        handle.remove()
         result = engine.step()
         seen["skipped"].append(result.skipped)
         if step == 2:
@@ -83,9 +90,9 @@ def poisoned(stage: int, poison: float) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
-def test_a_step_that_is_not_finite_changes_nothing(stage: int, poison: float) -> None:
-    for seen in run_ranks(2, poisoned, stage, poison):
+@pytest.mark.parametrize(("poison", "where"), [(float("nan"), "loss"), (float("inf"), "bias")])
+def test_a_step_that_is_not_finite_changes_nothing(stage: int, poison: float, where: str) -> None:
+    for seen in run_ranks(2, poisoned, stage, poison, where):
         assert seen["skipped"] == [False, False, True, False]
         assert seen["unchanged"]
         assert seen["finite"]

@@ -10,7 +10,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tests.support.free_form import check_equal
+import zerotrain.runtime as zt
+from tests.support.free_form import check_equal, config
+from tests.support.ranks import run_ranks
+from zerotrain.runtime.zero.hooks import Boundary, Window
 
 WIDTH = 16
 
@@ -157,9 +160,10 @@ class FunctionalUse(Chain):
     """Weight tying as GPT code often writes it: the matrix is used outside of its module."""
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        hidden = super().forward(hidden)
         weight = self.blocks[0].weight
         assert isinstance(weight, nn.Parameter)
+        # Before and after the module runs: backward reaches one use before its window and the other after it.
+        hidden = super().forward(hidden @ weight)
         return functional.linear(hidden, weight) + hidden @ weight
 
 
@@ -175,8 +179,8 @@ class KeepsAuxiliary(nn.Module):
         self.auxiliary = torch.zeros(())
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        self.auxiliary = self.gate(torch.tanh(self.linear(hidden))).square().mean()
         result: torch.Tensor = self.linear(hidden)
+        self.auxiliary = self.gate(torch.tanh(result)).square().mean()
         return result
 
 
@@ -186,7 +190,7 @@ class AuxiliaryChain(Chain):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         hidden = super().forward(hidden)
-        # The auxiliary losses are younger than the chain's output, so backward reaches them first.
+        # Within a block the auxiliary loss is younger than the output, so backward reaches it first.
         loss: torch.Tensor = hidden.square().mean()
         for block in self.blocks:
             assert isinstance(block, KeepsAuxiliary)
@@ -209,7 +213,7 @@ class ReturnsWeight(nn.Module):
         self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH) * 0.1)
 
     def forward(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.weight, self.weight[:4]
+        return self.weight[4:], self.weight[:4]
 
 
 class WeightChain(Chain):
@@ -217,8 +221,8 @@ class WeightChain(Chain):
         super().__init__(ReturnsWeight)
 
     def use(self, block: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-        whole, part = block()
-        result: torch.Tensor = hidden @ whole + hidden[:, :4] @ part
+        rest, part = block()
+        result: torch.Tensor = hidden[:, 4:] @ rest + hidden[:, :4] @ part
         return result
 
 
@@ -254,3 +258,38 @@ def two_losses(model: Any, step: int, rank: int) -> torch.Tensor:
 
 def test_two_forward_passes_before_backward() -> None:
     check(Chain, two_losses)
+
+
+def exchanges_of_two_uses() -> list[str]:
+    """Units whose gradients travelled in one backward pass of a model that runs each unit twice."""
+    engine, *_ = zt.initialize(
+        model=RunsTwice(), config=config(3), unit_modules=["blocks.0", "blocks.1", "blocks.2"]
+    )
+    engine.comm.timings.clear()
+    engine.backward(squared(engine, 0, 0))
+    return [sample.label for sample in engine.comm.timings if sample.op == "reduce_scatter"]
+
+
+def test_gradients_of_several_uses_travel_once() -> None:
+    assert run_ranks(2, exchanges_of_two_uses)[0] == ["blocks.2", "blocks.1", "blocks.0"]
+
+
+def overlapping_windows() -> list[str]:
+    """States of a unit while the backward passes of two of its forward calls overlap."""
+    engine, *_ = zt.initialize(model=Chain(), config=config(3), unit_modules=["blocks.0"])
+    core = engine.core
+    unit = next(unit for unit in core.units if unit.name == "blocks.0")
+    boundary = Boundary(engine.module.get_submodule("blocks.0"), "blocks.0", [unit])
+    first, second = (Window(core, boundary, is_recompute=False) for _ in range(2))
+    states = []
+    core.begin_backward()
+    for act in (core.open_window, core.close_window):
+        for window in (first, second):
+            act(window)
+            states.append(unit.state.name)
+    core.finish_backward()
+    return states
+
+
+def test_a_unit_stays_whole_until_its_last_window_closes() -> None:
+    assert run_ranks(2, overlapping_windows)[0] == ["BACKWARD", "BACKWARD", "BACKWARD", "SHARDED"]

@@ -24,6 +24,7 @@ CASES = tuple(
 VARIANTS = (
     *(Case(stage=stage, tied=True) for stage in (0, 1, 2, 3)),
     *(Case(stage=3, tied=True, checkpointing=kind) for kind in ("saved", "reentrant")),
+    *(Case(stage=stage, checkpointing="whole") for stage in (2, 3)),
     Case(stage=3, extra={"overlap_comm": False}),
     Case(stage=2, extra={"overlap_comm": True}),
     Case(stage=3, extra={"stage3_prefetch_bucket_size": 0}),

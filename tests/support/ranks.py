@@ -13,7 +13,13 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
 TIMEOUT_S = 120.0
+
+# References run in the test's own process: the same number of threads gives the same bits as on the ranks.
+torch.set_num_threads(1)
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch", "torch.distributed", "zerotrain.runtime.engine"])
@@ -86,9 +92,6 @@ def _result(rank: int, answer: tuple[bool, Any]) -> Any:
 def _rank_main(
     rank: int, world_size: int, folder: Path, send: Connection, function: Callable[..., Any], args: Any
 ) -> None:
-    import torch
-    import torch.distributed as dist
-
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 VOCABULARY, WIDTH, CONTEXT = 64, 32, 8
 
@@ -30,8 +30,11 @@ class TinyBlock(nn.Module):
 
 
 class TinyGPT(nn.Module):
-    """Tokens and targets (batch, context) to the mean loss; `checkpointing` is None, "reentrant" or
-    "saved"."""
+    """Tokens and targets (batch, context) to the mean loss.
+
+    `checkpointing`: None, "reentrant", "saved", or "whole" (as "saved", but recomputed to the end of a
+    block).
+    """
 
     def __init__(self, *, layers: int = 3, tied: bool = False, checkpointing: str | None = None) -> None:
         super().__init__()
@@ -49,7 +52,8 @@ class TinyGPT(nn.Module):
             if self.checkpointing is None:
                 hidden = block(hidden)
             else:
-                hidden = checkpoint(block, hidden, use_reentrant=self.checkpointing == "reentrant")
+                with set_checkpoint_early_stop(self.checkpointing != "whole"):
+                    hidden = checkpoint(block, hidden, use_reentrant=self.checkpointing == "reentrant")
         logits = self.head(self.norm(hidden)).float()
         return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
