@@ -15,7 +15,7 @@ from zerotrain.runtime.zero.state import EXP_AVG, EXP_AVG_SQ, MASTER, PARAM, Che
 
 T = TypeVar("T")
 
-# torch connects to numpy on the first use, under a C++ lock that deadlocks with the interpreter's own when two
+# torch connects to numpy on first use, under a C++ lock that deadlocks with the interpreter's own when two
 # threads come first together. Ranks are processes; only here are they threads.
 torch.zeros(1).numpy()
 
