@@ -59,7 +59,7 @@ def main(
     )
     try:
         message = asyncio.run(worker.run())
-    except OSError as error:  # the HTTP port is taken, no process can be started
+    except OSError as error:  # the HTTP port is taken
         return _refuse(error, spec)
     finally:
         leftovers.end_children()
@@ -104,6 +104,11 @@ class _Worker:
             say(str(error))
             code = int(ExitCode.RENDEZVOUS_TIMEOUT)
             return Termination(attempt=self.spec.attempt, code=code, exception=str(error))
+        except OSError as error:  # no room for another process: not the user's to correct, another try may do
+            say(f"cannot start the ranks: {error}")
+            return Termination(
+                attempt=self.spec.attempt, code=1, exception=f"cannot start the ranks: {error}"
+            )
         await channel.drain(self.limits.output_s)
         verdict = supervisor.verdict()
         _replace(self.spec.run_dir / REPORT_FILE, self.board.report().to_json())

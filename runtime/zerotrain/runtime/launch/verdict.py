@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zerotrain.contract.exit_codes import ExitCode
+from zerotrain.contract.exit_codes import ExitCode, RetryClass, meaning_of
 
 NOT_FAILURES = frozenset({ExitCode.DONE, ExitCode.YIELDED})
+
+NEVER_AN_ECHO = frozenset({signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
+"""Signals that the loss of a peer does not lead to; SIGABRT (a collective's watchdog) and SIGTERM may be."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,6 +40,17 @@ class RankExit:
         return self.code not in NOT_FAILURES
 
     @property
+    def is_certainly_a_cause(self) -> bool:
+        """Whether this cannot be the echo of a peer's end.
+
+        A killed process closes its sockets before its parent hears of its end, so that a peer may report the
+        lost connection first; the times alone would blame the peer.
+        """
+        if self.signal is not None:
+            return self.signal in NEVER_AN_ECHO
+        return meaning_of(self.code).retry in (RetryClass.NEVER, RetryClass.ANOTHER_NODE_ONCE)
+
+    @property
     def failed_at(self) -> float:
         """A rank that reports and then waits for its peers may end after them, yet it failed first."""
         return self.at if self.failure_reported_at is None else min(self.at, self.failure_reported_at)
@@ -57,7 +72,8 @@ def decide(exits: Sequence[RankExit], *, grace_ran_out: bool = False) -> Verdict
     """
     failed = [rank for rank in exits if rank.failed and not rank.killed_by_launcher]
     if failed:
-        first = min(failed, key=lambda rank: (rank.failed_at, rank.rank))
+        causes = [rank for rank in failed if rank.is_certainly_a_cause]
+        first = min(causes or failed, key=lambda rank: (rank.failed_at, rank.rank))
         return Verdict(code=first.code, culprit=first)
     killed = [rank for rank in exits if rank.killed_by_launcher]
     if killed:

@@ -1,0 +1,51 @@
+"""Which rank is to blame, as a table: (how the ranks ended) -> (code, culprit)."""
+
+from __future__ import annotations
+
+import pytest
+
+from zerotrain.runtime.launch.verdict import RankExit, decide
+
+
+def ended(
+    rank: int, status: int, at: float, *, reported: float | None = None, killed: bool = False
+) -> RankExit:
+    return RankExit(rank=rank, status=status, at=at, killed_by_launcher=killed, failure_reported_at=reported)
+
+
+@pytest.mark.parametrize(
+    ("exits", "code", "culprit"),
+    [
+        ([ended(0, 0, 1.0), ended(1, 0, 2.0)], 0, None),
+        ([ended(0, 75, 1.0), ended(1, 75, 2.0)], 75, None),
+        ([ended(0, 0, 1.0), ended(1, 75, 2.0)], 75, None),
+        ([ended(0, 1, 2.0), ended(1, 7, 1.0)], 7, 1),
+        ([ended(0, 75, 1.0), ended(1, 1, 2.0)], 1, 1),
+        # The launcher's own SIGKILL blames nobody while somebody else failed.
+        ([ended(0, -9, 6.0, killed=True), ended(1, 1, 1.0)], 1, 1),
+        ([ended(0, -9, 6.0, killed=True), ended(1, -9, 1.0)], 137, 1),
+        # The peer reports the lost connection before the parent of the killed rank hears of its end.
+        ([ended(0, 1, 1.5, reported=1.0), ended(1, -9, 1.2)], 137, 1),
+        ([ended(0, 1, 1.0), ended(1, -11, 1.2)], 139, 1),
+        # A watchdog's abort may be the echo of a failure, so the times decide.
+        ([ended(0, 1, 1.0), ended(1, -6, 1.2)], 1, 0),
+        ([ended(0, 1, 1.2), ended(1, -15, 1.0)], 143, 1),
+        # What the user must correct is never an echo either.
+        ([ended(0, 1, 1.0), ended(1, 65, 1.2)], 65, 1),
+        ([ended(0, 66, 1.0), ended(1, 65, 1.2)], 66, 0),
+        ([ended(0, 1, 1.0), ended(1, 84, 1.2)], 84, 1),
+        # A rank that says it fails, and then takes its time, failed first.
+        ([ended(0, 5, 3.0, reported=1.0), ended(1, 1, 2.0)], 5, 0),
+        ([ended(0, 1, 1.0), ended(1, 1, 1.0)], 1, 0),
+    ],
+)
+def test_verdict(exits: list[RankExit], code: int, culprit: int | None) -> None:
+    for order in (exits, exits[::-1]):
+        verdict = decide(order)
+        assert (verdict.code, verdict.culprit.rank if verdict.culprit else None) == (code, culprit)
+
+
+def test_ranks_that_did_not_stop_within_the_grace_were_terminated() -> None:
+    exits = [ended(0, 75, 1.0), ended(1, -9, 2.0, killed=True)]
+    assert decide(exits, grace_ran_out=True).code == 143
+    assert decide(exits, grace_ran_out=False).code == 137
