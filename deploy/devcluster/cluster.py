@@ -117,13 +117,14 @@ def lease(kind: str, name: str, *, keep: bool = False) -> Iterator[Cluster]:
     if found is not None:
         yield found
         return
-    start, stop = (kind_up, kind_down) if kind == "kind" else (lambda n: up("node", n), down)
-    cluster = start(name)
+    # An instance with an owner goes when the owner does, however that ends.
+    owner = [] if keep else ["--owner-pid", str(os.getpid())]
+    cluster = kind_up(name) if kind == "kind" else up("node", name, extra=owner)
     try:
         yield cluster
     finally:
         if not keep:
-            stop(name)
+            (kind_down if kind == "kind" else down)(name)
 
 
 def _place(name: str) -> list[str]:
