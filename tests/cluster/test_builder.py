@@ -124,12 +124,16 @@ def test_builders_side_by_side_take_turns(tmp_path: Path) -> None:
 
 
 def test_only_entries_unused_for_long_are_removed(tmp_path: Path) -> None:
-    for name in ("old", "old-but-kept", "fresh"):
+    for name in (".gone.tmp-killed", "fresh", "old", "old-but-kept"):
         (tmp_path / name).mkdir()
-    for name in ("old", "old-but-kept"):
-        os.utime(tmp_path / name, (0, 0))
-    assert cache.remove_unused(tmp_path, keep=[tmp_path / "old-but-kept"]) == [tmp_path / "old"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["fresh", "old-but-kept"]
+    for name in (".gone.lock", ".old-but-kept.lock"):
+        (tmp_path / name).touch()
+    for path in tmp_path.iterdir():
+        if path.name != "fresh":
+            os.utime(path, (0, 0))
+    removed = cache.remove_unused(tmp_path, keep=[tmp_path / "old-but-kept"])
+    assert removed == [tmp_path / ".gone.tmp-killed", tmp_path / "old"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".old-but-kept.lock", "fresh", "old-but-kept"]
 
 
 def test_link_replaces_what_was_there(tmp_path: Path) -> None:

@@ -107,11 +107,14 @@ def remove_unused(tools: Path, *, keep: Iterable[Path], now: float | None = None
     oldest = (time.time() if now is None else now) - KEEP_UNUSED_DAYS * SECONDS_PER_DAY
     kept = set(keep)
     removed = []
-    for entry in sorted(tools.glob("[!.]*")):
-        if entry not in kept and entry.is_dir() and entry.stat().st_mtime < oldest:
+    for entry in sorted(tools.iterdir()):
+        if entry in kept or entry.stat().st_mtime >= oldest:
+            continue
+        if entry.is_dir():  # an entry, or what a killed build left; no build takes this long
             shutil.rmtree(entry, ignore_errors=True)
-            (tools / f".{entry.name}.lock").unlink(missing_ok=True)
             removed.append(entry)
+        elif not (tools / entry.name.removeprefix(".").removesuffix(".lock")).exists():
+            entry.unlink(missing_ok=True)
     return removed
 
 
