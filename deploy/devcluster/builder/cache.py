@@ -108,7 +108,10 @@ def remove_unused(tools: Path, *, keep: Iterable[Path], now: float | None = None
     kept = set(keep)
     removed = []
     for entry in sorted(tools.iterdir()):
-        if entry in kept or entry.stat().st_mtime >= oldest:
+        try:
+            if entry in kept or entry.stat().st_mtime >= oldest:
+                continue
+        except FileNotFoundError:  # another build is clearing at the same time
             continue
         if entry.is_dir():  # an entry, or what a killed build left; no build takes this long
             shutil.rmtree(entry, ignore_errors=True)
