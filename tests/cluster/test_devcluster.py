@@ -160,6 +160,20 @@ def test_failed_start_names_the_component_and_cleans_up(devcluster: Devcluster, 
     assert list(here.root.iterdir()) == []
 
 
+def test_an_interrupted_start_leaves_nothing(devcluster: Devcluster, tmp_path: Path) -> None:
+    here = Devcluster(root=tmp_path)
+    command = here.command("up", name="interrupted")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as start:
+        assert start.stdout is not None
+        assert start.stderr is not None
+        assert "etcd ready" in start.stdout.readline()
+        start.send_signal(signal.SIGINT)
+        assert "interrupted" in start.stderr.read()
+    assert start.returncode == 1
+    assert processes_of(here.root) == {}
+    assert list(here.root.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -111,6 +112,30 @@ def test_pods_find_each_other_by_name_and_the_host_reaches_them(
         "get", "--raw", f"/api/v1/namespaces/{node_namespace}/pods/workers-0:8471/proxy/"
     )
     assert "Directory listing" in outside.stdout
+
+
+def test_a_service_address_reaches_its_pod(node_cluster: Cluster, node_namespace: str) -> None:
+    if shutil.which("nft", path=os.environ["PATH"] + ":/usr/sbin:/sbin") is None:
+        pytest.skip("kube-proxy needs the nft program, which this machine has not")
+    serve = "import http.server as h; h.test(HandlerClass=h.SimpleHTTPRequestHandler, port=8471)"
+    service = {"selector": {"app": "workers"}, "ports": [{"port": 80, "targetPort": 8471}]}
+    node_cluster.apply(
+        {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "front"}, "spec": service},
+        pod("server", serve),
+        namespace=node_namespace,
+    )
+    await_phase(node_cluster, node_namespace, "server", "Running")
+    ask = (
+        "import time, urllib.request\n"
+        "for _ in range(50):\n"
+        "    try: print(urllib.request.urlopen('http://front/').status); break\n"
+        "    except OSError: time.sleep(0.1)\n"
+    )
+    client = pod("client", ask)
+    client["metadata"]["labels"] = {"app": "client"}
+    node_cluster.apply(client, namespace=node_namespace)
+    await_phase(node_cluster, node_namespace, "client", "Succeeded")
+    assert node_cluster.kubectl("logs", "client", "-n", node_namespace).stdout == "200\n"
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="limits need control groups, and those need root")

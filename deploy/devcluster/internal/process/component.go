@@ -177,6 +177,9 @@ func (c *Component) awaitReady(ctx context.Context, ended <-chan struct{}) error
 			defer c.mu.Unlock()
 			return fmt.Errorf("ended during start: %s", c.exit)
 		case <-ctx.Done():
+			if ctx.Err() == context.Canceled {
+				return fmt.Errorf("the start was interrupted")
+			}
 			return fmt.Errorf("not ready after %s: %w", c.spec.StartTimeout, last)
 		case <-time.After(probePeriod):
 		}

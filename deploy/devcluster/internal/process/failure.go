@@ -62,7 +62,7 @@ func Tail(path string, numLines int) []string {
 	if err != nil {
 		return nil
 	}
-	lines := strings.Split(strings.TrimRight(string(text), "\n"), "\n")
+	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
 	if len(lines) > numLines {
 		lines = lines[len(lines)-numLines:]
 	}

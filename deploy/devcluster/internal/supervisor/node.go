@@ -13,7 +13,10 @@ import (
 	"zerotrain.dev/devcluster/internal/node"
 )
 
-const nodeReadyTimeout = 90 * time.Second
+const (
+	nodeReadyTimeout = 90 * time.Second
+	largeImage       = 50 << 20 // takes long enough that one wonders
+)
 
 func (s *Supervisor) node() node.Node {
 	return node.Node{Instance: s.plan.Instance, Settings: s.plan.Settings, Program: s.plan.Program}
@@ -65,6 +68,9 @@ func (s *Supervisor) startNodeComponents(ctx context.Context, host node.Node) er
 func (s *Supervisor) loadImages() error {
 	for _, archive := range append([]string{node.PauseArchive(s.plan.Settings)}, s.plan.Settings.Images...) {
 		started := time.Now()
+		if info, err := os.Stat(archive); err == nil && info.Size() > largeImage {
+			s.reporter.Progress(fmt.Sprintf("loading image %s (%d MB) ...", filepath.Base(archive), info.Size()>>20))
+		}
 		if err := node.LoadImage(s.plan.Settings, archive); err != nil {
 			return fmt.Errorf("loading the image %s: %w", archive, err)
 		}

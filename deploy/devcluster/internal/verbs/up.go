@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -175,19 +176,29 @@ func launch(inst instance.Instance, lock *os.File) error {
 		return err
 	}
 	write.Close()
-	interrupted := make(chan os.Signal, 1)
-	signal.Notify(interrupted, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
-	defer signal.Stop(interrupted)
-	go func() {
-		for range interrupted {
-			daemon.Process.Signal(syscall.SIGTERM) //nolint:errcheck // it may have ended
-		}
-	}()
+	wasInterrupted := forwardInterrupts(daemon.Process)
 	err = supervisor.Follow(read, func(line string) { fmt.Println("  " + line) })
 	if err != nil {
 		daemon.Wait() //nolint:errcheck // its error has come through the pipe
 	}
+	if wasInterrupted() && err != nil {
+		return errors.New("interrupted")
+	}
 	return err
+}
+
+// forwardInterrupts ends the daemon, too, when the person at `up` gives up.
+func forwardInterrupts(daemon *os.Process) (wasInterrupted func() bool) {
+	var seen atomic.Bool
+	interrupts := make(chan os.Signal, 1)
+	signal.Notify(interrupts, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	go func() {
+		for range interrupts {
+			seen.Store(true)
+			daemon.Signal(syscall.SIGTERM) //nolint:errcheck // it may have ended
+		}
+	}()
+	return seen.Load
 }
 
 func (o *upOptions) giveUp(inst instance.Instance, failure error) error {
