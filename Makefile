@@ -19,12 +19,12 @@ ARGS ?=
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-# Edited Python files are used as they are; packaging, kernels and new packages reinstall.
-NATIVE_SOURCES := $(shell find csrc -type f 2>/dev/null)
-# A new package needs a new editable install; a new module in an old package does not.
-PACKAGES := $(shell find operator runtime -name __init__.py 2>/dev/null)
-venv: $(VENV)/.installed
-$(VENV)/.installed: pyproject.toml $(NATIVE_SOURCES) $(PACKAGES)
+# Edited Python files are used as they are; packaging, kernels and a changed list of modules reinstall.
+NATIVE_SOURCES := $(shell find csrc -type f)
+MODULES := $(shell find operator runtime -name '*.py' | LC_ALL=C sort | cksum | cut -d ' ' -f 1)
+INSTALLED := $(VENV)/.installed-$(MODULES)
+venv: $(INSTALLED)
+$(INSTALLED): pyproject.toml $(NATIVE_SOURCES)
 	@$(PYTHON) -c 'import sys; sys.exit("zerotrain needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Give another with: make PYTHON=/path/to/python3.12") if sys.version_info < (3, 11) else None'
 	@command -v c++ g++ clang++ >/dev/null || { echo "zerotrain needs a C++ compiler (Debian: apt-get install g++)" >&2; exit 1; }
 	@echo "==> virtual environment in $(VENV) (torch and the rest from the package index: some minutes the first time)"
@@ -32,7 +32,7 @@ $(VENV)/.installed: pyproject.toml $(NATIVE_SOURCES) $(PACKAGES)
 	$(PY) -m pip install --quiet --upgrade 'pip>=25.1'
 	$(PY) -m pip install --progress-bar off --editable '.[dev]'
 	$(PY) -c 'import zerotrain.contract, zerotrain.runtime, zerotrain.operator, torch; print("==> installed, torch", torch.__version__)'
-	@touch $@
+	@rm -f $(VENV)/.installed-* && touch $@
 
 test: venv lint ## run all checks and tests
 	$(PY) -m pytest $(ARGS)
