@@ -119,16 +119,9 @@ def progress(step: int, attempt: int = 1, *, saved: int | None = None, **more: A
         if saved is None
         else CheckpointProgress(step=saved, path=f"/ckpt/{saved}", time=ago(20).timestamp())
     )
-    times = {"heartbeat_at": ago(1).timestamp(), "step_at": ago(1).timestamp()}
-    return Progress(
-        rank=0,
-        attempt=attempt,
-        phase=RankPhase.STEP,
-        step=step,
-        total_steps=100,
-        checkpoint=checkpoint,
-        **{**times, **more},
-    )
+    fields = {"phase": RankPhase.STEP, "total_steps": 100, "heartbeat_at": ago(1).timestamp()}
+    fields |= {"step_at": ago(1).timestamp(), "checkpoint": checkpoint}
+    return Progress(rank=0, attempt=attempt, step=step, **{**fields, **more})
 
 
 def seen(*pods: PodView, **more: Any) -> Observed:

@@ -42,6 +42,8 @@ class World:
         self.synced_at = NOW
         self.names: set[str] = set()
         self.attempts = [0]
+        self.forgot = False
+        """The operator was restarted since the attempt began."""
 
     def reconcile(self, *, actions: int = 99) -> Plan:
         """One pass; a crash leaves only the first `actions` of its actions done."""
@@ -57,6 +59,7 @@ class World:
         self.job = {**self.job, "status": status}
         if status["attempt"] != self.attempts[-1]:
             self.attempts.append(status["attempt"])
+            self.forgot = False
 
     def perform(self, action: object) -> None:
         match action:
@@ -77,7 +80,10 @@ class World:
     def create(self, index: int, attempt: int) -> None:
         pod = pending(index, attempt)
         if pod.name not in self.pods:
-            assert pod.name not in self.names, f"the name {pod.name} was used before"
+            # Once all pods of the attempt were seen, this is in status. Until then an operator that also lost its
+            # memory cannot tell a pod that somebody deleted from one it never made; its peers have not met yet.
+            unknown = self.forgot and not self.job["status"]["podsCreated"]
+            assert unknown or pod.name not in self.names, f"the name {pod.name} was used before"
             self.names.add(pod.name)
             self.pods[pod.name] = pod
 
@@ -115,7 +121,7 @@ class World:
                 self.reconcile(actions=1)
                 self.happen("operator restarts", index)
             case "operator restarts":
-                self.gone, self.synced_at = [], self.now
+                self.gone, self.synced_at, self.forgot = [], self.now, True
             case "pods start":
                 for pod in list(self.pods.values()):
                     if not pod.ended and pod.deletion_at is None:

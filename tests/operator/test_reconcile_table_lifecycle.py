@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.operator.reconcile_builders import (
@@ -23,6 +25,7 @@ from tests.operator.reconcile_builders import (
     stamp,
     status,
 )
+from zerotrain.contract.progress import Phase as RankPhase
 from zerotrain.operator.reconcile import CreateWorkers, DeleteJob, DeletePods, DeleteWorkers, Problem
 
 START = [
@@ -191,6 +194,20 @@ PROGRESS = [
         job=job(status=status("Running")),
         seen=seen(ready(0), ready(1), progress=progress(40, loss=float("nan"))),
         want=Want(fields={"progress.step": 40, "progress.loss": None}),
+    ),
+    Row(
+        id="a new attempt that has not loaded its checkpoint does not show step 0",
+        job=job(status=status("Starting", attempt=2, progress={"attempt": 1, "step": 60, "totalSteps": 100})),
+        seen=seen(
+            running(0, 2), running(1, 2), progress=progress(0, attempt=2, phase=RankPhase.INIT, total_steps=0)
+        ),
+        want=Want(fields={"progress.step": 60, "progress.attempt": 2, "progress.totalSteps": 100}),
+    ),
+    Row(
+        id="the last steps, after the last poll, are learned from the pods' last words",
+        job=job(status=status("Running", progress={"attempt": 1, "step": 96, "totalSteps": 100})),
+        seen=seen(ended(0, 0, termination=replace(last_words(0), step=100)), ended(1, 0)),
+        want=Want(phase="Completed", fields={"progress.step": 100}, says={"event": "after 100 steps"}),
     ),
     Row(
         id="a stale step names the rank that is furthest behind",

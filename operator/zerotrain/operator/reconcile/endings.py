@@ -156,7 +156,9 @@ def _cause_text(failure: Failure) -> str:
         return f"{gone}{f' ({pod.disruption})' if pod is not None and pod.disruption else ''}"
     parts = []
     if pod.exit_code is not None:
-        parts.append(f"exit code {pod.exit_code} ({pod.exit_reason or meaning_of(pod.exit_code).meaning})")
+        # "Error" is the runtime's word for any code but 0.
+        known = pod.exit_reason if pod.exit_reason != "Error" else None
+        parts.append(f"exit code {pod.exit_code} ({known or meaning_of(pod.exit_code).meaning})")
     parts += [text for text in (pod.disruption, pod.pod_reason, pod.pod_message) if text]
     end = pod.termination
     if end is not None and (end.exception or end.last_line):

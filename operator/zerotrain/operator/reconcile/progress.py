@@ -8,13 +8,12 @@ from __future__ import annotations
 import math
 from datetime import datetime, timedelta
 
-from zerotrain.contract.progress import CheckpointProgress, Progress
+from zerotrain.contract.progress import CheckpointProgress, Phase, Progress, Termination
 from zerotrain.operator.api import ZeroTrainingJobStatus
 from zerotrain.operator.api.status import CheckpointRecord, ProgressStatus
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.reconcile.clock import from_unix
 from zerotrain.operator.reconcile.draft import Draft
-from zerotrain.operator.reconcile.observe import PodView
 
 HEARTBEAT_WRITE_S = 30
 """A heartbeat alone is written no oftener than this: every status write costs all watchers."""
@@ -33,9 +32,10 @@ def merge_progress(draft: Draft) -> None:
                 warning=True,
             )
     candidates = [progress.checkpoint] if progress is not None and current else []
-    pods = (*draft.observed.pods, *draft.observed.gone)
-    candidates += [_checkpoint_of(pod, draft.status.attempt) for pod in pods]
+    last_words = _last_words(draft)
+    candidates += [words.checkpoint for words in last_words]
     _take_checkpoint(draft, [item for item in candidates if item is not None])
+    _take_last_step(draft, max((words.step for words in last_words), default=0))
 
 
 def newest_step(status: ZeroTrainingJobStatus) -> int:
@@ -46,13 +46,15 @@ def newest_step(status: ZeroTrainingJobStatus) -> int:
 
 def _take_progress(draft: Draft, progress: Progress) -> None:
     old = draft.status.progress
+    # Until it has loaded its checkpoint a rank knows no step, which is no reason to show none.
+    starting = progress.phase in (Phase.INIT, Phase.RENDEZVOUS) and progress.step == 0
     new = ProgressStatus(
         attempt=progress.attempt,
-        step=progress.step,
-        total_steps=progress.total_steps,
-        loss=_finite(progress.loss),
-        tokens_per_second=_finite(progress.tokens_per_second),
-        step_seconds=_finite(progress.step_seconds),
+        step=old.step if starting else progress.step,
+        total_steps=progress.total_steps or old.total_steps,
+        loss=_finite(progress.loss, digits=5),
+        tokens_per_second=_finite(progress.tokens_per_second, digits=1),
+        step_seconds=_finite(progress.step_seconds, digits=4),
         phase=str(progress.phase),
         last_heartbeat=_moment(progress.heartbeat_at),
         last_step_time=_moment(progress.step_at),
@@ -76,15 +78,23 @@ def _take_checkpoint(draft: Draft, candidates: list[CheckpointProgress]) -> None
         draft.set(checkpoint=draft.status.checkpoint.model_copy(update={"last": record}))
 
 
-def _checkpoint_of(pod: PodView, attempt: int) -> CheckpointProgress | None:
-    if pod.attempt != attempt or pod.termination is None:
-        return None
-    return pod.termination.checkpoint
+def _take_last_step(draft: Draft, step: int) -> None:
+    """The ranks' last steps come after the last answer to a poll, if any ever came."""
+    if step > draft.status.progress.step:
+        update = {"step": step, "attempt": draft.status.attempt}
+        draft.set(progress=draft.status.progress.model_copy(update=update))
 
 
-def _finite(value: float | None) -> float | None:
-    """JSON has no NaN: a diverging loss must not make the whole status unwritable."""
-    return value if value is not None and math.isfinite(value) else None
+def _last_words(draft: Draft) -> list[Termination]:
+    """What the ended workers of this attempt said at the end."""
+    pods = (*draft.observed.pods, *draft.observed.gone)
+    words = [pod.termination for pod in pods if pod.attempt == draft.status.attempt]
+    return [item for item in words if item is not None]
+
+
+def _finite(value: float | None, *, digits: int) -> float | None:
+    """Rounded for people. JSON has no NaN: a diverging loss must not make the whole status unwritable."""
+    return round(value, digits) if value is not None and math.isfinite(value) else None
 
 
 def _moment(unix_s: float) -> datetime | None:
