@@ -80,8 +80,8 @@ class World:
     def create(self, index: int, attempt: int) -> None:
         pod = pending(index, attempt)
         if pod.name not in self.pods:
-            # Once all pods of the attempt were seen, this is in status. Until then an operator that also lost its
-            # memory cannot tell a pod that somebody deleted from one it never made; its peers have not met yet.
+            # Once all pods of the attempt were seen, status says so. Until then an operator that lost its
+            # memory cannot tell a pod that somebody deleted from one it never made; no ranks have met yet.
             unknown = self.forgot and not self.job["status"]["podsCreated"]
             assert unknown or pod.name not in self.names, f"the name {pod.name} was used before"
             self.names.add(pod.name)
