@@ -15,7 +15,7 @@ DEVCLUSTER := build/devcluster/bin/devcluster
 # pytest arguments, for example: make test ARGS="tests/runtime -k resume"
 ARGS ?=
 
-.PHONY: help demo test lint bench cluster-up cluster-down clean generate venv image
+.PHONY: help demo test lint bench cluster-up cluster-down clean generate venv
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
@@ -26,7 +26,7 @@ INSTALLED := $(VENV)/.installed-$(MODULES)
 venv: $(INSTALLED)
 $(INSTALLED): pyproject.toml $(NATIVE_SOURCES)
 	@$(PYTHON) -c 'import sys; sys.exit("zerotrain needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Give another with: make PYTHON=/path/to/python3.12") if sys.version_info < (3, 11) else None'
-	@command -v c++ g++ clang++ >/dev/null || { echo "zerotrain needs a C++ compiler (Debian: apt-get install g++)" >&2; exit 1; }
+	@command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || { echo "zerotrain needs a C++ compiler (Debian: apt-get install g++)" >&2; exit 1; }
 	@echo "==> virtual environment in $(VENV) (torch and the rest from the package index: some minutes the first time)"
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --upgrade 'pip>=25.1'
@@ -56,8 +56,8 @@ cluster-down: ## stop it
 	@if [ -x $(DEVCLUSTER) ]; then $(DEVCLUSTER) down --name $(NAME) --root $(INSTANCES); else echo "no development cluster was built here"; fi
 
 generate: venv ## regenerate CRDs and documentation tables
-	$(PY) -m zerotrain.operator.api.generate
-	$(PY) -m zerotrain.contract.config.document
+	$(PY) -m zerotrain.operator.api.generate > build/crd.yaml && mv build/crd.yaml crds/zerotrain.dev_zerotrainingjobs.yaml
+	$(PY) -m zerotrain.contract.config.document > build/configuration.md && mv build/configuration.md docs/configuration.md
 
 clean: ## stop clusters, remove build/ and .venv
 	@if [ -x $(DEVCLUSTER) ]; then for d in $(INSTANCES)/*/; do [ -d "$$d" ] && $(DEVCLUSTER) down --name "$$(basename $$d)" --root $(INSTANCES) || true; done; fi
