@@ -144,7 +144,8 @@ class Unit:
         if not self.placement.params_sharded or self.state is UnitState.SHARDED:
             return
         self._pending.wait()  # a prefetch nobody used still writes into the buffer
-        self._hide()
+        if self.state is not UnitState.GATHERING:
+            self._hide()
         self.full.release()
         self._become(UnitState.SHARDED)
 

@@ -1,0 +1,157 @@
+"""Odd sequences of calls: evaluation in between, plain backward, errors on the way, two engines at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import zerotrain.runtime as zt
+from tests.support.free_form import config
+from tests.support.ranks import run_ranks
+from tests.support.tiny_models import TinyGPT, token_batches
+from tests.support.training import whole_parameters, world
+from zerotrain.runtime.engine import Engine
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+Weights = dict[str, np.ndarray[Any, Any]]
+
+
+def engine_at(stage: int, seed: int = 5, **extra: Any) -> Engine:
+    torch.manual_seed(seed)
+    engine, *_ = zt.initialize(model=TinyGPT(layers=2), config=config(stage, **extra))
+    return engine
+
+
+def batches(count: int) -> list[Batch]:
+    rank, world_size = world()
+    parts = [tuple(part.chunk(world_size)[rank] for part in batch) for batch in token_batches(count, size=4)]
+    return [(tokens, targets) for tokens, targets in parts]
+
+
+def weights(engine: Engine) -> Weights:
+    with zt.full_parameters(engine.module):
+        return whole_parameters(engine.module)
+
+
+def train(engine: Engine, batch: Batch) -> None:
+    engine.backward(engine(*batch))
+    engine.step()
+
+
+def straight(stage: int) -> Weights:
+    engine = engine_at(stage)
+    for batch in batches(3):
+        train(engine, batch)
+    return weights(engine)
+
+
+def with_evaluation(stage: int) -> Weights:
+    """Forward passes without gradients before, between and after, and one with gradients nobody uses."""
+    engine = engine_at(stage)
+    for batch in batches(3):
+        for context in (torch.no_grad, torch.inference_mode):
+            engine.eval()
+            with context():
+                engine(*batch)
+            assert engine.memory.transient_bytes == 0
+            engine.train()
+        engine(*batch)
+        train(engine, batch)
+    return weights(engine)
+
+
+def with_plain_backward(stage: int) -> Weights:
+    """The user's own `loss.backward()`, as trainers that own their loop call it."""
+    engine = engine_at(stage)
+    for batch in batches(3):
+        engine.module(*batch).backward()
+        engine.step()
+    return weights(engine)
+
+
+class Trip(Exception):
+    pass
+
+
+def trip(*_: Any) -> None:
+    raise Trip
+
+
+def with_errors(stage: int) -> Weights:
+    """An error in forward and one in backward, caught by the caller on all ranks, and then on."""
+    engine = engine_at(stage)
+    for batch in batches(3):
+        handle = engine.module.get_submodule("blocks.1").register_forward_pre_hook(trip)
+        with pytest.raises(Trip):
+            engine(*batch)
+        handle.remove()
+        train(engine, batch)
+    loss = engine(*batches(1)[0])
+    loss.register_hook(trip)
+    with pytest.raises(Trip):
+        engine.backward(loss)
+    assert engine.memory.transient_bytes == 0
+    return weights(engine)
+
+
+def two_engines(stage: int) -> Weights:
+    """Another model trains in the same process, step by step in turn."""
+    engine, other = engine_at(stage), engine_at(stage, seed=6)
+    for batch in batches(3):
+        loss, other_loss = engine(*batch), other(*batch)
+        other.backward(other_loss)
+        engine.backward(loss)
+        engine.step()
+        other.step()
+    return weights(engine)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_odd_sequences_change_nothing(stage: int) -> None:
+    expected = run_ranks(2, straight, stage)[0]
+    for sequence in (with_evaluation, with_plain_backward, with_errors, two_engines):
+        for got in run_ranks(2, sequence, stage):
+            for name, value in expected.items():
+                assert np.array_equal(got[name], value), f"{sequence.__name__}: {name}"
+
+
+def bf16_plain(stage: int) -> tuple[Weights, Weights]:
+    engine = engine_at(stage, bf16={"enabled": True})
+    plain = engine_at(stage, bf16={"enabled": True})
+    for batch in batches(3):
+        train(engine, batch)
+        plain.module(*batch).backward()
+        plain.step()
+    return weights(engine), weights(plain)
+
+
+def test_plain_backward_with_narrow_gradients() -> None:
+    for stage in (1, 3):
+        for expected, got in run_ranks(2, bf16_plain, stage):
+            for name, value in expected.items():
+                assert np.array_equal(got[name], value), name
+
+
+def closed() -> list[bool]:
+    """After close() the model is plain again, where its weights are whole."""
+    engine = engine_at(1)
+    train(engine, batches(1)[0])
+    engine.close()
+    model = engine.module
+    return [not module._forward_hooks and not module._forward_pre_hooks for module in model.modules()]
+
+
+def test_close_removes_every_hook() -> None:
+    assert all(run_ranks(2, closed)[0])
+
+
+def test_results_are_plain_numbers() -> None:
+    engine, *_ = zt.initialize(model=nn.Linear(4, 1), config=config(0))
+    engine.backward(engine(torch.ones(1, 4)).sum())
+    result = engine.step()
+    assert (type(result.grad_norm), type(result.lr), result.step, result.skipped) == (float, float, 1, False)
+    assert result.grad_norm == pytest.approx(5**0.5)
