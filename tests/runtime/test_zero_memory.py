@@ -16,10 +16,12 @@ import zerotrain.runtime as zt
 from tests.support.ranks import run_ranks
 from tests.support.tiny_models import token_batches
 from tests.support.training import GLOBAL_BATCH, Case, micro_batches, world
-from zerotrain.contract.memory import UnitSize, gpu_persistent, gpu_transient, memory_inputs
+from zerotrain.contract.memory import UnitSize, gpu_persistent, gpu_transient, memory_inputs, step_traffic
 from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.zero.buffer import return_free_memory
 from zerotrain.runtime.zero.ledger import Kind
+
+STEP_RECORD_BYTES = 64
 
 CASES = tuple(
     Case(stage=stage, dtype=dtype, tied=tied, accumulation=2)
@@ -78,6 +80,33 @@ def test_counters_equal_the_formulas(world_size: int) -> None:
         assert peak <= bound, f"{case}: transients"
         assert peak >= 0.8 * bound, f"{case}: the formula promises far more than is used"
         assert counted["left"] == 0, f"{case}: something stayed gathered between steps"
+
+
+def wire_bytes(case: Case) -> tuple[int, int]:
+    """(bytes this rank sent in one steady step, bytes by the formula)."""
+    rank, world_size = world()
+    engine, *_ = zt.initialize(model=case.model(), config=case.config(world_size))
+    inputs = memory_inputs(engine.config, unit_sizes(engine))
+    sent = 0
+    for batch in token_batches(2, size=GLOBAL_BATCH):
+        before = engine.comm.bytes_sent.total()
+        for parts in micro_batches(batch, world_size=world_size, accumulation=case.accumulation):
+            engine.backward(engine(*parts[rank]))
+            engine.step()
+        sent = engine.comm.bytes_sent.total() - before
+    engine.close()
+    return sent - (world_size - 1) * STEP_RECORD_BYTES, step_traffic(inputs).network_bytes
+
+
+def wire_bytes_of_all(cases: tuple[Case, ...]) -> list[tuple[int, int]]:
+    return [wire_bytes(case) for case in cases]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_wire_bytes_equal_the_formula(world_size: int) -> None:
+    """A rank sends (N - 1) / N of the payload: its part of everything to everybody else."""
+    for case, (sent, payload) in zip(CASES, run_ranks(world_size, wire_bytes_of_all, CASES)[0], strict=True):
+        assert sent == payload * (world_size - 1) // world_size, case
 
 
 class Stack(nn.Module):
