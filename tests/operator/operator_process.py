@@ -67,7 +67,7 @@ class OperatorProcess:
             **(env or {}),
         }
         self.expects_refusals = False
-        """Set by tests in which a quota refuses, which has the same code as a missing permission."""
+        """Set where something else refuses with the code of a missing permission, such as a quota."""
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, *, wait: bool = True) -> None:
