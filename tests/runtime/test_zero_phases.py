@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 from typing import Any
 
 import numpy as np
@@ -110,10 +112,27 @@ def two_engines(stage: int) -> Weights:
     return weights(engine)
 
 
+def with_delays(stage: int) -> Weights:
+    """Every rank starts its collectives late, each time by another moment of its own."""
+    engine = engine_at(stage)
+    delays = random.Random(world()[0])
+    for name in ("all_gather", "exchange"):
+        start = getattr(engine.comm, name)
+
+        def late(*args: Any, start: Any = start, **kwargs: Any) -> Any:
+            time.sleep(delays.uniform(0.0, 0.004))
+            return start(*args, **kwargs)
+
+        setattr(engine.comm, name, late)
+    for batch in batches(3):
+        train(engine, batch)
+    return weights(engine)
+
+
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_odd_sequences_change_nothing(stage: int) -> None:
     expected = run_ranks(2, straight, stage)[0]
-    for sequence in (with_evaluation, with_plain_backward, with_errors, two_engines):
+    for sequence in (with_evaluation, with_plain_backward, with_errors, two_engines, with_delays):
         for got in run_ranks(2, sequence, stage):
             for name, value in expected.items():
                 assert np.array_equal(got[name], value), f"{sequence.__name__}: {name}"
@@ -155,3 +174,36 @@ def test_results_are_plain_numbers() -> None:
     result = engine.step()
     assert (type(result.grad_norm), type(result.lr), result.step, result.skipped) == (float, float, 1, False)
     assert result.grad_norm == pytest.approx(5**0.5)
+
+
+def load_into_running(stage: int) -> bool:
+    """`load_state_dict` on a model that trains in bf16: the next step starts from what was loaded."""
+    engine = engine_at(stage, bf16={"enabled": True})
+    train(engine, batches(1)[0])
+    torch.manual_seed(1)
+    other = TinyGPT(layers=2)
+    engine.module.load_state_dict(other.state_dict())
+    engine.optimizer.param_groups[0]["lr"] = 0.0
+    train(engine, batches(1)[0])
+    wanted = other.state_dict()
+    return all(
+        torch.equal(value, wanted[name].bfloat16()) for name, value in engine.module.state_dict().items()
+    )
+
+
+@pytest.mark.parametrize("stage", [0, 2])
+def test_loading_a_state_dict_reaches_the_masters(stage: int) -> None:
+    assert run_ranks(2, load_into_running, stage) == [True, True]
+
+
+def load_sharded() -> str:
+    engine = engine_at(3)
+    try:
+        engine.module.load_state_dict(TinyGPT(layers=2).state_dict())
+    except (zt.ParameterSharded, RuntimeError) as error:
+        return str(error)
+    return "nothing raised"
+
+
+def test_loading_into_sharded_parameters_is_refused() -> None:
+    assert "full_parameters" in run_ranks(2, load_sharded)[0]

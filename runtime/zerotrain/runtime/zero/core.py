@@ -54,7 +54,7 @@ class Core:
         self.ledger = MemoryLedger()
         self.in_forward = False
         self.on_weights_written: list[Callable[[Unit], None]] = []
-        """Called after a unit's compute weights were changed from outside."""
+        """Called after a unit's compute weights were changed from outside; no collectives."""
         self._options = options
         self.units = _build_units(model, self, options)
         self.gradients = {

@@ -89,10 +89,13 @@ class BoundaryHooks:
     def attach(self) -> list[RemovableHandle]:
         """Register; ours is the first hook before and the last one after forward that exists now."""
         module = self._boundary.module
-        return [
+        handles = [
             module.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True),
             module.register_forward_hook(self._after, always_call=self._is_root),
         ]
+        if self._is_root:
+            handles.append(module.register_load_state_dict_post_hook(self._loaded))  # type: ignore[no-untyped-call]
+        return handles
 
     def __reduce_ex__(self, protocol: object) -> Any:
         raise TypeError(
@@ -120,6 +123,12 @@ class BoundaryHooks:
                 num_hooked += 1
         self._core.after_forward(self._boundary, window if num_hooked else None, is_root=self._is_root)
         return output
+
+    def _loaded(self, _module: nn.Module, _incompatible: object) -> None:
+        """`model.load_state_dict` wrote replicated weights (sharded ones refuse): masters must follow."""
+        for unit in self._core.units:
+            for listener in self._core.on_weights_written:
+                listener(unit)
 
     def _stored_tensors(self) -> Iterator[torch.Tensor]:
         """Results that modules leave in attributes instead of returning them (`self.aux_loss = ...`)."""
