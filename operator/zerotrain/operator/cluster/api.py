@@ -26,8 +26,8 @@ Json = dict[str, Any]
 class ApiLimits:
     """How hard the operator may press the API server."""
 
-    requests_per_second: float = 200.0
-    burst: int = 400
+    requests_per_second: float = 500.0
+    burst: int = 1000
     timeout_s: float = 30.0
     """Of one try. Watches have their own."""
     retries: int = 6

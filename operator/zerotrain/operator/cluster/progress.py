@@ -57,26 +57,32 @@ class ProgressPuller:
         memories: Memories,
         channel: WorkerChannel,
         changed: Callable[[JobKey], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._jobs, self._store, self._memories = jobs, store, memories
-        self._channel, self._changed = channel, changed
+        self._channel, self._changed, self._clock = channel, changed, clock
         self._polls: dict[str, _Poll] = {}
 
     async def run(self) -> None:
         """Ask whoever is due, twice a second; one that does not answer holds up nobody."""
         pending: set[asyncio.Task[None]] = set()
         while True:
-            running = [(key, job) for key, job in self._jobs if _phase(job) in ASKED_PHASES]
-            self._forget({job["metadata"]["uid"] for _, job in running})
-            interval = max(MIN_INTERVAL_S, len(running) / CALLS_PER_SECOND)
-            now = time.monotonic()
-            for key, job in running:
-                poll = self._polls.setdefault(job["metadata"]["uid"], _Poll(moved_at=now))
-                if poll.due <= now:
-                    poll.due = now + interval
-                    pending.add(asyncio.create_task(self._pull(key, job, poll)))
+            pending |= self.start_due()
             await asyncio.sleep(TICK_S)
             pending = {task for task in pending if not task.done()}
+
+    def start_due(self) -> set[asyncio.Task[None]]:
+        """One question to every job whose turn it is."""
+        running = [(key, job) for key, job in self._jobs if _phase(job) in ASKED_PHASES]
+        self._forget({job["metadata"]["uid"] for _, job in running})
+        interval, now = max(MIN_INTERVAL_S, len(running) / CALLS_PER_SECOND), self._clock()
+        started = set()
+        for key, job in running:
+            poll = self._polls.setdefault(job["metadata"]["uid"], _Poll(moved_at=now))
+            if poll.due <= now:
+                poll.due = now + interval
+                started.add(asyncio.create_task(self._pull(key, job, poll)))
+        return started
 
     async def _pull(self, key: JobKey, job: Json, poll: _Poll) -> None:
         uid, attempt = job["metadata"]["uid"], int(job["status"].get("attempt", 0))
@@ -94,7 +100,7 @@ class ProgressPuller:
         memory = self._memories.of(uid)
         memory.progress = progress
         seen = (progress.attempt, progress.step, str(progress.phase))
-        now = time.monotonic()
+        now = self._clock()
         if seen != poll.seen:
             poll.seen, poll.moved_at, memory.laggard = seen, now, None
         # A pass decides what is worth a write; durable checkpoints and damaged ones come with unmoved steps.
@@ -104,7 +110,7 @@ class ProgressPuller:
         self, key: JobKey, uid: str, attempt: int, pods: Iterable[PodView], poll: _Poll
     ) -> None:
         """Once the step is stale, ask every pod and remember the rank that is furthest behind."""
-        memory, now = self._memories.of(uid), time.monotonic()
+        memory, now = self._memories.of(uid), self._clock()
         usual = memory.progress.step_seconds if memory.progress is not None else None
         stale_s = max(STALE_MIN_S, STALE_FACTOR * (usual or 0.0))
         if poll.seen[1] == 0 or now - poll.moved_at < stale_s or now < poll.all_due:
