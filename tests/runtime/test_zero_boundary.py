@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from tests.support.training import (
     train_with_engine,
     world,
 )
+from zerotrain.runtime.comm.group import CommError
 from zerotrain.runtime.engine import Engine
 
 CLIPPED = tuple(
@@ -131,6 +133,28 @@ def diverge(stage: int) -> None:
 def test_ranks_that_diverged_get_a_named_error() -> None:
     with pytest.raises(RankFailed, match=r"ranks \[1\] issued other collectives than rank 0"):
         run_ranks(2, diverge, 1)
+
+
+def lose_a_rank(stage: int) -> str:
+    """Rank 1 leaves after its forward; what rank 0 hears of it."""
+    _, engine = engine_of(Case(stage=stage))
+    rank, world_size = world()
+    batch = token_batches(1, size=GLOBAL_BATCH)[0]
+    loss = engine(*micro_batches(batch, world_size=world_size, accumulation=1)[0][rank])
+    if rank == 1:
+        return "left"
+    try:
+        engine.backward(loss)
+        engine.step()
+    except CommError as error:
+        return str(error)
+    return "nothing raised"
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_losing_a_rank_names_the_collective(stage: int) -> None:
+    message, _ = run_ranks(2, lose_a_rank, stage)
+    assert re.match(r"(all_gather|reduce_scatter) for '.+' on rank 0 failed, .* another rank ended", message)
 
 
 def test_results_name_phases_and_ranks() -> None:

@@ -33,6 +33,22 @@ class CommError(RuntimeError):
     """The process group cannot be set up, or the ranks disagree on what they do."""
 
 
+class _Named:
+    """A handle whose failure says which collective of which unit it was."""
+
+    def __init__(self, work: Any, what: str) -> None:
+        self._work = work
+        self._what = what
+
+    def wait(self) -> None:
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            raise CommError(
+                f"{self._what} failed, most likely because another rank ended: {error}"
+            ) from error
+
+
 class _AllOf:
     """Several handles as one."""
 
@@ -152,7 +168,8 @@ class Comm:
         self.bytes_sent[op] += num_bytes
         word = zlib.crc32(f"{op} {label} {num_bytes}".encode())
         self._sequence = (self._sequence * 1_000_003 + word) & _HASH_BITS
-        return self._stopwatch.start(op, label, num_bytes, work)
+        named = _Named(work, f"{op} for {label!r} on rank {self.rank}")
+        return self._stopwatch.start(op, label, num_bytes, named)
 
     def _finished(self, sample: CollectiveSample) -> None:
         self.wait_seconds += sample.exposed_seconds
