@@ -43,7 +43,10 @@ class Draft:
         return self.now.replace(microsecond=0)
 
     def set(self, **updates: Any) -> None:
-        """Replace fields of the status by name."""
+        """Replace fields of the status by name. Raises TypeError for a name that status does not have."""
+        unknown = updates.keys() - ZeroTrainingJobStatus.model_fields.keys()
+        if unknown:  # model_copy would keep the value and never write it
+            raise TypeError(f"status has no field {', '.join(sorted(unknown))}")
         self.status = self.status.model_copy(update=updates)
 
     def emit(self, reason: str, message: str, *, warning: bool = False) -> None:

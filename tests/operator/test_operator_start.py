@@ -1,0 +1,93 @@
+"""Starting the operator: its variables, its channel key, and what /healthz makes of a stall."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import aiohttp
+import pytest
+from prometheus_client import CollectorRegistry
+
+from zerotrain.operator.cluster.channel import ChannelKind
+from zerotrain.operator.handlers.config import OperatorConfig, OperatorConfigError, operator_key
+from zerotrain.operator.handlers.health import MAX_LAG_S, MAX_WATCH_AGE_S, health_problems, serve
+
+
+def test_without_variables_the_defaults_hold_and_every_process_is_somebody_else() -> None:
+    first, second = OperatorConfig.from_env({}), OperatorConfig.from_env({})
+    assert first.namespace == "zerotrain-system"
+    assert first.channel is None
+    assert first.identity != second.identity
+
+
+def test_variables_are_read() -> None:
+    config = OperatorConfig.from_env(
+        {
+            "ZEROTRAIN_OPERATOR_CHANNEL": "silent",
+            "ZEROTRAIN_OPERATOR_REQUESTS_PER_SECOND": "50",
+            "ZEROTRAIN_OPERATOR_EXTRA_EGRESS_CIDRS": "10.1.0.0/16, 10.2.0.0/16",
+        }
+    )
+    assert config.channel is ChannelKind.SILENT
+    assert config.limits.requests_per_second == 50
+    assert config.resources.extra_egress_cidrs == ("10.1.0.0/16", "10.2.0.0/16")
+
+
+@pytest.mark.parametrize(("name", "value"), [("WORKERS", "many"), ("CHANNEL", "carrier pigeon")])
+def test_a_wrong_variable_is_named(name: str, value: str) -> None:
+    with pytest.raises(OperatorConfigError, match=f"ZEROTRAIN_OPERATOR_{name}='{value}'"):
+        OperatorConfig.from_env({f"ZEROTRAIN_OPERATOR_{name}": value})
+
+
+def test_inside_a_cluster_the_key_must_be_given() -> None:
+    with pytest.raises(OperatorConfigError, match="KEY_FILE must name"):
+        operator_key(OperatorConfig(), in_cluster=True)
+
+
+def test_a_key_that_is_too_short_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "key"
+    file.write_text("short")
+    with pytest.raises(OperatorConfigError, match="holds 5 bytes, at least 32"):
+        operator_key(OperatorConfig(key_file=file), in_cluster=True)
+
+
+def test_outside_a_cluster_a_key_is_made_once_for_its_owner_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    key = operator_key(OperatorConfig(), in_cluster=False)
+    assert len(key) >= 32
+    assert operator_key(OperatorConfig(), in_cluster=False) == key
+    (file,) = tmp_path.glob("build/**/*.key")
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_health_is_about_the_loop_and_the_watch() -> None:
+    assert health_problems(lag_s=0, watch_age_s=0) == []
+    assert "event loop" in health_problems(lag_s=MAX_LAG_S + 1, watch_age_s=0)[0]
+    assert "no event or bookmark" in health_problems(lag_s=0, watch_age_s=MAX_WATCH_AGE_S + 1)[0]
+
+
+async def test_what_is_wrong_is_said_with_a_code_that_restarts(unused_tcp_port: int) -> None:
+    wrong: list[str] = []
+    address = f"127.0.0.1:{unused_tcp_port}"
+    stop = await serve(
+        address,
+        problems=lambda: wrong,
+        synced=lambda: False,
+        registry=CollectorRegistry(),
+        before_scrape=lambda: None,
+    )
+
+    async def ask(path: str) -> tuple[int, str]:
+        async with aiohttp.ClientSession() as session, session.get(f"http://{address}{path}") as answer:
+            return answer.status, await answer.text()
+
+    try:
+        assert await ask("/healthz") == (200, "ok")
+        wrong.append("no events")
+        assert await ask("/healthz") == (503, "no events")
+        assert (await ask("/readyz"))[0] == 503
+        assert (await ask("/metrics"))[0] == 200
+    finally:
+        await stop()
