@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -82,6 +83,15 @@ def test_config_show_gives_value_origin_and_effect(tmp_path: Path) -> None:
     assert rows["zero_optimization.stage"] == ["2", "file"]
     assert rows["train_batch_size"] == ["16", "file"]
     assert rows["train_micro_batch_size_per_gpu"] == ["4", "derived"]
+
+
+def test_config_show_loads_a_file_that_asks_for_what_is_not_run(tmp_path: Path) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text('{"train_micro_batch_size_per_gpu": 1, "tensor_parallel": {"tp_size": 8}}')
+    done = zerotrain("config", "show", file, COLUMNS="250")
+    assert done.returncode == 0
+    assert re.search(r"tensor_parallel.tp_size +8 +file +not run", done.stdout)
+    assert "not run: tensor_parallel.tp_size: " in done.stdout
 
 
 def test_config_show_reads_a_job_file_and_refuses_a_wrong_key(tmp_path: Path) -> None:

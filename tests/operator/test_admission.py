@@ -39,6 +39,7 @@ INVALID: list[tuple[str, dict[str, Any], str, str]] = [
         "spec.config.zero_optimization.offload_optimizer.nvme_path",
         "/mnt/a is not spec.nvme.mountPath /mnt/b",
     ),
+    ("preset", {"spec.model": {"preset": "gpt-6m"}}, "spec.model.preset", "take one of gpt-1m, gpt-5m"),
     ("no-nvme", {"spec.config": OFFLOAD}, "spec.nvme", "add spec.nvme"),
     (
         "memory",

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch.nn import functional
 
+from zerotrain.contract.presets import PRESETS
 from zerotrain.contract.train_spec import GptSpec, ModelSpec, TrainSpec
-from zerotrain.runtime.models import PRESETS, Gpt, build_model
+from zerotrain.runtime.models import Gpt, build_model
 from zerotrain.runtime.models.gpt import Attention
 
 SMALL = GptSpec(d_model=16, layers=2, heads=4, context=8)

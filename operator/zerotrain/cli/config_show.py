@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from zerotrain.cli.errors import CliError
-from zerotrain.contract.config import AutoValues, ConfigError, EngineConfig, KeyReport, load, resolve
+from zerotrain.contract.config import ConfigError, EngineConfig, KeyReport, load, resolve
 from zerotrain.contract.exit_codes import ExitCode
 
 EXAMPLE = "Example: zerotrain config show ds_config.json --world-size 8"
@@ -38,9 +38,7 @@ def show_config(
     for notice in config.notices:
         typer.echo(f"note: {notice.path}: {notice.message}")
     for item in config.unsupported:
-        typer.echo(f"not supported: {item.path}: {item.reason} {item.way_out}")
-    if config.unsupported:
-        raise typer.Exit(int(ExitCode.BAD_CONFIG))
+        typer.echo(f"not run: {item.path}: {item.reason} {item.way_out}")
 
 
 def _is_yaml(file: Path) -> bool:
@@ -50,22 +48,22 @@ def _is_yaml(file: Path) -> bool:
 def _of_job(file: Path, world_size: int | None) -> EngineConfig:
     # Imported late: the models of the API take a second that no other command needs.
     from zerotrain.client.jobfile import JobFileError, load_job
+    from zerotrain.operator.api.admission import engine_config
 
     try:
         spec = load_job(file).job.spec
     except JobFileError as error:
         raise CliError(str(error), next_step=f"correct {file} and run the command again") from error
-    if spec.config is None:
+    config = engine_config(spec, world_size=world_size)
+    if config is None:
         raise CliError(f"{file}: the configuration is in a ConfigMap (spec.configFrom); show its JSON file")
-    gpt = spec.model.gpt if spec.model is not None else None
-    auto = AutoValues(hidden_size=gpt.d_model if gpt else None, total_steps=spec.steps)
-    return resolve(load(spec.config), world_size=world_size or spec.world_size, auto=auto)
+    return config
 
 
 def _print(console: Console, rows: Iterable[KeyReport]) -> None:
     table = Table(box=None, pad_edge=False)
-    for column in ("key", "value", "origin", "effect"):
+    for column in ("key", "value", "origin", "status", "effect"):
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(row.path, json.dumps(row.value, default=str), row.origin, row.effect)
+        table.add_row(row.path, json.dumps(row.value, default=str), row.origin, row.status, row.effect)
     console.print(table, markup=False)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from zerotrain.contract.config import AutoValues, ConfigError, EngineConfig, load, resolve
+from zerotrain.contract.config import ConfigError, EngineConfig, load, resolve
+from zerotrain.contract.presets import PRESETS, auto_values
 from zerotrain.operator.constants import RESERVED_MOUNTS, Reason
 
 from .pod_rules import pod_template_refusals, taken_by
@@ -26,14 +27,15 @@ def refusals(spec: ZeroTrainingJobSpec) -> tuple[Refusal, ...]:
     return tuple(sorted(found, key=lambda refusal: refusal.reason != Reason.INVALID_SPEC))
 
 
-def engine_config(spec: ZeroTrainingJobSpec) -> EngineConfig | None:
-    """The inline configuration, resolved for the job's world size; None with configFrom, which only the
-    workers read. Raises ConfigError."""
+def engine_config(spec: ZeroTrainingJobSpec, *, world_size: int | None = None) -> EngineConfig | None:
+    """The inline configuration, resolved for the job's world size unless another is given; None with
+    configFrom, which only the workers read. Raises ConfigError."""
     if spec.config is None:
         return None
     gpt = spec.model.gpt if spec.model is not None else None
-    auto = AutoValues(hidden_size=gpt.d_model if gpt else None, total_steps=spec.steps)
-    return resolve(load(spec.config), world_size=spec.world_size, auto=auto)
+    preset = spec.model.preset if spec.model is not None else None
+    auto = auto_values(d_model=gpt.d_model if gpt else None, preset=preset, steps=spec.steps)
+    return resolve(load(spec.config), world_size=world_size or spec.world_size, auto=auto)
 
 
 def _configuration(spec: ZeroTrainingJobSpec) -> Iterator[Refusal]:
@@ -49,6 +51,13 @@ def _configuration(spec: ZeroTrainingJobSpec) -> Iterator[Refusal]:
             path=_config_path(item.path), reason=Reason.NOT_SUPPORTED, message=f"{item.reason} {item.way_out}"
         )
     yield from _nvme_path(spec, config)
+
+
+def _preset(spec: ZeroTrainingJobSpec) -> Iterator[Refusal]:
+    name = spec.model.preset if spec.model is not None else None
+    if name is not None and name not in PRESETS:
+        message = f"{name!r} is unknown; take one of {', '.join(PRESETS)}"
+        yield Refusal(path="spec.model.preset", reason=Reason.INVALID_SPEC, message=message)
 
 
 def _config_path(path: str) -> str:
@@ -107,6 +116,7 @@ def _nvme_mount(spec: ZeroTrainingJobSpec) -> Iterator[Refusal]:
 
 _CHECKS: tuple[Callable[[ZeroTrainingJobSpec], Iterator[Refusal]], ...] = (
     _configuration,
+    _preset,
     _memory,
     _nvme_mount,
     pod_template_refusals,

@@ -10,8 +10,9 @@ from typing import Any
 from torch import nn
 
 from zerotrain.contract.exit_codes import ExitCode
+from zerotrain.contract.presets import PRESETS
 from zerotrain.contract.train_spec import GptSpec, ModelSpec, TrainSpec
-from zerotrain.runtime.models.gpt import BYTE_VOCABULARY, PRESETS, Gpt
+from zerotrain.runtime.models.gpt import BYTE_VOCABULARY, Gpt
 
 
 class ModelError(Exception):

@@ -7,7 +7,6 @@ batch of token ids returns the loss, which is what every model of the trainer do
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import torch
 from torch import nn
@@ -17,16 +16,6 @@ from torch.utils.checkpoint import checkpoint
 from zerotrain.contract.train_spec import GptSpec
 
 BYTE_VOCABULARY = 256
-
-PRESETS: Mapping[str, GptSpec] = {
-    "gpt-1m": GptSpec(d_model=128, layers=5, heads=4, context=128),
-    "gpt-5m": GptSpec(d_model=256, layers=7, heads=8, context=128),
-    "gpt-25m": GptSpec(d_model=512, layers=8, heads=8, context=256),
-    "gpt-125m": GptSpec(d_model=896, layers=13, heads=14, context=512),
-    "gpt-350m": GptSpec(d_model=1024, layers=28, heads=16, context=1024),
-    "gpt-1b": GptSpec(d_model=1792, layers=26, heads=28, context=1024),
-}
-"""`model.preset` of a job; the name tells the parameters (vocabulary of 256 bytes)."""
 
 _INIT_STD = 0.02
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from zerotrain.contract.config import EngineConfig, load, resolve
 from zerotrain.contract.launch import LaunchError, LaunchSpec, RankEnv
+from zerotrain.contract.presets import auto_values
 from zerotrain.contract.train_spec import TrainSpec
 from zerotrain.runtime.data import Corpus, Shape, TokenLoader, open_corpus
 from zerotrain.runtime.engine import Engine, initialize
@@ -40,7 +41,9 @@ class Settings:
             )
         spec = TrainSpec.from_json(read_text(launch.train_spec_path, "training part"))
         read_text(launch.config_path, "configuration")
-        config = resolve(load(launch.config_path), world_size=launch.world_size)
+        gpt, preset = spec.model.gpt, spec.model.preset
+        auto = auto_values(d_model=gpt.d_model if gpt else None, preset=preset, steps=spec.steps)
+        config = resolve(load(launch.config_path), world_size=launch.world_size, auto=auto)
         return cls(
             launch=launch,
             rank=rank,
