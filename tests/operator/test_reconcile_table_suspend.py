@@ -127,6 +127,17 @@ SUSPEND = [
         ),
     ),
     Row(
+        id="a checkpoint of the same second as the last periodic one is the newer one",
+        job=job(
+            spec=SUSPENDED,
+            status=status(
+                "Suspending", checkpoint={"last": {"step": 40, "time": stamp(ago(3)), "durable": True}}
+            ),
+        ),
+        seen=seen(ended(0, 75, termination=last_words(75, step=42)), ended(1, 75), yielding=ACKED),
+        want=Want(fields={"checkpoint.last.step": 42}),
+    ),
+    Row(
         id="all pods gone",
         job=job(
             spec=SUSPENDED,

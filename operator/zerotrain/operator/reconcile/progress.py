@@ -74,8 +74,13 @@ def _take_checkpoint(draft: Draft, candidates: list[CheckpointProgress]) -> None
     record = CheckpointRecord(step=best.step, path=best.path, time=_moment(best.time), durable=True)
     last = draft.status.checkpoint.last
     # By time, not by step: after a damaged checkpoint the job goes on from an earlier step.
-    if last is None or last.time is None or (record.time is not None and record.time > last.time):
+    # Status holds whole seconds, and a yield may follow a periodic checkpoint within one: then the step decides.
+    if last is None or last.time is None or _age(record) > _age(last):
         draft.set(checkpoint=draft.status.checkpoint.model_copy(update={"last": record}))
+
+
+def _age(record: CheckpointRecord) -> tuple[float, int]:
+    return record.time.timestamp() if record.time is not None else 0.0, record.step
 
 
 def _take_last_step(draft: Draft, step: int) -> None:
