@@ -13,7 +13,7 @@ from tests.operator.kube_json import KubeJson
 from tests.operator.kubelet_double import kubelet, wait_for_step
 from tests.operator.live_job import LiveJob, judge_attempts
 from tests.operator.operator_process import KEY, OperatorProcess, install, operator
-from tests.support.devcluster import Cluster, Devcluster, checked
+from tests.support.devcluster import Cluster, Devcluster, checked, wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -61,7 +61,9 @@ def test_a_killed_operator_takes_over_its_own_lease_at_once(
         process.start()
         process.kill()
         process.start(wait=False)
-        process.wait_until_leading(timeout_s=12)
+        wait_until(lambda: process.get("/readyz") == "ok", "the restarted operator to answer")
+        # The dead process's lease would hold for 15 s from its last renewal.
+        process.wait_until_leading(timeout_s=8)
     finally:
         process.terminate()
 
@@ -76,10 +78,11 @@ def test_a_second_replica_stands_by_and_takes_over_what_is_given_back(
     try:
         with operator(operator_kubeconfig, tmp_path):
             second.start(wait=False)
-            time.sleep(6)
+            wait_until(lambda: second.get("/readyz") == "ok", "the second replica to answer")
+            time.sleep(5)
             assert "zerotrain_operator_leader 0.0" in second.get("/metrics")
         # Given back on SIGTERM: the 15 s of the lease need not pass.
-        second.wait_until_leading(timeout_s=8)
+        second.wait_until_leading(timeout_s=11)
     finally:
         second.terminate()
 

@@ -74,7 +74,7 @@ def _take_checkpoint(draft: Draft, candidates: list[CheckpointProgress]) -> None
     record = CheckpointRecord(step=best.step, path=best.path, time=_moment(best.time), durable=True)
     last = draft.status.checkpoint.last
     # By time, not by step: after a damaged checkpoint the job goes on from an earlier step.
-    # Status holds whole seconds, and a yield may follow a periodic checkpoint within one: then the step decides.
+    # Status holds whole seconds, and a yield may follow a periodic checkpoint within one: then by step.
     if last is None or last.time is None or _age(record) > _age(last):
         draft.set(checkpoint=draft.status.checkpoint.model_copy(update={"last": record}))
 
