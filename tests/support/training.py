@@ -29,6 +29,7 @@ class Case:
     clip: float = 0.0
     dtype: str = "fp32"
     steps: int = 3
+    optimizer: str = "AdamW"
     extra: dict[str, Any] = field(default_factory=dict, hash=False)
     """Further entries of `zero_optimization`."""
 
@@ -44,7 +45,7 @@ class Case:
             "bf16": {"enabled": self.dtype == "bf16"},
             "zero_optimization": {"stage": self.stage, "stage3_param_persistence_threshold": 0, **self.extra},
             "optimizer": {
-                "type": "AdamW",
+                "type": self.optimizer,
                 "params": {"lr": LR, "weight_decay": WEIGHT_DECAY, "eps": EPS},
             },
         }

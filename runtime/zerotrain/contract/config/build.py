@@ -32,6 +32,7 @@ _TOP_LEVEL = (
     "dataloader_drop_last",
 )
 _OPTIMIZER_FIELDS = ("lr", "betas", "eps", "weight_decay", "bias_correction", "momentum")
+_NATIVE = ("DeepSpeedCPUAdam", "CPUAdam")
 _COUPLED_DECAY = ("SGD", "MuSGD", "Adagrad")
 """Optimizers whose weight decay is added to the gradient."""
 
@@ -118,7 +119,13 @@ def _optimizer(draft: Draft) -> OptimizerConfig | None:
     if "betas" in known:
         known["betas"] = tuple(known["betas"])
     decoupled = kind not in _COUPLED_DECAY and (kind != "Adam" or params["adam_w_mode"])
-    return OptimizerConfig(type=kind, decoupled_weight_decay=decoupled, params=params, **known)
+    return OptimizerConfig(
+        type=kind,
+        decoupled_weight_decay=decoupled,
+        native=draft.flat.given["optimizer.type"].value in _NATIVE,
+        params=params,
+        **known,
+    )
 
 
 def _scheduler(draft: Draft) -> SchedulerConfig | None:

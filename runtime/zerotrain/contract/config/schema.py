@@ -275,6 +275,10 @@ class OptimizerConfig:
     bias_correction: bool = True
     """Correct the moments' start at zero."""
 
+    native: bool = False
+    """true = on CPU the native one-pass kernel (`DeepSpeedCPUAdam`): the same bits on every processor and
+    thread count, within a few units in the last place of the default, which has torch's arithmetic."""
+
     momentum: float = 0.0
     """SGD only."""
 

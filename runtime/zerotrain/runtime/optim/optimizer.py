@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from zerotrain.contract.config import OptimizerConfig
+from zerotrain.contract.config import ConfigError, OptimizerConfig
 from zerotrain.runtime.optim.groups import build_groups, group_hyper, group_runs
-from zerotrain.runtime.optim.rules import rule_of, tiles
+from zerotrain.runtime.optim.rules import UpdateRule, rule_of, tiles
 from zerotrain.runtime.zero.buffer import flat_zeros
 from zerotrain.runtime.zero.core import Core
 from zerotrain.runtime.zero.gradients import UnitGradients
@@ -63,6 +63,20 @@ class UnitStates:
             (unit.shard if unit.placement.states_sharded else unit.full.tensor).copy_(self.master)
 
 
+def native_rule_of(config: OptimizerConfig) -> UpdateRule:
+    """The rule over the native kernel. Raises ConfigError where this installation has no compiled code."""
+    try:
+        from zerotrain.runtime.optim.native import NativeAdamRule
+    except ImportError as error:
+        raise ConfigError(
+            "optimizer.type",
+            f"needs the native module, which this installation lacks ({error})",
+            "DeepSpeedCPUAdam",
+            'Install a platform wheel, or set it to "AdamW".',
+        ) from error
+    return NativeAdamRule(decoupled=config.decoupled_weight_decay, bias_correction=config.bias_correction)
+
+
 class ZeroOptimizer:
     """What `initialize` returns as the optimizer; `engine.step()` drives it.
 
@@ -79,7 +93,7 @@ class ZeroOptimizer:
         model_parameters: Iterable[nn.Parameter] | Iterable[Mapping[str, Any]] | None = None,
     ) -> None:
         """Read the groups; states are made by `attach`, once the units exist."""
-        self.rule = rule_of(config)
+        self.rule = native_rule_of(config) if config.native else rule_of(config)
         self.param_groups, self._group_of = build_groups(model, config, model_parameters)
         self.num_updates = 0
         """Steps that changed the weights; skipped ones do not count."""

@@ -24,10 +24,15 @@ OPTIMIZER: tuple[Key, ...] = (
                 value="DeepSpeedCPUAdam",
                 means="AdamW",
                 status=Status.ACCEPTED,
-                note="Read as AdamW; where its states are decides where it runs.",
+                note="AdamW by the native one-pass kernel where the states are on CPU; by torch on GPU.",
             ),
             Choice(value="FusedAdam", means="Adam", status=Status.ACCEPTED, note="Read as Adam."),
-            Choice(value="CPUAdam", means="Adam", status=Status.ACCEPTED, note="Read as Adam."),
+            Choice(
+                value="CPUAdam",
+                means="Adam",
+                status=Status.ACCEPTED,
+                note="Adam by the native one-pass kernel where the states are on CPU; by torch on GPU.",
+            ),
             *(
                 Choice(
                     value=name,
