@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pydantic import ValidationError
-from zerotrain.operator.api.admission import refusals
 
 from zerotrain.operator.api import ZeroTrainingJobSpec
+from zerotrain.operator.api.admission import refusals
 from zerotrain.operator.constants import Reason
 
 
