@@ -88,11 +88,8 @@ def existing() -> Cluster | None:
     if not Path(path).is_file():
         raise ClusterError(f"{EXISTING}={path} is not a file; unset it or give a kubeconfig")
     kubectl = shutil.which("kubectl")
-    if kubectl is None:
-        raise ClusterError(
-            f"{EXISTING} is set but there is no kubectl on PATH; install it or unset the variable"
-        )
-    return Cluster(name="existing", kubeconfig=Path(path), kubectl=(kubectl,))
+    command = (kubectl,) if kubectl else (str(BIN / "devcluster"), "kubectl")
+    return Cluster(name="existing", kubeconfig=Path(path), kubectl=command)
 
 
 def kind_up(name: str) -> Cluster:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.launcher import eventually, launched
 from zerotrain.contract import channel_token
-from zerotrain.contract.worker_http import WorkerReport, bearer, yield_body
+from zerotrain.contract.worker_http import TOKEN_HEADER, WorkerReport, bearer, yield_body
 
 TOKEN = channel_token.derive(b"k" * 32, "uid-1", 3)
 
@@ -54,7 +54,7 @@ def test_yield_needs_the_token_and_the_attempt(tmp_path: Path) -> None:
         wrong_token = bearer(channel_token.derive(b"k" * 32, "uid-1", 2))
         cases = [
             (yield_body(3), {}, 401),
-            (yield_body(3), {"Authorization": f"Basic {TOKEN}"}, 401),
+            (yield_body(3), {TOKEN_HEADER: f"Basic {TOKEN}"}, 401),
             (yield_body(3), wrong_token, 403),
             (yield_body(3), bearer(TOKEN[:-1]), 403),
             (yield_body(2), wrong_token, 403),

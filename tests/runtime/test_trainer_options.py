@@ -93,8 +93,12 @@ def test_expected_interval() -> None:
 
 
 def test_cores_follow_the_containers_limit(tmp_path: Path) -> None:
-    limit = tmp_path / "cpu.max"
     unlimited = usable_cores(tmp_path / "absent")
-    for text, expected in (("max 100000", unlimited), ("50000 100000", 1), ("100000 100000", 1)):
-        limit.write_text(text)
-        assert usable_cores(limit) == expected
+    v1, v2 = tmp_path / "v1", tmp_path / "v2"
+    (v1 / "cpu").mkdir(parents=True)
+    v2.mkdir()
+    for quota, expected in (("max", unlimited), ("50000", 1), ("100000", 1)):
+        (v2 / "cpu.max").write_text(f"{quota} 100000\n")
+        (v1 / "cpu" / "cpu.cfs_quota_us").write_text("-1" if quota == "max" else quota)
+        (v1 / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+        assert usable_cores(v1) == usable_cores(v2) == expected

@@ -9,9 +9,7 @@ import base64
 import json
 import os
 import secrets
-import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,20 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-BUILD_SCRIPT = REPOSITORY / "deploy" / "devcluster" / "build.py"
-BIN = REPOSITORY / "build" / "devcluster" / "bin"
-IMAGES = REPOSITORY / "build" / "devcluster" / "images"
-INSTANCES = REPOSITORY / "build" / "devcluster" / "instances"
-EXISTING = "ZEROTRAIN_TEST_KUBECONFIG"
+from deploy.devcluster import cluster as provider
+from deploy.devcluster.cluster import HOST_IMAGE, INSTANCES, ROOT
 
+REPOSITORY = ROOT
+BIN = provider.BIN
+IMAGES = HOST_IMAGE.parent
+ClusterError = provider.ClusterError
 
 EXIT_UNSUPPORTED = 3
 """`up` ends with this when the machine cannot run the profile at all."""
-
-
-class ClusterError(RuntimeError):
-    """A command of the cluster failed; the message holds what it printed."""
 
 
 class UnsupportedError(ClusterError):
@@ -130,25 +124,19 @@ def open_kubeconfig(kubeconfig: Path, kubectl_command: tuple[str, ...], *, name:
 
 def existing() -> Cluster | None:
     """The cluster of ZEROTRAIN_TEST_KUBECONFIG, if that is set."""
-    path = os.environ.get(EXISTING)
-    if not path:
-        return None
-    if not Path(path).is_file():
-        raise ClusterError(f"{EXISTING}={path} is not a file; unset it or give a kubeconfig")
-    kubectl = shutil.which("kubectl")
-    command = (kubectl,) if kubectl else (str(BIN / "devcluster"), "kubectl")
-    return open_kubeconfig(Path(path), command)
+    found = provider.existing()
+    return None if found is None else open_kubeconfig(found.kubeconfig, found.kubectl)
 
 
 def build_tools(profile: str) -> None:
     """Build the profile's programs unless they are cached; progress goes to the terminal."""
-    subprocess.run([sys.executable, str(BUILD_SCRIPT), "tools", "--profile", profile], check=True)
+    provider.build(profile, image=False)
 
 
 def build_image() -> Path:
     """The host image as a docker-archive."""
-    subprocess.run([sys.executable, str(BUILD_SCRIPT), "image"], check=True)
-    return IMAGES / "host.tar"
+    provider.build("node", image=True)
+    return HOST_IMAGE
 
 
 class Devcluster:

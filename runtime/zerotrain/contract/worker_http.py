@@ -1,7 +1,8 @@
 """The HTTP that every worker's launcher serves and the operator (or `zerotrain run`) calls.
 
 GET paths answer without a token: the job's NetworkPolicy admits the operator and the monitoring
-namespace alone. `POST /yield` carries `Authorization: Bearer <channel token of the attempt>`.
+namespace alone. `POST /yield` carries the channel token of the attempt in a header of its own, because the
+API server's pod proxy, the way in from outside a cluster, removes `Authorization`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 from zerotrain.contract.progress import CheckpointProgress, Progress
 
+TOKEN_HEADER = "Zerotrain-Channel-Token"
 METRICS_PATH = "/metrics"
 PROGRESS_PATH = "/progress"
 READY_PATH = "/ready"
@@ -84,4 +86,4 @@ def yield_attempt(body: bytes) -> int:
 
 def bearer(token: str) -> dict[str, str]:
     """The header that carries the channel token."""
-    return {"Authorization": f"Bearer {token}"}
+    return {TOKEN_HEADER: f"Bearer {token}"}

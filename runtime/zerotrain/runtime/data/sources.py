@@ -31,6 +31,8 @@ TOKEN_DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
 
 MAX_NAMED = 3
 
+_OFTEN_LEFT_OUT = frozenset({"test", "tests", "idlelib", "tkinter", "turtledemo", "ensurepip", "lib2to3"})
+
 
 def open_corpus(data_path: str) -> Corpus:
     """The corpus behind `data_path`. Raises DataError naming the path, the rule and the way out."""
@@ -60,8 +62,9 @@ def open_corpus(data_path: str) -> Corpus:
 
 
 def python_stdlib() -> TextCorpus:
-    """The .py files of the running Python's standard library, installed packages left out."""
-    return _folder(Path(sysconfig.get_paths()["stdlib"]), suffix=".py")
+    """The .py files of the running Python's standard library, without installed packages, and without the
+    parts that distributions and images often leave out: the same text on a machine and in a container."""
+    return _folder(Path(sysconfig.get_paths()["stdlib"]), suffix=".py", without=_OFTEN_LEFT_OUT)
 
 
 def _single(path: Path) -> TextCorpus:
@@ -75,10 +78,12 @@ def _single(path: Path) -> TextCorpus:
     return TextCorpus([TextFile(path=path, size=size)], root=path.parent)
 
 
-def _folder(root: Path, *, suffix: str | None) -> TextCorpus:
+def _folder(root: Path, *, suffix: str | None, without: frozenset[str] = frozenset()) -> TextCorpus:
     files, binary = [], []
     for path in _walk(root):
         if suffix is not None and path.suffix != suffix:
+            continue
+        if without.intersection(path.relative_to(root).parts[:-1]):
             continue
         size = path.stat().st_size
         if size == 0:

@@ -25,6 +25,7 @@ from zerotrain.contract.worker_http import (
     PROGRESS_PATH,
     READY_PATH,
     STACKS_PATH,
+    TOKEN_HEADER,
     YIELD_PATH,
     yield_attempt,
 )
@@ -134,7 +135,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(_problem(HTTPStatus.NOT_FOUND, f"POST knows {YIELD_PATH} alone"))
             return
         # Who asks is settled before anything of the body is looked at.
-        refusal = _refuse_token(self.server.api.token, self.headers.get("Authorization"))
+        refusal = _refuse_token(self.server.api.token, self.headers.get(TOKEN_HEADER))
         self._send(refusal or self._yield())
 
     def _yield(self) -> Answer:
@@ -188,7 +189,7 @@ def _refuse_token(expected: str | None, header: str | None) -> Answer | None:
     """None when the header shows the expected token."""
     scheme, _, shown = (header or "").partition(" ")
     if scheme.lower() != "bearer" or not shown:
-        return _problem(HTTPStatus.UNAUTHORIZED, "POST needs 'Authorization: Bearer <channel token>'")
+        return _problem(HTTPStatus.UNAUTHORIZED, f"POST needs '{TOKEN_HEADER}: Bearer <channel token>'")
     if expected is None:
         return _problem(HTTPStatus.FORBIDDEN, "this worker was started without a token file")
     if not channel_token.matches(expected, shown.strip()):

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-CGROUP_CPU = Path("/sys/fs/cgroup/cpu.max")
+CGROUP = Path("/sys/fs/cgroup")
 
 _RANK_STRIDE = 1_000_003
 
@@ -40,11 +40,27 @@ def set_threads(local_world_size: int) -> int:
     return torch.get_num_threads()
 
 
-def usable_cores(cpu_max: Path = CGROUP_CPU) -> int:
-    """Cores by affinity, and by the container's CPU limit where there is one."""
+def usable_cores(cgroup: Path = CGROUP) -> int:
+    """Cores by affinity, and by the container's CPU limit where there is one (cgroup v2, else v1).
+
+    More threads than the limit allows would only be stopped by the kernel in the middle of a step.
+    """
     cores = len(os.sched_getaffinity(0))
     try:
-        quota, period = cpu_max.read_text().split()
-        return cores if quota == "max" else max(1, min(cores, math.ceil(int(quota) / int(period))))
+        quota, period = _cpu_limit(cgroup)
     except (OSError, ValueError):
         return cores
+    return max(1, min(cores, math.ceil(quota / period)))
+
+
+def _cpu_limit(cgroup: Path) -> tuple[int, int]:
+    """Microseconds of CPU per period. Raises OSError or ValueError where there is no limit."""
+    v2 = cgroup / "cpu.max"
+    if v2.exists():
+        quota, period = v2.read_text().split()
+    else:
+        v1 = cgroup / "cpu"
+        quota, period = ((v1 / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+    if int(quota) <= 0:  # v1 writes -1, v2 "max"
+        raise ValueError("no CPU limit")
+    return int(quota), int(period)
