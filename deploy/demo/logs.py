@@ -47,6 +47,10 @@ class LossLog:
     def of_attempt(self, attempt: int) -> list[LossPoint]:
         return [point for point in self.points if point.attempt == attempt]
 
+    def forget(self) -> None:
+        """Let `follow` start anew, for streams that ended early; lines read twice count once per step."""
+        self._following.clear()
+
     def close(self) -> None:
         """Let the last lines arrive, then end the followers."""
         for process in self._following.values():
