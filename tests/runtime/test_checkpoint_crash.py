@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 from tests.support.checkpoint_states import layout_for, make_state
 from zerotrain.runtime import checkpoint
 from zerotrain.runtime.checkpoint import Owner, SingleRank
+
+ROOT = Path(__file__).resolve().parents[2]
 
 PROGRAM = """
 import os, signal, sys
@@ -67,7 +70,11 @@ def test_killed_at_every_system_call(tmp_path: Path) -> None:
     program = tmp_path / "crash.py"
     program.write_text(PROGRAM)
     result = subprocess.run(
-        [sys.executable, str(program), str(tmp_path / "runs")], capture_output=True, text=True, check=False
+        [sys.executable, str(program), str(tmp_path / "runs")],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert result.returncode == 0, result.stderr
     last = int(result.stdout)
