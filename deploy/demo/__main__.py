@@ -49,10 +49,12 @@ def run(console: Console, found: Cluster) -> int:
     kubectl = Kubectl(found, NAMESPACE)
     with View(console) as view:
         view.say(f"cluster {found.name} is up; KUBECONFIG={found.kubeconfig}")
-        operator_setup.install(kubectl)
-        view.say(f"the operator runs in namespace {operator_setup.OPERATOR_NAMESPACE}")
-        kubectl.run("apply", "-f", "-", stdin=_namespace())
         try:
+            operator_setup.install(kubectl)
+            view.say(f"the operator runs in namespace {operator_setup.OPERATOR_NAMESPACE}")
+            # On a cluster that exists, an earlier run's job and checkpoints would be taken up again.
+            kubectl.run("delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=180s")
+            kubectl.run("apply", "-f", "-", stdin=_namespace())
             outcome = Story(kubectl, view).run()
         except (TimeoutError, KubectlError):
             _diagnose(console, kubectl)

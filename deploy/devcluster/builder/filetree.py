@@ -9,12 +9,13 @@ import os
 import stat
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .archive import LayerEntry
 from .errors import BuildError
 
+_MAX_SCRIPT_BYTES = 1 << 16
 _MAX_LINKS = 40  # the kernel's own limit for one path
 
 Skip = Callable[[os.DirEntry[str]], bool]
@@ -103,6 +104,20 @@ class FileTree:
             if node.is_folder and path in lower.nodes:
                 del self.nodes[path]
 
+    def move(self, old: str, new: str) -> None:
+        """Give a folder another place in the image: its paths, links into it, and scripts' first lines."""
+        moved = {path: node for path, node in self.nodes.items() if _is_in(path, old)}
+        for path in moved:
+            del self.nodes[path]
+        for path, node in moved.items():
+            self.nodes[new + path.removeprefix(old)] = _with_interpreter(path, node, old, new)
+        for path, node in self.nodes.items():
+            if node.link_to is not None and _is_in(node.link_to, old):
+                self.nodes[path] = replace(node, link_to=new + node.link_to.removeprefix(old))
+        if moved:
+            self._add_parents(new)
+            self._drop_empty_parents(old)
+
     def fingerprint(self) -> str:
         """Hash of all paths and what is known of them without reading them.
 
@@ -145,6 +160,12 @@ class FileTree:
         for parent in list(Path(path).parents)[:-1]:  # the root itself is no entry of a layer
             self.nodes.setdefault(str(parent), Node(mode=0o755, is_folder=True))
 
+    def _drop_empty_parents(self, path: str) -> None:
+        for parent in list(Path(path).parents)[:-1]:
+            if any(other.startswith(f"{parent}/") for other in self.nodes):
+                return
+            self.nodes.pop(str(parent), None)
+
     def _put(self, path: str, status: os.stat_result) -> None:
         # World-readable whatever it is here (a home folder is 0700): the pods' user owns nothing in the
         # image.
@@ -155,6 +176,22 @@ class FileTree:
             self.nodes[path] = Node(
                 mode=mode, source=path, size=status.st_size, modified_ns=status.st_mtime_ns
             )
+
+
+def _is_in(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(f"{folder}/")
+
+
+def _with_interpreter(path: str, node: Node, old: str, new: str) -> Node:
+    """A script that names an interpreter in `old` names the one in `new`; other nodes stay as they are."""
+    if os.path.basename(os.path.dirname(path)) != "bin" or not node.size or node.size > _MAX_SCRIPT_BYTES:
+        return node
+    body = Path(node.source).read_bytes() if node.source is not None else node.body or b""
+    head = f"#!{old}/".encode()
+    if not body.startswith(head):
+        return node
+    changed = f"#!{new}/".encode() + body.removeprefix(head)
+    return Node(mode=node.mode, body=changed, size=len(changed))
 
 
 def _parts(path: str) -> list[str]:

@@ -20,10 +20,12 @@ from .filetree import FileTree
 from .paths import Paths
 from .progress import Reporter
 from .projectcode import add_project
-from .pythonenv import PythonEnvironment, add_environment, inspect_environment
+from .pythonenv import add_environment, inspect_environment
 from .sharedlibs import is_elf, needed_libraries
 
 IMAGE_TAG = "localhost/zerotrain:dev"
+ENVIRONMENT = "/opt/zerotrain"
+"""Where the virtual environment lies in the image, whatever folder the clone is in."""
 USER_ID = 65532
 USER_NAME = "zerotrain"
 
@@ -70,17 +72,21 @@ def build_host_image(paths: Paths, reporter: Reporter) -> Path:
         add_project(project, environment, paths.repository)
         compiled = [path for path in project.nodes if os.path.isfile(path) and is_elf(path)]
         _add_system(dependencies, compiled, reporter)
+        for tree in (dependencies, project):
+            # A clone may lie in a folder that pods mount over, such as /tmp.
+            tree.move(environment.prefix, ENVIRONMENT)
+        _add_folders(dependencies)
         project.drop_folders_of(dependencies)
-        _write(archive, environment, dependencies, project, reporter)
+        _write(archive, dependencies, project, reporter)
     return archive
 
 
-def image_config(environment: PythonEnvironment) -> ImageConfig:
+def image_config() -> ImageConfig:
     """No entry point: the operator names the command of every container it makes."""
     certificates = next((path for path in _CERTIFICATES if os.path.exists(path)), None)
     return ImageConfig(
         environ={
-            "PATH": f"{environment.prefix}/bin:/usr/local/bin:/usr/bin:/bin",
+            "PATH": f"{ENVIRONMENT}/bin:/usr/local/bin:/usr/bin:/bin",
             "HOME": "/tmp",
             "LANG": "C.UTF-8",
             "PYTHONUNBUFFERED": "1",  # a container's log must show a line when it is printed
@@ -112,6 +118,10 @@ def _add_system(tree: FileTree, compiled: Sequence[str], reporter: Reporter) -> 
         tree.add(library)
     for name, text in _ETC.items():
         tree.add_bytes(f"/etc/{name}", text.encode())
+
+
+def _add_folders(tree: FileTree) -> None:
+    """Mount points, a home and scratch: there whatever else is."""
     for folder in ("/proc", "/sys", "/dev", "/run", "/root"):
         tree.add_folder(folder)
     for folder in ("/tmp", "/var/tmp"):
@@ -120,12 +130,11 @@ def _add_system(tree: FileTree, compiled: Sequence[str], reporter: Reporter) -> 
 
 def _write(
     archive: Path,
-    environment: PythonEnvironment,
     dependencies: FileTree,
     project: FileTree,
     reporter: Reporter,
 ) -> None:
-    config = image_config(environment)
+    config = image_config()
     dependencies_key = dependencies.fingerprint()
     image_key = _hash(dependencies_key, project.fingerprint(), config.to_json([]).decode(), IMAGE_TAG)
     last = _read_record(archive)

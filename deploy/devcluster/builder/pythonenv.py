@@ -49,7 +49,7 @@ class PythonEnvironment:
 
     prefix: str
     named_paths: tuple[str, ...]
-    """Paths as Python itself and the environment's scripts name them, links included."""
+    """Paths as Python itself names them, links inside the environment included."""
     stdlib: tuple[str, ...]
     """Standard library folders: pure and platform-specific, often the same."""
     site_packages: tuple[str, ...]
@@ -70,9 +70,12 @@ def inspect_environment(repository: Path) -> PythonEnvironment:
     if facts["prefix"] == facts["base_prefix"]:
         raise BuildError(f"{executable} is not a virtual environment; `make` creates {python.parents[1]}")
     folders = ("stdlib", "platstdlib", "purelib", "platlib")
+    prefix = os.path.realpath(facts["prefix"])
+    # Links that lead to the environment stay behind, links inside it come along.
+    inside = (path.replace(facts["prefix"], prefix, 1) for path in (facts[name] for name in folders))
     return PythonEnvironment(
-        prefix=os.path.realpath(facts["prefix"]),
-        named_paths=(executable, facts["base_executable"], *(facts[name] for name in folders)),
+        prefix=prefix,
+        named_paths=(f"{prefix}/bin/python", facts["base_executable"], *inside),
         stdlib=_real(facts["stdlib"], facts["platstdlib"]),
         site_packages=_real(facts["purelib"], facts["platlib"]),
         cache_tag=facts["cache_tag"],
