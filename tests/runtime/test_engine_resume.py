@@ -98,3 +98,33 @@ def test_saving_inside_accumulation_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RankFailed, match=r"would lose gradients \(micro-batch 1 of 2\)"):
         run_ranks(1, save_inside_accumulation, tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def start_with(lr: float, *, betas: list[float], warmup: bool) -> Engine:
+    case = Case(stage=1)
+    config = case.config(1)
+    config["optimizer"]["params"] |= {"lr": lr, "betas": betas}
+    if warmup:
+        config["scheduler"] = {
+            "type": "WarmupCosineLR",
+            "params": {"warmup_num_steps": 2, "total_num_steps": 9},
+        }
+    return zt.initialize(model=case.model(), config=config)[0]
+
+
+@pytest.mark.parametrize("warmup", [False, True])
+def test_hyperparameters_edited_before_a_resume_are_kept(warmup: bool, tmp_path: Path) -> None:
+    first = start_with(1e-2, betas=[0.9, 0.99], warmup=warmup)
+    train(first, Case(stage=1), 0, 3)
+    first.optimizer.param_groups[0]["weight_decay"] = 0.25  # by the script, while it ran
+    first.save_checkpoint(tmp_path)
+    same = start_with(1e-2, betas=[0.9, 0.99], warmup=warmup)
+    same.load_checkpoint(tmp_path)
+    edited = start_with(2e-2, betas=[0.8, 0.99], warmup=warmup)
+    edited.load_checkpoint(tmp_path)
+    assert same.optimizer.scalars() == first.optimizer.scalars()
+    assert edited.optimizer.lr == pytest.approx(2 * first.optimizer.lr)
+    group = edited.optimizer.param_groups[0]
+    assert (group["betas"], group["weight_decay"]) == ((0.8, 0.99), 0.25)
+    for engine in (first, same, edited):
+        engine.close()

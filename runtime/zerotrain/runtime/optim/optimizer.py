@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from zerotrain.contract.config import ConfigError, OptimizerConfig
-from zerotrain.runtime.optim.groups import build_groups, group_hyper, group_runs
+from zerotrain.runtime.optim.groups import GROUP_KEYS, build_groups, group_hyper, group_runs
 from zerotrain.runtime.optim.rules import UpdateRule, rule_of, tiles
 from zerotrain.runtime.zero.buffer import flat_zeros
 from zerotrain.runtime.zero.core import Core
@@ -77,6 +77,11 @@ def native_rule_of(config: OptimizerConfig) -> UpdateRule:
     return NativeAdamRule(decoupled=config.decoupled_weight_decay, bias_correction=config.bias_correction)
 
 
+def _json_values(group: Mapping[str, Any]) -> dict[str, Any]:
+    """A group's hyperparameters as they come back from JSON."""
+    return {key: list(group[key]) if key == "betas" else group[key] for key in GROUP_KEYS}
+
+
 class ZeroOptimizer:
     """What `initialize` returns as the optimizer; `engine.step()` drives it.
 
@@ -95,6 +100,8 @@ class ZeroOptimizer:
         """Read the groups; states are made by `attach`, once the units exist."""
         self.rule = native_rule_of(config) if config.native else rule_of(config)
         self.param_groups, self._group_of = build_groups(model, config, model_parameters)
+        # Before a schedule writes `lr`: a resume must tell what the user edited from what a run changed.
+        self._configured = [_json_values(group) for group in self.param_groups]
         self.num_updates = 0
         """Steps that changed the weights; skipped ones do not count."""
         self.states: dict[str, UnitStates] = {}
@@ -140,10 +147,14 @@ class ZeroOptimizer:
         return {
             "num_updates": self.num_updates,
             "groups": [{k: v for k, v in group.items() if k != "params"} for group in self.param_groups],
+            "configured": [dict(values) for values in self._configured],
         }
 
     def load_scalars(self, scalars: Mapping[str, Any]) -> None:
-        """Undo `scalars`. Raises ValueError when the number of groups differs."""
+        """Undo `scalars`, but keep what the user configured otherwise since: an edited value wins.
+
+        Raises ValueError when the number of groups differs.
+        """
         groups = scalars["groups"]
         if len(groups) != len(self.param_groups):
             raise ValueError(
@@ -152,8 +163,11 @@ class ZeroOptimizer:
                 "pass the same model_parameters"
             )
         self.num_updates = int(scalars["num_updates"])
-        for mine, saved in zip(self.param_groups, groups, strict=True):
-            mine.update({**saved, "betas": tuple(saved["betas"])})
+        before = scalars.get("configured", self._configured)
+        for mine, saved, then, now in zip(self.param_groups, groups, before, self._configured, strict=True):
+            edited = {key for key, value in now.items() if key in then and then[key] != value}
+            restored = {**saved, "betas": tuple(saved["betas"])}
+            mine.update({key: value for key, value in restored.items() if key not in edited})
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Nothing: `engine.step()` clears gradients. Here for scripts that call it."""

@@ -37,13 +37,11 @@ class LrSchedule:
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-able."""
-        return {"num_updates": self.num_updates, "base": list(self._base)}
+        return {"num_updates": self.num_updates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Undo `state_dict`."""
+        """Undo `state_dict`. The base rates stay those of this run's configuration."""
         self.num_updates = int(state["num_updates"])
-        if len(state["base"]) == len(self._base):
-            self._base = [float(rate) for rate in state["base"]]
         self._write()
 
     def _write(self) -> None:
