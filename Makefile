@@ -28,7 +28,7 @@ $(INSTALLED): pyproject.toml $(NATIVE_SOURCES)
 	@$(PYTHON) -c 'import sys; sys.exit("zerotrain needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Give another with: make PYTHON=/path/to/python3.12") if sys.version_info < (3, 11) else None'
 	@command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || { echo "zerotrain needs a C++ compiler (Debian: apt-get install g++)" >&2; exit 1; }
 	@echo "==> virtual environment in $(VENV) (torch and the rest from the package index: some minutes the first time)"
-	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || { echo "$(PYTHON) cannot make a virtual environment (Debian, Ubuntu: apt-get install python3-venv)" >&2; exit 1; }
 	$(PY) -m pip install --quiet --upgrade 'pip>=25.1'
 	$(PY) -m pip install --progress-bar off --editable '.[dev]'
 	$(PY) -c 'import zerotrain.contract, zerotrain.runtime, zerotrain.operator, torch; print("==> installed, torch", torch.__version__)'
@@ -53,9 +53,10 @@ cluster-up: venv ## start a development cluster (PROFILE=control-plane|node|simu
 	$(PY) -m deploy.devcluster up --profile $(PROFILE) --name $(NAME) --cluster $(CLUSTER)
 
 cluster-down: ## stop it
-	@if [ -x $(DEVCLUSTER) ]; then $(DEVCLUSTER) down --name $(NAME) --root $(INSTANCES); else echo "no development cluster was built here"; fi
+	@if [ $(CLUSTER) = kind ]; then kind delete cluster --name $(NAME); elif [ -x $(DEVCLUSTER) ]; then $(DEVCLUSTER) down --name $(NAME) --root $(INSTANCES); else echo "no development cluster was built here"; fi
 
 generate: venv ## regenerate CRDs and documentation tables
+	@mkdir -p build
 	$(PY) -m zerotrain.operator.api.generate > build/crd.yaml && mv build/crd.yaml crds/zerotrain.dev_zerotrainingjobs.yaml
 	$(PY) -m zerotrain.contract.config.document > build/configuration.md && mv build/configuration.md docs/configuration.md
 

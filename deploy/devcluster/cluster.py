@@ -88,6 +88,11 @@ def existing() -> Cluster | None:
     if not Path(path).is_file():
         raise ClusterError(f"{EXISTING}={path} is not a file; unset it or give a kubeconfig")
     kubectl = shutil.which("kubectl")
+    if kubectl is None and not (BIN / "devcluster").exists():
+        raise ClusterError(
+            "there is no kubectl on PATH; install it, or run `make cluster-up PROFILE=control-plane` once, "
+            "which builds one"
+        )
     command = (kubectl,) if kubectl else (str(BIN / "devcluster"), "kubectl")
     return Cluster(name="existing", kubeconfig=Path(path), kubectl=command)
 
