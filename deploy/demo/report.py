@@ -91,9 +91,10 @@ def metric_lines(exposition: str) -> list[str]:
     lines = [line for line in exposition.splitlines() if not line.startswith("#")]
     chosen = []
     for name in SHOWN_METRICS:
-        match = next((line for line in lines if re.match(rf"{name}(_total)?[{{ ]", line)), None)
-        if match is not None:
-            chosen.append(match)
+        matches = [line for line in lines if re.match(rf"{name}(_total)?[{{ ]", line)]
+        # Every label set is born at 0; one that moved says more.
+        moved = [line for line in matches if float(line.rsplit(" ", 1)[1]) != 0.0]
+        chosen += (moved or matches)[:1]
     return chosen
 
 

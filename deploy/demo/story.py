@@ -99,7 +99,8 @@ class Story:
         pod = f"{self.name}-{attempt}-0:{WORKER_HTTP_PORT}"
         path = f"/api/v1/namespaces/{self.kubectl.namespace}/pods/{pod}/proxy/metrics"
         with suppress(KubectlError):  # the pod may just have ended; an earlier answer stays
-            self.metrics = self.kubectl.run("get", "--raw", path)
+            # The proxy waits half a minute for a pod that has just gone; the story must not.
+            self.metrics = self.kubectl.run("get", "--raw", path, "--request-timeout=2s")
 
     def _kill(self, attempt: int, step: int) -> None:
         pod = f"{self.name}-{attempt}-1"
