@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from zerotrain.operator.handlers.queue import WorkQueue
+from zerotrain.operator.handlers.runtime import dead_tasks
 
 
 async def take(queue: WorkQueue[str]) -> str:
@@ -75,3 +76,18 @@ async def test_a_forgotten_key_does_not_come() -> None:
     queue.add_after("a", 0.01)
     queue.forget("a")
     await nothing(queue)
+
+
+async def test_a_part_that_died_is_a_problem_of_health() -> None:
+    async def dies() -> None:
+        raise RuntimeError("gone")
+
+    async def ends() -> None:
+        return
+
+    tasks = [
+        asyncio.create_task(dies(), name="pod reflector"),
+        asyncio.create_task(ends(), name="first list"),
+    ]
+    await asyncio.wait(tasks)
+    assert dead_tasks(tasks) == ["task 'pod reflector' ended: RuntimeError('gone')"]

@@ -6,6 +6,7 @@ import asyncio
 import json
 from datetime import UTC, datetime
 
+import pytest
 from aiohttp import web
 
 from tests.operator.api_double import ApiDouble, Json, pod_json, served
@@ -63,6 +64,22 @@ def test_a_pod_that_the_job_does_not_control_is_no_pod_of_the_job() -> None:
     stranger["metadata"]["ownerReferences"][0]["uid"] = "another-job"
     assert store.put(stranger, now=NOW) is None
     assert present(store) == []
+
+
+@pytest.mark.parametrize("message", ["\n", "[" * 4096, " \t\n", '{"attempt": 1, "code": 1, "step": []}'])
+def test_no_termination_message_makes_a_pod_unreadable(message: str) -> None:
+    store = PodStore()
+    state = {"terminated": {"exitCode": 1, "message": message}}
+    pod = pod_json(0, version=1, phase="Failed", containerStatuses=[{"name": "worker", "state": state}])
+    assert store.put(pod, now=NOW) == KEY
+    assert present(store) == [(0, "Failed")]
+
+
+def test_a_pod_that_cannot_be_read_is_passed_over() -> None:
+    store = PodStore()
+    broken = pod_json(0, version=1, containerStatuses=[{"name": "worker", "state": {"terminated": "?"}}])
+    assert store.replace([broken, pod_json(1, version=1)], version=1, now=NOW) == {KEY}
+    assert present(store) == [(1, "Pending")]
 
 
 def test_views_of_past_attempts_are_forgotten() -> None:

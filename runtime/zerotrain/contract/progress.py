@@ -139,7 +139,10 @@ def _finite(value: Any) -> Any:
 
 
 def _object(text: str, what: str) -> dict[str, Any]:
-    value = json.loads(text)
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError(f"{what} is nested too deeply") from None
     if not isinstance(value, dict):
         raise ValueError(f"{what} must be a JSON object; got {type(value).__name__}")
     return value

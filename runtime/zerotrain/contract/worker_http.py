@@ -59,10 +59,15 @@ class WorkerReport:
     @classmethod
     def from_json(cls, text: str) -> WorkerReport:
         """Raises ValueError when the text is no report or a required key is missing."""
-        data = json.loads(text)
+        try:
+            data = json.loads(text)
+        except RecursionError:
+            raise ValueError("worker report is nested too deeply") from None
         if not isinstance(data, dict):
             raise ValueError(f"worker report must be a JSON object; got {type(data).__name__}")
         known = {key: value for key, value in data.items() if key in cls.__dataclass_fields__}
+        if not isinstance(known.get("ranks", []), list):
+            raise ValueError(f"WorkerReport.ranks must be a list; got {type(known['ranks']).__name__}")
         known["ranks"] = tuple(Progress.from_json(json.dumps(rank)) for rank in known.get("ranks", ()))
         try:
             return cls(**known)

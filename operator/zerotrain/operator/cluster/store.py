@@ -6,6 +6,7 @@ not miss the pods it just made. Resource versions decide which of two views is n
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -13,6 +14,8 @@ from typing import Any
 
 from zerotrain.operator.constants import LABEL_JOB
 from zerotrain.operator.reconcile import PodView, job_uid_of, pod_view
+
+log = logging.getLogger(__name__)
 
 MAX_GONE = 20_000
 """Last views kept per job: those of one attempt of the largest job, twice."""
@@ -50,7 +53,8 @@ class PodStore:
 
     def put(self, pod: Mapping[str, Any], *, now: datetime) -> JobKey | None:
         """Take in a newer view of a pod; the key of its job when that changed anything."""
-        uid, view = job_uid_of(pod), pod_view(pod, seen_at=now)
+        uid = job_uid_of(pod)
+        view = _readable(pod, now) if uid is not None else None
         if uid is None or view is None:
             return None
         pods = self._jobs.setdefault(uid, _Pods())
@@ -111,6 +115,16 @@ class PodStore:
         while len(pods.gone) > MAX_GONE:
             pods.gone.pop(next(iter(pods.gone)))
         return entry.key
+
+
+def _readable(pod: Mapping[str, Any], now: datetime) -> PodView | None:
+    """The pod's view. What a tenant's program wrote into one pod must not cost all others their operator."""
+    try:
+        return pod_view(pod, seen_at=now)
+    except Exception:
+        name, namespace = pod["metadata"].get("name"), pod["metadata"].get("namespace")
+        log.exception("pod %s/%s cannot be read and is passed over", namespace, name)
+        return None
 
 
 def version_of(item: Mapping[str, Any]) -> int:

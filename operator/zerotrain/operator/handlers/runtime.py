@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -140,18 +140,28 @@ class Runtime:
     async def _serve(self) -> None:
         stop = await serve(
             self.config.http_address,
-            problems=lambda: health_problems(lag_s=self._lag.now_s, watch_age_s=self._reflector.age_s),
+            problems=self._problems,
             synced=self._reflector.synced.is_set,
             registry=self.telemetry.registry,
             before_scrape=self._measure,
         )
         self._exits.push_async_callback(stop)
 
+    def _problems(self) -> list[str]:
+        ended = dead_tasks(self._tasks)
+        return health_problems(lag_s=self._lag.now_s, watch_age_s=self._reflector.age_s) + ended
+
     def _measure(self) -> None:
         self.telemetry.loop_lag_seconds.set(self._lag.seconds)
         self.telemetry.watch_age_seconds.set(self._reflector.age_s)
         self.telemetry.queue_depth.set(len(self.controller.queue))
         self.telemetry.count_jobs(self.controller.phases())
+
+
+def dead_tasks(tasks: Iterable[asyncio.Task[None]]) -> list[str]:
+    """One line per task that an error ended: only a restart brings that part of the operator back."""
+    failed = [task for task in tasks if task.done() and not task.cancelled() and task.exception() is not None]
+    return [f"task {task.get_name()!r} ended: {task.exception()!r}" for task in failed]
 
 
 def _report_end(task: asyncio.Task[None]) -> None:

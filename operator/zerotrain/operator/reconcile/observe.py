@@ -213,11 +213,11 @@ def _waiting(state: Mapping[str, Any] | None) -> str | None:
 
 
 def _termination(message: str | None, attempt: int) -> Termination | None:
-    if not message:
+    if not message or not message.strip():
         return None
     try:
         parsed = Termination.from_json(message)
-    except ValueError:
+    except (ValueError, RecursionError):
         # A program of the user's own, or a sidecar's text: the last line is still worth showing.
         return Termination(attempt=attempt, code=-1, last_line=message.strip().splitlines()[-1][:1000])
     return parsed if parsed.attempt == attempt else None
