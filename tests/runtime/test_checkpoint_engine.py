@@ -9,6 +9,9 @@ import pytest
 from tests.support import checkpoint_engines
 from tests.support.ranks import run_ranks
 from tests.support.trainer_runs import newest_digests
+from zerotrain.contract.launch import LaunchSpec
+from zerotrain.runtime.checkpoint import CheckpointFenced, Owner
+from zerotrain.runtime.checkpoint.fence import read_fence, take_over
 
 
 def test_n_to_m_to_n_is_bit_identical(tmp_path: Path) -> None:
@@ -36,6 +39,32 @@ def test_saving_inside_accumulation_is_refused_clearly(tmp_path: Path) -> None:
     for rank_texts in texts:
         assert len(rank_texts) == 2
         assert all("inside gradient accumulation" in text for text in rank_texts)
+
+
+def test_first_save_claims_the_folder_and_a_load_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it an attempt that was given up could still commit over its successor's checkpoints."""
+    spec = LaunchSpec(
+        job="j",
+        job_uid="uid-7",
+        attempt=2,
+        master_addr="localhost",
+        world_size=1,
+        node_rank=0,
+        config_path=tmp_path / "c.json",
+    )
+    for name, value in spec.to_env().items():
+        monkeypatch.setenv(name, value)
+    engine = checkpoint_engines.make_engine(world_size=1)
+    engine.load_checkpoint(tmp_path)
+    assert read_fence(tmp_path) is None
+    engine.save_checkpoint(tmp_path, "first")
+    assert read_fence(tmp_path) == Owner(attempt=2, job_uid="uid-7")
+    take_over(tmp_path, Owner(attempt=3, job_uid="uid-7"))
+    with pytest.raises(CheckpointFenced):
+        engine.save_checkpoint(tmp_path, "second")
+    engine.close()
 
 
 def tensors(folder: str) -> dict[str, bytes]:

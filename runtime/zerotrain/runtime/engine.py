@@ -79,6 +79,7 @@ class Engine:
         self.last_load: LoadResult | None = None
         self.stop_agreed = False
         self._stop_requested = False
+        self._claimed: set[Path] = set()
         self._micro_steps = 0
         self._compute_dtype = TORCH_DTYPES[config.precision.compute_dtype]
         self._pipeline = StepPipeline(self.core, optimizer, comm=comm, clip_norm=config.gradient_clipping)
@@ -202,6 +203,18 @@ class Engine:
         reload_weights(self.core, self.optimizer)
         self._pipeline.clear()
 
+    def claim_checkpoints(self, directory: Path | str) -> None:
+        """Make this attempt the folder's owner, once per folder; the first save does it too. Collective.
+
+        Older attempts cannot commit there any more. Raises CheckpointFenced, CheckpointNotWritable.
+        """
+        from zerotrain.runtime import checkpoint
+
+        folder = Path(directory).absolute()
+        if folder not in self._claimed:
+            checkpoint.open_attempt(folder)
+            self._claimed.add(folder)
+
     def save_checkpoint(
         self,
         directory: Path | str,
@@ -214,8 +227,10 @@ class Engine:
         JSON-able."""
         from zerotrain.runtime import checkpoint
 
+        state = self.checkpoint_state()
+        self.claim_checkpoints(directory)
         return checkpoint.save(
-            self.checkpoint_state(),
+            state,
             directory,
             step=self.global_steps,
             tag=tag,

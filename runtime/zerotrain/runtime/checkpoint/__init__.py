@@ -1,7 +1,8 @@
 """Durable checkpoints: JSON manifest, safetensors files, atomic commit, any number of ranks. No pickle.
 
-The engine's `save_checkpoint` and `load_checkpoint` call `save` and `load`; the trainer calls `open_attempt`
-once at its start. See `names` for the folder, `writer` for the order of events.
+The engine's `save_checkpoint` and `load_checkpoint` call `save` and `load`, its `claim_checkpoints` calls
+`open_attempt` once per folder: before the first save, in the trainer at the start.
+See `names` for the folder, `writer` for the order of events.
 """
 
 from zerotrain.runtime.checkpoint.errors import (

@@ -57,7 +57,7 @@ class Checkpoints:
         directory = self.session.settings.launch.checkpoint_dir
         if directory is None:
             return None
-        checkpoint.open_attempt(directory)
+        self.session.engine.claim_checkpoints(directory)
         state = self.session.engine.checkpoint_state()
         result = self._load(state)
         self.rejected = tuple(
