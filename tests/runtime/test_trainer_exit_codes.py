@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,34 @@ def test_lost_weights_end_the_run_as_diverged_and_are_never_saved(tmp_path: Path
     assert run.wait() == [ExitCode.DIVERGED, ExitCode.DIVERGED]
     assert "the loss was not finite for 5 steps up to step 5" in run.log(0)
     assert not list((tmp_path / "c").glob("step-*"))
+
+
+def test_updates_that_are_always_skipped_end_the_run_as_diverged(tmp_path: Path) -> None:
+    spec = job(steps=50)
+    spec["model"]["factory_args"] = {"poison": "gradient"}
+    run = TrainerRun(tmp_path / "run", spec, world_size=2).start()
+    assert run.wait() == [ExitCode.DIVERGED, ExitCode.DIVERGED]
+    assert "the gradient was not finite for 5 steps up to step 5" in run.log(0)
+
+
+def test_last_loss_must_be_finite(tmp_path: Path) -> None:
+    spec = job(steps=2, checkpoint={"every_steps": 1})
+    spec["model"]["factory_args"] = {"poison": True}
+    run = TrainerRun(tmp_path / "run", spec, checkpoint_dir=tmp_path / "c").start()
+    assert run.wait() == [ExitCode.DIVERGED]
+    assert "the loss was not finite at the end, step 2" in run.log(0)
+    assert not list((tmp_path / "c").glob("step-*"))
+
+
+def test_stop_right_after_a_lost_loss_claims_no_checkpoint(tmp_path: Path) -> None:
+    """The signal comes while the first step runs, whose loss is not finite."""
+    spec = job(steps=50)
+    spec["model"]["factory_args"] = {"poison": True, "step_seconds": 0.5}
+    run = TrainerRun(tmp_path / "run", spec, checkpoint_dir=tmp_path / "c").start()
+    run.wait_for("training ")
+    run.signal(0, signal.SIGTERM)
+    assert run.wait() == [ExitCode.TERMINATED], run.log(0)
+    assert "without saving: the loss was not finite" in run.log(0)
 
 
 def test_missing_peer_is_a_rendezvous_timeout(tmp_path: Path) -> None:

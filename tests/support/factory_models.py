@@ -15,7 +15,7 @@ class TinyModel(nn.Module):
     context = 8
     vocabulary = 256
 
-    def __init__(self, *, width: int, dropout: float, step_seconds: float, poison: bool) -> None:
+    def __init__(self, *, width: int, dropout: float, step_seconds: float, poison: bool | str) -> None:
         super().__init__()
         self.embed = nn.Embedding(256, width)
         self.hidden = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Dropout(dropout))
@@ -30,11 +30,14 @@ class TinyModel(nn.Module):
         self.calls += 1
         logits = self.head(self.hidden(self.embed(ids[:, :-1])))
         loss = functional.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
+        if self._poison == "gradient":  # the loss is finite, 0 * inf in its gradient is not
+            zero = logits.float().mean() * 0.0
+            return loss + zero.abs().sqrt()
         return loss * float("nan") if self._poison else loss
 
 
 def build(
-    *, width: int = 16, dropout: float = 0.1, step_seconds: float = 0.0, poison: bool = False
+    *, width: int = 16, dropout: float = 0.1, step_seconds: float = 0.0, poison: bool | str = False
 ) -> nn.Module:
     """The factory."""
     return TinyModel(width=width, dropout=dropout, step_seconds=step_seconds, poison=poison)

@@ -21,7 +21,7 @@ class Diverged(Exception):
 
 
 class StoppedWithoutCheckpoint(Exception):
-    """All ranks stopped on request, but the policy says not to save then."""
+    """All ranks stopped on request, but the policy, or a loss that was not finite, says not to save then."""
 
     exit_code: ExitCode = ExitCode.TERMINATED
 

@@ -19,7 +19,8 @@ from zerotrain.runtime.train.session import Session
 from zerotrain.runtime.train.stopping import StopRequest
 
 MAX_NONFINITE_STEPS = 5
-"""So many losses in a row that are NaN or infinite mean lost weights, not a bad batch."""
+"""So many losses in a row that are NaN or infinite mean lost weights, not a bad batch; so many updates
+in a row that were skipped for their gradient mean that training stands still."""
 
 
 @dataclass(kw_only=True)
@@ -31,6 +32,7 @@ class TrainingLoop:
     reporter: Reporter
     stop: StopRequest
     _nonfinite_steps: int = 0
+    _skipped_steps: int = 0
 
     def run(self) -> ExitCode:
         """DONE after the last step or YIELDED on request. Raises Diverged, and what data and disk raise."""
@@ -47,6 +49,7 @@ class TrainingLoop:
                 self.checkpoints.policy, step=engine.global_steps, is_time_up=is_time_up
             ):
                 self._save()
+        self._check_last_loss()
         self._save()
         return ExitCode.DONE
 
@@ -70,7 +73,7 @@ class TrainingLoop:
             ),
             engine=engine,
         )
-        self._watch_divergence(loss)
+        self._watch_divergence(loss, is_skipped=result.skipped)
         return bool(rows[0][1])
 
     def _micro_batches(self) -> tuple[list[torch.Tensor], float, StepResult]:
@@ -90,13 +93,27 @@ class TrainingLoop:
             result = engine.step()
         return losses, data_seconds, result
 
-    def _watch_divergence(self, loss: float) -> None:
+    def _watch_divergence(self, loss: float, *, is_skipped: bool) -> None:
         self._nonfinite_steps = 0 if math.isfinite(loss) else self._nonfinite_steps + 1
         if self._nonfinite_steps >= MAX_NONFINITE_STEPS:
             raise Diverged(
                 f"the loss was not finite for {self._nonfinite_steps} steps up to step "
                 f"{self.session.engine.global_steps}; "
                 "lower the learning rate, or start from an earlier checkpoint"
+            )
+        self._skipped_steps = self._skipped_steps + 1 if is_skipped else 0
+        if self._skipped_steps >= MAX_NONFINITE_STEPS:
+            raise Diverged(
+                f"the gradient was not finite for {self._skipped_steps} steps up to step "
+                f"{self.session.engine.global_steps}, so the weights were not updated; "
+                "lower the learning rate, or look at the model's loss"
+            )
+
+    def _check_last_loss(self) -> None:
+        if not self._may_save():
+            raise Diverged(
+                f"the loss was not finite at the end, step {self.session.engine.global_steps}; "
+                "nothing is saved of it; lower the learning rate, or start from an earlier checkpoint"
             )
 
     def _may_save(self) -> bool:
@@ -111,7 +128,12 @@ class TrainingLoop:
                     f"all ranks stopped after step {step} on request without saving; "
                     "the job has no checkpoint folder, or its policy does not save then"
                 )
-        elif self._may_save():
+        elif not self._may_save():
+            raise StoppedWithoutCheckpoint(
+                f"all ranks stopped after step {step} on request without saving: the loss was not finite; "
+                "the next attempt goes on from the last checkpoint"
+            )
+        else:
             self._save()
         self.reporter.say(f"stopped after step {step} on request; the next attempt goes on from there")
         return ExitCode.YIELDED
