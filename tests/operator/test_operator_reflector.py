@@ -11,18 +11,19 @@ from aiohttp import web
 
 from tests.operator.api_double import ApiDouble, Json, pod_json, served
 from zerotrain.operator.cluster.reflector import PATH, PodReflector
-from zerotrain.operator.cluster.store import JobKey, PodStore
+from zerotrain.operator.cluster.store import JobKey, PodStore, owner_key
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 KEY = JobKey("ml", "gpt")
+OWNER = owner_key("ml", "job-uid")
 
 
 def present(store: PodStore) -> list[tuple[int, str]]:
-    return sorted((pod.index, pod.phase) for pod in store.of_job("job-uid")[0])
+    return sorted((pod.index, pod.phase) for pod in store.of_job(OWNER)[0])
 
 
 def gone(store: PodStore) -> list[int]:
-    return sorted(pod.index for pod in store.of_job("job-uid")[1])
+    return sorted(pod.index for pod in store.of_job(OWNER)[1])
 
 
 def test_an_older_view_never_replaces_a_newer_one() -> None:
@@ -55,7 +56,7 @@ def test_the_last_view_of_a_pod_tells_how_it_ended() -> None:
     containers = [{"name": "worker", "state": state}]
     store.put(pod_json(0, version=1), now=NOW)
     store.remove(pod_json(0, version=2, phase="Failed", containerStatuses=containers), now=NOW)
-    assert store.of_job("job-uid")[1][0].exit_code == 75
+    assert store.of_job(OWNER)[1][0].exit_code == 75
 
 
 def test_a_pod_that_the_job_does_not_control_is_no_pod_of_the_job() -> None:
@@ -64,6 +65,15 @@ def test_a_pod_that_the_job_does_not_control_is_no_pod_of_the_job() -> None:
     stranger["metadata"]["ownerReferences"][0]["uid"] = "another-job"
     assert store.put(stranger, now=NOW) is None
     assert present(store) == []
+
+
+def test_a_pod_of_another_namespace_is_no_pod_of_the_job() -> None:
+    store = PodStore()
+    forged = pod_json(0, version=1)
+    forged["metadata"]["namespace"] = "elsewhere"
+    store.put(forged, now=NOW)
+    store.remove(forged, now=NOW)
+    assert (present(store), gone(store)) == ([], [])
 
 
 @pytest.mark.parametrize("message", ["\n", "[" * 4096, " \t\n", '{"attempt": 1, "code": 1, "step": []}'])
@@ -85,7 +95,7 @@ def test_a_pod_that_cannot_be_read_is_passed_over() -> None:
 def test_views_of_past_attempts_are_forgotten() -> None:
     store = PodStore()
     store.remove(pod_json(0, version=1), now=NOW)
-    store.forget_before("job-uid", 2)
+    store.forget_before(OWNER, 2)
     assert gone(store) == []
 
 

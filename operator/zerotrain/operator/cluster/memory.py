@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from zerotrain.contract.progress import Progress
-from zerotrain.operator.cluster.store import PodStore
+from zerotrain.operator.cluster.store import PodStore, owner_key
 from zerotrain.operator.reconcile import Observed, Problem, YieldState
 
 
@@ -35,9 +35,9 @@ class Memories:
     def forget(self, uid: str) -> None:
         self.jobs.pop(uid, None)
 
-    def observe(self, uid: str, store: PodStore) -> Observed:
+    def observe(self, namespace: str, uid: str, store: PodStore) -> Observed:
         """Everything outside the job's own object, at this moment."""
-        pods, gone = store.of_job(uid)
+        pods, gone = store.of_job(owner_key(namespace, uid))
         memory = self.of(uid)
         return Observed(
             pods=pods,

@@ -18,7 +18,7 @@ from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.cluster.channel import ChannelError, Worker, WorkerChannel
 from zerotrain.operator.cluster.jobs import JobCache
 from zerotrain.operator.cluster.memory import Memories
-from zerotrain.operator.cluster.store import JobKey, PodStore
+from zerotrain.operator.cluster.store import JobKey, PodStore, owner_key
 from zerotrain.operator.reconcile import PodView
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class ProgressPuller:
 
     async def _pull(self, key: JobKey, job: Json, poll: _Poll) -> None:
         uid, attempt = job["metadata"]["uid"], int(job["status"].get("attempt", 0))
-        pods = {pod.index: pod for pod in self._live(uid, attempt)}
+        pods = {pod.index: pod for pod in self._live(key.namespace, uid, attempt)}
         if 0 not in pods:
             return
         report = await self._report(key, pods[0], uid, attempt)
@@ -131,8 +131,8 @@ class ProgressPuller:
         # An address may be another pod's by now.
         return report if report.job_uid == uid and report.attempt == attempt else None
 
-    def _live(self, uid: str, attempt: int) -> Iterable[PodView]:
-        present, _ = self._store.of_job(uid)
+    def _live(self, namespace: str, uid: str, attempt: int) -> Iterable[PodView]:
+        present, _ = self._store.of_job(owner_key(namespace, uid))
         return [pod for pod in present if pod.attempt == attempt and pod.started and not pod.ended]
 
     def _forget(self, running: set[str]) -> None:

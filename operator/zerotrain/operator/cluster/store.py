@@ -1,4 +1,4 @@
-"""All worker pods in memory, by the UID of their job, reduced to what reconcile reads.
+"""All worker pods in memory, by the namespace and UID of their job, reduced to what reconcile reads.
 
 Filled by the reflector and by the answers to our own creations, so that a pass right after a creation does
 not miss the pods it just made. Resource versions decide which of two views is newer.
@@ -43,8 +43,13 @@ class _Pods:
     gone: dict[str, PodView] = field(default_factory=dict)
 
 
+def owner_key(namespace: str, uid: str) -> str:
+    """A job in the store. An ownerReference is its author's word: from another namespace it is forged."""
+    return f"{namespace}/{uid}"
+
+
 class PodStore:
-    """Not thread-safe: one event loop owns it."""
+    """Not thread-safe: one event loop owns it. `owner` is an `owner_key`."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, _Pods] = {}
@@ -53,11 +58,11 @@ class PodStore:
 
     def put(self, pod: Mapping[str, Any], *, now: datetime) -> JobKey | None:
         """Take in a newer view of a pod; the key of its job when that changed anything."""
-        uid = job_uid_of(pod)
-        view = _readable(pod, now) if uid is not None else None
-        if uid is None or view is None:
+        owner = _owner_of(pod)
+        view = _readable(pod, now) if owner is not None else None
+        if owner is None or view is None:
             return None
-        pods = self._jobs.setdefault(uid, _Pods())
+        pods = self._jobs.setdefault(owner, _Pods())
         old, version = pods.present.get(view.uid), version_of(pod)
         if view.uid in pods.gone or (old is not None and version <= old.version):
             return None
@@ -70,8 +75,8 @@ class PodStore:
     def remove(self, pod: Mapping[str, Any], *, now: datetime) -> JobKey | None:
         """The pod is gone; its last view stays, for it may tell how the program ended."""
         self.put(pod, now=now)
-        uid = job_uid_of(pod)
-        return self._bury(uid, pod["metadata"]["uid"]) if uid is not None else None
+        owner = _owner_of(pod)
+        return self._bury(owner, pod["metadata"]["uid"]) if owner is not None else None
 
     def replace(self, pods: Iterable[Mapping[str, Any]], *, version: int, now: datetime) -> set[JobKey]:
         """Take in a full list as of `version`; the keys of all jobs that changed."""
@@ -79,35 +84,35 @@ class PodStore:
         for pod in pods:
             listed.add(pod["metadata"]["uid"])
             changed.add(self.put(pod, now=now))
-        for job_uid, held in list(self._jobs.items()):
+        for owner, held in list(self._jobs.items()):
             # A pod that is newer than the list was created while the list was on its way.
             lost = [
                 uid for uid, entry in held.present.items() if uid not in listed and entry.version <= version
             ]
-            changed.update(self._bury(job_uid, uid) for uid in lost)
+            changed.update(self._bury(owner, uid) for uid in lost)
         if self.synced_at is None:
             self.synced_at = now
         return {key for key in changed if key is not None}
 
-    def of_job(self, job_uid: str) -> tuple[tuple[PodView, ...], tuple[PodView, ...]]:
+    def of_job(self, owner: str) -> tuple[tuple[PodView, ...], tuple[PodView, ...]]:
         """The pods that exist, and the last views of those that went."""
-        pods = self._jobs.get(job_uid)
+        pods = self._jobs.get(owner)
         if pods is None:
             return (), ()
         return tuple(entry.view for entry in pods.present.values()), tuple(pods.gone.values())
 
-    def forget_before(self, job_uid: str, attempt: int) -> None:
+    def forget_before(self, owner: str, attempt: int) -> None:
         """Drop the last views of attempts that are over."""
-        pods = self._jobs.get(job_uid)
+        pods = self._jobs.get(owner)
         if pods is not None and pods.gone:
             pods.gone = {uid: view for uid, view in pods.gone.items() if view.attempt >= attempt}
 
-    def forget(self, job_uid: str) -> None:
+    def forget(self, owner: str) -> None:
         """The job is gone."""
-        self._jobs.pop(job_uid, None)
+        self._jobs.pop(owner, None)
 
-    def _bury(self, job_uid: str, pod_uid: str) -> JobKey | None:
-        pods = self._jobs.get(job_uid)
+    def _bury(self, owner: str, pod_uid: str) -> JobKey | None:
+        pods = self._jobs.get(owner)
         entry = pods.present.pop(pod_uid, None) if pods is not None else None
         if pods is None or entry is None:
             return None
@@ -115,6 +120,11 @@ class PodStore:
         while len(pods.gone) > MAX_GONE:
             pods.gone.pop(next(iter(pods.gone)))
         return entry.key
+
+
+def _owner_of(pod: Mapping[str, Any]) -> str | None:
+    uid = job_uid_of(pod)
+    return owner_key(pod["metadata"]["namespace"], uid) if uid is not None else None
 
 
 def _readable(pod: Mapping[str, Any], now: datetime) -> PodView | None:

@@ -15,7 +15,7 @@ from zerotrain.operator.cluster.events import EventWriter
 from zerotrain.operator.cluster.executor import ActionRefused, Executor
 from zerotrain.operator.cluster.jobs import JobCache, JobClient
 from zerotrain.operator.cluster.memory import Memories
-from zerotrain.operator.cluster.store import JobKey, PodStore
+from zerotrain.operator.cluster.store import JobKey, PodStore, owner_key
 from zerotrain.operator.cluster.telemetry import Telemetry
 from zerotrain.operator.handlers.queue import WorkQueue
 from zerotrain.operator.reconcile import Plan, RequestYield, reconcile
@@ -56,7 +56,7 @@ class Controller:
         uid = job["metadata"]["uid"]
         if self.jobs.remove(job):
             self.queue.forget(JobKey(job["metadata"]["namespace"], job["metadata"]["name"]))
-        self.store.forget(uid)
+        self.store.forget(owner_key(job["metadata"]["namespace"], uid))
         self.memories.forget(uid)
 
     def pods_changed(self, key: JobKey) -> None:
@@ -126,11 +126,11 @@ class Controller:
 
     async def _reconcile(self, key: JobKey, job: Json) -> None:
         uid = job["metadata"]["uid"]
-        plan = reconcile(job, self.memories.observe(uid, self.store), datetime.now(UTC))
+        plan = reconcile(job, self.memories.observe(key.namespace, uid, self.store), datetime.now(UTC))
         if plan.status is not None:
             job = await self.client.write_status(job, plan.status)
             self.jobs.put(job)
-            self.store.forget_before(uid, plan.status.attempt)
+            self.store.forget_before(owner_key(key.namespace, uid), plan.status.attempt)
         await asyncio.gather(self.events.write(job, plan.events), self._act(key, job, plan))
         if plan.wake_at is not None:
             self.queue.add_after(key, (plan.wake_at - datetime.now(UTC)).total_seconds())
