@@ -82,11 +82,16 @@ class HttpChannel:
             async with (
                 self._slots,
                 session.request(
-                    method, url, headers={**headers, **own}, data=body, timeout=timeout
+                    method,
+                    url,
+                    headers={**headers, **own},
+                    data=body,
+                    timeout=timeout,
+                    allow_redirects=False,
                 ) as answer,
             ):
                 # A tenant's own program may serve this port: never read more than a report can hold.
-                text = await answer.content.read(MAX_REPORT_BYTES)
+                text = await _limited(answer.content, worker)
                 if answer.status >= 300:
                     said = text[:200].decode(errors="replace")
                     final = answer.status in (400, 401, 403, 404, 405)
@@ -105,6 +110,16 @@ class HttpChannel:
         proxy = f"/api/v1/namespaces/{worker.namespace}/pods/{worker.pod}:{WORKER_HTTP_PORT}/proxy{path}"
         # The API server takes its own Authorization out before it passes the request on.
         return server + proxy, self._api.session, await self._api.connection.headers()
+
+
+async def _limited(content: aiohttp.StreamReader, worker: Worker) -> bytes:
+    """The whole body, chunk by chunk: one read gives no more than has arrived. Raises ChannelError."""
+    text = bytearray()
+    async for chunk in content.iter_any():
+        text += chunk
+        if len(text) > MAX_REPORT_BYTES:
+            raise ChannelError(f"{worker.pod}: the answer is longer than {MAX_REPORT_BYTES} bytes")
+    return bytes(text)
 
 
 class SilentChannel:

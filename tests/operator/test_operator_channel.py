@@ -1,0 +1,72 @@
+"""Asking a worker over real HTTP: its whole answer is read, up to a report's size, and nobody else's."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from aiohttp import web
+
+from tests.operator.api_double import ApiDouble, served
+from zerotrain.contract.progress import Progress
+from zerotrain.contract.worker_http import WorkerReport
+from zerotrain.operator.cluster.channel import (
+    MAX_REPORT_BYTES,
+    ChannelError,
+    ChannelKind,
+    HttpChannel,
+    Worker,
+)
+
+WORKER = Worker(namespace="ml", pod="gpt-1-0", ip="10.0.0.1")
+PATH = "/api/v1/namespaces/ml/pods/gpt-1-0:8471/proxy/progress"
+
+
+def text_of(ranks: int) -> bytes:
+    records = tuple(Progress(rank=rank, attempt=1, step=7) for rank in range(ranks))
+    report = WorkerReport(job="gpt", job_uid="u", attempt=1, node_rank=0, world_size=ranks, ranks=records)
+    return report.to_json().encode()
+
+
+async def asked(double: ApiDouble) -> WorkerReport:
+    async with served(double) as api:
+        return await HttpChannel(api, api.session, ChannelKind.PROXY).report(WORKER)
+
+
+async def test_a_report_in_many_chunks_is_read_to_its_end() -> None:
+    async def slowly(request: web.Request) -> web.StreamResponse:
+        response, text = web.StreamResponse(), text_of(8)
+        await response.prepare(request)
+        for start in range(0, len(text), 500):
+            await response.write(text[start : start + 500])
+            await asyncio.sleep(0.01)
+        return response
+
+    double = ApiDouble()
+    double.on(f"GET {PATH}", slowly)
+    assert len((await asked(double)).ranks) == 8
+
+
+async def test_an_endless_answer_is_cut_off() -> None:
+    async def endless(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for _ in range(4):
+            await response.write(b" " * MAX_REPORT_BYTES)
+        return response
+
+    double = ApiDouble()
+    double.on(f"GET {PATH}", endless)
+    with pytest.raises(ChannelError, match="longer than"):
+        await asked(double)
+
+
+async def test_a_worker_cannot_send_the_operator_elsewhere() -> None:
+    async def elsewhere(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=307, headers={"Location": "/secret"})
+
+    double = ApiDouble()
+    double.on(f"GET {PATH}", elsewhere)
+    with pytest.raises(ChannelError, match="307"):
+        await asked(double)
+    assert double.asked("GET /secret") == 0
