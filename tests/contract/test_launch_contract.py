@@ -66,6 +66,23 @@ def test_all_missing_variables_are_named_at_once() -> None:
         assert name in str(caught.value)
 
 
+def test_unreadable_rank_is_named() -> None:
+    with pytest.raises(LaunchError, match="RANK='one' is not a whole number"):
+        RankEnv.from_env({"RANK": "one"})
+
+
+@pytest.mark.parametrize(
+    "name", ["steps", "log_every_steps", "checkpoint.keep_last", "checkpoint.every_steps"]
+)
+@pytest.mark.parametrize("value", [0, -1, 1.5, "3", True])
+def test_counts_are_whole_numbers_from_one(name: str, value: object) -> None:
+    spec: dict[str, Any] = {"model": {"preset": "x"}, "data_path": "x", "steps": 1, "checkpoint": {}}
+    where = spec["checkpoint"] if name.startswith("checkpoint.") else spec
+    where[name.removeprefix("checkpoint.")] = value
+    with pytest.raises(TrainSpecError, match=f"^{name} must be .*; got {value!r}$"):
+        TrainSpec.from_json(json.dumps(spec))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -91,6 +91,11 @@ def _bad_json(folder: Path) -> str:
     return str(folder / "x.jsonl")
 
 
+def _lone_surrogate(folder: Path) -> str:
+    (folder / "s.jsonl").write_text('{"text": "ok"}\n{"text": "half \\ud800"}\n')
+    return str(folder / "s.jsonl")
+
+
 def _fifo(folder: Path) -> str:
     os.mkfifo(folder / "pipe")
     return str(folder / "pipe")
@@ -106,6 +111,7 @@ def _fifo(folder: Path) -> str:
         (_binary_file, "is not text"),
         (_odd_bin, "no whole number of uint32"),
         (_bad_json, 'x.jsonl:2 has no string under "text"'),
+        (_lone_surrogate, 's.jsonl:2: "text" holds half of a surrogate pair'),
         (_fifo, "neither a file nor a folder"),
     ],
 )

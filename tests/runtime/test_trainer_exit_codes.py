@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.support.trainer_runs import TrainerRun, config, job
 from zerotrain.contract.exit_codes import NEVER_RETRIED, ExitCode
@@ -57,6 +58,10 @@ def _no_config_file(folder: Path) -> TrainerRun:
     return TrainerRun(folder, job(), env={"ZEROTRAIN_CONFIG": str(folder / "nowhere.json")})
 
 
+def _rank_is_no_number(folder: Path) -> TrainerRun:
+    return TrainerRun(folder, job(), env={"RANK": "one"})
+
+
 FACTORY = "tests.support.factory_models:"
 CASES: dict[str, tuple[Make, ExitCode, str]] = {
     "config key": (_config(zero_optimisation={}), ExitCode.BAD_CONFIG, "zero_optimization"),
@@ -79,6 +84,7 @@ CASES: dict[str, tuple[Make, ExitCode, str]] = {
     ),
     "factory returns": (_model({"factory": f"{FACTORY}build_nothing"}), ExitCode.BAD_MODEL, "got str"),
     "launch": (_no_train_spec, ExitCode.BAD_LAUNCH, "needs its training part"),
+    "rank": (_rank_is_no_number, ExitCode.BAD_LAUNCH, "RANK='one' is not a whole number"),
     "config file": (_no_config_file, ExitCode.BAD_LAUNCH, "nowhere.json cannot be read"),
 }
 
@@ -159,7 +165,15 @@ def test_disk_that_fills_up_ends_all_ranks(tmp_path: Path) -> None:
 
 def test_unknown_failures_are_the_applications() -> None:
     assert exit_code_of(ZeroDivisionError()) == APPLICATION_FAILURE
-    assert exit_code_of(MemoryError()) == ExitCode.DOES_NOT_FIT
+    assert exit_code_of(RuntimeError("size mismatch")) == APPLICATION_FAILURE
+    assert exit_code_of(OSError(errno.EIO, "")) == APPLICATION_FAILURE
+
+
+def test_lack_of_memory_does_not_fit() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 60)
+    for error in (MemoryError(), OSError(errno.ENOMEM, ""), caught.value):
+        assert exit_code_of(error) == ExitCode.DOES_NOT_FIT, error
 
 
 def test_progress_and_metrics_reach_the_channel(tmp_path: Path) -> None:

@@ -147,12 +147,22 @@ class RankEnv:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> RankEnv:
-        """Read the rank's variables; without a launcher (`RANK` unset) this is rank 0 of 1."""
+        """Read the rank's variables; without a launcher (`RANK` unset) this is rank 0 of 1.
+
+        Raises LaunchError for an unreadable one.
+        """
         parsed: dict[str, Any] = {"rank": 0, "local_rank": 0, "local_world_size": 1}
         for item in fields(cls):
-            text = environ.get(item.metadata["env"], "")
-            if text:
-                parsed[item.name] = item.metadata["parse"](text)
+            name, parse = item.metadata["env"], item.metadata["parse"]
+            text = environ.get(name, "")
+            if not text:
+                continue
+            try:
+                parsed[item.name] = parse(text)
+            except ValueError as error:
+                raise LaunchError(
+                    f"launch environment: {name}={text!r} is not {_kind(parse)}; the launcher sets it"
+                ) from error
         return cls(**parsed)
 
     @classmethod

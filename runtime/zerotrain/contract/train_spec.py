@@ -78,8 +78,9 @@ class CheckpointPolicy:
     """`Latest`, `None` (start afresh), or the name of a step folder."""
 
     def __post_init__(self) -> None:
-        if self.keep_last < 1:
-            raise TrainSpecError(f"checkpoint.keep_last must be at least 1; got {self.keep_last}")
+        _check_count("checkpoint.keep_last", self.keep_last)
+        if self.every_steps is not None:
+            _check_count("checkpoint.every_steps", self.every_steps)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,10 +99,8 @@ class TrainSpec:
     """Tokens per sample for a `factory` model; a GPT's own context otherwise."""
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise TrainSpecError(f"steps must be at least 1; got {self.steps}")
-        if self.log_every_steps < 1:
-            raise TrainSpecError(f"log_every_steps must be at least 1; got {self.log_every_steps}")
+        _check_count("steps", self.steps)
+        _check_count("log_every_steps", self.log_every_steps)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, sort_keys=True)
@@ -123,6 +122,13 @@ class TrainSpec:
         _check_keys(CheckpointPolicy, data.get("checkpoint", {}), "checkpoint.")
         data["checkpoint"] = CheckpointPolicy(**data.get("checkpoint", {}))
         return cls(**data)
+
+
+def _check_count(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TrainSpecError(f"{name} must be a whole number; got {value!r}")
+    if value < 1:
+        raise TrainSpecError(f"{name} must be at least 1; got {value}")
 
 
 def _check_keys(cls: type, data: Any, path: str) -> None:

@@ -165,4 +165,10 @@ def _text_of(line: bytes, where: str) -> bytes:
     text = record.get(TEXT_FIELD) if isinstance(record, dict) else None
     if not isinstance(text, str):
         raise DataError(f'{where} has no string under "{TEXT_FIELD}"')
-    return text.encode()
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f'{where}: "{TEXT_FIELD}" holds half of a surrogate pair ({text[error.start]!r}), '
+            "which is no text; write the file again with whole characters"
+        ) from error

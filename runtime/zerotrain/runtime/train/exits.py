@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 from zerotrain.contract.config import ConfigError
@@ -37,9 +38,18 @@ def exit_code_of(error: BaseException) -> int:
         return int(ExitCode.BAD_CONFIG)
     if isinstance(error, LayoutError):
         return int(ExitCode.BAD_MODEL)
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+    if _is_out_of_memory(error):
         return int(ExitCode.DOES_NOT_FIT)
     return APPLICATION_FAILURE
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    # torch has no type of its own for it on the host.
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
 def is_the_users(error: BaseException) -> bool:

@@ -22,8 +22,9 @@ from zerotrain.runtime.train.stopping import StopRequest
 
 def main(environ: Mapping[str, str] = os.environ) -> None:
     """Train as the environment says and end the process; never returns."""
-    channel = RankChannel.from_env(environ)
+    channel = RankChannel(None, rank=0)  # until the environment turns out to be readable
     try:
+        channel = RankChannel.from_env(environ)
         code = int(train(environ, channel))
     except Exception as error:
         code = report_failure(error, channel)
