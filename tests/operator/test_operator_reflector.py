@@ -76,6 +76,15 @@ def test_a_pod_of_another_namespace_is_no_pod_of_the_job() -> None:
     assert (present(store), gone(store)) == ([], [])
 
 
+@pytest.mark.parametrize("code", [2, 75, 143])
+def test_a_code_of_an_init_container_is_no_word_of_the_worker(code: int) -> None:
+    store = PodStore()
+    ended = [{"name": "fetch", "state": {"terminated": {"exitCode": code}}}]
+    store.put(pod_json(0, version=1, phase="Failed", initContainerStatuses=ended), now=NOW)
+    view = store.of_job(OWNER)[0][0]
+    assert (view.state.value, view.exit_code) == ("Failed", 1)
+
+
 @pytest.mark.parametrize("message", ["\n", "[" * 4096, " \t\n", '{"attempt": 1, "code": 1, "step": []}'])
 def test_no_termination_message_makes_a_pod_unreadable(message: str) -> None:
     store = PodStore()

@@ -278,6 +278,7 @@ BUDGETS = [
         id="restarts that left the window are forgotten",
         spec={"failurePolicy": {"maxRestarts": 2, "windowSeconds": 150}},
         restarts=restarts("app", 200, 100),
+        progress=progress(30),
         want=Want(
             phase="Restarting",
             fields={"restarts.app": 3, "restarts.recent.1.time": stamp(NOW), "restarts.recent.2": None},
@@ -303,6 +304,32 @@ BUDGETS = [
         id="but infrastructure is not without limit",
         restarts=restarts("infra", *range(400, 200, -10)),
         want=Want(phase="Failed", says={"event": "20 restarts by infra"}),
+    ),
+    failing(
+        ready(1),
+        id="hold-offs do not carry restarts without a step out of the window",
+        restarts=restarts("infra", *range(8400, 400, -400), steps=[0] * 20),
+        want=Want(phase="Failed", says={"event": "20 restarts by infra"}),
+    ),
+    failing(
+        ready(1),
+        id="nor when steps are known, however long ago",
+        restarts=restarts("infra", *range(200_000, 0, -10_000), steps=[7] * 20),
+        progress=progress(7),
+        want=Want(phase="Failed", says={"event": "until a step is gained"}),
+    ),
+    failing(
+        ready(1),
+        id="a restart without a step is kept for the count",
+        restarts=restarts("infra", 7200, steps=[7]),
+        progress=progress(7),
+        want=Want(phase="Restarting", fields={"restarts.recent.0.step": 7, "restarts.recent.1.step": 7}),
+    ),
+    failing(
+        ready(1),
+        id="a program without steps that lasted for long is not charged for old restarts",
+        restarts=restarts("infra", *range(200_000, 0, -10_000), steps=[0] * 20),
+        want=Want(phase="Restarting", fields={"restarts.recent.1": None}),
     ),
     failing(
         ended(0, 137),

@@ -181,6 +181,8 @@ MAX_INFRA_RESTARTS = 20
 
 FIRST_HOLD_OFF_S = 5.0
 MAX_HOLD_OFF_S = 300.0
+QUIET_S = 3600.0
+"""An attempt that lasted so long was no failed start, whatever the window."""
 
 
 def decide(
@@ -196,13 +198,14 @@ def decide(
             message=f"{judgement.reason} happened a second time",
         )
     limit = limit_of(judgement.cause, budget)
-    used = restarts_in_window(history, judgement.cause, window_s=budget.window_s, now=now)
+    used = restarts_charged(history, judgement.cause, budget, step=step, now=now)
     if limit is not None and used >= limit:
         return Decision(
             restart=False,
             reason=Reason.RESTARTS_EXHAUSTED,
             message=(
-                f"{used} restarts by {judgement.cause} within {budget.window_s} s, {limit} are allowed; "
+                f"{used} restarts by {judgement.cause} within {budget.window_s} s, {limit} are allowed "
+                "(older ones count until a step is gained); "
                 "raise failurePolicy.maxRestarts or look at status.failures"
             ),
         )
@@ -216,10 +219,29 @@ def limit_of(cause: RestartCause, budget: Budget) -> int | None:
     return MAX_INFRA_RESTARTS if cause is RestartCause.INFRA else budget.max_restarts
 
 
-def restarts_in_window(
-    history: Sequence[PastRestart], cause: RestartCause, *, window_s: int, now: datetime
+def restarts_charged(
+    history: Sequence[PastRestart], cause: RestartCause, budget: Budget, *, step: int, now: datetime
 ) -> int:
-    return sum(1 for item in history if item.cause is cause and (now - item.time).total_seconds() < window_s)
+    """How many restarts by `cause` count against its limit; `step` is the newest step known."""
+    counted = still_counts(history, budget, step=step, now=now)
+    return sum(1 for item, counts in zip(history, counted, strict=True) if counts and item.cause is cause)
+
+
+def still_counts(
+    history: Sequence[PastRestart], budget: Budget, *, step: int, now: datetime
+) -> tuple[bool, ...]:
+    """For each restart, oldest first: whether it is in the window, or no step was gained since.
+
+    The second part ends a job whose hold-offs spread its restarts wider than the window. A program that
+    reports no steps is judged by its pace: a restart followed by a long quiet time is not held against it.
+    """
+    counted, idle, later = list[bool](), True, now
+    for item in reversed(history):
+        quiet = (later - item.time).total_seconds() >= max(budget.window_s, QUIET_S)
+        idle = idle and item.step >= step and (step > 0 or not quiet)
+        counted.append(idle or (now - item.time).total_seconds() < budget.window_s)
+        later = item.time
+    return tuple(reversed(counted))
 
 
 def hold_off_s(history: Sequence[PastRestart], *, step: int) -> float:

@@ -7,7 +7,7 @@ from datetime import datetime
 from zerotrain.operator.api import RestartCause
 from zerotrain.operator.api.status import MAX_RECENT_RESTARTS, Restart, Restarts
 from zerotrain.operator.constants import Reason
-from zerotrain.operator.failure_policy import Budget, PastRestart
+from zerotrain.operator.failure_policy import Budget, PastRestart, still_counts
 
 
 def history_of(restarts: Restarts) -> tuple[PastRestart, ...]:
@@ -19,14 +19,15 @@ def history_of(restarts: Restarts) -> tuple[PastRestart, ...]:
 
 
 def charge(restarts: Restarts, restart: Restart, *, budget: Budget, now: datetime) -> Restarts:
-    """Add one restart, forget those that left the window.
+    """Add one restart, forget those that no longer count.
 
     Restarts that are allowed once per job stay for good: forgetting them would allow a second one.
     """
+    counted = still_counts(history_of(restarts), budget, step=restart.step, now=now)
     kept = tuple(
         item
-        for item in restarts.recent
-        if item.reason == Reason.SPILL_INTEGRITY or (now - item.time).total_seconds() < budget.window_s
+        for item, counts in zip(restarts.recent, counted, strict=True)
+        if counts or item.reason == Reason.SPILL_INTEGRITY
     )
     count = {restart.cause.value: getattr(restarts, restart.cause.value) + 1, "total": restarts.total + 1}
     return restarts.model_copy(update={**count, "recent": (*kept, restart)[-MAX_RECENT_RESTARTS:]})

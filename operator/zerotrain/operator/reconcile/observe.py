@@ -184,10 +184,11 @@ def _worker_container(status: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _failed_init_container(status: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, int | None]:
+    """Its end, as a plain failure: the contract's meanings of codes are the worker program's alone."""
     for item in status.get("initContainerStatuses", ()):
         ended = item.get("state", {}).get("terminated")
         if ended is not None and ended.get("exitCode"):
-            return ended, int(ended["exitCode"])
+            return ended, 1
     return None, None
 
 
