@@ -94,18 +94,15 @@ async def test_shared_objects_come_before_the_pods() -> None:
     assert posted[4:] == ["pods", "pods"]
 
 
-async def test_a_later_attempt_makes_only_its_secret_again() -> None:
+@pytest.mark.parametrize(("attempt", "made"), [(1, [1, 1, 2]), (2, [2, 2, 2])])
+async def test_shared_objects_are_ensured_once_an_attempt(attempt: int, made: list[int]) -> None:
     double = ApiDouble()
     accept_all(double)
     async with served(double) as api:
         hands = executor(api)
         await hands.perform(job(), [CREATE])
-        await hands.perform(job(), [CreateWorkers(attempt=2, indices=(0, 1))])
-    assert [double.asked(f"POST {CORE}/{kind}") for kind in ("services", "configmaps", "secrets")] == [
-        1,
-        1,
-        2,
-    ]
+        await hands.perform(job(), [CreateWorkers(attempt=attempt, indices=(0, 1))])
+    assert [double.asked(f"POST {CORE}/{kind}") for kind in ("services", "configmaps", "secrets")] == made
 
 
 async def test_objects_of_an_earlier_attempt_are_adopted_and_brought_up_to_date() -> None:

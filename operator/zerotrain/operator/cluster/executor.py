@@ -94,7 +94,8 @@ class Executor:
     async def _ensure_shared(self, job: ZeroTrainingJob, attempt: int) -> None:
         memory = self.memories.of(job.uid)
         objects = shared_objects(job, attempt, self.operator_key, self.options)
-        digest = hash(repr([item for item in objects if item["kind"] != "Secret"]))
+        # With the attempt: what somebody deleted is made again at the latest for the next one.
+        digest = hash(repr((attempt, [item for item in objects if item["kind"] != "Secret"])))
         if memory.ensured == digest:
             objects = [item for item in objects if item["kind"] == "Secret"]
         await asyncio.gather(*(self._ensure(job, item) for item in objects))

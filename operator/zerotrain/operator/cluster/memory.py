@@ -20,7 +20,7 @@ class JobMemory:
     progress: Progress | None = None
     laggard: Progress | None = None
     ensured: int | None = None
-    """Hash of the shared objects that are known to exist as they should be."""
+    """Hash of the shared objects that are known to exist as they should for one attempt."""
 
 
 @dataclass(slots=True)
