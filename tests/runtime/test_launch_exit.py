@@ -33,6 +33,17 @@ def test_code_of_the_ranks_becomes_the_containers(tmp_path: Path, text: str, cod
         assert launcher.termination.attempt == 3
 
 
+def test_report_that_cannot_be_written_changes_nothing(tmp_path: Path) -> None:
+    text = """
+    os.makedirs(os.path.join(os.environ["ZEROTRAIN_RUN_DIR"], "report.json", "in-the-way"), exist_ok=True)
+    sys.exit(75)
+    """
+    with launched(tmp_path, text) as launcher:
+        code, output = launcher.finish()
+        assert (code, launcher.termination.code) == (75, 75)
+    assert "report.json: " in output
+
+
 def test_first_failure_counts_and_the_others_are_ended(tmp_path: Path) -> None:
     """Rank 0 hangs; rank 1's code and last line are the worker's, rank 0's SIGKILL is not."""
     text = """

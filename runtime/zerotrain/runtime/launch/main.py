@@ -111,7 +111,10 @@ class _Worker:
             )
         await channel.drain(self.limits.output_s)
         verdict = supervisor.verdict()
-        _replace(self.spec.run_dir / REPORT_FILE, self.board.report().to_json())
+        try:
+            _replace(self.spec.run_dir / REPORT_FILE, self.board.report().to_json())
+        except OSError as error:  # the scratch is full or gone; how the ranks ended stands all the same
+            say(f"cannot write {self.spec.run_dir / REPORT_FILE}: {error.strerror}")
         last_line = None if verdict.culprit is None else supervisor.last_line(verdict.culprit.rank)
         return termination.compose(verdict, self.board, last_line=last_line)
 
