@@ -20,18 +20,25 @@ from zerotrain.runtime.zero.layout import LayoutError
 
 
 @pytest.mark.parametrize(
-    ("entry", "path"),
+    ("entry", "path", "value"),
     [
-        ({"fp16": {"enabled": True}}, "fp16.enabled"),
-        ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}, "offload_optimizer"),
-        ({"tensor_parallel": {"tp_size": 8}}, "tensor_parallel"),
-        ({"optimizer": {"type": "Lamb", "params": {"lr": 1e-3}}}, "optimizer.type"),
+        ({"fp16": {"enabled": True}}, "fp16.enabled", True),
+        (
+            {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}},
+            "offload_optimizer",
+            "cpu",
+        ),
+        ({"tensor_parallel": {"tp_size": 8}}, "tensor_parallel", 8),
+        ({"optimizer": {"type": "Lamb", "params": {"lr": 1e-3}}}, "optimizer.type", "Lamb"),
     ],
 )
-def test_what_is_not_run_is_refused_with_its_path(entry: dict[str, Any], path: str) -> None:
+def test_what_is_not_run_is_refused_with_its_path_and_value(
+    entry: dict[str, Any], path: str, value: object
+) -> None:
     with pytest.raises(ConfigError) as caught:
         zt.initialize(model=nn.Linear(2, 2), config={"train_batch_size": 1, **entry})
     assert path in caught.value.path
+    assert caught.value.value == value
     assert caught.value.way_out
 
 

@@ -34,8 +34,11 @@ def read_config(source: EngineConfig | Mapping[str, Any] | Path | str, *, world_
             config.world_size,
             "Resolve it again, or pass the file itself.",
         )
+    values = {line.path: line.value for line in config.report}
     for item in config.unsupported:
-        raise ConfigError(item.path, item.reason.rstrip("."), "this request", item.way_out)
+        # Keys under their older names are in the report under the newer ones.
+        value = values.get(item.path, "a setting that asks for it")
+        raise ConfigError(item.path, item.reason.rstrip("."), value, item.way_out)
     return config
 
 
