@@ -62,6 +62,24 @@ def test_fence_is_read_after_the_files_are_written(tmp_path: Path, monkeypatch: 
     assert load(tmp_path).path is None
 
 
+def test_attempts_that_write_the_same_tag_do_not_share_a_folder(tmp_path: Path) -> None:
+    """The older attempt fails in the middle and clears up; that must not touch what the newer one writes."""
+    layout = layout_for(1)
+    folders: list[set[str]] = []
+
+    def write(path: Path, tensors: Mapping[str, torch.Tensor]) -> WrittenFile:
+        folders[-1].add(path.parent.name)
+        return write_tensors(path, tensors)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("zerotrain.runtime.checkpoint.writer.write_tensors", write)
+        for owner in (FIRST, SECOND):
+            folders.append(set())
+            state = make_state(0, layout)
+            checkpoint.save(state, tmp_path, step=1, tag="best", owner=owner, group=SingleRank())
+    assert not folders[0] & folders[1]
+
+
 def test_all_ranks_learn_of_the_fence(tmp_path: Path) -> None:
     checkpoint.open_attempt(tmp_path, SECOND)
     layout = layout_for(3)

@@ -158,9 +158,9 @@ class _Save:
 
     @property
     def temporary(self) -> Path:
-        # The job's uid keeps a late writer of another job out of a folder with the same step and attempt.
-        job = hashlib.sha256(self.owner.job_uid.encode()).hexdigest()[:8]
-        return self.directory / f"{TMP_PREFIX}{self.name}-{job}"
+        # A late writer of another job or attempt must not meet ours in one folder; a tag names neither.
+        owner = hashlib.sha256(f"{self.owner.job_uid}/{self.owner.attempt}".encode()).hexdigest()[:8]
+        return self.directory / f"{TMP_PREFIX}{self.name}-{owner}"
 
     def run(self, group: RankGroup) -> None:
         try:
