@@ -102,7 +102,7 @@ class Supervisor:
     async def _name_resolves(self) -> bool:
         """False when a stop was asked for before the name resolved."""
         if _is_address(self._spec.master_addr):
-            return True
+            return not self._stop_requested.is_set()
         waiting = asyncio.ensure_future(
             wait_for_name(
                 self._spec.master_addr,
