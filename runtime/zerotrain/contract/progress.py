@@ -85,6 +85,10 @@ class Progress:
         data["phase"] = Phase(data.get("phase", Phase.INIT))
         if data.get("checkpoint") is not None:
             data["checkpoint"] = _build(CheckpointProgress, _known(CheckpointProgress, data["checkpoint"]))
+        if not isinstance(data.get("rejected_checkpoints", []), list):
+            raise ValueError(
+                f"Progress.rejected_checkpoints must be a list; got {data['rejected_checkpoints']!r}"
+            )
         data["rejected_checkpoints"] = tuple(
             _build(RejectedCheckpoint, _known(RejectedCheckpoint, item))
             for item in data.get("rejected_checkpoints", ())
@@ -168,6 +172,9 @@ _KINDS: dict[Any, tuple[type, ...]] = {
 
 def _build(cls: type[T], data: dict[str, Any]) -> T:
     """The sender is the tenant's program: a wrong type must fail here, not where it is compared or added."""
+    for name, value in data.items():
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise ValueError(f"{cls.__name__}.{name} must fit 64 bits; got {value.bit_length()} bits")
     for item in fields(cls):  # type: ignore[arg-type]
         allowed = _KINDS.get(item.type, (object,))
         if item.name in data and (not isinstance(data[item.name], allowed) or data[item.name] is True):

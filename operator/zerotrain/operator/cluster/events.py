@@ -54,7 +54,7 @@ def event_body(job: Json, event: Event, *, instance: str, now: datetime) -> Json
     """events.k8s.io/v1; `kubectl describe` shows it as it shows core events."""
     meta = job["metadata"]
     told = "\n".join((meta["uid"], str(event.attempt), event.reason, event.message))
-    digest = hashlib.sha256(told.encode()).hexdigest()[:16]
+    digest = hashlib.sha256(told.encode(errors="replace")).hexdigest()[:16]
     return {
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
@@ -65,7 +65,7 @@ def event_body(job: Json, event: Event, *, instance: str, now: datetime) -> Json
         "action": "Reconcile",
         "reason": event.reason,
         "type": str(event.type),
-        "note": event.message.encode()[:MAX_NOTE_BYTES].decode(errors="ignore"),
+        "note": event.message.encode(errors="replace")[:MAX_NOTE_BYTES].decode(errors="ignore"),
         "regarding": {
             "apiVersion": job["apiVersion"],
             "kind": job["kind"],

@@ -18,6 +18,9 @@ from zerotrain.operator.reconcile.draft import Draft
 HEARTBEAT_WRITE_S = 30
 """A heartbeat alone is written no oftener than this: every status write costs all watchers."""
 
+MAX_REJECTED = 20
+"""Damaged checkpoints told of in one pass: each is a request to the API server."""
+
 
 def merge_progress(draft: Draft) -> None:
     """Take over rank 0's record, and what the ended pods said about their last checkpoint."""
@@ -25,7 +28,7 @@ def merge_progress(draft: Draft) -> None:
     current = progress is not None and progress.attempt == draft.status.attempt
     if progress is not None and current:
         _take_progress(draft, progress)
-        for damaged in progress.rejected_checkpoints:
+        for damaged in progress.rejected_checkpoints[:MAX_REJECTED]:
             draft.emit(
                 Reason.CHECKPOINT_REJECTED,
                 f"checkpoint {damaged.path} is damaged and was passed over: {damaged.reason}",
@@ -103,7 +106,13 @@ def _finite(value: float | None, *, digits: int) -> float | None:
 
 
 def _moment(unix_s: float) -> datetime | None:
-    return from_unix(unix_s).replace(microsecond=0) if unix_s > 0 else None
+    """None for what no calendar has: the number is the tenant's program's word."""
+    if not 0 < unix_s < math.inf:
+        return None
+    try:
+        return from_unix(unix_s).replace(microsecond=0)
+    except (ValueError, OverflowError, OSError):
+        return None
 
 
 def _elapsed(earlier: datetime | None, later: datetime | None) -> timedelta:

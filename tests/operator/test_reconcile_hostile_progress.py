@@ -1,0 +1,55 @@
+"""A tenant's program writes the progress: no number or text in it may end a pass."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.operator.reconcile_builders import NOW, job, progress, ready, seen, status
+from zerotrain.contract.progress import CheckpointProgress, Progress, RejectedCheckpoint
+from zerotrain.contract.worker_http import WorkerReport
+from zerotrain.operator.cluster.events import event_body
+from zerotrain.operator.reconcile import Event, reconcile
+
+RUNNING = job(status=status("Running"))
+NO_TIMES = [1e15, 1e308, float("inf"), float("nan"), -1.0, 2.0**62]
+
+
+@pytest.mark.parametrize("moment", NO_TIMES)
+def test_a_time_that_no_calendar_has_is_no_time(moment: float) -> None:
+    saved = CheckpointProgress(step=3, path="/ckpt/3", time=moment)
+    record = progress(5, heartbeat_at=moment, step_at=moment, checkpoint=saved)
+    plan = reconcile(RUNNING, seen(ready(0), ready(1), progress=record), NOW)
+    assert plan.status is not None
+    assert plan.status.progress.step == 5
+    assert plan.status.progress.last_heartbeat is None
+    assert plan.status.checkpoint.last is not None
+    assert plan.status.checkpoint.last.time is None
+
+
+def test_rejected_checkpoints_do_not_flood_the_events() -> None:
+    damaged = tuple(RejectedCheckpoint(path=f"/ckpt/{number}", reason="short") for number in range(1000))
+    record = progress(5, rejected_checkpoints=damaged)
+    plan = reconcile(RUNNING, seen(ready(0), ready(1), progress=record), NOW)
+    assert sum(1 for event in plan.events if event.reason == "CheckpointRejected") == 20
+
+
+def test_an_event_of_half_a_character_can_be_written() -> None:
+    event = Event(reason="Killed", message="rank \ud800", attempt=1)
+    assert event_body(RUNNING, event, instance="a", now=NOW)["note"] == "rank ?"
+
+
+@pytest.mark.parametrize(
+    "changes", [{"step": 10**400}, {"loss": 10**400}, {"step": 2**63}, {"rejected_checkpoints": 5}]
+)
+def test_what_does_not_fit_a_record_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="must"):
+        Progress.from_json(json.dumps({"rank": 0, "attempt": 1, **changes}))
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, '{"ranks": 5}', '{"ranks": ["x"]}'])
+def test_what_is_no_report_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"nested|must"):
+        WorkerReport.from_json(text)
