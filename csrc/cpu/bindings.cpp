@@ -6,8 +6,10 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -73,14 +75,20 @@ AdamWRange slice(const AdamWRange& whole, std::size_t start, std::size_t stop) {
 void run(AdamWKernel kernel, const AdamWRange& whole, const AdamWScalars& scalars, int threads) {
   const std::size_t blocks = (whole.numel + kBlock - 1) / kBlock;
   const std::size_t workers = std::min<std::size_t>(std::max(threads, 1), std::max<std::size_t>(blocks, 1));
-  auto work = [&](std::size_t worker) {
-    for (std::size_t block = worker; block < blocks; block += workers) {
+  // Taken one by one: where the system refuses a thread, those that run do its blocks as well.
+  std::atomic<std::size_t> next{0};
+  auto work = [&] {
+    for (std::size_t block = next++; block < blocks; block = next++) {
       kernel(slice(whole, block * kBlock, std::min(whole.numel, (block + 1) * kBlock)), scalars);
     }
   };
   std::vector<std::thread> pool;
-  for (std::size_t worker = 1; worker < workers; ++worker) pool.emplace_back(work, worker);
-  work(0);
+  pool.reserve(workers - 1);
+  try {
+    for (std::size_t worker = 1; worker < workers; ++worker) pool.emplace_back(work);
+  } catch (const std::system_error&) {
+  }
+  work();
   for (auto& thread : pool) thread.join();
 }
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -107,3 +110,36 @@ def test_wrong_arrays_are_named() -> None:
         adamw_(state, step=0)
     with pytest.raises(ValueError, match=r"available: .*baseline"):
         adamw_(state, step=1, isa="avx1024")
+
+
+WITHOUT_THREADS = """
+import resource, sys, threading
+from tests.native.test_adamw_kernel import adamw_, make_state
+import torch
+start = make_state(16384 * 24 + 5, torch.float32)
+want, got = [t.clone() for t in start], [t.clone() for t in start]
+adamw_(want, step=7)
+with open("/proc/self/statm") as file:
+    mapped = int(file.read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (mapped + (40 << 20),) * 2)
+try:
+    for _ in range(16):
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+except RuntimeError:
+    print("threads are refused", flush=True)
+adamw_(got, step=7, threads=24)
+print(all(torch.equal(a, b) for a, b in zip(want, got, strict=True)), flush=True)
+"""
+
+
+def test_refused_threads_leave_their_work_to_the_others() -> None:
+    """The address space is nearly full, so that the system has no room for more stacks."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_THREADS],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.splitlines() == ["threads are refused", "True"], done.stderr
