@@ -147,6 +147,7 @@ def test_missing_peer_is_a_rendezvous_timeout(tmp_path: Path) -> None:
         ).start(range(rank, rank + 1))
         assert run.wait() == [ExitCode.RENDEZVOUS_TIMEOUT]
         assert f"rank {rank} did not meet all 2 ranks at 127.0.0.1" in run.log(rank)
+        assert f"or another program on port {run.port}" in run.log(rank)
 
 
 def test_disk_that_fills_up_ends_all_ranks(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 
 import torch
@@ -25,6 +26,7 @@ def join(launch: LaunchSpec, rank: RankEnv) -> None:
     if launch.world_size == 1:
         return
     seconds = launch.rendezvous_timeout_seconds
+    began = time.monotonic()
     try:
         store = dist.TCPStore(  # type: ignore[attr-defined]
             launch.master_addr,
@@ -46,8 +48,9 @@ def join(launch: LaunchSpec, rank: RankEnv) -> None:
     except RuntimeError as error:  # also of gloo, which meets in its own way
         raise RendezvousTimeout(
             f"rank {rank.rank} did not meet all {launch.world_size} ranks at {launch.master_addr}:"
-            f"{launch.master_port} within {seconds:.0f} s ({str(error).splitlines()[0]}); "
-            "look for workers that never started"
+            f"{launch.master_port}: given up after {time.monotonic() - began:.1f} s of {seconds:.0f} s "
+            f"({str(error).splitlines()[0]}); "
+            f"look for workers that never started, or another program on port {launch.master_port}"
         ) from error
 
 
