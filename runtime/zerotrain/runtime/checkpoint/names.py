@@ -98,15 +98,6 @@ def committed(directory: Path) -> list[Committed]:
     return sorted(found, key=lambda item: item.sequence, reverse=True)
 
 
-def read_latest(directory: Path) -> str | None:
-    """Name of the folder that `latest` points to; None when it is missing or torn."""
-    try:
-        name = _json_object((directory / LATEST).read_bytes()).get("folder")
-    except (OSError, ValueError):
-        return None
-    return name if isinstance(name, str) and _TAG.fullmatch(name) else None
-
-
 def _json_object(data: bytes) -> dict[str, Any]:
     value = json.loads(data)
     if not isinstance(value, dict):

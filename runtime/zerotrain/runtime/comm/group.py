@@ -125,11 +125,6 @@ class Comm:
         work = dist.broadcast(tensor, group_src=source, group=self._gathers, async_op=True)
         self._started("broadcast", label, tensor.nbytes, work).wait()
 
-    def barrier(self) -> None:
-        """Return when every rank has come here."""
-        if self.world_size > 1:
-            self.gather_record([0.0])
-
     def take_sequence(self) -> float:
         """The rolling hash of all collectives since the last call."""
         value, self._sequence = self._sequence, 0

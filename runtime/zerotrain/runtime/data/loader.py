@@ -54,11 +54,6 @@ class TokenLoader:
         """Samples that all ranks together have finished; moves by whole global batches."""
         return self._samples_done
 
-    @property
-    def epoch(self) -> float:
-        """Passes over the data so far."""
-        return self._samples_done / self.num_windows
-
     def step_batches(self) -> Iterator[torch.Tensor]:
         """The micro-batches of one optimizer step; the position moves when the last one was taken."""
         shape, batch = self._shape, self._shape.batch

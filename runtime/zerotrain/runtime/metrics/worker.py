@@ -132,9 +132,6 @@ class WorkerMetrics:
         """Peak of `tier` within `phase` of the last step."""
         self._families.gauge("zerotrain_memory_peak_bytes", tier, phase).set(num_bytes)
 
-    def add_transfer(self, direction: str, num_bytes: int) -> None:
-        self._families.counter("zerotrain_transfer_bytes_total", direction).inc(num_bytes)
-
     def _observe_numbers(self, sample: StepSample) -> None:
         finite = True
         for name, value, spikes in (
