@@ -31,8 +31,8 @@ class TinyModel(nn.Module):
         logits = self.head(self.hidden(self.embed(ids[:, :-1])))
         loss = functional.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
         if self._poison == "gradient":  # the loss is finite, 0 * inf in its gradient is not
-            zero = logits.float().mean() * 0.0
-            return loss + zero.abs().sqrt()
+            zero: torch.Tensor = logits.float().mean() * 0.0
+            return loss.add(zero.abs().sqrt())
         return loss * float("nan") if self._poison else loss
 
 
