@@ -76,6 +76,18 @@ def test_a_pod_of_another_namespace_is_no_pod_of_the_job() -> None:
     assert (present(store), gone(store)) == ([], [])
 
 
+def test_a_late_event_of_a_job_that_is_gone_is_pruned() -> None:
+    store = PodStore()
+    store.remove(pod_json(0, version=1), now=NOW)
+    store.prune({OWNER})
+    assert gone(store) == [0]
+    store.prune(set())
+    assert gone(store) == []
+    store.put(pod_json(1, version=1), now=NOW)
+    store.prune(set())
+    assert present(store) == [(1, "Pending")]
+
+
 @pytest.mark.parametrize("code", [2, 75, 143])
 def test_a_code_of_an_init_container_is_no_word_of_the_worker(code: int) -> None:
     store = PodStore()

@@ -7,7 +7,7 @@ not miss the pods it just made. Resource versions decide which of two views is n
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -110,6 +110,10 @@ class PodStore:
     def forget(self, owner: str) -> None:
         """The job is gone."""
         self._jobs.pop(owner, None)
+
+    def prune(self, alive: Set[str]) -> None:
+        """Drop jobs that are not among `alive` and have no pods: late events brought them back."""
+        self._jobs = {owner: pods for owner, pods in self._jobs.items() if owner in alive or pods.present}
 
     def _bury(self, owner: str, pod_uid: str) -> JobKey | None:
         pods = self._jobs.get(owner)

@@ -91,6 +91,7 @@ class Controller:
             for _, job in self.jobs:
                 if job["metadata"]["uid"] not in alive:
                     await self._refresh(JobKey(job["metadata"]["namespace"], job["metadata"]["name"]))
+            self.store.prune({owner_key(key.namespace, job["metadata"]["uid"]) for key, job in self.jobs})
             self.telemetry.count_jobs(self.phases())
             self.all_changed()
 
@@ -111,7 +112,9 @@ class Controller:
             await self._refresh(key)
             self.queue.add(key)
         except NotFound:
+            # The job itself, or something beside it (its namespace, a pod): then it still needs its pass.
             await self._refresh(key)
+            self.queue.add_after(key, MIN_BACKOFF_S)
         except ActionRefused as error:
             self._retry(key, job, error)
         except Exception as error:
@@ -136,10 +139,13 @@ class Controller:
             self.queue.add_after(key, (plan.wake_at - datetime.now(UTC)).total_seconds())
 
     async def _act(self, key: JobKey, job: Json, plan: Plan) -> None:
+        memory = self.memories.of(job["metadata"]["uid"])
         if not plan.actions:
+            if memory.problem is not None:  # nothing is wanted any more that could be refused
+                memory.problem = None
+                self.queue.add(key)
             return
         await self.executor.perform(job, plan.actions)
-        memory = self.memories.of(job["metadata"]["uid"])
         cleared, memory.problem = memory.problem is not None, None
         # What was made is in the store already; an answer of a worker is in memory. Both may change the plan.
         if cleared or any(isinstance(action, RequestYield) for action in plan.actions):

@@ -1,0 +1,89 @@
+"""What a pass leaves in the queue and in memory when the cluster does not answer as wished."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.operator.api_double import ApiDouble, Json, failure, served
+from tests.operator.reconcile_builders import UID, job
+from zerotrain.operator.cluster.api import Api
+from zerotrain.operator.cluster.channel import SilentChannel
+from zerotrain.operator.cluster.events import EventWriter
+from zerotrain.operator.cluster.executor import Executor
+from zerotrain.operator.cluster.jobs import JobCache, JobClient
+from zerotrain.operator.cluster.memory import Memories
+from zerotrain.operator.cluster.store import JobKey, PodStore
+from zerotrain.operator.cluster.telemetry import Telemetry
+from zerotrain.operator.handlers import controller as module
+from zerotrain.operator.handlers.controller import Controller
+from zerotrain.operator.handlers.queue import WorkQueue
+from zerotrain.operator.reconcile import Plan, Problem
+from zerotrain.operator.resources import ResourceOptions
+
+KEY = JobKey("ml", "gpt")
+PATH = "/apis/zerotrain.dev/v1alpha1/namespaces/ml/zerotrainingjobs/gpt"
+
+
+def controller(api: Api) -> Controller:
+    store, memories, may_act = PodStore(), Memories(), asyncio.Event()
+    may_act.set()
+    executor = Executor(
+        api=api,
+        store=store,
+        memories=memories,
+        channel=SilentChannel(),
+        options=ResourceOptions(),
+        operator_key=b"k" * 32,
+        creations=asyncio.Semaphore(10),
+    )
+    return Controller(
+        queue=WorkQueue[JobKey](),
+        jobs=JobCache(),
+        store=store,
+        memories=memories,
+        client=JobClient(api),
+        executor=executor,
+        events=EventWriter(api, instance="test"),
+        telemetry=Telemetry(),
+        may_act=may_act,
+    )
+
+
+def stored() -> Json:
+    return job(resourceVersion="1")
+
+
+async def turn(hands: Controller) -> None:
+    """One pass over the next key."""
+    async with asyncio.timeout(5):
+        key = await hands.queue.get()
+    await hands._pass(key)
+    hands.queue.done(key)
+
+
+async def test_a_job_that_exists_is_tried_again_after_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MIN_BACKOFF_S", 0.01)
+    double = ApiDouble()
+    double.on(f"GET {PATH}", (200, stored()))
+    double.on(f"PUT {PATH}/status", failure(404, "NotFound"))
+    async with served(double) as api:
+        hands = controller(api)
+        hands.job_changed(stored())
+        await turn(hands)
+        await turn(hands)
+
+
+async def test_a_problem_ends_with_the_wish_that_caused_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(*_: object) -> Plan:
+        return Plan(status=None, events=(), actions=(), wake_at=None)
+
+    monkeypatch.setattr(module, "reconcile", nothing)
+    async with served(ApiDouble()) as api:
+        hands = controller(api)
+        hands.memories.of(UID).problem = Problem(reason="QuotaExceeded", message="no")
+        hands.job_changed(stored())
+        await turn(hands)
+        await turn(hands)
+        assert hands.memories.of(UID).problem is None
