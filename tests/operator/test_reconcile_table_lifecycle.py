@@ -313,6 +313,12 @@ END = [
         want=Want(phase="Running", wake_in_s=100),
     ),
     Row(
+        id="a hold-off does not stop the deadline's clock",
+        job=job(spec={"runPolicy": {"activeDeadlineSeconds": 500}}, status=status("Restarting")),
+        seen=seen(),
+        want=Want(phase="Failed", events=("DeadlineExceeded",), actions=()),
+    ),
+    Row(
         id="past the deadline the job fails and its pods are ended",
         job=job(spec={"runPolicy": {"activeDeadlineSeconds": 500}}, status=status("Running")),
         seen=seen(ready(0), ready(1)),
@@ -359,7 +365,7 @@ QUIET = [
         id="a deletion by somebody else is watched, not answered",
         job=UNCHANGED[1],
         seen=seen(ready(0), going(1)),
-        want=Want(writes=False, events=(), actions=()),
+        want=Want(writes=False, events=(), actions=(), wake_in_s=60 + 120 + 1),
     ),
 ]
 

@@ -85,9 +85,7 @@ def _active(draft: Draft) -> None:
         endings.complete(draft)
         _finished(draft)
     elif _deadline_passed(draft):
-        limit = draft.job.spec.run_policy.active_deadline_seconds
-        endings.fail(draft, Reason.DEADLINE_EXCEEDED, f"active for more than {limit} s")
-        _finished(draft)
+        _fail_by_deadline(draft)
     elif draft.job.spec.suspend:
         _begin_suspending(draft)
     elif _ended_badly(draft, view):
@@ -102,6 +100,10 @@ def _follow(draft: Draft, view: AttemptView) -> None:
     absent = view.indices(Fate.ABSENT)
     if absent:
         draft.act(CreateWorkers(attempt=view.number, indices=absent))
+    for worker in view.workers:
+        if worker.fate is Fate.GOING and worker.pod is not None and worker.pod.deletion_at is not None:
+            # A node that died with the pod sends no event: look again when the pod counts as lost.
+            draft.wake(worker.pod.deletion_at + _termination_timeout(draft) + timedelta(seconds=1))
     running = view.all_in(frozenset({Fate.RUNNING, Fate.GOING, Fate.SUCCEEDED}))
     joined = running and all(pod.ready or pod.ended for pod in view.present)
     if draft.status.phase is Phase.RUNNING or joined:
@@ -148,6 +150,9 @@ def _await_yielded(draft: Draft, view: AttemptView) -> None:
 
 def _restarting(draft: Draft) -> None:
     """All pods of the ended attempt go; then, after the hold-off, the next attempt may come."""
+    if draft.status.phase is Phase.RESTARTING and _deadline_passed(draft):
+        _fail_by_deadline(draft)
+        return
     if not end_workers(draft, grace_s=KILL_GRACE_S):
         return
     due = draft.status.next_attempt_time
@@ -252,6 +257,16 @@ def _deadline_passed(draft: Draft) -> bool:
     if draft.now < due:
         draft.wake(due)
     return draft.now >= due
+
+
+def _fail_by_deadline(draft: Draft) -> None:
+    limit = draft.job.spec.run_policy.active_deadline_seconds
+    endings.fail(draft, Reason.DEADLINE_EXCEEDED, f"active for more than {limit} s")
+    _finished(draft)
+
+
+def _termination_timeout(draft: Draft) -> timedelta:
+    return timedelta(seconds=draft.job.spec.run_policy.termination_timeout_seconds)
 
 
 def _grace(draft: Draft) -> timedelta:
