@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from tests.operator.api_double import Answer, ApiDouble, failure, served
 from zerotrain.operator.cluster.election import ApiLease, Leadership
 
@@ -91,3 +93,10 @@ async def test_an_error_is_a_reason_to_wait_not_to_end() -> None:
     double.on(f"GET {OURS}", failure(500, "Down"), lease("me"))
     double.on(f"PUT {OURS}", lease("me"))
     assert await campaign(double) == ["gained", "lost"]
+
+
+async def test_a_namespace_that_is_missing_is_said_with_the_way_out(caplog: pytest.LogCaptureFixture) -> None:
+    double = ApiDouble()
+    double.on(f"POST {LEASES}", failure(404, "NotFound", 'namespaces "system" not found'))
+    assert await campaign(double, seconds=1.0) == ["waited"]
+    assert "create the namespace system or set ZEROTRAIN_OPERATOR_NAMESPACE" in caplog.text

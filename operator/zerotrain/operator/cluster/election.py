@@ -20,7 +20,7 @@ from kubernetes.aio.leaderelection.leaderelectionrecord import LeaderElectionRec
 from kubernetes.aio.leaderelection.resourcelock.baselock import BaseLock
 
 from zerotrain.operator.cluster.api import Api, Json, Request
-from zerotrain.operator.cluster.errors import ApiError, Unavailable
+from zerotrain.operator.cluster.errors import ApiError, NotFound, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +69,15 @@ class ApiLease(BaseLock):
     async def _write(self, method: str, path: str, body: Json) -> bool:
         try:
             self._held = await self._call(method, path, body)
+        except NotFound as error:
+            log.warning(
+                "lease %s cannot be kept, so nobody leads: %s; create the namespace %s or set "
+                "ZEROTRAIN_OPERATOR_NAMESPACE to one that exists",
+                self.name,
+                error,
+                self.namespace,
+            )
+            return False
         except ApiError as error:
             log.info("lease %s: %s", self.name, error)
             return False
