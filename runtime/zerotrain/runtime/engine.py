@@ -71,6 +71,7 @@ class Engine:
         self.optimizer = optimizer
         self.scheduler = scheduler
         self.core = build_core(module, config, optimizer.layout, comm)
+        self.memory: MemoryLedger = self.core.ledger
         optimizer.attach(self.core)
         return_free_memory()  # what the model's own tensors took
         self.global_steps = 0
@@ -85,10 +86,6 @@ class Engine:
         self._pipeline = StepPipeline(self.core, optimizer, comm=comm, clip_norm=config.gradient_clipping)
         self._seconds = dict.fromkeys(("forward", "backward"), 0.0)
         self._step_began = perf_counter()
-
-    @property
-    def memory(self) -> MemoryLedger:
-        return self.core.ledger
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward. fp32 tensors among the arguments are cast to the compute precision."""
