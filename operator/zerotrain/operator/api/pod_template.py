@@ -93,4 +93,5 @@ class PodTemplate(ApiModel):
     """Secrets with the credentials of the image registry."""
 
     service_account_name: ObjectName | None = None
-    """ServiceAccount of the pods; the namespace's default unless given. Its token is never mounted."""
+    """ServiceAccount of the pods; the namespace's default unless given. Its token is
+    not mounted by itself."""

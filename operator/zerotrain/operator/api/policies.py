@@ -82,8 +82,8 @@ class FailurePolicy(ApiModel):
     checkpoint."""
 
     max_restarts: Annotated[Int, Field(ge=0, le=1000)] = 5
-    """Restarts after failures of the training program within windowSeconds before the job fails; 0 to 1000,
-    5 unless given. Preemptions and lost nodes do not count."""
+    """Restarts after failures of the training program before the job fails; 0 to 1000, 5 unless given. Those
+    within windowSeconds count, and older ones until a step is gained. Preemptions and lost nodes do not."""
 
     window_seconds: Seconds = 3600
     """Length of the sliding window in which restarts are counted; 3600 unless given."""
