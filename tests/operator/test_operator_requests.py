@@ -34,13 +34,14 @@ def test_a_job_of_four_pods_from_apply_to_running(
     control_plane: Cluster, namespace: str, operator_kubeconfig: Path, api: KubeJson, tmp_path: Path
 ) -> None:
     with operator(operator_kubeconfig, tmp_path) as process, kubelet(api, namespace, KEY, steps=10_000):
-        job = LiveJob(control_plane, namespace, workers=WORKERS)
         before = writes(process)
+        job = LiveJob(control_plane, namespace, workers=WORKERS)
         job.wait_for("Running")
         spent = {kind: number - before.get(kind, 0) for kind, number in writes(process).items()}
         assert spent["pods"] == WORKERS
         shared = [spent[kind] for kind in ("services", "configmaps", "networkpolicies", "secrets")]
         assert shared == [1, 1, 1, 1]
         assert spent["events"] <= 3
-        # The attempt; all pods seen; then one for each time that a batch of pods started or became ready.
-        assert spent["zerotrainingjobs/status"] <= 6
+        # The attempt; all pods seen; then at most one for each pod that started and each that became ready: how
+        # many of these fall into one pass is a matter of timing, that there are no others is not.
+        assert spent["zerotrainingjobs/status"] <= 2 + 2 * WORKERS
