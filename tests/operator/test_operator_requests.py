@@ -42,6 +42,6 @@ def test_a_job_of_four_pods_from_apply_to_running(
         shared = [spent[kind] for kind in ("services", "configmaps", "networkpolicies", "secrets")]
         assert shared == [1, 1, 1, 1]
         assert spent["events"] <= 3
-        # The attempt; all pods seen; then at most one for each pod that started and each that became ready: how
-        # many of these fall into one pass is a matter of timing, that there are no others is not.
+        # The attempt; all pods seen; then at most one for each pod that started and each that became ready:
+        # how many of these fall into one pass is a matter of timing, that there are no others is not.
         assert spent["zerotrainingjobs/status"] <= 2 + 2 * WORKERS
