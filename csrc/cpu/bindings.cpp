@@ -1,5 +1,4 @@
-// Python module zerotrain.runtime._native: typed, zero-copy DLPack arrays in, nothing of torch's headers.
-// Typed stub: runtime/zerotrain/runtime/_native.pyi.
+// The kernels' part of the Python module: typed, zero-copy DLPack arrays in, nothing of torch's headers.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -14,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "zerotrain/bind.hpp"
 #include "zerotrain/isa.hpp"
 
 namespace nb = nanobind;
@@ -211,7 +211,7 @@ std::vector<std::string> isas() {
 
 }  // namespace
 
-NB_MODULE(_native, m) {
+void bind_kernels(nb::module_& m) {
   m.def("isas", &isas, "Instruction sets that this processor can run, best first.");
   // noconvert: nanobind would hand a copy of another dtype or stride over, and writes would be lost in it.
   m.def("adamw_", &adamw, nb::arg("master").noconvert(), nb::arg("exp_avg").noconvert(),

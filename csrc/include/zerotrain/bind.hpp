@@ -1,0 +1,8 @@
+// What each part of the native module adds to it; called by module.cpp.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+void bind_kernels(nanobind::module_& m);
+void bind_io(nanobind::module_& m);
+void bind_seal(nanobind::module_& m);

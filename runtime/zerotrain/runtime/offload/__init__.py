@@ -1,0 +1,1 @@
+"""Where optimizer states and parameters live when they leave the device, and the update that goes with it."""
