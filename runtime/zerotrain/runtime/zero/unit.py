@@ -5,7 +5,7 @@ Stages 0 to 3 are one code path; `Placement` holds the three booleans that tell 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from mmap import mmap
@@ -99,6 +99,9 @@ class Unit:
         backward."""
         self.weights: WeightTraffic | None = None
         """How the weights are gathered (ZeRO++); None = straight through `comm`."""
+        self.pending: Callable[[], None] | None = None
+        """Waits for the update that goes on in the background and makes its result the weights
+        (zero/pending.py); None = there is none."""
         self._is_exact = True
         """What the last gather brought is no decoded code."""
         self._pending = Pending.done()
@@ -158,6 +161,8 @@ class Unit:
 
         `is_exact`: not through codes, as somebody will look at them.
         """
+        if self.pending is not None:
+            self.pending()
         if self.state is UnitState.SHARDED:
             self.full.allocate()
             full, shard = self.full.tensor, self.shard
@@ -171,6 +176,8 @@ class Unit:
 
     def require(self, purpose: UnitState) -> None:
         """Make the weights whole for FORWARD, BACKWARD or HELD; one that is in backward or held stays so."""
+        if self.pending is not None:
+            self.pending()
         if not self.placement.params_sharded or self.state in (UnitState.BACKWARD, UnitState.HELD):
             return
         if purpose is UnitState.HELD and not self._is_exact:
@@ -241,6 +248,16 @@ class Unit:
     def _show(self) -> None:
         for parameter, original, view in zip(self.parameters, self._classes, self._views, strict=True):
             show(parameter, original, view)
+
+
+def conceal(unit: Unit) -> None:
+    """Hide replicated weights, as they are about to change in the background."""
+    _hide(unit.parameters, unit._nan)
+
+
+def reveal(unit: Unit) -> None:
+    """Undo `conceal`."""
+    unit._show()
 
 
 @torch.no_grad()
