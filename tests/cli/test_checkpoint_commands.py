@@ -107,7 +107,8 @@ def test_diff_across_numbers_of_ranks(tmp_path: Path) -> None:
 
     def change(state: Any) -> None:
         if state.rank == 1:  # element 20 of the unit's flat buffer, the first of rank 1 of 4
-            state.streams["embed", "master"][0] += 0.5
+            stream = state.streams["embed", "master"]
+            stream.write(0, stream.read(0, 1) + 0.5)
 
     save_at(tmp_path / "c", 4, step=4, change=change)
     code, output = run("diff", first, tmp_path / "c", "-o", "json")

@@ -98,14 +98,14 @@ SAVE_BIG = """
     from zerotrain.runtime import checkpoint
     from zerotrain.runtime.checkpoint import SingleRank
     from zerotrain.runtime.zero.layout import ModelLayout, ParameterFact, build_unit
-    from zerotrain.runtime.zero.state import CheckpointState
+    from zerotrain.runtime.zero.state import CheckpointState, TensorStream
     folder = Path(sys.argv[1])
     def state(numel):
         unit = build_unit(name="u", module="u", trainable=True, world_size=1,
                           parameters=[ParameterFact(fqn="w", shape=(numel,), dtype="fp32")])
         layout = ModelLayout(units=(unit,), world_size=1)
         return CheckpointState(layout=layout, rank=0, world_size=1,
-                               streams={("u", "master"): torch.ones(unit.padded_numel)})
+                               streams={("u", "master"): TensorStream(torch.ones(unit.padded_numel))})
     checkpoint.save(state(10_000), folder, step=1, group=SingleRank())
     try:
         checkpoint.save(state(2_000_000), folder, step=2, group=SingleRank())

@@ -25,6 +25,7 @@ from tests.support.training import (
 )
 from zerotrain.runtime.comm.group import CommError
 from zerotrain.runtime.engine import Engine
+from zerotrain.runtime.zero.state import whole
 
 CLIPPED = tuple(
     Case(stage=stage, clip=clip, accumulation=accumulation)
@@ -55,7 +56,7 @@ def engine_of(case: Case) -> tuple[nn.Module, Engine]:
 def state_bytes(engine: Engine) -> dict[str, bytes]:
     state = engine.checkpoint_state()
     streams = {
-        f"{unit}/{kind}": tensor.clone().numpy().tobytes() for (unit, kind), tensor in state.streams.items()
+        f"{unit}/{kind}": whole(stream).numpy().tobytes() for (unit, kind), stream in state.streams.items()
     }
     scalars = {key: value for key, value in state.scalars.items() if not key.endswith("_steps")}
     return {**streams, "scalars": repr(scalars).encode()}

@@ -28,6 +28,7 @@ from tests.support.training import (
     world,
 )
 from zerotrain.runtime.engine import Engine
+from zerotrain.runtime.zero.state import whole
 
 SCALE = 256.0
 
@@ -106,7 +107,7 @@ def test_a_fixed_scale_equals_plain_torch(world_size: int) -> None:
 def state_bytes(engine: Engine) -> dict[str, bytes]:
     """Everything a checkpoint holds but the loss scale and the count of skipped steps."""
     state = engine.checkpoint_state()
-    streams = {"/".join(key): tensor.clone().numpy().tobytes() for key, tensor in state.streams.items()}
+    streams = {"/".join(key): whole(stream).numpy().tobytes() for key, stream in state.streams.items()}
     kept = {k: v for k, v in state.scalars.items() if not k.endswith("_steps") and k != "loss_scale"}
     with zt.full_parameters(engine.module):
         weights = b"".join(p.detach().numpy().tobytes() for p in engine.module.parameters())

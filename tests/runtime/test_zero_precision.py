@@ -95,7 +95,7 @@ def dtypes(stage: int) -> dict[str, Any]:
     unit, segment = state.layout.find("blocks.0.up.weight")
     low, high = state.layout.shard_range(unit, state.rank)
     start, stop = max(low, segment.start), min(high, segment.stop)
-    master = state.streams[unit.name, MASTER][start - low : stop - low]
+    master = state.streams[unit.name, MASTER].read(start - low, stop - low)
     wanted = started_from.flatten()[start - segment.start : stop - segment.start]
     return {
         "parameter": str(before),

@@ -96,7 +96,7 @@ def saved_while_training(folder: str, stage: int) -> dict[str, Any]:
         "before": before,
         "promised": (promised.durable, promised.step, promised.path.name),
         "durable": (engine.last_save.durable, engine.last_save.step, engine.last_save.path.name),
-        "streams": sum(stream.nbytes for stream in state.streams.values()),
+        "streams": sum(stream.numel * stream.dtype.itemsize for stream in state.streams.values()),
         "copied": copied,
         "formula": snapshot_bytes(memory_inputs(engine.config, unit_sizes(engine))),
         "kept": engine.memory.live_bytes(Kind.SNAPSHOT),

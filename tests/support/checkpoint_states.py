@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 
 from zerotrain.runtime.zero.layout import ModelLayout, ParameterFact, build_unit
-from zerotrain.runtime.zero.state import EXP_AVG, EXP_AVG_SQ, MASTER, PARAM, CheckpointState
+from zerotrain.runtime.zero.state import EXP_AVG, EXP_AVG_SQ, MASTER, PARAM, CheckpointState, TensorStream
 
 T = TypeVar("T")
 
@@ -72,12 +72,12 @@ def make_state(
             for segment in unit.segments:
                 whole[segment.start : segment.stop] = full_value(segment.fqn, kind, segment.numel, salt)
             shard = whole[low:high].to(dtype)
-            streams[unit.name, kind] = shard if filled else torch.full_like(shard, math.nan)
+            streams[unit.name, kind] = TensorStream(shard if filled else torch.full_like(shard, math.nan))
     return CheckpointState(
         layout=layout,
         rank=rank,
         world_size=layout.world_size,
-        streams=streams,
+        streams=dict(streams),
         scalars={"step": 3 + salt, "scheduler": {"last": 0.1}} if filled else {},
         buffers={"norm.mean": torch.arange(4.0) + salt if filled else torch.zeros(4)},
     )

@@ -1,4 +1,4 @@
-"""Between the engine's tensors and the streams of a `CheckpointState`."""
+"""Between the engine's states, whatever tier holds them, and the streams of a `CheckpointState`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,16 @@ import torch
 from zerotrain.runtime.optim.onebit import OneBitAdamRule
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
 from zerotrain.runtime.zero.core import Core
-from zerotrain.runtime.zero.state import MASTER, PARAM, StreamKey
-from zerotrain.runtime.zero.unit import adopt_writes
+from zerotrain.runtime.zero.state import (
+    MASTER,
+    PARAM,
+    StateStream,
+    StreamKey,
+    TensorStream,
+    is_optional,
+    whole,
+)
+from zerotrain.runtime.zero.unit import Unit, adopt_writes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,41 +32,48 @@ class LoadChoice:
     """Moments, rates, update count and loss scale."""
     scheduler_states: bool = True
 
-    def streams(self, streams: Mapping[StreamKey, torch.Tensor]) -> dict[StreamKey, torch.Tensor]:
+    def streams(self, streams: Mapping[StreamKey, StateStream]) -> dict[StreamKey, StateStream]:
         """Those to be read."""
         return {
             key: value for key, value in streams.items() if self.optimizer_states or key[1] in (MASTER, PARAM)
         }
 
 
-def streams_of(core: Core, optimizer: ZeroOptimizer) -> dict[StreamKey, torch.Tensor]:
-    """This rank's interval of every master, moment and frozen weight, aliasing the engine's memory.
+def streams_of(core: Core, optimizer: ZeroOptimizer) -> dict[StreamKey, StateStream]:
+    """This rank's interval of every master, moment and frozen weight: the engine's own state.
 
     Collective under 1-bit Adam, whose errors are copies.
     """
     adopt_writes(core.units)
-    streams: dict[StreamKey, torch.Tensor] = {}
+    streams: dict[StreamKey, StateStream] = {}
     for unit in core.units:
         if not unit.layout.trainable:
-            streams[unit.name, PARAM] = unit.shard
+            streams[unit.name, PARAM] = weight_stream(unit)
             continue
         states = optimizer.states[unit.name]
-        streams[unit.name, MASTER] = states.own_part(states.master)
+        streams[unit.name, MASTER] = TensorStream(states.own_part(states.master))
         for kind, state in states.by_kind.items():
-            streams[unit.name, kind] = states.own_part(state)
+            streams[unit.name, kind] = TensorStream(states.own_part(state))
     if isinstance(optimizer.rule, OneBitAdamRule):
-        streams.update(optimizer.rule.error_streams(optimizer.states))
+        errors = optimizer.rule.error_streams(optimizer.states)
+        streams.update((key, TensorStream(error)) for key, error in errors.items())
     return streams
+
+
+def weight_stream(unit: Unit) -> StateStream:
+    """This rank's interval of a unit's weights, in compute precision."""
+    return TensorStream(unit.shard)
 
 
 @torch.no_grad()
 def reload_weights(
-    core: Core, optimizer: ZeroOptimizer, streams: Mapping[StreamKey, torch.Tensor] | None = None
+    core: Core, optimizer: ZeroOptimizer, streams: Mapping[StreamKey, StateStream] | None = None
 ) -> None:
     """Rebuild everything that is derived from the streams: replicated states, compute weights, replicas.
     Collective. `streams` as `streams_of` made them, where they were overwritten."""
     if isinstance(optimizer.rule, OneBitAdamRule):
-        optimizer.rule.take_errors(optimizer.states, streams or {})
+        errors = {key: whole(stream) for key, stream in (streams or {}).items() if is_optional(key[1])}
+        optimizer.rule.take_errors(optimizer.states, errors)
     for unit in core.units:
         unit.invalidate()
         states = optimizer.states.get(unit.name)

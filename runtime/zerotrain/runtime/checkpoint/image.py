@@ -1,7 +1,7 @@
-"""What one rank stores at one moment: the tensors of its file and everything that the manifest says.
+"""What one rank stores at one moment: the contents of its file and everything that the manifest says.
 
-`Image.of` aliases the engine's tensors and takes the rest (scalars, client state, random generators) by
-value; `detached` copies the tensors too, so that training may go on while the copy is written.
+`Image.of` refers to the engine's streams and takes the rest (scalars, client state, random generators) by
+value; `detached` copies the streams too, so that training may go on while the copy is written.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from zerotrain.runtime.checkpoint import rng
 from zerotrain.runtime.checkpoint.files import json_bytes
 from zerotrain.runtime.checkpoint.intervals import stored_pieces
@@ -21,7 +19,7 @@ from zerotrain.runtime.checkpoint.manifest import FileEntry, Manifest, TensorEnt
 from zerotrain.runtime.checkpoint.names import BUFFER_PREFIX
 from zerotrain.runtime.checkpoint.staging import Staging
 from zerotrain.runtime.checkpoint.stepfolder import StepFolder
-from zerotrain.runtime.checkpoint.tensorfile import dtype_name, file_size
+from zerotrain.runtime.checkpoint.tensorfile import Content, dtype_name, file_size, stream_of
 from zerotrain.runtime.zero.layout import ModelLayout, UnitLayout
 from zerotrain.runtime.zero.state import CheckpointState
 
@@ -32,7 +30,7 @@ class Image:
 
     layout: ModelLayout
     rank: int
-    tensors: Mapping[str, torch.Tensor]
+    tensors: Mapping[str, Content]
     """By key of the rank's file."""
     kinds: Mapping[str, Mapping[str, str]]
     """Per unit: state kind -> dtype."""
@@ -46,17 +44,14 @@ class Image:
     def of(cls, state: CheckpointState, client_state: Mapping[str, Any]) -> Image:
         """The state as it is now. Raises ValueError or TypeError for what has no durable form, with its
         name."""
-        tensors: dict[str, torch.Tensor] = {}
+        tensors: dict[str, Content] = {}
         kinds: dict[str, dict[str, str]] = {}
-        for (unit, kind), tensor in sorted(state.streams.items()):
+        for (unit, kind), stream in sorted(state.streams.items(), key=lambda item: item[0]):
             expected = state.layout.shard_numel(unit)
-            if tensor.dim() != 1 or tensor.numel() != expected:
-                raise ValueError(
-                    f"stream {unit}/{kind} must be 1-D with {expected} elements; "
-                    f"got shape {tuple(tensor.shape)}"
-                )
-            tensors[f"{unit}/{kind}"] = tensor
-            kinds.setdefault(unit, {})[kind] = dtype_name(tensor, kind)
+            if stream.numel != expected:
+                raise ValueError(f"stream {unit}/{kind} must have {expected} elements; it has {stream.numel}")
+            tensors[f"{unit}/{kind}"] = stream
+            kinds.setdefault(unit, {})[kind] = dtype_name(stream, kind)
         if state.rank == 0:
             tensors |= {f"{BUFFER_PREFIX}{fqn}": buffer for fqn, buffer in sorted(state.buffers.items())}
         generators, rng_scalars = rng.capture()
@@ -79,8 +74,13 @@ class Image:
         """Of the rank's file."""
         return file_size(self.tensors)
 
+    @property
+    def is_spilled(self) -> bool:
+        """Whether memory has no room for a copy."""
+        return any(stream_of(content).is_spilled for content in self.tensors.values())
+
     def detached(self, staging: Staging) -> Image:
-        """The same with copies of the tensors, in `staging`."""
+        """The same with copies of the contents, in `staging`."""
         return replace(self, tensors=staging.copies(self.tensors))
 
     def manifest(self, files: tuple[FileEntry, ...], folder: StepFolder) -> Manifest:

@@ -90,6 +90,19 @@ def plan_shard(
         )
 
 
+def within(copies: Iterable[Copy], start: int, stop: int) -> Iterator[Copy]:
+    """The parts of the copies whose targets lie in `[start, stop)`; targets count from `start`."""
+    for copy in copies:
+        low, high = max(start, copy.target), min(stop, copy.target + copy.length)
+        if low < high:
+            yield Copy(
+                file=copy.file,
+                source=copy.source + low - copy.target,
+                target=low - start,
+                length=high - low,
+            )
+
+
 def _intersect(pieces: Iterable[Piece], low: int, high: int, *, target: int) -> Iterator[Copy]:
     for piece in pieces:
         start, stop = max(low, piece.start), min(high, piece.stop)

@@ -1,4 +1,5 @@
-"""Loading at any number of ranks: verify, plan by interval intersection, `pread` only what this rank owns.
+"""Loading at any number of ranks: verify, plan by interval intersection, `pread` only what this rank owns,
+one window at a time.
 
 Verification is shared: of n files, rank r of M hashes files r, r + M, r + 2M, ..., so that every byte of a
 checkpoint is digested exactly once; the ranks then compare notes. A checkpoint that is torn or damaged is
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,8 @@ from zerotrain.runtime.checkpoint import rng
 from zerotrain.runtime.checkpoint.errors import CheckpointDamaged
 from zerotrain.runtime.checkpoint.group import RankGroup, default_group, first_problem
 from zerotrain.runtime.checkpoint.inspect import read_manifest, reason_of
-from zerotrain.runtime.checkpoint.intervals import plan_shard
-from zerotrain.runtime.checkpoint.manifest import Manifest
+from zerotrain.runtime.checkpoint.intervals import Copy, plan_shard, within
+from zerotrain.runtime.checkpoint.manifest import Manifest, TensorEntry
 from zerotrain.runtime.checkpoint.match import check_match, source_kind, stored_tensors
 from zerotrain.runtime.checkpoint.names import (
     BUFFER_PREFIX,
@@ -34,7 +36,7 @@ from zerotrain.runtime.checkpoint.names import (
 from zerotrain.runtime.checkpoint.rawfile import hash_file
 from zerotrain.runtime.checkpoint.retention import mark_damaged, reading
 from zerotrain.runtime.checkpoint.tensorfile import TensorFile
-from zerotrain.runtime.zero.state import CheckpointState, StreamKey
+from zerotrain.runtime.zero.state import CheckpointState, StateStream, TensorStream, windows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,8 +180,10 @@ def _verify_files(manifest: Manifest, path: Path, group: RankGroup) -> None:
 def _fill(state: CheckpointState, manifest: Manifest, path: Path, *, restore_rng: bool) -> bool:
     """Read this rank's part; returns whether its random generators were restored."""
     with _OpenFiles(manifest, path) as files:
-        for (unit_name, kind), shard in state.streams.items():
-            _fill_shard(state, manifest, files, (unit_name, kind), shard)
+        for unit in state.layout.units:
+            streams = {kind: stream for (name, kind), stream in state.streams.items() if name == unit.name}
+            if streams:
+                _UnitFill.of(state, manifest, unit.name).fill(streams, files)
         for fqn, buffer in state.buffers.items():
             if fqn in manifest.buffers:
                 buffer.copy_(files[0].read(f"{BUFFER_PREFIX}{fqn}"))
@@ -195,21 +199,65 @@ def _fill(state: CheckpointState, manifest: Manifest, path: Path, *, restore_rng
     return restored
 
 
-def _fill_shard(
-    state: CheckpointState, manifest: Manifest, files: _OpenFiles, key: StreamKey, shard: torch.Tensor
-) -> None:
-    unit_name, kind = key
-    stored = stored_tensors(manifest, state.layout, unit_name)
-    if len(stored) == len(state.layout.unit(unit_name).segments):
-        shard.zero_()  # gaps and padding; everything else is overwritten
-    pieces = {fqn: entry.pieces for fqn, entry in stored.items()}
-    for fqn, copies in plan_shard(state.layout, unit_name, state.rank, pieces):
-        source = source_kind(manifest, stored[fqn], kind)
-        if source is None:
-            continue  # optional, see check_match
-        for copy in copies:
-            target = shard[copy.target : copy.target + copy.length]
-            files[copy.file].read_into(f"{stored[fqn].unit}/{source}", copy.source, target)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _UnitFill:
+    """What this rank's interval of one unit is read from."""
+
+    copies: tuple[tuple[TensorEntry, tuple[Copy, ...]], ...]
+    """By parameter, in the order of the interval."""
+    manifest: Manifest
+    is_complete: bool
+    """The checkpoint holds every parameter of the unit."""
+
+    @classmethod
+    def of(cls, state: CheckpointState, manifest: Manifest, unit_name: str) -> _UnitFill:
+        stored = stored_tensors(manifest, state.layout, unit_name)
+        pieces = {fqn: entry.pieces for fqn, entry in stored.items()}
+        planned = plan_shard(state.layout, unit_name, state.rank, pieces)
+        return cls(
+            copies=tuple((stored[fqn], copies) for fqn, copies in planned),
+            manifest=manifest,
+            is_complete=len(stored) == len(state.layout.unit(unit_name).segments),
+        )
+
+    def fill(self, streams: Mapping[str, StateStream], files: _OpenFiles) -> None:
+        """Overwrite the streams, every kind of a window before the next. Raises OSError and ValueError."""
+        sources = {kind: self._sources(kind) for kind in streams}
+        for start, stop in windows(max(stream.numel for stream in streams.values())):
+            for kind, stream in streams.items():
+                self._fill_window(stream, sources[kind], (start, stop), files)
+
+    def _sources(self, kind: str) -> list[tuple[str, tuple[Copy, ...]]]:
+        """Stored key and copies of each parameter that has such a state."""
+        found = []
+        for entry, copies in self.copies:
+            source = source_kind(self.manifest, entry, kind)
+            if source is not None:  # else it is optional, see check_match
+                found.append((f"{entry.unit}/{source}", copies))
+        return found
+
+    def _fill_window(
+        self,
+        stream: StateStream,
+        sources: Sequence[tuple[str, tuple[Copy, ...]]],
+        window: tuple[int, int],
+        files: _OpenFiles,
+    ) -> None:
+        start, stop = window
+        if isinstance(stream, TensorStream):
+            values = stream.read(start, stop)  # the memory itself: nothing to write back
+        elif self.is_complete:
+            values = torch.empty(stop - start, dtype=stream.dtype)
+        else:
+            values = stream.read(start, stop).clone()
+        if self.is_complete:
+            values.zero_()  # gaps and padding; everything else is overwritten
+        for key, copies in sources:
+            for copy in within(copies, start, stop):
+                target = values[copy.target : copy.target + copy.length]
+                files[copy.file].read_into(key, copy.source, target)
+        if not isinstance(stream, TensorStream):
+            stream.write(start, values)
 
 
 class _OpenFiles:

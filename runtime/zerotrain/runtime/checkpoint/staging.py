@@ -11,7 +11,9 @@ from collections.abc import Mapping
 
 import torch
 
+from zerotrain.runtime.checkpoint.tensorfile import Content, num_bytes_of, stream_of
 from zerotrain.runtime.zero.layout import round_up
+from zerotrain.runtime.zero.state import windows
 
 _START_BYTES = 64
 """Copies start at multiples of it."""
@@ -25,23 +27,26 @@ class Staging:
         self.num_bytes = 0
         """Of the copies, without the few bytes between them."""
 
-    def copies(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Copies of the tensors, under the same keys. What an earlier call returned is overwritten."""
+    def copies(self, tensors: Mapping[str, Content]) -> dict[str, Content]:
+        """Copies of the tensors and streams, under the same keys. What an earlier call returned is
+        overwritten."""
         starts: dict[str, int] = {}
         end = 0
         for key, tensor in tensors.items():
             starts[key] = end
-            end += round_up(tensor.nbytes, _START_BYTES)
+            end += round_up(num_bytes_of(tensor), _START_BYTES)
         pages = self._pages
         if pages is None or len(pages) != max(end, 1):
             pages = mmap.mmap(-1, max(end, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._pages, self.num_bytes = pages, sum(tensor.nbytes for tensor in tensors.values())
+        self._pages, self.num_bytes = pages, sum(map(num_bytes_of, tensors.values()))
         return {key: _copy(tensor, pages, starts[key]) for key, tensor in tensors.items()}
 
 
-def _copy(tensor: torch.Tensor, pages: mmap.mmap, start: int) -> torch.Tensor:
-    flat = tensor.detach().reshape(-1)
-    if flat.numel() == 0:
-        return tensor.detach().cpu().clone()
-    copy = torch.frombuffer(pages, dtype=flat.dtype, count=flat.numel(), offset=start)
-    return copy.copy_(flat).view(tensor.shape)
+def _copy(content: Content, pages: mmap.mmap, offset: int) -> torch.Tensor:
+    stream = stream_of(content)
+    copy = torch.empty(0, dtype=stream.dtype)
+    if stream.numel:
+        copy = torch.frombuffer(pages, dtype=stream.dtype, count=stream.numel, offset=offset)
+    for start, stop in windows(stream.numel):
+        copy[start:stop].copy_(stream.read(start, stop))
+    return copy.view(content.shape) if isinstance(content, torch.Tensor) else copy

@@ -39,7 +39,7 @@ from zerotrain.runtime.checkpoint.names import (
 )
 
 if TYPE_CHECKING:
-    import torch
+    from zerotrain.runtime.checkpoint.tensorfile import Content
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +68,7 @@ class StepFolder:
         owner = hashlib.sha256(f"{self.owner.job_uid}/{self.owner.attempt}".encode()).hexdigest()[:8]
         return self.directory / f"{TMP_PREFIX}{self.name}-{owner}-{self.serial}"
 
-    def write_file(self, rank: int, tensors: Mapping[str, torch.Tensor], rng: Mapping[str, Any]) -> None:
+    def write_file(self, rank: int, tensors: Mapping[str, Content], rng: Mapping[str, Any]) -> None:
         """Write the file of one rank. Raises OSError, after which nothing of it is left."""
         from zerotrain.runtime.checkpoint.tensorfile import write_tensors
 

@@ -1,8 +1,8 @@
-"""One file in safetensors layout, written and read without a second copy of the tensors.
+"""One file in safetensors layout, written and read without a copy of what it holds.
 
 The safetensors library serialises whole tensors to bytes before it writes them, which doubles memory at the
-worst moment; so the writer here streams tiles straight from the tensors' memory (hashing each one while it is
-in cache) and the reader `pread`s element ranges straight into them. The files are ordinary safetensors files.
+worst moment; so the writer here takes one tile at a time from a tensor's memory or a `StateStream` (hashing
+it while it is in cache) and the reader `pread`s element ranges. The files are ordinary safetensors files.
 """
 
 from __future__ import annotations
@@ -18,11 +18,25 @@ from typing import Any
 import torch
 
 from zerotrain.runtime.checkpoint.rawfile import WrittenFile, hash_file, read_header
+from zerotrain.runtime.zero.state import StateStream, TensorStream, windows
 
-__all__ = ["TensorFile", "WrittenFile", "dtype_name", "file_size", "hash_file", "write_tensors"]
+__all__ = [
+    "Content",
+    "TensorFile",
+    "WrittenFile",
+    "dtype_name",
+    "file_size",
+    "hash_file",
+    "num_bytes_of",
+    "stream_of",
+    "write_tensors",
+]
+
+Content = torch.Tensor | StateStream
+"""What is stored under a key; a stream is stored as a 1-D tensor."""
 
 TILE_BYTES = 8 << 20
-"""Bytes that are written and hashed at a time; small enough to stay in cache."""
+"""Bytes that are read or cast at a time; small enough to stay in cache."""
 
 HEADER_ALIGN = 4096
 """Bytes; the header is padded to it so that tensor data starts on a page."""
@@ -42,7 +56,7 @@ DTYPES: Mapping[str, torch.dtype] = {
 DTYPE_NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
 
-def dtype_name(tensor: torch.Tensor, key: str) -> str:
+def dtype_name(tensor: Content, key: str) -> str:
     """The format's name of a tensor's dtype. Raises ValueError for one the format does not know."""
     try:
         return DTYPE_NAMES[tensor.dtype]
@@ -50,15 +64,26 @@ def dtype_name(tensor: torch.Tensor, key: str) -> str:
         raise ValueError(f"tensor {key!r} has dtype {tensor.dtype}, which a checkpoint cannot hold") from None
 
 
-def header_bytes(tensors: Mapping[str, torch.Tensor]) -> bytes:
+def stream_of(content: Content) -> StateStream:
+    """Its elements one after the other."""
+    return TensorStream(content.detach().reshape(-1)) if isinstance(content, torch.Tensor) else content
+
+
+def num_bytes_of(content: Content) -> int:
+    """Of its elements."""
+    numel = content.numel() if isinstance(content, torch.Tensor) else content.numel
+    return numel * content.dtype.itemsize
+
+
+def header_bytes(tensors: Mapping[str, Content]) -> bytes:
     """Length prefix and header for these tensors, padded with blanks to HEADER_ALIGN."""
     header: dict[str, Any] = {}
     end = 0
     for key, tensor in tensors.items():
-        start, end = end, end + tensor.numel() * tensor.element_size()
+        start, end = end, end + num_bytes_of(tensor)
         header[key] = {
             "dtype": dtype_name(tensor, key),
-            "shape": list(tensor.shape),
+            "shape": list(tensor.shape) if isinstance(tensor, torch.Tensor) else [tensor.numel],
             "data_offsets": [start, end],
         }
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -66,14 +91,16 @@ def header_bytes(tensors: Mapping[str, torch.Tensor]) -> bytes:
     return padded.to_bytes(8, "little") + text.ljust(padded, b" ")
 
 
-def file_size(tensors: Mapping[str, torch.Tensor]) -> int:
+def file_size(tensors: Mapping[str, Content]) -> int:
     """Bytes of the file that `write_tensors` makes of these tensors."""
-    data = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
-    return len(header_bytes(tensors)) + data
+    return len(header_bytes(tensors)) + sum(map(num_bytes_of, tensors.values()))
 
 
-def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> WrittenFile:
-    """Write and sync one file; tensors of any device. Raises OSError (the caller removes the file)."""
+def write_tensors(path: Path, tensors: Mapping[str, Content]) -> WrittenFile:
+    """Write and sync one file; tensors of any device and streams of any tier, a window at a time.
+
+    Raises OSError (the caller removes the file), and what reading a stream raises.
+    """
     digest = hashlib.sha256()
     size = file_size(tensors)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
@@ -82,10 +109,9 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> WrittenFil
         os.posix_fallocate(descriptor, 0, size)
         _write_all(descriptor, digest, memoryview(header_bytes(tensors)))
         for tensor in tensors.values():
-            flat = tensor.detach().reshape(-1)
-            tile = max(1, TILE_BYTES // flat.element_size())
-            for start in range(0, flat.numel(), tile):
-                _write_all(descriptor, digest, _memory(flat[start : start + tile].cpu()))
+            stream = stream_of(tensor)
+            for start, stop in windows(stream.numel):
+                _write_all(descriptor, digest, _memory(stream.read(start, stop).cpu()))
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

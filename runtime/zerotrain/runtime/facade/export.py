@@ -6,13 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerotrain.runtime.facade.parts import EngineParts
+from zerotrain.runtime.snapshot import weight_stream
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
+from zerotrain.runtime.zero.state import TensorStream
 from zerotrain.runtime.zero.unit import adopt_writes
 
 if TYPE_CHECKING:
     import torch
 
     from zerotrain.runtime.zero.layout import UnitLayout
+    from zerotrain.runtime.zero.state import StateStream
 
 
 class Exports(EngineParts):
@@ -66,15 +69,15 @@ class Exports(EngineParts):
             module=self.module,
             layout=self.core.layout,
             rank=self.rank,
-            shard_of=lambda unit: self._values_of(unit, options.dtype),
+            stream_of=lambda unit: self._values_of(unit, options.dtype),
         )
         export(source, Path(directory), options, ranks_of(self.comm))
         return Path(directory)
 
-    def _values_of(self, layout: UnitLayout, dtype: torch.dtype) -> torch.Tensor:
+    def _values_of(self, layout: UnitLayout, dtype: torch.dtype) -> StateStream:
         """This rank's interval: the weights as computed with, or their masters where those are closer."""
         unit = next(unit for unit in self.core.units if unit.name == layout.name)
         states = self.optimizer.states.get(unit.name)
         if states is None or unit.shard.dtype == dtype:
-            return unit.shard
-        return states.own_part(states.master)
+            return weight_stream(unit)
+        return TensorStream(states.own_part(states.master))

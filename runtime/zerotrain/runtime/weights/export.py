@@ -1,6 +1,6 @@
 """Export of a running engine: every rank writes the intervals it owns, nobody gathers anything.
 
-Called by `engine.save_16bit_model`. Memory: one tile.
+Called by `engine.save_16bit_model`. Memory: one window of a stream.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from zerotrain.runtime.weights.plan import ExportTensor
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
 from zerotrain.runtime.zero.layout import ModelLayout, UnitLayout
 from zerotrain.runtime.zero.plan import persistent_buffers
+from zerotrain.runtime.zero.state import StateStream, windows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +44,7 @@ class Source:
     module: nn.Module
     layout: ModelLayout
     rank: int
-    shard_of: Callable[[UnitLayout], torch.Tensor]
+    stream_of: Callable[[UnitLayout], StateStream]
     """This rank's interval of a unit, in compute precision or better."""
 
 
@@ -62,10 +63,12 @@ def export(source: Source, directory: Path, options: ExportOptions, group: RankG
 
     def fill() -> None:
         for unit in units:
-            shard, low = source.shard_of(unit), source.layout.shard_range(unit, source.rank)[0]
+            stream, low = source.stream_of(unit), source.layout.shard_range(unit, source.rank)[0]
             for segment, start, stop in source.layout.owned_segments(unit, source.rank):
                 name = _short(segment.fqn, prefix)
-                target.write(name, start - segment.start, shard[start - low : stop - low])
+                for first, last in windows(stop - start):
+                    values = stream.read(start - low + first, start - low + last)
+                    target.write(name, start - segment.start + first, values)
         for name, buffer in buffers.items() if is_first else ():
             target.write(_short(name, prefix), 0, buffer.reshape(-1))
         target.sync()

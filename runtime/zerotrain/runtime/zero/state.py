@@ -2,12 +2,13 @@
 
 The engine fills a `CheckpointState`; `zerotrain.runtime.checkpoint` writes it out or overwrites its contents
 in place (any number of ranks before, this number now); the engine then calls `after_state_load()` to
-re-derive everything that is not stored: compute-precision weights, replicas, schedules.
+re-derive everything that is not stored: compute-precision weights, replicas, schedules. A state is a
+`StateStream`, so that one in a spill file is saved and loaded without ever being in memory as a whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -37,21 +38,91 @@ StreamKey = tuple[str, str]
 
 
 class StateTensors(Protocol):
-    """What the optimizer keeps of one unit; 1-D tensors of this rank's interval, or of the whole unit."""
+    """What the optimizer keeps of one unit, wherever and however it is stored; 1-D, of `interval`."""
 
     @property
-    def master(self) -> torch.Tensor:
-        """fp32 weights."""
+    def interval(self) -> tuple[int, int]:
+        """Elements of the unit that these states cover: this rank's, or all where they are replicated."""
         ...
 
     @property
-    def by_kind(self) -> Mapping[str, torch.Tensor]:
-        """One tensor like `master` per state kind."""
+    def kinds(self) -> tuple[str, ...]:
+        """State kinds beside MASTER."""
         ...
 
-    def own_part(self, tensor: torch.Tensor) -> torch.Tensor:
-        """This rank's interval of the layout, also where states are replicated."""
+    def read(self, kind: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
+        """An fp32 copy of elements `[start, stop)` of the interval, of MASTER or a kind. No communication."""
         ...
+
+    def write(self, kind: str, start: int, values: torch.Tensor) -> None:
+        """Replace the elements from `start` on; of MASTER also the weights of this rank that are rounded from
+        it. No communication."""
+        ...
+
+
+class StateStream(Protocol):
+    """One sequence of elements of a checkpoint, read and written piece by piece.
+
+    Whoever goes through one takes `windows`, and of several kinds of a unit the same window one after the
+    other: a tier that keeps them side by side then moves each of its tiles once.
+    """
+
+    @property
+    def numel(self) -> int: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    @property
+    def is_spilled(self) -> bool:
+        """Whether it lies on a disk because memory has no room for it."""
+        ...
+
+    def read(self, start: int, stop: int) -> torch.Tensor:
+        """Elements `[start, stop)`, 1-D: a copy or the memory itself, which the caller does not write to."""
+        ...
+
+    def write(self, start: int, values: torch.Tensor) -> None:
+        """Replace the elements from `start` on by a 1-D tensor of any floating dtype, on any device."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorStream:
+    """A `StateStream` over a 1-D tensor that is resident."""
+
+    tensor: torch.Tensor
+    is_spilled: bool = False
+
+    @property
+    def numel(self) -> int:
+        return self.tensor.numel()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.tensor.dtype
+
+    def read(self, start: int, stop: int) -> torch.Tensor:
+        return self.tensor[start:stop]
+
+    @torch.no_grad()
+    def write(self, start: int, values: torch.Tensor) -> None:
+        self.tensor[start : start + values.numel()].copy_(values)
+
+
+WINDOW_NUMEL = 1 << 20
+"""Elements of a stream that are in hand at a time."""
+
+
+def windows(numel: int) -> Iterator[tuple[int, int]]:
+    """`(start, stop)` of the parts in which a stream of `numel` elements is gone through."""
+    for start in range(0, numel, WINDOW_NUMEL):
+        yield start, min(start + WINDOW_NUMEL, numel)
+
+
+def whole(stream: StateStream) -> torch.Tensor:
+    """All of a stream at once, where it is known to be small."""
+    return stream.read(0, stream.numel)
 
 
 def is_optional(kind: str) -> bool:
@@ -64,15 +135,15 @@ def is_optional(kind: str) -> bool:
 class CheckpointState:
     """This rank's part of everything that a checkpoint must hold.
 
-    `streams[unit, kind]` is a 1-D tensor of `layout.shard_numel(unit)` elements: the interval
-    `layout.shard_range(unit, rank)` of that unit. The tensors alias the engine's own memory (also at stage 0,
-    where they are slices of the replicated state), so that writing into them is loading.
+    `streams[unit, kind]` has `layout.shard_numel(unit)` elements: the interval
+    `layout.shard_range(unit, rank)` of that unit. The streams are the engine's own state (also at stage 0,
+    where they are slices of the replicated one), so that writing into them is loading.
     """
 
     layout: ModelLayout
     rank: int
     world_size: int
-    streams: dict[StreamKey, torch.Tensor]
+    streams: dict[StreamKey, StateStream]
     scalars: dict[str, Any] = field(default_factory=dict)
     """JSON-able and equal on every rank: step counts, learning-rate schedule, loss scale. `load` replaces the
     contents."""
