@@ -121,10 +121,11 @@ def test_a_row_can_be_refused_while_loading() -> None:
 def test_keys_that_exclude_each_other() -> None:
     with pytest.raises(ConfigError, match=r"fp16\.enabled: must not be on together with bf16"):
         resolve(load({"fp16": {"enabled": True}, "bf16": {"enabled": True}}), world_size=1)
-    for stage, block in ((0, "offload_optimizer"), (2, "offload_param")):
-        values = {"zero_optimization": {"stage": stage, block: {"device": "cpu"}}}
-        reasons = [item.reason for item in resolve(load(values), world_size=1).unsupported]
-        assert any(f"At stage {stage}" in reason for reason in reasons)
+    for stage in range(3):
+        values = {"zero_optimization": {"stage": stage, "offload_param": {"device": "cpu"}}}
+        found = resolve(load(values), world_size=1).unsupported
+        assert [item.path for item in found] == ["zero_optimization.offload_param.device"]
+        assert f"At stage {stage}" in found[0].reason
 
 
 def test_schedules() -> None:
@@ -163,7 +164,7 @@ def test_defaults_of_the_table_and_of_the_schema_agree() -> None:
         (
             "zero_optimization",
             ZeroConfig,
-            {"overlap_comm", "offload_optimizer", "offload_param", "leaf_module"},
+            {"overlap_comm", "offload_optimizer", "offload_param", "leaf_module", "spill"},
         ),
         ("zero_optimization.offload_optimizer", OffloadConfig, {"device", "buffer_size", "max_in_cpu"}),
         ("aio", AioConfig, set()),

@@ -18,6 +18,13 @@ OFFLOAD: dict[str, Any] = {
     "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/mnt/a"}},
 }
 
+
+def spilled(**spill: Any) -> dict[str, Any]:
+    """A configuration with states on nvme and this `spill` block."""
+    block = {"stage": 1, "offload_optimizer": {"device": "nvme"}, "spill": spill}
+    return {"train_micro_batch_size_per_gpu": 1, "zero_optimization": block}
+
+
 INVALID: list[tuple[str, dict[str, Any], str, str]] = [
     (
         "unknown-key",
@@ -38,6 +45,24 @@ INVALID: list[tuple[str, dict[str, Any], str, str]] = [
         {"spec.config": OFFLOAD, "spec.nvme": {"size": "1Ti", "mountPath": "/mnt/b"}},
         "spec.config.zero_optimization.offload_optimizer.nvme_path",
         "/mnt/a is not spec.nvme.mountPath /mnt/b",
+    ),
+    (
+        "encryption",
+        {"spec.config": spilled(encryption="AEAD"), "spec.nvme": {"size": "1Ti", "encryption": "None"}},
+        "spec.config.zero_optimization.spill.encryption",
+        "AEAD is not spec.nvme.encryption None",
+    ),
+    (
+        "spill-folder",
+        {"spec.config": spilled(paths=["/local_nvme", "/data"]), "spec.nvme": {"size": "1Ti"}},
+        "spec.config.zero_optimization.spill.paths",
+        "/data is not on spec.nvme.mountPath /local_nvme",
+    ),
+    (
+        "spill-bytes",
+        {"spec.config": spilled(max_bytes=2**40), "spec.nvme": {"size": "1Ti"}},
+        "spec.config.zero_optimization.spill.max_bytes",
+        "do not fit spec.nvme.size 1Ti",
     ),
     ("preset", {"spec.model": {"preset": "gpt-6m"}}, "spec.model.preset", "take one of gpt-1m, gpt-5m"),
     ("no-nvme", {"spec.config": OFFLOAD}, "spec.nvme", "add spec.nvme"),
@@ -105,7 +130,6 @@ INVALID: list[tuple[str, dict[str, Any], str, str]] = [
 NOT_SUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({"spec.model.parameters": 8_000_000_000}, "spec.model.parameters"),
     ({"spec.resources.rdma": {"resourceName": "rdma/hca", "count": 1}}, "spec.resources.rdma"),
-    ({"spec.nvme": {"size": "1Ti", "encryption": "AEAD"}}, "spec.nvme.encryption"),
     ({"spec.nvme": {"size": "1Ti", "requireEncryptedVolume": True}}, "spec.nvme.requireEncryptedVolume"),
     ({"spec.elastic": {"minWorkers": 1, "maxWorkers": 2}}, "spec.elastic"),
     ({"spec.failurePolicy.rules": [{"onExitCodes": [1], "action": "FailJob"}]}, "spec.failurePolicy.rules"),
@@ -119,6 +143,10 @@ ACCEPTED: list[dict[str, Any]] = [
     {},
     {"spec.config": ABSENT, "spec.configFrom": {"configMapKeyRef": {"name": "ds", "key": "c.json"}}},
     {"spec.nvme": {"size": "1Ti", "encryption": "None", "requireEncryptedVolume": False}},
+    {"spec.nvme": {"size": "1Ti", "encryption": "AEAD"}},
+    {"spec.config": OFFLOAD, "spec.nvme": {"size": "1Ti", "mountPath": "/mnt/a", "encryption": "AEAD"}},
+    {"spec.config": spilled(encryption="None"), "spec.nvme": {"size": "1Ti", "encryption": "None"}},
+    {"spec.config": spilled(paths=["/local_nvme"], max_bytes=2**39), "spec.nvme": {"size": "1Ti"}},
     {"spec.scheduling": {"gang": "None", "priorityClassName": "high"}},
     {"spec.resources": {"memory": "8Gi", "pinnedMemory": "4Gi", "sharedMemory": "2Gi"}},
     {"spec.model": {"factory": {"function": "pkg.mod:build", "args": {"depth": 3}}}},
@@ -157,8 +185,7 @@ def test_wrong_values_come_before_missing_behaviour() -> None:
 
 
 def test_what_the_engine_does_not_run_is_not_supported() -> None:
-    found = refusals(
-        make_job({"spec.config": OFFLOAD, "spec.nvme": {"size": "1Ti", "mountPath": "/mnt/a"}}).spec
-    )
+    config = {"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}}
+    found = refusals(make_job({"spec.config": config}).spec)
     assert {item.reason for item in found} == {Reason.NOT_SUPPORTED}
-    assert found[0].path.startswith("spec.config.zero_optimization.offload_optimizer")
+    assert found[0].path.startswith("spec.config.zero_optimization.offload_param")

@@ -35,12 +35,13 @@ def _volumes(pod: Json) -> dict[str, Json]:
 
 
 def test_the_launcher_reads_the_environment() -> None:
-    launch = _launch(_pod({"spec.nvme": {"size": "2Ti"}}, attempt=3, index=1))
+    launch = _launch(_pod({"spec.nvme": {"size": "2Ti", "encryption": "AEAD"}}, attempt=3, index=1))
     assert (launch.job, launch.attempt, launch.node_rank) == ("gpt", 3, 1)
     assert (launch.world_size, launch.ranks_per_worker, list(launch.ranks)) == (4, 2, [2, 3])
     assert launch.master_addr == "gpt-3-0.gpt"
     assert str(launch.checkpoint_dir) == "/checkpoints/gpt"
     assert (str(launch.nvme_path), launch.nvme_bytes) == ("/local_nvme", 2 * 2**40)
+    assert launch.nvme_encryption == "AEAD"
     assert str(launch.token_path) == "/etc/zerotrain/channel/token"
 
 

@@ -13,11 +13,15 @@ from zerotrain.client.jobfile import JobFile
 from zerotrain.contract.launch import LaunchSpec
 from zerotrain.contract.train_spec import CONFIG_FILE, TRAIN_SPEC_FILE, TrainSpecError
 from zerotrain.operator.api.admission import refusals
+from zerotrain.operator.api.storage import Nvme
 from zerotrain.operator.failure_policy import Budget
 from zerotrain.operator.resources.config_map import config_files, train_spec
 
 CHECKPOINTS_DIR = "checkpoints"
 """In the run folder, as /checkpoints in a worker: the job writes below checkpoints/<name>."""
+
+SPILL_DIR = "nvme"
+"""In the run folder, in place of the job's NVMe volume."""
 
 DEFAULT_GRACE_S = 30.0
 LOCAL_UID = "local"
@@ -41,18 +45,23 @@ class LocalRun:
     """Name -> text of the configuration files."""
     total_steps: int | None
     checkpoint: bool
+    nvme: Nvme | None
+    """The volume of the job; here a folder of the run."""
     grace_s: float
     budget: Budget
 
     def write_files(self, run_dir: Path) -> None:
         """The files that the operator would put into the job's ConfigMap. Raises OSError."""
         run_dir.mkdir(parents=True, exist_ok=True)
+        if self.nvme is not None:
+            (run_dir / SPILL_DIR).mkdir(mode=0o700, exist_ok=True)
         for name, text in self.files.items():
             (run_dir / name).write_text(text)
 
     def launch_spec(self, run_dir: Path, *, attempt: int, master_port: int) -> LaunchSpec:
         """The environment of the one worker that holds all ranks. `run_dir` must be absolute."""
         scratch = attempt_dir(run_dir, attempt)
+        nvme = self.nvme
         return LaunchSpec(
             job=self.name,
             job_uid=LOCAL_UID,
@@ -65,6 +74,9 @@ class LocalRun:
             config_path=run_dir / CONFIG_FILE,
             train_spec_path=run_dir / TRAIN_SPEC_FILE if TRAIN_SPEC_FILE in self.files else None,
             checkpoint_dir=run_dir / CHECKPOINTS_DIR / self.name if self.checkpoint else None,
+            nvme_path=run_dir / SPILL_DIR if nvme is not None else None,
+            nvme_bytes=nvme.size.num_bytes if nvme is not None else None,
+            nvme_encryption=nvme.encryption.value if nvme is not None and nvme.encryption else None,
             http_host="127.0.0.1",
             http_port=0,
             grace_seconds=self.grace_s,
@@ -101,6 +113,7 @@ def local_run(file: JobFile, *, ranks: int | None = None, data: Path | None = No
         files=files,
         total_steps=spec.steps,
         checkpoint=checkpoint is not None,
+        nvme=spec.nvme,
         grace_s=float(checkpoint.grace_period_seconds) if checkpoint else DEFAULT_GRACE_S,
         budget=Budget(
             max_restarts=spec.failure_policy.max_restarts, window_s=spec.failure_policy.window_seconds

@@ -58,6 +58,11 @@ class LaunchSpec:
     checkpoint_dir: Path | None = _env("ZEROTRAIN_CHECKPOINT_DIR", _path)
     nvme_path: Path | None = _env("ZEROTRAIN_NVME_PATH", _path)
     nvme_bytes: int | None = _env("ZEROTRAIN_NVME_BYTES", int)
+    """Size of the volume at `nvme_path`, which the ranks of this worker share."""
+
+    nvme_encryption: str | None = _env("ZEROTRAIN_NVME_ENCRYPTION")
+    """`AEAD` or `None` (plain bytes); absent = as the configuration says, else AEAD."""
+
     http_port: int = _env("ZEROTRAIN_HTTP_PORT", int, WORKER_HTTP_PORT)
     """Port of the launcher's HTTP; 0 takes a free one."""
 
@@ -84,6 +89,7 @@ class LaunchSpec:
                 "set WORLD_SIZE = workers x ranks per worker"
             )
         _check_range("node_rank", self.node_rank, 0, self.num_workers - 1)
+        _check_encryption(self.nvme_encryption)
 
     @property
     def num_workers(self) -> int:
@@ -160,6 +166,29 @@ class RankEnv:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SpillEnv:
+    """What the engine's NVMe tier takes from the environment, with or without a launcher."""
+
+    job: str = _env("ZEROTRAIN_JOB", str, "")
+    job_uid: str = _env("ZEROTRAIN_JOB_UID", str, "")
+    nvme_path: Path | None = _env("ZEROTRAIN_NVME_PATH", _path)
+    nvme_bytes: int | None = _env("ZEROTRAIN_NVME_BYTES", int)
+    nvme_encryption: str | None = _env("ZEROTRAIN_NVME_ENCRYPTION")
+    local_world_size: int = _env("LOCAL_WORLD_SIZE", int, 0)
+    """Ranks of this host; 0 = unknown."""
+
+    def __post_init__(self) -> None:
+        _check_encryption(self.nvme_encryption)
+        if self.nvme_bytes is not None and self.nvme_bytes < 1:
+            raise LaunchError(f"ZEROTRAIN_NVME_BYTES must be at least 1; got {self.nvme_bytes}")
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str]) -> SpillEnv:
+        """Read the variables. Raises LaunchError for an unreadable one."""
+        return cls(**_parsed(cls, environ))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CommEnv:
     """How a rank's collectives behave; everything has a default and may be set by whoever starts the ranks.
 
@@ -195,7 +224,9 @@ class CommEnv:
         return cls(**_parsed(cls, environ))
 
 
-def _parsed(cls: type[RankEnv] | type[CommEnv], environ: Mapping[str, str]) -> dict[str, Any]:
+def _parsed(
+    cls: type[RankEnv] | type[CommEnv] | type[SpillEnv], environ: Mapping[str, str]
+) -> dict[str, Any]:
     """The fields whose variables are set. Raises LaunchError for an unreadable one."""
     parsed: dict[str, Any] = {}
     for item in fields(cls):
@@ -221,6 +252,11 @@ def _check_range(name: str, value: int, low: int, high: int | None) -> None:
     if value < low or (high is not None and value > high):
         bound = f"at least {low}" if high is None else f"between {low} and {high}"
         raise LaunchError(f"{name} must be {bound}; got {value}")
+
+
+def _check_encryption(value: str | None) -> None:
+    if value not in (None, "AEAD", "None"):
+        raise LaunchError(f"ZEROTRAIN_NVME_ENCRYPTION must be AEAD or None; got {value!r}")
 
 
 def _kind(parse: Callable[[str], Any]) -> str:

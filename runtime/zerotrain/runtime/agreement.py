@@ -22,6 +22,7 @@ from zerotrain.contract.config.schema import (
     OptimizerConfig,
     PrecisionConfig,
     SchedulerConfig,
+    SpillConfig,
     ZeroConfig,
 )
 from zerotrain.runtime.comm.group import Comm
@@ -31,6 +32,7 @@ _BLOCKS: Mapping[str, type] = {
     "zero": ZeroConfig,
     "zero.offload_optimizer": OffloadConfig,
     "zero.offload_param": OffloadConfig,
+    "zero.spill": SpillConfig,
     "zero.leaf_module": LeafModuleConfig,
     "precision": PrecisionConfig,
     "optimizer": OptimizerConfig,
@@ -39,7 +41,7 @@ _BLOCKS: Mapping[str, type] = {
     "aio": AioConfig,
     "checkpoint": CheckpointConfig,
 }
-_FREE = frozenset(("nvme_path", "notices", "unsupported", "report"))
+_FREE = frozenset(("nvme_path", "paths", "notices", "unsupported", "report"))
 """Folders may differ between machines; what the reader had to say is no setting."""
 
 

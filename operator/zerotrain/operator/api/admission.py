@@ -16,6 +16,7 @@ from .pod_rules import pod_template_refusals, taken_by
 from .quantity import format_bytes
 from .refusal import Refusal, invalid
 from .spec import ZeroTrainingJobSpec
+from .spill_rules import spill_refusals
 from .unsupported import unsupported_fields
 
 __all__ = ["Refusal", "engine_config", "refusals"]
@@ -50,7 +51,7 @@ def _configuration(spec: ZeroTrainingJobSpec) -> Iterator[Refusal]:
         yield Refusal(
             path=_config_path(item.path), reason=Reason.NOT_SUPPORTED, message=f"{item.reason} {item.way_out}"
         )
-    yield from _nvme_path(spec, config)
+    yield from spill_refusals(spec, config)
 
 
 def _preset(spec: ZeroTrainingJobSpec) -> Iterator[Refusal]:
@@ -66,27 +67,6 @@ def _config_path(path: str) -> str:
 
 def _without_path(error: ConfigError) -> str:
     return str(error).removeprefix(f"{error.path}: ")
-
-
-def _nvme_path(spec: ZeroTrainingJobSpec, config: EngineConfig) -> Iterator[Refusal]:
-    """One volume, one path: a spill that went elsewhere would fill the container's own disk."""
-    for key, offload in (
-        ("offload_optimizer", config.zero.offload_optimizer),
-        ("offload_param", config.zero.offload_param),
-    ):
-        if offload is None or offload.device != "nvme":
-            continue
-        path = f"spec.config.zero_optimization.{key}"
-        if spec.nvme is None:
-            yield invalid(
-                "spec.nvme", f"{path}.device is nvme, but the job asks for no volume; add spec.nvme"
-            )
-        elif offload.nvme_path is not None and offload.nvme_path.rstrip("/") != spec.nvme.mount_path:
-            yield invalid(
-                f"{path}.nvme_path",
-                f"{offload.nvme_path} is not spec.nvme.mountPath {spec.nvme.mount_path}; "
-                "remove nvme_path or make them equal",
-            )
 
 
 def _memory(spec: ZeroTrainingJobSpec) -> Iterator[Refusal]:

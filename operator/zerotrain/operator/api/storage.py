@@ -33,8 +33,8 @@ class Nvme(ApiModel):
     it."""
 
     encryption: Encryption | None = None
-    """AEAD encrypts everything that is written there with a key that lives only in the rank's memory; None
-    writes plain bytes."""
+    """AEAD encrypts everything that is spilled there with a key that lives only in the rank's memory; None
+    writes plain bytes. Without it the configuration decides, and AEAD where that says nothing either."""
 
     require_encrypted_volume: Bool | None = None
     """When true, the StorageClass itself must encrypt, too."""

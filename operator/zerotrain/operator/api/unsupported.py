@@ -14,7 +14,6 @@ from zerotrain.operator.constants import Reason
 from .refusal import Refusal
 from .scheduling import Gang
 from .spec import ZeroTrainingJobSpec
-from .storage import Encryption
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,11 +39,6 @@ MISSING: tuple[MissingBehaviour, ...] = (
         "spec.resources.rdma",
         lambda spec: spec.resources is not None and spec.resources.rdma is not None,
         "workers cannot be given RDMA devices yet; remove it and the collectives go over TCP",
-    ),
-    _row(
-        "spec.nvme.encryption",
-        lambda spec: spec.nvme is not None and spec.nvme.encryption is Encryption.AEAD,
-        "the engine spills nothing yet, so there is nothing to encrypt; remove it",
     ),
     _row(
         "spec.nvme.requireEncryptedVolume",

@@ -91,6 +91,7 @@ def launch_spec(job: ZeroTrainingJob, attempt: int, options: ResourceOptions) ->
         checkpoint_dir=checkpoint_dir(job),
         nvme_path=Path(nvme.mount_path) if nvme is not None else None,
         nvme_bytes=nvme.size.num_bytes if nvme is not None else None,
+        nvme_encryption=nvme.encryption.value if nvme is not None and nvme.encryption is not None else None,
         token_path=Path(CHANNEL_DIR, TOKEN_KEY),
         # The launcher must have ended its ranks and written its message before the kubelet sends SIGKILL.
         grace_seconds=grace - min(_MAX_EXIT_MARGIN_S, grace / 5),

@@ -20,6 +20,7 @@ from .schema import (
     OptimizerConfig,
     PrecisionConfig,
     SchedulerConfig,
+    SpillConfig,
     Unsupported,
     ZeroConfig,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "PrecisionConfig",
     "RawConfig",
     "SchedulerConfig",
+    "SpillConfig",
     "Unsupported",
     "ZeroConfig",
     "load",

@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from .draft import Draft
+from .encoding import REMAINDERS
 from .schema import (
     ActivationCheckpointingConfig,
     AioConfig,
@@ -19,11 +20,13 @@ from .schema import (
     OptimizerConfig,
     PrecisionConfig,
     SchedulerConfig,
+    SpillConfig,
     ZeroConfig,
 )
 
 _Z = "zero_optimization"
 _OFFLOAD_BLOCKS = ("offload_optimizer", "offload_param")
+_OWN_BLOCKS = ("leaf_module", "spill")
 _ACTIVATIONS = "activation_checkpointing"
 _TOP_LEVEL = (
     "gradient_clipping",
@@ -47,13 +50,18 @@ def build(draft: Draft, report: tuple[KeyReport, ...]) -> EngineConfig:
         if item.name in _OFFLOAD_BLOCKS
         else draft.value(f"{_Z}.{item.name}")
         for item in fields(ZeroConfig)
-        if item.name != "leaf_module"
+        if item.name not in _OWN_BLOCKS
     }
     zero["leaf_module"] = LeafModuleConfig(
         **{
             item.name: tuple(draft.value(f"{_Z}.leaf_module.{item.name}") or ())
             for item in fields(LeafModuleConfig)
         }
+    )
+    zero["spill"] = SpillConfig(
+        encryption=draft.value(f"{_Z}.spill.encryption"),
+        max_bytes=draft.value(f"{_Z}.spill.max_bytes"),
+        paths=tuple(draft.value(f"{_Z}.spill.paths") or ()),
     )
     activations = {
         item.name: draft.value(f"{_ACTIVATIONS}.{item.name}")
@@ -101,6 +109,7 @@ def _precision(draft: Draft) -> PrecisionConfig:
         grad_accum_dtype=draft.value("data_types.grad_accum_dtype"),
         reduce_dtype=draft.value("communication_data_type"),
         gradient_reduce_op=draft.value("gradient_allreduce_op"),
+        store_param_remainders=compute == "bf16" and bool(draft.value(REMAINDERS)),
         check_grad_overflow=draft.value("bf16.check_grad_overflow"),
         loss_scale=draft.value("fp16.loss_scale"),
         initial_scale_power=draft.value("fp16.initial_scale_power"),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from .batch import ACCUMULATION, MICRO, TRAIN, resolve_batch
 from .draft import Draft
+from .encoding import REMAINDERS, can_offload, can_split_master
 
 Z = "zero_optimization"
 
@@ -53,16 +55,76 @@ def precision(draft: Draft) -> None:
 
 
 def offload(draft: Draft) -> None:
-    """Only what is sharded can leave the accelerator."""
+    """Parameters leave the accelerator only as shards, states only where an element can be updated alone."""
     stage = draft.value(f"{Z}.stage")
-    for block, lowest in (("offload_optimizer", 1), ("offload_param", 3)):
-        path = f"{Z}.{block}.device"
-        if draft.is_on(path) and stage < lowest:
-            draft.refuse_to_run(
-                path,
-                f"At stage {stage} there are no shards to offload; {block} needs stage {lowest} or higher.",
-                f'Set {Z}.stage to {lowest}, or {block}.device to "none".',
-            )
+    path = f"{Z}.offload_param.device"
+    if draft.is_on(path) and stage < 3:
+        draft.refuse_to_run(
+            path,
+            f"At stage {stage} every rank needs whole parameters; offload_param needs stage 3.",
+            f'Set {Z}.stage to 3, or offload_param.device to "none".',
+        )
+    path = f"{Z}.offload_optimizer.device"
+    kind = draft.value("optimizer.type")
+    if draft.is_on(path) and not can_offload(kind):
+        draft.refuse_to_run(
+            path,
+            f"{kind} needs whole parameters or all ranks for its update, which offloaded states have not.",
+            'Set offload_optimizer.device to "none", or optimizer.type to "AdamW".',
+        )
+
+
+def spill(draft: Draft) -> None:
+    """One list of folders, and words only where there is a spill."""
+    given = [
+        draft.value(f"{Z}.{block}.nvme_path")
+        for block in ("offload_optimizer", "offload_param")
+        if draft.value(f"{Z}.{block}.device") == "nvme" and draft.value(f"{Z}.{block}.nvme_path")
+    ]
+    paths = f"{Z}.spill.paths"
+    folders = draft.value(paths) or []
+    if draft.given(paths) and (not folders or len(set(folders)) < len(folders)):
+        raise draft.error(paths, "must name at least one folder, and each once", "Name one folder per drive.")
+    if folders and any(path not in folders for path in given):
+        rule = f"must hold nvme_path, which is {given[0]!r}"
+        raise draft.error(paths, rule, "Remove nvme_path, or name that folder in spill.paths too.")
+    if len(set(given)) > 1:
+        draft.notice(
+            f"{Z}.offload_param.nvme_path",
+            "States and parameters share one spill, which is striped over both folders.",
+        )
+    devices = [draft.value(f"{Z}.{block}.device") for block in ("offload_optimizer", "offload_param")]
+    if "nvme" in devices:
+        return
+    for name in ("encryption", "max_bytes", "paths"):
+        if draft.given(f"{Z}.spill.{name}"):
+            draft.notice(f"{Z}.spill.{name}", 'No effect: nothing is offloaded to "nvme".')
+
+
+def remainders(draft: Draft) -> None:
+    """Master weights in two halves: where bf16 computes and a native update knows them."""
+    kind = draft.value("optimizer.type")
+    params = {name: draft.value(f"optimizer.params.{name}") for name in ("amsgrad", "torch_adam")}
+    is_possible = draft.value("bf16.enabled") and can_split_master(kind, params)
+    if draft.value(REMAINDERS) is None:
+        draft.derive(REMAINDERS, is_possible and draft.is_on(f"{Z}.offload_optimizer.device"))
+    elif draft.value(REMAINDERS) and draft.value("bf16.enabled") and not is_possible:
+        raise draft.error(
+            REMAINDERS,
+            f"needs a native update, which {_described(kind, params)} has not",
+            f"Set it to false, or optimizer.type to AdamW without {' and '.join(params)}.",
+        )
+    elif draft.value(REMAINDERS) and not draft.value("bf16.enabled"):
+        raise draft.error(
+            REMAINDERS,
+            "needs bf16.enabled, as only a bf16 weight is the upper half of its fp32 master",
+            "Enable bf16, or remove the key.",
+        )
+
+
+def _described(kind: str | None, params: Mapping[str, Any]) -> str:
+    asked = [name for name, value in params.items() if value]
+    return f"{kind} with {' and '.join(asked)}" if asked else str(kind)
 
 
 def optimizer(draft: Draft) -> None:
@@ -131,6 +193,8 @@ RULES: tuple[Callable[[Draft], None], ...] = (
     overlap,
     precision,
     offload,
+    spill,
+    remainders,
     optimizer,
     scheduler,
 )

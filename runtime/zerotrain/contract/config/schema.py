@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 Dtype: TypeAlias = Literal["fp32", "bf16", "fp16"]
 OffloadDevice: TypeAlias = Literal["cpu", "nvme"]
+Encryption: TypeAlias = Literal["AEAD", "None"]
 Origin: TypeAlias = Literal["file", "auto", "default", "derived"]
 KeyStatus: TypeAlias = Literal["implemented", "accepted", "not run", "refused"]
 
@@ -103,19 +104,36 @@ class OffloadConfig:
     """Elements per staging buffer of offloaded parameters; a hint."""
 
     max_in_cpu: int = 1_000_000_000
-    """Parameter elements kept in host memory when the device is `nvme`."""
+    """Elements of a rank's parameter shards kept in host memory when the device is `nvme`."""
 
     pipeline_read: bool = False
-    """Read the next tile while the current one is updated."""
+    """DeepSpeed: read the next tile while the current one is updated; always so here."""
 
     pipeline_write: bool = False
-    """Write the previous tile while the current one is updated."""
+    """DeepSpeed: write the previous tile while the current one is updated; always so here."""
 
     fast_init: bool = False
-    """Skip the first write of optimizer states that are all zero."""
+    """DeepSpeed: skip the first write of optimizer states that are all zero; a hint."""
 
     ratio: float = 1.0
     """Fraction of the optimizer states that is offloaded, 0..1 (optimizer only)."""
+
+    just_in_time: bool | None = None
+    """Update in the background, each unit before its next forward; None = where it pays (optimizer only)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpillConfig:
+    """The spill of the NVMe tier, which optimizer states and parameters share."""
+
+    encryption: Encryption | None = None
+    """None = as the launch environment says, else AEAD."""
+
+    max_bytes: int | None = None
+    """Largest file of one rank; None = the rank's part of the worker's volume."""
+
+    paths: tuple[str, ...] = ()
+    """Folders to stripe over; () = the blocks' `nvme_path`, else the launch environment's path."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,20 +143,20 @@ class AioConfig:
     block_size: int = 1_048_576
     """Bytes of one request."""
 
-    queue_depth: int = 8
-    """Requests in flight per device."""
+    queue_depth: int = 32
+    """Requests in flight per folder."""
 
     intra_op_parallelism: int = 1
-    """Threads or rings that share one transfer."""
+    """DeepSpeed: threads that share one transfer; a hint."""
 
     single_submit: bool = False
-    """Submit requests one by one instead of in batches."""
+    """DeepSpeed: submit requests one by one; a hint."""
 
     overlap_events: bool = True
-    """Submit new requests while old ones complete."""
+    """DeepSpeed: submit new requests while old ones complete; always so here."""
 
     use_gds: bool = False
-    """GPUDirect storage."""
+    """DeepSpeed: GPUDirect storage; a hint."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -216,6 +234,9 @@ class ZeroConfig:
     offload_param: OffloadConfig | None = None
     """None = parameter shards stay on the accelerator (stage 3 only otherwise)."""
 
+    spill: SpillConfig = field(default_factory=SpillConfig)
+    """The spill of what is offloaded to NVMe."""
+
     leaf_module: LeafModuleConfig = field(default_factory=LeafModuleConfig)
     """Modules that must be units and hold none."""
 
@@ -250,6 +271,9 @@ class PrecisionConfig:
 
     gradient_reduce_op: Literal["mean", "sum"] = "mean"
     """How gradients of the ranks are combined."""
+
+    store_param_remainders: bool = False
+    """bf16 only: the weight is the upper half of its fp32 master, of which only the lower half is stored."""
 
     check_grad_overflow: bool = True
     """Skip a step whose gradients are not finite."""

@@ -5,21 +5,17 @@ from __future__ import annotations
 from zerotrain.contract.config.keys import Choice, Key, Kind, Status
 
 _Z = "zero_optimization"
-_NO_OFFLOAD = "Offload is not part of this version."
-_OFFLOAD_WAY_OUT = (
-    'Set its device to "none", or remove the block; more workers leave each of them less to hold.'
-)
 
 
-def _device(block: str, effect: str) -> Key:
+def _device(block: str, what: str, effect: str) -> Key:
     return Key(
         path=f"{_Z}.{block}.device",
         kind=Kind.TEXT,
         default="none",
         choices=(
             Choice(value="none", note="Stays on the accelerator."),
-            Choice(value="cpu", status=Status.NOT_RUN, note=_NO_OFFLOAD, way_out=_OFFLOAD_WAY_OUT),
-            Choice(value="nvme", status=Status.NOT_RUN, note=_NO_OFFLOAD, way_out=_OFFLOAD_WAY_OUT),
+            Choice(value="cpu", note=f"{what} live in host memory."),
+            Choice(value="nvme", note=f"{what} live in an encrypted, unnamed spill file of each rank."),
         ),
         effect=effect,
     )
@@ -41,32 +37,67 @@ _HINT: dict[str, object] = {
     "note": "Staging buffers are sized from the layout.",
     "minimum": 0,
 }
+_PIPELINED: dict[str, object] = {
+    "status": Status.ACCEPTED,
+    "off": (True,),
+    "note": "Tiles are always read ahead and written behind.",
+}
 _SUPER = f"{_Z}.offload_optimizer.super_offload"
+_PATH = "Folder of the spill; absent = the worker's NVMe volume."
+_PIN = "On CUDA: page-lock the host's copies, so that transfers run beside the computation."
 
 OFFLOAD: tuple[Key, ...] = (
-    _device("offload_optimizer", "Where optimizer states live; cpu or nvme need stage 1 or higher."),
+    _device(
+        "offload_optimizer",
+        "Optimizer states",
+        "Where optimizer states live and the update runs, at any stage.",
+    ),
+    _offload("offload_optimizer", "nvme_path", Kind.TEXT, None, _PATH),
+    _offload("offload_optimizer", "pin_memory", Kind.BOOL, True, _PIN),
+    _offload("offload_optimizer", "buffer_count", Kind.INT, 4, "DeepSpeed: staging buffers.", **_HINT),
     _offload(
         "offload_optimizer",
-        "nvme_path",
-        Kind.TEXT,
-        None,
-        "Folder of the spill; absent = the worker's volume.",
+        "pipeline_read",
+        Kind.BOOL,
+        False,
+        "Read the next tile during the update; always so here.",
+        **_PIPELINED,
     ),
-    _offload("offload_optimizer", "pin_memory", Kind.BOOL, True, "Page-lock host buffers."),
-    _offload("offload_optimizer", "buffer_count", Kind.INT, 4, "DeepSpeed: staging buffers.", **_HINT),
-    _offload("offload_optimizer", "pipeline_read", Kind.BOOL, False, "Read the next tile during the update."),
     _offload(
-        "offload_optimizer", "pipeline_write", Kind.BOOL, False, "Write the last tile during the update."
+        "offload_optimizer",
+        "pipeline_write",
+        Kind.BOOL,
+        False,
+        "Write the last tile during the update; always so here.",
+        **_PIPELINED,
     ),
-    _offload("offload_optimizer", "fast_init", Kind.BOOL, False, "Skip the first write of zero states."),
+    _offload(
+        "offload_optimizer",
+        "fast_init",
+        Kind.BOOL,
+        False,
+        "DeepSpeed: skip the first write of zero states.",
+        status=Status.ACCEPTED,
+        note="The first write is one sweep, in which zero states are sealed like all others.",
+    ),
     _offload(
         "offload_optimizer",
         "ratio",
         Kind.FLOAT,
         1.0,
-        "Fraction of the states that is offloaded.",
+        "Fraction of the states that is offloaded, at any stage (DeepSpeed: stage 3); the rest stays on the "
+        "accelerator, whole units of it, those that forward uses first.",
         minimum=0.0,
         maximum=1.0,
+    ),
+    _offload(
+        "offload_optimizer",
+        "just_in_time",
+        Kind.BOOL,
+        None,
+        "Update in the background after step() returned, each unit before its next forward, with the same "
+        "bits; absent = where it pays (on CUDA or nvme at stages 0 and 3, or with one rank). Not a key of "
+        "DeepSpeed.",
     ),
     _offload(
         "offload_optimizer",
@@ -97,15 +128,49 @@ OFFLOAD: tuple[Key, ...] = (
         status=Status.ACCEPTED,
         note="The update reads gradients in the dtype they arrive in.",
     ),
-    _device("offload_param", "Where parameter shards live; cpu or nvme need stage 3."),
-    _offload(
-        "offload_param", "nvme_path", Kind.TEXT, None, "Folder of the spill; absent = the worker's volume."
-    ),
-    _offload("offload_param", "pin_memory", Kind.BOOL, True, "Page-lock host buffers."),
+    _device("offload_param", "Parameter shards", "Where parameter shards live; cpu or nvme need stage 3."),
+    _offload("offload_param", "nvme_path", Kind.TEXT, None, _PATH),
+    _offload("offload_param", "pin_memory", Kind.BOOL, True, _PIN),
     _offload("offload_param", "buffer_count", Kind.INT, 5, "DeepSpeed: staging buffers.", **_HINT),
     _offload("offload_param", "buffer_size", Kind.INT, 100_000_000, "DeepSpeed: their elements.", **_HINT),
     _offload(
-        "offload_param", "max_in_cpu", Kind.INT, 1_000_000_000, "Elements kept in host memory.", minimum=0
+        "offload_param",
+        "max_in_cpu",
+        Kind.INT,
+        1_000_000_000,
+        "With nvme: elements of a rank's shards that stay in host memory, whole units of them.",
+        minimum=0,
+    ),
+    Key(
+        path=f"{_Z}.spill.encryption",
+        kind=Kind.TEXT,
+        default=None,
+        choices=(
+            Choice(
+                value="AEAD",
+                note="AES-256-GCM; the key lives only in the rank's locked memory.",
+            ),
+            Choice(
+                value="None",
+                note="Plain bytes on the disk, still in a file without a name; a metric says so.",
+            ),
+        ),
+        effect="How the spill is sealed; absent = as the job says, else AEAD. Not a key of DeepSpeed.",
+    ),
+    Key(
+        path=f"{_Z}.spill.max_bytes",
+        kind=Kind.INT,
+        default=None,
+        minimum=1,
+        effect="Largest spill of one rank; a worker's NVMe volume, divided by its ranks, bounds it as well. "
+        "Not a key of DeepSpeed.",
+    ),
+    Key(
+        path=f"{_Z}.spill.paths",
+        kind=Kind.TEXTS,
+        default=None,
+        effect="Folders, best one per drive, over which the spill is striped, in place of nvme_path. Not a "
+        "key of DeepSpeed.",
     ),
     Key(
         path=f"{_Z}.zenflow",
@@ -119,9 +184,24 @@ OFFLOAD: tuple[Key, ...] = (
     ),
 )
 
-_NVME_ONLY = "Read by the NVMe tier only, which is not part of this version."
+_RING = "The engine keeps one ring per folder, submits in batches and takes completions as they come."
 
 AIO: tuple[Key, ...] = (
+    Key(
+        path="aio.block_size",
+        kind=Kind.INT,
+        default=1_048_576,
+        minimum=4096,
+        effect="Bytes of one request of the NVMe tier.",
+    ),
+    Key(
+        path="aio.queue_depth",
+        kind=Kind.INT,
+        default=32,
+        minimum=1,
+        maximum=4096,
+        effect="Requests of the NVMe tier in flight per folder (DeepSpeed: 8).",
+    ),
     *(
         Key(
             path=f"aio.{name}",
@@ -129,17 +209,22 @@ AIO: tuple[Key, ...] = (
             default=default,
             minimum=None if isinstance(default, bool) else 1,
             status=Status.ACCEPTED,
-            note=_NVME_ONLY,
+            note=_RING,
             effect=effect,
         )
         for name, default, effect in (
-            ("block_size", 1_048_576, "Bytes of one request."),
-            ("queue_depth", 8, "Requests in flight per device."),
-            ("intra_op_parallelism", 1, "Threads or rings per transfer."),
-            ("single_submit", False, "Submit one by one."),
-            ("overlap_events", True, "Submit while others complete."),
-            ("use_gds", False, "GPUDirect storage."),
+            ("intra_op_parallelism", 1, "DeepSpeed: threads per transfer."),
+            ("single_submit", False, "DeepSpeed: submit one by one."),
+            ("overlap_events", True, "DeepSpeed: submit while others complete; always so here."),
         )
+    ),
+    Key(
+        path="aio.use_gds",
+        kind=Kind.BOOL,
+        default=False,
+        status=Status.ACCEPTED,
+        note="States pass through host memory, where they are opened and updated.",
+        effect="DeepSpeed: GPUDirect storage.",
     ),
     Key(
         path="aio.thread_count",
@@ -147,7 +232,7 @@ AIO: tuple[Key, ...] = (
         default=1,
         minimum=1,
         status=Status.ACCEPTED,
-        note="The older name of intra_op_parallelism; " + _NVME_ONLY[0].lower() + _NVME_ONLY[1:],
+        note="The older name of intra_op_parallelism. " + _RING,
         effect="Older name of intra_op_parallelism.",
     ),
 )

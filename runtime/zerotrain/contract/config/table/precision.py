@@ -38,6 +38,16 @@ PRECISION: tuple[Key, ...] = (
         needs="bf16.enabled",
         effect="Skip a step whose gradients are not finite; false = apply it. Always on in fp16 and fp32.",
     ),
+    Key(
+        path="bf16.store_param_remainders",
+        kind=Kind.BOOL,
+        default=None,
+        needs="bf16.enabled",
+        effect="The bf16 weight is the upper half of the fp32 master weight and 16 bits of remainder are its "
+        "lower half: 10 bytes of state per element, not 12, and the same master to the bit. Exact ties "
+        "round up in the weight. Adam, AdamW, Adagrad and Lion only; absent = on where states are "
+        "offloaded. Not a key of DeepSpeed.",
+    ),
     *(
         Key(
             path=f"bf16.{name}",
