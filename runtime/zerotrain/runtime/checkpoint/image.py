@@ -19,7 +19,7 @@ from zerotrain.runtime.checkpoint.manifest import FileEntry, Manifest, TensorEnt
 from zerotrain.runtime.checkpoint.names import BUFFER_PREFIX
 from zerotrain.runtime.checkpoint.staging import Staging
 from zerotrain.runtime.checkpoint.stepfolder import StepFolder
-from zerotrain.runtime.checkpoint.tensorfile import Content, dtype_name, file_size, stream_of
+from zerotrain.runtime.checkpoint.tensorfile import Content, dtype_name, file_size
 from zerotrain.runtime.zero.layout import ModelLayout, UnitLayout
 from zerotrain.runtime.zero.state import CheckpointState
 
@@ -73,11 +73,6 @@ class Image:
     def num_bytes(self) -> int:
         """Of the rank's file."""
         return file_size(self.tensors)
-
-    @property
-    def is_spilled(self) -> bool:
-        """Whether memory has no room for a copy."""
-        return any(stream_of(content).is_spilled for content in self.tensors.values())
 
     def detached(self, staging: Staging) -> Image:
         """The same with copies of the contents, in `staging`."""

@@ -31,8 +31,9 @@ class Checkpoints(EngineParts):
     """The newest checkpoint of this engine that is durable."""
 
     def checkpoint_state(self) -> CheckpointState:
-        """This rank's part of the training state; its tensors are the engine's own memory.
+        """This rank's part of the training state; its streams are the engine's own state.
 
+        Collective where an update goes on in the background: it is waited for, and its error comes out here.
         Raises RuntimeError inside gradient accumulation, where gradients would be lost, and after `close`.
         """
         self.check_open("saving or loading a checkpoint")
@@ -127,7 +128,8 @@ class Checkpoints(EngineParts):
             keep_last: how many checkpoints without a tag stay; None = all.
             asynchronous: copy the state to host memory (kept until `close`) and return; a thread writes the
                 copy while training goes on (`durable` is False in the result). None = as the configuration
-                says (`checkpoint.writer.decoupled`).
+                says (`checkpoint.writer.decoupled`). States on nvme are not copied to memory, which has no
+                room for them: they are written before the call returns, and `durable` is True.
 
         An error of the background comes out of the next `step`, `save_checkpoint`, `load_checkpoint`,
         `wait_for_checkpoint` or `close`, as the same error on every rank. Raises RuntimeError inside gradient
@@ -149,7 +151,7 @@ class Checkpoints(EngineParts):
         )
         self._saves += 1
         in_background = self.config.checkpoint.asynchronous if asynchronous is None else asynchronous
-        if not in_background:
+        if not in_background or state.is_spilled:
             self.last_save = save(state, save_dir, step=self.global_steps, group=self._ranks, options=options)
             return self.last_save
         self._staging = self._staging or Staging()

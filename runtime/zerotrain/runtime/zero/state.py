@@ -154,3 +154,8 @@ class CheckpointState:
     def kinds(self) -> tuple[str, ...]:
         """The state kinds present, sorted."""
         return tuple(sorted({kind for _, kind in self.streams}))
+
+    @property
+    def is_spilled(self) -> bool:
+        """Whether some of it lies on a disk, so that a copy in memory would undo what that is for."""
+        return any(stream.is_spilled for stream in self.streams.values())
