@@ -1,0 +1,96 @@
+"""What the NVMe tier of this rank is told: by the configuration, by the launch environment, by both.
+
+Read by `spill.open_vault` and by the check of what fits; the operator refuses the same contradictions before
+anything starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from zerotrain.contract.config import ConfigError, EngineConfig
+from zerotrain.contract.config.schema import Encryption
+from zerotrain.contract.launch import SpillEnv
+
+_ZERO = "zero_optimization"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpillSettings:
+    """Where this rank's spill lies, how large it may become, how it is sealed and written."""
+
+    folders: tuple[Path, ...]
+    limit_bytes: int | None
+    """Of this rank, all files together; None = what the disk has."""
+    encryption: Encryption
+    job: str
+    """What tells this job's spill from others': bound into every sealed chunk."""
+    queue_depth: int
+    request_bytes: int
+
+
+def spills(config: EngineConfig) -> bool:
+    """Whether anything is offloaded to nvme."""
+    blocks = (config.zero.offload_optimizer, config.zero.offload_param)
+    return any(block is not None and block.device == "nvme" for block in blocks)
+
+
+def spill_settings(
+    config: EngineConfig, environ: Mapping[str, str], *, world_size: int
+) -> SpillSettings | None:
+    """The settings of this rank; None when nothing is offloaded to nvme.
+
+    Raises ConfigError for a spill without a folder and for an encryption that the job contradicts,
+    LaunchError for an unreadable environment.
+    """
+    if not spills(config):
+        return None
+    env = SpillEnv.from_env(environ)
+    # Without a launcher nobody says which ranks share the volume: count on all of them.
+    sharers = env.local_world_size or world_size
+    limits = [config.zero.spill.max_bytes, None if env.nvme_bytes is None else env.nvme_bytes // sharers]
+    return SpillSettings(
+        folders=_folders(config, env),
+        limit_bytes=min((limit for limit in limits if limit is not None), default=None),
+        encryption=_encryption(config, env),
+        job=env.job_uid or env.job or "local",
+        queue_depth=config.aio.queue_depth,
+        request_bytes=config.aio.block_size,
+    )
+
+
+def _folders(config: EngineConfig, env: SpillEnv) -> tuple[Path, ...]:
+    zero = config.zero
+    if zero.spill.paths:
+        return tuple(Path(folder) for folder in zero.spill.paths)
+    named = [
+        block.nvme_path
+        for block in (zero.offload_optimizer, zero.offload_param)
+        if block is not None and block.device == "nvme" and block.nvme_path
+    ]
+    if named:
+        return tuple(Path(folder) for folder in dict.fromkeys(named))
+    if env.nvme_path is not None:
+        return (env.nvme_path,)
+    block = "offload_param" if zero.offload_optimizer is None else "offload_optimizer"
+    raise ConfigError(
+        f"{_ZERO}.{block}.nvme_path",
+        "must name a folder on a fast local disk, as the launch environment gives none",
+        None,
+        "Write nvme_path or spill.paths, or give the job spec.nvme.",
+    )
+
+
+def _encryption(config: EngineConfig, env: SpillEnv) -> Encryption:
+    asked, by_job = config.zero.spill.encryption, env.nvme_encryption
+    if asked is not None and by_job is not None and asked != by_job:
+        raise ConfigError(
+            f"{_ZERO}.spill.encryption",
+            f"must be what the job says, which is {by_job} (ZEROTRAIN_NVME_ENCRYPTION, spec.nvme.encryption)",
+            asked,
+            "Give it in one place only.",
+        )
+    return asked or cast(Encryption | None, by_job) or "AEAD"
