@@ -1,0 +1,28 @@
+// Memory that O_DIRECT reads into: page aligned, on huge pages where the system has them.
+#pragma once
+
+#include <cstddef>
+
+namespace zerotrain {
+
+constexpr std::size_t kPage = 4096;
+
+// A mapping of its own; freed with the object. Left out of core files, because what is decrypted passes
+// through it, and out of forked children, because the kernel may be writing into it at the fork.
+class AlignedBuffer {
+ public:
+  // Throws std::system_error where the system has no memory; `size` is rounded up to a page.
+  explicit AlignedBuffer(std::size_t size);
+  ~AlignedBuffer();
+  AlignedBuffer(const AlignedBuffer&) = delete;
+  AlignedBuffer& operator=(const AlignedBuffer&) = delete;
+
+  char* data() const { return data_; }
+  std::size_t size() const { return size_; }
+
+ private:
+  char* data_;
+  std::size_t size_;
+};
+
+}  // namespace zerotrain

@@ -1,0 +1,266 @@
+// One folder's file: opened without a name, allocated, and its queue of requests.
+#include <fcntl.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "zerotrain/aligned.hpp"
+#include "zerotrain/spill_file.hpp"
+
+namespace zerotrain {
+namespace {
+
+constexpr int kMaxTries = 1000;  // of one request that the kernel puts off
+
+[[noreturn]] void fail(int error, const std::string& what) {
+  throw std::system_error(error, std::generic_category(), what);
+}
+
+std::string because(const char* call, int error) { return std::string(call) + ": " + std::strerror(error); }
+
+std::string random_name() {
+  unsigned char bytes[8];
+  if (getrandom(bytes, sizeof bytes, 0) != sizeof bytes) fail(errno, "getrandom");
+  std::string name = "/spill-";
+  for (unsigned char byte : bytes) name += "0123456789abcdef"[byte & 15];
+  return name;
+}
+
+// Below, `flags` is O_DIRECT or nothing. Both return -1 and errno.
+int open_unnamed(const std::string& folder, int flags) {
+  // O_EXCL: it can never be given a name.
+  return open(folder.c_str(), O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC | flags, 0600);
+}
+
+int open_and_unlink(const std::string& folder, int flags) {
+  const std::string path = folder + random_name();
+  const int fd = open(path.c_str(), O_CREAT | O_EXCL | O_RDWR | O_NOFOLLOW | O_CLOEXEC | flags, 0600);
+  if (fd < 0) {
+    const int error = errno;
+    unlink(path.c_str());  // some systems leave the name when they refuse O_DIRECT
+    errno = error;
+    return -1;
+  }
+  if (unlink(path.c_str()) < 0) {
+    const int error = errno;
+    close(fd);
+    fail(error, "unlink of the new spill file " + path);
+  }
+  return fd;
+}
+
+bool is_refusal_of_kind(int error) { return error == EOPNOTSUPP || error == EISDIR || error == EINVAL || error == ENOSYS; }
+
+}  // namespace
+
+Device::Device(const std::string& folder, unsigned depth) : depth_(depth) {
+  open_file(folder);
+  try {
+    if (is_direct) try_direct();
+  } catch (...) {
+    close(fd_);
+    throw;
+  }
+}
+
+Device::~Device() {
+  // The kernel may be writing into buffers until the last request has ended.
+  try {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (in_flight_ > 0 || !pending_.empty()) reap_one(lock);
+  } catch (const std::system_error&) {
+    (void)engine_.release();  // a queue that cannot be waited for is left to the end of the process
+  }
+  engine_.reset();
+  close(fd_);
+}
+
+void Device::open_file(const std::string& folder) {
+  int direct_error = 0, unnamed_error = 0;
+  fd_ = open_unnamed(folder, O_DIRECT);
+  if (fd_ < 0 && is_refusal_of_kind(errno)) {
+    unnamed_error = errno;
+    fd_ = open_unnamed(folder, 0);
+    if (fd_ >= 0) {
+      direct_error = unnamed_error;
+    } else if (is_refusal_of_kind(errno)) {
+      unnamed_error = errno;
+      unlinked_by = "O_CREAT|O_EXCL, unlinked before the first write (" + because("O_TMPFILE", unnamed_error) + ")";
+      fd_ = open_and_unlink(folder, O_DIRECT);
+      if (fd_ < 0 && errno == EINVAL) {
+        direct_error = errno;
+        fd_ = open_and_unlink(folder, 0);
+      }
+    }
+  }
+  if (fd_ < 0) fail(errno, "open of a spill file in " + folder);
+  if (direct_error) {
+    is_direct = false;
+    direct_reason = because("open with O_DIRECT", direct_error);
+  }
+}
+
+// Some file systems take the flag and refuse the first transfer.
+void Device::try_direct() {
+  AlignedBuffer block(kPage);
+  const char* call = "write with O_DIRECT";
+  ssize_t moved = pwrite(fd_, block.data(), kPage, 0);
+  if (moved == static_cast<ssize_t>(kPage)) {
+    call = "read with O_DIRECT";
+    moved = pread(fd_, block.data(), kPage, 0);
+  }
+  if (moved == static_cast<ssize_t>(kPage)) return;
+  const int error = moved < 0 ? errno : EIO;
+  if (error != EINVAL) fail(error, std::string(call) + " of the spill file");
+  is_direct = false;
+  direct_reason = because(call, error);
+  const int flags = fcntl(fd_, F_GETFL);
+  if (flags < 0 || fcntl(fd_, F_SETFL, flags & ~O_DIRECT) < 0) fail(errno, "fcntl of the spill file");
+}
+
+void Device::use(std::unique_ptr<Engine> engine) { engine_ = std::move(engine); }
+
+void Device::probe() {
+  AlignedBuffer written(kPage), read(kPage);
+  for (std::size_t i = 0; i < kPage; ++i) written.data()[i] = static_cast<char>(i * 37 + i / 251);
+  for (const bool is_write : {true, false}) {
+    Part part;
+    part.is_write = is_write;
+    Request request;
+    request.fd = fd_;
+    request.is_write = is_write;
+    request.data = is_write ? written.data() : read.data();
+    request.size = kPage;
+    part.requests.push_back(request);
+    start(part);
+    wait(part);
+    if (part.error) fail(part.error, is_write ? "a write" : "a read");
+  }
+  if (std::memcmp(written.data(), read.data(), kPage) != 0) fail(EIO, "what was read is not what was written");
+}
+
+void Device::resize(std::uint64_t from, std::uint64_t to) {
+  if (to <= from) return;
+  int done;
+  do {
+    done = fallocate(fd_, 0, static_cast<off_t>(from), static_cast<off_t>(to - from));
+  } while (done < 0 && errno == EINTR);
+  if (done == 0) return;
+  const int error = errno;
+  if (error == EOPNOTSUPP || error == ENOSYS) {
+    allocation_reason = because("fallocate", error);
+    if (ftruncate(fd_, static_cast<off_t>(to)) == 0) return;
+    fail(errno, "ftruncate");
+  }
+  if (ftruncate(fd_, static_cast<off_t>(from)) < 0) fail(errno, "ftruncate after fallocate failed");
+  fail(error, "fallocate");
+}
+
+void Device::start(Part& part) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  part.remaining = part.requests.size();
+  for (Request& request : part.requests) {
+    request.part = &part;
+    pending_.push_back(&request);
+  }
+  // What has ended meanwhile makes room. Not while another thread waits in the kernel for exactly that.
+  if (reaping_) {
+    pump();
+  } else {
+    collect();
+  }
+}
+
+void Device::wait(Part& part) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (part.remaining > 0) {
+    if (reaping_) {
+      changed_.wait(lock);
+      continue;
+    }
+    reap_one(lock);
+  }
+}
+
+void Device::reap_one(std::unique_lock<std::mutex>& lock) {
+  reaping_ = true;
+  lock.unlock();
+  try {
+    engine_->wait();
+  } catch (...) {
+    lock.lock();
+    reaping_ = false;
+    changed_.notify_all();
+    throw;
+  }
+  lock.lock();
+  reaping_ = false;
+  collect();
+  changed_.notify_all();
+}
+
+// Takes what has ended and fills the room it leaves.
+void Device::collect() {
+  completions_.clear();
+  engine_->reap(completions_);
+  for (const Completion& completion : completions_) finish(completion);
+  pump();
+}
+
+void Device::pump() {
+  while (in_flight_ < depth_ && !pending_.empty()) {
+    batch_.clear();
+    while (in_flight_ + batch_.size() < depth_ && !pending_.empty()) {
+      batch_.push_back(pending_.front());
+      pending_.pop_front();
+    }
+    std::vector<Completion> refused;
+    in_flight_ += static_cast<unsigned>(batch_.size());
+    engine_->submit(batch_, refused);
+    for (const Completion& completion : refused) finish(completion);
+    if (!refused.empty()) changed_.notify_all();
+  }
+}
+
+// Puts the rest of a partial transfer back at the head of the queue.
+void Device::finish(const Completion& completion) {
+  Request& request = *completion.request;
+  Part& part = *request.part;
+  --in_flight_;
+  const std::int64_t result = completion.result;
+  if (result >= 0) {
+    // Whole blocks count: a direct transfer cannot go on from within one.
+    const std::size_t moved = static_cast<std::size_t>(result) == request.next_size()
+                                  ? request.next_size()
+                                  : static_cast<std::size_t>(result) / kPage * kPage;
+    request.done += moved;
+    if (moved > 0) request.tries = 0;
+    if (request.next_size() > 0) {
+      const bool at_end = moved == 0 && !request.is_write;
+      if (!at_end && ++request.tries < kMaxTries) {
+        pending_.push_front(&request);
+        return;
+      }
+      part.fail(at_end ? ENODATA : EIO, request.logical + request.done + static_cast<std::uint64_t>(result), at_end);
+    }
+  } else if ((result == -EINTR || result == -EAGAIN) && ++request.tries < kMaxTries) {
+    pending_.push_front(&request);
+    return;
+  } else {
+    part.fail(static_cast<int>(-result), request.logical + request.done, false);
+  }
+  --part.remaining;
+}
+
+// Of several failures the first in the file is told.
+void Part::fail(int number, std::uint64_t offset, bool file_ended) {
+  if (error && error_offset <= offset) return;
+  error = number;
+  error_offset = offset;
+  at_end = file_ended;
+}
+
+}  // namespace zerotrain
