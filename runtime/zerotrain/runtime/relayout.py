@@ -124,14 +124,14 @@ class Relayout:
             for unit in leaving:
                 if unit.layout.trainable:
                     gradients.pop(unit.name).dispose()
-                    book.forget(unit, core.ledger)
+                    book.forget(unit)
                 unit.dispose()
             for each in (each for each in fresh if each.module == module):
                 unit = made[each.name] = build_unit(core, each, layout, parameters, parts)
                 if each.trainable:
                     gradients[each.name] = UnitGradients(unit, core.ledger)
                     states = book.add(unit, layout, self._optimizer.rule.kinds, core.ledger)
-                    new = parts.restore(unit, states.by_kind, states.interval)
+                    new = parts.restore(unit, states)
                     book.born.update(dict.fromkeys(new, self._optimizer.num_updates))
                     book.index(unit, layout)
         units = [kept[each] if each in kept else made[each.name] for each in layout.units]

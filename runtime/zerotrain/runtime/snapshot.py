@@ -51,9 +51,8 @@ def streams_of(core: Core, optimizer: ZeroOptimizer) -> dict[StreamKey, StateStr
             streams[unit.name, PARAM] = weight_stream(unit)
             continue
         states = optimizer.states[unit.name]
-        streams[unit.name, MASTER] = TensorStream(states.own_part(states.master))
-        for kind, state in states.by_kind.items():
-            streams[unit.name, kind] = TensorStream(states.own_part(state))
+        for kind in (MASTER, *states.kinds):
+            streams[unit.name, kind] = states.stream(kind)
     if isinstance(optimizer.rule, OneBitAdamRule):
         errors = optimizer.rule.error_streams(optimizer.states)
         streams.update((key, TensorStream(error)) for key, error in errors.items())
@@ -78,9 +77,6 @@ def reload_weights(
         unit.invalidate()
         states = optimizer.states.get(unit.name)
         if states is not None:
-            if not unit.placement.states_sharded:
-                for replica in (states.master, *states.by_kind.values()):
-                    core.comm.all_gather(replica, states.own_part(replica), label=unit.name).wait()
-            states.write_weights()
+            states.replicate()
         if not unit.placement.params_sharded:
             core.comm.all_gather(unit.full.tensor, unit.shard, label=unit.name).wait()

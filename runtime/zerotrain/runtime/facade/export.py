@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from zerotrain.runtime.facade.parts import EngineParts
 from zerotrain.runtime.snapshot import weight_stream
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
-from zerotrain.runtime.zero.state import TensorStream
+from zerotrain.runtime.zero.state import MASTER
 from zerotrain.runtime.zero.unit import adopt_writes
 
 if TYPE_CHECKING:
@@ -80,4 +80,4 @@ class Exports(EngineParts):
         states = self.optimizer.states.get(unit.name)
         if states is None or unit.shard.dtype == dtype:
             return weight_stream(unit)
-        return TensorStream(states.own_part(states.master))
+        return states.stream(MASTER)

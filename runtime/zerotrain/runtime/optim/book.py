@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from zerotrain.runtime.offload.states import UnitStates
+from zerotrain.runtime.offload.tiers import StateTiers
 from zerotrain.runtime.optim.groups import GroupError, group_runs
-from zerotrain.runtime.optim.states import UnitStates
 from zerotrain.runtime.zero.layout import ModelLayout
-from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
+from zerotrain.runtime.zero.ledger import MemoryLedger
 from zerotrain.runtime.zero.unit import Unit
 
 
@@ -32,6 +33,8 @@ class UnitBook:
 
     def __init__(self, group_of: dict[str, int], *, takes_all: bool) -> None:
         """`takes_all`: the caller gave no groups, so there is one, for whatever is trained."""
+        self.tiers = StateTiers()
+        """Where states are; the engine puts its own here before the first `add`."""
         self.states: dict[str, UnitStates] = {}
         self.runs: dict[str, tuple[Run, ...]] = {}
         self.group_of = group_of
@@ -42,7 +45,7 @@ class UnitBook:
         self, unit: Unit, layout: ModelLayout, kinds: tuple[str, ...], ledger: MemoryLedger
     ) -> UnitStates:
         """Make the states of a trainable unit: its values and zeros."""
-        states = self.states[unit.name] = UnitStates(unit, kinds, ledger)
+        states = self.states[unit.name] = self.tiers.add(unit, kinds, ledger)
         self.index(unit, layout)
         return states
 
@@ -62,12 +65,10 @@ class UnitBook:
             for start, stop, key in group_runs(layout, unit.layout, interval, key_of)
         )
 
-    def forget(self, unit: Unit, ledger: MemoryLedger) -> None:
+    def forget(self, unit: Unit) -> None:
         """Drop the states of a unit that is taken apart."""
-        states = self.states.pop(unit.name)
         self.runs.pop(unit.name)
-        dropped = [*states.by_kind.values(), *([] if states.master_is_weight else [states.master])]
-        ledger.add(Kind.STATES, -sum(tensor.nbytes for tensor in dropped))
+        self.tiers.forget(self.states.pop(unit.name))
 
     def admit(self, fqns: Iterable[str]) -> None:
         """Give parameters that are to be trained a group.

@@ -1,6 +1,6 @@
 """What update rules get that cannot work element by element: all units at once, parameter by parameter.
 
-`ZeroOptimizer.update_all` makes these; `LambRule`, `OneBitAdamRule` and `ForeignRule` take them.
+`ZeroOptimizer.begin_update` makes these; `LambRule`, `OneBitAdamRule` and `ForeignRule` take them.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from zerotrain.runtime.offload.device import ResidentStates
 from zerotrain.runtime.optim.rules import Hyper
-from zerotrain.runtime.optim.states import UnitStates
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +32,7 @@ class SegmentRun:
 class UnitUpdate:
     """One unit to update: `grads` and the tensors of `states` are 1-D and cover `states.interval`."""
 
-    states: UnitStates
+    states: ResidentStates
     grads: torch.Tensor
     accumulator: torch.Tensor
     """Gradients of the whole unit at stages 0 and 1, of the interval else."""

@@ -20,10 +20,11 @@ from dataclasses import dataclass
 import torch
 
 from zerotrain.contract.config import OptimizerConfig
+from zerotrain.runtime.offload.device import ResidentStates
+from zerotrain.runtime.offload.states import UnitStates
 from zerotrain.runtime.optim.joint import SegmentRun, UnitUpdate
 from zerotrain.runtime.optim.rules import Hyper, tiles
 from zerotrain.runtime.optim.signs import SignCodec, Signs
-from zerotrain.runtime.optim.states import UnitStates
 from zerotrain.runtime.zero.buffer import flat_zeros
 from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
 from zerotrain.runtime.zero.state import EXP_AVG, EXP_AVG_SQ, SERVER_ERROR, WORKER_ERROR, StreamKey
@@ -62,7 +63,7 @@ class OneBitAdamRule:
         """Whether the next update takes this rank's own gradients instead of the average."""
         return num_updates >= self.freeze_step
 
-    def attach(self, states: UnitStates, ledger: MemoryLedger) -> None:
+    def attach(self, states: ResidentStates, ledger: MemoryLedger) -> None:
         """Make the buffers of a unit; the momentum's part becomes a state stream."""
         unit, device = states.unit, states.master.device
         numel, own = unit.layout.padded_numel, unit.stop - unit.start
@@ -72,7 +73,7 @@ class OneBitAdamRule:
 
         momentum = made(numel)
         low, high = states.interval
-        states.by_kind[EXP_AVG] = momentum[low:high]
+        states.adopt(EXP_AVG, momentum[low:high])
         if unit.comm.world_size > 1:
             self._buffers[unit.name] = _Buffers(
                 momentum=momentum,

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from zerotrain.contract.config import ConfigError, OptimizerConfig
+from zerotrain.runtime.offload.device import ResidentStates
 from zerotrain.runtime.optim.book import UnitBook
 from zerotrain.runtime.optim.foreign import ForeignRule
 from zerotrain.runtime.optim.groups import (
@@ -23,7 +24,8 @@ from zerotrain.runtime.optim.joint import CountingRule, JointRule, SegmentRun, U
 from zerotrain.runtime.optim.lamb import LambRule
 from zerotrain.runtime.optim.onebit import OneBitAdamRule
 from zerotrain.runtime.optim.plain import from_plain, to_plain
-from zerotrain.runtime.optim.rules import Hyper, UpdateRule, WholeRunRule, rule_of, tiles
+from zerotrain.runtime.optim.rules import Hyper, UpdateRule, rule_of
+from zerotrain.runtime.optim.update import JointUpdate, SegmentStep, UnitKernel, Update, gradients_on
 from zerotrain.runtime.zero.core import Core
 from zerotrain.runtime.zero.gradients import UnitGradients
 from zerotrain.runtime.zero.layout import ModelLayout
@@ -106,6 +108,7 @@ class ZeroOptimizer:
             if unit.layout.trainable:
                 states = self.book.add(unit, self.layout, self.rule.kinds, core.ledger)
                 if isinstance(self.rule, OneBitAdamRule):
+                    assert isinstance(states, ResidentStates)
                     self.rule.attach(states, core.ledger)
 
     def add_param_group(self, group: Mapping[str, Any]) -> None:
@@ -121,23 +124,46 @@ class ZeroOptimizer:
         append_group(self.param_groups, self.book.group_of, group, names=self._names, config=self._config)
         self._configured.append(_json_values(self.param_groups[-1]))
 
-    @torch.no_grad()
     def update_all(self, parts: Sequence[UnitGradients], *, grad_scale: float) -> None:
         """Update every unit's masters and weights with `gradient * grad_scale`. Overwrites the gradients.
         Collective under a rule that works on all units together."""
+        update = self.begin_update(parts, grad_scale=grad_scale)
+        for name in update.order:
+            update.run(name)
+        update.finish()
+
+    def begin_update(self, parts: Sequence[UnitGradients], *, grad_scale: float) -> Update | JointUpdate:
+        """The next step's update of these units, in forward order, with the hyperparameters as they are now.
+
+        It reads the gradients when it runs, and overwrites them.
+        """
         self.num_updates += 1
         if isinstance(self.rule, JointRule):
             hypers = [group_hyper(group) for group in self.param_groups]
             units = [self._joint_update(part, hypers) for part in parts]
-            self.rule.update_units(units, self.num_updates, grad_scale=grad_scale)
-            for unit in units:
-                unit.states.write_weights()
-            return
-        for part in parts:
-            self._update(part, self.rule, grad_scale)
+            return JointUpdate(self.rule, units, step=self.num_updates, grad_scale=grad_scale)
+        kernels = {
+            part.unit.name: UnitKernel(
+                self.rule, self._segments(part.unit.name), gradients_on(part), grad_scale=grad_scale
+            )
+            for part in parts
+        }
+        return Update(self.book.tiers, self.states, kernels)
+
+    def _segments(self, name: str) -> tuple[SegmentStep, ...]:
+        return tuple(
+            SegmentStep(
+                start=run.start,
+                stop=run.stop,
+                hyper=group_hyper(self.param_groups[run.group]),
+                step=self.num_updates - run.born,
+            )
+            for run in self.book.runs[name]
+        )
 
     def _joint_update(self, part: UnitGradients, hypers: Sequence[Hyper]) -> UnitUpdate:
         states = self.states[part.unit.name]
+        assert isinstance(states, ResidentStates)
         low, high = states.interval
         segments = tuple(
             SegmentRun(
@@ -151,41 +177,6 @@ class ZeroOptimizer:
         )
         return UnitUpdate(states=states, grads=part.shard, accumulator=part.accumulator, segments=segments)
 
-    def _update(self, gradients: UnitGradients, rule: UpdateRule, grad_scale: float) -> None:
-        states = self.states[gradients.unit.name]
-        grads = gradients.shard
-        if isinstance(rule, WholeRunRule) and rule.runs_on(grads.device):
-            self._update_whole(rule, gradients, grad_scale)
-            return
-        for run in self.book.runs[gradients.unit.name]:
-            hyper = group_hyper(self.param_groups[run.group])
-            for tile in tiles(run.start, run.stop, grads.device):
-                grad = grads[tile]
-                if grad_scale != 1.0:
-                    grad.mul_(grad_scale)
-                parts = {kind: state[tile] for kind, state in states.by_kind.items()}
-                rule.update(states.master[tile], grad, parts, hyper, self.num_updates - run.born)
-        states.write_weights()
-
-    def _update_whole(self, rule: WholeRunRule, gradients: UnitGradients, scale: float) -> None:
-        """By a rule that does the clipping, the update and the rounding of the weights in one pass."""
-        states, grads = self.states[gradients.unit.name], gradients.shard
-        weights = states.weights
-        written = True
-        for run in self.book.runs[gradients.unit.name]:
-            part = slice(run.start, run.stop)
-            written &= rule.update_run(
-                states.master[part],
-                grads[part],
-                {kind: state[part] for kind, state in states.by_kind.items()},
-                group_hyper(self.param_groups[run.group]),
-                self.num_updates - run.born,
-                grad_scale=scale,
-                weight=None if weights is None else weights[part],
-            )
-        if not written:
-            states.write_weights()
-
     def follow_freezing(self) -> None:
         """Raise GroupError for a rule whose own state does not follow units that are cut anew."""
         if isinstance(self.rule, JointRule) and not isinstance(self.rule, LambRule):
@@ -194,9 +185,9 @@ class ZeroOptimizer:
                 "AdamW, or freeze before"
             )
 
-    def _take_weights(self, unit: Unit) -> None:
-        if unit.name in self.states:
-            self.states[unit.name].read_weights()
+    def _take_weights(self, unit: Unit, written: torch.Tensor) -> None:
+        if (states := self.states.get(unit.name)) is not None:
+            states.take_weights(written[slice(*states.interval)])
 
     @property
     def is_local(self) -> bool:

@@ -93,7 +93,7 @@ def _write_back(unit: Unit, core: Core, rank: int) -> None:
     # Private to this rank also where it is a mapping of the others' shards: pages are copied when written.
     core.comm.broadcast(unit.full.tensor, label=unit.name, source=rank)
     unit.before_write()
-    unit.keep_written()
     for listener in core.on_weights_written:
-        listener(unit)
+        listener(unit, unit.full.tensor)
+    unit.keep_written()
     unit.publish().wait()  # replicas made of others' shards are whole when all have written

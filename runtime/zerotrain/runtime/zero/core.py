@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ from zerotrain.runtime.zero.layout import ModelLayout
 from zerotrain.runtime.zero.ledger import MemoryLedger
 from zerotrain.runtime.zero.live import LiveLimits, LiveWeights
 from zerotrain.runtime.zero.order import RecordedOrder
+from zerotrain.runtime.zero.pending import PendingUpdates
+from zerotrain.runtime.zero.placeholder import fqn_of
 from zerotrain.runtime.zero.plan import parameters_by_fqn
 from zerotrain.runtime.zero.plus import Traffic, ZeroPlusPlus
 from zerotrain.runtime.zero.reduce import Reducer
@@ -49,6 +52,8 @@ class CoreOptions:
     averages: bool = True
     """Gradients of the ranks are averaged; false = summed."""
     plus: ZeroPlusPlus = field(default_factory=ZeroPlusPlus)
+    just_in_time: bool = False
+    """Updates may go on in the background when a forward pass begins (zero/pending.py)."""
 
 
 class Core:
@@ -75,8 +80,9 @@ class Core:
         self.comm = comm
         self.ledger = MemoryLedger()
         self.in_forward = False
-        self.on_weights_written: list[Callable[[Unit], None]] = []
-        """Called after a unit's compute weights were changed from outside; no collectives."""
+        self.on_weights_written: list[Callable[[Unit, torch.Tensor], None]] = []
+        """Called when a unit's whole weights, the tensor, were changed from outside, before its shard is; no
+        collectives."""
         self.states: Mapping[str, StateTensors] = {}
         """Masters and optimizer states by unit; the optimizer puts its own mapping here."""
         self.holds: Counter[Unit] = Counter()
@@ -108,6 +114,7 @@ class Core:
         self._forward_order: RecordedOrder[Boundary] = RecordedOrder()
         self._backward_order: RecordedOrder[Boundary] = RecordedOrder()
         self.live = LiveWeights(options.live)
+        self.updates = PendingUpdates(world_size=comm.world_size)
         self._in_backward = False
         self._ends_backward_itself = True
         self._opened: list[Window] = []
@@ -127,7 +134,12 @@ class Core:
         self.layout, self.units, self.gradients = layout, units, gradients
         self.reducer.replace(list(gradients.values()))
         self.live.replace(units)
-        busy = busy_modules(units, gradients, reduces_early=self.reducer.reduces_early)
+        busy = busy_modules(
+            units,
+            gradients,
+            reduces_early=self.reducer.reduces_early,
+            just_in_time=self.options.just_in_time,
+        )
         modules = dict(self.model.named_modules())
         for boundary in self._boundaries.values():
             boundary.units = busy.get(boundary.name, [])
@@ -169,7 +181,12 @@ class Core:
             is_unclear = window is None and torch.is_grad_enabled() and unit.layout.trainable
             if not is_unclear and not keep:
                 self.live.free([unit])
+        if self.updates:
+            # Not before this boundary's own forward, which on a device is under way by now.
+            self.live.prefetch(islice(order.upcoming(), 1), waits=True)
         if is_root:
+            if self.updates.failure is None:
+                self.updates.settle_units()
             self.in_forward = False
             self.live.end_forward(keep=keep)
 
@@ -179,16 +196,22 @@ class Core:
         Its unit lives as long as the root's pass from now on. Every rank runs the same code, so all come
         here.
         """
-        if not self.in_forward:
+        if self.settle_for_use(parameter):
+            return True
+        unit = unit_of(self, parameter)
+        if not self.in_forward or not unit.placement.params_sharded:
             return False
-        unit = self.unit_of(parameter)
         unit.is_wide = True
         unit.require(UnitState.BACKWARD if _in_graph_task() else UnitState.FORWARD)
         return True
 
-    def unit_of(self, parameter: nn.Parameter) -> Unit:
-        """The unit that holds a parameter of this model."""
-        return next(unit for unit in self.units if any(parameter is member for member in unit.parameters))
+    def settle_for_use(self, parameter: nn.Parameter) -> bool:
+        """A parameter that is hidden while it is updated is used from Python; say whether it may be now.
+
+        Raises UpdatePending where that takes all ranks.
+        """
+        unit, fqn = unit_of(self, parameter), fqn_of(parameter)
+        return self.updates.open_for_use(unit, fqn, in_forward=self.in_forward)
 
     def check_idle(self, what: str) -> None:
         """Raise RuntimeError while the model is in forward or backward, where `what` cannot be done, and
@@ -292,6 +315,7 @@ class Core:
         self.live.free(self.units, everything=True)
 
     def _start_pass(self) -> None:
+        self.updates.settle_units()  # autograd writes into their gradients
         self._in_backward = self.has_gradients = True
         self.reducer.begin(at_boundary=self.at_boundary())
         self._backward_order.begin()
@@ -305,6 +329,22 @@ class Core:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+
+
+def unit_of(core: Core, parameter: nn.Parameter) -> Unit:
+    """The unit that holds a parameter of this model."""
+    return next(unit for unit in core.units if any(parameter is member for member in unit.parameters))
+
+
+def update_order(core: Core) -> list[Unit]:
+    """The trainable units in the order in which this rank's last forward pass used them, then the rest."""
+    used = [unit for boundary in core._forward_order.recorded() for unit in boundary.units]
+    return [unit for unit in dict.fromkeys([*used, *core.units]) if unit.name in core.gradients]
+
+
+def publication_order(core: Core) -> list[Unit]:
+    """The trainable units, as far as the ranks agree on an order of forward: reductions go the other way."""
+    return [gradients.unit for gradients in reversed(core.reducer.order)]
 
 
 def _in_graph_task() -> bool:

@@ -18,7 +18,7 @@ from zerotrain.runtime.zero.gradients import UnitGradients
 from zerotrain.runtime.zero.layout import Segment
 from zerotrain.runtime.zero.placeholder import fqn_of
 from zerotrain.runtime.zero.reduce import reduced_copy
-from zerotrain.runtime.zero.state import StateTensors
+from zerotrain.runtime.zero.state import MASTER, StateTensors
 from zerotrain.runtime.zero.unit import Unit, adopt_writes
 
 
@@ -46,14 +46,13 @@ def get_full_optimizer_state(parameter: nn.Parameter, kind: str) -> torch.Tensor
     Raises KeyError for a kind that the optimizer does not keep, ValueError for a frozen parameter.
     """
     place = _Place.of(parameter, "get_full_optimizer_state")
-    return place.gathered(place.own_part(place.state(kind)))
+    return place.gathered(place.state_part(kind))
 
 
 def set_full_optimizer_state(parameter: nn.Parameter, kind: str, value: torch.Tensor) -> None:
     """Replace one state on every rank. Collective; equal values everywhere. Errors as for reading it."""
     place = _Place.of(parameter, "set_full_optimizer_state", writes=True)
-    state = place.state(kind)
-    place.write_state(state, place.own_of(_checked(value, parameter.shape, place)))
+    place.write_state(place.checked_kind(kind), place.own_of(_checked(value, parameter.shape, place)))
 
 
 def get_full_grad(parameter: nn.Parameter) -> torch.Tensor:
@@ -89,7 +88,7 @@ def set_full_grad(parameter: nn.Parameter, value: torch.Tensor) -> None:
 
 def get_local_fp32(parameter: nn.Parameter) -> torch.Tensor:
     """This rank's part of the master value, fp32 1-D. No communication."""
-    return _Place.of(parameter, "get_local_fp32").master_part().float().clone()
+    return _Place.of(parameter, "get_local_fp32").master_part().float()
 
 
 def set_local_fp32(parameter: nn.Parameter, value: torch.Tensor) -> None:
@@ -101,13 +100,14 @@ def set_local_fp32(parameter: nn.Parameter, value: torch.Tensor) -> None:
 def get_local_optimizer_state(parameter: nn.Parameter, kind: str) -> torch.Tensor:
     """This rank's part of one state, fp32 1-D. No communication. Errors as `get_full_optimizer_state`."""
     place = _Place.of(parameter, "get_local_optimizer_state")
-    return place.own_part(place.state(kind)).clone()
+    return place.state_part(kind)
 
 
 def set_local_optimizer_state(parameter: nn.Parameter, kind: str, value: torch.Tensor) -> None:
     """Replace this rank's part of one state. Every rank calls it with its own part."""
     place = _Place.of(parameter, "set_local_optimizer_state", writes=True)
-    place.write_state(place.state(kind), _checked(value, torch.Size([place.stop - place.start]), place))
+    own = _checked(value, torch.Size([place.stop - place.start]), place)
+    place.write_state(place.checked_kind(kind), own)
 
 
 def get_local_grad(parameter: nn.Parameter) -> torch.Tensor:
@@ -168,21 +168,26 @@ class _Place:
         """This rank's part of a whole parameter."""
         return self.cut(full.flatten(), self.segment.start)
 
-    def own_part(self, tensor: torch.Tensor) -> torch.Tensor:
-        """This rank's part of the parameter in a tensor of the optimizer."""
-        return self.cut(self.states().own_part(tensor), self.unit.start)
-
     def states(self) -> StateTensors:
         self.check_trainable()
         return self.core.states[self.unit.name]
 
-    def state(self, kind: str) -> torch.Tensor:
-        by_kind = self.states().by_kind
-        if kind not in by_kind:
+    def checked_kind(self, kind: str) -> str:
+        """The kind. Raises as the public functions say for one that the optimizer does not keep."""
+        kinds = self.states().kinds
+        if kind not in kinds:
             raise KeyError(
-                f"the optimizer keeps no state {kind!r} of {self.segment.fqn!r}; it has {sorted(by_kind)}"
+                f"the optimizer keeps no state {kind!r} of {self.segment.fqn!r}; it has {sorted(kinds)}"
             )
-        return by_kind[kind]
+        return kind
+
+    def state_part(self, kind: str) -> torch.Tensor:
+        """A copy of this rank's part of a state, or of MASTER."""
+        if kind != MASTER:
+            self.checked_kind(kind)
+        states = self.states()
+        low = states.interval[0]
+        return states.read(kind, self.start - low, self.stop - low).to(self.core.comm.device)
 
     def check_trainable(self) -> None:
         if not self.unit.layout.trainable:
@@ -206,33 +211,33 @@ class _Place:
         return self.core.gradients[self.unit.name]
 
     def master_part(self) -> torch.Tensor:
-        """This rank's part of the master, or of the weight of a frozen parameter."""
+        """A copy of this rank's part of the master, or of the weight of a frozen parameter."""
         if self.unit.layout.trainable:
-            return self.own_part(self.core.states[self.unit.name].master)
-        return self.cut(self.unit.shard, self.unit.start)
+            return self.state_part(MASTER)
+        start = self.unit.start
+        return self.unit.read_weights(self.start - start, self.stop - start).clone()
 
     @torch.no_grad()
     def write_master(self, own: torch.Tensor) -> None:
         """Replace this rank's part of master and weight, then everybody's replicas."""
         unit = self.unit
         unit.before_write()
-        self.master_part().copy_(own)
-        self.cut(unit.shard, unit.start).copy_(own)
         if unit.layout.trainable:
-            self.spread(self.core.states[unit.name].master)
+            self.write_state(MASTER, own)
+        else:
+            unit.write_weights(self.start - unit.start, own)
         unit.publish().wait()
-        if not unit.placement.states_sharded:
-            self.spread(unit.full.tensor)
+        if not unit.placement.states_sharded and self.core.comm.world_size > 1:
+            self._exchange_parts(unit.full.tensor[self.segment.start : self.segment.stop])
 
     @torch.no_grad()
-    def write_state(self, state: torch.Tensor, own: torch.Tensor) -> None:
-        self.own_part(state).copy_(own)
-        self.spread(state)
-
-    def spread(self, tensor: torch.Tensor) -> None:
-        """Bring the parameter's elements up to date where a tensor of the whole unit is a replica."""
-        if tensor.numel() == self.unit.layout.padded_numel and self.core.comm.world_size > 1:
-            self._exchange_parts(tensor[self.segment.start : self.segment.stop])
+    def write_state(self, kind: str, own: torch.Tensor) -> None:
+        """Replace this rank's part of a state or of MASTER, and everybody's where states are replicas."""
+        states = self.states()
+        if self.unit.placement.states_sharded:
+            states.write(kind, self.start - self.unit.start, own)
+        else:
+            states.write(kind, self.segment.start, self.gathered(own.float()).flatten())
 
     @torch.no_grad()
     def gathered(self, own: torch.Tensor) -> torch.Tensor:

@@ -156,9 +156,9 @@ class BoundaryHooks:
         for unit in self._core.units:
             if not unit.placement.params_sharded:
                 unit.before_write()
+                for listener in self._core.on_weights_written:
+                    listener(unit, unit.full.tensor)
                 unit.keep_written()
-            for listener in self._core.on_weights_written:
-                listener(unit)
 
     def _stored_tensors(self) -> Iterator[torch.Tensor]:
         """Results that modules leave in attributes instead of returning them (`self.aux_loss = ...`)."""

@@ -5,8 +5,17 @@ from __future__ import annotations
 
 from collections import Counter
 from enum import StrEnum
+from threading import Lock
 
 import torch
+
+
+class Tier(StrEnum):
+    """Where a buffer is."""
+
+    DEVICE = "device"  # where the model computes; with the CPU as the device it is host memory, too
+    HOST = "host"
+    DISK = "disk"
 
 
 class Kind(StrEnum):
@@ -21,14 +30,39 @@ class Kind(StrEnum):
     AUTOGRAD = "autograd"  # full gradients of units that are in backward just now
     REDUCE = "reduce"  # receive buffers of gradient exchanges
     SNAPSHOT = "snapshot"  # copy of the state, in host memory, that a checkpoint is written from
+    HOST_STATES = "host_states"  # offloaded master weights (or their remainders) and moments
+    HOST_GRADS = "host_grads"  # gradients on their way to offloaded states
+    HOST_PARAMS = "host_params"  # offloaded weights
+    RING = "ring"  # tiles between memory and the spill file, and weights between host and device
+    TAGS = "tags"  # what proves that a spilled chunk is the one that was written last
+    SPILL = "spill"  # the spill file itself
+
+    @property
+    def tier(self) -> Tier:
+        """Where buffers of this kind are."""
+        return _TIERS.get(self, Tier.DEVICE)
 
 
-PERSISTENT = (Kind.PARAMS, Kind.FROZEN, Kind.SECONDARY, Kind.GRADS, Kind.STATES)
+_HOST = (Kind.SNAPSHOT, Kind.HOST_STATES, Kind.HOST_GRADS, Kind.HOST_PARAMS, Kind.RING, Kind.TAGS)
+_TIERS = {**dict.fromkeys(_HOST, Tier.HOST), Kind.SPILL: Tier.DISK}
+
+PERSISTENT = (
+    Kind.PARAMS,
+    Kind.FROZEN,
+    Kind.SECONDARY,
+    Kind.GRADS,
+    Kind.STATES,
+    Kind.HOST_STATES,
+    Kind.HOST_GRADS,
+    Kind.HOST_PARAMS,
+    Kind.TAGS,
+)
 TRANSIENT = (Kind.GATHERED, Kind.AUTOGRAD, Kind.REDUCE)
 
 
 class MemoryLedger:
-    """Live and peak bytes by kind; `peak_bytes` is the peak of the sum, not the sum of peaks."""
+    """Live and peak bytes by kind; `peak_bytes` is the peak of the sum, not the sum of peaks. What is on disk
+    is counted by kind alone: sums are of memory."""
 
     phase = "start"
     """What the engine does just now; peaks are kept by phase, too."""
@@ -38,30 +72,39 @@ class MemoryLedger:
         self._peak: Counter[Kind] = Counter()
         self._peak_total = 0
         self._phase_peak: dict[str, int] = {}
+        self._lock = Lock()  # updates in the background count what they borrow
 
     def add(self, kind: Kind, num_bytes: int) -> None:
         """Count an allocation (negative: a release)."""
-        self._live[kind] += num_bytes
-        self._peak[kind] = max(self._peak[kind], self._live[kind])
-        self._note(self._live.total())
+        with self._lock:
+            self._live[kind] += num_bytes
+            self._peak[kind] = max(self._peak[kind], self._live[kind])
+            self._note()
 
-    def _note(self, total: int) -> None:
+    def _note(self) -> None:
+        total = self._sum()
         self._peak_total = max(self._peak_total, total)
         self._phase_peak[self.phase] = max(self._phase_peak.get(self.phase, 0), total)
 
+    def _sum(self, tier: Tier | None = None) -> int:
+        if tier is None:
+            return sum(size for kind, size in self._live.items() if kind.tier is not Tier.DISK)
+        return sum(size for kind, size in self._live.items() if kind.tier is tier)
+
     def enter(self, phase: str) -> None:
         """From now on it is `phase`."""
-        self.phase = phase
-        self._note(self._live.total())
+        with self._lock:
+            self.phase = phase
+            self._note()
 
     def count(self, kind: Kind, tensor: torch.Tensor) -> torch.Tensor:
         """Count a tensor that lives as long as the engine, and hand it back."""
         self.add(kind, tensor.numel() * tensor.element_size())
         return tensor
 
-    def live_bytes(self, kind: Kind | None = None) -> int:
-        """Bytes allocated now, of one kind or of all."""
-        return self._live.total() if kind is None else self._live[kind]
+    def live_bytes(self, kind: Kind | None = None, *, tier: Tier | None = None) -> int:
+        """Bytes allocated now, of one kind, of one tier, or of all memory."""
+        return self._sum(tier) if kind is None else self._live[kind]
 
     def peak_bytes(self, kind: Kind | None = None) -> int:
         """Largest `live_bytes` since the start or the last `reset_peak`."""
@@ -73,7 +116,7 @@ class MemoryLedger:
 
     @property
     def persistent_bytes(self) -> int:
-        """Bytes held between steps."""
+        """Bytes of memory held between steps."""
         return sum(self._live[kind] for kind in PERSISTENT)
 
     @property
@@ -83,6 +126,7 @@ class MemoryLedger:
 
     def reset_peak(self) -> None:
         """Start measuring peaks anew from what is live."""
-        self._peak = self._live.copy()
-        self._peak_total = self._live.total()
-        self._phase_peak.clear()
+        with self._lock:
+            self._peak = self._live.copy()
+            self._peak_total = self._sum()
+            self._phase_peak.clear()

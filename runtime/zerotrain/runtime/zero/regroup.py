@@ -5,7 +5,7 @@ Called by `relayout`, module by module: at most one module's weights and states 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -38,11 +38,11 @@ class TakenApart:
             self._weights[segment.fqn] = view.reshape(-1).clone()
         if states is None:
             return
-        for kind, tensor in {MASTER: states.master, **states.by_kind}.items():
-            full = tensor
+        for kind in (MASTER, *states.kinds):
+            full = states.read(kind).to(self._comm.device)
             if unit.placement.states_sharded:
-                full = flat_zeros(unit.layout.padded_numel, dtype=tensor.dtype, device=tensor.device)
-                self._comm.all_gather(full, tensor, label=unit.name).wait()
+                own, full = full, flat_zeros(unit.layout.padded_numel, dtype=full.dtype, device=full.device)
+                self._comm.all_gather(full, own, label=unit.name).wait()
             for segment in unit.layout.segments:
                 self._streams[segment.fqn, kind] = full[segment.start : segment.stop].clone()
 
@@ -62,15 +62,19 @@ class TakenApart:
         return flat
 
     @torch.no_grad()
-    def restore(self, unit: Unit, states: Mapping[str, torch.Tensor], interval: tuple[int, int]) -> list[str]:
+    def restore(self, unit: Unit, states: StateTensors) -> list[str]:
         """Write the streams of parameters that were trained before; the names of those that were not."""
         fresh = []
         for segment in unit.layout.segments:
             if (segment.fqn, MASTER) not in self._streams:
                 fresh.append(segment.fqn)
                 continue
-            for kind, state in states.items():
-                _copy_part(self._streams[segment.fqn, kind], segment.start, state, interval[0])
+            for kind in states.kinds:
+                values, low = self._streams[segment.fqn, kind], states.interval[0]
+                begin = max(segment.start, low)
+                end = min(segment.start + values.numel(), states.interval[1])
+                if begin < end:
+                    states.write(kind, begin - low, values[begin - segment.start : end - segment.start])
         return fresh
 
 

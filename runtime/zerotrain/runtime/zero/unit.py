@@ -22,7 +22,9 @@ from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
 from zerotrain.runtime.zero.layout import ModelLayout, UnitLayout
 from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
 from zerotrain.runtime.zero.placeholder import hide, show
+from zerotrain.runtime.zero.rounding import round_half_up
 from zerotrain.runtime.zero.secondary import WeightTraffic
+from zerotrain.runtime.zero.shards import HasShard, ParamTier, ResidentShard
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,11 +36,14 @@ class Placement:
     states_sharded: bool
     may_share: bool = True
     """Ranks of one host may read its weights where they are."""
+    splits_masters: bool = False
+    """bf16 weights are the upper halves of their masters (zero/rounding.py), so they are rounded half up."""
 
     @classmethod
-    def of_stage(cls, stage: int, *, world_size: int) -> Placement:
-        """The booleans of a ZeRO stage; one rank has nothing to shard with."""
-        stage = stage if world_size > 1 else 0
+    def of_stage(cls, stage: int, *, world_size: int, has_tier: bool = False) -> Placement:
+        """The booleans of a ZeRO stage; one rank has nothing to shard with, unless its shards live in a
+        tier."""
+        stage = stage if world_size > 1 or has_tier else 0
         return cls(params_sharded=stage >= 3, grads_sharded=stage >= 2, states_sharded=stage >= 1)
 
 
@@ -72,8 +77,8 @@ _NEXT = {
 }
 
 
-class Unit:
-    """Weights of one flat buffer. `full` is the whole buffer, `shard` this rank's interval in compute
+class Unit(HasShard):
+    """Weights of one flat buffer. `full` is the whole buffer, `stored` this rank's interval of it in compute
     precision."""
 
     def __init__(
@@ -86,8 +91,12 @@ class Unit:
         comm: Comm,
         ledger: MemoryLedger,
         values: InitialValues,
+        tier: ParamTier | None = None,
     ) -> None:
-        """Take the initial values in and make the parameters views of them. Collective."""
+        """Take the initial values in and make the parameters views of them. Collective.
+
+        `tier` keeps the shard; None = the device does.
+        """
         self.layout = layout
         self.placement = placement
         self.comm = comm
@@ -108,6 +117,7 @@ class Unit:
         self._classes = [type(parameter) for parameter in parameters]
         dtype = TORCH_DTYPES[layout.dtype]
         kept_as = Kind.PARAMS if layout.trainable else Kind.FROZEN
+        kept_as = kept_as if tier is None else tier.kind
         kept, pages = _shared_shard(self, dtype)
         self._ledger, self._kept_as, self._is_kept = ledger, kept_as, kept is not None
         self.full = FlatBuffer(
@@ -124,19 +134,10 @@ class Unit:
             self._nan.fill_(float("nan"))
         own = (self.start, self.stop)
         initial = values.interval(layout, parameters, own, whole=not placement.params_sharded)
-        if kept is not None:
-            part = initial if placement.params_sharded else initial[self.start : self.stop]
-            self.shard = ledger.count(kept_as, kept.copy_(part))
-            if not placement.params_sharded:
-                self.full.allocate()
-                comm.all_gather(self.full.tensor, self.shard, label=self.name).wait()
-        elif placement.params_sharded:
-            shard = initial if initial.dtype == dtype else flat_copy(initial, dtype)
-            self.shard = ledger.count(kept_as, shard)
-        else:
-            self.full.allocate()
-            self.full.tensor.copy_(initial)
-            self.shard = self.full.tensor[self.start : self.stop]
+        weights = initial
+        if layout.trainable and placement.splits_masters and dtype is torch.bfloat16:
+            weights = flat_copy(round_half_up(initial), dtype)
+        self._store(weights, kept, tier)
         self.initial_master = _initial_master(self, initial)
         self._show() if not placement.params_sharded else _hide(self.parameters, self._nan)
 
@@ -165,13 +166,12 @@ class Unit:
             self.pending()
         if self.state is UnitState.SHARDED:
             self.full.allocate()
-            full, shard = self.full.tensor, self.shard
-            self._is_exact = is_exact or self.weights is None or not self.weights.rounds(shard.dtype)
-            self._pending = (
-                self.comm.all_gather(full, shard, label=self.name)
-                if self.weights is None
-                else self.weights.gather(full, shard, label=self.name, is_exact=is_exact)
-            )
+            self._is_exact = is_exact or self.weights is None or not self.weights.rounds(self.dtype)
+            own = self.full.tensor[self.start : self.stop]
+            if self._is_near:
+                self._pending = self._gather(own)  # the neighbours' copy: the shard is not read
+            else:
+                self._pending = self.stored.send(own, self._gather)
             self._become(UnitState.GATHERING)
 
     def require(self, purpose: UnitState) -> None:
@@ -222,9 +222,9 @@ class Unit:
     def keep_written(self) -> None:
         """What was written into the whole weights, the same on every rank, becomes the shard."""
         self.invalidate()
-        part = self.full.tensor[self.start : self.stop]
-        if part.data_ptr() != self.shard.data_ptr():
-            self.shard.copy_(part)
+        part, shard = self.full.tensor[self.start : self.stop], self.stored.tensor
+        if shard is None or part.data_ptr() != shard.data_ptr():
+            self.write_weights(0, part)
 
     @torch.no_grad()
     def dispose(self) -> None:
@@ -232,13 +232,41 @@ class Unit:
         Every rank must be done with the shards."""
         for parameter, original, view in zip(self.parameters, self._classes, self._views, strict=True):
             show(parameter, original, view.clone())
-        if self.placement.params_sharded or self._is_kept:
+        if self.keeps_shard and (self.placement.params_sharded or self._is_kept):
             self._ledger.add(self._kept_as, -self.shard.nbytes)
         if self._is_kept:
             self.comm.memory.drop(self.shard)
+        self.stored.drop()
         self.full.release()
         if self.weights is not None:
             self.weights.drop()
+
+    def _store(self, weights: torch.Tensor, kept: torch.Tensor | None, tier: ParamTier | None) -> None:
+        """Put the first weights where they belong: this rank's interval or, not sharded, all of them."""
+        sharded = self.placement.params_sharded
+        if kept is not None:
+            part = weights if sharded else weights[self.start : self.stop]
+            self.stored = ResidentShard(self._ledger.count(self._kept_as, kept.copy_(part)))
+            if not sharded:
+                self.full.allocate()
+                self.comm.all_gather(self.full.tensor, self.shard, label=self.name).wait()
+        elif tier is not None and not tier.is_resident(self.layout):
+            self.stored = tier.keep(self.layout, weights)
+        elif sharded:
+            # A trained master needs its own tensor unless it is the weight.
+            own = weights if weights.dtype == self.dtype else flat_copy(weights, self.dtype)
+            self.stored = ResidentShard(self._ledger.count(self._kept_as, own))
+        else:
+            self.full.allocate()
+            self.full.tensor.copy_(weights)
+            self.stored = ResidentShard(self.full.tensor[self.start : self.stop])
+
+    def _gather(self, own: torch.Tensor) -> Pending:
+        """From this rank's part, wherever that is."""
+        full, traffic = self.full.tensor, self.weights
+        if traffic is None:
+            return self.comm.all_gather(full, own, label=self.name)
+        return traffic.gather(full, own, label=self.name, is_exact=self._is_exact)
 
     def _become(self, state: UnitState) -> None:
         if state not in _NEXT[self.state]:
@@ -300,7 +328,7 @@ def _initial_master(unit: Unit, initial: torch.Tensor) -> torch.Tensor | None:
     frozen."""
     if not unit.layout.trainable:
         return None
-    if unit.layout.dtype == "fp32":
+    if unit.layout.dtype == "fp32" and unit.keeps_shard:
         return unit.shard if unit.placement.states_sharded else unit.full.tensor
     if unit.placement.params_sharded or not unit.placement.states_sharded:
         return initial
