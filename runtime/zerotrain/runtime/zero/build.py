@@ -41,13 +41,22 @@ def build_unit(
 
 
 def busy_modules(
-    units: Sequence[Unit], gradients: Mapping[str, UnitGradients], *, reduces_early: bool
+    units: Sequence[Unit],
+    gradients: Mapping[str, UnitGradients],
+    *,
+    reduces_early: bool,
+    just_in_time: bool = False,
 ) -> dict[str, list[Unit]]:
     """Units by the module whose calls bound their lives, the root first; those that need no attention
-    (replicated, or frozen and whole) are left out."""
+    (replicated, or frozen and whole) are left out.
+
+    `just_in_time`: whatever is trained is waited for before it is used.
+    """
     busy: dict[str, list[Unit]] = {"": []}
     for unit in units:
-        is_transient = unit.layout.trainable and (reduces_early or not gradients[unit.name].is_direct)
+        is_transient = unit.layout.trainable and (
+            just_in_time or reduces_early or not gradients[unit.name].is_direct
+        )
         if unit.placement.params_sharded or is_transient:
             busy.setdefault(unit.layout.module, []).append(unit)
     return busy

@@ -126,7 +126,7 @@ class UnitGradients:
         flat = self._flat
         assert flat is not None  # attach() made it: direct gradients are never taken
         self._flat, self._views = None, []
-        self._detach()
+        self.detach()
         return flat
 
     def take_whole(self) -> torch.Tensor:
@@ -142,10 +142,11 @@ class UnitGradients:
         self.fold()
         self.is_reduced = True
         if self.is_direct:
-            self._detach()
+            self.detach()
         return self.accumulator
 
-    def _detach(self) -> None:
+    def detach(self) -> None:
+        """Leave the parameters without gradients, until `clear` if autograd writes into the accumulator."""
         with torch._C.DisableTorchFunctionSubclass():
             for parameter in self.unit.parameters:
                 parameter.grad = None
@@ -172,25 +173,31 @@ class UnitGradients:
 
     def dispose(self) -> None:
         """Give all memory back, between steps; the parameters have no gradients then."""
-        self._detach()
+        self.detach()
         self._ledger.add(Kind.GRADS, -self._sum.nbytes)
         if not self.unit.placement.grads_sharded:
             self.unit.comm.memory.drop(self._sum)
 
-    def clear(self, *, everything: bool = False) -> None:
-        """Zero the accumulator for the next step: at once where autograd adds to it, else when it is used.
-
-        `everything`: drop also what a step would have added to it.
-        """
-        if everything:
-            if self.is_open:
-                self.release(self.take())
-            self._detach()
+    def wipe(self) -> None:
+        """Zero the accumulator: at once where autograd adds to it, else when it is used. `clear` follows; any
+        thread may call this."""
         if self.is_direct:
             self._sum.zero_()
         else:
             self._is_blank = True
-        if self.is_reduced or everything:
+
+    def clear(self, *, everything: bool = False, is_wiped: bool = False) -> None:
+        """Make room for the next step.
+
+        `everything`: drop also what a step would have added. `is_wiped`: `detach` and `wipe` were called.
+        """
+        if everything:
+            if self.is_open:
+                self.release(self.take())
+            self.detach()
+        if not is_wiped:
+            self.wipe()
+        if self.is_reduced or everything or is_wiped:
             self.is_reduced = False
             if self.is_direct:
                 self.attach()

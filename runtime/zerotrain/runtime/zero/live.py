@@ -48,8 +48,12 @@ class LiveWeights:
         """Elements gathered now."""
         return sum(unit.layout.padded_numel for unit in self._units if unit.is_gathered)
 
-    def prefetch(self, upcoming: Iterable[HasUnits]) -> None:
-        """Start the gathers of what is used next, within the limits."""
+    def prefetch(self, upcoming: Iterable[HasUnits], *, waits: bool = False) -> None:
+        """Start the gathers of what is used next, within the limits.
+
+        It ends at a unit whose update may still go on (how far it is must not matter, as ranks differ),
+        unless the caller has nothing better to do than to wait for it.
+        """
         if not self._limits.prefetch_numel or not self._units:
             return
         live, ahead = self.numel, 0
@@ -62,6 +66,8 @@ class LiveWeights:
                 if ahead > max(numel, self._limits.prefetch_numel):
                     return
                 if unit.state is UnitState.SHARDED:
+                    if unit.pending is not None and not waits:
+                        return
                     live += numel
                     if live > self._limits.max_live_numel:
                         return

@@ -26,6 +26,10 @@ class RecordedOrder(Generic[Item]):
         self._position = 0
         self._is_known = False
 
+    def recorded(self) -> list[Item]:
+        """The items of the last pass that visited any, in its order."""
+        return list(self._now or self._last)
+
     def visit(self, item: Item) -> None:
         """Record an item."""
         self._now.append(item)

@@ -10,6 +10,7 @@ never an invalid address.
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -34,7 +35,12 @@ class ParameterSharded(RuntimeError):
 
 
 class Owner(Protocol):
-    """Whoever sharded the parameter."""
+    """Whoever hides the parameter."""
+
+    def settle_for_use(self, parameter: nn.Parameter) -> bool:
+        """Show a parameter that is hidden only while it is updated, if that is allowed now; say whether it
+        was."""
+        ...
 
     def open_for_use(self, parameter: nn.Parameter) -> bool:
         """Make the parameter whole if that is allowed now (the model is in forward); say whether it was."""
@@ -62,12 +68,18 @@ class ShardedParameter(nn.Parameter):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
         if func is torch.Tensor.__repr__:
-            return _describe(args[0])
+            owner = owner_of(args[0])
+            if owner is None or not owner.settle_for_use(args[0]):
+                return _describe(args[0])
         for parameter in list(_sharded_in((args, kwargs))):
             owner, fqn = owner_of(parameter), fqn_of(parameter)
             if owner is None or not owner.open_for_use(parameter):
                 raise ParameterSharded(fqn, getattr(func, "__name__", str(func)))
         return func(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        _ = self.data  # raises unless it can be shown; then it has its own class again
+        return copy.deepcopy(self, memo)
 
 
 def adopt(parameter: nn.Parameter, owner: Owner, fqn: str) -> None:

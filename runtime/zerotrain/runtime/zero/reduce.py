@@ -79,7 +79,8 @@ class Reducer:
 
     def replace(self, gradients: list[UnitGradients]) -> None:
         """These, in layout order, are the model's gradients from now on. Not during a pass."""
-        self._order = list(reversed(gradients))
+        self.order = list(reversed(gradients))
+        """In which units are sent; the same on every rank."""
         self._seen.clear()
         self._is_sharded = any(part.unit.placement.grads_sharded for part in gradients)
         layouts = [part.unit.layout for part in gradients]
@@ -106,18 +107,18 @@ class Reducer:
             return
         # A second use after its turn changes nothing here; see [Note: late gradients].
         self._seen.setdefault(gradients)
-        while self._next < len(self._order) and self._order[self._next] in self._seen:
-            self._launch(self._order[self._next])
+        while self._next < len(self.order) and self.order[self._next] in self._seen:
+            self._launch(self.order[self._next])
             self._next += 1
 
     def finish(self) -> None:
         """The pass is over: send what is left and wait for everything."""
         if self._sends:
-            for gradients in self._order[self._next :]:
+            for gradients in self.order[self._next :]:
                 self._launch(gradients)
-            self._next = len(self._order)
+            self._next = len(self.order)
         try:
-            for gradients in self._order:
+            for gradients in self.order:
                 if gradients.is_open or gradients.has_strays():
                     gradients.attach()
                     if not self._is_sharded:
@@ -128,7 +129,7 @@ class Reducer:
     def reduce_replicated(self) -> None:
         """At the step boundary: sum and average what stages 0 and 1 accumulated locally."""
         if not self._is_sharded and self._comm.world_size > 1 and not self.keeps_local():
-            for gradients in self._order:
+            for gradients in self.order:
                 if not gradients.is_reduced:
                     self._launch(gradients)
                     self._drain(everything=True)
@@ -136,11 +137,11 @@ class Reducer:
     @property
     def has_late(self) -> bool:
         """Whether this rank holds gradients that were not sent; see [Note: late gradients]."""
-        return any(gradients.is_open for gradients in self._order)
+        return any(gradients.is_open for gradients in self.order)
 
     def reduce_late(self) -> None:
         """Send every unit once more. All ranks call it when one of them `has_late`."""
-        for gradients in self._order:
+        for gradients in self.order:
             self._launch(gradients)
         self._drain(everything=True)
 
@@ -151,8 +152,8 @@ class Reducer:
 
     def adopt_seen_order(self) -> None:
         """Use the order of the last pass from now on; call it only when all ranks saw the same."""
-        unseen = [gradients for gradients in self._order if gradients not in self._seen]
-        self._order = [*self._seen, *unseen]
+        unseen = [gradients for gradients in self.order if gradients not in self._seen]
+        self.order = [*self._seen, *unseen]
 
     def _launch(self, gradients: UnitGradients) -> None:
         is_whole = not gradients.unit.placement.grads_sharded and not gradients.is_reduced

@@ -1,0 +1,185 @@
+"""The thread that updates units while the main thread goes on; called by `StepPipeline`.
+
+[Note: one thread] Updates run in the order in which they were handed over, one at a time, without any
+collective: how far the thread is decides only how long somebody waits for a `UnitTicket`. The thread is a
+daemon that `close`, the end of the interpreter and the disappearance of the `Updater` end after the unit it
+is at; none of them waits for a disk that hangs longer than `EXIT_SECONDS`. A forked child (a worker of a
+DataLoader) has no such thread and says so instead of waiting for it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from time import perf_counter
+
+import torch
+
+EXIT_SECONDS = 30.0
+"""What the end of the process waits for the unit that is being updated."""
+
+
+class UpdateAbandoned(RuntimeError):
+    """The engine was closed, or the process is about to end, before the unit's turn came."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the update was given up because the engine was closed meanwhile; call engine.synchronize() "
+            "before close() where the last step counts"
+        )
+
+
+class UnitTicket:
+    """One unit's update in the background."""
+
+    __slots__ = ("_done", "_error", "_on_wait", "_pid", "seconds")
+
+    def __init__(self, on_wait: Callable[[], None] | None) -> None:
+        self.seconds = 0.0
+        self._done = threading.Event()
+        self._error: BaseException | None = None
+        self._on_wait = on_wait
+        self._pid = os.getpid()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `wait` would not block. Only to look at: what ranks do must not depend on it."""
+        return self._done.is_set()
+
+    def wait(self) -> None:
+        """Block until the update is over, and let the device wait for what it copies. Raises what it met."""
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                "the weights are being updated by a thread of the parent process, which a forked process "
+                "does not have; call engine.synchronize() before the fork"
+            )
+        self._done.wait()
+        if self._error is not None:
+            raise self._error
+        if self._on_wait is not None:
+            self._on_wait()
+
+    def end(self, seconds: float, error: BaseException | None = None) -> None:
+        """The thread is done with it."""
+        self.seconds, self._error = seconds, error
+        self._done.set()
+
+
+class Task:
+    """What the thread does for one step: every unit in turn."""
+
+    def __init__(
+        self,
+        run: Callable[[str], None],
+        finish: Callable[[], None],
+        *,
+        tickets: dict[str, UnitTicket],
+        stored: UnitTicket,
+    ) -> None:
+        self._run, self._finish = run, finish
+        self._tickets, self._stored = tickets, stored
+
+    def do(self, is_closing: threading.Event, pause: Callable[[], None]) -> None:
+        """Update every unit. An error ends it, and every ticket that is left carries it."""
+        left = deque([*self._tickets.values(), self._stored])
+        try:
+            for name, ticket in self._tickets.items():
+                if is_closing.is_set():
+                    raise UpdateAbandoned
+                pause()
+                began = perf_counter()
+                self._run(name)
+                left.popleft()
+                ticket.end(perf_counter() - began)
+            self._finish()
+            self._stored.end(0.0)
+        except BaseException as error:
+            for ticket in left:
+                ticket.end(0.0, error)
+
+
+class Updater:
+    """One engine's thread; see [Note: one thread]. It starts with the first `submit`."""
+
+    def __init__(
+        self,
+        *,
+        device: torch.device | None = None,
+        pause: Callable[[], None] = lambda: None,
+        on_wait: Callable[[str], None] | None = None,
+    ) -> None:
+        """`pause` is called before each unit (tests wait in it); `on_wait(name)` by whoever waited for a unit
+        (the stream that reads the weights waits for their copies there)."""
+        self._device = device
+        self._pause, self._on_wait = pause, on_wait
+        self._is_closing = threading.Event()
+        self._queue: SimpleQueue[Task | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._end: weakref.finalize[..., Updater] | None = None
+
+    def submit(
+        self, order: Sequence[str], run: Callable[[str], None], finish: Callable[[], None]
+    ) -> tuple[dict[str, UnitTicket], UnitTicket]:
+        """Call `run(name)` for every unit in this order, then `finish`, in the thread; a ticket per unit, and
+        one for `finish`."""
+        tickets = {name: UnitTicket(self._waiting_for(name)) for name in order}
+        stored = UnitTicket(None)
+        if self._thread is None:
+            self._start()
+        self._queue.put(Task(run, finish, tickets=tickets, stored=stored))
+        return tickets, stored
+
+    def close(self) -> None:
+        """End the thread after the unit it is at. The second time does nothing."""
+        if self._end is not None:
+            self._end()
+
+    def _waiting_for(self, name: str) -> Callable[[], None] | None:
+        on_wait = self._on_wait
+        return None if on_wait is None else lambda: on_wait(name)
+
+    def _start(self) -> None:
+        # The thread holds no reference to this object: an engine that is dropped ends its thread.
+        self._thread = threading.Thread(
+            target=_work,
+            args=(self._queue, self._is_closing, self._pause, self._device),
+            name="zerotrain-updater",
+            daemon=True,
+        )
+        self._thread.start()
+        self._end = weakref.finalize(
+            self, _end, self._queue, self._is_closing, weakref.ref(self._thread), os.getpid()
+        )
+
+
+def _work(
+    queue: SimpleQueue[Task | None],
+    is_closing: threading.Event,
+    pause: Callable[[], None],
+    device: torch.device | None,
+) -> None:
+    if device is not None and device.type == "cuda":
+        torch.cuda.set_device(device)
+    with torch.no_grad():
+        while (task := queue.get()) is not None:
+            task.do(is_closing, pause)
+            del task  # it holds the engine's units
+
+
+def _end(
+    queue: SimpleQueue[Task | None],
+    is_closing: threading.Event,
+    thread: weakref.ref[threading.Thread],
+    pid: int,
+) -> None:
+    if os.getpid() != pid:
+        return
+    is_closing.set()
+    queue.put(None)
+    running = thread()
+    if running is not None and running is not threading.current_thread():
+        running.join(EXIT_SECONDS)
