@@ -41,14 +41,19 @@ class WeightTraffic:
         quantizer = self._quantizer if self.rounds(shard.dtype) else None
         if quantizer is not None and is_exact:
             return self._comm.all_gather(full, shard, label=label)
-        if self._neighbours is not None and self._is_valid and self._secondary is not None:
-            return self._neighbours.all_gather(full, self._secondary, label=label)
+        if (near := self._nearby(shard.dtype, is_exact)) is not None:
+            neighbours, copy = near
+            return neighbours.all_gather(full, copy, label=label)
         pending = (
             self._comm.all_gather(full, shard, label=label)
             if quantizer is None
             else self._gather_packed(full, shard, quantizer, label)
         )
         return self._then(pending, lambda: self._keep(full))
+
+    def is_near(self, dtype: torch.dtype, *, is_exact: bool) -> bool:
+        """Whether the next gather takes the neighbours' copy, so that the shard is not read."""
+        return self._nearby(dtype, is_exact) is not None
 
     def rounds(self, dtype: torch.dtype) -> bool:
         """Whether what is gathered without `is_exact` is made of codes."""
@@ -64,6 +69,11 @@ class WeightTraffic:
         if self._secondary is not None:
             self._ledger.add(Kind.SECONDARY, -self._secondary.nbytes)
             self._secondary = None
+
+    def _nearby(self, dtype: torch.dtype, is_exact: bool) -> tuple[SubGroup, torch.Tensor] | None:
+        if not self._is_valid or self._neighbours is None or self._secondary is None:
+            return None
+        return None if is_exact and self.rounds(dtype) else (self._neighbours, self._secondary)
 
     def _gather_packed(
         self, full: torch.Tensor, shard: torch.Tensor, quantizer: Quantizer, label: str
