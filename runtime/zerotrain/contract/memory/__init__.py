@@ -7,21 +7,24 @@ With [Psi] trainable and [Phi] frozen elements, [N] ranks, [c] compute, [a] stor
     stage 0: (c + a + K) Psi            stage 2: c Psi + (a + K) Psi / N
     stage 1: (c + a) Psi + K Psi / N    stage 3: (c + a + K) Psi / N + c n_root (1 - 1 / N)
 
-plus c Phi for frozen parameters (c Phi / N at stage 3). Used by the operator's admission, the planner and the
-engine's own accounting test, so that a job that will not fit is refused with the numbers that are then met.
+plus c Phi for frozen parameters (c Phi / N at stage 3). What is offloaded leaves the accelerator's part for
+host memory and disk (`tiers.py`), whole units of it (`moved.py`); gradients stay. Used by the operator's
+admission, the planner, the engine before it allocates and its own accounting test, so that a job that will
+not fit is refused with the numbers that are then met.
 """
 
 from .breakdown import MemoryBreakdown, breakdown
 from .gpu import GpuPersistent, GpuTransient, gpu_persistent, gpu_transient
-from .inputs import MemoryInputs, padded_numel
+from .inputs import MemoryInputs, Offloaded, fitting, padded_numel
 from .model import (
-    UnitSize,
     gpt_parameter_count,
     gpt_units,
     memory_inputs,
     optimizer_state_bytes,
     small_parameters,
 )
+from .moved import OffloadTiers, kept_states, offload_tiers, offloaded_units, shards_parameters
+from .sizes import UnitSize
 from .tiers import (
     HostBytes,
     StepTraffic,
@@ -38,19 +41,26 @@ __all__ = [
     "HostBytes",
     "MemoryBreakdown",
     "MemoryInputs",
+    "OffloadTiers",
+    "Offloaded",
     "StepTraffic",
     "UnitSize",
     "breakdown",
     "disk_bytes",
+    "fitting",
     "gpt_parameter_count",
     "gpt_units",
     "gpu_persistent",
     "gpu_transient",
     "host_bytes",
+    "kept_states",
     "memory_inputs",
+    "offload_tiers",
+    "offloaded_units",
     "optimizer_disk_bytes",
     "optimizer_state_bytes",
     "padded_numel",
+    "shards_parameters",
     "small_parameters",
     "snapshot_bytes",
     "step_traffic",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .inputs import MemoryInputs, ceil, int4_bytes, int8_bytes, share
+from .inputs import MemoryInputs, ceil, int4_bytes, int8_bytes, offloaded, share
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,8 +19,6 @@ class GpuPersistent:
     """Small parameters that stay whole at stage 3."""
     secondary_bytes: int
     """Second copy of the shards within a node (hpZ)."""
-    ring_bytes: int
-    """Staging of offloaded states and parameters."""
 
     @property
     def total_bytes(self) -> int:
@@ -31,7 +29,6 @@ class GpuPersistent:
             + self.frozen_bytes
             + self.replicated_bytes
             + self.secondary_bytes
-            + self.ring_bytes
         )
 
 
@@ -56,30 +53,24 @@ def gpu_persistent(inputs: MemoryInputs) -> GpuPersistent:
     whole_ranks = ranks if _shares_weights(inputs) else 1
     grad_ranks = ranks if inputs.stage >= 2 else 1
     state_ranks = ranks if inputs.stage >= 1 else 1
-    shard_of_largest = share(inputs.largest_unit_numel, ranks)
-    ring = 0
-    if inputs.optimizer_tier != "gpu":
-        ring += 2 * inputs.reduce_bytes * shard_of_largest
-    if inputs.param_tier != "gpu":
-        ring += c * (1 + inputs.prefetch_units) * shard_of_largest
-    on_gpu = inputs.optimizer_tier == "gpu"
+    moved, on_gpu = offloaded(inputs), inputs.param_tier == "gpu"
     whole, frozen_whole = (inputs.root_numel, inputs.frozen_root_numel) if inputs.stage == 3 else (0, 0)
     return GpuPersistent(
-        param_bytes=c * share(psi - whole, param_ranks) if inputs.param_tier == "gpu" else 0,
-        grad_bytes=inputs.grad_bytes * share(psi, grad_ranks) + _error_bytes(inputs) if on_gpu else 0,
-        optimizer_bytes=_state_bytes(inputs, state_ranks) if on_gpu else 0,
-        frozen_bytes=c * share(inputs.frozen_numel - frozen_whole, param_ranks),
+        param_bytes=c * share(psi - whole, param_ranks) if on_gpu else 0,
+        grad_bytes=inputs.grad_bytes * share(psi, grad_ranks) + _error_bytes(inputs),
+        optimizer_bytes=_state_bytes(inputs, state_ranks) - inputs.optimizer_bytes * sum(moved.states),
+        frozen_bytes=c * share(inputs.frozen_numel - frozen_whole, param_ranks) if on_gpu else 0,
         replicated_bytes=c * share(whole + frozen_whole, whole_ranks),
         secondary_bytes=c * share(psi - whole + inputs.frozen_numel - frozen_whole, inputs.hpz_ranks)
         if inputs.hpz_ranks > 1
         else 0,
-        ring_bytes=ring,
     )
 
 
 def _shares_weights(inputs: MemoryInputs) -> bool:
     """Whether gathered weights are memory of the rank that owns them."""
-    return inputs.shares_memory and inputs.hpz_ranks == 1 and not inputs.quantized_weights
+    is_plain = inputs.hpz_ranks == 1 and not inputs.quantized_weights
+    return inputs.shares_memory and is_plain and inputs.param_tier == "gpu"
 
 
 def _error_bytes(inputs: MemoryInputs) -> int:
@@ -153,7 +144,8 @@ def _gathered_bytes(inputs: MemoryInputs, live_numel: int | None) -> int:
 def _exchange_transient(inputs: MemoryInputs) -> GpuTransient:
     """Full gradients of the units in backward or on the wire, and what the exchange receives for them."""
     n_max, c = inputs.largest_unit_numel, inputs.compute_bytes
-    stage = inputs.stage if inputs.world_size > 1 else 0  # one rank has nothing to shard with
+    is_alone = inputs.world_size == 1 and inputs.param_tier == "gpu"
+    stage = 0 if is_alone else inputs.stage  # one rank has nothing to shard with
     gathered = _gathered_bytes(inputs, inputs.forward_live_numel) if stage == 3 else 0
     received = 0 if inputs.world_size == 1 else _received_bytes(inputs, n_max)
     overlaps = inputs.reduce_buffers > 1 and inputs.world_size > 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,15 +19,47 @@ TILE_NUMEL = 1 << 20
 """[T] elements of one tile of the NVMe tier."""
 
 TAG_BYTES = 28
-"""Host memory per encrypted chunk: its tag and its generation."""
+"""Host memory per encrypted chunk: its tag, its nonce and its generation."""
 
-TAG_CHUNK_NUMEL = 16_384
-"""Elements of one encrypted chunk."""
+PLAIN_TAG_BYTES = 1
+"""The same per chunk of a spill that is not encrypted: whether it was written."""
+
+CHUNK_NUMEL = 16_384
+"""Elements of one chunk of states, the unit of encryption."""
+
+PARAM_CHUNK_BYTES = 1 << 17
+"""Bytes of one chunk of spilled parameters."""
+
+PAGE_BYTES = 4096
+"""What the buffers and offsets of direct I/O are multiples of."""
+
+READ_BUFFERS = 2
+"""Buffers for spilled parameters on their way to a gather: in use, and read ahead."""
+
+UPDATE_BUFFERS = 3
+"""Buffers for spilled parameters in the update: read ahead, in the update, written behind."""
 
 SCALE_BYTES = 4
 """One quantisation scale."""
 
 Tier = Literal["gpu", "cpu", "nvme"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Offloaded:
+    """What of one rank's share has left the accelerator: elements, unit by unit where they are records."""
+
+    states: tuple[int, ...] = ()
+    """Units whose optimizer states are offloaded."""
+
+    host_params: int = 0
+    """Parameters in host memory, frozen ones included."""
+
+    disk_params: tuple[int, ...] = ()
+    """Trainable units whose parameters are in the spill."""
+
+    disk_frozen: tuple[int, ...] = ()
+    """Frozen units in the spill."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,17 +144,26 @@ class MemoryInputs:
     micro_steps: int = 1
     """Forward and backward passes per optimizer step."""
 
+    splits_masters: bool = False
+    """The bf16 weight is the upper half of its master, of which `optimizer_bytes` holds the rest."""
+
     optimizer_tier: Tier = "gpu"
-    """Where optimizer states and stored gradients live."""
+    """Where optimizer states live, as far as they are offloaded."""
 
     param_tier: Tier = "gpu"
     """Where parameter shards live (stage 3)."""
 
+    offloaded: Offloaded | None = None
+    """What has left the accelerator; None = all that the tiers say, in one record each."""
+
+    on_host: bool = False
+    """The accelerator is the host's own CPU: gradients are read where they are, nothing is transferred."""
+
+    is_encrypted: bool = True
+    """The spill is encrypted."""
+
     ring_tiles: int = 5
     """[R] tiles in the NVMe tier's ring."""
-
-    ram_fraction: float = 0.0
-    """[phi] fraction of the NVMe tier's states that stays in host memory, 0..1."""
 
     hpz_ranks: int = 1
     """[N_local] ranks of a secondary shard group; 1 = off."""
@@ -144,18 +186,40 @@ class MemoryInputs:
     def __post_init__(self) -> None:
         if self.world_size < 1:
             raise ValueError(f"world_size must be at least 1; got {self.world_size}")
-        if self.optimizer_tier != "gpu" and self.stage == 0:
-            raise ValueError("optimizer_tier must be gpu at stage 0, where nothing is sharded; take stage 1")
         if self.param_tier != "gpu" and self.stage != 3:
             raise ValueError(f"param_tier must be gpu at stage {self.stage}; take stage 3")
-        if not 0.0 <= self.ram_fraction <= 1.0:
-            raise ValueError(f"ram_fraction must be within 0..1; got {self.ram_fraction}")
 
 
 def padded_numel(numel: int, world_size: int, *, align: int = ALIGN_NUMEL) -> int:
     """Elements of a unit after padding to a multiple of `world_size * align`."""
     block = world_size * align
     return -(-numel // block) * block
+
+
+def offloaded(inputs: MemoryInputs) -> Offloaded:
+    """What of a rank's share has left the accelerator."""
+    if inputs.offloaded is not None:
+        return inputs.offloaded
+    state_ranks = inputs.world_size if inputs.stage >= 1 else 1
+    params = share(inputs.trainable_numel - inputs.root_numel, inputs.world_size)
+    frozen = share(inputs.frozen_numel - inputs.frozen_root_numel, inputs.world_size)
+    spills = inputs.param_tier == "nvme"
+    return Offloaded(
+        states=(share(inputs.trainable_numel, state_ranks),) if inputs.optimizer_tier != "gpu" else (),
+        host_params=params + frozen if inputs.param_tier == "cpu" else 0,
+        disk_params=(params,) if spills else (),
+        disk_frozen=(frozen,) if spills and frozen else (),
+    )
+
+
+def fitting(sizes: Sequence[int], budget: float) -> frozenset[int]:
+    """Indices of the units that stay within a budget of elements: in order, those that still fit."""
+    kept, left = set(), budget
+    for index, size in enumerate(sizes):
+        if size <= left:
+            kept.add(index)
+            left -= size
+    return frozenset(kept)
 
 
 def share(numel: int, ranks: int) -> int:

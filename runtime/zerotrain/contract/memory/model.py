@@ -7,43 +7,25 @@ accounting test gets them from the layout it really made, and holds the engine t
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from zerotrain.contract.config import EngineConfig, OptimizerConfig, ZeroConfig
 
 from .inputs import MemoryInputs, padded_numel
 from .live import LiveRules, replay_live
+from .moved import offload_tiers, offloaded_units, shards_parameters
+from .sizes import UnitSize
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 ACCUMULATOR_BYTES = 4
 """Gradients are stored in fp32."""
 MOMENT_BYTES = 4
 """Optimizer states are fp32."""
+REMAINDER_BYTES = 2
+"""The lower half of a master whose upper half is the weight."""
 SMALL_UNIT = "(small)"
 """Of the parameters that stay whole at stage 3."""
 SEGMENT_ALIGN_NUMEL = 8
 """Elements; parameters start at multiples of it within their unit."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class UnitSize:
-    """One flat buffer of the model."""
-
-    name: str
-    numel: int
-    """Elements without the padding at the end."""
-
-    padded_numel: int
-    """Elements with it; a multiple of ranks x 2048."""
-
-    trainable: bool = True
-    """Has gradients and optimizer states."""
-
-    whole_pass: bool = False
-    """Belongs to the model itself (tied weights, the rest): whole during all of forward and of backward."""
-
-    stays_whole: bool = False
-    """Holds small parameters, which every rank keeps at stage 3."""
 
 
 def memory_inputs(
@@ -52,16 +34,20 @@ def memory_inputs(
     *,
     shares_memory: bool = False,
     ranks_per_node: int = 0,
+    on_host: bool = False,
+    is_encrypted: bool = True,
 ) -> MemoryInputs:
     """The inputs of the byte formulas for one rank of this engine (units padded for `config.world_size`).
 
-    `shares_memory` only a running engine knows; the planner counts on every rank having memory of its own.
-    `ranks_per_node` 0 = all ranks are on one node.
+    `shares_memory` and `on_host` (there is no accelerator beside the CPU) only a running engine knows; the
+    planner counts on every rank having memory and an accelerator of its own. `ranks_per_node` 0 = all ranks
+    are on one node.
     """
     zero, stage = config.zero, config.zero.stage
+    tiers = offload_tiers(config, on_host=on_host)
     compute_bytes = DTYPE_BYTES[config.precision.compute_dtype]
     wire_bytes = DTYPE_BYTES[config.precision.reduce_dtype]
-    whole = list(_kept_whole(config, units))
+    whole = list(_kept_whole(config, units, on_host))
     sharded = [unit for unit in units if unit not in whole]
     whole_pass = _total(unit for unit in sharded if unit.whole_pass)
     buffers = 2 if zero.overlap_comm else 1
@@ -83,7 +69,11 @@ def memory_inputs(
         compute_bytes=compute_bytes,
         grad_bytes=ACCUMULATOR_BYTES,
         reduce_bytes=reduce_bytes,
-        optimizer_bytes=optimizer_state_bytes(config.optimizer, compute_bytes=compute_bytes),
+        optimizer_bytes=optimizer_state_bytes(
+            config.optimizer,
+            compute_bytes=compute_bytes,
+            splits_masters=config.precision.store_param_remainders,
+        ),
         whole_state_bytes=MOMENT_BYTES * _whole_states(config),
         shard_state_bytes=MOMENT_BYTES if _whole_states(config) > 1 else 0,
         forward_live_numel=live.forward,
@@ -97,6 +87,12 @@ def memory_inputs(
         quantized_gradients=stage >= 2 and zero.zero_quantized_gradients and config.world_size > 1,
         error_feedback=stage >= 2 and zero.zeropp_loco_param is not None and config.world_size > 1,
         ranks_per_node=ranks_per_node,
+        splits_masters=config.precision.store_param_remainders,
+        optimizer_tier=tiers.states,
+        param_tier=tiers.params,
+        offloaded=offloaded_units(config, units, tiers),
+        on_host=on_host,
+        is_encrypted=is_encrypted,
         saves_in_background=config.checkpoint.asynchronous,
         micro_steps=config.batch.gradient_accumulation_steps,
     )
@@ -114,9 +110,13 @@ def _has_secondary(config: EngineConfig) -> bool:
     return config.zero.stage == 3 and 1 < config.zero.zero_hpz_partition_size < config.world_size
 
 
-def optimizer_state_bytes(optimizer: OptimizerConfig | None, *, compute_bytes: int) -> int:
-    """[K]: an fp32 master weight unless the parameter is one, and the moments. None = AdamW."""
+def optimizer_state_bytes(
+    optimizer: OptimizerConfig | None, *, compute_bytes: int, splits_masters: bool = False
+) -> int:
+    """[K]: an fp32 master weight unless the parameter is one or half of it, and the moments. None = AdamW."""
     master = 0 if compute_bytes == 4 else 4
+    if splits_masters:
+        master = REMAINDER_BYTES
     return master + MOMENT_BYTES * _state_count(optimizer)
 
 
@@ -190,10 +190,10 @@ def gpt_units(
     )
 
 
-def small_parameters(config: EngineConfig) -> tuple[int, int]:
+def small_parameters(config: EngineConfig, *, on_host: bool = False) -> tuple[int, int]:
     """(largest, all together) of the parameters that this configuration keeps whole, in elements."""
     zero = config.zero
-    if zero.stage < 3 or config.world_size == 1:
+    if not shards_parameters(config, on_host=on_host):
         return 0, 0
     return zero.param_persistence_threshold, zero.model_persistence_threshold
 
@@ -219,9 +219,9 @@ def _unit(name: str, parameters: Sequence[int], world_size: int, *, whole_pass: 
     )
 
 
-def _kept_whole(config: EngineConfig, units: Sequence[UnitSize]) -> Iterator[UnitSize]:
+def _kept_whole(config: EngineConfig, units: Sequence[UnitSize], on_host: bool) -> Iterator[UnitSize]:
     """Units of small parameters, which stay whole at stage 3."""
-    if config.zero.stage == 3 and config.world_size > 1:
+    if shards_parameters(config, on_host=on_host):
         yield from (unit for unit in units if unit.stays_whole)
 
 

@@ -5,13 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .inputs import (
+    CHUNK_NUMEL,
+    PAGE_BYTES,
+    PARAM_CHUNK_BYTES,
+    PLAIN_TAG_BYTES,
+    READ_BUFFERS,
     TAG_BYTES,
-    TAG_CHUNK_NUMEL,
     TILE_NUMEL,
+    UPDATE_BUFFERS,
     MemoryInputs,
+    Offloaded,
     ceil,
     int4_bytes,
     int8_bytes,
+    offloaded,
     share,
 )
 
@@ -49,31 +56,54 @@ class StepTraffic:
 
 
 def host_bytes(inputs: MemoryInputs) -> HostBytes:
-    """Host memory of offloaded states (all zero without offload) and of background saves."""
-    shard = share(inputs.trainable_numel, inputs.world_size)
-    shard_of_largest = share(inputs.largest_unit_numel, inputs.world_size)
-    optimizer = ring = tags = 0
-    if inputs.optimizer_tier == "cpu":
-        optimizer = inputs.optimizer_bytes * shard
-    elif inputs.optimizer_tier == "nvme":
-        optimizer = ceil(inputs.ram_fraction * inputs.optimizer_bytes * shard)
-        ring += inputs.ring_tiles * inputs.optimizer_bytes * TILE_NUMEL
-        tags = TAG_BYTES * -(-shard // TAG_CHUNK_NUMEL)
-    if inputs.param_tier == "nvme":
-        ring += inputs.compute_bytes * (1 + inputs.prefetch_units) * shard_of_largest
+    """Host memory of offloaded states and parameters (all zero without offload) and of background saves."""
+    moved, spills = offloaded(inputs), "nvme" in (inputs.optimizer_tier, inputs.param_tier)
     return HostBytes(
-        optimizer_bytes=optimizer,
-        grad_bytes=inputs.grad_bytes * shard if inputs.optimizer_tier != "gpu" else 0,
-        param_bytes=inputs.compute_bytes * shard if inputs.param_tier == "cpu" else 0,
-        ring_bytes=ring,
-        tag_bytes=tags,
-        snapshot_bytes=snapshot_bytes(inputs) if inputs.saves_in_background else 0,
+        optimizer_bytes=inputs.optimizer_bytes * sum(moved.states) if inputs.optimizer_tier == "cpu" else 0,
+        grad_bytes=0 if inputs.on_host else inputs.grad_bytes * sum(moved.states),
+        param_bytes=inputs.compute_bytes * moved.host_params,
+        ring_bytes=_state_ring(inputs, moved) + _param_ring(inputs, moved),
+        tag_bytes=_tags(inputs, moved),
+        # A spill is written out as it is read, without a copy of all of it.
+        snapshot_bytes=snapshot_bytes(inputs) if inputs.saves_in_background and not spills else 0,
     )
+
+
+def _state_ring(inputs: MemoryInputs, moved: Offloaded) -> int:
+    """Tiles on their way between the spill and the update."""
+    if inputs.optimizer_tier != "nvme":
+        return 0
+    tile = min(max(moved.states, default=0), TILE_NUMEL)
+    return inputs.ring_tiles * _pages(inputs.optimizer_bytes * tile)
+
+
+def _param_ring(inputs: MemoryInputs, moved: Offloaded) -> int:
+    """Whole shards on their way to a gather, and through the update."""
+    trainable = max(moved.disk_params, default=0)
+    largest = max(trainable, max(moved.disk_frozen, default=0))
+    c = inputs.compute_bytes
+    return READ_BUFFERS * _pages(c * largest) + UPDATE_BUFFERS * _pages(c * trainable)
+
+
+def _tags(inputs: MemoryInputs, moved: Offloaded) -> int:
+    """What proves of every chunk of the spill that it is the one that was written last."""
+    states = moved.states if inputs.optimizer_tier == "nvme" else ()
+    chunks = sum(-(-numel // CHUNK_NUMEL) for numel in states)
+    for numel in (*moved.disk_params, *moved.disk_frozen):
+        chunks += -(-inputs.compute_bytes * numel // PARAM_CHUNK_BYTES)
+    return chunks * (TAG_BYTES if inputs.is_encrypted else PLAIN_TAG_BYTES)
+
+
+def _pages(num_bytes: int) -> int:
+    """A buffer of direct I/O is whole pages."""
+    return -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
 
 
 def snapshot_bytes(inputs: MemoryInputs) -> int:
     """What a rank stores in a checkpoint: its share of fp32 weights, states and frozen weights."""
     master = 4 if inputs.compute_bytes == 4 else 0  # otherwise among the optimizer's bytes
+    if inputs.splits_masters:
+        master = 2  # the half that the weight is
     # Of 1-bit Adam's whole states the momentum is the same on every rank, the errors are each rank's own.
     momentum = min(4, inputs.whole_state_bytes)
     errors = (inputs.whole_state_bytes - momentum) * inputs.trainable_numel
@@ -83,18 +113,15 @@ def snapshot_bytes(inputs: MemoryInputs) -> int:
 
 
 def disk_bytes(inputs: MemoryInputs) -> int:
-    """Encrypted spill of one rank."""
-    shard = share(inputs.trainable_numel, inputs.world_size)
-    params = inputs.compute_bytes * shard if inputs.param_tier == "nvme" else 0
+    """Spill of one rank: nothing is added by encryption, and chunks need no padding."""
+    moved = offloaded(inputs)
+    params = sum(_pages(inputs.compute_bytes * numel) for numel in (*moved.disk_params, *moved.disk_frozen))
     return params + optimizer_disk_bytes(inputs)
 
 
 def optimizer_disk_bytes(inputs: MemoryInputs) -> int:
     """The optimizer states' part of the spill."""
-    if inputs.optimizer_tier != "nvme":
-        return 0
-    shard = share(inputs.trainable_numel, inputs.world_size)
-    return ceil((1.0 - inputs.ram_fraction) * inputs.optimizer_bytes * shard)
+    return inputs.optimizer_bytes * sum(offloaded(inputs).states) if inputs.optimizer_tier == "nvme" else 0
 
 
 def step_traffic(inputs: MemoryInputs) -> StepTraffic:
@@ -104,7 +131,6 @@ def step_traffic(inputs: MemoryInputs) -> StepTraffic:
     once per micro-step. Bytes that cross nodes are those of a whole node.
     """
     psi, c, r = inputs.trainable_numel, inputs.compute_bytes, inputs.reduce_bytes
-    shard = share(psi, inputs.world_size)
     gather = int8_bytes(inputs) if inputs.quantized_weights else float(c)
     reduce = int4_bytes(inputs) if inputs.quantized_gradients else float(r)
     # Stages 0 and 1 keep whole gradients, so they reduce once; from stage 2 on every micro-step reduces.
@@ -122,19 +148,41 @@ def step_traffic(inputs: MemoryInputs) -> StepTraffic:
         network = gather * far + c * (every - far) + rest
         cross = gather * far + rest
     alone = inputs.world_size == 1
-    gathers = 2 * inputs.micro_steps  # of an offloaded parameter shard: each forward and each backward
-    param_shard_bytes = c * shard
-    nvme = 2 * optimizer_disk_bytes(inputs)
-    if inputs.param_tier == "nvme":
-        nvme += (gathers + 1) * param_shard_bytes
-    moved = inputs.optimizer_tier != "gpu"
-    up = param_shard_bytes if moved else 0
-    if inputs.param_tier != "gpu":
-        up = gathers * param_shard_bytes
+    up, down = (0, 0) if inputs.on_host else _transfers(inputs)
     return StepTraffic(
         network_bytes=0 if alone else ceil(network),
         cross_node_bytes=0 if alone else ceil(cross),
         pcie_up_bytes=up,
-        pcie_down_bytes=inputs.grad_bytes * shard if moved else 0,
-        nvme_bytes=nvme,
+        pcie_down_bytes=down,
+        nvme_bytes=2 * optimizer_disk_bytes(inputs) + _param_spill_traffic(inputs),
     )
+
+
+def _transfers(inputs: MemoryInputs) -> tuple[int, int]:
+    """(up, down) between host and accelerator: gradients go down, updated weights come up. A weight that is
+    half of its master goes down, too; an offloaded one comes up for every pass instead."""
+    moved, c = offloaded(inputs), inputs.compute_bytes
+    states = sum(moved.states)
+    down = (inputs.grad_bytes + (c if inputs.splits_masters and inputs.param_tier == "gpu" else 0)) * states
+    if inputs.param_tier == "gpu":
+        return c * states, down
+    return c * _passes(inputs), down
+
+
+def _passes(inputs: MemoryInputs) -> int:
+    """Elements of offloaded parameters that all forward and backward passes of a step ask a rank for."""
+    moved = offloaded(inputs)
+    numel = moved.host_params + sum(moved.disk_params) + sum(moved.disk_frozen)
+    kept = share(inputs.kept_live_numel, inputs.world_size)
+    return inputs.micro_steps * (2 * numel - kept)
+
+
+def _param_spill_traffic(inputs: MemoryInputs) -> int:
+    """Read for every pass, and by an update that needs the old weight; written by every update."""
+    moved, c = offloaded(inputs), inputs.compute_bytes
+    on_disk = sum(moved.disk_params) + sum(moved.disk_frozen)
+    if not on_disk:
+        return 0
+    kept = min(share(inputs.kept_live_numel, inputs.world_size), on_disk)
+    passes = inputs.micro_steps * (2 * on_disk - kept)
+    return c * (passes + (2 if inputs.splits_masters else 1) * sum(moved.disk_params))
