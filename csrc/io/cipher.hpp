@@ -1,0 +1,56 @@
+// AES-256-GCM through OpenSSL's EVP, with the key and all that is derived from it in KeyMemory where that can be had.
+// Present only where the build found OpenSSL.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+struct evp_cipher_ctx_st;
+
+namespace zerotrain {
+
+constexpr std::size_t kKeyBytes = 32;
+constexpr std::size_t kNonceBytes = 12;
+constexpr std::size_t kTagBytes = 16;
+
+struct Bytes {
+  const unsigned char* start;
+  std::size_t size;
+};
+
+// Contexts for one key. Thread-safe: each call takes a context of its own and keeps it for later calls.
+class Cipher {
+ public:
+  // `key` must stay where it is for as long as the cipher lives.
+  explicit Cipher(const unsigned char* key);
+  ~Cipher();
+  Cipher(const Cipher&) = delete;
+  Cipher& operator=(const Cipher&) = delete;
+
+  // In place; throws std::runtime_error with OpenSSL's reason.
+  void encrypt(const unsigned char* nonce, Bytes associated, unsigned char* data, std::size_t size, unsigned char* tag);
+  // In place; false where the tag is not the data's, whose bytes are then worthless.
+  bool decrypt(const unsigned char* nonce, Bytes associated, unsigned char* data, std::size_t size,
+               const unsigned char* tag);
+  // Where contexts live in libcrypto's ordinary memory they do not outlive a batch: cleansed and freed here.
+  void end_batch();
+  // Frees every context; in a forked child forgets them, as their memory is no longer what libcrypto left there.
+  void drop(bool in_owner);
+
+  static std::string version();
+  // Whether contexts live in KeyMemory.
+  static bool contexts_are_guarded();
+
+ private:
+  evp_cipher_ctx_st* take(bool encrypts);
+  void give(bool encrypts, evp_cipher_ctx_st* context);
+
+  const unsigned char* key_;
+  std::mutex lock_;
+  std::vector<evp_cipher_ctx_st*> idle_[2];
+};
+
+}  // namespace zerotrain

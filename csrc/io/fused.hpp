@@ -1,0 +1,38 @@
+// The optimizer's arithmetic on chunks of states as they lie in the vault: [master or remainder][state 0][state 1],
+// one after another. Called by the sealer between opening and sealing, and alone where chunks are plain.
+#pragma once
+
+#include <cstddef>
+
+#include "zerotrain/update.hpp"
+
+namespace zerotrain {
+
+// Chunks side by side in memory; all have `chunk_bytes` but the last, which may be shorter.
+struct ChunkData {
+  unsigned char* data;
+  std::size_t num_bytes;
+  std::size_t chunk_bytes;
+
+  std::size_t count() const { return (num_bytes + chunk_bytes - 1) / chunk_bytes; }
+  unsigned char* start(std::size_t chunk) const { return data + chunk * chunk_bytes; }
+  std::size_t size(std::size_t chunk) const;
+};
+
+// How a task's elements lie in chunks.
+struct ChunkUpdate {
+  UpdateTask task;
+  std::size_t start;  // element of the task that the first chunk begins with
+  bool has_remainder;  // the master is the task's bf16 weight and the chunk's int16 remainder
+
+  std::size_t element_bytes() const;
+  // Throws std::invalid_argument where the chunks are not the task's.
+  void check(const ChunkData& chunks) const;
+  // Updates one chunk, which is open.
+  void run(const ChunkData& chunks, std::size_t chunk) const;
+};
+
+// All chunks, on the pool.
+void update_chunks(const ChunkData& chunks, const ChunkUpdate& update);
+
+}  // namespace zerotrain

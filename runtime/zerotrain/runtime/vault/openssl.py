@@ -1,0 +1,82 @@
+"""The sealer on OpenSSL: AES-256-GCM in `csrc/io`, chunk by chunk on the module's threads.
+
+Chosen by `sealers.create_sealer` where the native module was built with OpenSSL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zerotrain.runtime import _native
+from zerotrain.runtime.vault.seal import (
+    ChunkBatch,
+    Records,
+    SealedRecord,
+    SealerInfo,
+    SpillIntegrityError,
+    VaultIdentity,
+    first_element,
+    native_chunks,
+)
+
+
+class OpenSslSealer:
+    """A key in guarded memory, and what opens and seals with it; see `Sealer`."""
+
+    def __init__(self, identity: VaultIdentity, *, key: bytes | None = None, first_counter: int = 0) -> None:
+        """`key` and `first_counter` are for tests: the vault never gives them, and the key is then random."""
+        self._records = Records(identity)
+        self._key = _native.VaultKey(key)
+        self._native = _native.Sealer(self._key, first_counter=first_counter)
+        contexts = (
+            "cipher contexts beside it"
+            if _native.cipher_contexts_are_guarded()
+            else "cipher contexts in ordinary memory, made for a batch and cleansed after it"
+        )
+        self.info = SealerInfo(
+            name="AES-256-GCM",
+            backend=f"OpenSSL {_native.openssl_version()} (EVP)",
+            is_encrypted=True,
+            memory=f"key: {_native.key_memory()}; {contexts}",
+        )
+
+    @property
+    def table_bytes(self) -> int:
+        """28 bytes per chunk."""
+        return self._records.table_bytes
+
+    def add(self, unit: str, chunk_bytes: Sequence[int], *, layout: str = "") -> SealedRecord:
+        """See Sealer."""
+        return self._records.add(unit, chunk_bytes, layout)
+
+    def forget(self, record: SealedRecord) -> None:
+        """See Sealer."""
+        self._records.forget(record)
+
+    def seal(self, chunks: ChunkBatch) -> None:
+        """See Sealer. Raises RuntimeError once closed, and in a forked child."""
+        self._native.seal(native_chunks(chunks))
+
+    def open(self, chunks: ChunkBatch) -> None:
+        """See Sealer. Raises RuntimeError once closed, and in a forked child."""
+        self._refuse(chunks, self._native.open(native_chunks(chunks)))
+
+    def update(self, chunks: ChunkBatch, task: _native.UpdateTask, *, origin: int = 0) -> None:
+        """See Sealer. Raises RuntimeError once closed, and in a forked child."""
+        failed = self._native.update(
+            native_chunks(chunks),
+            task,
+            start=first_element(chunks, origin),
+            has_remainder=chunks.record.has_remainder,
+        )
+        self._refuse(chunks, failed)
+
+    def close(self) -> None:
+        """Wipes the key and what was derived from it."""
+        self._native.close()
+        self._records.clear()
+
+    def _refuse(self, chunks: ChunkBatch, failed: Sequence[int]) -> None:
+        if failed:
+            places = [chunks.first + chunk for chunk in failed]
+            raise SpillIntegrityError(chunks, places, rank=self._records.identity.rank)

@@ -1,0 +1,54 @@
+"""Chooses the sealer of a vault. Called where the vault is set up; the choice is part of the vault's info."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from enum import Enum
+
+from zerotrain.runtime import _native
+from zerotrain.runtime.vault.seal import Encryption, PlainSealer, Sealer, VaultIdentity
+
+CRYPTO_VARIABLE = "ZEROTRAIN_VAULT_CRYPTO"
+"""Names the library where the better one is not wanted."""
+
+
+class CryptoBackend(Enum):
+    """Values of ZEROTRAIN_VAULT_CRYPTO."""
+
+    OPENSSL = "openssl"
+    CRYPTOGRAPHY = "cryptography"
+
+
+def create_sealer(
+    encryption: Encryption, identity: VaultIdentity, *, environ: Mapping[str, str] = os.environ
+) -> Sealer:
+    """A sealer with a key of its own. Raises ValueError where the environment asks for what is not there."""
+    if encryption is Encryption.NONE:
+        return PlainSealer(identity)
+    if chosen_backend(environ) is CryptoBackend.OPENSSL:
+        from zerotrain.runtime.vault.openssl import OpenSslSealer
+
+        return OpenSslSealer(identity)
+    from zerotrain.runtime.vault.wheel import WheelSealer
+
+    return WheelSealer(identity)
+
+
+def chosen_backend(environ: Mapping[str, str] = os.environ) -> CryptoBackend:
+    """OpenSSL where the native module has it: there the optimizer's step runs inside of opening and sealing."""
+    has_openssl = bool(_native.openssl_version())
+    asked = environ.get(CRYPTO_VARIABLE, "")
+    if not asked:
+        return CryptoBackend.OPENSSL if has_openssl else CryptoBackend.CRYPTOGRAPHY
+    try:
+        backend = CryptoBackend(asked)
+    except ValueError:
+        names = " or ".join(repr(known.value) for known in CryptoBackend)
+        raise ValueError(f"{CRYPTO_VARIABLE} must be {names}; got {asked!r}") from None
+    if backend is CryptoBackend.OPENSSL and not has_openssl:
+        raise ValueError(
+            f"{CRYPTO_VARIABLE}=openssl: the native module was built without OpenSSL; unset it, or install OpenSSL's "
+            "headers (libssl-dev) and build again"
+        )
+    return backend

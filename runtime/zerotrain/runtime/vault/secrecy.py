@@ -1,0 +1,91 @@
+"""Keeps the process's memory out of core files and away from other processes of its user.
+
+Called once when an engine starts, whatever its configuration: weights and gradients are in memory in any case. The
+stacks that the launcher asks for come from inside of the process (faulthandler), so they still work; memory shared
+between ranks is handed over through sockets, so it does too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+_PR_SET_DUMPABLE = 4
+_CORE_FILTER = Path("/proc/self/coredump_filter")
+
+READABLE_VARIABLE = "ZEROTRAIN_KEEP_READABLE"
+"""1: debuggers and profilers of the same user (gdb, py-spy) can attach to the ranks."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Secrecy:
+    """What the system granted. A field is empty where it did, else the reason."""
+
+    core_files: str
+    """RLIMIT_CORE is 0: the kernel writes no core file."""
+
+    core_contents: str
+    """coredump_filter is 0: what a collector of the host's gets, whom the limit does not stop, holds no memory."""
+
+    reading: str
+    """PR_SET_DUMPABLE is 0: no core at all, and no process of the same user can attach or read memory."""
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """What could not be had, with the reason."""
+        fields = {
+            "RLIMIT_CORE": self.core_files,
+            "coredump_filter": self.core_contents,
+            "PR_SET_DUMPABLE": self.reading,
+        }
+        return {name: reason for name, reason in fields.items() if reason}
+
+    @property
+    def text(self) -> str:
+        """For the log and the metric's label."""
+        if not self.refused:
+            return "memory is in no core and not readable by the user's other processes"
+        return "; ".join(f"{name} not set: {reason}" for name, reason in self.refused.items())
+
+
+def refuse_cores(*, environ: Mapping[str, str] = os.environ) -> Secrecy:
+    """Raises nothing: where the system refuses, training goes on and the reason is reported.
+
+    To be called when descriptors on the process's own `/proc` files are open (comm's page map): for users other than
+    root the system no longer lets them be opened afterwards.
+    """
+    # The filter before the last one, which makes its file root's.
+    contents = _no_core_contents()
+    keeps = environ.get(READABLE_VARIABLE) == "1"
+    return Secrecy(
+        core_files=_no_core_files(),
+        core_contents=contents,
+        reading=f"left alone, {READABLE_VARIABLE}=1" if keeps else _not_readable(),
+    )
+
+
+def _no_core_files() -> str:
+    try:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    except (OSError, ValueError) as error:
+        return str(error)
+    return ""
+
+
+def _no_core_contents() -> str:
+    try:
+        _CORE_FILTER.write_text("0")
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def _not_readable() -> str:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
+        return os.strerror(ctypes.get_errno())
+    return ""

@@ -1,0 +1,224 @@
+"""The sealer on the `cryptography` package: the same bytes as `openssl`, for modules built without OpenSSL.
+
+Chosen by `sealers.create_sealer`, also where `ZEROTRAIN_VAULT_CRYPTO=cryptography` asks for it. Threads of Python's
+own: the package computes without the GIL.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from itertools import pairwise
+from threading import Lock, local
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.backends.openssl.backend import backend
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from zerotrain.runtime import _native
+from zerotrain.runtime.vault.seal import (
+    TILE_CHUNKS,
+    ChunkBatch,
+    Records,
+    SealedRecord,
+    SealerInfo,
+    SpillIntegrityError,
+    VaultIdentity,
+    first_element,
+    native_chunks,
+)
+
+TAG_SIZE, COUNTER_SIZE, GENERATION_SIZE = 16, 8, 4
+MAX_COUNTER = 2**64 - 1
+MAX_GENERATION = 2**32 - 1
+
+
+class WheelSealer:
+    """A key in guarded memory; what the package derives from it lives for one batch. See `Sealer`."""
+
+    def __init__(self, identity: VaultIdentity, *, key: bytes | None = None, first_counter: int = 0) -> None:
+        """`key` and `first_counter` are for tests: the vault never gives them, and the key is then random."""
+        self._records = Records(identity)
+        self._key = _native.VaultKey(key)
+        self._counter = first_counter
+        self._counter_lock = Lock()
+        self._staging = local()
+        self._pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="vault-crypto")
+        self.info = SealerInfo(
+            name="AES-256-GCM",
+            backend=f"cryptography {version('cryptography')} ({backend.openssl_version_text()})",
+            is_encrypted=True,
+            memory=f"key: {_native.key_memory()}; cipher contexts in ordinary memory, made for a batch and "
+            "cleansed after it",
+        )
+
+    @property
+    def table_bytes(self) -> int:
+        """28 bytes per chunk."""
+        return self._records.table_bytes
+
+    def add(self, unit: str, chunk_bytes: Sequence[int], *, layout: str = "") -> SealedRecord:
+        """See Sealer."""
+        return self._records.add(unit, chunk_bytes, layout)
+
+    def forget(self, record: SealedRecord) -> None:
+        """See Sealer."""
+        self._records.forget(record)
+
+    def seal(self, chunks: ChunkBatch) -> None:
+        """See Sealer. Raises RuntimeError once closed, and in a forked child."""
+        places = _Places(chunks)
+        places.check(opens=False, seals=True)
+        cipher = AESGCM(self._key.view())
+        list(self._pool.map(lambda chunk: self._seal_chunk(cipher, places, chunk), places.indices))
+
+    def open(self, chunks: ChunkBatch) -> None:
+        """See Sealer. Raises RuntimeError once closed, and in a forked child."""
+        places = _Places(chunks)
+        places.check(opens=True, seals=False)
+        failed = self._open_all(places)
+        if failed:
+            raise SpillIntegrityError(chunks, failed, rank=self._records.identity.rank)
+
+    def update(self, chunks: ChunkBatch, task: _native.UpdateTask, *, origin: int = 0) -> None:
+        """See Sealer. One pass each to open, update and seal, as the package knows nothing of the arithmetic."""
+        has_remainder = chunks.record.has_remainder
+        places = _Places(chunks)
+        places.check(opens=True, seals=True)
+        failed = self._open_all(places)
+        # Between chunks that failed lie runs that are updated as if they were batches of their own.
+        for before, after in pairwise([chunks.first - 1, *failed, chunks.first + chunks.count]):
+            if after - before == 1:
+                continue
+            run = places.run(before + 1, after)
+            start = first_element(run, origin)
+            _native.update_chunks(native_chunks(run), task, start=start, has_remainder=has_remainder)
+            self.seal(run)
+        if failed:
+            raise SpillIntegrityError(chunks, failed, rank=self._records.identity.rank)
+
+    def close(self) -> None:
+        """Wipes the key."""
+        self._key.wipe()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._records.clear()
+
+    def _open_all(self, places: _Places) -> list[int]:
+        """Indices in the record of the chunks that failed; they are zeroed."""
+        cipher = AESGCM(self._key.view())
+        genuine = self._pool.map(lambda chunk: self._open_chunk(cipher, places, chunk), places.indices)
+        return [chunk for chunk, good in zip(places.indices, genuine, strict=True) if not good]
+
+    def _seal_chunk(self, cipher: AESGCM, places: _Places, chunk: int) -> None:
+        data, counter = places.data(chunk), self._next_counter()
+        generation = places.generation(chunk) + 1
+        staging = self._buffer(len(data) + TAG_SIZE)
+        cipher.encrypt_into(places.nonce(counter), data, places.associated(chunk, generation), staging)
+        data[:] = staging[: len(data)]
+        places.keep(chunk, bytes(staging[len(data) :]), counter, generation)
+
+    def _open_chunk(self, cipher: AESGCM, places: _Places, chunk: int) -> bool:
+        data = places.data(chunk)
+        tag, counter, generation = places.kept(chunk)
+        staging = self._buffer(len(data) + TAG_SIZE)
+        staging[: len(data)], staging[len(data) :] = data, tag
+        try:
+            cipher.decrypt_into(places.nonce(counter), staging, places.associated(chunk, generation), data)
+        except InvalidTag:
+            data[:] = bytes(len(data))
+            return False
+        return True
+
+    def _next_counter(self) -> int:
+        with self._counter_lock:
+            if self._counter >= MAX_COUNTER:
+                raise RuntimeError("the key has no unused nonce left; a nonce must not repeat")
+            self._counter += 1
+            return self._counter - 1
+
+    def _buffer(self, size: int) -> memoryview:
+        """Of the calling thread; only ever holds ciphertext."""
+        kept: bytearray | None = getattr(self._staging, "buffer", None)
+        if kept is None or len(kept) < size:
+            kept = self._staging.buffer = bytearray(size)
+        return memoryview(kept)[:size]
+
+
+class _Places:
+    """The chunks of a batch: their bytes, and their entries in the record's table."""
+
+    def __init__(self, chunks: ChunkBatch) -> None:
+        chunks.check()
+        self._chunks = chunks
+        self._record = chunks.record
+        self._bytes = memoryview(chunks.data.numpy())
+
+    @property
+    def indices(self) -> range:
+        """Indices in the record."""
+        return range(self._chunks.first, self._chunks.first + self._chunks.count)
+
+    def check(self, *, opens: bool, seals: bool) -> None:
+        """Before the first change. Raises ValueError for chunks never sealed, RuntimeError where one cannot be again."""
+        for chunk in self.indices:
+            generation = self.generation(chunk)
+            if opens and generation == 0:
+                raise ValueError(
+                    f"chunk {chunk} of record {self._record.id} was never sealed: there is nothing to open"
+                )
+            if seals and generation == MAX_GENERATION:
+                raise RuntimeError(
+                    f"chunk {chunk} of record {self._record.id} was sealed 2^32 - 1 times; a generation must not repeat"
+                )
+
+    def run(self, first: int, stop: int) -> ChunkBatch:
+        """The chunks [first, stop) as a batch."""
+        start = (first - self._chunks.first) * self._record.chunk_bytes
+        size = self._record.bytes_of(first, stop - first)
+        return ChunkBatch(
+            record=self._record,
+            first=first,
+            count=stop - first,
+            data=self._chunks.data[start : start + size],
+            file_offset=self._chunks.file_offset + start,
+        )
+
+    def data(self, chunk: int) -> memoryview:
+        """The chunk's bytes; writable."""
+        start = (chunk - self._chunks.first) * self._record.chunk_bytes
+        return self._bytes[start : start + self._record.bytes_of(chunk, 1)]
+
+    def nonce(self, counter: int) -> bytes:
+        """12 bytes, as csrc/io/sealer.hpp says."""
+        return struct.pack("<IQ", self._record.id, counter)
+
+    def associated(self, chunk: int, generation: int) -> bytes:
+        """What is authenticated beside the chunk's bytes, as csrc/io/sealer.hpp says."""
+        place = (self._record.id, chunk // TILE_CHUNKS, chunk, self._record.bytes_of(chunk, 1), generation)
+        return self._record.context + struct.pack("<IIIII", *place)
+
+    def generation(self, chunk: int) -> int:
+        """How often the chunk was sealed."""
+        (generation,) = struct.unpack_from("<I", self._record.table, self._generation_at(chunk))
+        return int(generation)
+
+    def kept(self, chunk: int) -> tuple[bytes, int, int]:
+        """Tag, counter and generation of what was sealed last."""
+        table = self._record.table
+        (counter,) = struct.unpack_from("<Q", table, self._counter_at(chunk))
+        return bytes(table[chunk * TAG_SIZE : (chunk + 1) * TAG_SIZE]), counter, self.generation(chunk)
+
+    def keep(self, chunk: int, tag: bytes, counter: int, generation: int) -> None:
+        """Writes them down."""
+        self._record.table[chunk * TAG_SIZE : (chunk + 1) * TAG_SIZE] = tag
+        struct.pack_into("<Q", self._record.table, self._counter_at(chunk), counter)
+        struct.pack_into("<I", self._record.table, self._generation_at(chunk), generation)
+
+    def _counter_at(self, chunk: int) -> int:
+        return self._record.num_chunks * TAG_SIZE + chunk * COUNTER_SIZE
+
+    def _generation_at(self, chunk: int) -> int:
+        return self._record.num_chunks * (TAG_SIZE + COUNTER_SIZE) + chunk * GENERATION_SIZE
