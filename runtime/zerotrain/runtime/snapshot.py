@@ -19,7 +19,7 @@ from zerotrain.runtime.zero.state import (
     is_optional,
     whole,
 )
-from zerotrain.runtime.zero.unit import Unit, adopt_writes
+from zerotrain.runtime.zero.unit import adopt_writes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +48,7 @@ def streams_of(core: Core, optimizer: ZeroOptimizer) -> dict[StreamKey, StateStr
     streams: dict[StreamKey, StateStream] = {}
     for unit in core.units:
         if not unit.layout.trainable:
-            streams[unit.name, PARAM] = weight_stream(unit)
+            streams[unit.name, PARAM] = unit.weight_stream
             continue
         states = optimizer.states[unit.name]
         for kind in (MASTER, *states.kinds):
@@ -57,11 +57,6 @@ def streams_of(core: Core, optimizer: ZeroOptimizer) -> dict[StreamKey, StateStr
         errors = optimizer.rule.error_streams(optimizer.states)
         streams.update((key, TensorStream(error)) for key, error in errors.items())
     return streams
-
-
-def weight_stream(unit: Unit) -> StateStream:
-    """This rank's interval of a unit's weights, in compute precision."""
-    return TensorStream(unit.shard)
 
 
 @torch.no_grad()

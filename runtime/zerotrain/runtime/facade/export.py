@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zerotrain.runtime.facade.parts import EngineParts
-from zerotrain.runtime.snapshot import weight_stream
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
 from zerotrain.runtime.zero.state import MASTER
 from zerotrain.runtime.zero.unit import adopt_writes
@@ -78,6 +77,6 @@ class Exports(EngineParts):
         """This rank's interval: the weights as computed with, or their masters where those are closer."""
         unit = next(unit for unit in self.core.units if unit.name == layout.name)
         states = self.optimizer.states.get(unit.name)
-        if states is None or unit.shard.dtype == dtype:
-            return weight_stream(unit)
+        if states is None or unit.dtype == dtype:
+            return unit.weight_stream
         return states.stream(MASTER)
