@@ -25,7 +25,9 @@ from zerotrain.runtime.facade.checkpoints import Checkpoints
 from zerotrain.runtime.facade.export import Exports
 from zerotrain.runtime.facade.inspection import Inspection
 from zerotrain.runtime.facade.names import ConfigNames, StateNames
+from zerotrain.runtime.offload.just_in_time import make_updater
 from zerotrain.runtime.optim.given import make_optimizer, make_schedule
+from zerotrain.runtime.optim.joint import JointRule
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
 from zerotrain.runtime.optim.schedule import Schedule
 from zerotrain.runtime.relayout import Relayout
@@ -77,7 +79,8 @@ class Engine(Accumulation, Checkpoints, Exports, Inspection, ConfigNames, StateN
         self.rank, self.world_size, self.device = comm.rank, comm.world_size, comm.device
         self.optimizer = optimizer
         self.scheduler = scheduler
-        self.core = build_core(module, config, optimizer.layout, comm)
+        updater = make_updater(config, comm, is_elementwise=not isinstance(optimizer.rule, JointRule))
+        self.core = build_core(module, config, optimizer.layout, comm, just_in_time=updater is not None)
         self.memory = self.core.ledger
         optimizer.attach(self.core)
         optimizer.drop_gradients = self.zero_grad
@@ -91,7 +94,7 @@ class Engine(Accumulation, Checkpoints, Exports, Inspection, ConfigNames, StateN
         self._claimed: set[Path] = set()
         self.micro_steps = 0
         self._compute_dtype = TORCH_DTYPES[config.precision.compute_dtype]
-        self.pipeline = StepPipeline(self.core, optimizer, comm=comm, config=config)
+        self.pipeline = StepPipeline(self.core, optimizer, comm=comm, config=config, updater=updater)
         self._has_scaled = False
         self.core.on_own_backward = self._check_scaled
         self.core.at_boundary = self.reduces_now
@@ -104,7 +107,7 @@ class Engine(Accumulation, Checkpoints, Exports, Inspection, ConfigNames, StateN
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward. fp32 tensors among the arguments are cast to the compute precision."""
         self.check_open("a forward pass")
-        began = perf_counter()
+        began = self._unfenced_clock()
         self.memory.enter("forward")
         if self._compute_dtype is not torch.float32 and self.config.precision.cast_inputs:
             args, kwargs = replace_tensors(
@@ -120,7 +123,7 @@ class Engine(Accumulation, Checkpoints, Exports, Inspection, ConfigNames, StateN
         with self._autocast():
             output = self.module(*args, **kwargs)
         self._settle_device()
-        self._seconds["forward"] += perf_counter() - began
+        self._seconds["forward"] += self._unfenced_clock() - began
         return output
 
     def backward(
@@ -137,7 +140,7 @@ class Engine(Accumulation, Checkpoints, Exports, Inspection, ConfigNames, StateN
             raise ValueError(
                 f"loss must hold one element; got shape {tuple(loss.shape)}: reduce it, e.g. loss.mean()"
             )
-        began = perf_counter()
+        began = self._unfenced_clock()
         self.memory.enter("backward")
         self.core.begin_backward()
         try:
@@ -149,7 +152,7 @@ class Engine(Accumulation, Checkpoints, Exports, Inspection, ConfigNames, StateN
         finally:
             self.core.finish_backward()
         self._settle_device()
-        self._seconds["backward"] += perf_counter() - began
+        self._seconds["backward"] += self._unfenced_clock() - began
         return loss
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
@@ -179,6 +182,10 @@ class Engine(Accumulation, Checkpoints, Exports, Inspection, ConfigNames, StateN
 
     def step(self) -> StepResult:
         """End a micro-batch; at the accumulation boundary, clip, update and clear the gradients.
+
+        Under `offload_optimizer.just_in_time` it returns when the clip factor is known and the units are
+        updated in the background, with everything as it is now: changing learning rates afterwards changes
+        the next step. Whatever uses weights or states waits for them; see `synchronize`.
 
         Raises CommError when the ranks have diverged (they issued different collectives), CheckpointError
         when a checkpoint in the background failed (the step itself is done then), RuntimeError after a
@@ -211,6 +218,11 @@ class Engine(Accumulation, Checkpoints, Exports, Inspection, ConfigNames, StateN
         self.heed_saves(outcome.save_stages)
         return outcome.result
 
+    def _unfenced_clock(self) -> float:
+        """Seconds that stand still while an update in the background is waited for."""
+        updates = self.core.updates
+        return perf_counter() - updates.fence_seconds - updates.gather_seconds
+
     def request_stop(self) -> None:
         """Ask all ranks to stop after the next step boundary; safe to call from a signal handler."""
         self._stop_requested = True
@@ -235,8 +247,8 @@ class Engine(Accumulation, Checkpoints, Exports, Inspection, ConfigNames, StateN
         return self.train(False)
 
     def close(self) -> None:
-        """Wait for a checkpoint in the background, remove the hooks and leave the process groups that
-        `initialize` made. Raises what that checkpoint met.
+        """Wait for an update and a checkpoint in the background, remove the hooks and leave the process
+        groups that `initialize` made. Raises what those met.
 
         Sharded weights stay sharded, and what needs the other ranks raises RuntimeError from then on; a
         second `close` does nothing.
@@ -244,10 +256,14 @@ class Engine(Accumulation, Checkpoints, Exports, Inspection, ConfigNames, StateN
         if self.core.is_closed:
             return
         try:
-            self.end_saves()
+            self.synchronize()
         finally:
-            self.core.close()
-            self.comm.close()
+            try:
+                self.end_saves()
+            finally:
+                self.pipeline.close()
+                self.core.close()
+                self.comm.close()
 
 
 @taking(Arguments)

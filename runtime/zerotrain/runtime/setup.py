@@ -128,8 +128,10 @@ def make_layout(
     )
 
 
-def build_core(model: nn.Module, config: EngineConfig, layout: ModelLayout, comm: Comm) -> Core:
-    """Shard the model. Collective."""
+def build_core(
+    model: nn.Module, config: EngineConfig, layout: ModelLayout, comm: Comm, *, just_in_time: bool = False
+) -> Core:
+    """Shard the model. `just_in_time`: updates may go on in the background. Collective."""
     check_same_config(config, comm)
     zero = config.zero
     wire = config.precision.reduce_dtype
@@ -141,6 +143,7 @@ def build_core(model: nn.Module, config: EngineConfig, layout: ModelLayout, comm
     options = CoreOptions(
         placement=replace(placement, may_share=not plus.changes_weights),
         plus=plus,
+        just_in_time=just_in_time,
         live=LiveLimits(
             prefetch_numel=zero.prefetch_bucket_size,
             max_live_numel=zero.max_live_parameters,

@@ -1,5 +1,8 @@
 """The step boundary: reduce, agree in one small all-gather, then update every unit or none.
 
+The update may go on in the background when `Engine.step` returns (docs/adr/0016): what is agreed here, and
+every number of the update, is final by then.
+
 The record that the ranks exchange carries everything they must agree on: the gradient norm (summed in rank
 order, so its bits are the same everywhere), whether anything was not finite, whether anybody wants to stop,
 and hashes that show whether the ranks issued the same collectives. Called by `Engine.step`.
@@ -20,9 +23,10 @@ from zerotrain.runtime.comm.group import Comm, CommError
 from zerotrain.runtime.comm.model_parallel import is_divided
 from zerotrain.runtime.comm.sums import sum_squares
 from zerotrain.runtime.comm.timing import Pending
+from zerotrain.runtime.offload.updater import Updater
 from zerotrain.runtime.optim.loss_scale import LossScaler
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
-from zerotrain.runtime.zero.core import Core
+from zerotrain.runtime.zero.core import Core, publication_order, update_order
 from zerotrain.runtime.zero.gradients import UnitGradients
 from zerotrain.runtime.zero.unit import adopt_writes
 
@@ -57,8 +61,9 @@ class StepResult:
     lr: float = 0.0
     """Rate of the first parameter group in this step."""
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """This rank's seconds by phase: forward, backward, reduce, optimizer, gather, wait (collectives, within
-    those)."""
+    """This rank's seconds by phase since the step before: forward, backward, reduce, optimizer (what the main
+    thread spent on updates or waited for them), gather, wait (for collectives, within those); and beside them
+    optimizer_background: what a thread spent on updates that were waited for since."""
     rank_seconds: tuple[float, ...] = ()
     """Seconds from the end of the step before to this one's record, per rank."""
     rank_wait_seconds: tuple[float, ...] = ()
@@ -107,8 +112,19 @@ class Verdict:
 class StepPipeline:
     """Everything between the last backward of a step and the next forward."""
 
-    def __init__(self, core: Core, optimizer: ZeroOptimizer, *, comm: Comm, config: EngineConfig) -> None:
+    def __init__(
+        self,
+        core: Core,
+        optimizer: ZeroOptimizer,
+        *,
+        comm: Comm,
+        config: EngineConfig,
+        updater: Updater | None = None,
+    ) -> None:
+        """`updater` None: a step returns when its update is done."""
         precision = config.precision
+        self._updater = updater
+        core.updates.publish_numel = config.zero.allgather_bucket_size
         self.scaler = LossScaler(precision)
         core.gradient_scale = lambda: self.scaler.scale
         self._core = core
@@ -117,6 +133,7 @@ class StepPipeline:
         self._clip_norm = config.gradient_clipping
         self._gather_numel = config.zero.allgather_bucket_size
         self._skips_non_finite = precision.compute_dtype != "bf16" or precision.check_grad_overflow
+        self._fenced = self._published = self._background = 0.0
         self._overflowed: list[str] = []
         """Units whose gradients were not finite in this step, of this rank's part."""
 
@@ -124,6 +141,12 @@ class StepPipeline:
         self, *, step: int, stop: bool, phases: dict[str, float], step_seconds: float, save_stage: int = 0
     ) -> StepOutcome:
         """Do one boundary. `phases` (seconds of forward and backward) is completed; `step_seconds` so far."""
+        updates = self._core.updates
+        updates.settle_all()  # of a step that no forward pass followed
+        fenced, published = updates.fence_seconds - self._fenced, updates.gather_seconds - self._published
+        background = updates.background_seconds - self._background
+        self._fenced, self._published = updates.fence_seconds, updates.gather_seconds
+        self._background = updates.background_seconds
         rows, waited = self._settle_gradients(phases, step_seconds, STOP * stop + SAVE_STAGE * save_stage)
         began = perf_counter()
         loss_scale = self.scaler.scale
@@ -134,10 +157,12 @@ class StepPipeline:
         overflow = verdict.overflow
         skipped = overflow and self._skips_non_finite
         lr = self._optimizer.lr
-        phases["gather"] = 0.0 if skipped else self.update(self.grad_scale(norm))
+        gathering = 0.0 if skipped else self.update(self.grad_scale(norm))
         self.clear()
         self.scaler.update(overflow=overflow, where=self._overflowed)
-        phases["optimizer"] = perf_counter() - began - phases["gather"]
+        phases["optimizer"] = perf_counter() - began - gathering + fenced
+        phases["gather"] = gathering + published
+        phases["optimizer_background"] = background
         phases["wait"] = waited + self._comm.take_wait_seconds()
         self._comm.poll_timings()
         result = StepResult(
@@ -254,9 +279,18 @@ class StepPipeline:
 
     @torch.no_grad()
     def update(self, grad_scale: float) -> float:
-        """Update every unit and bring replicas up to date; seconds spent on the latter."""
-        adopt_writes(unit for unit in self._core.units if unit.layout.trainable)
-        self._optimizer.update_all(list(self._core.gradients.values()), grad_scale=grad_scale)
+        """Update every unit and bring replicas up to date; seconds spent on the latter. In the background
+        where there is one, and then replicas follow when they are used."""
+        core = self._core
+        adopt_writes(unit for unit in core.units if unit.layout.trainable)
+        if self._updater is not None:
+            self._update_in_background(self._updater, grad_scale)
+            return 0.0
+        try:
+            self._optimizer.update_all(list(core.gradients.values()), grad_scale=grad_scale)
+        except Exception as error:
+            core.updates.fail(error)  # a part of the units is updated: nothing can be saved of it
+            raise
         started = perf_counter()
         flying: deque[tuple[int, Pending]] = deque()
         for unit in self._core.units:
@@ -267,6 +301,29 @@ class StepPipeline:
         for _, pending in flying:
             pending.wait()
         return perf_counter() - started
+
+    def _update_in_background(self, updater: Updater, grad_scale: float) -> None:
+        core = self._core
+        units = update_order(core)
+        parts = {unit.name: core.gradients[unit.name] for unit in units}
+        update = self._optimizer.begin_update(list(parts.values()), grad_scale=grad_scale)
+
+        def run(name: str) -> None:
+            update.run(name)
+            parts[name].wipe()
+
+        tickets, stored = updater.submit(update.order, run, update.finish)
+        core.updates.begin(
+            {unit: tickets[unit.name] for unit in units},
+            stored,
+            gradients=parts,
+            publication=publication_order(core),
+        )
+
+    def close(self) -> None:
+        """End the thread of the updates, where there is one."""
+        if self._updater is not None:
+            self._updater.close()
 
     def drop(self) -> None:
         """Forget what backward passes since the last step computed, also one that raised."""
@@ -279,4 +336,5 @@ class StepPipeline:
         """Forget the gradients of this step; `everything`: also those that were not reduced."""
         self._core.has_gradients = self._core.is_torn = False
         for gradients in self._core.gradients.values():
-            gradients.clear(everything=everything)
+            if gradients.unit not in self._core.updates:  # those are read, and cleared when they are settled
+                gradients.clear(everything=everything)

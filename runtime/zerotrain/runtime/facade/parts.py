@@ -45,3 +45,14 @@ class EngineParts:
         """Raise RuntimeError after `close`, where `what` cannot be done."""
         if self.core.is_closed:
             raise RuntimeError(f"{what} is not possible: this engine is closed")
+        self.core.updates.check()
+
+    def synchronize(self) -> None:
+        """Wait for the update that goes on in the background, and bring weights on every rank up to date.
+
+        Collective: call it on every rank. Nothing happens where no update is under way. Afterwards weights
+        and states may be read on one rank alone, until the next `step`. Raises what the update met; that is
+        final, as weights and states may then be of different steps: every later call raises it again, and
+        nothing can be saved.
+        """
+        self.core.updates.settle_all()

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
-from zerotrain.contract.config import ConfigError
+from zerotrain.contract.config import ConfigError, EngineConfig
+from zerotrain.contract.launch import CommEnv
+from zerotrain.runtime.comm.delays import Delays
+from zerotrain.runtime.comm.group import Comm
+from zerotrain.runtime.offload.updater import Updater
 
 KEY = "zero_optimization.offload_optimizer.just_in_time"
 
@@ -44,3 +49,22 @@ def runs_just_in_time(asked: bool | None, facts: StepFacts) -> bool:
         return asked
     needs_all_ranks = facts.stage in (1, 2) and facts.world_size > 1
     return not needs_all_ranks and (facts.on_cuda or facts.tier == "nvme")
+
+
+def make_updater(config: EngineConfig, comm: Comm, *, is_elementwise: bool) -> Updater | None:
+    """The thread that updates in the background, as configured; None = steps are synchronous.
+
+    Raises ConfigError, see `runs_just_in_time`.
+    """
+    offload = config.zero.offload_optimizer
+    facts = StepFacts(
+        tier="none" if offload is None else offload.device,
+        stage=config.zero.stage,
+        world_size=comm.world_size,
+        on_cuda=comm.device.type == "cuda",
+        is_elementwise=is_elementwise,
+    )
+    if not runs_just_in_time(None if offload is None else offload.just_in_time, facts):
+        return None
+    delays = Delays(CommEnv.from_env(os.environ).delay_seconds, seed=comm.world_size + comm.rank)
+    return Updater(device=comm.device, pause=delays.pause)

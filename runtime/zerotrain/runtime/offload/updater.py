@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from queue import SimpleQueue
 from time import perf_counter
 
@@ -98,6 +99,8 @@ class Task:
             self._finish()
             self._stored.end(0.0)
         except BaseException as error:
+            with suppress(Exception):  # the first error is the one that counts
+                self._finish()
             for ticket in left:
                 ticket.end(0.0, error)
 
