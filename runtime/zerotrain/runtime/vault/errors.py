@@ -1,8 +1,8 @@
 """What the vault raises beside `seal.SpillIntegrityError`. The trainer turns `exit_code` into the process's.
 
-    VaultError              the vault cannot be used: broken off, closed, forked, misused
-      SpillDoesNotFit       the limit or the disk is too small                      exit 67
-      SpillIOError          the device or the file system refused a read or a write
+VaultError              the vault cannot be used: broken off, closed, forked, misused
+  SpillDoesNotFit       the limit or the disk is too small                      exit 67
+  SpillIOError          the device or the file system refused a read or a write
 """
 
 from __future__ import annotations

@@ -1,0 +1,36 @@
+"""Which bytes of the spill file are taken. No I/O here."""
+
+from __future__ import annotations
+
+
+class Extents:
+    """First fit over the ranges that forgotten records left, else at the end."""
+
+    def __init__(self) -> None:
+        self.end = 0
+        """Bytes that the file must have."""
+        self._free: list[tuple[int, int]] = []  # (offset, bytes), by offset, never adjacent
+
+    def take(self, num_bytes: int) -> int:
+        """The offset of a range of that many bytes."""
+        for index, (offset, size) in enumerate(self._free):
+            if size >= num_bytes:
+                rest = (offset + num_bytes, size - num_bytes)
+                self._free[index : index + 1] = [rest] if rest[1] else []
+                return offset
+        # What is free at the very end is a start.
+        offset = self.end
+        if self._free and sum(self._free[-1]) == self.end:
+            offset = self._free.pop()[0]
+        self.end = offset + num_bytes
+        return offset
+
+    def give_back(self, offset: int, num_bytes: int) -> None:
+        """The range may be taken again."""
+        merged: list[tuple[int, int]] = []
+        for start, size in sorted([*self._free, (offset, num_bytes)]):
+            if merged and sum(merged[-1]) == start:
+                merged[-1] = (merged[-1][0], merged[-1][1] + size)
+            else:
+                merged.append((start, size))
+        self._free = merged

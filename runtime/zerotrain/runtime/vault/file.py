@@ -1,0 +1,195 @@
+"""The spill file's folders and limits around the native `SpillFile`; made by the vault's store.
+
+Everything that can be known to fail is checked here before a byte is allocated. The folder is made anew by
+every process (0700), and removed as soon as the file in it has no name: nothing is left for others to clean.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import tempfile
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from zerotrain.runtime._native import SpillFile
+from zerotrain.runtime.vault.chunks import BLOCK_BYTES
+from zerotrain.runtime.vault.errors import SpillDoesNotFit, VaultError
+from zerotrain.runtime.vault.seal import VaultIdentity
+
+ENGINE_ENV = "ZEROTRAIN_SPILL_ENGINE"
+"""Forces "io_uring", "libaio" or "threads", for tests and for comparisons."""
+
+STRIPE_BYTES = 4 << 20
+"""What one of several folders gets before the next has its turn."""
+
+KEEP_MORE = "keep more in memory with a smaller zero_optimization.offload_optimizer.ratio"
+OTHER_FOLDER = (
+    "give a folder on a local disk that this user may write to in zero_optimization.spill.paths or nvme_path"
+)
+
+MAX_REQUEST_BYTES = 64 << 20
+MAX_QUEUE_DEPTH = 1024
+
+
+class SpillLimit:
+    """Bytes that all spill files of a process may take together; thread-safe."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = 0
+        self._lock = threading.Lock()
+
+    def take(self, num_bytes: int, *, rank: int) -> None:
+        """Raises SpillDoesNotFit."""
+        with self._lock:
+            needed = self.used_bytes + num_bytes
+            if needed > self.limit_bytes:
+                raise SpillDoesNotFit(
+                    f"the spill file of rank {rank} needs {needed} bytes, its limit is {self.limit_bytes} "
+                    f"(ZEROTRAIN_NVME_BYTES divided by the ranks that share the volume, or "
+                    f"zero_optimization.spill.max_bytes); raise it by {needed - self.limit_bytes} bytes a rank, "
+                    f"use more ranks, or {KEEP_MORE}"
+                )
+            self.used_bytes = needed
+
+    def give_back(self, num_bytes: int) -> None:
+        """The bytes may be taken again."""
+        with self._lock:
+            self.used_bytes -= num_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpillPlace:
+    """Where and how the spill file is kept."""
+
+    folders: tuple[Path, ...]
+    """Existing or to be made; with several the file's stripes go to them in turn."""
+
+    limit: SpillLimit | None = None
+    """None: what the disks have."""
+
+    engine: str = "auto"
+    """ "auto", "io_uring", "libaio" or "threads"; ZEROTRAIN_SPILL_ENGINE answers for "auto"."""
+
+    queue_depth: int = 32
+    """Requests under way per folder."""
+
+    request_bytes: int = 1 << 20
+    """Bytes of one request; cut down to whole blocks."""
+
+
+def open_spill_file(place: SpillPlace, num_bytes: int, identity: VaultIdentity) -> SpillFile:
+    """A file without a name, allocated. Raises SpillDoesNotFit, VaultError."""
+    for folder in place.folders:
+        _make_folder(folder)
+    _take(place, 0, num_bytes, identity)
+    own: list[str] = []
+    try:
+        for folder in place.folders:
+            own.append(tempfile.mkdtemp(prefix=_prefix(identity), dir=folder))  # noqa: PERF401
+        return SpillFile(
+            own,
+            num_bytes,
+            engine=os.environ.get(ENGINE_ENV, "auto") if place.engine == "auto" else place.engine,
+            queue_depth=min(max(place.queue_depth, 1), MAX_QUEUE_DEPTH),
+            request_bytes=_whole_blocks(place.request_bytes),
+            stripe_bytes=STRIPE_BYTES,
+        )
+    except OSError as error:
+        _give_back(place, num_bytes)
+        raise _refusal(error, place, num_bytes, identity) from error
+    except BaseException:
+        _give_back(place, num_bytes)
+        raise
+    finally:
+        remove_folders(own)
+
+
+def grow(file: SpillFile, place: SpillPlace, num_bytes: int, identity: VaultIdentity) -> None:
+    """Allocates up to `num_bytes`. Raises SpillDoesNotFit; the file is then as before."""
+    old = file.num_bytes
+    if num_bytes <= old:
+        return
+    _take(place, old, num_bytes, identity)
+    try:
+        file.resize(num_bytes)
+    except OSError as error:
+        _give_back(place, num_bytes - old)
+        raise _refusal(error, place, num_bytes, identity) from error
+
+
+def close(file: SpillFile, place: SpillPlace) -> None:
+    """Waits for what is under way; the space is free afterwards."""
+    num_bytes = file.num_bytes
+    file.close()
+    _give_back(place, num_bytes)
+
+
+def remove_folders(folders: Sequence[str]) -> None:
+    """The process's own folders, as the open file needs no name. (NFS gives it one, and keeps the folder.)"""
+    for folder in folders:
+        with suppress(OSError):
+            os.rmdir(folder)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise VaultError(
+            f"the spill folder {folder} cannot be made: {error.strerror}; {OTHER_FOLDER}"
+        ) from error
+
+
+def _prefix(identity: VaultIdentity) -> str:
+    return f"zerotrain-{re.sub(r'[^A-Za-z0-9.-]', '-', identity.job)[:64]}-{identity.rank}-"
+
+
+def _whole_blocks(num_bytes: int) -> int:
+    return min(max(num_bytes // BLOCK_BYTES * BLOCK_BYTES, BLOCK_BYTES), MAX_REQUEST_BYTES)
+
+
+def _take(place: SpillPlace, old: int, new: int, identity: VaultIdentity) -> None:
+    _check_space(place, new - old, identity)
+    if place.limit is not None:
+        place.limit.take(new - old, rank=identity.rank)
+
+
+def _give_back(place: SpillPlace, num_bytes: int) -> None:
+    if place.limit is not None:
+        place.limit.give_back(num_bytes)
+
+
+def _check_space(place: SpillPlace, num_bytes: int, identity: VaultIdentity) -> None:
+    """Raises SpillDoesNotFit where a file system has less than its share; folders may share one."""
+    by_device: dict[int, list[Path]] = {}
+    for folder in place.folders:
+        by_device.setdefault(folder.stat().st_dev, []).append(folder)
+    for folders in by_device.values():
+        share = -(-num_bytes * len(folders) // len(place.folders))
+        stat = os.statvfs(folders[0])
+        free = stat.f_bavail * stat.f_frsize
+        if share > free:
+            raise SpillDoesNotFit(
+                f"the spill file of rank {identity.rank} needs {share} more bytes in {folders[0]}, where "
+                f"{free} are free; free {share - free} more, give several disks in "
+                f"zero_optimization.spill.paths, or {KEEP_MORE}"
+            )
+
+
+def _refusal(error: OSError, place: SpillPlace, num_bytes: int, identity: VaultIdentity) -> VaultError:
+    where = ", ".join(map(str, place.folders))
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return SpillDoesNotFit(
+            f"the spill file of rank {identity.rank} needs {num_bytes} bytes in {where}, and the system "
+            f"refused them: {error.strerror}; make room, raise the quota or the file size limit, or give other "
+            f"disks in zero_optimization.spill.paths"
+        )
+    return VaultError(
+        f"the spill file of rank {identity.rank} cannot be made in {where}: {error.strerror}; {OTHER_FOLDER}"
+    )

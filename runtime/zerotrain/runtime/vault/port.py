@@ -1,0 +1,124 @@
+"""The spill file and the sealer together: chunks in, chunks out. Used by sweeps and by single records.
+
+The first error is final: after it the file may hold other bytes than memory believes, so every later call
+raises it again. One thing is tried twice: bytes that fail authentication are read once more, as a transfer
+can go wrong on its way and leave what lies on the drive intact.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import torch
+
+from zerotrain.runtime._native import SpillFile, UpdateTask
+from zerotrain.runtime.vault.chunks import TileRef
+from zerotrain.runtime.vault.errors import SpillIOError, VaultError
+from zerotrain.runtime.vault.seal import Sealer, SpillIntegrityError, VaultIdentity
+
+
+class Port:
+    """Reads and writes of chunks, by ticket. Thread-safe."""
+
+    def __init__(self, sealer: Sealer, identity: VaultIdentity) -> None:
+        self.sealer = sealer
+        self.identity = identity
+        self.file: SpillFile | None = None
+        self.num_rereads = 0
+        """Times that a second read was needed; the second one passed or the vault has failed."""
+        self._failure: BaseException | None = None
+        self._lock = threading.Lock()
+        self._owner = os.getpid()
+
+    @property
+    def is_owner(self) -> bool:
+        """False in a forked child, which shares neither the queues nor the buffers."""
+        return os.getpid() == self._owner
+
+    def usable(self) -> SpillFile:
+        """The open file. Raises the vault's first error, or VaultError."""
+        if not self.is_owner:
+            raise VaultError("the vault belongs to the process that made it; a forked child cannot use it")
+        if self._failure is not None:
+            raise self._failure
+        if self.file is None:
+            raise VaultError("the vault has no file: it is not allocated yet, or closed")
+        return self.file
+
+    def fail(self, error: BaseException) -> BaseException:
+        """Makes the error final unless there is one; returns the final one."""
+        with self._lock:
+            if self._failure is None:
+                self._failure = error
+            return self._failure
+
+    def read(self, ref: TileRef, data: torch.Tensor) -> int:
+        """Starts to read the sealed chunks into `data`; the ticket."""
+        return self.usable().read(_offset(ref), data)
+
+    def write(self, ref: TileRef, data: torch.Tensor) -> int:
+        """Starts to write the sealed chunks in `data`; the ticket."""
+        return self.usable().write(_offset(ref), data)
+
+    def wait(self, ticket: int, ref: TileRef) -> None:
+        """Until nothing of it is under way. Raises SpillIOError, which is final."""
+        if self.file is None or not self.is_owner:
+            self.usable()
+            return
+        try:
+            self.file.wait(ticket)
+        except OSError as error:
+            offset = getattr(error, "offset", None)
+            raise self.fail(
+                SpillIOError(
+                    f"the spill file of rank {self.identity.rank}, unit {ref.record.name!r}: "
+                    f"{error.strerror}; training goes on from the last checkpoint",
+                    errno=error.errno or 0,
+                    offset=ref.offset if offset is None else offset,
+                    unit=ref.record.name,
+                    rank=self.identity.rank,
+                )
+            ) from error
+
+    def open(self, ref: TileRef, data: torch.Tensor) -> None:
+        """Verifies and decrypts in place. Raises SpillIntegrityError, which is final."""
+        self.usable()
+        try:
+            self.sealer.open(ref.batch(data))
+        except SpillIntegrityError as first:
+            self._read_again(ref, data)
+            try:
+                self.sealer.open(ref.batch(data))
+            except SpillIntegrityError as error:
+                raise self.fail(error) from first
+
+    def update(self, ref: TileRef, data: torch.Tensor, task: UpdateTask, origin: int) -> None:
+        """Opens, updates and seals every chunk, once. Raises SpillIntegrityError, which is final."""
+        self.usable()
+        try:
+            self.sealer.update(ref.batch(data), task, origin=origin)
+        except SpillIntegrityError as first:
+            # The others are updated and sealed again by now.
+            for chunk in first.failed:
+                one, piece = TileRef(ref.record, chunk, chunk + 1), data[ref.inner(chunk)]
+                self._read_again(one, piece)
+                try:
+                    self.sealer.update(one.batch(piece), task, origin=origin)
+                except SpillIntegrityError as error:
+                    raise self.fail(error) from first
+
+    def seal(self, ref: TileRef, data: torch.Tensor) -> None:
+        """Encrypts in place, as a new generation: the old bytes on the drive cannot be opened any more."""
+        self.usable()
+        self.sealer.seal(ref.batch(data))
+
+    def _read_again(self, ref: TileRef, data: torch.Tensor) -> None:
+        self.num_rereads += 1
+        self.wait(self.read(ref, data), ref)
+
+
+def _offset(ref: TileRef) -> int:
+    if ref.record.offset < 0:
+        raise VaultError(f"record {ref.record.name!r} has no place in the vault: not allocated, or forgotten")
+    return ref.offset

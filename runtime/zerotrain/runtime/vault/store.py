@@ -1,0 +1,345 @@
+"""The vault of one rank: records of sealed chunks in a file without a name.
+
+Made by the state tiers and shared with the parameters' tier. Records are added when units are built, again
+when the layout changes; optimizer steps sweep over them, checkpoints and state access read intervals.
+`docs/adr/0015-vault.md` has the reasons.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from zerotrain.runtime._native import SpillFile, aligned_buffer
+from zerotrain.runtime.vault import file as spill
+from zerotrain.runtime.vault.chunks import Record, TileRef, check_chunks, largest_tile_bytes
+from zerotrain.runtime.vault.errors import VaultError
+from zerotrain.runtime.vault.extents import Extents
+from zerotrain.runtime.vault.port import Port
+from zerotrain.runtime.vault.ring import Ring
+from zerotrain.runtime.vault.seal import Sealer, VaultIdentity
+from zerotrain.runtime.vault.sweep import Sweep, SweepStats
+
+RING_TILES = 5
+"""Two tiles read ahead, one worked on, two written behind."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VaultInfo:
+    """What was found and chosen, for the log and the metrics."""
+
+    engine: str
+    """ "io_uring", "libaio" or "threads"."""
+
+    engine_reason: str
+    """Why not a better one; empty for the best."""
+
+    is_direct: bool
+    """O_DIRECT in every folder."""
+
+    direct_reason: str
+    """Why not; empty otherwise."""
+
+    unlinked_by: str
+    """How the file lost its name."""
+
+    allocation_reason: str
+    """Why the bytes are not reserved; empty where they are."""
+
+    encryption: str
+    """ "AES-256-GCM" or "None"."""
+
+    backend: str
+    """Which code encrypts."""
+
+    folders: tuple[str, ...]
+    file_bytes: int
+
+
+class RecordIO:
+    """A read or a write of one whole record, under way. `wait` may be called by several threads."""
+
+    def __init__(self, port: Port, ref: TileRef, data: torch.Tensor, ticket: int, *, is_read: bool) -> None:
+        self._port, self._ref, self._data = port, ref, data
+        self._ticket: int | None = ticket
+        self._is_read = is_read
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+
+    def wait(self) -> None:
+        """Until the record is in the file, or plain in the buffer. Raises SpillIOError, SpillIntegrityError."""
+        with self._lock:
+            if self._ticket is not None:
+                ticket, self._ticket = self._ticket, None
+                try:
+                    self._port.wait(ticket, self._ref)
+                    if self._is_read:
+                        self._port.open(self._ref, self._data)
+                except BaseException as error:
+                    self._error = error
+            if self._error is not None:
+                raise self._error
+
+
+class Vault:
+    """Records in one spill file. One sweep at a time; single records may move beside it. Thread-safe."""
+
+    def __init__(
+        self,
+        place: spill.SpillPlace,
+        *,
+        sealer: Sealer,
+        identity: VaultIdentity,
+        ring_tiles: int = RING_TILES,
+    ) -> None:
+        if ring_tiles < 3:
+            raise ValueError(
+                f"ring_tiles must be at least 3, to read, work and write at once; got {ring_tiles}"
+            )
+        self.totals = SweepStats()
+        """Of all sweeps that have ended."""
+        self._place, self._identity = place, identity
+        self._port = Port(sealer, identity)
+        self._records: dict[int, Record] = {}
+        self._extents = Extents()
+        self._ring_tiles = ring_tiles
+        self._ring = Ring(ring_tiles, 0)
+        self._layout = threading.RLock()  # of records and the file's size
+        self._sweeping = threading.Lock()
+        self._sweeper: int | None = None
+
+    def add(self, name: str, chunk_bytes: Sequence[int], *, layout: str = "", swept: bool = True) -> Record:
+        """A record of chunks of these bytes (multiples of 4096, all alike but the last).
+
+        `layout` says what the bytes are and is authenticated with them. `swept=False`: only moved whole, by
+        start_read and start_write. Its chunks must be written before they can be read. Raises SpillDoesNotFit
+        once the vault is allocated.
+        """
+        check_chunks(name, chunk_bytes)
+        with self._layout:
+            sealed = self._port.sealer.add(name, chunk_bytes, layout=layout)
+            record = Record(sealed, tuple(chunk_bytes), swept)
+            if self._port.file is not None:
+                try:
+                    self._settle(record, self._port.usable())
+                except BaseException:
+                    self._port.sealer.forget(sealed)
+                    raise
+            self._records[sealed.id] = record
+            self._fit_ring()
+            return record
+
+    def allocate(self) -> None:
+        """Makes the file and gives every record its place; again: nothing. Raises SpillDoesNotFit."""
+        with self._layout:
+            if self._port.file is not None:
+                return
+            extents = Extents()
+            places = {key: extents.take(record.num_bytes) for key, record in self._records.items()}
+            self._port.file = spill.open_spill_file(self._place, extents.end, self._identity)
+            self._extents = extents
+            for key, offset in places.items():
+                self._records[key].offset = offset
+            self._fit_ring()
+
+    def forget(self, record: Record) -> None:
+        """The record's bytes may be overwritten; reading it is an error from here on."""
+        with self._layout:
+            if self._records.pop(record.sealed.id, None) is None:
+                raise VaultError(f"record {record.name!r} is not in this vault")
+            self._port.sealer.forget(record.sealed)
+            if record.offset >= 0:
+                self._extents.give_back(record.offset, record.num_bytes)
+                record.offset = -1
+            self._fit_ring()
+
+    def close(self) -> None:
+        """Wipes the key, waits for what is under way and gives the space back; again: nothing."""
+        if not self._port.is_owner:
+            return
+        with self._sweep_lock(), self._layout:
+            file, self._port.file = self._port.file, None
+            if file is not None:
+                spill.close(file, self._place)
+            self._port.sealer.close()
+            self._ring = Ring(self._ring_tiles, 0)
+            self._records.clear()
+
+    def sweep(self, tiles: Sequence[TileRef], *, writes: bool, reads: bool = True) -> Sweep:
+        """A pass over the tiles in this order, as a context manager; waits for another one to end.
+
+        `reads=False` fills tiles that hold nothing yet: their data is whatever was in the buffer.
+        """
+        if writes and len({(ref.record.sealed.id, ref.first) for ref in tiles}) < len(tiles):
+            raise ValueError(
+                "a sweep that writes names a tile twice; it would read the first write's old bytes"
+            )
+        if not writes and not reads:
+            raise ValueError("a sweep must read or write")
+        return Sweep(
+            self._port,
+            tuple(tiles),
+            reads=reads,
+            writes=writes,
+            enter=self._enter_sweep,
+            leave=self._leave_sweep,
+        )
+
+    def read_chunks(self, record: Record, first: int = 0, last: int | None = None) -> torch.Tensor:
+        """The plain bytes (uint8, 1-D) of the chunks `first` to `last` (exclusive), as a copy."""
+        tiles = record.tiles(first, last)
+        out = torch.empty(sum(ref.num_bytes for ref in tiles), dtype=torch.uint8)
+        start = 0
+        with self.sweep(tiles, writes=False) as sweep:
+            for tile in sweep:
+                tile.open()
+                out[start : start + tile.data.numel()] = tile.data
+                start += tile.data.numel()
+        return out
+
+    def write_chunks(self, record: Record, first: int, last: int | None, data: torch.Tensor) -> None:
+        """Writes plain bytes (uint8, 1-D) over the chunks `first` to `last` (exclusive)."""
+        tiles = record.tiles(first, last)
+        expected = sum(ref.num_bytes for ref in tiles)
+        if data.dtype != torch.uint8 or data.numel() != expected:
+            raise ValueError(
+                f"these chunks of record {record.name!r} have {expected} bytes (uint8); "
+                f"got {data.numel()} of {data.dtype}"
+            )
+        start = 0
+        with self.sweep(tiles, writes=True, reads=False) as sweep:
+            for tile in sweep:
+                tile.data.copy_(data[start : start + tile.data.numel()])
+                tile.seal()
+                start += tile.data.numel()
+
+    def start_read(self, record: Record, buffer: torch.Tensor) -> RecordIO:
+        """Starts to read the whole record into `buffer` (uint8, 1-D, on a page border); also during a sweep."""
+        ref, data = self._whole(record, buffer)
+        return RecordIO(self._port, ref, data, self._port.read(ref, data), is_read=True)
+
+    def start_write(self, record: Record, buffer: torch.Tensor) -> RecordIO:
+        """Seals the whole record in `buffer`, in place, and starts to write it; also during a sweep."""
+        ref, data = self._whole(record, buffer)
+        self._port.seal(ref, data)
+        return RecordIO(self._port, ref, data, self._port.write(ref, data), is_read=False)
+
+    @staticmethod
+    def aligned(num_bytes: int) -> torch.Tensor:
+        """Memory (uint8, 1-D) that start_read and start_write take."""
+        return aligned_buffer(num_bytes)
+
+    @property
+    def info(self) -> VaultInfo:
+        """Raises VaultError before `allocate`."""
+        file, sealer = self._port.usable(), self._port.sealer.info
+        each = range(file.num_folders)
+        return VaultInfo(
+            engine=file.engine,
+            engine_reason=file.engine_reason,
+            is_direct=all(file.is_direct(i) for i in each),
+            direct_reason="; ".join(filter(None, (file.direct_reason(i) for i in each))),
+            unlinked_by="; ".join(dict.fromkeys(file.unlinked_by(i) for i in each)),
+            allocation_reason="; ".join(filter(None, (file.allocation_reason(i) for i in each))),
+            encryption=sealer.name,
+            backend=sealer.backend,
+            folders=tuple(map(str, self._place.folders)),
+            file_bytes=file.num_bytes,
+        )
+
+    @property
+    def memory_bytes(self) -> VaultMemory:
+        """Exact bytes for the ledger."""
+        file = self._port.file
+        return VaultMemory(
+            ring=self._ring.num_bytes,
+            tags=self._port.sealer.table_bytes,
+            file=0 if file is None else file.num_bytes,
+            moved=0 if file is None else file.bytes_read + file.bytes_written,
+            rereads=self._port.num_rereads,
+        )
+
+    @property
+    def file(self) -> SpillFile:
+        """The open file; raises what every other call would."""
+        return self._port.usable()
+
+    def _settle(self, record: Record, file: SpillFile) -> None:
+        offset = self._extents.take(record.num_bytes)
+        try:
+            spill.grow(file, self._place, self._extents.end, self._identity)
+        except BaseException:
+            self._extents.give_back(offset, record.num_bytes)
+            raise
+        record.offset = offset
+
+    def _fit_ring(self) -> None:
+        """Buffers for the largest tile, unless a sweep has them; its successor then sees to it."""
+        tile_bytes = largest_tile_bytes(self._records.values())
+        if self._port.file is not None and self._ring.tile_bytes != tile_bytes and self._ring.is_whole:
+            self._ring = Ring(self._ring_tiles, tile_bytes)
+
+    def _whole(self, record: Record, buffer: torch.Tensor) -> tuple[TileRef, torch.Tensor]:
+        if buffer.dtype != torch.uint8 or buffer.numel() < record.num_bytes:
+            raise ValueError(
+                f"the buffer for record {record.name!r} must have {record.num_bytes} bytes (uint8); "
+                f"got {buffer.numel()} of {buffer.dtype}"
+            )
+        return TileRef(record, 0, len(record.sizes)), buffer[: record.num_bytes]
+
+    @contextmanager
+    def _sweep_lock(self) -> Iterator[None]:
+        self._take_sweep_lock()
+        try:
+            yield
+        finally:
+            self._sweeper = None
+            self._sweeping.release()
+
+    def _take_sweep_lock(self) -> None:
+        if self._sweeper == threading.get_ident():
+            raise VaultError("this thread is inside of a sweep of the vault; leave it first")
+        self._sweeping.acquire()
+        self._sweeper = threading.get_ident()
+
+    def _enter_sweep(self) -> Ring:
+        self._port.usable()
+        self._take_sweep_lock()
+        try:
+            self._port.usable()
+            with self._layout:
+                self._fit_ring()
+                return self._ring
+        except BaseException:
+            self._sweeper = None
+            self._sweeping.release()
+            raise
+
+    def _leave_sweep(self, stats: SweepStats) -> None:
+        self.totals.add(stats)
+        self._sweeper = None
+        self._sweeping.release()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VaultMemory:
+    """Bytes."""
+
+    ring: int
+    """Host memory of the sweeps' buffers."""
+
+    tags: int
+    """Host memory of tags, counters and generations."""
+
+    file: int
+    """Disk."""
+
+    moved: int
+    """Read and written since the file was made."""
+
+    rereads: int
+    """Reads that had to be repeated; a count."""

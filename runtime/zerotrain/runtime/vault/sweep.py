@@ -1,0 +1,226 @@
+"""One pass over tiles: the next ones are read and the last ones written while one is worked on.
+
+Made by the vault's store; iterated by the optimizer's step over the vault and by state access.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from time import perf_counter
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from zerotrain.runtime._native import UpdateTask
+from zerotrain.runtime.vault.chunks import TileRef
+from zerotrain.runtime.vault.errors import VaultError
+from zerotrain.runtime.vault.port import Port
+from zerotrain.runtime.vault.ring import Ring
+
+
+class TileState(Enum):
+    """What the bytes of a tile are."""
+
+    AS_READ = auto()  # sealed, the same as in the file
+    OPEN = auto()  # plain
+    SEALED = auto()  # sealed again, to be written
+
+
+@dataclass(slots=True)
+class SweepStats:
+    """What a sweep moved and how long it had to wait."""
+
+    num_tiles: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    wait_s: float = 0.0
+    """Seconds in which nothing but the drive was at work."""
+    total_s: float = 0.0
+
+    def add(self, other: SweepStats) -> None:
+        """Sums, field by field."""
+        self.num_tiles += other.num_tiles
+        self.bytes_read += other.bytes_read
+        self.bytes_written += other.bytes_written
+        self.wait_s += other.wait_s
+        self.total_s += other.total_s
+
+
+class Tile:
+    """A tile in memory, until the loop goes on to the next."""
+
+    def __init__(self, port: Port, ref: TileRef, data: torch.Tensor, state: TileState) -> None:
+        self.ref = ref
+        self.data = data
+        """uint8, 1-D: the chunks back to back; plain while the tile is open."""
+        self.state = state
+        self._port = port
+
+    def open(self) -> None:
+        """Verifies and decrypts. Raises SpillIntegrityError."""
+        self._expect(TileState.AS_READ, "opened")
+        self._port.open(self.ref, self.data)
+        self.state = TileState.OPEN
+
+    def seal(self) -> None:
+        """Encrypts; the sweep writes the tile once the loop goes on."""
+        self._expect(TileState.OPEN, "sealed")
+        self._port.seal(self.ref, self.data)
+        self.state = TileState.SEALED
+
+    def update(self, task: UpdateTask, *, origin: int = 0) -> None:
+        """Opens, updates and seals, chunk by chunk; `origin` is the task's element where the record starts."""
+        self._expect(TileState.AS_READ, "updated")
+        self._port.update(self.ref, self.data, task, origin)
+        self.state = TileState.SEALED
+
+    def _expect(self, state: TileState, done: str) -> None:
+        if self.state is not state:
+            raise VaultError(
+                f"a tile of record {self.ref.record.name!r} cannot be {done}: it is {self.state.name}"
+            )
+
+
+@dataclass(slots=True)
+class _InFlight:
+    ref: TileRef
+    buffer: torch.Tensor
+    ticket: int | None
+
+
+class Sweep:
+    """A context manager and an iterator over its tiles, in the order given. Leaving it waits for the writes."""
+
+    def __init__(
+        self,
+        port: Port,
+        tiles: Sequence[TileRef],
+        *,
+        reads: bool,
+        writes: bool,
+        enter: Callable[[], Ring],
+        leave: Callable[[SweepStats], None],
+    ) -> None:
+        self.stats = SweepStats()
+        self._port, self._tiles = port, tiles
+        self._reads, self._writes = reads, writes
+        self._enter, self._leave = enter, leave
+        self._ring: Ring
+        self._next = 0  # of the tiles, to be read
+        self._ahead: deque[_InFlight] = deque()
+        self._behind: deque[_InFlight] = deque()
+        self._tile: Tile | None = None
+        self._buffer: torch.Tensor
+        self._started_s = 0.0
+
+    def __enter__(self) -> Self:
+        self._ring = self._enter()
+        self._started_s = perf_counter()
+        return self
+
+    def __iter__(self) -> Iterator[Tile]:
+        while True:
+            self._hand_back()
+            self._read_ahead()
+            if not self._ahead:
+                break
+            entry = self._ahead.popleft()
+            self._tile = Tile(
+                self._port,
+                entry.ref,
+                entry.buffer[: entry.ref.num_bytes],
+                TileState.AS_READ if self._reads else TileState.OPEN,
+            )
+            self._buffer = entry.buffer
+            self._wait(entry)
+            self.stats.num_tiles += 1
+            yield self._tile
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                self._hand_back()
+        except BaseException as late:
+            error = late
+            raise
+        finally:
+            self._finish(error)
+
+    def _finish(self, error: BaseException | None) -> None:
+        """Nothing is under way afterwards; a writing sweep that was broken off is final."""
+        broken = error
+        for entry in [*self._behind, *self._ahead]:
+            try:
+                self._wait(entry)
+            except VaultError as late:
+                broken = broken or late
+            self._ring.give_back(entry.buffer)
+        if self._tile is not None:
+            self._ring.give_back(self._buffer)
+        if broken is not None and self._writes:
+            stopped = VaultError(
+                f"the vault of rank {self._port.identity.rank}: a pass that writes was broken off after "
+                f"{self.stats.num_tiles} of {len(self._tiles)} tiles by {type(broken).__name__}: {broken}"
+            )
+            stopped.__cause__ = broken
+            self._port.fail(stopped)
+        self.stats.total_s = perf_counter() - self._started_s
+        self._leave(self.stats)
+        if error is None and broken is not None:
+            raise broken
+
+    def _read_ahead(self) -> None:
+        """Keeps one tile for now and half of the other buffers ahead of it."""
+        while self._next < len(self._tiles) and len(self._ahead) <= (self._ring.num_tiles - 1) // 2:
+            buffer = self._ring.take()
+            if buffer is None:
+                if not self._behind:
+                    break
+                entry = self._behind.popleft()
+                buffer = entry.buffer
+                try:
+                    self._wait(entry)
+                except BaseException:
+                    self._ring.give_back(buffer)
+                    raise
+            ref = self._tiles[self._next]
+            self._next += 1
+            entry = _InFlight(ref, buffer, None)
+            self._ahead.append(entry)
+            if self._reads:
+                entry.ticket = self._port.read(ref, buffer[: ref.num_bytes])
+                self.stats.bytes_read += ref.num_bytes
+
+    def _hand_back(self) -> None:
+        """The tile that the loop has left: its write starts."""
+        if self._tile is None:
+            return
+        tile = self._tile
+        entry = _InFlight(tile.ref, self._buffer, None)
+        if self._writes and tile.state is TileState.OPEN:
+            raise VaultError(f"a tile of record {tile.ref.record.name!r} was left open by a pass that writes")
+        if tile.state is TileState.SEALED:
+            if not self._writes:
+                raise VaultError(
+                    f"a tile of record {tile.ref.record.name!r} was changed by a pass that only reads"
+                )
+            entry.ticket = self._port.write(tile.ref, tile.data)
+            self.stats.bytes_written += tile.ref.num_bytes
+        self._tile = None
+        self._behind.append(entry)
+
+    def _wait(self, entry: _InFlight) -> None:
+        if entry.ticket is None:
+            return
+        ticket, entry.ticket = entry.ticket, None
+        started = perf_counter()
+        try:
+            self._port.wait(ticket, entry.ref)
+        finally:
+            self.stats.wait_s += perf_counter() - started
