@@ -50,6 +50,7 @@ class Checkpoints(EngineParts):
                 f"{self.micro_steps % steps or 1} of {steps}); save and load after "
                 "engine.step() returned at_boundary"
             )
+        self.synchronize()
         return CheckpointState(
             layout=self.core.layout,
             rank=self.rank,

@@ -51,6 +51,7 @@ class Exports(EngineParts):
         from zerotrain.runtime.weights.plan import parse_size
 
         self.check_open("save_16bit_model()")
+        self.synchronize()
         adopt_writes(self.core.units)
         wanted = dtype or self.config.precision.compute_dtype
         if wanted not in ("bf16", "fp16", "fp32"):
