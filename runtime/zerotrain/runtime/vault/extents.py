@@ -9,7 +9,8 @@ class Extents:
     def __init__(self) -> None:
         self.end = 0
         """Bytes that the file must have."""
-        self._free: list[tuple[int, int]] = []  # (offset, bytes), by offset, never adjacent
+        # (offset, bytes), by offset, never adjacent, never at the end
+        self._free: list[tuple[int, int]] = []
 
     def take(self, num_bytes: int) -> int:
         """The offset of a range of that many bytes."""
@@ -18,11 +19,8 @@ class Extents:
                 rest = (offset + num_bytes, size - num_bytes)
                 self._free[index : index + 1] = [rest] if rest[1] else []
                 return offset
-        # What is free at the very end is a start.
         offset = self.end
-        if self._free and sum(self._free[-1]) == self.end:
-            offset = self._free.pop()[0]
-        self.end = offset + num_bytes
+        self.end += num_bytes
         return offset
 
     def give_back(self, offset: int, num_bytes: int) -> None:
@@ -34,3 +32,5 @@ class Extents:
             else:
                 merged.append((start, size))
         self._free = merged
+        if merged and sum(merged[-1]) == self.end:
+            self.end = merged.pop()[0]

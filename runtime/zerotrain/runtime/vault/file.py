@@ -52,8 +52,8 @@ class SpillLimit:
                 raise SpillDoesNotFit(
                     f"the spill file of rank {rank} needs {needed} bytes, its limit is {self.limit_bytes} "
                     f"(ZEROTRAIN_NVME_BYTES divided by the ranks that share the volume, or "
-                    f"zero_optimization.spill.max_bytes); raise it by {needed - self.limit_bytes} bytes a rank, "
-                    f"use more ranks, or {KEEP_MORE}"
+                    f"zero_optimization.spill.max_bytes); raise it by {needed - self.limit_bytes} bytes a "
+                    f"rank, use more ranks, or {KEEP_MORE}"
                 )
             self.used_bytes = needed
 
@@ -187,8 +187,8 @@ def _refusal(error: OSError, place: SpillPlace, num_bytes: int, identity: VaultI
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return SpillDoesNotFit(
             f"the spill file of rank {identity.rank} needs {num_bytes} bytes in {where}, and the system "
-            f"refused them: {error.strerror}; make room, raise the quota or the file size limit, or give other "
-            f"disks in zero_optimization.spill.paths"
+            f"refused them: {error.strerror}; make room, raise the quota or the file size limit, or give "
+            f"other disks in zero_optimization.spill.paths"
         )
     return VaultError(
         f"the spill file of rank {identity.rank} cannot be made in {where}: {error.strerror}; {OTHER_FOLDER}"

@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import os
 import threading
+from typing import TYPE_CHECKING
 
 import torch
 
-from zerotrain.runtime._native import SpillFile, UpdateTask
+from zerotrain.runtime._native import SpillFile
 from zerotrain.runtime.vault.chunks import TileRef
 from zerotrain.runtime.vault.errors import SpillIOError, VaultError
 from zerotrain.runtime.vault.seal import Sealer, SpillIntegrityError, VaultIdentity
+
+
+if TYPE_CHECKING:
+    from zerotrain.runtime._native import UpdateTask
 
 
 class Port:

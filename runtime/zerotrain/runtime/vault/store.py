@@ -8,8 +8,7 @@ when the layout changes; optimizer steps sweep over them, checkpoints and state 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +21,7 @@ from zerotrain.runtime.vault.extents import Extents
 from zerotrain.runtime.vault.port import Port
 from zerotrain.runtime.vault.ring import Ring
 from zerotrain.runtime.vault.seal import Sealer, VaultIdentity
-from zerotrain.runtime.vault.sweep import Sweep, SweepStats
+from zerotrain.runtime.vault.sweep import Sweep, SweepStats, Turn
 
 RING_TILES = 5
 """Two tiles read ahead, one worked on, two written behind."""
@@ -60,6 +59,26 @@ class VaultInfo:
     file_bytes: int
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VaultMemory:
+    """Bytes."""
+
+    ring: int
+    """Host memory of the sweeps' buffers."""
+
+    tags: int
+    """Host memory of tags, counters and generations."""
+
+    file: int
+    """Disk."""
+
+    moved: int
+    """Read and written since the file was made."""
+
+    rereads: int
+    """Reads that had to be repeated; a count."""
+
+
 class RecordIO:
     """A read or a write of one whole record, under way. `wait` may be called by several threads."""
 
@@ -71,7 +90,7 @@ class RecordIO:
         self._lock = threading.Lock()
 
     def wait(self) -> None:
-        """Until the record is in the file, or plain in the buffer. Raises SpillIOError, SpillIntegrityError."""
+        """Until it is in the file, or plain in the buffer. Raises SpillIOError, SpillIntegrityError."""
         with self._lock:
             if self._ticket is not None:
                 ticket, self._ticket = self._ticket, None
@@ -109,8 +128,7 @@ class Vault:
         self._ring_tiles = ring_tiles
         self._ring = Ring(ring_tiles, 0)
         self._layout = threading.RLock()  # of records and the file's size
-        self._sweeping = threading.Lock()
-        self._sweeper: int | None = None
+        self._turn = Turn()
 
     def add(self, name: str, chunk_bytes: Sequence[int], *, layout: str = "", swept: bool = True) -> Record:
         """A record of chunks of these bytes (multiples of 4096, all alike but the last).
@@ -125,7 +143,7 @@ class Vault:
             record = Record(sealed, tuple(chunk_bytes), swept)
             if self._port.file is not None:
                 try:
-                    self._settle(record, self._port.usable())
+                    self._settle(record)
                 except BaseException:
                     self._port.sealer.forget(sealed)
                     raise
@@ -161,7 +179,7 @@ class Vault:
         """Wipes the key, waits for what is under way and gives the space back; again: nothing."""
         if not self._port.is_owner:
             return
-        with self._sweep_lock(), self._layout:
+        with self._turn, self._layout:
             file, self._port.file = self._port.file, None
             if file is not None:
                 spill.close(file, self._place)
@@ -185,8 +203,9 @@ class Vault:
             tuple(tiles),
             reads=reads,
             writes=writes,
-            enter=self._enter_sweep,
-            leave=self._leave_sweep,
+            turn=self._turn,
+            ring=self._fit_ring,
+            totals=self.totals,
         )
 
     def read_chunks(self, record: Record, first: int = 0, last: int | None = None) -> torch.Tensor:
@@ -218,13 +237,13 @@ class Vault:
                 start += tile.data.numel()
 
     def start_read(self, record: Record, buffer: torch.Tensor) -> RecordIO:
-        """Starts to read the whole record into `buffer` (uint8, 1-D, on a page border); also during a sweep."""
-        ref, data = self._whole(record, buffer)
+        """Starts to read the whole record into `buffer` (uint8, 1-D, page border); also during a sweep."""
+        ref, data = _whole(record, buffer)
         return RecordIO(self._port, ref, data, self._port.read(ref, data), is_read=True)
 
     def start_write(self, record: Record, buffer: torch.Tensor) -> RecordIO:
         """Seals the whole record in `buffer`, in place, and starts to write it; also during a sweep."""
-        ref, data = self._whole(record, buffer)
+        ref, data = _whole(record, buffer)
         self._port.seal(ref, data)
         return RecordIO(self._port, ref, data, self._port.write(ref, data), is_read=False)
 
@@ -252,7 +271,7 @@ class Vault:
         )
 
     @property
-    def memory_bytes(self) -> VaultMemory:
+    def memory(self) -> VaultMemory:
         """Exact bytes for the ledger."""
         file = self._port.file
         return VaultMemory(
@@ -268,7 +287,8 @@ class Vault:
         """The open file; raises what every other call would."""
         return self._port.usable()
 
-    def _settle(self, record: Record, file: SpillFile) -> None:
+    def _settle(self, record: Record) -> None:
+        file = self._port.usable()
         offset = self._extents.take(record.num_bytes)
         try:
             spill.grow(file, self._place, self._extents.end, self._identity)
@@ -277,69 +297,19 @@ class Vault:
             raise
         record.offset = offset
 
-    def _fit_ring(self) -> None:
+    def _fit_ring(self) -> Ring:
         """Buffers for the largest tile, unless a sweep has them; its successor then sees to it."""
-        tile_bytes = largest_tile_bytes(self._records.values())
-        if self._port.file is not None and self._ring.tile_bytes != tile_bytes and self._ring.is_whole:
-            self._ring = Ring(self._ring_tiles, tile_bytes)
-
-    def _whole(self, record: Record, buffer: torch.Tensor) -> tuple[TileRef, torch.Tensor]:
-        if buffer.dtype != torch.uint8 or buffer.numel() < record.num_bytes:
-            raise ValueError(
-                f"the buffer for record {record.name!r} must have {record.num_bytes} bytes (uint8); "
-                f"got {buffer.numel()} of {buffer.dtype}"
-            )
-        return TileRef(record, 0, len(record.sizes)), buffer[: record.num_bytes]
-
-    @contextmanager
-    def _sweep_lock(self) -> Iterator[None]:
-        self._take_sweep_lock()
-        try:
-            yield
-        finally:
-            self._sweeper = None
-            self._sweeping.release()
-
-    def _take_sweep_lock(self) -> None:
-        if self._sweeper == threading.get_ident():
-            raise VaultError("this thread is inside of a sweep of the vault; leave it first")
-        self._sweeping.acquire()
-        self._sweeper = threading.get_ident()
-
-    def _enter_sweep(self) -> Ring:
-        self._port.usable()
-        self._take_sweep_lock()
-        try:
-            self._port.usable()
-            with self._layout:
-                self._fit_ring()
-                return self._ring
-        except BaseException:
-            self._sweeper = None
-            self._sweeping.release()
-            raise
-
-    def _leave_sweep(self, stats: SweepStats) -> None:
-        self.totals.add(stats)
-        self._sweeper = None
-        self._sweeping.release()
+        with self._layout:
+            tile_bytes = largest_tile_bytes(self._records.values())
+            if self._port.file is not None and self._ring.tile_bytes != tile_bytes and self._ring.is_whole:
+                self._ring = Ring(self._ring_tiles, tile_bytes)
+            return self._ring
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class VaultMemory:
-    """Bytes."""
-
-    ring: int
-    """Host memory of the sweeps' buffers."""
-
-    tags: int
-    """Host memory of tags, counters and generations."""
-
-    file: int
-    """Disk."""
-
-    moved: int
-    """Read and written since the file was made."""
-
-    rereads: int
-    """Reads that had to be repeated; a count."""
+def _whole(record: Record, buffer: torch.Tensor) -> tuple[TileRef, torch.Tensor]:
+    if buffer.dtype != torch.uint8 or buffer.numel() < record.num_bytes:
+        raise ValueError(
+            f"the buffer for record {record.name!r} must have {record.num_bytes} bytes (uint8); "
+            f"got {buffer.numel()} of {buffer.dtype}"
+        )
+    return TileRef(record, 0, len(record.sizes)), buffer[: record.num_bytes]

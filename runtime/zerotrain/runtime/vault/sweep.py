@@ -5,21 +5,51 @@ Made by the vault's store; iterated by the optimizer's step over the vault and b
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from time import perf_counter
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 
-from zerotrain.runtime._native import UpdateTask
 from zerotrain.runtime.vault.chunks import TileRef
 from zerotrain.runtime.vault.errors import VaultError
 from zerotrain.runtime.vault.port import Port
 from zerotrain.runtime.vault.ring import Ring
+
+
+if TYPE_CHECKING:
+    from zerotrain.runtime._native import UpdateTask
+
+
+class Turn:
+    """Whose sweep it is: a lock that says so when a thread would wait for itself."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner: int | None = None
+
+    def acquire(self) -> None:
+        """Waits for the other sweep to end. Raises VaultError inside of a sweep of this thread."""
+        if self._owner == threading.get_ident():
+            raise VaultError("this thread is inside of a sweep of the vault; leave it first")
+        self._lock.acquire()
+        self._owner = threading.get_ident()
+
+    def release(self) -> None:
+        """The next one's turn."""
+        self._owner = None
+        self._lock.release()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
 
 class TileState(Enum):
@@ -73,7 +103,7 @@ class Tile:
         self.state = TileState.SEALED
 
     def update(self, task: UpdateTask, *, origin: int = 0) -> None:
-        """Opens, updates and seals, chunk by chunk; `origin` is the task's element where the record starts."""
+        """Opens, updates and seals, chunk by chunk; `origin`: the task's element where the record starts."""
         self._expect(TileState.AS_READ, "updated")
         self._port.update(self.ref, self.data, task, origin)
         self.state = TileState.SEALED
@@ -93,7 +123,7 @@ class _InFlight:
 
 
 class Sweep:
-    """A context manager and an iterator over its tiles, in the order given. Leaving it waits for the writes."""
+    """A context manager and an iterator over its tiles, in the order given. Leaving waits for the writes."""
 
     def __init__(
         self,
@@ -102,13 +132,14 @@ class Sweep:
         *,
         reads: bool,
         writes: bool,
-        enter: Callable[[], Ring],
-        leave: Callable[[SweepStats], None],
+        turn: Turn,
+        ring: Callable[[], Ring],
+        totals: SweepStats,
     ) -> None:
         self.stats = SweepStats()
         self._port, self._tiles = port, tiles
         self._reads, self._writes = reads, writes
-        self._enter, self._leave = enter, leave
+        self._turn, self._make_ring, self._totals = turn, ring, totals
         self._ring: Ring
         self._next = 0  # of the tiles, to be read
         self._ahead: deque[_InFlight] = deque()
@@ -118,7 +149,14 @@ class Sweep:
         self._started_s = 0.0
 
     def __enter__(self) -> Self:
-        self._ring = self._enter()
+        self._port.usable()
+        self._turn.acquire()
+        try:
+            self._port.usable()
+            self._ring = self._make_ring()
+        except BaseException:
+            self._turn.release()
+            raise
         self._started_s = perf_counter()
         return self
 
@@ -171,7 +209,8 @@ class Sweep:
             stopped.__cause__ = broken
             self._port.fail(stopped)
         self.stats.total_s = perf_counter() - self._started_s
-        self._leave(self.stats)
+        self._totals.add(self.stats)
+        self._turn.release()
         if error is None and broken is not None:
             raise broken
 
