@@ -3,14 +3,14 @@
 
 #include <cstddef>
 
-#include "zerotrain/adamw.hpp"
 #include "zerotrain/sums.hpp"
+#include "zerotrain/update.hpp"
 
 namespace zerotrain {
 
 struct Isa {
   const char* name;
-  AdamWKernel adamw;
+  UpdateKernel update;
   AccumulateKernel accumulate;
   SumSquaresKernel sum_squares;
 };

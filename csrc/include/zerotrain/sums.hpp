@@ -1,6 +1,6 @@
 // Sums over gradients: the mean over ranks into an fp32 accumulator, and the sum of squares for the norm.
 //
-// As for AdamW, every instruction set, thread count and cut of the range gives the same bits: elements are
+// As for the updates (update.hpp), every instruction set, thread count and cut of the range gives the same bits: elements are
 // added in the order of the parts with one fused multiply-add each, squares in a fixed order of fixed blocks.
 #pragma once
 
@@ -28,8 +28,10 @@ using SumSquaresKernel = double (*)(const float* values, std::size_t numel);
 void accumulate_baseline(const AccumulateRange& range);
 void accumulate_avx2(const AccumulateRange& range);
 void accumulate_avx512(const AccumulateRange& range);
+void accumulate_neon(const AccumulateRange& range);
 double sum_squares_baseline(const float* values, std::size_t numel);
 double sum_squares_avx2(const float* values, std::size_t numel);
 double sum_squares_avx512(const float* values, std::size_t numel);
+double sum_squares_neon(const float* values, std::size_t numel);
 
 }  // namespace zerotrain

@@ -5,23 +5,58 @@ from collections.abc import Sequence
 import torch
 
 def isas() -> list[str]: ...
-def adamw_(
-    master: torch.Tensor,
-    exp_avg: torch.Tensor,
-    exp_avg_sq: torch.Tensor,
-    grad: torch.Tensor,
-    weight: torch.Tensor | None,
+def num_threads() -> int: ...
+def num_usable_threads(root: str = "") -> int: ...
+
+class Segment:
+    """Hyperparameters of elements [start, stop) of an update; `step` counts from 1."""
+
+    start: int
+    stop: int
+    def __init__(
+        self,
+        start: int,
+        stop: int,
+        *,
+        lr: float,
+        beta1: float = 0.0,
+        beta2: float = 0.0,
+        eps: float = 0.0,
+        weight_decay: float = 0.0,
+        step: int,
+        bias_correction: bool = True,
+        lr_decay: float = 0.0,
+        initial_sum: float = 0.0,
+    ) -> None: ...
+
+class UpdateTask:
+    """One optimizer step ("adam", "adamw", "adagrad" or "lion") over the elements of `grad`, apart from where
+    its states are."""
+
+    def __init__(
+        self,
+        rule: str,
+        segments: Sequence[Segment],
+        grad: torch.Tensor,
+        weight: torch.Tensor | None = None,
+        *,
+        grad_scale: float = 1.0,
+        weight_is_master: bool = False,
+    ) -> None: ...
+    @property
+    def rule(self) -> str: ...
+    @property
+    def numel(self) -> int: ...
+    @property
+    def num_states(self) -> int: ...
+
+def update_(
+    task: UpdateTask,
+    master: torch.Tensor | None,
+    states: Sequence[torch.Tensor],
     *,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float,
-    step: int,
-    grad_scale: float = 1.0,
-    decoupled: bool = True,
-    clear_grad: bool = False,
-    threads: int = 1,
+    start: int = 0,
+    threads: int = 0,
     isa: str = "",
 ) -> None: ...
 def accumulate_(
@@ -30,11 +65,10 @@ def accumulate_(
     scale: float,
     *,
     overwrite: bool = False,
-    threads: int = 1,
+    threads: int = 0,
     isa: str = "",
 ) -> None: ...
-def sum_squares(values: torch.Tensor, *, threads: int = 1, isa: str = "") -> float: ...
-
+def sum_squares(values: torch.Tensor, *, threads: int = 0, isa: str = "") -> float: ...
 def aligned_buffer(num_bytes: int) -> torch.Tensor: ...
 
 class SpillFile:
@@ -80,7 +114,14 @@ class VaultKey:
 
 class Chunks:
     def __init__(
-        self, data: torch.Tensor, table: bytearray, *, context: bytes, record: int, first: int, chunk_bytes: int
+        self,
+        data: torch.Tensor,
+        table: bytearray,
+        *,
+        context: bytes,
+        record: int,
+        first: int,
+        chunk_bytes: int,
     ) -> None: ...
 
 class Sealer:
@@ -89,9 +130,7 @@ class Sealer:
     def __init__(self, key: VaultKey, *, first_counter: int = 0) -> None: ...
     def seal(self, chunks: Chunks) -> None: ...
     def open(self, chunks: Chunks) -> list[int]: ...
-    def update(
-        self, chunks: Chunks, task: UpdateTask, *, start: int, has_remainder: bool
-    ) -> list[int]: ...
+    def update(self, chunks: Chunks, task: UpdateTask, *, start: int, has_remainder: bool) -> list[int]: ...
     def close(self) -> None: ...
 
 def update_chunks(chunks: Chunks, task: UpdateTask, *, start: int, has_remainder: bool) -> None: ...

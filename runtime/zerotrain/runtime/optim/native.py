@@ -1,35 +1,110 @@
-"""Adam and AdamW by the native kernel of csrc/cpu: the default on CPU, one pass over memory instead of eight.
+"""Adam, AdamW, Adagrad and Lion by the native kernels of csrc/cpu: the default on CPU, one pass over memory
+instead of eight.
 
 A module of its own: everything else runs from a wheel without compiled code, where importing this one raises
-ImportError. Called by `ZeroOptimizer`.
+ImportError. Called by `ZeroOptimizer` and the state tiers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
 import torch
 
-from zerotrain.runtime._native import adamw_
-from zerotrain.runtime.optim.rules import AdamRule, Hyper
-from zerotrain.runtime.zero.state import EXP_AVG, EXP_AVG_SQ
+from zerotrain.runtime._native import Segment, UpdateTask, update_
+from zerotrain.runtime.optim.rules import AdagradRule, AdamRule, Hyper, LionRule, UpdateRule
+from zerotrain.runtime.zero.state import MASTER
 
-_WEIGHT_DTYPES = (torch.float32, torch.bfloat16)
+REMAINDER = "remainder"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NativeAdamRule(AdamRule):
-    """The same bits on every processor, thread count and cut of the range; tensors on CUDA go the base
-    class's way."""
+class Alike(Protocol):
+    """Elements `[start, stop)` that are updated alike; `step` counts from 1."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def stop(self) -> int: ...
+    @property
+    def hyper(self) -> Hyper: ...
+    @property
+    def step(self) -> int: ...
+
+
+class _NativeRule:
+    """What the kernels add to a rule of `rules.py`: the same bits on every processor, thread count and cut of
+    the range, for masters in fp32 and for those kept as bf16 weight and int16 remainder. Tensors on CUDA go
+    the base class's way."""
+
+    __slots__ = ()
+    kinds: tuple[str, ...]
+    takes_remainders: ClassVar[bool] = True
+
+    @property
+    def kernel(self) -> str:
+        """Name of the kernel."""
+        raise AssertionError("every rule names its kernel")
+
+    def _segment(self, start: int, stop: int, hyper: Hyper, step: int) -> Segment:
+        return Segment(
+            start,
+            stop,
+            lr=hyper.lr,
+            beta1=hyper.betas[0],
+            beta2=hyper.betas[1],
+            eps=hyper.eps,
+            weight_decay=hyper.weight_decay,
+            step=step,
+            bias_correction=getattr(self, "bias_correction", True),
+            lr_decay=getattr(self, "lr_decay", 0.0),
+            initial_sum=getattr(self, "start", 0.0),
+        )
 
     def runs_on(self, device: torch.device) -> bool:
-        """Whether `update_run` can be called for tensors there."""
-        return device.type == "cpu" and self.bias_correction
+        """Whether `update_run` and `task` can be called for tensors there."""
+        return device.type == "cpu"
+
+    def task(
+        self,
+        segments: Sequence[Alike],
+        *,
+        grad: torch.Tensor,
+        grad_scale: float,
+        weight: torch.Tensor | None,
+        names: Sequence[str],
+    ) -> UpdateTask:
+        """A step over the elements of `grad` (fp32, bf16 or fp16; kept) whose states are given later; in
+        `names` the arrays that are. Hyperparameters are taken by value.
+
+        `weight` (the same dtypes) gets the new values. With "remainder" among the names it is the upper half
+        of the masters, and without "master", too, it is the fp32 master itself.
+        """
+        return UpdateTask(
+            self.kernel,
+            [self._segment(one.start, one.stop, one.hyper, one.step) for one in segments],
+            grad,
+            weight,
+            grad_scale=grad_scale,
+            weight_is_master=MASTER not in names and REMAINDER not in names,
+        )
+
+    def run(
+        self,
+        task: UpdateTask,
+        master: torch.Tensor | None,
+        states: Mapping[str, torch.Tensor],
+        *,
+        start: int = 0,
+    ) -> None:
+        """Do a part of a task, from element `start` on, on a master (fp32), a remainder (int16), or None where
+        the weight is the master."""
+        update_(task, master, [states[kind] for kind in self.kinds], start=start)
 
     def update_run(
         self,
-        param: torch.Tensor,
+        param: torch.Tensor | None,
         grad: torch.Tensor,
         states: Mapping[str, torch.Tensor],
         hyper: Hyper,
@@ -37,24 +112,53 @@ class NativeAdamRule(AdamRule):
         *,
         grad_scale: float,
         weight: torch.Tensor | None,
+        remainder: torch.Tensor | None = None,
     ) -> bool:
-        """Update a whole run: `grad` (fp32 or bf16, kept) times `grad_scale` in, `weight` out in the same
-        pass where its dtype allows it; say whether it was written. `weight` None: `param` is the weight."""
-        writes = weight is not None and weight.dtype in _WEIGHT_DTYPES
-        adamw_(
-            param,
-            states[EXP_AVG],
-            states[EXP_AVG_SQ],
-            grad,
-            weight if writes else None,
-            lr=hyper.lr,
-            beta1=hyper.betas[0],
-            beta2=hyper.betas[1],
-            eps=hyper.eps,
-            weight_decay=hyper.weight_decay,
-            step=step,
-            grad_scale=grad_scale,
-            decoupled=self.decoupled,
-            threads=torch.get_num_threads(),
-        )
-        return writes or weight is None
+        """Update a whole run: `grad` (fp32, bf16 or fp16; kept) times `grad_scale` in, `weight` out in the
+        same pass; True: it was written. `weight` None: `param` is the weight. With `remainder`, `weight` is
+        the upper half of the master."""
+        master = param if remainder is None else remainder
+        assert master is not None
+        segment = self._segment(0, grad.numel(), hyper, step)
+        task = UpdateTask(self.kernel, [segment], grad, weight, grad_scale=grad_scale)
+        update_(task, master, [states[kind] for kind in self.kinds])
+        return True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NativeAdamRule(_NativeRule, AdamRule):
+    """Adam and AdamW."""
+
+    @property
+    def kernel(self) -> str:
+        return "adamw" if self.decoupled else "adam"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NativeAdagradRule(_NativeRule, AdagradRule):
+    """Adagrad."""
+
+    @property
+    def kernel(self) -> str:
+        return "adagrad"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NativeLionRule(_NativeRule, LionRule):
+    """Lion."""
+
+    @property
+    def kernel(self) -> str:
+        return "lion"
+
+
+def native_rule(rule: UpdateRule) -> UpdateRule:
+    """The rule that does by a kernel what a rule of `rules.py` does, up to rounding; the rule itself where
+    there is no kernel (SGD, amsgrad)."""
+    if isinstance(rule, AdamRule) and not rule.amsgrad:
+        return NativeAdamRule(decoupled=rule.decoupled, bias_correction=rule.bias_correction)
+    if isinstance(rule, AdagradRule):
+        return NativeAdagradRule(lr_decay=rule.lr_decay, start=rule.start)
+    if isinstance(rule, LionRule):
+        return NativeLionRule()
+    return rule
