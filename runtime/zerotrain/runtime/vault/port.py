@@ -18,7 +18,6 @@ from zerotrain.runtime.vault.chunks import TileRef
 from zerotrain.runtime.vault.errors import SpillIOError, VaultError
 from zerotrain.runtime.vault.seal import Sealer, SpillIntegrityError, VaultIdentity
 
-
 if TYPE_CHECKING:
     from zerotrain.runtime._native import UpdateTask
 

@@ -21,7 +21,6 @@ from zerotrain.runtime.vault.errors import VaultError
 from zerotrain.runtime.vault.port import Port
 from zerotrain.runtime.vault.ring import Ring
 
-
 if TYPE_CHECKING:
     from zerotrain.runtime._native import UpdateTask
 
