@@ -1,8 +1,9 @@
 """How chunks of the vault are sealed: the interface, its records, and the sealer that encrypts nothing.
 
-The vault's store calls `seal` before it writes and `open` after it has read; the optimizer's step over the vault
-calls `update`, which does both around the arithmetic. Encrypting sealers: `openssl` (OpenSSL through `csrc/io`) and
-`wheel` (the `cryptography` package); `sealers.create_sealer` chooses. `docs/vault.md` says what is promised.
+The vault's store calls `seal` before it writes and `open` after it has read; the optimizer's step over the
+vault calls `update`, which does both around the arithmetic. Encrypting sealers: `openssl` (OpenSSL through
+`csrc/io`) and `wheel` (the `cryptography` package); `sealers.create_sealer` chooses. `docs/vault.md` says what
+is promised.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Protocol
 import torch
 
 from zerotrain.contract.exit_codes import ExitCode
-from zerotrain.contract.memory.inputs import TAG_BYTES, TAG_CHUNK_NUMEL
+from zerotrain.contract.memory.inputs import CHUNK_NUMEL, TAG_BYTES
 from zerotrain.runtime import _native
 
 TILE_CHUNKS = 64
@@ -93,8 +94,8 @@ class SealedRecord:
         master, *states = self.layout.split(",")
         if master not in ("f32", "i16") or not states or any(state != "f32" for state in states):
             raise ValueError(
-                f"chunks of unit {self.unit!r} have the layout {self.layout!r}; an update needs 'f32' or 'i16' and "
-                "then 'f32' per state"
+                f"chunks of unit {self.unit!r} have the layout {self.layout!r}; an update needs 'f32' or "
+                "'i16' and then 'f32' per state"
             )
         return master == "i16"
 
@@ -131,8 +132,8 @@ class ChunkBatch:
         expected = self.record.bytes_of(self.first, self.count)
         if self.data.dtype != torch.uint8 or self.data.numel() != expected or not self.data.is_contiguous():
             raise ValueError(
-                f"data of {self.count} chunks of unit {self.record.unit!r} must be {expected} contiguous bytes; "
-                f"got {self.data.numel()} of {self.data.dtype}"
+                f"data of {self.count} chunks of unit {self.record.unit!r} must be {expected} contiguous "
+                f"bytes; got {self.data.numel()} of {self.data.dtype}"
             )
 
 
@@ -149,14 +150,14 @@ class SpillIntegrityError(Exception):
         self.file_offset = chunks.file_offset + (chunk - chunks.first) * record.chunk_bytes
         others = f" (and {len(failed) - 1} more chunks of the same read)" if len(failed) > 1 else ""
         super().__init__(
-            f"spill file of rank {rank}, offset {self.file_offset}: chunk {chunk} of unit {record.unit!r}{others} "
-            "failed authentication: the drive returned other bytes than were written last; nothing of them was "
-            "used. Replace the node's drive; training goes on from the last checkpoint"
+            f"spill file of rank {rank}, offset {self.file_offset}: chunk {chunk} of unit {record.unit!r}"
+            f"{others} failed authentication: the drive returned other bytes than were written last; nothing "
+            "of them was used. Replace the node's drive; training goes on from the last checkpoint"
         )
 
 
 class Sealer(Protocol):
-    """Turns chunks into what may lie on the drive, and back. Thread-safe; the native parts run without the GIL."""
+    """Turns chunks into what may lie on the drive, and back. Thread-safe; runs without the GIL."""
 
     @property
     def info(self) -> SealerInfo: ...
@@ -168,8 +169,8 @@ class Sealer(Protocol):
     def add(self, unit: str, chunk_bytes: Sequence[int], *, layout: str = "") -> SealedRecord:
         """A record for chunks of these sizes: all equal, but the last may be shorter.
 
-        `layout`: the dtypes of a chunk's parts in order, as in "f32,f32,f32" or "i16,f32,f32"; authenticated with
-        every chunk, and what `update` cuts chunks by.
+        `layout`: the dtypes of a chunk's parts in order, as in "f32,f32,f32" or "i16,f32,f32"; authenticated
+        with every chunk, and what `update` cuts chunks by.
         """
 
     def forget(self, record: SealedRecord) -> None:
@@ -188,8 +189,8 @@ class Sealer(Protocol):
     def update(self, chunks: ChunkBatch, task: _native.UpdateTask, *, origin: int = 0) -> None:
         """Opens, updates and seals chunk by chunk, so that a chunk stays in the processor's cache.
 
-        `origin`: element of the task that the record's first element is. Raises SpillIntegrityError, which names
-        all chunks that failed: they were not updated, the others were.
+        `origin`: element of the task that the record's first element is. Raises SpillIntegrityError, which
+        names all chunks that failed: they were not updated, the others were.
         """
 
     def close(self) -> None:
@@ -215,9 +216,15 @@ class Records:
     def add(self, unit: str, chunk_bytes: Sequence[int], layout: str) -> SealedRecord:
         """Raises ValueError where the sizes are not those of one record, or no id is left."""
         sizes = set(chunk_bytes[:-1])
-        if not chunk_bytes or len(sizes) > 1 or min(chunk_bytes) < 1 or any(chunk_bytes[-1] > size for size in sizes):
+        if (
+            not chunk_bytes
+            or len(sizes) > 1
+            or min(chunk_bytes) < 1
+            or any(chunk_bytes[-1] > size for size in sizes)
+        ):
             raise ValueError(
-                f"chunks of unit {unit!r} must have one size, and the last at most that; got {chunk_bytes!r:.200}"
+                f"chunks of unit {unit!r} must have one size, and the last at most that; got "
+                f"{chunk_bytes!s:.200}"
             )
         with self._lock:
             if self._next_id >= MAX_RECORDS:
@@ -271,7 +278,7 @@ def native_chunks(chunks: ChunkBatch) -> _native.Chunks:
 
 def first_element(chunks: ChunkBatch, origin: int) -> int:
     """Element of a task that the batch begins with."""
-    return origin + chunks.first * TAG_CHUNK_NUMEL
+    return origin + chunks.first * CHUNK_NUMEL
 
 
 class PlainSealer:
@@ -305,7 +312,9 @@ class PlainSealer:
         chunks.check()
         never = chunks.record.table.find(0, chunks.first, chunks.first + chunks.count)
         if never >= 0:
-            raise ValueError(f"chunk {never} of unit {chunks.record.unit!r} was never sealed: there is nothing to open")
+            raise ValueError(
+                f"chunk {never} of unit {chunks.record.unit!r} was never sealed: there is nothing to open"
+            )
 
     def update(self, chunks: ChunkBatch, task: _native.UpdateTask, *, origin: int = 0) -> None:
         """The arithmetic alone."""

@@ -36,7 +36,7 @@ def create_sealer(
 
 
 def chosen_backend(environ: Mapping[str, str] = os.environ) -> CryptoBackend:
-    """OpenSSL where the native module has it: there the optimizer's step runs inside of opening and sealing."""
+    """OpenSSL where the native module has it: there the step runs inside of opening and sealing."""
     has_openssl = bool(_native.openssl_version())
     asked = environ.get(CRYPTO_VARIABLE, "")
     if not asked:
@@ -48,7 +48,7 @@ def chosen_backend(environ: Mapping[str, str] = os.environ) -> CryptoBackend:
         raise ValueError(f"{CRYPTO_VARIABLE} must be {names}; got {asked!r}") from None
     if backend is CryptoBackend.OPENSSL and not has_openssl:
         raise ValueError(
-            f"{CRYPTO_VARIABLE}=openssl: the native module was built without OpenSSL; unset it, or install OpenSSL's "
-            "headers (libssl-dev) and build again"
+            f"{CRYPTO_VARIABLE}=openssl: the native module was built without OpenSSL; unset it, or install "
+            "OpenSSL's headers (libssl-dev) and build again"
         )
     return backend

@@ -1,8 +1,8 @@
 """Keeps the process's memory out of core files and away from other processes of its user.
 
-Called once when an engine starts, whatever its configuration: weights and gradients are in memory in any case. The
-stacks that the launcher asks for come from inside of the process (faulthandler), so they still work; memory shared
-between ranks is handed over through sockets, so it does too.
+Called once when an engine starts that spills. The stacks that the launcher asks for come from inside of the
+process (faulthandler), so they still work; memory shared between ranks is handed over through sockets, so it
+does too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Secrecy:
     """RLIMIT_CORE is 0: the kernel writes no core file."""
 
     core_contents: str
-    """coredump_filter is 0: what a collector of the host's gets, whom the limit does not stop, holds no memory."""
+    """coredump_filter is 0: what a collector of the host's gets, whom no limit stops, holds no memory."""
 
     reading: str
     """PR_SET_DUMPABLE is 0: no core at all, and no process of the same user can attach or read memory."""
@@ -55,8 +55,8 @@ class Secrecy:
 def refuse_cores(*, environ: Mapping[str, str] = os.environ) -> Secrecy:
     """Raises nothing: where the system refuses, training goes on and the reason is reported.
 
-    To be called when descriptors on the process's own `/proc` files are open (comm's page map): for users other than
-    root the system no longer lets them be opened afterwards.
+    To be called when descriptors on the process's own `/proc` files are open (comm's page map): for users
+    other than root the system no longer lets them be opened afterwards.
     """
     # The filter before the last one, which makes its file root's.
     contents = _no_core_contents()

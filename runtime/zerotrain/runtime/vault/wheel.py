@@ -1,7 +1,7 @@
 """The sealer on the `cryptography` package: the same bytes as `openssl`, for modules built without OpenSSL.
 
-Chosen by `sealers.create_sealer`, also where `ZEROTRAIN_VAULT_CRYPTO=cryptography` asks for it. Threads of Python's
-own: the package computes without the GIL.
+Chosen by `sealers.create_sealer`, also where `ZEROTRAIN_VAULT_CRYPTO=cryptography` asks for it. Threads of
+Python's own: the package computes without the GIL.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class WheelSealer:
             raise SpillIntegrityError(chunks, failed, rank=self._records.identity.rank)
 
     def update(self, chunks: ChunkBatch, task: _native.UpdateTask, *, origin: int = 0) -> None:
-        """See Sealer. One pass each to open, update and seal, as the package knows nothing of the arithmetic."""
+        """See Sealer. One pass each to open, update and seal: the package knows nothing of the arithmetic."""
         has_remainder = chunks.record.has_remainder
         places = _Places(chunks)
         places.check(opens=True, seals=True)
@@ -154,7 +154,7 @@ class _Places:
         chunks.check()
         self._chunks = chunks
         self._record = chunks.record
-        self._bytes = memoryview(chunks.data.numpy())
+        self._bytes = chunks.data.numpy().data
 
     @property
     def indices(self) -> range:
@@ -162,7 +162,7 @@ class _Places:
         return range(self._chunks.first, self._chunks.first + self._chunks.count)
 
     def check(self, *, opens: bool, seals: bool) -> None:
-        """Before the first change. Raises ValueError for chunks never sealed, RuntimeError where one cannot be again."""
+        """ValueError: a chunk was never sealed; RuntimeError: one cannot be sealed again."""
         for chunk in self.indices:
             generation = self.generation(chunk)
             if opens and generation == 0:
@@ -171,7 +171,8 @@ class _Places:
                 )
             if seals and generation == MAX_GENERATION:
                 raise RuntimeError(
-                    f"chunk {chunk} of record {self._record.id} was sealed 2^32 - 1 times; a generation must not repeat"
+                    f"chunk {chunk} of record {self._record.id} was sealed 2^32 - 1 times; a generation must "
+                    "not repeat"
                 )
 
     def run(self, first: int, stop: int) -> ChunkBatch:
