@@ -50,7 +50,8 @@ class ShardedOptimizer:
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients since the last step; `step()` does it, too."""
-        self.engine.pipeline.drop()
+        if self.engine.core.has_gradients:  # else an update in the background would be waited for
+            self.engine.pipeline.drop()
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-able scalars; the tensors are sharded and go to `engine.save_checkpoint`."""

@@ -52,8 +52,8 @@ class Relayout:
         found: list[str] = []
         with torch._C.DisableTorchFunctionSubclass():
             for unit in units:
-                if unit.placement.params_sharded:
-                    continue  # shown and hidden by the unit alone
+                if unit.placement.params_sharded or unit.pending is not None:
+                    continue  # shown and hidden by us alone
                 base, size = unit.full.tensor.data_ptr(), unit.full.tensor.element_size()
                 for segment, parameter in zip(unit.layout.segments, unit.parameters, strict=True):
                     if segment.numel and parameter.data_ptr() != base + size * segment.start:
@@ -84,6 +84,7 @@ class Relayout:
         changed = self.changed()
         if not changed:
             return
+        self._core.updates.settle_all()  # also those of what is frozen now: the step came before
         self._agree(changed)
         layout = self._plan()
         if not any(unit.trainable for unit in layout.units):
@@ -112,6 +113,8 @@ class Relayout:
         stale = [unit for unit in core.units if unit.layout not in kept]
         fresh = [each for each in layout.units if each not in kept]
         parameters = parameters_by_fqn(core.model)
+        if core.options.tier is not None:
+            core.options.tier.prepare(layout, core.ledger)
         made: dict[str, Unit] = {}
         gradients = dict(core.gradients)
         self._optimizer.layout = layout

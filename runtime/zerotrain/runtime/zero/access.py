@@ -44,6 +44,7 @@ def full_parameters(
     opened = _units_of(target)
     for core in dict.fromkeys(opened.values()):
         core.check_idle("full_parameters")
+        core.updates.settle_all()  # a writer would be overwritten, and so would states that follow it
         if rank is not None and not 0 <= rank < core.comm.world_size:
             raise ValueError(f"modifier_rank must be in [0, {core.comm.world_size}) or None; got {rank}")
     for unit, core in opened.items():

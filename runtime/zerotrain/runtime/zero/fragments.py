@@ -155,6 +155,10 @@ class _Place:
             raise RuntimeError(
                 f"{what} is not possible within full_parameters, whose end would overwrite it; leave it first"
             )
+        if writes:
+            core.updates.settle_all()
+        else:
+            core.updates.wait([unit])  # its masters and states; nothing here reads replicas
         adopt_writes([unit])
         _, segment = core.layout.find(fqn_of(parameter))
         start, stop = _overlap(segment, unit.start, unit.stop)

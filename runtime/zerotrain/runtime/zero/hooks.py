@@ -121,6 +121,7 @@ class BoundaryHooks:
             module.register_forward_hook(_untraced(self._after), always_call=self._is_root),
         ]
         if self._is_root:
+            handles.append(module.register_load_state_dict_pre_hook(self._loading))  # type: ignore[no-untyped-call]
             handles.append(module.register_load_state_dict_post_hook(self._loaded))  # type: ignore[no-untyped-call]
         return handles
 
@@ -150,6 +151,10 @@ class BoundaryHooks:
                 num_hooked += 1
         self._core.after_forward(self._boundary, window if num_hooked else None, is_root=self._is_root)
         return output
+
+    def _loading(self, *_: object) -> None:
+        """`model.load_state_dict` begins, on every rank."""
+        self._core.updates.settle_all()
 
     def _loaded(self, _module: nn.Module, _incompatible: object) -> None:
         """`model.load_state_dict` wrote replicated weights (sharded ones refuse): masters must follow."""

@@ -300,6 +300,8 @@ def adopt_writes(units: Iterable[Unit]) -> None:
         part = unit.full.tensor[unit.start : unit.stop]
         if unit.placement.params_sharded or part.data_ptr() == unit.shard.data_ptr():
             continue
+        if unit.pending is not None:
+            continue  # hidden since the update took over what had been written
         if has_copies(part.data_ptr(), part.nbytes):
             unit.shard.copy_(part)
 
