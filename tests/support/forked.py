@@ -1,0 +1,34 @@
+"""Runs a function in a forked child: for limits that cannot be lifted again, and for what a fork must not do."""
+
+from __future__ import annotations
+
+import json
+import os
+import traceback
+import warnings
+from collections.abc import Callable
+
+
+def in_child(work: Callable[[], object]) -> object:
+    """What `work` returns, through JSON. Raises AssertionError with the child's traceback."""
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        # The child starts no thread's work that the parent's threads may hold a lock for.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        os.close(reader)
+        try:
+            answer = json.dumps({"value": work()})
+        except BaseException:
+            answer = json.dumps({"error": traceback.format_exc()})
+        os.write(writer, answer.encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        text = pipe.read()
+    _, status = os.waitpid(pid, 0)
+    assert text, f"the child ended with {status} and said nothing"
+    answer_of = json.loads(text)
+    assert "error" not in answer_of, answer_of["error"]
+    return answer_of["value"]
