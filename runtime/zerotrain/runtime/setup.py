@@ -12,11 +12,14 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from zerotrain.contract.config import AutoValues, ConfigError, EngineConfig, load, resolve
+from zerotrain.contract.memory.moved import shards_parameters
 from zerotrain.runtime.activation.settings import Settings, adopt
 from zerotrain.runtime.agreement import check_same_config
 from zerotrain.runtime.comm.group import Comm, pick_device
 from zerotrain.runtime.comm.model_parallel import ModelParallel
 from zerotrain.runtime.construct.values import origins_of, take_values
+from zerotrain.runtime.offload.fit import check_fit
+from zerotrain.runtime.offload.spill import make_param_tier, open_vault
 from zerotrain.runtime.zero.core import Core, CoreOptions
 from zerotrain.runtime.zero.hierarchy import ErrorFeedback
 from zerotrain.runtime.zero.layout import DTYPE_BYTES, LayoutError, ModelLayout
@@ -123,7 +126,7 @@ def make_layout(
         small=SmallParameters(
             numel=config.zero.param_persistence_threshold, budget=config.zero.model_persistence_threshold
         )
-        if config.zero.stage == 3 and config.world_size > 1
+        if shards_parameters(config, on_host=pick_device().type == "cpu")
         else None,
     )
 
@@ -139,10 +142,19 @@ def build_core(
     source = config.precision.compute_dtype if zero.stage >= 2 else "fp32"
     is_cast = DTYPE_BYTES[wire] <= DTYPE_BYTES[source] and wire != source
     plus = _plus(config)
-    placement = Placement.of_stage(zero.stage, world_size=comm.world_size)
+    vault = open_vault(config, comm)
+    tier = make_param_tier(config, comm, vault)
+    spills_weights = tier is not None and tier.may_spill
+    placement = Placement.of_stage(zero.stage, world_size=comm.world_size, has_tier=tier is not None)
     options = CoreOptions(
-        placement=replace(placement, may_share=not plus.changes_weights),
+        placement=replace(
+            placement,
+            may_share=not (plus.changes_weights or spills_weights),
+            splits_masters=config.precision.store_param_remainders,
+        ),
         plus=plus,
+        tier=tier,
+        vault=vault,
         just_in_time=just_in_time,
         live=LiveLimits(
             prefetch_numel=zero.prefetch_bucket_size,
@@ -156,6 +168,7 @@ def build_core(
         averages=config.precision.gradient_reduce_op == "mean",
     )
     _check_agreement(layout, comm)
+    check_fit(model, config, layout, comm)
     return Core(model, layout, comm=comm, options=options, values=take_values(model, comm))
 
 

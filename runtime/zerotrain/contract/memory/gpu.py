@@ -70,7 +70,7 @@ def gpu_persistent(inputs: MemoryInputs) -> GpuPersistent:
 def _shares_weights(inputs: MemoryInputs) -> bool:
     """Whether gathered weights are memory of the rank that owns them."""
     is_plain = inputs.hpz_ranks == 1 and not inputs.quantized_weights
-    return inputs.shares_memory and is_plain and inputs.param_tier == "gpu"
+    return inputs.shares_memory and is_plain and inputs.param_tier != "nvme"
 
 
 def _error_bytes(inputs: MemoryInputs) -> int:

@@ -8,10 +8,11 @@ from collections.abc import Callable
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from zerotrain.contract.memory import UnitSize, gpu_persistent, gpu_transient, memory_inputs
+from zerotrain.contract.memory import gpu_persistent, gpu_transient, memory_inputs
 from zerotrain.runtime.facade.memory import DeviceMemory, MemoryStatus, ProcessMemory
 from zerotrain.runtime.facade.parts import EngineParts
 from zerotrain.runtime.facade.steplog import StepLog
+from zerotrain.runtime.offload.fit import unit_sizes
 from zerotrain.runtime.step import StepResult
 from zerotrain.runtime.zero.ledger import Kind
 
@@ -29,9 +30,10 @@ class Inspection(EngineParts):
         """This rank's memory: buffers by kind, peaks by phase, the formula beside them, process, device."""
         inputs = memory_inputs(
             self.config,
-            self._unit_sizes(),
+            unit_sizes(self.core.layout),
             shares_memory=self.comm.shares_memory,
             ranks_per_node=self.comm.nodes.ranks_per_node,
+            on_host=self.device.type == "cpu",
         )
         persistent = gpu_persistent(inputs).total_bytes
         return MemoryStatus(
@@ -78,15 +80,3 @@ class Inspection(EngineParts):
                 print(line, flush=True)
         for hook in list(self._step_hooks.values()):
             hook(result)
-
-    def _unit_sizes(self) -> list[UnitSize]:
-        return [
-            UnitSize(
-                name=unit.name,
-                numel=unit.numel,
-                padded_numel=unit.padded_numel,
-                trainable=unit.trainable,
-                whole_pass=not unit.module,
-            )
-            for unit in self.core.layout.units
-        ]

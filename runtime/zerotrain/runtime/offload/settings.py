@@ -49,11 +49,24 @@ def spill_settings(
     if not spills(config):
         return None
     env = SpillEnv.from_env(environ)
+    return _settings(config, env, _folders(config, env), world_size=world_size)
+
+
+def possible_spill(config: EngineConfig, environ: Mapping[str, str], *, world_size: int) -> SpillSettings:
+    """What the settings would be if something were offloaded to nvme; no folders where none is known."""
+    env = SpillEnv.from_env(environ)
+    folders = tuple(map(Path, config.zero.spill.paths)) or ((env.nvme_path,) if env.nvme_path else ())
+    return _settings(config, env, folders, world_size=world_size)
+
+
+def _settings(
+    config: EngineConfig, env: SpillEnv, folders: tuple[Path, ...], *, world_size: int
+) -> SpillSettings:
     # Without a launcher nobody says which ranks share the volume: count on all of them.
     sharers = env.local_world_size or world_size
     limits = [config.zero.spill.max_bytes, None if env.nvme_bytes is None else env.nvme_bytes // sharers]
     return SpillSettings(
-        folders=_folders(config, env),
+        folders=folders,
         limit_bytes=min((limit for limit in limits if limit is not None), default=None),
         encryption=_encryption(config, env),
         job=env.job_uid or env.job or "local",
