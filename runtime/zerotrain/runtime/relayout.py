@@ -118,6 +118,7 @@ class Relayout:
         made: dict[str, Unit] = {}
         gradients = dict(core.gradients)
         self._optimizer.layout = layout
+        book.tiers.plan(layout, replicated=not core.options.placement.states_sharded)
         for module in dict.fromkeys([unit.layout.module for unit in stale]):
             parts = TakenApart(core.comm)
             leaving = [unit for unit in stale if unit.layout.module == module]

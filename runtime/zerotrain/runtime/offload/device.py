@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from zerotrain.runtime.offload.states import REMAINDER, Block, Encoding, UnitStates, UpdateBlock
+from zerotrain.runtime.offload.states import REMAINDER, Block, Encoding, UnitStates, UnitUpdate
 from zerotrain.runtime.zero.buffer import flat_zeros
 from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
 from zerotrain.runtime.zero.state import MASTER
@@ -69,21 +69,19 @@ class ResidentStates(UnitStates):
     def store(self, name: str, start: int, values: torch.Tensor) -> None:
         self.arrays[name][start : start + values.numel()].copy_(values)
 
-    def update(self, update: UpdateBlock) -> None:
+    def update(self, update: UnitUpdate) -> None:
         """All of it in one block."""
-        is_split = self.encoding is Encoding.SPLIT
         with self.weights_to_update(self.device) as weights:
             is_master = self.encoding is Encoding.WEIGHT
-            update(
-                Block(
-                    start=0,
-                    stop=self.numel,
-                    master=weights if is_master else self.arrays.get(MASTER),
-                    remainder=self.arrays[REMAINDER] if is_split else None,
-                    by_kind=self.by_kind,
-                    weight=None if is_master else weights,
-                )
+            block = Block(
+                start=0,
+                stop=self.numel,
+                master=weights if is_master else self.arrays.get(MASTER),
+                remainder=self.arrays.get(REMAINDER),
+                by_kind=self.by_kind,
+                weight=None if is_master else weights,
             )
+            update.bind(weights, self.encoding)(block)
 
     def round_weights(self) -> None:
         """Round the masters into the weights, after a rule updated them."""

@@ -9,10 +9,11 @@ optimizer, checkpoints and state access.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any, Protocol
 
 import torch
 
@@ -22,6 +23,9 @@ from zerotrain.runtime.zero.unit import Unit
 
 REMAINDER = "remainder"
 """What is stored of a master whose upper half is the weight; no kind of its own outside of this package."""
+
+STORED_DTYPES = {REMAINDER: torch.int16}
+"""Of stored arrays; all others are fp32."""
 
 _PIECE_NUMEL = 1 << 20
 """Elements that are converted at a time."""
@@ -35,11 +39,11 @@ class Encoding(Enum):
     SPLIT = "split"  # the bf16 weight is the upper half, rounded half up; an int16 remainder is the rest
 
     @classmethod
-    def of(cls, dtype: str, *, stores_remainders: bool) -> Encoding:
-        """For weights of a compute dtype ("bf16", "fp16", "fp32")."""
-        if dtype == "fp32":
-            return cls.WEIGHT
-        return cls.SPLIT if stores_remainders and dtype == "bf16" else cls.FULL
+    def of(cls, unit: Unit) -> Encoding:
+        """As the unit's weights are kept."""
+        if unit.dtype is torch.float32:
+            return cls.WEIGHT if unit.keeps_shard else cls.FULL
+        return cls.SPLIT if unit.placement.splits_masters and unit.dtype is torch.bfloat16 else cls.FULL
 
     @property
     def stored(self) -> str | None:
@@ -64,8 +68,26 @@ class Block:
     """Weights in compute precision that the update writes (SPLIT: reads, too); None under WEIGHT."""
 
 
-UpdateBlock = Callable[[Block], None]
-"""Updates a block in place."""
+class BlockUpdate(Protocol):
+    """The update of one unit, once its weights are at hand."""
+
+    @property
+    def task(self) -> Any | None:
+        """The same as a native task over all elements of the unit (`_native.UpdateTask`), where the rule has
+        a kernel: a tile can then be opened, updated and sealed in one pass."""
+        ...
+
+    def __call__(self, block: Block) -> None:
+        """Update a block in place."""
+        ...
+
+
+class UnitUpdate(Protocol):
+    """The update of one unit, before."""
+
+    def bind(self, weights: torch.Tensor, encoding: Encoding) -> BlockUpdate:
+        """For weights of the states' interval, which decide the device."""
+        ...
 
 
 class UnitStates(ABC):
@@ -99,6 +121,11 @@ class UnitStates(ABC):
         first = self.encoding.stored
         return self.kinds if first is None else (first, *self.kinds)
 
+    @property
+    def device(self) -> torch.device:
+        """Where the update runs."""
+        return torch.device("cpu")
+
     @abstractmethod
     def load(self, name: str, start: int, stop: int) -> torch.Tensor:
         """Elements of a stored array: a copy, or the memory itself."""
@@ -107,14 +134,10 @@ class UnitStates(ABC):
     def store(self, name: str, start: int, values: torch.Tensor) -> None:
         """Replace elements of a stored array."""
 
-    @contextmanager
-    def weights_to_update(self, device: torch.device) -> Iterator[torch.Tensor]:
+    def weights_to_update(self, device: torch.device) -> AbstractContextManager[torch.Tensor]:
         """The weights of the interval on a device, as they are now unless the encoding overwrites them all;
         what is in the tensor at the end becomes the weights."""
-        with self.unit.weights_to_update(
-            reads=self.encoding is not Encoding.FULL, device=device
-        ) as weights:
-            yield weights
+        return self.unit.weights_to_update(reads=self.encoding is not Encoding.FULL, device=device)
 
     def read_weights(self, start: int, stop: int) -> torch.Tensor:
         """Elements of the weights in compute precision: a copy or the memory itself."""

@@ -1,55 +1,134 @@
-"""Which tier holds the states of which unit, and the sweep of a step over all of them.
+"""Which tier holds the states of which unit, and a step's way through all of them.
 
-Made by the engine's setup (`make_tiers`), driven by `ZeroOptimizer`.
+Three tiers: the device beside the weights, host memory, the vault. Made by the engine's setup (`make_tiers`),
+driven by `ZeroOptimizer`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from enum import Enum
 
-
+from zerotrain.contract.config import EngineConfig
+from zerotrain.contract.memory import kept_states
 from zerotrain.runtime.offload.device import ResidentStates, device_states
-from zerotrain.runtime.offload.states import Encoding, UnitStates, UpdateBlock
+from zerotrain.runtime.offload.host import HostStates
+from zerotrain.runtime.offload.states import Encoding, UnitStates, UnitUpdate
+from zerotrain.runtime.offload.vaulted import Shelf, VaultStates
+from zerotrain.runtime.vault.store import Vault
+from zerotrain.runtime.vault.sweep import Tile
+from zerotrain.runtime.zero.layout import ModelLayout
 from zerotrain.runtime.zero.ledger import MemoryLedger
 from zerotrain.runtime.zero.unit import Unit
 
 
+class TierName(Enum):
+    """Where states are offloaded to, by the configuration's names."""
+
+    DEVICE = "none"
+    HOST = "cpu"
+    VAULT = "nvme"
+
+
 class StateTiers:
     """Makes the states of units, and opens passes over them."""
+
+    def __init__(
+        self,
+        *,
+        name: TierName = TierName.DEVICE,
+        ratio: float = 1.0,
+        pinned: bool = True,
+        vault: Vault | None = None,
+    ) -> None:
+        """`ratio`: the part of the elements that is offloaded, 0..1; `vault`: where, for VAULT."""
+        assert (vault is not None) or name is not TierName.VAULT
+        self.name = name
+        self._ratio, self._pinned, self._vault = ratio, pinned, vault
+        self._kept: frozenset[str] = frozenset()
+        self._shelf: Shelf | None = None
+
+    def plan(self, layout: ModelLayout, *, replicated: bool) -> None:
+        """These are the units from now on: those at the start of forward stay on the device, as much as the
+        ratio leaves. `replicated`: every rank keeps all states. Called before `add`."""
+        units = [unit for unit in layout.units if unit.trainable]
+        ranks = 1 if replicated else layout.world_size
+        kept = kept_states([unit.padded_numel // ranks for unit in units], self._ratio)
+        self._kept = frozenset(units[index].name for index in kept)
 
     def add(self, unit: Unit, kinds: tuple[str, ...], ledger: MemoryLedger) -> UnitStates:
         """The states of a trainable unit: its initial values and zeros."""
         initial = unit.initial_master
         assert initial is not None  # frozen units have no states
         unit.initial_master = None
-        encoding = Encoding.of(unit.layout.dtype, stores_remainders=unit.placement.splits_masters)
-        return device_states(unit, kinds, encoding, initial, ledger)
+        encoding = Encoding.of(unit)
+        has_states = bool(kinds) or encoding.stored is not None
+        if self.name is TierName.DEVICE or unit.name in self._kept or not has_states:
+            return device_states(unit, kinds, encoding, initial, ledger)
+        if self.name is TierName.HOST:
+            return HostStates(unit, kinds, encoding, initial=initial, ledger=ledger, pinned=self._pinned)
+        assert self._vault is not None
+        self._shelf = self._shelf or Shelf(self._vault, ledger)
+        states = self._shelf.add(unit, kinds, encoding, initial.numel())
+        states.take_initial(initial)
+        return states
 
     def forget(self, states: UnitStates) -> None:
-        """Give the memory of states back."""
-        assert isinstance(states, ResidentStates)
-        states.drop()
+        """Give the memory, or the place in the vault, of states back."""
+        if isinstance(states, ResidentStates):
+            states.drop()
+        elif isinstance(states, VaultStates):
+            assert self._shelf is not None
+            self._shelf.forget(states)
 
     def open_pass(self, order: Sequence[UnitStates]) -> UpdatePass:
         """A pass that updates each of these once, in this order."""
-        return UpdatePass(order)
+        if self._shelf is not None:
+            self._shelf.cache.close()
+        return UpdatePass([states for states in order if isinstance(states, VaultStates)], self._vault)
 
 
 class UpdatePass:
-    """One step's way through the states. Any thread, but one at a time."""
+    """One step's way through the states. One thread, from the first `update` to `close`.
 
-    def __init__(self, order: Sequence[UnitStates]) -> None:
-        self._order = order
+    What is in the vault is one sweep over all units, so that the next unit's tiles are read while the last
+    one's are written.
+    """
 
-    def update(self, states: UnitStates, update: UpdateBlock) -> None:
-        """Hand every block of a unit's states to `update`."""
-        assert isinstance(states, ResidentStates)
-        states.update(update)
+    def __init__(self, spilled: Sequence[VaultStates], vault: Vault | None) -> None:
+        self._spilled, self._vault = spilled, vault
+        self._stack = ExitStack()
+        self._tiles: Iterator[Tile] | None = None
+
+    def update(self, states: UnitStates, update: UnitUpdate) -> None:
+        """Hand a unit's states to `update`. After an error the pass is over."""
+        try:
+            if isinstance(states, VaultStates):
+                states.update(update, self._sweep())
+            else:
+                assert isinstance(states, ResidentStates)
+                states.update(update)
+        except BaseException:
+            self._stack.__exit__(*sys.exc_info())
+            raise
 
     def close(self) -> None:
-        """Wait until everything is stored."""
+        """Wait until everything is stored. Raises what went wrong."""
+        self._stack.close()
+
+    def _sweep(self) -> Iterator[Tile]:
+        if self._tiles is None:
+            assert self._vault is not None
+            refs = [ref for states in self._spilled for ref in states.record.tiles()]
+            self._tiles = iter(self._stack.enter_context(self._vault.sweep(refs, writes=True)))
+        return self._tiles
 
 
-VaultFactory = Callable[[], object]
-"""Makes the vault of this rank."""
-
+def make_tiers(config: EngineConfig, vault: Vault | None) -> StateTiers:
+    """The tiers of a configuration; `vault` is this rank's, where anything is spilled."""
+    block = config.zero.offload_optimizer
+    if block is None:
+        return StateTiers()
+    return StateTiers(name=TierName(block.device), ratio=block.ratio, pinned=block.pin_memory, vault=vault)

@@ -98,8 +98,8 @@ class _NativeRule:
         *,
         start: int = 0,
     ) -> None:
-        """Do a part of a task, from element `start` on, on a master (fp32), a remainder (int16), or None where
-        the weight is the master."""
+        """Do a part of a task, from element `start` on; `master` is fp32, or a remainder (int16), or None where
+        the weight is it."""
         update_(task, master, [states[kind] for kind in self.kinds], start=start)
 
     def update_run(

@@ -10,6 +10,7 @@ from torch import nn
 
 from zerotrain.contract.config import ConfigError, OptimizerConfig
 from zerotrain.runtime.offload.device import ResidentStates
+from zerotrain.runtime.offload.tiers import StateTiers, TierName
 from zerotrain.runtime.optim.book import UnitBook
 from zerotrain.runtime.optim.foreign import ForeignRule
 from zerotrain.runtime.optim.groups import (
@@ -25,7 +26,7 @@ from zerotrain.runtime.optim.lamb import LambRule
 from zerotrain.runtime.optim.onebit import OneBitAdamRule
 from zerotrain.runtime.optim.plain import from_plain, to_plain
 from zerotrain.runtime.optim.rules import Hyper, UpdateRule, rule_of
-from zerotrain.runtime.optim.update import JointUpdate, SegmentStep, UnitKernel, Update, gradients_on
+from zerotrain.runtime.optim.update import JointUpdate, SegmentStep, UnitKernel, Update
 from zerotrain.runtime.zero.core import Core
 from zerotrain.runtime.zero.gradients import UnitGradients
 from zerotrain.runtime.zero.layout import ModelLayout
@@ -33,28 +34,28 @@ from zerotrain.runtime.zero.unit import Unit
 
 
 def rule_for(config: OptimizerConfig) -> UpdateRule | JointRule:
-    """The rule of a configuration: Adam's native kernel where it is compiled in, unless `torch_adam` asks for
-    torch's arithmetic. Raises ConfigError where the kernel was named but this installation lacks it."""
+    """The rule of a configuration: by its native kernel where there is one and it is compiled in, unless
+    `torch_adam` asks for torch's arithmetic. Raises ConfigError where the kernel was named but this
+    installation lacks it."""
     if config.type == "OneBitAdam":
         return OneBitAdamRule(config)
     if config.type == "Lamb":
         return LambRule.of(config)
-    is_adam = config.type in ("Adam", "AdamW")
-    wants_torch = config.params.get("torch_adam") and not config.native
-    if not is_adam or wants_torch or config.params.get("amsgrad"):
-        return rule_of(config)
+    rule = rule_of(config)
+    if config.params.get("torch_adam") and not config.native:
+        return rule
     try:
-        from zerotrain.runtime.optim.native import NativeAdamRule
+        from zerotrain.runtime.optim.native import native_rule
     except ImportError as error:
         if not config.native:
-            return rule_of(config)
+            return rule
         raise ConfigError(
             "optimizer.type",
             f"needs the native module, which this installation lacks ({error})",
             "DeepSpeedCPUAdam",
             'Install a platform wheel, or set it to "AdamW".',
         ) from error
-    return NativeAdamRule(decoupled=config.decoupled_weight_decay, bias_correction=config.bias_correction)
+    return native_rule(rule)
 
 
 def _json_values(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -99,8 +100,12 @@ class ZeroOptimizer:
         self.drop_gradients: Callable[[], None] = lambda: None
         """What `zero_grad` does; the engine puts its own here."""
 
-    def attach(self, core: Core) -> None:
-        """Make the states of every trainable unit."""
+    def attach(self, core: Core, tiers: StateTiers | None = None) -> None:
+        """Make the states of every trainable unit, where `tiers` puts them (None = on the device)."""
+        self.book.tiers = tiers or StateTiers()
+        placement = core.options.placement
+        self._check_tiers(splits_masters=placement.splits_masters)
+        self.book.tiers.plan(core.layout, replicated=not placement.states_sharded)
         core.on_weights_written.append(self._take_weights)
         core.states = self.states
         core.reducer.keeps_local = lambda: self.is_local
@@ -110,6 +115,26 @@ class ZeroOptimizer:
                 if isinstance(self.rule, OneBitAdamRule):
                     assert isinstance(states, ResidentStates)
                     self.rule.attach(states, core.ledger)
+
+    def _check_tiers(self, *, splits_masters: bool) -> None:
+        """Raise ConfigError for a rule that sees whole tensors where states are not whole tensors."""
+        if not isinstance(self.rule, JointRule):
+            return
+        name, others = self._config.type, "Use AdamW, Adam, Adagrad, Lion or SGD"
+        if (where := self.book.tiers.name) is not TierName.DEVICE:
+            raise ConfigError(
+                "zero_optimization.offload_optimizer.device",
+                f"must be none with {name}, which needs the states of all units at once",
+                where.value,
+                f'{others}, or set it to "none".',
+            )
+        if splits_masters:
+            raise ConfigError(
+                "bf16.store_param_remainders",
+                f"must be false with {name}, which needs whole fp32 weights",
+                True,
+                f"{others}, or set it to false.",
+            )
 
     def add_param_group(self, group: Mapping[str, Any]) -> None:
         """A further group, of parameters that are frozen so far; they are trained from the step on that
@@ -144,7 +169,7 @@ class ZeroOptimizer:
             return JointUpdate(self.rule, units, step=self.num_updates, grad_scale=grad_scale)
         kernels = {
             part.unit.name: UnitKernel(
-                self.rule, self._segments(part.unit.name), gradients_on(part), grad_scale=grad_scale
+                rule=self.rule, segments=self._segments(part.unit.name), part=part, grad_scale=grad_scale
             )
             for part in parts
         }

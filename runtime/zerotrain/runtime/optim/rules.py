@@ -7,9 +7,9 @@ only bounds the temporaries.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -53,29 +53,52 @@ class UpdateRule(Protocol):
         ...
 
 
+class Alike(Protocol):
+    """Elements `[start, stop)` that are updated alike; `step` counts from 1."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def stop(self) -> int: ...
+    @property
+    def hyper(self) -> Hyper: ...
+    @property
+    def step(self) -> int: ...
+
+
 @runtime_checkable
-class WholeRunRule(Protocol):
-    """What a rule has, beside `UpdateRule`, that clips, updates and rounds the weights in one pass."""
+class KernelRule(Protocol):
+    """What a rule has, beside `UpdateRule`, that clips, updates and rounds the weights in one pass, with the
+    same bits for every cut of the range."""
+
+    @property
+    def kinds(self) -> tuple[str, ...]: ...
 
     def runs_on(self, device: torch.device) -> bool:
-        """Whether `update_run` can be called for tensors there."""
+        """Whether `task` can be called for tensors there."""
         ...
 
-    def update_run(
+    def task(
         self,
-        param: torch.Tensor,
-        grad: torch.Tensor,
-        states: Mapping[str, torch.Tensor],
-        hyper: Hyper,
-        step: int,
+        segments: Sequence[Alike],
         *,
+        grad: torch.Tensor,
         grad_scale: float,
         weight: torch.Tensor | None,
-    ) -> bool:
-        """Update a whole run with `grad * grad_scale` and write `weight`; False: write it after.
+        names: Sequence[str],
+    ) -> Any:
+        """The update of all elements of `grad` and `weight`; the states, named by `names`, come later."""
+        ...
 
-        `weight` None means that `param` is the weight. `grad` stays as it is.
-        """
+    def run(
+        self,
+        task: Any,
+        master: torch.Tensor | None,
+        states: Mapping[str, torch.Tensor],
+        *,
+        start: int = 0,
+    ) -> None:
+        """Do a part of a task, from element `start` on; `master` may be a remainder, or None = the weight."""
         ...
 
 

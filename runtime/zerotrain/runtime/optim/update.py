@@ -6,15 +6,16 @@ user may change the groups meanwhile. The step is written once, over the blocks 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from zerotrain.runtime.offload.states import Block, UnitStates
+from zerotrain.runtime.offload.states import Block, Encoding, UnitStates
 from zerotrain.runtime.offload.tiers import StateTiers
 from zerotrain.runtime.optim.joint import JointRule, UnitUpdate
-from zerotrain.runtime.optim.rules import Hyper, UpdateRule, WholeRunRule, tiles
+from zerotrain.runtime.optim.rules import Hyper, KernelRule, UpdateRule, tiles
 from zerotrain.runtime.zero.gradients import UnitGradients
 from zerotrain.runtime.zero.rounding import join, split
 
@@ -30,80 +31,68 @@ class SegmentStep:
     """Updates of these elements, this one included."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
 class UnitKernel:
-    """The update of one unit's elements: a `BlockUpdate`."""
+    """The update of one unit, by value but for its gradients: a `UnitUpdate`."""
 
-    def __init__(
-        self,
-        rule: UpdateRule,
-        segments: Sequence[SegmentStep],
-        grads: Callable[[torch.device], torch.Tensor],
-        *,
-        grad_scale: float,
-    ) -> None:
-        """`grads`: the gradient of the unit's states on a device; it may be overwritten."""
-        self.rule = rule
-        self.segments = segments
-        self.grads = grads
-        self.grad_scale = grad_scale
+    rule: UpdateRule
+    segments: Sequence[SegmentStep]
+    part: UnitGradients
+    grad_scale: float
+
+    def bind(self, weights: torch.Tensor, encoding: Encoding) -> BoundKernel:
+        """For weights of the states' interval, on the device that the states are updated on."""
+        grads, rule = self.part.shard.to(weights.device), self.rule
+        task = None
+        if isinstance(rule, KernelRule) and rule.runs_on(weights.device):
+            stored = encoding.stored
+            task = rule.task(
+                self.segments,
+                grad=grads,
+                grad_scale=self.grad_scale,
+                weight=weights,
+                names=rule.kinds if stored is None else (stored, *rule.kinds),
+            )
+        return BoundKernel(kernel=self, grads=grads, task=task)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BoundKernel:
+    """The update of one unit: a `BlockUpdate`."""
+
+    kernel: UnitKernel
+    grads: torch.Tensor
+    task: Any | None
 
     def __call__(self, block: Block) -> None:
         """Update a block in place."""
-        first = next(t for t in (block.master, block.remainder) if t is not None)
-        grads = self.grads(first.device)[block.start : block.stop]
-        for segment in self.segments:
-            low, high = max(block.start, segment.start), min(block.stop, segment.stop)
-            if low < high:
-                part = slice(low - block.start, high - block.start)
-                self._update(_cut(block, part), grads[part], segment)
-
-    def _update(self, part: Block, grads: torch.Tensor, segment: SegmentStep) -> None:
-        rule = self.rule
-        runs_whole = isinstance(rule, WholeRunRule) and rule.runs_on(grads.device)
-        if runs_whole and (part.remainder is None or rule.takes_remainders):  # type: ignore[attr-defined]
-            self._run_whole(part, grads, segment)
+        if self.task is not None:
+            assert isinstance(self.kernel.rule, KernelRule)
+            is_master = block.weight is None
+            first = block.remainder if block.master is None or is_master else block.master
+            self.kernel.rule.run(self.task, first, block.by_kind, start=block.start)
             return
-        for tile in tiles(0, part.stop - part.start, grads.device):
-            self._update_tile(_cut(part, tile), grads[tile], segment)
+        for segment in self.kernel.segments:
+            low, high = max(block.start, segment.start), min(block.stop, segment.stop)
+            for tile in tiles(low - block.start, high - block.start, self.grads.device):
+                self._update_tile(cut(block, tile), segment)
 
-    def _run_whole(self, part: Block, grads: torch.Tensor, segment: SegmentStep) -> None:
-        """By a rule that does the clipping, the update and the rounding of the weights in one pass."""
-        assert isinstance(self.rule, WholeRunRule)
-        further = {} if part.remainder is None else {"remainder": part.remainder}
-        written = self.rule.update_run(
-            part.master,
-            grads,
-            part.by_kind,
-            segment.hyper,
-            segment.step,
-            grad_scale=self.grad_scale,
-            weight=part.weight,
-            **further,
-        )
-        if not written and part.weight is not None and part.master is not None:
-            part.weight.copy_(part.master)
-
-    def _update_tile(self, tile: Block, grad: torch.Tensor, segment: SegmentStep) -> None:
-        """With the rule's own operations, on a master that is made for it where none is stored."""
-        rule, master = self.rule, tile.master
-        if master is None:
-            assert tile.weight is not None and tile.remainder is not None
-            master = join(tile.weight, tile.remainder)
-        if isinstance(rule, WholeRunRule) and rule.runs_on(grad.device):
-            scale = self.grad_scale
-            rule.update_run(
-                master, grad, tile.by_kind, segment.hyper, segment.step, grad_scale=scale, weight=None
-            )
-        else:
-            if self.grad_scale != 1.0:
-                grad.mul_(self.grad_scale)
-            rule.update(master, grad, tile.by_kind, segment.hyper, segment.step)
-        if tile.remainder is not None and tile.weight is not None:
-            high, low = split(master)
-            tile.weight.copy_(high)
-            tile.remainder.copy_(low)
-        elif tile.weight is not None:
-            tile.weight.copy_(master)
+    def _update_tile(self, tile: Block, segment: SegmentStep) -> None:
+        """With torch's operations, on a master that is made for it where none is stored."""
+        grad, master, weight = self.grads[tile.start : tile.stop], tile.master, tile.weight
+        if self.kernel.grad_scale != 1.0:
+            grad.mul_(self.kernel.grad_scale)
+        if tile.remainder is None:
+            assert master is not None
+            self.kernel.rule.update(master, grad, tile.by_kind, segment.hyper, segment.step)
+            if weight is not None:
+                weight.copy_(master)
+            return
+        assert weight is not None
+        master = join(weight, tile.remainder)
+        self.kernel.rule.update(master, grad, tile.by_kind, segment.hyper, segment.step)
+        for target, half in zip((weight, tile.remainder), split(master), strict=True):
+            target.copy_(half)
 
 
 class Update:
@@ -140,9 +129,7 @@ class JointUpdate:
     is_collective = True
     order: tuple[str, ...] = ()
 
-    def __init__(
-        self, rule: JointRule, units: Sequence[UnitUpdate], *, step: int, grad_scale: float
-    ) -> None:
+    def __init__(self, rule: JointRule, units: Sequence[UnitUpdate], *, step: int, grad_scale: float) -> None:
         self._rule, self._units = rule, units
         self._step, self._grad_scale = step, grad_scale
 
@@ -158,24 +145,17 @@ class JointUpdate:
             unit.states.round_weights()
 
 
-def gradients_on(part: UnitGradients) -> Callable[[torch.device], torch.Tensor]:
-    """A unit's gradients where its states are updated."""
+def cut(block: Block, part: slice) -> Block:
+    """A part of a block, by positions within it."""
 
-    def on(device: torch.device) -> torch.Tensor:
-        return part.shard.to(device)
-
-    return on
-
-
-def _cut(block: Block, part: slice) -> Block:
-    def cut(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    def of(tensor: torch.Tensor | None) -> torch.Tensor | None:
         return None if tensor is None else tensor[part]
 
     return Block(
         start=block.start + part.start,
         stop=block.start + part.stop,
-        master=cut(block.master),
-        remainder=cut(block.remainder),
+        master=of(block.master),
+        remainder=of(block.remainder),
         by_kind={kind: state[part] for kind, state in block.by_kind.items()},
-        weight=cut(block.weight),
+        weight=of(block.weight),
     )

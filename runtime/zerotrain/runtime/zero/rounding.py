@@ -7,12 +7,14 @@ bits; this is for CUDA, for rules without a kernel and for reading and writing.
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 
 def split(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """fp32 as (bf16, int16)."""
-    bits = values.contiguous().view(torch.int32)
+    """fp32 as (bf16, int16). Every NaN becomes the same one, since those with high payloads would wrap."""
+    bits = values.masked_fill(values.isnan(), math.nan).view(torch.int32)
     high = (bits + 0x8000) >> 16
     low = bits - (high << 16)
     return high.to(torch.int16).view(torch.bfloat16), low.to(torch.int16)
@@ -20,7 +22,7 @@ def split(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def join(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
     """Undo `split`: a new fp32 tensor."""
-    bits = high.contiguous().view(torch.int16).to(torch.int32)
+    bits = high.view(torch.int16).to(torch.int32)
     return (bits << 16).add_(low).view(torch.float32)
 
 

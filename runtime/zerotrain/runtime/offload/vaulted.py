@@ -1,0 +1,235 @@
+"""States in the vault: sealed chunks on disk, which pass through a ring of tiles.
+
+A chunk holds the arrays of 16,384 elements behind each other, so that a tile is opened, updated and sealed
+before it leaves the caches. Called through `tiers.StateTiers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from zerotrain.contract.memory.inputs import CHUNK_NUMEL
+from zerotrain.runtime.offload.states import REMAINDER, STORED_DTYPES, Block, Encoding, UnitStates, UnitUpdate
+from zerotrain.runtime.vault.chunks import Record
+from zerotrain.runtime.vault.store import Vault
+from zerotrain.runtime.vault.sweep import Tile
+from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
+from zerotrain.runtime.zero.rounding import split
+from zerotrain.runtime.zero.state import MASTER
+from zerotrain.runtime.zero.unit import Unit
+
+_WINDOW_CHUNKS = 64
+"""Chunks that are in hand at a time when states are read or written outside of a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkLayout:
+    """How the elements of a record lie in its chunks: `names` in this order, array behind array."""
+
+    names: tuple[str, ...]
+    numel: int
+
+    @property
+    def width(self) -> int:
+        """Bytes per element."""
+        return sum(_dtype(name).itemsize for name in self.names)
+
+    @property
+    def chunk_bytes(self) -> tuple[int, ...]:
+        """Of every chunk."""
+        starts = range(0, self.numel, CHUNK_NUMEL)
+        return tuple(min(CHUNK_NUMEL, self.numel - start) * self.width for start in starts)
+
+    @property
+    def dtypes(self) -> str:
+        """As the sealer calls them."""
+        return ",".join("i16" if name == REMAINDER else "f32" for name in self.names)
+
+    def chunks(self, data: torch.Tensor, first: int) -> Iterator[tuple[int, int, dict[str, torch.Tensor]]]:
+        """`(start, stop, arrays by name)` of the chunks from `first` on that lie in `data`, 1-D uint8."""
+        offset = 0
+        while offset < data.numel():
+            start = first * CHUNK_NUMEL
+            count = min(CHUNK_NUMEL, self.numel - start)
+            arrays = {}
+            for name in self.names:
+                size = count * _dtype(name).itemsize
+                arrays[name] = data[offset : offset + size].view(_dtype(name))
+                offset += size
+            yield start, start + count, arrays
+            first += 1
+
+
+class _Window:
+    """Some chunks of one record in memory, read or about to be written: kinds lie side by side, and whoever
+    goes through a unit takes one kind after the other."""
+
+    def __init__(self, states: VaultStates, first: int, last: int) -> None:
+        self.states, self.first, self.last = states, first, last
+        self.data = states.vault.read_chunks(states.record, first, last)
+        self._arrays = {start: arrays for start, _, arrays in states.layout.chunks(self.data, first)}
+        self.is_changed = False
+
+    def arrays(self, chunk: int) -> tuple[dict[str, torch.Tensor], int]:
+        """The arrays of a chunk, and its first element."""
+        start = chunk * CHUNK_NUMEL
+        return self._arrays[start], start
+
+    def flush(self) -> None:
+        """Write what was changed."""
+        if self.is_changed:
+            self.states.vault.write_chunks(self.states.record, self.first, self.last, self.data)
+            self.is_changed = False
+
+
+class WindowCache:
+    """The one window that is in memory, over all units of a tier."""
+
+    def __init__(self, ledger: MemoryLedger) -> None:
+        self._ledger = ledger
+        self._window: _Window | None = None
+
+    def get(self, states: VaultStates, chunk: int) -> _Window:
+        """The window around a chunk."""
+        found = self._window
+        if found is None or found.states is not states or not found.first <= chunk < found.last:
+            self.close()
+            first = chunk - chunk % _WINDOW_CHUNKS
+            last = min(first + _WINDOW_CHUNKS, len(states.layout.chunk_bytes))
+            found = self._window = _Window(states, first, last)
+            self._ledger.add(Kind.RING, found.data.nbytes)
+        return found
+
+    def close(self) -> None:
+        """Write it back and give the memory up. Called before a step and before a record goes."""
+        if (window := self._window) is not None:
+            window.flush()
+            self._window = None
+            self._ledger.add(Kind.RING, -window.data.nbytes)
+
+
+class VaultStates(UnitStates):
+    """One record."""
+
+    is_spilled = True
+
+    def __init__(
+        self,
+        unit: Unit,
+        kinds: tuple[str, ...],
+        encoding: Encoding,
+        *,
+        vault: Vault,
+        record: Record,
+        layout: ChunkLayout,
+        cache: WindowCache,
+    ) -> None:
+        """`record` is a record of the vault for `layout`, without contents so far."""
+        super().__init__(unit, kinds, encoding)
+        self.vault, self.record, self.layout = vault, record, layout
+        self._cache = cache
+
+    def load(self, name: str, start: int, stop: int) -> torch.Tensor:
+        values = torch.empty(stop - start, dtype=_dtype(name))
+        position = 0
+        for _, arrays, low, high in self._chunks(start, stop):
+            values[position : position + high - low] = arrays[name][low:high]
+            position += high - low
+        return values
+
+    def store(self, name: str, start: int, values: torch.Tensor) -> None:
+        position = 0
+        for window, arrays, low, high in self._chunks(start, start + values.numel()):
+            arrays[name][low:high].copy_(values[position : position + high - low])
+            position += high - low
+            window.is_changed = True
+
+    @torch.no_grad()
+    def take_initial(self, initial: torch.Tensor) -> None:
+        """Write every chunk once: the master's part of it, and zeros."""
+        with self.vault.sweep(self.record.tiles(), writes=True, reads=False) as sweep:
+            for tile in sweep:
+                tile.data.zero_()
+                for start, stop, arrays in self.layout.chunks(tile.data, tile.ref.first):
+                    if self.encoding is Encoding.FULL:
+                        arrays[MASTER].copy_(initial[start:stop])
+                    elif self.encoding is Encoding.SPLIT:
+                        arrays[REMAINDER].copy_(split(initial[start:stop])[1])
+                tile.seal()
+
+    def update(self, update: UnitUpdate, tiles: Iterator[Tile]) -> None:
+        """Every tile of the record; `tiles` come from a sweep that goes on with the next unit's."""
+        with self.weights_to_update(self.device) as weights:
+            bound = update.bind(weights, self.encoding)
+            for _ in self.record.tiles():
+                tile = next(tiles)
+                if bound.task is not None:
+                    tile.update(bound.task)
+                    continue
+                tile.open()
+                for start, stop, arrays in self.layout.chunks(tile.data, tile.ref.first):
+                    bound(self._block(start, stop, arrays, weights[start:stop]))
+                tile.seal()
+
+    def _block(self, start: int, stop: int, arrays: dict[str, torch.Tensor], weights: torch.Tensor) -> Block:
+        is_master = self.encoding is Encoding.WEIGHT
+        return Block(
+            start=start,
+            stop=stop,
+            master=weights if is_master else arrays.get(MASTER),
+            remainder=arrays.get(REMAINDER),
+            by_kind={kind: arrays[kind] for kind in self.kinds},
+            weight=None if is_master else weights,
+        )
+
+    def _chunks(self, start: int, stop: int) -> Iterator[tuple[_Window, dict[str, torch.Tensor], int, int]]:
+        """`(window, arrays, low, high)`: elements `[low, high)` of the chunk's arrays are next."""
+        while start < stop:
+            chunk = start // CHUNK_NUMEL
+            window = self._cache.get(self, chunk)
+            arrays, first = window.arrays(chunk)
+            low, high = start - first, min(stop - first, CHUNK_NUMEL)
+            yield window, arrays, low, high
+            start = first + high
+
+
+class Shelf:
+    """The records of one engine's states in a vault that may have others', and what they count as."""
+
+    def __init__(self, vault: Vault, ledger: MemoryLedger) -> None:
+        self._vault, self._ledger = vault, ledger
+        self.cache = WindowCache(ledger)
+        self._ring_bytes = 0
+
+    def add(self, unit: Unit, kinds: tuple[str, ...], encoding: Encoding, numel: int) -> VaultStates:
+        """A place for the states of a unit, without contents. Raises SpillDoesNotFit."""
+        first = encoding.stored
+        layout = ChunkLayout(kinds if first is None else (first, *kinds), numel)
+        tag_bytes = self._vault.memory.tags
+        record = self._vault.add(unit.name, layout.chunk_bytes, layout=layout.dtypes)
+        self._vault.allocate()
+        self._count(record.num_bytes, self._vault.memory.tags - tag_bytes)
+        return VaultStates(
+            unit, kinds, encoding, vault=self._vault, record=record, layout=layout, cache=self.cache
+        )
+
+    def forget(self, states: VaultStates) -> None:
+        """Give the place back."""
+        self.cache.close()
+        tag_bytes = self._vault.memory.tags
+        self._vault.forget(states.record)
+        self._count(-states.record.num_bytes, self._vault.memory.tags - tag_bytes)
+
+    def _count(self, file_bytes: int, tag_bytes: int) -> None:
+        self._ledger.add(Kind.SPILL, file_bytes)
+        self._ledger.add(Kind.TAGS, tag_bytes)
+        ring_bytes = self._vault.memory.ring
+        self._ledger.add(Kind.RING, ring_bytes - self._ring_bytes)
+        self._ring_bytes = ring_bytes
+
+
+def _dtype(name: str) -> torch.dtype:
+    return STORED_DTYPES.get(name, torch.float32)
