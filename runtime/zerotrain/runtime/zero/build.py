@@ -26,14 +26,21 @@ def build_unit(
     values: InitialValues,
 ) -> Unit:
     """Take one unit's parameters over, so that at most one unit is held twice at any time. Collective."""
-    placement = core.options.placement
+    placement, tier = core.options.placement, core.options.tier
     if layout.stays_whole:
-        placement = replace(placement, params_sharded=False)
+        placement, tier = replace(placement, params_sharded=False), None
     members = [parameters[segment.fqn] for segment in layout.segments]
     for segment, parameter in zip(layout.segments, members, strict=True):
         adopt(parameter, core, segment.fqn)
     unit = Unit(
-        layout, members, plan=plan, placement=placement, comm=core.comm, ledger=core.ledger, values=values
+        layout,
+        members,
+        plan=plan,
+        placement=placement,
+        comm=core.comm,
+        ledger=core.ledger,
+        values=values,
+        tier=tier,
     )
     if placement.params_sharded:
         unit.weights = core.traffic.of_weights()

@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from zerotrain.runtime.comm.group import Comm
+from zerotrain.runtime.vault.store import Vault
 from zerotrain.runtime.zero.build import build_unit, busy_modules
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
 from zerotrain.runtime.zero.gradients import UnitGradients
@@ -30,6 +31,7 @@ from zerotrain.runtime.zero.placeholder import fqn_of
 from zerotrain.runtime.zero.plan import parameters_by_fqn
 from zerotrain.runtime.zero.plus import Traffic, ZeroPlusPlus
 from zerotrain.runtime.zero.reduce import Reducer
+from zerotrain.runtime.zero.shards import ParamTier
 from zerotrain.runtime.zero.state import StateTensors
 from zerotrain.runtime.zero.unit import InitialValues, Placement, Unit, UnitState
 
@@ -54,6 +56,10 @@ class CoreOptions:
     plus: ZeroPlusPlus = field(default_factory=ZeroPlusPlus)
     just_in_time: bool = False
     """Updates may go on in the background when a forward pass begins (zero/pending.py)."""
+    tier: ParamTier | None = None
+    """Keeps the shards of units beside the device; None = they stay there."""
+    vault: Vault | None = None
+    """What this rank spills to, for the optimizer's states as well."""
 
 
 class Core:
@@ -121,6 +127,8 @@ class Core:
         """Windows of the pass that runs; a graph that is retained may open them again."""
         self._boundaries: dict[str, Boundary] = {}
         self._handles: list[RemovableHandle] = []
+        if options.tier is not None:
+            options.tier.prepare(layout, self.ledger)
         by_fqn = parameters_by_fqn(model)
         units = [build_unit(self, each, layout, by_fqn, values) for each in layout.units]
         made = [UnitGradients(unit, self.ledger) for unit in units if unit.layout.trainable]
@@ -323,12 +331,14 @@ class Core:
     # --- shared
 
     def close(self) -> None:
-        """Remove every hook; the model keeps its parameters."""
+        """Remove every hook and the spill file; the model keeps its parameters."""
         self.is_closed = True
         self.traffic.close()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        if self.options.vault is not None:
+            self.options.vault.close()
 
 
 def unit_of(core: Core, parameter: nn.Parameter) -> Unit:

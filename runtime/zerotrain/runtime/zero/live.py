@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import tee
 from typing import Protocol
 
 from zerotrain.runtime.zero.unit import Unit, UnitState
@@ -42,6 +43,7 @@ class LiveWeights:
         """These are the model's units from now on."""
         self._units = [unit for unit in units if unit.placement.params_sharded]
         self._largest = max((unit.layout.padded_numel for unit in self._units), default=0)
+        self._are_spilled = any(unit.stored.is_spilled for unit in self._units)
 
     @property
     def numel(self) -> int:
@@ -54,7 +56,15 @@ class LiveWeights:
         It ends at a unit whose update may still go on (how far it is must not matter, as ranks differ),
         unless the caller has nothing better to do than to wait for it.
         """
-        if not self._limits.prefetch_numel or not self._units:
+        if not self._units:
+            return
+        upcoming, further = tee(upcoming)
+        self._gather_ahead(upcoming, waits=waits)
+        if self._are_spilled:
+            self._read_ahead(further)
+
+    def _gather_ahead(self, upcoming: Iterable[HasUnits], *, waits: bool) -> None:
+        if not self._limits.prefetch_numel:
             return
         live, ahead = self.numel, 0
         for step in upcoming:
@@ -73,6 +83,16 @@ class LiveWeights:
                         return
                     unit.start_gather()
                 if ahead >= self._limits.prefetch_numel:
+                    return
+
+    def _read_ahead(self, upcoming: Iterable[HasUnits]) -> None:
+        """Bring the shards close that will be gathered after those, as far as their tier has room. This is
+        the rank's own affair."""
+        for step in upcoming:
+            for unit in step.units:
+                if unit.state is not UnitState.SHARDED or not unit.stored.is_spilled:
+                    continue
+                if unit.pending is not None or not unit.read_ahead():
                     return
 
     def keeps(self, units: Iterable[Unit], upcoming: Iterable[HasUnits]) -> bool:

@@ -6,7 +6,7 @@ for parts of it. A tier is made by `setup` and handed to `Core` in its options.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -15,8 +15,8 @@ import torch
 
 from zerotrain.runtime.comm.timing import Pending
 from zerotrain.runtime.zero.buffer import FlatBuffer
-from zerotrain.runtime.zero.layout import UnitLayout
-from zerotrain.runtime.zero.ledger import Kind
+from zerotrain.runtime.zero.layout import ModelLayout, UnitLayout
+from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
 from zerotrain.runtime.zero.secondary import WeightTraffic
 from zerotrain.runtime.zero.state import StateStream, TensorStream
 
@@ -70,7 +70,7 @@ class StoredShard(Protocol):
 class ParamTier(Protocol):
     """Keeps shards of units beside the device; one for all units of an engine."""
 
-    def prepare(self, layouts: Sequence[UnitLayout]) -> None:
+    def prepare(self, plan: ModelLayout, ledger: MemoryLedger) -> None:
         """These are all units from now on. Called before new ones are made."""
         ...
 
@@ -85,10 +85,6 @@ class ParamTier(Protocol):
 
     def keep(self, layout: UnitLayout, values: torch.Tensor) -> StoredShard:
         """Take over this rank's shard of a unit that `prepare` knows and that is not resident."""
-        ...
-
-    def close(self) -> None:
-        """Give everything back."""
         ...
 
 

@@ -1,0 +1,49 @@
+"""Opens the vault of a rank, which optimizer states and weights share. Called by `setup` before the units are
+made, as the first thing that goes into it are their weights."""
+
+from __future__ import annotations
+
+import os
+
+from zerotrain.contract.config import EngineConfig
+from zerotrain.contract.memory.moved import offload_tiers
+from zerotrain.runtime.comm.group import Comm
+from zerotrain.runtime.offload.params import OffloadedParams
+from zerotrain.runtime.offload.settings import spill_settings
+from zerotrain.runtime.vault.file import SpillLimit, SpillPlace
+from zerotrain.runtime.vault.seal import Encryption, VaultIdentity
+from zerotrain.runtime.vault.sealers import create_sealer
+from zerotrain.runtime.vault.store import Vault
+
+
+def open_vault(config: EngineConfig, comm: Comm) -> Vault | None:
+    """The vault of this rank, still without a file; None when nothing goes to nvme.
+
+    Raises ConfigError as `spill_settings`.
+    """
+    settings = spill_settings(config, os.environ, world_size=comm.world_size)
+    if settings is None:
+        return None
+    identity = VaultIdentity(job=settings.job, rank=comm.rank, world_size=comm.world_size)
+    place = SpillPlace(
+        folders=settings.folders,
+        limit=None if settings.limit_bytes is None else SpillLimit(settings.limit_bytes),
+        queue_depth=settings.queue_depth,
+        request_bytes=settings.request_bytes,
+    )
+    sealer = create_sealer(Encryption(settings.encryption), identity)
+    return Vault(place, sealer=sealer, identity=identity)
+
+
+def make_param_tier(config: EngineConfig, comm: Comm, vault: Vault | None) -> OffloadedParams | None:
+    """The tier of the weights; None where they stay on the device."""
+    block = config.zero.offload_param
+    where = offload_tiers(config, on_host=comm.device.type == "cpu").params
+    if block is None or where == "gpu":
+        return None
+    return OffloadedParams(
+        comm.device,
+        vault=vault if where == "nvme" else None,
+        host_numel=block.max_in_cpu,
+        pins=block.pin_memory and comm.device.type == "cuda",
+    )
