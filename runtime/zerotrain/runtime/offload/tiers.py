@@ -10,18 +10,21 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from enum import Enum
+from typing import TYPE_CHECKING, cast
 
 from zerotrain.contract.config import EngineConfig
 from zerotrain.contract.memory import kept_states
 from zerotrain.runtime.offload.device import ResidentStates, device_states
 from zerotrain.runtime.offload.host import HostStates
 from zerotrain.runtime.offload.states import Encoding, UnitStates, UnitUpdate
-from zerotrain.runtime.offload.vaulted import Shelf, VaultStates
-from zerotrain.runtime.vault.store import Vault
-from zerotrain.runtime.vault.sweep import Tile
 from zerotrain.runtime.zero.layout import ModelLayout
 from zerotrain.runtime.zero.ledger import MemoryLedger
 from zerotrain.runtime.zero.unit import Unit
+
+if TYPE_CHECKING:  # the vault is compiled code, and nothing else here is
+    from zerotrain.runtime.offload.vaulted import Shelf, VaultStates
+    from zerotrain.runtime.vault.store import Vault
+    from zerotrain.runtime.vault.sweep import Tile
 
 
 class TierName(Enum):
@@ -70,7 +73,10 @@ class StateTiers:
         if self.name is TierName.HOST:
             return HostStates(unit, kinds, encoding, initial=initial, ledger=ledger, pinned=self._pinned)
         assert self._vault is not None
-        self._shelf = self._shelf or Shelf(self._vault, ledger)
+        if self._shelf is None:
+            from zerotrain.runtime.offload.vaulted import Shelf
+
+            self._shelf = Shelf(self._vault, ledger)
         states = self._shelf.add(unit, kinds, encoding, initial.numel())
         states.take_initial(initial)
         return states
@@ -79,15 +85,15 @@ class StateTiers:
         """Give the memory, or the place in the vault, of states back."""
         if isinstance(states, ResidentStates):
             states.drop()
-        elif isinstance(states, VaultStates):
-            assert self._shelf is not None
-            self._shelf.forget(states)
+        elif self._shelf is not None:
+            self._shelf.forget(cast("VaultStates", states))
 
     def open_pass(self, order: Sequence[UnitStates]) -> UpdatePass:
         """A pass that updates each of these once, in this order."""
         if self._shelf is not None:
             self._shelf.cache.close()
-        return UpdatePass([states for states in order if isinstance(states, VaultStates)], self._vault)
+        spilled = [cast("VaultStates", states) for states in order if states.is_spilled]
+        return UpdatePass(spilled, self._vault)
 
 
 class UpdatePass:
@@ -105,11 +111,10 @@ class UpdatePass:
     def update(self, states: UnitStates, update: UnitUpdate) -> None:
         """Hand a unit's states to `update`. After an error the pass is over."""
         try:
-            if isinstance(states, VaultStates):
-                states.update(update, self._sweep())
-            else:
-                assert isinstance(states, ResidentStates)
+            if isinstance(states, ResidentStates):
                 states.update(update)
+            else:
+                cast("VaultStates", states).update(update, self._sweep())
         except BaseException:
             self._stack.__exit__(*sys.exc_info())
             raise
