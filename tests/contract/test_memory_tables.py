@@ -112,7 +112,8 @@ def test_offload_moves_and_loses_nothing() -> None:
         moved = inputs(3, optimizer_tier=tier, param_tier=tier)
         gpu, host = gpu_persistent(moved), host_bytes(moved)
         assert (gpu.param_bytes, gpu.frozen_bytes, gpu.optimizer_bytes) == (0, 0, 0)
-        assert gpu.grad_bytes == host.grad_bytes == on_gpu.grad_bytes, "summed there, copied here"
+        assert gpu.grad_bytes == on_gpu.grad_bytes, "they are summed there"
+        assert host.grad_bytes == 3 * gpu.grad_bytes, "and copied here, three units at a time"
         elsewhere = host.optimizer_bytes + host.param_bytes + disk_bytes(moved)
         params = -(-2 * 20_000 // 4096) * 4096 if tier == "nvme" else 2 * 20_000
         frozen = 4096 if tier == "nvme" else 2 * 1_000

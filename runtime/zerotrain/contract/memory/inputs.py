@@ -33,6 +33,9 @@ PARAM_CHUNK_BYTES = 1 << 17
 PAGE_BYTES = 4096
 """What the buffers and offsets of direct I/O are multiples of."""
 
+DOWNLOAD_BUFFERS = 3
+"""Buffers for gradients of whole units: copied down, copied already, read by the update."""
+
 READ_BUFFERS = 2
 """Buffers for spilled parameters on their way to a gather: in use, and read ahead."""
 

@@ -119,9 +119,11 @@ def _changes(config: EngineConfig, hardware: Hardware, *, has_folder: bool) -> I
     if is_bf16 and not precision.store_param_remainders and can_split_master(kind, known):
         yield _Change(kind="remainders", text='"bf16": {"store_param_remainders": true}', apply=_split)
     if states is not None:
-        yield from _devices("offload_optimizer", states.device, has_folder)
+        ratios = [0.9, 0.75, 0.5, 0.25]
+        moves = list(_devices("offload_optimizer", states.device, has_folder))
         if not hardware.on_host or states.device == "nvme":
-            yield from _values("offload_optimizer", "ratio", [0.9, 0.75, 0.5, 0.25], below=states.ratio)
+            moves += _values("offload_optimizer", "ratio", ratios, below=states.ratio)
+        yield from moves if states.device == "nvme" else (*moves[1:], moves[0])
     if params is not None:
         yield from _devices("offload_param", params.device, has_folder)
         if params.device == "nvme":

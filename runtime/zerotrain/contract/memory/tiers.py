@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from .inputs import (
     CHUNK_NUMEL,
+    DOWNLOAD_BUFFERS,
     PAGE_BYTES,
     PARAM_CHUNK_BYTES,
     PLAIN_TAG_BYTES,
@@ -60,13 +61,20 @@ def host_bytes(inputs: MemoryInputs) -> HostBytes:
     moved, spills = offloaded(inputs), "nvme" in (inputs.optimizer_tier, inputs.param_tier)
     return HostBytes(
         optimizer_bytes=inputs.optimizer_bytes * sum(moved.states) if inputs.optimizer_tier == "cpu" else 0,
-        grad_bytes=0 if inputs.on_host else inputs.grad_bytes * sum(moved.states),
+        grad_bytes=_grad_ring(inputs, moved),
         param_bytes=inputs.compute_bytes * moved.host_params,
         ring_bytes=_state_ring(inputs, moved) + _param_ring(inputs, moved),
         tag_bytes=_tags(inputs, moved),
         # A spill is written out as it is read, without a copy of all of it.
         snapshot_bytes=snapshot_bytes(inputs) if inputs.saves_in_background and not spills else 0,
     )
+
+
+def _grad_ring(inputs: MemoryInputs, moved: Offloaded) -> int:
+    """Gradients on their way from the accelerator to the update, unit by unit."""
+    if inputs.on_host:
+        return 0
+    return DOWNLOAD_BUFFERS * inputs.grad_bytes * max(moved.states, default=0)
 
 
 def _state_ring(inputs: MemoryInputs, moved: Offloaded) -> int:

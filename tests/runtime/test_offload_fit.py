@@ -1,0 +1,219 @@
+"""What does not fit the host's memory or the disk is refused before it is allocated, on every rank alike."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from torch import nn
+
+import zerotrain.runtime as zt
+from tests.support.ranks import run_ranks
+from zerotrain.contract.config import ConfigError, EngineConfig, load, resolve
+from zerotrain.contract.exit_codes import ExitCode
+from zerotrain.contract.memory import UnitSize, padded_numel
+from zerotrain.contract.memory.nearest import Hardware, Needs, nearest, needs_of
+from zerotrain.runtime.offload import fit
+from zerotrain.runtime.offload.fit import DoesNotFit
+from zerotrain.runtime.offload.room import MemoryRoom, disk_free, memory_room
+from zerotrain.runtime.train.exits import exit_code_of
+
+GIB = 1 << 30
+CPU = {"offload_optimizer": {"device": "cpu"}}
+NVME = {"offload_optimizer": {"device": "nvme"}}
+
+
+def tree(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+MACHINE = {"proc/meminfo": "MemTotal: 67108864 kB\nMemFree: 1 kB\nMemAvailable: 33554432 kB\n"}
+
+
+def test_the_machine(tmp_path: Path) -> None:
+    room = memory_room(tree(tmp_path, MACHINE))
+    assert (room.limit, room.free) == (64 * GIB, 32 * GIB)
+
+
+def test_cgroup_v2_counts_use_but_no_page_cache(tmp_path: Path) -> None:
+    group = "sys/fs/cgroup/kubepods/pod1"
+    files = {
+        "proc/self/cgroup": "0::/kubepods/pod1/main\n",
+        f"{group}/memory.max": f"{8 * GIB}\n",
+        f"{group}/memory.current": f"{6 * GIB}\n",
+        # 4 GiB of files, of which 1 GiB is tmpfs, which nobody gives back.
+        f"{group}/memory.stat": f"anon {2 * GIB}\nfile {4 * GIB}\nshmem {GIB}\nslab_reclaimable 0\n",
+        f"{group}/main/memory.max": "max\n",
+        f"{group}/main/memory.current": f"{6 * GIB}\n",
+    }
+    room = memory_room(tree(tmp_path, {**MACHINE, **files}))
+    assert (room.limit, room.used, room.free) == (8 * GIB, 3 * GIB, 5 * GIB)
+    assert "pod1" in room.source
+
+
+def test_cgroup_v1(tmp_path: Path) -> None:
+    mount = "sys/fs/cgroup/memory"
+    files = {
+        "proc/self/cgroup": "9:cpu,cpuacct:/x\n8:memory:/docker/abc\n0::/x\n",
+        # In a container the mount is the group: its path of outside is not there.
+        f"{mount}/memory.limit_in_bytes": f"{4 * GIB}\n",
+        f"{mount}/memory.usage_in_bytes": f"{3 * GIB}\n",
+        f"{mount}/memory.stat": f"cache 1\ntotal_cache {2 * GIB}\ntotal_shmem {GIB}\n",
+    }
+    room = memory_room(tree(tmp_path, {**MACHINE, **files}))
+    assert (room.limit, room.free) == (4 * GIB, 2 * GIB)
+    (tmp_path / mount / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    assert memory_room(tmp_path).limit == 64 * GIB
+
+
+def test_the_disk(tmp_path: Path) -> None:
+    found = os.statvfs(tmp_path)
+    one = disk_free([tmp_path])
+    assert one == pytest.approx(found.f_bavail * found.f_frsize, rel=0.1)
+    assert disk_free([tmp_path, tmp_path]) == pytest.approx(2 * (one or 0), rel=0.1)
+    assert disk_free([tmp_path, tmp_path / "missing"]) is None
+
+
+def configured(world_size: int = 2, *, bf16: dict[str, Any] | None = None, **zero: Any) -> EngineConfig:
+    file = {"bf16": {"enabled": True, **(bf16 or {})}, "zero_optimization": zero}
+    return resolve(load(file), world_size=world_size)
+
+
+def units(world_size: int) -> list[UnitSize]:
+    """Ten units of one Mi elements."""
+    return [
+        UnitSize(name=str(index), numel=2**20, padded_numel=padded_numel(2**20, world_size))
+        for index in range(10)
+    ]
+
+
+MI = 2**20
+GPU = Hardware()
+HOST = Hardware(on_host=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "room", "hardware", "changes"),
+    [
+        (
+            configured(stage=2, bf16={"store_param_remainders": False}, **CPU),
+            Needs(host=60 * MI, disk=0),
+            GPU,
+            ('"bf16": {"store_param_remainders": true}',),
+        ),
+        (
+            configured(stage=2, **CPU),
+            Needs(host=46 * MI, disk=2**40, accelerator=2**40),
+            GPU,
+            ('"offload_optimizer": {"ratio": 0.75}',),
+        ),
+        (
+            configured(stage=2, **CPU),
+            Needs(host=75 * MI, disk=2**40),
+            HOST,
+            ('"offload_optimizer": {"device": "nvme"}',),
+        ),
+        (
+            configured(stage=2, **CPU),
+            Needs(host=75 * MI, disk=0),
+            HOST,
+            ("4 ranks, as many per worker as now",),
+        ),
+        (
+            configured(stage=1, **NVME),
+            Needs(host=2**40, disk=80 * MI // 2),
+            HOST,
+            ('"offload_optimizer": {"device": "cpu"}',),
+        ),
+    ],
+    ids=["remainders", "ratio", "nvme", "ranks", "back to memory"],
+)
+def test_the_nearest_setting(
+    config: EngineConfig, room: Needs, hardware: Hardware, changes: tuple[str, ...]
+) -> None:
+    assert not needs_of(config, units(2), hardware).within(room)
+    found = nearest(config, units(2), room, hardware, has_folder=True)
+    assert found is not None
+    assert found.changes == changes
+    assert found.needs.within(room)
+
+
+def test_two_changes_before_none() -> None:
+    config = configured(stage=0, bf16={"store_param_remainders": False}, **CPU)
+    room = Needs(host=100 * MI, disk=60 * MI)
+    found = nearest(config, units(2), room, HOST, has_folder=False)
+    assert found is not None
+    assert len(found.changes) == 2
+    assert nearest(config, units(2), Needs(host=1, disk=0), HOST, has_folder=True) is None
+
+
+def start(limit: int | None, zero: dict[str, Any], environ: dict[str, str]) -> tuple[str, int]:
+    """What `initialize` ends with where the host has only so much memory, and the process's exit code."""
+    room = MemoryRoom(limit=limit or 2**40, used=0, source="test")
+    config = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": zero}
+    with (
+        mock.patch.object(fit, "memory_room", return_value=room),
+        mock.patch.dict(os.environ, environ),
+        mock.patch("zerotrain.runtime.setup.take_values", side_effect=AssertionError("allocated")),
+    ):
+        try:
+            zt.initialize(model=nn.Sequential(*(nn.Linear(512, 512) for _ in range(4))), config=config)
+        except (DoesNotFit, ConfigError) as error:
+            return str(error), exit_code_of(error)
+        except AssertionError as error:
+            return str(error), 0
+    raise AssertionError("nothing was allocated")
+
+
+def test_memory_of_all_ranks_of_a_host() -> None:
+    """One Mi elements on two ranks: each would fit alone."""
+    found = run_ranks(2, start, 20 * 2**20, {"stage": 0, **CPU}, {})
+    assert found[0] == found[1]
+    text, code = found[0]
+    assert code == ExitCode.DOES_NOT_FIT
+    assert "ranks 0 to 1 of one host need" in text
+    assert "of 20.0 MiB are free" in text
+    assert "Nearest that fits: " in text
+
+
+def test_the_disk_of_all_ranks(tmp_path: Path) -> None:
+    environ = {
+        "ZEROTRAIN_NVME_PATH": str(tmp_path),
+        "ZEROTRAIN_NVME_BYTES": str(8 * 2**20),
+        "LOCAL_WORLD_SIZE": "2",
+    }
+    found = run_ranks(2, start, None, {"stage": 2, **NVME}, environ)
+    assert found[0] == found[1]
+    text, code = found[0]
+    assert code == ExitCode.DOES_NOT_FIT
+    assert "4.0 MiB are allowed each" in text
+    assert '"offload_optimizer": {"device": "cpu"}' in text
+
+
+def test_a_folder_that_is_none(tmp_path: Path) -> None:
+    missing = {"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": str(tmp_path / "missing")}}
+    for text, code in run_ranks(2, start, None, missing, {}):
+        assert code == ExitCode.BAD_CONFIG
+        assert "must be a folder that every rank can write in" in text
+    ((text, code),) = run_ranks(1, start, None, {"stage": 2, **NVME}, {})
+    assert code == ExitCode.BAD_CONFIG
+    assert "must name a folder on a fast local disk" in text
+
+
+def test_what_fits_starts_and_what_offloads_nothing_is_not_asked() -> None:
+    assert run_ranks(1, start, 2**30, {"stage": 1, **CPU}, {}) == [("allocated", 0)]
+    assert run_ranks(1, start, 1, {"stage": 1}, {}) == [("allocated", 0)]
+
+
+def test_the_job_and_the_file_must_agree_on_encryption(tmp_path: Path) -> None:
+    zero = {"stage": 2, **NVME, "spill": {"encryption": "AEAD"}}
+    environ = {"ZEROTRAIN_NVME_PATH": str(tmp_path), "ZEROTRAIN_NVME_ENCRYPTION": "None"}
+    ((text, code),) = run_ranks(1, start, None, zero, environ)
+    assert code == ExitCode.BAD_CONFIG
+    assert "must be what the job says, which is None" in text
