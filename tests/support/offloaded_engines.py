@@ -1,0 +1,179 @@
+"""One rank of engines whose states are in memory or spilled, and what a checkpoint makes of them
+(`run_ranks`)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+import zerotrain.runtime as zt
+from tests.support.training import world
+from zerotrain.runtime.engine import Engine
+from zerotrain.runtime.zero import state as streams
+from zerotrain.runtime.zero.state import MASTER, whole
+
+TIERS = ("none", "cpu", "nvme")
+VOCABULARY, WIDTH = 1031, 47
+"""Some chunks of 16,384 elements per rank, with parameters across their borders."""
+
+BEFORE, AFTER = 3, 10
+"""Steps before the save, and after it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where and how an engine keeps its states."""
+
+    tier: str = "none"
+    remainders: bool = False
+    stage: int = 3
+    just_in_time: bool | None = None
+    param_tier: str = "none"
+
+    @property
+    def name(self) -> str:
+        return "-".join(str(value) for value in asdict(self).values())
+
+    def config(self, spill: Path) -> dict[str, Any]:
+        device: dict[str, Any] = {"device": self.tier, "nvme_path": str(spill)}
+        if self.just_in_time is not None:
+            device["just_in_time"] = self.just_in_time
+        zero: dict[str, Any] = {"stage": self.stage, "stage3_param_persistence_threshold": 60}
+        if self.tier != "none":
+            zero["offload_optimizer"] = device
+        if self.param_tier != "none":
+            zero["offload_param"] = {
+                "device": self.param_tier,
+                "nvme_path": str(spill),
+                "max_in_cpu": 0,
+            }
+        return {
+            "train_batch_size": 4,
+            "gradient_clipping": 0.05,
+            "bf16": {"enabled": True, "store_param_remainders": self.remainders},
+            "zero_optimization": zero,
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "weight_decay": 0.1}},
+            "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 8}},
+        }
+
+
+class Model(nn.Module):
+    """Odd sizes, tied and frozen weights, a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+        self.base = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.calls: torch.Tensor
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        hidden = self.embed(ids[:, :-1])
+        for block in self.blocks:
+            hidden = hidden + functional.gelu(block(hidden))
+        logits = self.head(hidden + self.base(hidden))
+        return functional.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
+
+
+def make(place: Place, spill: Path, *, seed: int = 1, model: nn.Module | None = None) -> Engine:
+    """An engine on the ranks of the default group."""
+    spill.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(seed)
+    return zt.initialize(model=Model() if model is None else model, config=place.config(spill))[0]
+
+
+def train(engine: Engine, steps: int) -> list[float]:
+    """Steps on the same global batches at every number of ranks; this rank's losses."""
+    rank, ranks = world()
+    losses = []
+    for _ in range(steps):
+        generator = torch.Generator().manual_seed(engine.global_steps)
+        ids = torch.randint(VOCABULARY, (4, 9), generator=generator).chunk(ranks)[rank]
+        loss = engine(ids)
+        engine.backward(loss)
+        engine.step()
+        losses.append(loss.item())
+    return losses
+
+
+def digests(engine: Engine, kind: str | None = None) -> dict[str, str]:
+    """SHA-256 of this rank's streams, of one kind or of all, and of the weights as computed with."""
+    found = {
+        f"{unit}/{name}": hashlib.sha256(whole(stream).contiguous().view(torch.uint8).numpy()).hexdigest()
+        for (unit, name), stream in engine.checkpoint_state().streams.items()
+        if kind in (None, name)
+    }
+    if kind is None:
+        with zt.full_parameters(engine.module):
+            for name, value in engine.module.named_parameters():
+                bits = value.detach().flatten().view(torch.int16)
+                found[name] = hashlib.sha256(bits.numpy().tobytes()).hexdigest()
+    return found
+
+
+def file_digests(folder: Path) -> list[str]:
+    """SHA-256 of every rank's file of a checkpoint, as its manifest has them."""
+    return [entry["sha256"] for entry in json.loads((folder / "manifest.json").read_text())["files"]]
+
+
+def small_windows() -> None:
+    """Windows that cut chunks, tiles and parameters."""
+    streams.WINDOW_NUMEL = 5000
+
+
+def save_all(root: str, places: list[Place]) -> dict[str, dict[str, Any]]:
+    """Train, save to `<root>/<place>/x`, train on: what an uninterrupted run ends with, by place."""
+    small_windows()
+    return {place.name: _save(Path(root), place) for place in places}
+
+
+def _save(root: Path, place: Place) -> dict[str, Any]:
+    engine = make(place, root / "spill")
+    train(engine, BEFORE)
+    assert engine.checkpoint_state().is_spilled is (place.tier == "nvme")
+    masters = digests(engine, MASTER)
+    engine.save_checkpoint(root / place.name, "x")
+    losses = train(engine, AFTER)
+    after = digests(engine)
+    engine.close()
+    return {"masters": masters, "losses": losses, "after": after}
+
+
+def load_all(root: str, loads: list[tuple[str, Place, bool]]) -> list[dict[str, Any]]:
+    """For each (saved folder, place, whether to train on): load into an engine of other weights."""
+    small_windows()
+    return [_load(Path(root), Path(source), place, goes_on) for source, place, goes_on in loads]
+
+
+def _load(root: Path, source: Path, place: Place, goes_on: bool) -> dict[str, Any]:
+    engine = make(place, root / "spill", seed=2)
+    train(engine, 1)  # moments and generations of its own, to be overwritten
+    path, _ = engine.load_checkpoint(source, "x")
+    assert path is not None
+    assert engine.global_steps == BEFORE
+    masters = digests(engine, MASTER)
+    losses = train(engine, AFTER) if goes_on else []
+    after = digests(engine)
+    engine.close()
+    return {"masters": masters, "losses": losses, "after": after}
+
+
+def load_and_save_all(root: str, loads: list[tuple[str, Place, str]]) -> None:
+    """For each (saved folder, place, target): load, and save at once."""
+    small_windows()
+    for source, place, target in loads:
+        engine = make(place, Path(root) / "spill", seed=2)
+        engine.load_checkpoint(source, "x")
+        engine.save_checkpoint(target, "x")
+        engine.close()

@@ -1,0 +1,168 @@
+"""Saves, loads and exports of one engine with offloaded states: what they hold in memory, and what they do
+while updates go on in the background (`run_ranks`)."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from tests.support.background_saves import Gate, seeded
+from tests.support.offloaded_engines import Place, digests, make, train
+from zerotrain.runtime.checkpoint import CheckpointError
+from zerotrain.runtime.engine import Engine
+from zerotrain.runtime.zero.ledger import Kind
+
+M_MMAP_THRESHOLD = -3
+STATE_BYTES = 12 * 8192 * 1024
+
+
+class Large(nn.Module):
+    """One embedding whose states take `STATE_BYTES`, and next to no activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(8192, 1024)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.embed(ids)
+        return functional.softplus(hidden.float()).mean()
+
+
+def growths(folder: str, place: Place, asynchronous: bool) -> dict[str, int]:
+    """Bytes by which a save, an export and a load raise the process's peak, by action."""
+    # Otherwise the allocator keeps what was freed, and growth depends on what came before.
+    assert ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 20)
+    root = Path(folder)
+    engine = make(place, root / "spill", model=Large())
+    ids = torch.arange(8).view(4, 2)
+    for _ in range(2):
+        engine.backward(engine(ids))
+        engine.step()
+    engine.checkpoint_state()  # the update is over
+    found = {
+        "save": _growth(lambda: engine.save_checkpoint(root / "c", asynchronous=asynchronous)),
+        "export": _growth(lambda: engine.save_16bit_model(root / "w", dtype="fp32")),
+        "load": _growth(lambda: engine.load_checkpoint(root / "c")),
+    }
+    engine.close()
+    return found
+
+
+def _growth(action: Callable[[], object]) -> int:
+    """Peak of the resident memory during the action, above what was resident before."""
+    Path("/proc/self/clear_refs").write_text("5")
+    before = _status("VmRSS")
+    action()
+    return _status("VmHWM") - before
+
+
+def _status(name: str) -> int:
+    text = Path("/proc/self/status").read_text()
+    return 1024 * int(text.split(f"{name}:")[1].split()[0])
+
+
+def saved_while_training(root: str, place: Place) -> dict[str, Any]:
+    """An asynchronous save with updates in the background before and after it."""
+    folder = Path(root) / "asynchronous"
+    engine = make(place, Path(root) / "spill")
+    gate = Gate()
+    seeded()
+    train(engine, 3)
+    promised = engine.save_checkpoint(folder, "x", asynchronous=True)
+    snapshot = engine.memory.live_bytes(Kind.SNAPSHOT)
+    if not promised.durable:
+        train(engine, 3)
+        assert engine.last_save is None
+    gate.open()
+    engine.wait_for_checkpoint()
+    engine.load_checkpoint(folder, "x")
+    losses = train(engine, 4)
+    after = digests(engine)
+    engine.close()
+    return {"durable": promised.durable, "snapshot": snapshot, "losses": losses, "after": after}
+
+
+def saved_at_once(root: str, place: Place) -> dict[str, Any]:
+    """The same without haste: every save synchronous, no load."""
+    engine = make(place, Path(root) / "spill")
+    seeded()
+    train(engine, 3)
+    engine.save_checkpoint(Path(root) / "synchronous", "x", asynchronous=False)
+    losses = train(engine, 4)
+    after = digests(engine)
+    engine.close()
+    return {"losses": losses, "after": after}
+
+
+def spill_descriptors(folder: Path) -> list[int]:
+    """Open files of this process that had their name in the folder."""
+    found = []
+    for entry in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{entry}")
+        except OSError:
+            continue  # the one that lists the folder
+        if target.startswith(f"{folder}/"):
+            found.append(int(entry))
+    return found
+
+
+def flip_a_bit(folder: Path) -> None:
+    """In the middle of the largest spill file."""
+    descriptor = max(spill_descriptors(folder), key=lambda number: os.fstat(number).st_size)
+    with open(f"/proc/self/fd/{descriptor}", "r+b", buffering=0) as file:
+        file.seek(os.fstat(descriptor).st_size // 2)
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+def saves_after_damage(root: str, place: Place) -> dict[str, Any]:
+    """A whole checkpoint, then a damaged spill: every way to store the state says so, again and again."""
+    folder, spill = Path(root) / "c", Path(root) / "spill"
+    engine: Engine = make(place, spill)
+    train(engine, 2)
+    engine.save_checkpoint(folder)
+    train(engine, 1)
+    engine.checkpoint_state()
+    flip_a_bit(spill)
+    errors = []
+    actions: list[Callable[[], object]] = [
+        lambda: engine.save_checkpoint(folder),
+        lambda: engine.save_checkpoint(folder, asynchronous=True),
+        lambda: engine.save_16bit_model(Path(root) / "w", dtype="fp32"),
+    ]
+    for action in actions:
+        try:
+            action()
+        except CheckpointError as error:
+            errors.append((type(error).__name__, None, str(error)))
+        except Exception as error:
+            errors.append((type(error).__name__, getattr(error, "exit_code", None), str(error)))
+    return {"errors": errors, "left": sorted(path.name for path in folder.iterdir() if path.is_dir())}
+
+
+def exported(root: str, places: list[Place]) -> list[dict[str, str]]:
+    """SHA-256 of the exported weights of each place: as computed with, and the masters."""
+    found = []
+    for place in places:
+        engine = make(place, Path(root) / "spill")
+        train(engine, 3)
+        digest = {}
+        for dtype in ("bf16", "fp32"):
+            folder = engine.save_16bit_model(Path(root) / f"{place.name}-{dtype}", dtype=dtype)
+            engine.comm.gather_record([0.0])
+            data = (folder / "model.safetensors").read_bytes()
+            digest[dtype] = hashlib.sha256(data).hexdigest()
+        engine.save_checkpoint(Path(root) / f"{place.name}-c", "x")
+        engine.close()
+        found.append(digest)
+    return found
