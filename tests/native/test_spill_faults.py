@@ -1,4 +1,4 @@
-"""What the system refuses is told with its error number and the place in the file; engines give way by name."""
+"""What the system refuses is told with its number and the place in the file; engines give way by name."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_an_engine_of_another_name_is_refused(tmp_path: Path) -> None:
 
 
 def test_missing_features_of_the_file_system_are_named(tmp_path: Path) -> None:
-    """Without O_TMPFILE, without O_DIRECT, without both, without fallocate: each says so, none leaves a name."""
+    """Without O_TMPFILE, O_DIRECT, both, or fallocate: each says so, none leaves a name."""
     no_unnamed = Refusal("openat", errno.EOPNOTSUPP, argument=2, bits=O_TMPFILE_BIT)
     no_direct = Refusal("openat", errno.EINVAL, argument=2, bits=os.O_DIRECT)
     answer = opened([no_unnamed], tmp_path)

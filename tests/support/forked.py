@@ -1,4 +1,4 @@
-"""Runs a function in a forked child: for limits that cannot be lifted again, and for what a fork must not do."""
+"""Runs a function in a forked child: for limits that cannot be lifted, and for what a fork must not do."""
 
 from __future__ import annotations
 
