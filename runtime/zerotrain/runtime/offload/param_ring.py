@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from zerotrain.contract.memory.inputs import READ_BUFFERS, UPDATE_BUFFERS
-from zerotrain.runtime.offload.host import HostPages
+from zerotrain.runtime.offload.transfer import PinnedBuffer
 from zerotrain.runtime.offload.uploads import Uploads
 from zerotrain.runtime.vault.chunks import Record
 from zerotrain.runtime.vault.store import RecordIO, Vault
@@ -33,12 +33,11 @@ from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
 class _Buffer:
     """Room for one record."""
 
-    __slots__ = ("copied", "data", "io", "pages")
+    __slots__ = ("copied", "data", "io", "pinned")
 
-    def __init__(self, data: torch.Tensor, pages: HostPages | None = None) -> None:
+    def __init__(self, data: torch.Tensor, pinned: PinnedBuffer | None) -> None:
         self.data = data
-        self.pages = pages
-        """What `data` is of, where that is page-locked."""
+        self.pinned = pinned
         self.io: RecordIO | None = None
         """What moves its bytes just now."""
         self.copied: Any = None
@@ -46,8 +45,7 @@ class _Buffer:
 
     def wait(self) -> None:
         """Until its bytes are still: weights after a read, of no use after a write."""
-        io = self.io
-        if io is not None:
+        if (io := self.io) is not None:
             io.wait()
             self.io = None
         if self.copied is not None:
@@ -55,219 +53,128 @@ class _Buffer:
             self.copied = None
 
 
-class ParamRing:
-    """Of one vault."""
+class _Pool:
+    """Free buffers of one size."""
 
-    def __init__(self, vault: Vault, uploads: Uploads, ledger: MemoryLedger, *, pins: bool) -> None:
+    def __init__(self, count: int, vault: Vault, ledger: MemoryLedger, device: torch.device | None) -> None:
+        """`device`: that the buffers are page-locked for."""
+        self._count = count
         self._vault = vault
-        self._uploads = uploads
         self._ledger = ledger
-        self._pins = pins
-        self._lock = RLock()
-        self._sizes = (0, 0)
-        self._to_read: list[_Buffer] = []
-        """Free ones."""
-        self._to_update: list[_Buffer] = []
-        self._ahead: dict[Record, _Buffer] = {}
-        """Weights that are on their way to the next gather, or there already."""
-        self._loading: dict[Record, _Buffer] = {}
-        """Weights that are read for the next update."""
-        self._written: dict[Record, _Buffer] = {}
-        """Weights on their way to the file, oldest first."""
-        self._busy: set[Record] = set()
-        """Being updated."""
-        self._window: tuple[Record, _Buffer] | None = None
-        """What is looked at part by part."""
-        self._is_dirty = False
+        self._device = device
+        self.num_bytes = 0
+        self.free: list[_Buffer] = []
+
+    def grow(self, num_bytes: int) -> None:
+        """Have buffers of at least that size; all are free now."""
+        if num_bytes <= self.num_bytes:
+            return
+        for buffer in self.free:
+            self._ledger.add(Kind.RING, -buffer.data.nbytes)
+            if buffer.pinned is not None:
+                buffer.pinned.close()
+        self.free = [self._made(num_bytes) for _ in range(self._count)]
+        self.num_bytes = num_bytes
+
+    def _made(self, num_bytes: int) -> _Buffer:
+        pinned = None if self._device is None else PinnedBuffer(num_bytes, self._device)
+        data = self._vault.aligned(num_bytes) if pinned is None else pinned.tensor
+        return _Buffer(self._ledger.count(Kind.RING, data), pinned)
+
+
+class ParamRing:
+    """Of one vault: see the module's text."""
+
+    def __init__(
+        self, vault: Vault, uploads: Uploads, ledger: MemoryLedger, *, pinned_for: torch.device | None
+    ) -> None:
+        self._to_read = _Pool(READ_BUFFERS, vault, ledger, pinned_for)
+        self._to_update = _Pool(UPDATE_BUFFERS, vault, ledger, pinned_for)
+        lock = RLock()
+        self.updates = UpdateBuffers(vault, self._to_update, lock)
+        self.gathers = GatherBuffers(vault, self._to_read, lock, self.updates, uploads)
 
     def fit(self, largest: int, trained: int) -> None:
         """Have room for records of so many bytes, and for trained ones. Not during a step."""
-        sizes = (max(largest, self._sizes[0]), max(trained, self._sizes[1]))
-        if sizes == self._sizes:
-            return
-        self._empty()
-        for buffers, size, count in (
-            (self._to_read, sizes[0], READ_BUFFERS),
-            (self._to_update, sizes[1], UPDATE_BUFFERS if sizes[1] else 0),
-        ):
-            for buffer in buffers:
-                self._ledger.add(Kind.RING, -buffer.data.nbytes)
-                if buffer.pages is not None:
-                    buffer.pages.release()
-            buffers[:] = [self._made(size) for _ in range(count)]
-        self._sizes = sizes
-
-    def _made(self, num_bytes: int) -> _Buffer:
-        pages = HostPages(num_bytes, pinned=True) if self._pins else None
-        data = self._vault.aligned(num_bytes) if pages is None else pages.data
-        return _Buffer(self._ledger.count(Kind.RING, data), pages)
-
-    @contextmanager
-    def contents(self, record: Record) -> Iterator[torch.Tensor]:
-        """The weights of a record, to be sent to the device."""
-        self._settle(record)
-        with self._lock:
-            self._close_window()
-            buffer = self._ahead.pop(record, None) or self._read(record)
-        try:
-            buffer.wait()
-            yield buffer.data[: record.num_bytes]
-            buffer.copied = self._uploads.mark()
-        finally:
-            with self._lock:
-                self._to_read.append(buffer)
-
-    def read_ahead(self, record: Record) -> bool:
-        """Begin to read a record for `contents`; False where no buffer is free."""
-        if record in self._busy or record in self._ahead:
-            return True
-        self._settle(record)
-        with self._lock:
-            if record in self._busy or record in self._ahead:
-                return True  # meanwhile
-            if self._window is not None and self._window[0] is record:
-                self._close_window()
-            if not self._to_read:
-                return False
-            self._ahead[record] = self._read(record)
-        return True
+        if largest > self._to_read.num_bytes or trained > self._to_update.num_bytes:
+            self.gathers.empty()
+            self.updates.empty()
+            self._to_read.grow(largest)
+            self._to_update.grow(trained)
 
     @contextmanager
     def updating(self, record: Record, *, reads: bool, following: Record | None) -> Iterator[torch.Tensor]:
         """A buffer whose contents become the record when the block ends without an error; it holds the record
         if `reads`. `following` will be next, and is read meanwhile."""
+        self.updates.begin(record)
+        try:
+            self.gathers.drop(record)
+            if following is not None:
+                self.gathers.flush(following)
+            with self.updates.buffer_of(record, reads=reads, following=following) as data:
+                yield data
+                kept = self.gathers.borrow()
+                if kept is not None:
+                    kept.data[: record.num_bytes].copy_(data)  # before it is sealed: [Note: fresh weights]
+            if kept is not None:
+                self.gathers.keep(record, kept)
+        finally:
+            self.updates.end(record)
+
+    def forget(self, record: Record) -> None:
+        """Nobody wants this record any more."""
+        self.updates.settle(record)
+        self.gathers.forget(record)
+        self.updates.drop(record)
+
+
+class UpdateBuffers:
+    """Weights that are read for an update, updated, or written."""
+
+    def __init__(self, vault: Vault, pool: _Pool, lock: RLock) -> None:
+        self._vault = vault
+        self._pool = pool
+        self._lock = lock
+        self._loading: dict[Record, _Buffer] = {}
+        """Read for the next update."""
+        self._written: dict[Record, _Buffer] = {}
+        """On their way to the file, oldest first."""
+        self._busy: set[Record] = set()
+
+    def begin(self, record: Record) -> None:
+        """Its update begins."""
         with self._lock:
             self._busy.add(record)
-            self._drop_ahead(record)
-        self._settle(record)
+
+    def end(self, record: Record) -> None:
+        """Its update is over."""
+        with self._lock:
+            self._busy.discard(record)
+
+    def is_busy(self, record: Record) -> bool:
+        """Whether it is being updated."""
+        return record in self._busy
+
+    @contextmanager
+    def buffer_of(self, record: Record, *, reads: bool, following: Record | None) -> Iterator[torch.Tensor]:
+        """See `ParamRing.updating`."""
+        self.settle(record)
         buffer = self._loading.pop(record, None) or self._take(record, loads=reads)
         try:
             if following is not None:
                 self._load_ahead(following)
             buffer.wait()
-            yield buffer.data[: record.num_bytes]
-            self._store(record, buffer)
+            data = buffer.data[: record.num_bytes]
+            yield data
+            buffer.io = self._vault.start_write(record, data)
         except BaseException:
             with self._lock:
-                self._to_update.append(buffer)
+                self._pool.free.append(buffer)
             raise
-        finally:
-            self._busy.discard(record)
-
-    @contextmanager
-    def window(self, record: Record, *, writes: bool = False, loads: bool = True) -> Iterator[torch.Tensor]:
-        """A record to look at, and to change if `writes`; `loads` False = what it holds does not matter.
-
-        It stays close until something else is wanted, as records are looked at part by part.
-        """
-        self._settle(record)
-        with self._lock:
-            if self._window is None or self._window[0] is not record:
-                self._close_window()
-                buffer = self._ahead.pop(record, None)
-                if buffer is None:
-                    buffer = self._read(record) if loads else self._free_to_read()
-                self._window = (record, buffer)
-            buffer = self._window[1]
-            buffer.wait()
-            if writes:
-                self._drop_loaded(record)
-                self._is_dirty = True
-            yield buffer.data[: record.num_bytes]
-
-    def forget(self, record: Record) -> None:
-        """Nobody wants this record any more."""
-        self._settle(record)
-        with self._lock:
-            if self._window is not None and self._window[0] is record:
-                self._is_dirty = False
-                self._close_window()
-            self._drop_ahead(record)
-            self._drop_loaded(record)
-
-    def _empty(self) -> None:
-        """Have all buffers free."""
-        with self._lock:
-            self._close_window()
-            for record in [*self._ahead, *self._loading]:
-                self._drop_ahead(record)
-                self._drop_loaded(record)
-            for record in list(self._written):
-                self._settle(record)
-
-    # --- on their way to a gather
-
-    def _read(self, record: Record) -> _Buffer:
-        buffer = self._free_to_read()
-        buffer.io = self._vault.start_read(record, buffer.data[: record.num_bytes])
-        return buffer
-
-    def _free_to_read(self) -> _Buffer:
-        if not self._to_read:
-            self._close_window()
-        if not self._to_read:
-            _, guessed = self._ahead.popitem()  # another than the one that is wanted now
-            self._to_read.append(guessed)
-        buffer = self._to_read.pop()
-        buffer.wait()
-        return buffer
-
-    def _close_window(self) -> None:
-        if self._window is None:
-            return
-        (record, buffer), self._window = self._window, None
-        is_dirty, self._is_dirty = self._is_dirty, False
-        self._to_read.append(buffer)
-        if is_dirty:
-            self._vault.start_write(record, buffer.data[: record.num_bytes]).wait()
-
-    def _drop_ahead(self, record: Record) -> None:
-        """The record will be written: what was read for a gather is out of date."""
-        if self._window is not None and self._window[0] is record:
-            self._close_window()
-        if (buffer := self._ahead.pop(record, None)) is not None:
-            buffer.wait()
-            self._to_read.append(buffer)
-
-    # --- updates
-
-    def _load_ahead(self, record: Record) -> None:
-        for guessed in list(self._loading):
-            self._drop_loaded(guessed)
-        self._settle(record)
-        with self._lock:
-            if self._window is not None and self._window[0] is record:
-                self._close_window()
-        self._loading[record] = self._take(record, loads=True)
-
-    def _take(self, record: Record, *, loads: bool) -> _Buffer:
-        if not self._to_update:
-            self._settle(next(iter(self._written)))
-        with self._lock:
-            buffer = self._to_update.pop()
-        if loads:
-            buffer.io = self._vault.start_read(record, buffer.data[: record.num_bytes])
-        return buffer
-
-    def _drop_loaded(self, record: Record) -> None:
-        if (buffer := self._loading.pop(record, None)) is not None:
-            buffer.wait()
-            self._to_update.append(buffer)
-
-    def _store(self, record: Record, buffer: _Buffer) -> None:
-        data = buffer.data[: record.num_bytes]
-        with self._lock:
-            kept = self._to_read.pop() if self._to_read else None
-        if kept is not None:  # see [Note: fresh weights]
-            kept.wait()
-            kept.data[: record.num_bytes].copy_(data)
-        buffer.io = self._vault.start_write(record, data)
         with self._lock:
             self._written[record] = buffer
-            if kept is not None:
-                self._ahead[record] = kept
 
-    def _settle(self, record: Record) -> None:
+    def settle(self, record: Record) -> None:
         """Wait until a record is in the file, if it is on its way there."""
         buffer = self._written.get(record)
         if buffer is None:
@@ -278,4 +185,163 @@ class ParamRing:
             if self._written.get(record) is buffer:
                 del self._written[record]
                 buffer.io = None
-                self._to_update.append(buffer)
+                self._pool.free.append(buffer)
+
+    def drop(self, record: Record) -> None:
+        """What was read of it is out of date."""
+        if (buffer := self._loading.pop(record, None)) is not None:
+            buffer.wait()
+            with self._lock:
+                self._pool.free.append(buffer)
+
+    def empty(self) -> None:
+        """Have all buffers free."""
+        for record in list(self._loading):
+            self.drop(record)
+        for record in list(self._written):
+            self.settle(record)
+
+    def _load_ahead(self, record: Record) -> None:
+        for guessed in list(self._loading):
+            self.drop(guessed)
+        self.settle(record)
+        self._loading[record] = self._take(record, loads=True)
+
+    def _take(self, record: Record, *, loads: bool) -> _Buffer:
+        if not self._pool.free:
+            self.settle(next(iter(self._written)))
+        with self._lock:
+            buffer = self._pool.free.pop()
+        if loads:
+            buffer.io = self._vault.start_read(record, buffer.data[: record.num_bytes])
+        return buffer
+
+
+class GatherBuffers:
+    """Weights on their way to a gather, and the record that is looked at part by part."""
+
+    def __init__(
+        self, vault: Vault, pool: _Pool, lock: RLock, updates: UpdateBuffers, uploads: Uploads
+    ) -> None:
+        self._vault = vault
+        self._pool = pool
+        self._lock = lock
+        self._updates = updates
+        self._uploads = uploads
+        self._ahead: dict[Record, _Buffer] = {}
+        self._window: tuple[Record, _Buffer] | None = None
+        self._is_dirty = False
+
+    @contextmanager
+    def contents(self, record: Record) -> Iterator[torch.Tensor]:
+        """The weights of a record, to be sent to the device."""
+        self._updates.settle(record)
+        with self._lock:
+            self._close_window()
+            buffer = self._ahead.pop(record, None) or self._read(record)
+        try:
+            buffer.wait()
+            yield buffer.data[: record.num_bytes]
+            buffer.copied = self._uploads.mark()
+        finally:
+            with self._lock:
+                self._pool.free.append(buffer)
+
+    def read_ahead(self, record: Record) -> bool:
+        """Begin to read a record for `contents`; False where no buffer is free."""
+        if self._updates.is_busy(record) or record in self._ahead:
+            return True
+        self._updates.settle(record)
+        with self._lock:
+            self.flush(record)
+            if self._updates.is_busy(record) or record in self._ahead:
+                return True  # meanwhile
+            if not self._pool.free:
+                return False
+            self._ahead[record] = self._read(record)
+        return True
+
+    @contextmanager
+    def window(self, record: Record, *, writes: bool = False, loads: bool = True) -> Iterator[torch.Tensor]:
+        """A record to look at, and to change if `writes`; `loads` False = what it holds does not matter.
+
+        It stays close until something else is wanted, as records are looked at part by part.
+        """
+        self._updates.settle(record)
+        with self._lock:
+            if self._window is None or self._window[0] is not record:
+                self._close_window()
+                buffer = self._ahead.pop(record, None)
+                if buffer is None:
+                    buffer = self._read(record) if loads else self._take()
+                self._window = (record, buffer)
+            buffer = self._window[1]
+            buffer.wait()
+            if writes:
+                self._updates.drop(record)
+                self._is_dirty = True
+            yield buffer.data[: record.num_bytes]
+
+    def flush(self, record: Record) -> None:
+        """Have the file hold what was written through its window."""
+        with self._lock:
+            if self._window is not None and self._window[0] is record:
+                self._close_window()
+
+    def drop(self, record: Record) -> None:
+        """It will be written: what was read of it is out of date."""
+        with self._lock:
+            self.flush(record)
+            if (buffer := self._ahead.pop(record, None)) is not None:
+                buffer.wait()
+                self._pool.free.append(buffer)
+
+    def forget(self, record: Record) -> None:
+        """As `drop`, and what was written through the window does not matter."""
+        with self._lock:
+            if self._window is not None and self._window[0] is record:
+                self._is_dirty = False
+            self.drop(record)
+
+    def borrow(self) -> _Buffer | None:
+        """A buffer for fresh weights, if one is free."""
+        with self._lock:
+            buffer = self._pool.free.pop() if self._pool.free else None
+        if buffer is not None:
+            buffer.wait()
+        return buffer
+
+    def keep(self, record: Record, buffer: _Buffer) -> None:
+        """The borrowed buffer holds what the next gather of the record wants."""
+        with self._lock:
+            self._ahead[record] = buffer
+
+    def empty(self) -> None:
+        """Have all buffers free."""
+        with self._lock:
+            self._close_window()
+            for record in list(self._ahead):
+                self.drop(record)
+
+    def _read(self, record: Record) -> _Buffer:
+        buffer = self._take()
+        buffer.io = self._vault.start_read(record, buffer.data[: record.num_bytes])
+        return buffer
+
+    def _take(self) -> _Buffer:
+        self._close_window()
+        if not self._pool.free:
+            _, guessed = self._ahead.popitem()  # another than the one that is wanted now
+            self._pool.free.append(guessed)
+        buffer = self._pool.free.pop()
+        buffer.wait()
+        return buffer
+
+    def _close_window(self) -> None:
+        if self._window is None:
+            return
+        (record, buffer), self._window = self._window, None
+        is_dirty, self._is_dirty = self._is_dirty, False
+        self._pool.free.append(buffer)
+        if is_dirty:
+            self._vault.start_write(record, buffer.data[: record.num_bytes]).wait()

@@ -116,7 +116,9 @@ class OffloadedParams:
         largest = max(sizes.values())
         trained = max((size for layout, size in sizes.items() if layout.trainable), default=0)
         if self._ring is None:
-            self._ring = ParamRing(vault, self._uploads, self._ledger, pins=self._pins)
+            self._ring = ParamRing(
+                vault, self._uploads, self._ledger, pinned_for=self._device if self._pins else None
+            )
         self._ring.fit(largest, trained)
 
     def _count(self, record: Record, sign: int) -> None:
@@ -186,11 +188,11 @@ class SpilledShard:
         self._dtype = dtype
 
     def send(self, part: torch.Tensor, start: StartGather) -> Pending:
-        with self._ring.contents(self._record) as data:
+        with self._ring.gathers.contents(self._record) as data:
             return self._tier.send(self._view(data), part, start)
 
     def read_ahead(self) -> bool:
-        return self._ring.read_ahead(self._record)
+        return self._ring.gathers.read_ahead(self._record)
 
     @contextmanager
     def to_update(self, *, reads: bool, device: torch.device) -> Iterator[torch.Tensor]:
@@ -205,13 +207,13 @@ class SpilledShard:
 
     def read(self, start: int, stop: int) -> torch.Tensor:
         """A copy."""
-        with self._ring.window(self._record) as data:
+        with self._ring.gathers.window(self._record) as data:
             return self._view(data)[start:stop].clone()
 
     @torch.no_grad()
     def write(self, start: int, values: torch.Tensor) -> None:
         is_whole = values.numel() == self._numel
-        with self._ring.window(self._record, writes=True, loads=not is_whole) as data:
+        with self._ring.gathers.window(self._record, writes=True, loads=not is_whole) as data:
             self._view(data)[start : start + values.numel()].copy_(values)
 
     def drop(self) -> None:
