@@ -18,16 +18,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import RLock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from zerotrain.contract.memory.inputs import READ_BUFFERS, UPDATE_BUFFERS
 from zerotrain.runtime.offload.transfer import PinnedBuffer
 from zerotrain.runtime.offload.uploads import Uploads
-from zerotrain.runtime.vault.chunks import Record
-from zerotrain.runtime.vault.store import RecordIO, Vault
 from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
+
+if TYPE_CHECKING:
+    from zerotrain.runtime.vault.chunks import Record
+    from zerotrain.runtime.vault.store import RecordIO, Vault
 
 
 class _Buffer:

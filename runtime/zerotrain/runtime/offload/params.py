@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,12 +18,14 @@ from zerotrain.runtime.comm.timing import Pending
 from zerotrain.runtime.offload.host import HostPages
 from zerotrain.runtime.offload.param_ring import ParamRing
 from zerotrain.runtime.offload.uploads import Uploads
-from zerotrain.runtime.vault.chunks import Record
-from zerotrain.runtime.vault.store import Vault
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
 from zerotrain.runtime.zero.layout import ModelLayout, UnitLayout, round_up
 from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
 from zerotrain.runtime.zero.shards import CopiedBack, StartGather, StoredShard
+
+if TYPE_CHECKING:
+    from zerotrain.runtime.vault.chunks import Record
+    from zerotrain.runtime.vault.store import Vault
 
 PAGE_BYTES = 4096
 

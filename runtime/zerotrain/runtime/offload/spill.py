@@ -4,26 +4,39 @@ made, as the first thing that goes into it are their weights."""
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
-from zerotrain.contract.config import EngineConfig
+from zerotrain.contract.config import ConfigError, EngineConfig
 from zerotrain.contract.memory.moved import offload_tiers
 from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.offload.params import OffloadedParams
 from zerotrain.runtime.offload.settings import spill_settings
-from zerotrain.runtime.vault.file import SpillLimit, SpillPlace
-from zerotrain.runtime.vault.seal import Encryption, VaultIdentity
-from zerotrain.runtime.vault.sealers import create_sealer
-from zerotrain.runtime.vault.store import Vault
+
+if TYPE_CHECKING:
+    from zerotrain.runtime.vault.store import Vault
 
 
 def open_vault(config: EngineConfig, comm: Comm) -> Vault | None:
     """The vault of this rank, still without a file; None when nothing goes to nvme.
 
-    Raises ConfigError as `spill_settings`.
+    Raises ConfigError as `spill_settings`, and where this installation lacks the native module.
     """
     settings = spill_settings(config, os.environ, world_size=comm.world_size)
     if settings is None:
         return None
+    try:
+        from zerotrain.runtime.vault.file import SpillLimit, SpillPlace
+        from zerotrain.runtime.vault.seal import Encryption, VaultIdentity
+        from zerotrain.runtime.vault.sealers import create_sealer
+        from zerotrain.runtime.vault.store import Vault
+    except ImportError as error:
+        block = "offload_param" if config.zero.offload_optimizer is None else "offload_optimizer"
+        raise ConfigError(
+            f"zero_optimization.{block}.device",
+            f"needs the native module, which this installation lacks ({error})",
+            "nvme",
+            'Install a platform wheel, or set it to "cpu".',
+        ) from error
     identity = VaultIdentity(job=settings.job, rank=comm.rank, world_size=comm.world_size)
     place = SpillPlace(
         folders=settings.folders,

@@ -10,14 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from zerotrain.runtime.comm.group import Comm
-from zerotrain.runtime.vault.store import Vault
 from zerotrain.runtime.zero.build import build_unit, busy_modules
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
 from zerotrain.runtime.zero.gradients import UnitGradients
@@ -34,6 +33,9 @@ from zerotrain.runtime.zero.reduce import Reducer
 from zerotrain.runtime.zero.shards import ParamTier
 from zerotrain.runtime.zero.state import StateTensors
 from zerotrain.runtime.zero.unit import InitialValues, Placement, Unit, UnitState
+
+if TYPE_CHECKING:
+    from zerotrain.runtime.vault.store import Vault
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
