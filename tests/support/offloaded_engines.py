@@ -110,16 +110,19 @@ def train(engine: Engine, steps: int) -> list[float]:
 def digests(engine: Engine, kind: str | None = None) -> dict[str, str]:
     """SHA-256 of this rank's streams, of one kind or of all, and of the weights as computed with."""
     found = {
-        f"{unit}/{name}": hashlib.sha256(whole(stream).contiguous().view(torch.uint8).numpy()).hexdigest()
+        f"{unit}/{name}": _sha256(whole(stream))
         for (unit, name), stream in engine.checkpoint_state().streams.items()
         if kind in (None, name)
     }
     if kind is None:
         with zt.full_parameters(engine.module):
             for name, value in engine.module.named_parameters():
-                bits = value.detach().flatten().view(torch.int16)
-                found[name] = hashlib.sha256(bits.numpy().tobytes()).hexdigest()
+                found[name] = _sha256(value.detach().flatten())
     return found
+
+
+def _sha256(flat: torch.Tensor) -> str:
+    return hashlib.sha256(flat.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 def file_digests(folder: Path) -> list[str]:
