@@ -22,8 +22,8 @@ from zerotrain.runtime.offload.room import MemoryRoom, disk_free, memory_room
 from zerotrain.runtime.train.exits import exit_code_of
 
 GIB = 1 << 30
-CPU = {"offload_optimizer": {"device": "cpu"}}
-NVME = {"offload_optimizer": {"device": "nvme"}}
+CPU: dict[str, Any] = {"offload_optimizer": {"device": "cpu"}}
+NVME: dict[str, Any] = {"offload_optimizer": {"device": "nvme"}}
 
 
 def tree(root: Path, files: dict[str, str]) -> Path:
@@ -77,12 +77,15 @@ def test_the_disk(tmp_path: Path) -> None:
     one = disk_free([tmp_path])
     assert one == pytest.approx(found.f_bavail * found.f_frsize, rel=0.1)
     assert disk_free([tmp_path, tmp_path]) == pytest.approx(2 * (one or 0), rel=0.1)
-    assert disk_free([tmp_path, tmp_path / "missing"]) is None
+    assert disk_free([tmp_path / "to" / "be" / "made"]) is not None
+    (tmp_path / "file").write_text("")
+    assert disk_free([tmp_path, tmp_path / "file"]) is None
+    assert disk_free([tmp_path / "file" / "below"]) is None
 
 
-def configured(world_size: int = 2, *, bf16: dict[str, Any] | None = None, **zero: Any) -> EngineConfig:
+def configured(*, bf16: dict[str, Any] | None = None, **zero: Any) -> EngineConfig:
     file = {"bf16": {"enabled": True, **(bf16 or {})}, "zero_optimization": zero}
-    return resolve(load(file), world_size=world_size)
+    return resolve(load(file), world_size=2)
 
 
 def units(world_size: int) -> list[UnitSize]:
@@ -197,10 +200,11 @@ def test_the_disk_of_all_ranks(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_none(tmp_path: Path) -> None:
-    missing = {"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": str(tmp_path / "missing")}}
-    for text, code in run_ranks(2, start, None, missing, {}):
+    (tmp_path / "file").write_text("")
+    wrong = {"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": str(tmp_path / "file")}}
+    for text, code in run_ranks(2, start, None, wrong, {}):
         assert code == ExitCode.BAD_CONFIG
-        assert "must be a folder that every rank can write in" in text
+        assert "must be a folder that every rank can make and write in" in text
     ((text, code),) = run_ranks(1, start, None, {"stage": 2, **NVME}, {})
     assert code == ExitCode.BAD_CONFIG
     assert "must name a folder on a fast local disk" in text

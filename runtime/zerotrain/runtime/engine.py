@@ -40,6 +40,7 @@ from zerotrain.runtime.setup import (
     join_ranks,
     make_layout,
     read_config,
+    settle_encoding,
 )
 from zerotrain.runtime.step import StepPipeline, StepResult
 from zerotrain.runtime.zero.buffer import return_free_memory
@@ -262,7 +263,7 @@ class Engine(Accumulation, Checkpoints, Exports, Inspection, ConfigNames, StateN
             try:
                 self.end_saves()
             finally:
-                self.pipeline.close()
+                self.pipeline.updating.close()
                 self.core.close()
                 self.comm.close()
 
@@ -318,6 +319,7 @@ def _take_over(
     optimizer = make_optimizer(
         model, plan(), resolved, optimizer=asked.optimizer, model_parameters=asked.model_parameters
     )
+    resolved = settle_encoding(resolved, optimizer)
     scheduler = make_schedule(optimizer, resolved, asked.lr_scheduler)
     loader = None
     if asked.training_data is not None:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from zerotrain.contract.config import AutoValues, ConfigError, EngineConfig, load, resolve
+from zerotrain.contract.config.encoding import REMAINDERS, can_split_master
 from zerotrain.contract.memory.moved import shards_parameters
 from zerotrain.runtime.activation.settings import Settings, adopt
 from zerotrain.runtime.agreement import check_same_config
@@ -20,6 +21,8 @@ from zerotrain.runtime.comm.model_parallel import ModelParallel
 from zerotrain.runtime.construct.values import origins_of, take_values
 from zerotrain.runtime.offload.fit import check_fit
 from zerotrain.runtime.offload.spill import make_param_tier, open_vault
+from zerotrain.runtime.optim.optimizer import ZeroOptimizer
+from zerotrain.runtime.vault.secrecy import refuse_cores
 from zerotrain.runtime.zero.core import Core, CoreOptions
 from zerotrain.runtime.zero.hierarchy import ErrorFeedback
 from zerotrain.runtime.zero.layout import DTYPE_BYTES, LayoutError, ModelLayout
@@ -83,6 +86,21 @@ def _auto_values(model: nn.Module | None) -> AutoValues:
     return AutoValues()
 
 
+def settle_encoding(config: EngineConfig, optimizer: ZeroOptimizer) -> EngineConfig:
+    """The configuration for the optimizer that really runs, which may be the caller's.
+
+    Raises ConfigError where the file asks for remainders that its update cannot keep.
+    """
+    kind, params = optimizer.configured.type, optimizer.configured.params
+    if not config.precision.store_param_remainders or can_split_master(kind, params):
+        return config
+    if any(line.path == REMAINDERS and line.origin == "file" for line in config.report):
+        raise ConfigError(
+            REMAINDERS, f"needs a native update, which {kind} has not", True, "Set it to false, or use AdamW."
+        )
+    return replace(config, precision=replace(config.precision, store_param_remainders=False))
+
+
 def configure_activations(config: EngineConfig, mpu: object | None) -> None:
     """Let `checkpoint_activations` follow the `activation_checkpointing` block, where there is one."""
     block = config.activation_checkpointing
@@ -142,6 +160,8 @@ def build_core(
     source = config.precision.compute_dtype if zero.stage >= 2 else "fp32"
     is_cast = DTYPE_BYTES[wire] <= DTYPE_BYTES[source] and wire != source
     plus = _plus(config)
+    _check_agreement(layout, comm)
+    check_fit(model, config, layout, comm)
     vault = open_vault(config, comm)
     tier = make_param_tier(config, comm, vault)
     spills_weights = tier is not None and tier.may_spill
@@ -167,9 +187,10 @@ def build_core(
         predivision=config.precision.gradient_predivision,
         averages=config.precision.gradient_reduce_op == "mean",
     )
-    _check_agreement(layout, comm)
-    check_fit(model, config, layout, comm)
-    return Core(model, layout, comm=comm, options=options, values=take_values(model, comm))
+    core = Core(model, layout, comm=comm, options=options, values=take_values(model, comm))
+    if vault is not None:
+        refuse_cores()  # after the last descriptor on /proc, which other users than root get no more of
+    return core
 
 
 def _plus(config: EngineConfig) -> ZeroPlusPlus:

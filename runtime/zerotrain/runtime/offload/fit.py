@@ -184,7 +184,7 @@ def _check_folders(rows: Sequence[_Row], spill: SpillSettings | None) -> None:
     if odd and spill is not None:
         raise ConfigError(
             "zero_optimization.offload_optimizer.nvme_path",
-            f"must be a folder that every rank can write in, and on rank {odd[0]} it is not",
+            f"must be a folder that every rank can make and write in, and on rank {odd[0]} it is not",
             ", ".join(map(str, spill.folders)),
             "Create it on every worker, or give the job spec.nvme.",
         )

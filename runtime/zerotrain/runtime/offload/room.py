@@ -36,12 +36,13 @@ def memory_room(root: Path = Path("/")) -> MemoryRoom:
 
 
 def disk_free(folders: Sequence[Path]) -> int | None:
-    """Bytes that a spill striped over these folders can take; None where one is no folder to write in."""
+    """Bytes that a spill striped over these folders can take; None where one cannot be made or written in."""
     smallest = []
     for folder in folders:
-        if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+        there = next((parent for parent in (folder, *folder.parents) if parent.exists()), folder)
+        if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
             return None
-        found = os.statvfs(folder)
+        found = os.statvfs(there)
         smallest.append(found.f_bavail * found.f_frsize)
     return min(smallest, default=0) * len(folders)
 

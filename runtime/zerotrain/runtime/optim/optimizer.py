@@ -116,6 +116,11 @@ class ZeroOptimizer:
                     assert isinstance(states, ResidentStates)
                     self.rule.attach(states, core.ledger)
 
+    @property
+    def configured(self) -> OptimizerConfig:
+        """The configuration of the optimizer that runs: the file's, or one for what the caller passed."""
+        return self._config
+
     def _check_tiers(self, *, splits_masters: bool) -> None:
         """Raise ConfigError for a rule that sees whole tensors where states are not whole tensors."""
         if not isinstance(self.rule, JointRule):
