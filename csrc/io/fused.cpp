@@ -22,12 +22,13 @@ std::size_t ChunkData::size(std::size_t chunk) const {
   return std::min(chunk_bytes, num_bytes - chunk * chunk_bytes);
 }
 
-std::size_t ChunkUpdate::element_bytes() const {
-  return (has_remainder ? sizeof(std::int16_t) : sizeof(float)) + num_states(task.rule) * sizeof(float);
-}
-
 void ChunkUpdate::check(const ChunkData& chunks) const {
-  const std::size_t element = element_bytes();
+  const std::size_t master_bytes = task.master ? 0 : has_remainder ? sizeof(std::int16_t) : sizeof(float);
+  const std::size_t element = master_bytes + num_states(task.rule) * sizeof(float);
+  if (element != element_bytes) {
+    throw std::invalid_argument("chunks have " + std::to_string(element_bytes) + " bytes per element, the update " +
+                                std::to_string(element));
+  }
   if (chunks.chunk_bytes % element || chunks.num_bytes % element) {
     throw std::invalid_argument("chunks of " + std::to_string(chunks.chunk_bytes) + " and " +
                                 std::to_string(chunks.num_bytes) + " bytes in all do not hold whole elements of " +
@@ -38,17 +39,19 @@ void ChunkUpdate::check(const ChunkData& chunks) const {
     throw std::invalid_argument("chunks hold elements " + std::to_string(start) + " to " + std::to_string(stop) +
                                 ", the update has " + std::to_string(task.numel));
   }
-  if (has_remainder && task.weight_type != Float::bf16) {
+  if (has_remainder && !task.master && task.weight_type != Float::bf16) {
     throw std::invalid_argument("chunks with remainders need the bfloat16 weight in the update");
   }
 }
 
 void ChunkUpdate::run(const ChunkData& chunks, std::size_t chunk) const {
-  const std::size_t numel = chunks.size(chunk) / element_bytes();
-  const std::size_t first = start + chunk * (chunks.chunk_bytes / element_bytes());
+  const std::size_t numel = chunks.size(chunk) / element_bytes;
+  const std::size_t first = start + chunk * (chunks.chunk_bytes / element_bytes);
   unsigned char* at = chunks.start(chunk);
   UpdateTask part = task.part(first, first + numel);
-  if (has_remainder) {
+  if (part.master) {
+    // The fp32 weight in memory is the master.
+  } else if (has_remainder) {
     part.remainder = reinterpret_cast<std::int16_t*>(at);
     at += numel * sizeof(std::int16_t);
   } else {

@@ -1,5 +1,5 @@
 // The optimizer's arithmetic on chunks of states as they lie in the vault: [master or remainder][state 0][state 1],
-// one after another. Called by the sealer between opening and sealing, and alone where chunks are plain.
+// one after another, without the first where the task has the master itself (fp32 weights). Called by the sealer between opening and sealing, and alone where chunks are plain.
 #pragma once
 
 #include <cstddef>
@@ -24,8 +24,8 @@ struct ChunkUpdate {
   UpdateTask task;
   std::size_t start;  // element of the task that the first chunk begins with
   bool has_remainder;  // the master is the task's bf16 weight and the chunk's int16 remainder
+  std::size_t element_bytes;  // of a chunk's parts together
 
-  std::size_t element_bytes() const;
   // Throws std::invalid_argument where the chunks are not the task's.
   void check(const ChunkData& chunks) const;
   // Updates one chunk, which is open.

@@ -63,15 +63,17 @@ struct BoundChunks {
   }
 };
 
-ChunkUpdate bound_update(const BoundTask& task, std::size_t start, bool has_remainder) {
-  return {task.task, start, has_remainder};
-}
-
-void update_plain(const BoundChunks& batch, const BoundTask& task, std::size_t start, bool has_remainder) {
+void update_plain(const BoundChunks& batch, const BoundTask& task, std::size_t start, bool has_remainder,
+                  std::size_t element_bytes) {
   const ChunkData chunks = batch.chunks();
-  const ChunkUpdate update = bound_update(task, start, has_remainder);
+  const ChunkUpdate update{task.task, start, has_remainder, element_bytes};
   nb::gil_scoped_release unlocked;
   update_chunks(chunks, update);
+}
+
+void check_update(const BoundChunks& batch, const BoundTask& task, std::size_t start, bool has_remainder,
+                  std::size_t element_bytes) {
+  ChunkUpdate{task.task, start, has_remainder, element_bytes}.check(batch.chunks());
 }
 
 #ifdef ZEROTRAIN_OPENSSL
@@ -97,13 +99,15 @@ void bind_openssl(nb::module_& m) {
            },
            "Chunks, counted from the batch's first, that failed: zeroed.")
       .def("update",
-           [](Sealer& self, const BoundChunks& batch, const BoundTask& task, std::size_t start, bool has_remainder) {
+           [](Sealer& self, const BoundChunks& batch, const BoundTask& task, std::size_t start, bool has_remainder,
+              std::size_t element_bytes) {
              const SealedChunks chunks = batch.sealed();
-             const ChunkUpdate update = bound_update(task, start, has_remainder);
+             const ChunkUpdate update{task.task, start, has_remainder, element_bytes};
              nb::gil_scoped_release unlocked;
              return self.update(chunks, update);
            },
-           nb::arg("chunks"), nb::arg("task"), nb::kw_only(), nb::arg("start"), nb::arg("has_remainder"))
+           nb::arg("chunks"), nb::arg("task"), nb::kw_only(), nb::arg("start"), nb::arg("has_remainder"),
+           nb::arg("element_bytes"))
       .def("close", &Sealer::close);
   m.def("openssl_version", [] { return Cipher::version(); });
   m.def("cipher_contexts_are_guarded", &Cipher::contexts_are_guarded,
@@ -152,7 +156,9 @@ void bind_seal(nb::module_& m) {
            nb::arg("data").noconvert(), nb::arg("table").noconvert(), nb::kw_only(), nb::arg("context"),
            nb::arg("record"), nb::arg("first"), nb::arg("chunk_bytes"));
   m.def("update_chunks", &update_plain, nb::arg("chunks"), nb::arg("task"), nb::kw_only(), nb::arg("start"),
-        nb::arg("has_remainder"), "Updates chunks that are open, in place, on the module's threads.");
+        nb::arg("has_remainder"), nb::arg("element_bytes"), "Updates chunks that are open, in place, on the module's threads.");
+  m.def("check_update", &check_update, nb::arg("chunks"), nb::arg("task"), nb::kw_only(), nb::arg("start"),
+        nb::arg("has_remainder"), nb::arg("element_bytes"), "Raises ValueError where update_chunks would.");
   m.def("key_memory", [] { return KeyMemory::shared().describe(); },
         "How the memory of keys is guarded, and what the system refused.");
   bind_openssl(m);

@@ -113,7 +113,7 @@ def test_damage_is_refused_by_name(sealer: Sealer, damage: Damage, failed: list[
     with pytest.raises(SpillIntegrityError) as caught:
         sealer.open(chunks)
     error = caught.value
-    assert error.exit_code == ExitCode.SPILL_INTEGRITY == 84
+    assert error.exit_code is ExitCode.SPILL_INTEGRITY
     assert list(error.failed) == failed
     assert (error.unit, error.rank, error.chunk) == ("block.0", 3, failed[0])
     assert error.file_offset == (1 << 20) + failed[0] * CHUNK
@@ -148,18 +148,21 @@ def test_another_generation_is_refused_even_with_the_nonce_and_tag_of_the_bytes(
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"job": "job-2"}, {"rank": 4}, {"world_size": 7}, {"unit": "block.1"}, {"layout": "i16,f32,f32"}],
+    ("identity", "unit", "layout"),
+    [
+        pytest.param(replace(IDENTITY, job="job-2"), "block.0", "f32,f32,f32", id="job"),
+        pytest.param(replace(IDENTITY, rank=4), "block.0", "f32,f32,f32", id="rank"),
+        pytest.param(replace(IDENTITY, world_size=7), "block.0", "f32,f32,f32", id="world-size"),
+        pytest.param(IDENTITY, "block.1", "f32,f32,f32", id="unit"),
+        pytest.param(IDENTITY, "block.0", "i16,f32,f32", id="layout"),
+    ],
 )
 def test_bytes_of_another_place_are_refused_under_the_same_key(
-    make: KeyedSealer, change: dict[str, object]
+    make: KeyedSealer, identity: VaultIdentity, unit: str, layout: str
 ) -> None:
     chunks, _ = sealed(make(IDENTITY, key=KEY))
-    names = {"unit": "block.0", "layout": "f32,f32,f32"}
-    identity = replace(IDENTITY, **{key: value for key, value in change.items() if key not in names})
     other = make(identity, key=KEY)
-    given = names | {key: str(value) for key, value in change.items() if key in names}
-    record = other.add(given["unit"], sizes(), layout=given["layout"])
+    record = other.add(unit, sizes(), layout=layout)
     record.table[:] = chunks.record.table
     with pytest.raises(SpillIntegrityError):
         other.open(replace(chunks, record=record))

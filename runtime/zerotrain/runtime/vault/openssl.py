@@ -15,7 +15,7 @@ from zerotrain.runtime.vault.seal import (
     SealerInfo,
     SpillIntegrityError,
     VaultIdentity,
-    first_element,
+    chunk_cut,
     native_chunks,
 )
 
@@ -63,13 +63,7 @@ class OpenSslSealer:
 
     def update(self, chunks: ChunkBatch, task: _native.UpdateTask, *, origin: int = 0) -> None:
         """See Sealer. Raises RuntimeError once closed, and in a forked child."""
-        failed = self._native.update(
-            native_chunks(chunks),
-            task,
-            start=first_element(chunks, origin),
-            has_remainder=chunks.record.has_remainder,
-        )
-        self._refuse(chunks, failed)
+        self._refuse(chunks, self._native.update(native_chunks(chunks), task, **chunk_cut(chunks, origin)))
 
     def close(self) -> None:
         """Wipes the key and what was derived from it."""

@@ -2,8 +2,8 @@
 
 The vault's store calls `seal` before it writes and `open` after it has read; the optimizer's step over the
 vault calls `update`, which does both around the arithmetic. Encrypting sealers: `openssl` (OpenSSL through
-`csrc/io`) and `wheel` (the `cryptography` package); `sealers.create_sealer` chooses. `docs/vault.md` says what
-is promised.
+`csrc/io`) and `wheel` (the `cryptography` package); `sealers.create_sealer` chooses. `docs/vault.md` says
+what is promised.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from threading import Lock
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 import torch
 
@@ -91,13 +91,18 @@ class SealedRecord:
 
         Raises ValueError where the record was added without a layout, or with one that is not a step's.
         """
-        master, *states = self.layout.split(",")
-        if master not in ("f32", "i16") or not states or any(state != "f32" for state in states):
+        first, *states = self.layout.split(",")
+        if first not in ("f32", "i16") or any(state != "f32" for state in states):
             raise ValueError(
                 f"chunks of unit {self.unit!r} have the layout {self.layout!r}; an update needs 'f32' or "
-                "'i16' and then 'f32' per state"
+                "'i16', and 'f32' for every other part"
             )
-        return master == "i16"
+        return first == "i16"
+
+    @property
+    def element_bytes(self) -> int:
+        """Of all parts together. Raises ValueError as `has_remainder`."""
+        return (2 if self.has_remainder else 4) + 4 * self.layout.count(",")
 
     def bytes_of(self, first: int, count: int) -> int:
         """Bytes of `count` chunks from chunk `first` on."""
@@ -276,9 +281,22 @@ def native_chunks(chunks: ChunkBatch) -> _native.Chunks:
     )
 
 
-def first_element(chunks: ChunkBatch, origin: int) -> int:
-    """Element of a task that the batch begins with."""
-    return origin + chunks.first * CHUNK_NUMEL
+class ChunkCut(TypedDict):
+    """How a task's elements lie in a batch of chunks, as `csrc/io` takes it."""
+
+    start: int
+    has_remainder: bool
+    element_bytes: int
+
+
+def chunk_cut(chunks: ChunkBatch, origin: int) -> ChunkCut:
+    """`origin`: element of the task that the record's first element is. Raises ValueError without a layout."""
+    record = chunks.record
+    return {
+        "start": origin + chunks.first * CHUNK_NUMEL,
+        "has_remainder": record.has_remainder,
+        "element_bytes": record.element_bytes,
+    }
 
 
 class PlainSealer:
@@ -319,12 +337,7 @@ class PlainSealer:
     def update(self, chunks: ChunkBatch, task: _native.UpdateTask, *, origin: int = 0) -> None:
         """The arithmetic alone."""
         self.open(chunks)
-        _native.update_chunks(
-            native_chunks(chunks),
-            task,
-            start=first_element(chunks, origin),
-            has_remainder=chunks.record.has_remainder,
-        )
+        _native.update_chunks(native_chunks(chunks), task, **chunk_cut(chunks, origin))
 
     def close(self) -> None:
         """Forgets all records; nothing is secret."""

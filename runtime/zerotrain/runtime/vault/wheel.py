@@ -27,7 +27,7 @@ from zerotrain.runtime.vault.seal import (
     SealerInfo,
     SpillIntegrityError,
     VaultIdentity,
-    first_element,
+    chunk_cut,
     native_chunks,
 )
 
@@ -85,18 +85,14 @@ class WheelSealer:
 
     def update(self, chunks: ChunkBatch, task: _native.UpdateTask, *, origin: int = 0) -> None:
         """See Sealer. One pass each to open, update and seal: the package knows nothing of the arithmetic."""
-        has_remainder = chunks.record.has_remainder
         places = _Places(chunks)
         places.check(opens=True, seals=True)
+        _native.check_update(native_chunks(chunks), task, **chunk_cut(chunks, origin))
         failed = self._open_all(places)
         # Between chunks that failed lie runs that are updated as if they were batches of their own.
         for before, after in pairwise([chunks.first - 1, *failed, chunks.first + chunks.count]):
-            if after - before == 1:
-                continue
-            run = places.run(before + 1, after)
-            start = first_element(run, origin)
-            _native.update_chunks(native_chunks(run), task, start=start, has_remainder=has_remainder)
-            self.seal(run)
+            if after - before > 1:
+                self._update_run(places.run(before + 1, after), task, origin)
         if failed:
             raise SpillIntegrityError(chunks, failed, rank=self._records.identity.rank)
 
@@ -105,6 +101,11 @@ class WheelSealer:
         self._key.wipe()
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._records.clear()
+
+    def _update_run(self, run: ChunkBatch, task: _native.UpdateTask, origin: int) -> None:
+        """Updates chunks that are open, and seals them."""
+        _native.update_chunks(native_chunks(run), task, **chunk_cut(run, origin))
+        self.seal(run)
 
     def _open_all(self, places: _Places) -> list[int]:
         """Indices in the record of the chunks that failed; they are zeroed."""
