@@ -65,10 +65,9 @@ class Step:
     def task(self) -> _native.UpdateTask:
         numel = self.grad.numel()
         half = ORIGIN + CHUNK_NUMEL + 100
-        hypers = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.1, "step": 3}
         segments = [
-            _native.Segment(0, half, lr=1e-2, **hypers),
-            _native.Segment(half, numel, lr=3e-3, **hypers),
+            _native.Segment(start, stop, lr=lr, beta1=0.9, beta2=0.99, eps=1e-8, weight_decay=0.1, step=3)
+            for start, stop, lr in ((0, half, 1e-2), (half, numel, 3e-3))
         ]
         return _native.UpdateTask(
             self.case.rule,
@@ -85,12 +84,8 @@ class Step:
         has_own = self.case.master == "weight"
         master, states = (None, after.parts) if has_own else (after.parts[0], after.parts[1:])
         cut = slice(ORIGIN, None)
-        _native.update_(
-            after.task(),
-            None if master is None else master[cut],
-            [state[cut] for state in states],
-            start=ORIGIN,
-        )
+        own_master = None if master is None else master[cut]
+        _native.update_(after.task(), own_master, [state[cut] for state in states], start=ORIGIN)
         return after
 
     def chunks(self) -> torch.Tensor:
@@ -109,16 +104,20 @@ def _batch(sealer: Sealer, step: Step) -> ChunkBatch:
     return ChunkBatch(record=record, first=0, count=len(NUMELS), data=data, file_offset=0)
 
 
-SEALERS = {**BACKENDS, "none": lambda identity, *, key: PlainSealer(identity)}
+SEALERS = (*sorted(BACKENDS), "none")
 
 
-@pytest.mark.parametrize("backend", sorted(SEALERS))
+def _sealer(name: str) -> Sealer:
+    return PlainSealer(IDENTITY) if name == "none" else BACKENDS[name](IDENTITY, key=KEY)
+
+
+@pytest.mark.parametrize("backend", SEALERS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.rule}-{case.master}")
 def test_the_step_over_chunks_is_the_step_over_tensors(backend: str, case: Case) -> None:
     step = Step(case)
     expected = step.reference()
     assert not torch.equal(expected.chunks(), step.chunks())
-    sealer = SEALERS[backend](IDENTITY, key=KEY)
+    sealer = _sealer(backend)
     whole = _batch(sealer, step)
     sealer.seal(whole)
     task = step.task()
@@ -137,7 +136,7 @@ def test_the_step_over_chunks_is_the_step_over_tensors(backend: str, case: Case)
 def test_a_chunk_that_fails_is_not_updated_and_the_others_are(backend: str) -> None:
     step = Step(CASES[1])
     expected, before = step.reference(), step.weight.clone()
-    sealer = BACKENDS[backend](IDENTITY, key=KEY)
+    sealer = _sealer(backend)
     chunks = _batch(sealer, step)
     sealer.seal(chunks)
     size = chunks.record.chunk_bytes
@@ -161,10 +160,10 @@ def test_a_chunk_that_fails_is_not_updated_and_the_others_are(backend: str) -> N
     assert torch.equal(step.weight, expected.weight)
 
 
-@pytest.mark.parametrize("backend", sorted(SEALERS))
+@pytest.mark.parametrize("backend", SEALERS)
 def test_chunks_that_are_not_the_tasks_are_refused_before_any_change(backend: str) -> None:
     step = Step(CASES[0])
-    sealer = SEALERS[backend](IDENTITY, key=KEY)
+    sealer = _sealer(backend)
     chunks = _batch(sealer, step)
     sealer.seal(chunks)
     before, weight = chunks.data.clone(), step.weight.clone()

@@ -290,7 +290,7 @@ class ChunkCut(TypedDict):
 
 
 def chunk_cut(chunks: ChunkBatch, origin: int) -> ChunkCut:
-    """`origin`: element of the task that the record's first element is. Raises ValueError without a layout."""
+    """`origin`: element of the task that the record begins with. Raises ValueError without a layout."""
     record = chunks.record
     return {
         "start": origin + chunks.first * CHUNK_NUMEL,
