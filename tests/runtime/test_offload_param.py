@@ -1,0 +1,48 @@
+"""Offloaded weights change no bit: losses, norms, states and weights equal those of an engine that keeps its
+shards on the device, for the same encoding and the same kernel."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.offloaded_params import Where, run_all
+from tests.support.ranks import run_ranks
+from tests.support.training import Case
+
+BASE = Case(stage=3, dtype="bf16", clip=0.3, torch_adam=False, steps=6)
+SPILLED = Where(params="nvme", states="nvme", remainders=True)
+
+JOBS = [
+    # (case, where, frozen parts); the first place of a (case, encoding, frozen) is the reference
+    (BASE, Where(), False),
+    (BASE, Where(params="cpu"), False),
+    (BASE, Where(params="nvme"), False),
+    (BASE, Where(params="nvme", states="cpu"), False),
+    (BASE, Where(params="nvme", max_in_cpu=10_000), False),
+    (BASE, Where(remainders=True), False),
+    (BASE, SPILLED, False),
+    (BASE, replace(SPILLED, just_in_time=True), False),
+    (BASE, replace(SPILLED, just_in_time=False), False),
+    (replace(BASE, tied=True, accumulation=2), Where(remainders=True), True),
+    (replace(BASE, tied=True, accumulation=2), SPILLED, True),
+    (replace(BASE, tied=True, accumulation=2), Where(params="nvme", states="cpu", remainders=True), True),
+    (replace(BASE, checkpointing="reentrant"), Where(), False),
+    (replace(BASE, checkpointing="reentrant"), Where(params="nvme", states="nvme"), False),
+    (replace(BASE, checkpointing="saved", dtype="fp32"), Where(), True),
+    (replace(BASE, checkpointing="saved", dtype="fp32"), Where(params="nvme", states="nvme"), True),
+]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_offloaded_weights_change_no_bit(ranks: int, tmp_path: Path) -> None:
+    spill = tmp_path
+    for rank, trained in enumerate(run_ranks(ranks, run_all, JOBS, str(spill))):
+        references: dict[object, object] = {}
+        for (case, where, frozen), found in zip(JOBS, trained, strict=True):
+            expected = references.setdefault((case, where.remainders, frozen), found)
+            assert found == expected, (rank, case, where)
+        assert len(references) == 5
+    assert list(spill.iterdir()) == []

@@ -1,0 +1,118 @@
+"""One rank of engines whose weights are on the device, in host memory or in the spill file (`run_ranks`)."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import zerotrain.runtime as zt
+from tests.support.tiny_models import TinyGPT, token_batches
+from tests.support.training import GLOBAL_BATCH, Case, micro_batches, world
+from zerotrain.runtime.engine import Engine
+from zerotrain.runtime.zero.state import whole
+
+
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """What is offloaded, and how its states are encoded."""
+
+    params: str = "none"
+    states: str = "none"
+    remainders: bool = False
+    just_in_time: bool | None = None
+    max_in_cpu: int = 0
+    extra: tuple[tuple[str, Any], ...] = ()
+    """Further entries of `zero_optimization`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """Bits of one run on one rank."""
+
+    losses: list[float]
+    norms: list[float]
+    states: dict[str, str]
+    """Digests of this rank's streams, and of the whole weights, by name."""
+
+
+def config_of(case: Case, where: Where, spill: str) -> dict[str, Any]:
+    """The case's configuration with this rank's share elsewhere."""
+    config = case.config(world()[1])
+    zero = config["zero_optimization"]
+    zero.update(where.extra)
+    if where.params != "none":
+        zero["offload_param"] = {
+            "device": where.params, "nvme_path": spill, "max_in_cpu": where.max_in_cpu
+        }  # fmt: skip
+    if where.states != "none":
+        zero["offload_optimizer"] = {"device": where.states, "nvme_path": spill}
+        if where.just_in_time is not None:
+            zero["offload_optimizer"]["just_in_time"] = where.just_in_time
+    if case.dtype == "bf16":
+        config["bf16"]["store_param_remainders"] = where.remainders
+    return config
+
+
+def make(case: Case, where: Where, spill: str, *, frozen: bool = False) -> Engine:
+    """`frozen`: the first block is, and the matrices of the second."""
+    model = case.model()
+    if frozen:
+        freeze(model)
+    return zt.initialize(model=model, config=config_of(case, where, spill))[0]
+
+
+def freeze(model: TinyGPT) -> None:
+    model.blocks[0].requires_grad_(False)
+    for parameter in model.blocks[1].parameters():
+        parameter.requires_grad_(parameter.ndim < 2)
+
+
+def train(engine: Engine, case: Case, steps: int, *, first: int = 0) -> tuple[list[float], list[float]]:
+    """Losses of this rank's micro-batches, and the norms."""
+    rank, ranks = world()
+    losses, norms = [], []
+    for batch in token_batches(first + steps, size=GLOBAL_BATCH)[first:]:
+        for parts in micro_batches(batch, world_size=ranks, accumulation=case.accumulation):
+            loss = engine(*parts[rank])
+            engine.backward(loss)
+            result = engine.step()
+            losses.append(loss.item())
+        norms.append(result.grad_norm)
+    return losses, norms
+
+
+def digests(engine: Engine) -> dict[str, str]:
+    """Of this rank's streams and of the whole weights as computed with."""
+    streams = engine.checkpoint_state().streams
+    found = {f"{unit}/{kind}": _digest(whole(stream)) for (unit, kind), stream in streams.items()}
+    with zt.full_parameters(engine.module):
+        for name, value in engine.module.named_parameters():
+            found[name] = _digest(value.detach().flatten())
+    return found
+
+
+def _digest(values: torch.Tensor) -> str:
+    return hashlib.sha256(values.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+def run(case: Case, where: Where, spill: str, frozen: bool = False) -> Trained:
+    """Train with evaluation in between, as scripts do."""
+    engine = make(case, where, spill, frozen=frozen)
+    half = case.steps // 2
+    losses, norms = train(engine, case, half)
+    with torch.no_grad():
+        tokens, targets = token_batches(1, size=GLOBAL_BATCH, seed=5)[0]
+        losses.append(engine.eval()(tokens[:2], targets[:2]).item())
+        engine.train()
+    more = train(engine, case, case.steps - half, first=half)
+    found = digests(engine)
+    engine.close()
+    return Trained(losses=losses + more[0], norms=norms + more[1], states=found)
+
+
+def run_all(jobs: list[tuple[Case, Where, bool]], spill: str) -> list[Trained]:
+    """Several runs one after the other."""
+    return [run(case, where, spill, frozen) for case, where, frozen in jobs]
