@@ -11,7 +11,6 @@ and hashes that show whether the ranks issued the same collectives. Called by `E
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -22,13 +21,13 @@ from zerotrain.contract.config import EngineConfig
 from zerotrain.runtime.comm.group import Comm, CommError
 from zerotrain.runtime.comm.model_parallel import is_divided
 from zerotrain.runtime.comm.sums import sum_squares
-from zerotrain.runtime.comm.timing import Pending
+from zerotrain.runtime.offload.transfer import DeviceLink
 from zerotrain.runtime.offload.updater import Updater
 from zerotrain.runtime.optim.loss_scale import LossScaler
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
-from zerotrain.runtime.zero.core import Core, publication_order, update_order
+from zerotrain.runtime.optim.updating import Updating
+from zerotrain.runtime.zero.core import Core
 from zerotrain.runtime.zero.gradients import UnitGradients
-from zerotrain.runtime.zero.unit import adopt_writes
 
 CLIP_EPSILON = 1e-6
 """As in torch.nn.utils.clip_grad_norm_."""
@@ -123,15 +122,18 @@ class StepPipeline:
     ) -> None:
         """`updater` None: a step returns when its update is done."""
         precision = config.precision
-        self._updater = updater
+        offload = config.zero.offload_optimizer
+        link = None
+        if comm.device.type == "cuda" and offload is not None:
+            link = DeviceLink(comm.device, core.ledger, pins=offload.pin_memory)
         core.updates.publish_numel = config.zero.allgather_bucket_size
+        self.updating = Updating(core, optimizer, updater=updater, link=link)
         self.scaler = LossScaler(precision)
         core.gradient_scale = lambda: self.scaler.scale
         self._core = core
         self._optimizer = optimizer
         self._comm = comm
         self._clip_norm = config.gradient_clipping
-        self._gather_numel = config.zero.allgather_bucket_size
         self._skips_non_finite = precision.compute_dtype != "bf16" or precision.check_grad_overflow
         self._fenced = self._published = self._background = 0.0
         self._overflowed: list[str] = []
@@ -157,7 +159,7 @@ class StepPipeline:
         overflow = verdict.overflow
         skipped = overflow and self._skips_non_finite
         lr = self._optimizer.lr
-        gathering = 0.0 if skipped else self.update(self.grad_scale(norm))
+        gathering = 0.0 if skipped else self.updating.start(self.grad_scale(norm))
         self.clear()
         self.scaler.update(overflow=overflow, where=self._overflowed)
         phases["optimizer"] = perf_counter() - began - gathering + fenced
@@ -276,54 +278,6 @@ class StepPipeline:
         if self._clip_norm <= 0.0 or self._optimizer.is_local:
             return 1.0 / self.scaler.scale
         return min(1.0, self._clip_norm / (norm + CLIP_EPSILON)) / self.scaler.scale
-
-    @torch.no_grad()
-    def update(self, grad_scale: float) -> float:
-        """Update every unit and bring replicas up to date; seconds spent on the latter. In the background
-        where there is one, and then replicas follow when they are used."""
-        core = self._core
-        adopt_writes(unit for unit in core.units if unit.layout.trainable)
-        if self._updater is not None:
-            self._update_in_background(self._updater, grad_scale)
-            return 0.0
-        try:
-            self._optimizer.update_all(list(core.gradients.values()), grad_scale=grad_scale)
-        except Exception as error:
-            core.updates.fail(error)  # a part of the units is updated: nothing can be saved of it
-            raise
-        started = perf_counter()
-        flying: deque[tuple[int, Pending]] = deque()
-        for unit in self._core.units:
-            if unit.layout.trainable:
-                flying.append((unit.layout.padded_numel, unit.publish()))
-                while len(flying) > 1 and sum(numel for numel, _ in flying) > self._gather_numel:
-                    flying.popleft()[1].wait()
-        for _, pending in flying:
-            pending.wait()
-        return perf_counter() - started
-
-    def _update_in_background(self, updater: Updater, grad_scale: float) -> None:
-        core = self._core
-        units = update_order(core)
-        parts = {unit.name: core.gradients[unit.name] for unit in units}
-        update = self._optimizer.begin_update(list(parts.values()), grad_scale=grad_scale)
-
-        def run(name: str) -> None:
-            update.run(name)
-            parts[name].wipe()
-
-        tickets, stored = updater.submit(update.order, run, update.finish)
-        core.updates.begin(
-            {unit: tickets[unit.name] for unit in units},
-            stored,
-            gradients=parts,
-            publication=publication_order(core),
-        )
-
-    def close(self) -> None:
-        """End the thread of the updates, where there is one."""
-        if self._updater is not None:
-            self._updater.close()
 
     def drop(self) -> None:
         """Forget what backward passes since the last step computed, also one that raised."""

@@ -15,6 +15,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from queue import SimpleQueue
 from time import perf_counter
 
@@ -78,20 +79,21 @@ class Task:
         run: Callable[[str], None],
         finish: Callable[[], None],
         *,
+        pause: Callable[[], None],
         tickets: dict[str, UnitTicket],
         stored: UnitTicket,
     ) -> None:
-        self._run, self._finish = run, finish
+        self._run, self._finish, self._pause = run, finish, pause
         self._tickets, self._stored = tickets, stored
 
-    def do(self, is_closing: threading.Event, pause: Callable[[], None]) -> None:
+    def do(self, is_closing: threading.Event) -> None:
         """Update every unit. An error ends it, and every ticket that is left carries it."""
         left = deque([*self._tickets.values(), self._stored])
         try:
             for name, ticket in self._tickets.items():
                 if is_closing.is_set():
                     raise UpdateAbandoned
-                pause()
+                self._pause()
                 began = perf_counter()
                 self._run(name)
                 left.popleft()
@@ -113,27 +115,29 @@ class Updater:
         *,
         device: torch.device | None = None,
         pause: Callable[[], None] = lambda: None,
-        on_wait: Callable[[str], None] | None = None,
     ) -> None:
-        """`pause` is called before each unit (tests wait in it); `on_wait(name)` by whoever waited for a unit
-        (the stream that reads the weights waits for their copies there)."""
+        """`pause` is called before each unit: tests delay it there."""
         self._device = device
-        self._pause, self._on_wait = pause, on_wait
+        self.pause = pause
         self._is_closing = threading.Event()
         self._queue: SimpleQueue[Task | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._end: weakref.finalize[..., Updater] | None = None
 
     def submit(
-        self, order: Sequence[str], run: Callable[[str], None], finish: Callable[[], None]
+        self,
+        order: Sequence[str],
+        run: Callable[[str], None],
+        finish: Callable[[], None],
+        on_wait: Callable[[str], None] | None = None,
     ) -> tuple[dict[str, UnitTicket], UnitTicket]:
         """Call `run(name)` for every unit in this order, then `finish`, in the thread; a ticket per unit, and
-        one for `finish`."""
-        tickets = {name: UnitTicket(self._waiting_for(name)) for name in order}
+        one for `finish`. Whoever waited for a unit calls `on_wait(name)`."""
+        tickets = {name: UnitTicket(None if on_wait is None else partial(on_wait, name)) for name in order}
         stored = UnitTicket(None)
         if self._thread is None:
             self._start()
-        self._queue.put(Task(run, finish, tickets=tickets, stored=stored))
+        self._queue.put(Task(run, finish, pause=self.pause, tickets=tickets, stored=stored))
         return tickets, stored
 
     def close(self) -> None:
@@ -141,15 +145,11 @@ class Updater:
         if self._end is not None:
             self._end()
 
-    def _waiting_for(self, name: str) -> Callable[[], None] | None:
-        on_wait = self._on_wait
-        return None if on_wait is None else lambda: on_wait(name)
-
     def _start(self) -> None:
         # The thread holds no reference to this object: an engine that is dropped ends its thread.
         self._thread = threading.Thread(
             target=_work,
-            args=(self._queue, self._is_closing, self._pause, self._device),
+            args=(self._queue, self._is_closing, self._device),
             name="zerotrain-updater",
             daemon=True,
         )
@@ -162,14 +162,13 @@ class Updater:
 def _work(
     queue: SimpleQueue[Task | None],
     is_closing: threading.Event,
-    pause: Callable[[], None],
     device: torch.device | None,
 ) -> None:
     if device is not None and device.type == "cuda":
         torch.cuda.set_device(device)
     with torch.no_grad():
         while (task := queue.get()) is not None:
-            task.do(is_closing, pause)
+            task.do(is_closing)
             del task  # it holds the engine's units
 
 

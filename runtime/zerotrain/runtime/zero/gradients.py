@@ -8,6 +8,8 @@ got no gradient keep zeros.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from zerotrain.runtime.zero.buffer import flat_zeros
@@ -50,6 +52,9 @@ class UnitGradients:
         """Stages 0 and 1: the accumulator holds this step's sum over the ranks already."""
         self._flat: torch.Tensor | None = None
         self._views: list[torch.Tensor] = []
+        self._is_detached = False
+        self.download: Callable[[], torch.Tensor] | None = None
+        """Brings `shard` to host memory where the states are there and the gradients are not."""
         self._direct_views = unit.views_of(self._sum) if self.is_direct else []
         if self.is_direct:
             self.attach()
@@ -75,6 +80,12 @@ class UnitGradients:
             return self.accumulator
         return self.accumulator[unit.start : unit.stop]
 
+    def shard_on(self, device: torch.device) -> torch.Tensor:
+        """`shard` where it is read on that device; the caller may overwrite it."""
+        if device == self._sum.device:
+            return self.shard
+        return self.shard.to(device) if self.download is None else self.download()
+
     @property
     def own_part(self) -> torch.Tensor:
         """The interval of the layout that belongs to this rank, at every stage."""
@@ -98,6 +109,7 @@ class UnitGradients:
             self._flat = self.unit.comm.memory.borrow(layout.padded_numel, TORCH_DTYPES[layout.dtype])
             self._ledger.add(Kind.AUTOGRAD, layout.num_bytes)
             self._views = self.unit.views_of(self._flat)
+        self._is_detached = False
         views = self._direct_views if writes_through else self._views
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
             for parameter, view in zip(self.unit.parameters, views, strict=True):
@@ -147,6 +159,7 @@ class UnitGradients:
 
     def detach(self) -> None:
         """Leave the parameters without gradients, until `clear` if autograd writes into the accumulator."""
+        self._is_detached = True
         with torch._C.DisableTorchFunctionSubclass():
             for parameter in self.unit.parameters:
                 parameter.grad = None
@@ -189,7 +202,7 @@ class UnitGradients:
     def clear(self, *, everything: bool = False, is_wiped: bool = False) -> None:
         """Make room for the next step.
 
-        `everything`: drop also what a step would have added. `is_wiped`: `detach` and `wipe` were called.
+        `everything`: drop also what a step would have added. `is_wiped`: `wipe` was called.
         """
         if everything:
             if self.is_open:
@@ -197,10 +210,9 @@ class UnitGradients:
             self.detach()
         if not is_wiped:
             self.wipe()
-        if self.is_reduced or everything or is_wiped:
-            self.is_reduced = False
-            if self.is_direct:
-                self.attach()
+        self.is_reduced = False
+        if self.is_direct and self._is_detached:
+            self.attach()
 
 
 def own_part_of(unit: Unit, gradients: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ whoever needs one publishes all before it. Until then replicas are hidden from P
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from types import TracebackType
@@ -151,18 +151,15 @@ class PendingUpdates:
         return True
 
     def _settle(self, units: Sequence[Unit]) -> None:
-        flying: deque[tuple[int, Pending]] = deque()
+        fenced, began = self.fence_seconds, perf_counter()
+        publish_all(self._settled(units), most_numel=self.publish_numel)
+        self.gather_seconds += perf_counter() - began - (self.fence_seconds - fenced)
+
+    def _settled(self, units: Sequence[Unit]) -> Iterator[Unit]:
         for unit in units:
             self._wait(self._tickets[unit])
-            began = perf_counter()
-            flying.append((unit.layout.padded_numel, self._show(unit)))
-            while len(flying) > 1 and sum(numel for numel, _ in flying) > self.publish_numel:
-                flying.popleft()[1].wait()
-            self.gather_seconds += perf_counter() - began
-        began = perf_counter()
-        for _, pending in flying:
-            pending.wait()
-        self.gather_seconds += perf_counter() - began
+            self._show(unit)
+            yield unit
 
     def _wait_stored(self) -> None:
         if self._stored is not None:
@@ -179,16 +176,28 @@ class PendingUpdates:
         finally:
             self.fence_seconds += perf_counter() - began
 
-    def _show(self, unit: Unit) -> Pending:
+    def _show(self, unit: Unit) -> None:
         self.background_seconds += self._tickets.pop(unit).seconds
         if self._publication and self._publication[0] is unit:
             del self._publication[0]
         unit.pending = None
-        self._gradients[unit.name].clear(is_wiped=True)
+        # On a device the main stream must do it.
+        self._gradients[unit.name].clear(is_wiped=unit.comm.device.type == "cpu")
         if not unit.placement.params_sharded:
             reveal(unit)
-        return unit.publish()
 
     def _is_published(self, unit: Unit) -> bool:
         placement = unit.placement
         return not self._is_alone and placement.states_sharded and not placement.params_sharded
+
+
+def publish_all(units: Iterable[Unit], *, most_numel: int) -> None:
+    """Bring everybody's replicas of updated units up to date, with about so many elements in flight.
+    Collective."""
+    flying: deque[tuple[int, Pending]] = deque()
+    for unit in units:
+        flying.append((unit.layout.padded_numel, unit.publish()))
+        while len(flying) > 1 and sum(numel for numel, _ in flying) > most_numel:
+            flying.popleft()[1].wait()
+    for _, pending in flying:
+        pending.wait()

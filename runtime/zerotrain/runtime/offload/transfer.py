@@ -1,0 +1,142 @@
+"""What travels between a CUDA device and host memory in a step: gradients down, weights up.
+
+Called by `StepPipeline`, which has no `DeviceLink` where the device is the CPU: there both are one memory.
+
+[Note: streams] Gradients come down on one stream and weights go up on another, so both directions of the bus
+are used while the main stream computes. Both wait for what the main stream did before the step. An update
+runs with the upload stream as the current one, so whatever it copies to the device, or computes there, is
+followed by the event that the main stream waits for at the unit's fence, before it starts the unit's gather.
+Gradients land in a ring of pinned buffers: the copy of the next units goes on while one is updated, and a
+buffer is used again when the update that read it is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from zerotrain.runtime.zero.buffer import flat_zeros
+from zerotrain.runtime.zero.gradients import UnitGradients
+from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
+
+DOWNLOAD_BUFFERS = 3
+"""One that an update reads, one that is full, one that fills."""
+
+
+class PinnedBuffer:
+    """Host memory of exactly so many bytes that a CUDA device copies from and to directly.
+
+    torch's own pinned memory comes in powers of two. On other devices it is plain memory.
+    """
+
+    def __init__(self, num_bytes: int, device: torch.device) -> None:
+        """Raises RuntimeError where the system refuses to pin it."""
+        self.tensor = flat_zeros(num_bytes, dtype=torch.uint8, device=torch.device("cpu"))
+        """1-D, uint8."""
+        self._is_pinned = device.type == "cuda" and num_bytes > 0
+        if self._is_pinned:
+            _check(_runtime().cudaHostRegister(self.tensor.data_ptr(), num_bytes, 0), num_bytes)
+
+    def close(self) -> None:
+        """Unpin; nothing may copy any more. The second time does nothing."""
+        if self._is_pinned:
+            self._is_pinned = False
+            _check(_runtime().cudaHostUnregister(self.tensor.data_ptr()), self.tensor.nbytes)
+
+
+class DeviceLink:
+    """The copies of one engine; see [Note: streams]."""
+
+    def __init__(self, device: torch.device, ledger: MemoryLedger, *, pins: bool = True) -> None:
+        """For a CUDA device. `pins` False: through pageable memory, which is slower."""
+        self._device = device
+        self._host = device if pins else torch.device("cpu")
+        self._ledger = ledger
+        self._uploads: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._downloads: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._ring: list[PinnedBuffer] = []
+        self._order: list[UnitGradients] = []
+        self._places: dict[UnitGradients, int] = {}
+        self._started: list[Any] = []
+        """Events behind the copies of this step that were started, in order."""
+        self._done: dict[str, Any] = {}
+        """Events behind the updates that were run, by unit."""
+
+    def begin(self, parts: Sequence[UnitGradients], *, leaving: Sequence[UnitGradients]) -> None:
+        """A step is about to update `parts`, of which `leaving` have their states in host memory. The
+        step before must be over. Called by the main thread."""
+        main = torch.cuda.current_stream(self._device)
+        self._uploads.wait_stream(main)
+        self._downloads.wait_stream(main)
+        self._done.clear()
+        self._started.clear()
+        self._order = list(leaving)
+        self._places = {part: place for place, part in enumerate(leaving)}
+        self._fit_ring(max((part.shard.nbytes for part in leaving), default=0))
+        for part in parts:
+            part.download = self._download_of(part) if part in self._places else None
+
+    def run(self, name: str, update: Callable[[str], None]) -> None:
+        """Run one unit's update; any one thread."""
+        with torch.cuda.stream(self._uploads):
+            update(name)
+            event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(self._uploads)
+            self._done[name] = event
+
+    def wait(self, name: str) -> None:
+        """Let the current stream wait for what `run` put on its stream."""
+        torch.cuda.current_stream(self._device).wait_event(self._done[name])
+
+    def close(self) -> None:
+        """Give the ring back, when no update runs."""
+        self._downloads.synchronize()
+        self._fit_ring(0)
+
+    def _download_of(self, part: UnitGradients) -> Callable[[], torch.Tensor]:
+        return lambda: self._download(part)
+
+    def _download(self, part: UnitGradients) -> torch.Tensor:
+        """The gradients in host memory, until the next unit's are asked for."""
+        place = self._places[part]
+        # The update before this one is over, so its buffer is free; the one of `place` itself is not.
+        while len(self._started) < min(place + DOWNLOAD_BUFFERS, len(self._order)):
+            self._start(len(self._started))
+        self._started[place].synchronize()
+        return self._buffer(place)
+
+    def _start(self, place: int) -> None:
+        with torch.cuda.stream(self._downloads):
+            self._buffer(place).copy_(self._order[place].shard, non_blocking=True)
+            event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(self._downloads)
+        self._started.append(event)
+
+    def _buffer(self, place: int) -> torch.Tensor:
+        source = self._order[place].shard
+        tensor = self._ring[place % DOWNLOAD_BUFFERS].tensor
+        return tensor[: source.nbytes].view(source.dtype)
+
+    def _fit_ring(self, num_bytes: int) -> None:
+        held = self._ring[0].tensor.nbytes if self._ring else 0
+        if held == num_bytes:
+            return
+        for buffer in self._ring:
+            buffer.close()
+        wanted = DOWNLOAD_BUFFERS if num_bytes else 0
+        self._ring = [PinnedBuffer(num_bytes, self._host) for _ in range(wanted)]
+        self._ledger.add(Kind.HOST_GRADS, DOWNLOAD_BUFFERS * (num_bytes - held))
+
+
+def _runtime() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
+
+
+def _check(code: Any, num_bytes: int) -> None:
+    if int(code) != 0:
+        raise RuntimeError(
+            f"CUDA refuses to pin {num_bytes} bytes of host memory (error {int(code)}); raise the limit of "
+            "locked memory (ulimit -l), or set offload_optimizer.pin_memory to false"
+        )

@@ -1,0 +1,108 @@
+"""Carries a step's update out: at once, or in the background of the next forward pass (docs/adr/0016).
+
+Called by `StepPipeline` when the ranks have agreed that the step counts and on the factor of its gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from time import perf_counter
+
+import torch
+
+from zerotrain.runtime.offload.transfer import DeviceLink
+from zerotrain.runtime.offload.updater import Updater
+from zerotrain.runtime.optim.optimizer import ZeroOptimizer
+from zerotrain.runtime.optim.update import JointUpdate, Update
+from zerotrain.runtime.zero.core import Core, publication_order, update_order
+from zerotrain.runtime.zero.gradients import UnitGradients
+from zerotrain.runtime.zero.pending import publish_all
+from zerotrain.runtime.zero.unit import adopt_writes
+
+
+class Updating:
+    """Of one engine."""
+
+    def __init__(
+        self, core: Core, optimizer: ZeroOptimizer, *, updater: Updater | None, link: DeviceLink | None
+    ) -> None:
+        """`updater` None: updates are over when `start` returns. `link` None: states and weights share a
+        memory."""
+        self._core = core
+        self._optimizer = optimizer
+        self.updater = updater
+        self._link = link
+
+    @torch.no_grad()
+    def start(self, grad_scale: float) -> float:
+        """Update every unit and bring replicas up to date; seconds spent on the latter. In the background
+        where there is one, and then replicas follow when they are used."""
+        core = self._core
+        trained = [unit for unit in core.units if unit.layout.trainable]
+        adopt_writes(trained)
+        if self.updater is not None:
+            self._update_in_background(self.updater, grad_scale)
+            return 0.0
+        try:
+            self._update_now(list(core.gradients.values()), grad_scale)
+        except Exception as error:
+            core.updates.fail(error)  # a part of the units is updated: nothing can be saved of it
+            raise
+        began = perf_counter()
+        publish_all(trained, most_numel=core.updates.publish_numel)
+        return perf_counter() - began
+
+    def close(self) -> None:
+        """End the thread of the updates and give the buffers of their copies back."""
+        if self.updater is not None:
+            self.updater.close()
+        if self._link is not None:
+            self._link.close()
+
+    def _update_now(self, parts: Sequence[UnitGradients], grad_scale: float) -> None:
+        update = self._begin(parts, grad_scale)
+        try:
+            for name in update.order:
+                self._run(update, name)
+        except BaseException:
+            with suppress(Exception):  # the first error is the one that counts
+                update.finish()
+            raise
+        update.finish()
+        if self._link is not None:
+            for name in update.order:
+                self._link.wait(name)
+
+    def _update_in_background(self, updater: Updater, grad_scale: float) -> None:
+        core = self._core
+        units = update_order(core)
+        parts = {unit.name: core.gradients[unit.name] for unit in units}
+        update = self._begin(list(parts.values()), grad_scale)
+
+        def run(name: str) -> None:
+            self._run(update, name)
+            if self._link is None:
+                parts[name].wipe()
+
+        on_wait = None if self._link is None else self._link.wait
+        tickets, stored = updater.submit(update.order, run, update.finish, on_wait)
+        core.updates.begin(
+            {unit: tickets[unit.name] for unit in units},
+            stored,
+            gradients=parts,
+            publication=publication_order(core),
+        )
+
+    def _begin(self, parts: Sequence[UnitGradients], grad_scale: float) -> Update | JointUpdate:
+        if self._link is not None:
+            states, device = self._optimizer.states, self._core.comm.device
+            leaving = [part for part in parts if states[part.unit.name].device.type != device.type]
+            self._link.begin(parts, leaving=leaving)
+        return self._optimizer.begin_update(parts, grad_scale=grad_scale)
+
+    def _run(self, update: Update | JointUpdate, name: str) -> None:
+        if self._link is None:
+            update.run(name)
+        else:
+            self._link.run(name, update.run)
