@@ -1,0 +1,248 @@
+"""States on the device, in host memory, in the vault and in the encrypted vault: the same bits after 50 steps
+with clipping at every one, at every stage, on 1, 2 and 4 ranks, for both encodings of the master weights.
+
+The dumb reference is the device's tier with the same encoding, which itself is held to plain torch AdamW.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import zerotrain.runtime as zt
+from tests.support.ranks import run_ranks
+from tests.support.training import world
+from zerotrain.contract.memory import memory_inputs
+from zerotrain.contract.memory.tiers import disk_bytes, host_bytes
+from zerotrain.runtime.engine import Engine
+from zerotrain.runtime.offload.fit import unit_sizes
+from zerotrain.runtime.zero.ledger import Kind
+
+CLIP, STEPS, WIDTH, ROWS = 0.05, 50, 48, 8
+
+TIERS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "cpu": {"offload_optimizer": {"device": "cpu"}},
+    "nvme": {"offload_optimizer": {"device": "nvme"}, "spill": {"encryption": "None"}},
+    "encrypted": {"offload_optimizer": {"device": "nvme"}, "spill": {"encryption": "AEAD"}},
+}
+HALF = {"offload_optimizer": {"device": "nvme", "ratio": 0.5}}
+ADAMW = {"type": "AdamW", "params": {"lr": 1e-2, "weight_decay": 0.1}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One training; `tier` by name."""
+
+    tier: str = "none"
+    stage: int = 3
+    splits: bool | None = None
+    dtype: str = "bf16"
+    steps: int = STEPS
+    optimizer: dict[str, Any] = field(default_factory=lambda: ADAMW, hash=False)
+
+    def config(self, folder: str) -> dict[str, Any]:
+        extra = HALF if self.tier == "half" else TIERS[self.tier]
+        block = dict(extra.get("offload_optimizer", {}))
+        if block.get("device") == "nvme":
+            block["nvme_path"] = folder
+        return {
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_clipping": CLIP,
+            self.dtype: {"enabled": True} if self.dtype != "bf16" else self._bf16(),
+            "zero_optimization": {
+                "stage": self.stage,
+                "stage3_param_persistence_threshold": 100,
+                **extra,
+                **({"offload_optimizer": block} if block else {}),
+            },
+            "optimizer": self.optimizer,
+        }
+
+    def _bf16(self) -> dict[str, Any]:
+        extra = {} if self.splits is None else {"store_param_remainders": self.splits}
+        return {"enabled": True, **extra}
+
+
+class Stack(nn.Module):
+    """Units of several chunks, of one, and of less; the last chunk is cut short."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+        self.wide = nn.Linear(WIDTH, 8 * WIDTH)
+        self.narrow = nn.Linear(8 * WIDTH, 4, bias=False)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            rows = rows + torch.tanh(block(rows))
+        return self.narrow(torch.tanh(self.wide(rows))).float().square().mean()
+
+
+def build() -> Stack:
+    torch.manual_seed(3)
+    return Stack()
+
+
+def batch(step: int) -> torch.Tensor:
+    return torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(step))
+
+
+def start(run: Run, folder: str) -> Engine:
+    config = run.config(folder)
+    if run.dtype == "fp32":
+        config.pop("fp32")
+    engine, *_ = zt.initialize(model=build(), config=config, unit_modules=[nn.Linear])
+    return engine
+
+
+def one_step(engine: Engine, step: int) -> tuple[float, float]:
+    rank, ranks = world()
+    loss = engine(batch(step).chunk(ranks)[rank])
+    engine.backward(loss)
+    return loss.item(), engine.step().grad_norm
+
+
+def digest_of(engine: Engine) -> str:
+    """Of every bit of this rank's masters, states and weights."""
+    found = hashlib.sha256()
+    for key, stream in sorted(engine.checkpoint_state().streams.items()):
+        found.update(repr(key).encode())
+        found.update(stream.read(0, stream.numel).float().numpy().tobytes())
+    for name, states in sorted(engine.optimizer.states.items()):
+        weights = states.read_weights(0, states.numel).float()
+        found.update(name.encode() + weights.numpy().tobytes())
+    return found.hexdigest()
+
+
+def train(run: Run) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        engine = start(run, folder)
+        seen = [one_step(engine, step) for step in range(run.steps)]
+        assert all(norm > CLIP for _, norm in seen), f"{run}: clipping was not active in every step"
+        found = {"seen": seen, "digest": digest_of(engine), "bytes": bytes_of(engine)}
+        engine.close()
+        return found
+
+
+def bytes_of(engine: Engine) -> dict[str, tuple[int, int]]:
+    """Bytes by the engine's count and by the formulas, of an engine between steps."""
+    engine.optimizer.book.tiers.open_pass([]).close()  # what reading the states took is given back
+    inputs = memory_inputs(
+        engine.config,
+        unit_sizes(engine.core.layout),
+        on_host=True,
+        is_encrypted=engine.config.zero.spill.encryption != "None",
+    )
+    host, memory = host_bytes(inputs), engine.memory
+    return {
+        "host": (memory.live_bytes(Kind.HOST_STATES), host.optimizer_bytes),
+        "ring": (memory.live_bytes(Kind.RING), host.ring_bytes),
+        "tags": (memory.live_bytes(Kind.TAGS), host.tag_bytes),
+        "disk": (memory.live_bytes(Kind.SPILL), disk_bytes(inputs)),
+    }
+
+
+def train_all(runs: tuple[Run, ...]) -> list[dict[str, Any]]:
+    return [train(run) for run in runs]
+
+
+def matrix(ranks: int, stage: int) -> tuple[Run, ...]:
+    """Every tier with both encodings; on 4 ranks the two ends, and all of them at stage 3."""
+    tiers = tuple(TIERS) if ranks < 4 or stage == 3 else ("none", "encrypted")
+    runs = [Run(tier=tier, stage=stage, splits=splits) for splits, tier in product((False, True), tiers)]
+    return (*runs, Run(tier="half", stage=stage, splits=True)) if ranks == 2 else tuple(runs)
+
+
+@cache
+def outcomes(ranks: int, stage: int) -> dict[Run, list[dict[str, Any]]]:
+    """Per run of the matrix the outcome of every rank."""
+    runs = matrix(ranks, stage)
+    found = run_ranks(ranks, train_all, runs)
+    return {run: [rank[index] for rank in found] for index, run in enumerate(runs)}
+
+
+WHERE = [(1, 0), (1, 3), *product((2, 4), (0, 1, 2, 3))]  # one rank has nothing to shard
+
+
+@pytest.mark.parametrize(("ranks", "stage"), WHERE)
+def test_every_tier_computes_the_same_bits(ranks: int, stage: int) -> None:
+    for run, found in outcomes(ranks, stage).items():
+        reference = outcomes(ranks, stage)[Run(stage=stage, splits=run.splits)]
+        for rank, (mine, plain) in enumerate(zip(found, reference, strict=True)):
+            where = f"{run}, rank {rank} of {ranks}"
+            assert mine["seen"] == plain["seen"], where
+            assert mine["digest"] == plain["digest"], where
+
+
+@pytest.mark.parametrize(("ranks", "stage"), WHERE)
+def test_bytes_equal_the_formulas(ranks: int, stage: int) -> None:
+    for run, found in outcomes(ranks, stage).items():
+        for name, (counted, formula) in found[0]["bytes"].items():
+            assert counted == formula, f"{run} on {ranks} ranks: {name}"
+            assert name != "host" or run.tier != "cpu" or counted > 0
+            assert name != "disk" or run.tier not in ("nvme", "encrypted", "half") or counted > 0
+
+
+OTHERS = (
+    {"type": "Adagrad", "params": {"lr": 1e-2}},
+    {"type": "Lion", "params": {"lr": 1e-3, "weight_decay": 0.1}},
+    {"type": "SGD", "params": {"lr": 1e-2, "momentum": 0.9}},
+    {"type": "SGD", "params": {"lr": 1e-2}},
+    {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True}},
+    {"type": "Adam", "params": {"lr": 1e-2, "amsgrad": True}},
+)
+RULES = (
+    *(
+        Run(tier=tier, optimizer=optimizer, steps=6)
+        for optimizer, tier in product(OTHERS, ("none", "cpu", "encrypted"))
+    ),
+    *(
+        Run(tier=tier, dtype=dtype, steps=6)
+        for dtype, tier in product(("fp32", "fp16"), ("none", "cpu", "encrypted"))
+    ),
+)
+
+
+def test_every_rule_and_precision_computes_the_same_bits_on_every_tier() -> None:
+    found = run_ranks(2, train_all, RULES)
+    for rank in found:
+        for index in range(0, len(RULES), 3):
+            plain, host, vault = rank[index : index + 3]
+            assert plain["seen"] == host["seen"] == vault["seen"], RULES[index]
+            assert plain["digest"] == host["digest"] == vault["digest"], RULES[index]
+
+
+def train_beside_torch() -> tuple[float, float]:
+    """Largest differences of losses and of weights to plain torch AdamW, fp32, on one rank."""
+    run, model = Run(tier="encrypted", dtype="fp32", stage=0), build()
+    optimizer = torch.optim.AdamW(model.parameters(), **ADAMW["params"])
+    with tempfile.TemporaryDirectory() as folder:
+        engine = start(run, folder)
+        apart = 0.0
+        for step in range(STEPS):
+            loss = model(batch(step))
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+            optimizer.step()
+            apart = max(apart, abs(loss.item() - one_step(engine, step)[0]))
+        with zt.full_parameters(engine.module):
+            pairs = zip(engine.module.parameters(), model.parameters(), strict=True)
+            weights = max((mine - plain).abs().max().item() for mine, plain in pairs)
+        engine.close()
+    return apart, weights
+
+
+def test_a_spilled_step_is_torch_adamw() -> None:
+    losses, weights = run_ranks(1, train_beside_torch)[0]
+    assert losses < 2e-5
+    assert weights < 2e-4  # steps of 1e-2 each
