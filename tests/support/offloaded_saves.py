@@ -15,8 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from tests.support.background_saves import Gate, seeded
-from tests.support.offloaded_engines import Place, digests, make, train
-from zerotrain.runtime.checkpoint import CheckpointError
+from tests.support.offloaded_engines import Place, digests, make, spill_descriptors, train
 from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.zero.ledger import Kind
 
@@ -102,19 +101,6 @@ def saved_at_once(root: str, place: Place) -> dict[str, Any]:
     return {"losses": losses, "after": after}
 
 
-def spill_descriptors(folder: Path) -> list[int]:
-    """Open files of this process that had their name in the folder."""
-    found = []
-    for entry in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{entry}")
-        except OSError:
-            continue  # the one that lists the folder
-        if target.startswith(f"{folder}/"):
-            found.append(int(entry))
-    return found
-
-
 def flip_a_bit(folder: Path) -> None:
     """In the middle of the largest spill file."""
     descriptor = max(spill_descriptors(folder), key=lambda number: os.fstat(number).st_size)
@@ -134,20 +120,42 @@ def saves_after_damage(root: str, place: Place) -> dict[str, Any]:
     train(engine, 1)
     engine.checkpoint_state()
     flip_a_bit(spill)
-    errors = []
     actions: list[Callable[[], object]] = [
         lambda: engine.save_checkpoint(folder),
         lambda: engine.save_checkpoint(folder, asynchronous=True),
         lambda: engine.save_16bit_model(Path(root) / "w", dtype="fp32"),
     ]
-    for action in actions:
-        try:
-            action()
-        except CheckpointError as error:
-            errors.append((type(error).__name__, None, str(error)))
-        except Exception as error:
-            errors.append((type(error).__name__, getattr(error, "exit_code", None), str(error)))
-    return {"errors": errors, "left": sorted(path.name for path in folder.iterdir() if path.is_dir())}
+    return {"errors": [_error_of(action) for action in actions], "left": _names(folder)}
+
+
+def saves_after_a_failed_update(root: str, place: Place) -> dict[str, Any]:
+    """An update in the background meets damage: who meets it first, and what everybody else is told."""
+    folder, spill = Path(root) / "c", Path(root) / "spill"
+    engine: Engine = make(place, spill)
+    train(engine, 2)
+    engine.save_checkpoint(folder)
+    flip_a_bit(spill)
+    actions: list[Callable[[], object]] = [
+        lambda: train(engine, 3),
+        lambda: engine.save_checkpoint(folder),
+        lambda: engine.save_checkpoint(folder, asynchronous=True),
+        lambda: engine.save_16bit_model(Path(root) / "w"),
+        lambda: engine.load_checkpoint(folder),
+    ]
+    return {"errors": [_error_of(action) for action in actions], "left": _names(folder)}
+
+
+def _error_of(action: Callable[[], object]) -> tuple[str, int | None]:
+    try:
+        action()
+    except Exception as error:
+        return type(error).__name__, getattr(error, "exit_code", None)
+    return "none", None
+
+
+def _names(folder: Path) -> list[str]:
+    """Of checkpoints; what was never committed does not count."""
+    return sorted(path.name for path in folder.iterdir() if path.is_dir() and path.name[0] != ".")
 
 
 def exported(root: str, places: list[Place]) -> list[dict[str, str]]:

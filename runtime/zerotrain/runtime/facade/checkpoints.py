@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zerotrain.runtime.facade.parts import EngineParts
+from zerotrain.runtime.offload.settings import spills
 from zerotrain.runtime.snapshot import LoadChoice, reload_weights, streams_of
 from zerotrain.runtime.zero.ledger import Kind
 from zerotrain.runtime.zero.plan import persistent_buffers
@@ -152,7 +153,7 @@ class Checkpoints(EngineParts):
         )
         self._saves += 1
         in_background = self.config.checkpoint.asynchronous if asynchronous is None else asynchronous
-        if not in_background or state.is_spilled:
+        if not in_background or spills(self.config):
             self.last_save = save(state, save_dir, step=self.global_steps, group=self._ranks, options=options)
             return self.last_save
         self._staging = self._staging or Staging()

@@ -260,11 +260,6 @@ class OwnStream:
     dtype: torch.dtype = torch.float32
 
     @property
-    def is_spilled(self) -> bool:
-        """Whether it lies on a disk."""
-        return self.states.is_spilled
-
-    @property
     def numel(self) -> int:
         """Elements of the shard."""
         return self.states.unit.stop - self.states.unit.start

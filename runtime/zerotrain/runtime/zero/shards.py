@@ -142,10 +142,6 @@ class ShardStream:
     numel: int
     dtype: torch.dtype
 
-    @property
-    def is_spilled(self) -> bool:
-        return self.stored.is_spilled
-
     def read(self, start: int, stop: int) -> torch.Tensor:
         return self.stored.read(start, stop)
 

@@ -73,11 +73,6 @@ class StateStream(Protocol):
     @property
     def dtype(self) -> torch.dtype: ...
 
-    @property
-    def is_spilled(self) -> bool:
-        """Whether it lies on a disk because memory has no room for it."""
-        ...
-
     def read(self, start: int, stop: int) -> torch.Tensor:
         """Elements `[start, stop)`, 1-D: a copy or the memory itself, which the caller does not write to."""
         ...
@@ -92,7 +87,6 @@ class TensorStream:
     """A `StateStream` over a 1-D tensor that is resident."""
 
     tensor: torch.Tensor
-    is_spilled: bool = False
 
     @property
     def numel(self) -> int:
@@ -154,8 +148,3 @@ class CheckpointState:
     def kinds(self) -> tuple[str, ...]:
         """The state kinds present, sorted."""
         return tuple(sorted({kind for _, kind in self.streams}))
-
-    @property
-    def is_spilled(self) -> bool:
-        """Whether some of it lies on a disk, so that a copy in memory would undo what that is for."""
-        return any(stream.is_spilled for stream in self.streams.values())
