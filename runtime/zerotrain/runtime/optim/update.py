@@ -42,7 +42,7 @@ class UnitKernel:
 
     def bind(self, weights: torch.Tensor, encoding: Encoding) -> BoundKernel:
         """For weights of the states' interval, on the device that the states are updated on."""
-        grads, rule = self.part.shard.to(weights.device), self.rule
+        grads, rule = self.part.shard_on(weights.device), self.rule
         task = None
         if isinstance(rule, KernelRule) and rule.runs_on(weights.device):
             stored = encoding.stored
