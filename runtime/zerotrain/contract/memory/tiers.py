@@ -186,7 +186,8 @@ def _passes(inputs: MemoryInputs) -> int:
 
 
 def _param_spill_traffic(inputs: MemoryInputs) -> int:
-    """Read for every pass, and by an update that needs the old weight; written by every update."""
+    """Read for every pass, and by an update that needs the old weight; written by every update. What is in a
+    buffer still is not read again, so this is the most."""
     moved, c = offloaded(inputs), inputs.compute_bytes
     on_disk = sum(moved.disk_params) + sum(moved.disk_frozen)
     if not on_disk:
