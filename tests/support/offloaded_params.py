@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -12,6 +15,8 @@ import zerotrain.runtime as zt
 from tests.support.tiny_models import TinyGPT, token_batches
 from tests.support.training import GLOBAL_BATCH, Case, micro_batches, world
 from zerotrain.runtime.engine import Engine
+from zerotrain.runtime.offload.params import OffloadedParams
+from zerotrain.runtime.zero.layout import UnitLayout
 from zerotrain.runtime.zero.state import whole
 
 
@@ -20,6 +25,7 @@ class Where:
     """What is offloaded, and how its states are encoded."""
 
     params: str = "none"
+    """ "none", "cpu", "nvme"; "host": as "cpu" beside an accelerator, so not where the weights are used."""
     states: str = "none"
     remainders: bool = False
     just_in_time: bool | None = None
@@ -44,9 +50,8 @@ def config_of(case: Case, where: Where, spill: str) -> dict[str, Any]:
     zero = config["zero_optimization"]
     zero.update(where.extra)
     if where.params != "none":
-        zero["offload_param"] = {
-            "device": where.params, "nvme_path": spill, "max_in_cpu": where.max_in_cpu
-        }  # fmt: skip
+        device = "nvme" if where.params == "nvme" else "cpu"
+        zero["offload_param"] = {"device": device, "nvme_path": spill, "max_in_cpu": where.max_in_cpu}
     if where.states != "none":
         zero["offload_optimizer"] = {"device": where.states, "nvme_path": spill}
         if where.just_in_time is not None:
@@ -61,7 +66,18 @@ def make(case: Case, where: Where, spill: str, *, frozen: bool = False) -> Engin
     model = case.model()
     if frozen:
         freeze(model)
-    return zt.initialize(model=model, config=config_of(case, where, spill))[0]
+    as_beside_an_accelerator = {"is_resident": _nothing_is, "may_spill": True}
+    with ExitStack() as stack:
+        for name, value in as_beside_an_accelerator.items() if where.params == "host" else ():
+            stack.enter_context(patch.object(OffloadedParams, name, value))
+        engine, *_ = zt.initialize(model=model, config=config_of(case, where, spill))
+    kept = [unit.keeps_shard for unit in engine.core.units if unit.placement.params_sharded]
+    assert where.params in ("none", "cpu") or not all(kept)
+    return engine
+
+
+def _nothing_is(_tier: OffloadedParams, _layout: UnitLayout) -> bool:
+    return False
 
 
 def freeze(model: TinyGPT) -> None:
@@ -116,3 +132,49 @@ def run(case: Case, where: Where, spill: str, frozen: bool = False) -> Trained:
 def run_all(jobs: list[tuple[Case, Where, bool]], spill: str) -> list[Trained]:
     """Several runs one after the other."""
     return [run(case, where, spill, frozen) for case, where, frozen in jobs]
+
+
+def use_in_odd_ways(case: Case, where: Where, folder: str) -> dict[str, Any]:
+    """Everything that reads or writes weights beside training; what came out."""
+    root = Path(folder)
+    engine = make(case, where, folder, frozen=True)
+    model: Any = engine.module
+    seen: dict[str, Any] = {}
+    train(engine, case, 1)
+    with zt.full_parameters(model, write=True), torch.no_grad():
+        model.embed.weight.mul_(1.5)
+        model.blocks[0].up.bias.add_(0.25)
+    seen["written"] = digests(engine)
+    for parameter in (model.blocks[2].down.weight, model.blocks[0].qkv.weight):
+        value = zt.get_full_fp32(parameter)
+        zt.set_full_fp32(parameter, value * 0.75)
+        seen[f"fp32 {tuple(value.shape)}"] = _digest(zt.get_full_fp32(parameter).flatten())
+    seen["losses"] = train(engine, case, 1, first=1)
+    model.blocks[0].requires_grad_(True)
+    model.embed.requires_grad_(False)
+    seen["relaid"] = train(engine, case, 2, first=2)
+    engine.save_checkpoint(root / "saved", "x")
+    seen["saved"] = digests(engine)
+    train(engine, case, 1, first=4)
+    engine.load_checkpoint(root / "saved", "x")
+    assert digests(engine) == seen["saved"]
+    seen["resumed"] = train(engine, case, 1, first=4)
+    exported = engine.save_16bit_model(root / "exported")
+    assert exported
+    seen["files"] = {
+        file.name: hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in sorted((root / "exported").glob("*.safetensors"))
+    }
+    seen["end"] = digests(engine)
+    engine.close()
+    return seen
+
+
+def use_all_in_odd_ways(case: Case, places: list[Where], folder: str) -> list[dict[str, Any]]:
+    """By place, in folders of their own."""
+    found = []
+    for index, where in enumerate(places):
+        own = Path(folder) / str(index)
+        own.mkdir(exist_ok=True)
+        found.append(use_in_odd_ways(case, where, str(own)))
+    return found

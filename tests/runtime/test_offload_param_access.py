@@ -1,0 +1,32 @@
+"""Offloaded weights outside of training: whole parameters, state access, freezing, checkpoints and exports
+see and write the same bits as where shards stay on the device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.offloaded_params import Where, use_all_in_odd_ways
+from tests.support.ranks import run_ranks
+from tests.support.training import Case
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_every_other_use_sees_the_same_bits(ranks: int, tmp_path: Path) -> None:
+    case = Case(stage=3, dtype="bf16", clip=0.3, torch_adam=False)
+    whole = [Where(), Where(params="nvme", states="cpu"), Where(params="nvme", states="nvme")]
+    split = [
+        Where(params="nvme", states="nvme", remainders=True, just_in_time=True),
+        Where(params="nvme", remainders=True, max_in_cpu=9_000),
+    ]
+    if ranks > 1:
+        whole.append(Where(params="host"))
+        # One rank's weights are replicated: what was written over leaves no trace to tell what to keep by.
+        split.insert(0, Where(remainders=True))
+    for number, places in enumerate((whole, split)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for found in run_ranks(ranks, use_all_in_odd_ways, case, places, str(folder)):
+            for where, seen in zip(places, found, strict=True):
+                assert seen == found[0], where
