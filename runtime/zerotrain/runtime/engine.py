@@ -26,7 +26,6 @@ from zerotrain.runtime.facade.export import Exports
 from zerotrain.runtime.facade.inspection import Inspection
 from zerotrain.runtime.facade.names import ConfigNames, StateNames
 from zerotrain.runtime.offload.just_in_time import make_updater
-from zerotrain.runtime.offload.tiers import make_tiers
 from zerotrain.runtime.optim.given import make_optimizer, make_schedule
 from zerotrain.runtime.optim.joint import JointRule
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
@@ -82,9 +81,9 @@ class Engine(Accumulation, Checkpoints, Exports, Inspection, ConfigNames, StateN
         self.optimizer = optimizer
         self.scheduler = scheduler
         updater = make_updater(config, comm, is_elementwise=not isinstance(optimizer.rule, JointRule))
-        self.core = build_core(module, config, optimizer.layout, comm, just_in_time=updater is not None)
+        self.core = build_core(module, config, optimizer, comm, just_in_time=updater is not None)
         self.memory = self.core.ledger
-        optimizer.attach(self.core, make_tiers(config, self.core.options.vault))
+        optimizer.attach(self.core)
         optimizer.drop_gradients = self.zero_grad
         return_free_memory()  # what the model's own tensors took
         self.global_steps = 0

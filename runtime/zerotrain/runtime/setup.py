@@ -21,6 +21,7 @@ from zerotrain.runtime.comm.model_parallel import ModelParallel
 from zerotrain.runtime.construct.values import origins_of, take_values
 from zerotrain.runtime.offload.fit import check_fit
 from zerotrain.runtime.offload.spill import make_param_tier, open_vault
+from zerotrain.runtime.offload.tiers import make_tiers
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
 from zerotrain.runtime.vault.secrecy import refuse_cores
 from zerotrain.runtime.zero.core import Core, CoreOptions
@@ -150,10 +151,17 @@ def make_layout(
 
 
 def build_core(
-    model: nn.Module, config: EngineConfig, layout: ModelLayout, comm: Comm, *, just_in_time: bool = False
+    model: nn.Module,
+    config: EngineConfig,
+    optimizer: ZeroOptimizer,
+    comm: Comm,
+    *,
+    just_in_time: bool = False,
 ) -> Core:
-    """Shard the model. `just_in_time`: updates may go on in the background. Collective."""
+    """Shard the model and the optimizer's states. `just_in_time`: updates may go on in the background.
+    Collective."""
     check_same_config(config, comm)
+    layout = optimizer.layout
     zero = config.zero
     wire = config.precision.reduce_dtype
     # Stages 0 and 1 send their fp32 sums, the others what autograd made.
@@ -187,7 +195,15 @@ def build_core(
         predivision=config.precision.gradient_predivision,
         averages=config.precision.gradient_reduce_op == "mean",
     )
-    core = Core(model, layout, comm=comm, options=options, values=take_values(model, comm))
+    optimizer.keep_states_in(make_tiers(config, vault), options.placement)
+    core = Core(
+        model,
+        layout,
+        comm=comm,
+        options=options,
+        values=take_values(model, comm),
+        on_made=optimizer.make_states,
+    )
     if vault is not None:
         refuse_cores()  # after the last descriptor on /proc, which other users than root get no more of
     return core

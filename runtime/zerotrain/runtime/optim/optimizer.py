@@ -30,7 +30,8 @@ from zerotrain.runtime.optim.update import JointUpdate, SegmentStep, UnitKernel,
 from zerotrain.runtime.zero.core import Core
 from zerotrain.runtime.zero.gradients import UnitGradients
 from zerotrain.runtime.zero.layout import ModelLayout
-from zerotrain.runtime.zero.unit import Unit
+from zerotrain.runtime.zero.ledger import MemoryLedger
+from zerotrain.runtime.zero.unit import Placement, Unit
 
 
 def rule_for(config: OptimizerConfig) -> UpdateRule | JointRule:
@@ -80,7 +81,7 @@ class ZeroOptimizer:
         prototype: torch.optim.Optimizer | None = None,
         is_torchs: bool = False,
     ) -> None:
-        """Read the groups; states are made by `attach`, once the units exist.
+        """Read the groups; states are made by `make_states`, unit by unit.
 
         `prototype` is an optimizer from outside: it does the updates, and its groups are the ones.
         `is_torchs`: `model_parameters` are the groups of a torch optimizer, with all its options.
@@ -100,21 +101,27 @@ class ZeroOptimizer:
         self.drop_gradients: Callable[[], None] = lambda: None
         """What `zero_grad` does; the engine puts its own here."""
 
-    def attach(self, core: Core, tiers: StateTiers | None = None) -> None:
-        """Make the states of every trainable unit, where `tiers` puts them (None = on the device)."""
-        self.book.tiers = tiers or StateTiers()
-        placement = core.options.placement
+    def keep_states_in(self, tiers: StateTiers, placement: Placement) -> None:
+        """Say where states will be, before any unit is made. Raises ConfigError for a rule that cannot have
+        them there."""
+        self.book.tiers = tiers
         self._check_tiers(splits_masters=placement.splits_masters)
-        self.book.tiers.plan(core.layout, replicated=not placement.states_sharded)
+        tiers.plan(self.layout, replicated=not placement.states_sharded)
+
+    def make_states(self, unit: Unit, ledger: MemoryLedger) -> None:
+        """Make the states of a new unit, which gives its fp32 values up: at no time are those of all units
+        beside the states."""
+        if unit.layout.trainable:
+            states = self.book.add(unit, self.layout, self.rule.kinds, ledger)
+            if isinstance(self.rule, OneBitAdamRule):
+                assert isinstance(states, ResidentStates)
+                self.rule.attach(states, ledger)
+
+    def attach(self, core: Core) -> None:
+        """Follow what happens to the units that the states were made of."""
         core.on_weights_written.append(self._take_weights)
         core.states = self.states
         core.reducer.keeps_local = lambda: self.is_local
-        for unit in core.units:
-            if unit.layout.trainable:
-                states = self.book.add(unit, self.layout, self.rule.kinds, core.ledger)
-                if isinstance(self.rule, OneBitAdamRule):
-                    assert isinstance(states, ResidentStates)
-                    self.rule.attach(states, core.ledger)
 
     @property
     def configured(self) -> OptimizerConfig:

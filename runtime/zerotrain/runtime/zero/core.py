@@ -79,8 +79,12 @@ class Core:
         comm: Comm,
         options: CoreOptions,
         values: InitialValues,
+        on_made: Callable[[Unit, MemoryLedger], None] = lambda _unit, _ledger: None,
     ) -> None:
-        """Take the model over: its parameters become views of the units' buffers. Collective."""
+        """Take the model over: its parameters become views of the units' buffers. Collective.
+
+        `on_made` is called for every unit before the next one is made, and may take its `initial_master`.
+        """
         self.layout: ModelLayout
         self.units: list[Unit]
         self.gradients: dict[str, UnitGradients]
@@ -132,7 +136,10 @@ class Core:
         if options.tier is not None:
             options.tier.prepare(layout, self.ledger)
         by_fqn = parameters_by_fqn(model)
-        units = [build_unit(self, each, layout, by_fqn, values) for each in layout.units]
+        units = []
+        for each in layout.units:
+            units.append(unit := build_unit(self, each, layout, by_fqn, values))
+            on_made(unit, self.ledger)
         made = [UnitGradients(unit, self.ledger) for unit in units if unit.layout.trainable]
         self.replace_units(layout, units, {each.unit.name: each for each in made})
 
