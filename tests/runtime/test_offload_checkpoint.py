@@ -84,7 +84,7 @@ def test_every_tier_loads_every_other(saved: Saved, tmp_path: Path, before: int,
             assert row["after"] == first.setdefault((remainders, place.remainders), row)["after"]
 
 
-def test_other_stages_too(saved: Saved, tmp_path: Path) -> None:
+def test_other_stages_and_offloaded_weights(saved: Saved, tmp_path: Path) -> None:
     """Replicated states and replicated weights: every element that one stage saved comes out of another."""
     source = Place(tier="nvme", remainders=True)
     places = [
@@ -92,6 +92,8 @@ def test_other_stages_too(saved: Saved, tmp_path: Path) -> None:
         Place(tier="cpu", stage=0, remainders=True),
         Place(tier="cpu", stage=1),
         Place(tier="nvme", stage=2, remainders=True),
+        Place(tier="nvme", param_tier="nvme", remainders=True),
+        Place(tier="none", param_tier="nvme"),
     ]
     folder = saved.folder(2, source)
     asked = [(str(folder), place, str(tmp_path / place.name)) for place in places]
