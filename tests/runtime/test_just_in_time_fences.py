@@ -1,0 +1,233 @@
+"""Steps return before their updates are done, and whatever uses weights or states waits for exactly those."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import zerotrain.runtime as zt
+from tests.support.just_in_time import PATIENCE_S, Chain, Run, batch, engine_of, pause_of, train_step
+from tests.support.ranks import run_ranks
+from tests.support.training import world
+from zerotrain.contract.config import ConfigError
+from zerotrain.runtime.engine import Engine
+from zerotrain.runtime.offload.just_in_time import StepFacts, runs_just_in_time
+
+Read = Callable[[Engine, nn.Parameter], Any]
+
+
+class Gate:
+    """Lets the updates of so many units pass, and the rest when it is opened."""
+
+    def __init__(self, engine: Engine, *, passes: int) -> None:
+        self._left = passes
+        self._open = threading.Event()
+        pause_of(engine, self._pass)
+
+    def _pass(self) -> None:
+        self._left -= 1
+        if self._left < 0 and not self._open.wait(PATIENCE_S):
+            raise TimeoutError("nobody opened the gate")
+
+    def open(self, *_: object) -> None:
+        self._open.set()
+
+
+def num_pending(engine: Engine) -> int:
+    return sum(unit in engine.core.updates for unit in engine.core.units)
+
+
+@pytest.mark.parametrize("tier", ["cpu", "nvme"])
+def test_updates_go_on_during_forward(tier: str) -> None:
+    """The last unit's update waits until the first block's forward is over, which a synchronous step, or a
+    fence that waits for everything, would never get to."""
+    with engine_of(Run(tier=tier)) as engine:
+        train_step(engine, 0)
+        engine.synchronize()
+        gate = Gate(engine, passes=3)
+        train_step(engine, 1)
+        assert num_pending(engine) == 4, "step() waited"
+        engine.module.get_submodule("blocks.0").register_forward_hook(gate.open)
+        train_step(engine, 2)
+        assert engine.last_step is not None
+        assert engine.last_step.seconds["optimizer_background"] > 0.0
+
+
+def test_units_wait_for_their_own_update_alone() -> None:
+    with engine_of(Run()) as engine:
+        train_step(engine, 0)
+        engine.synchronize()
+        gate, pending = Gate(engine, passes=2), []
+        for index in range(4):
+            block = engine.module.get_submodule(f"blocks.{index}")
+            block.register_forward_hook(lambda *_: pending.append(num_pending(engine)))
+        engine.module.get_submodule("blocks.1").register_forward_hook(gate.open)
+        train_step(engine, 1)
+        engine(batch(0))
+        assert pending[-4:] == [3, 2, 1, 0]
+
+
+def doze() -> None:
+    """Before each unit's update: whoever does not wait comes too early."""
+    time.sleep(0.02)
+
+
+READS: dict[str, Read] = {
+    "sum": lambda _, weight: weight.detach().sum(),
+    "data": lambda _, weight: weight.data.clone(),
+    "repr": lambda _, weight: repr(weight),
+    "deepcopy": lambda _, weight: copy.deepcopy(weight),
+    "numpy": lambda _, weight: weight.detach().float().numpy().copy(),
+    "state_dict": lambda engine, _: copy.deepcopy(engine.module.state_dict()),
+    "module_state_dict": lambda engine, _: engine.module_state_dict(),
+    "full_fp32": lambda _, weight: zt.get_full_fp32(weight),
+    "local_fp32": lambda _, weight: zt.get_local_fp32(weight),
+    "state": lambda _, weight: zt.get_full_optimizer_state(weight, "exp_avg"),
+    "checkpoint": lambda engine, _: engine.checkpoint_state().scalars["optimizer"],
+    "evaluation": lambda engine, _: engine(batch(7)),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_reads_right_after_a_step_see_its_result(name: str) -> None:
+    seen = []
+    for just_in_time in (True, False):
+        with engine_of(Run(just_in_time=just_in_time, dtype="fp32")) as engine:
+            train_step(engine, 0)
+            if just_in_time:
+                pause_of(engine, doze)
+            train_step(engine, 1)
+            seen.append(repr(READS[name](engine, engine.module.get_parameter("blocks.3.weight"))))
+    assert seen[0] == seen[1]
+
+
+def test_gradients_are_gone_after_a_step_and_come_back() -> None:
+    with engine_of(Run(dtype="fp32")) as engine:
+        weight = engine.module.get_parameter("blocks.0.weight")
+        gate = Gate(engine, passes=0)
+        train_step(engine, 0)
+        assert weight.grad is None
+        gate.open()
+        engine.backward(engine(batch(1)))
+        gradient: Any = weight.grad
+        assert gradient.abs().sum() > 0.0
+
+
+def test_zero_grad_after_a_step_waits_for_nothing() -> None:
+    with engine_of(Run()) as engine:
+        gate = Gate(engine, passes=0)
+        train_step(engine, 0)
+        engine.zero_grad()
+        engine.optimizer.zero_grad()
+        assert num_pending(engine) == 4
+        gate.open()
+
+
+def test_memory_reports_wait_without_other_ranks() -> None:
+    with engine_of(Run()) as engine:
+        pause_of(engine, doze)
+        train_step(engine, 0)
+        engine.memory_status()
+        tickets: Any = engine.core.updates._tickets
+        assert tickets
+        assert all(ticket.is_done for ticket in tickets.values())
+
+
+def test_a_user_s_own_loop_is_fenced(tmp_path: Path) -> None:
+    """`zt.shard`, the caller's own `loss.backward()`, a submodule called by itself."""
+    found = []
+    for just_in_time in (True, False):
+        torch.manual_seed(3)
+        model: nn.Module = Chain()
+        config = Run(just_in_time=just_in_time, dtype="fp32").config(str(tmp_path))
+        model, optimizer = zt.shard(model, config)
+        if just_in_time:
+            pause_of(optimizer.engine, doze)
+        for step in range(4):
+            hidden = model.get_submodule("blocks.2")(batch(step)) if step == 2 else batch(step)
+            model(hidden).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        found.append([weight.detach().clone() for weight in model.parameters()])
+        optimizer.engine.close()
+    assert all(torch.equal(left, right) for left, right in zip(*found, strict=True))
+
+
+def reads_on_one_rank() -> list[str]:
+    """Per stage: what a read on rank 0 alone, right after a step, says; then that it works after
+    `synchronize`."""
+    said = []
+    for stage in (0, 1, 2, 3):
+        with engine_of(Run(stage=stage, persistence=64 if stage == 3 else 0)) as engine:
+            train_step(engine, 0)
+            weight = engine.module.get_parameter("blocks.1.bias" if stage == 3 else "blocks.1.weight")
+            try:
+                said.append(str(weight.detach().isfinite().all().item()) if world()[0] == 0 else "")
+            except RuntimeError as error:
+                said.append(str(error))
+            engine.synchronize()
+            assert world()[0] != 0 or weight.detach().isfinite().all()
+    return said
+
+
+def test_reads_on_one_rank_say_what_they_need() -> None:
+    alone, *others = run_ranks(2, reads_on_one_rank)[0]
+    assert alone == "True"
+    for said in others:
+        assert "engine.synchronize() on every rank" in said
+
+
+def different_branches(stage: int) -> list[float]:
+    """Ranks that leave out different blocks publish in one order all the same."""
+    with engine_of(Run(stage=stage, dtype="fp32")) as engine:
+        for step in range(6):
+            train_step(engine, step, leaves_out=world()[0] + 1)
+        with zt.full_parameters(engine.module):
+            return [float(weight.detach().double().sum()) for weight in engine.module.parameters()]
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_ranks_may_run_different_modules(stage: int) -> None:
+    first, second = run_ranks(2, different_branches, stage)
+    assert first == second
+
+
+def facts(**changes: Any) -> StepFacts:
+    values = {"tier": "nvme", "stage": 3, "world_size": 2, "on_cuda": False, "is_elementwise": True}
+    return StepFacts(**{**values, **changes})
+
+
+@pytest.mark.parametrize(
+    ("asked", "changes", "expected"),
+    [
+        (None, {}, True),
+        (None, {"stage": 0}, True),
+        (None, {"stage": 1}, False),
+        (None, {"stage": 2}, False),
+        (None, {"stage": 2, "world_size": 1}, True),
+        (None, {"tier": "cpu"}, False),
+        (None, {"tier": "cpu", "on_cuda": True}, True),
+        (None, {"tier": "cpu", "on_cuda": True, "stage": 1}, False),
+        (None, {"tier": "none", "on_cuda": True}, False),
+        (None, {"is_elementwise": False}, False),
+        (True, {"tier": "cpu", "stage": 1}, True),
+        (True, {"tier": "none"}, False),
+        (False, {}, False),
+        (False, {"is_elementwise": False}, False),
+    ],
+)
+def test_when_steps_are_just_in_time(asked: bool | None, changes: dict[str, Any], expected: bool) -> None:
+    assert runs_just_in_time(asked, facts(**changes)) is expected
+
+
+def test_a_rule_on_all_units_cannot_be_just_in_time() -> None:
+    with pytest.raises(ConfigError, match="just_in_time"):
+        runs_just_in_time(True, facts(is_elementwise=False))
