@@ -36,6 +36,8 @@ class Arena:
         self.pages = mmap.mmap(self.fd, num_bytes)
         self._bytes = _as_bytes(self.pages)
         self._base = self._bytes.data_ptr()
+        with suppress(OSError):  # has_copies says what follows
+            _page_flags()  # now: a process that hides its memory later is no longer let in
         self._sizes: dict[int, int] = {}
         self._holes: list[tuple[int, int]] = [(0, num_bytes)]  # (offset, bytes), by offset
 

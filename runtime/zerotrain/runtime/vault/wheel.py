@@ -51,8 +51,8 @@ class WheelSealer:
             name="AES-256-GCM",
             backend=f"cryptography {version('cryptography')} ({backend.openssl_version_text()})",
             is_encrypted=True,
-            memory=f"key: {_native.key_memory()}; cipher contexts in ordinary memory, made for a batch and "
-            "cleansed after it",
+            memory=f"key: {_native.key_memory()}; what the package derives from it in ordinary memory for "
+            "the time of a batch, of which traces may stay",
         )
 
     @property

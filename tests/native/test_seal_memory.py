@@ -1,0 +1,90 @@
+"""Where the key is: in locked pages that no core holds, gone in forked children and after close."""
+
+from __future__ import annotations
+
+import os
+import resource
+
+import pytest
+
+from tests.support.chunks import BACKENDS, IDENTITY, KeyedSealer, batch_of, sizes
+from tests.support.process_memory import guarded_memory, guarded_ranges, read_memory
+from zerotrain.runtime import _native
+
+SECRET = bytes.fromhex("7d1c5e0b9a3f4826b7e1d2c3a4958677f0e1d2c3b4a5968778695a4b3c2d1e0f")
+
+
+@pytest.fixture(params=sorted(BACKENDS))
+def make(request: pytest.FixtureRequest) -> KeyedSealer:
+    """Makes sealers of one backend; where locked memory is refused the reason is in the info instead."""
+    _native.VaultKey()
+    if not _native.key_memory().startswith("locked, not in cores"):
+        pytest.skip(f"this system does not guard memory fully: {_native.key_memory()}")
+    return BACKENDS[request.param]
+
+
+def test_the_key_is_only_in_guarded_memory_until_close(make: KeyedSealer) -> None:
+    sealer = make(IDENTITY, key=SECRET)
+    chunks = batch_of(sealer.add("block.0", sizes()))
+    sealer.seal(chunks)
+    assert guarded_ranges(os.getpid())
+    copies = guarded_memory(os.getpid()).count(SECRET)
+    assert copies >= 1
+    sealer.close()
+    assert guarded_memory(os.getpid()).count(SECRET) == 0
+
+
+@pytest.mark.skipif(
+    not _native.openssl_version() or not _native.cipher_contexts_are_guarded(),
+    reason="OpenSSL is not linked in statically: contexts live in ordinary memory for the time of a batch",
+)
+def test_what_openssl_derives_from_the_key_lies_beside_it() -> None:
+    sealer = BACKENDS["openssl"](IDENTITY, key=SECRET)
+    assert guarded_memory(os.getpid()).count(SECRET) == 1
+    chunks = batch_of(sealer.add("block.0", sizes()))
+    sealer.seal(chunks)
+    # An expanded key begins with the key; one per context.
+    assert guarded_memory(os.getpid()).count(SECRET) >= 2
+    assert "cipher contexts beside it" in sealer.info.memory
+    sealer.close()
+    assert guarded_memory(os.getpid()).count(SECRET) == 0
+
+
+def test_a_forked_child_sees_zeros(make: KeyedSealer) -> None:
+    sealer = make(IDENTITY, key=SECRET)
+    sealer.seal(batch_of(sealer.add("block.0", sizes())))
+    ranges = guarded_ranges(os.getpid())
+    assert any(guarded_memory(os.getpid()))
+    pid = os.fork()
+    if pid == 0:
+        wiped = all(not any(read_memory(os.getpid(), start, stop)) for start, stop in ranges)
+        os._exit(0 if wiped else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    sealer.close()
+
+
+def test_keys_are_random_and_apart() -> None:
+    keys = [_native.VaultKey() for _ in range(64)]
+    assert len({bytes(key.view()) for key in keys}) == 64
+    keys[0].wipe()
+    with pytest.raises(RuntimeError, match="wiped"):
+        keys[0].view()
+    with pytest.raises(ValueError, match="32 bytes"):
+        _native.VaultKey(b"short")
+
+
+def test_memory_that_cannot_be_locked_is_reported_with_the_limit() -> None:
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0))
+        if os.geteuid() == 0:
+            os.setuid(65534)  # root may lock whatever the limit
+        keys = [_native.VaultKey() for _ in range(2000)]  # more than the memory at hand takes
+        os.write(write_end, _native.key_memory().encode())
+        os._exit(len(keys) != 2000)
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as pipe:
+        said = pipe.read().decode()
+    assert os.waitpid(pid, 0)[1] == 0
+    assert said.startswith("not locked, the system may swap it (RLIMIT_MEMLOCK is 0 bytes): ")
