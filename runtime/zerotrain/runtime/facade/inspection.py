@@ -4,17 +4,31 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from zerotrain.contract.memory import gpu_persistent, gpu_transient, memory_inputs
-from zerotrain.runtime.facade.memory import DeviceMemory, MemoryStatus, ProcessMemory
+from zerotrain.contract.memory import (
+    MemoryInputs,
+    StepTraffic,
+    disk_bytes,
+    gpu_persistent,
+    gpu_transient,
+    host_bytes,
+    memory_inputs,
+    step_traffic,
+)
+from zerotrain.runtime.facade.memory import DeviceMemory, MemoryStatus, OffloadTotals, ProcessMemory
 from zerotrain.runtime.facade.parts import EngineParts
 from zerotrain.runtime.facade.steplog import StepLog
 from zerotrain.runtime.offload.fit import unit_sizes
 from zerotrain.runtime.step import StepResult
-from zerotrain.runtime.zero.ledger import Kind
+from zerotrain.runtime.zero.layout import ModelLayout
+from zerotrain.runtime.zero.ledger import Kind, Tier
+
+if TYPE_CHECKING:  # compiled code, loaded only where something is spilled
+    from zerotrain.runtime.vault.store import VaultInfo
 
 StepHook = Callable[[StepResult], None]
 
@@ -25,25 +39,64 @@ class Inspection(EngineParts):
     _step_hooks: OrderedDict[int, StepHook]
     _step_log: StepLog
     _global_samples: int
+    _traffic_of: tuple[ModelLayout, StepTraffic] | None
 
     def memory_status(self) -> MemoryStatus:
-        """This rank's memory: buffers by kind, peaks by phase, the formula beside them, process, device."""
-        inputs = memory_inputs(
+        """This rank's memory: buffers by kind and tier, peaks by phase, the formulas beside them, process,
+        device."""
+        self.core.updates.wait()
+        inputs = self._memory_inputs()
+        persistent = gpu_persistent(inputs).total_bytes
+        live = {kind: self.memory.live_bytes(kind) for kind in Kind}
+        return MemoryStatus(
+            live_bytes={str(kind): size for kind, size in live.items()},
+            peak_bytes={str(kind): self.memory.peak_bytes(kind) for kind in Kind},
+            phase_peak_bytes=self.memory.phase_peaks(),
+            planned_persistent_bytes=persistent,
+            planned_peak_bytes=persistent + gpu_transient(inputs).peak_bytes,
+            planned_host_bytes=host_bytes(inputs).total_bytes,
+            planned_disk_bytes=disk_bytes(inputs),
+            tier_bytes={
+                str(tier): sum(size for kind, size in live.items() if kind.tier is tier) for tier in Tier
+            },
+            offload=self.offload_totals(),
+            process=ProcessMemory.now(),
+            device=DeviceMemory.now(),
+        )
+
+    def offload_totals(self) -> OffloadTotals:
+        """What offloading has moved so far on this rank; without waiting for what is under way."""
+        updates, traffic = self.global_steps - self.skipped_steps, self._traffic()
+        vault = self.core.options.vault
+        return OffloadTotals(
+            h2d_bytes=updates * traffic.pcie_up_bytes,
+            d2h_bytes=updates * traffic.pcie_down_bytes,
+            spill_read_bytes=0 if vault is None else vault.file.bytes_read,
+            spill_written_bytes=0 if vault is None else vault.file.bytes_written,
+            spill_wait_seconds=0.0 if vault is None else vault.totals.wait_s,
+        )
+
+    def _traffic(self) -> StepTraffic:
+        layout = self.core.layout
+        if self._traffic_of is None or self._traffic_of[0] is not layout:
+            self._traffic_of = layout, step_traffic(self._memory_inputs())
+        return self._traffic_of[1]
+
+    @property
+    def spill_info(self) -> VaultInfo | None:
+        """The spill file of this rank: I/O engine, encryption, folders, reasons; None without one."""
+        vault = self.core.options.vault
+        return None if vault is None else vault.info
+
+    def _memory_inputs(self) -> MemoryInputs:
+        spill = self.spill_info
+        return memory_inputs(
             self.config,
             unit_sizes(self.core.layout),
             shares_memory=self.comm.shares_memory,
             ranks_per_node=self.comm.nodes.ranks_per_node,
             on_host=self.device.type == "cpu",
-        )
-        persistent = gpu_persistent(inputs).total_bytes
-        return MemoryStatus(
-            live_bytes={str(kind): self.memory.live_bytes(kind) for kind in Kind},
-            peak_bytes={str(kind): self.memory.peak_bytes(kind) for kind in Kind},
-            phase_peak_bytes=self.memory.phase_peaks(),
-            planned_persistent_bytes=persistent,
-            planned_peak_bytes=persistent + gpu_transient(inputs).peak_bytes,
-            process=ProcessMemory.now(),
-            device=DeviceMemory.now(),
+            is_encrypted=spill is None or spill.encryption != "None",
         )
 
     def register_step_hook(self, hook: StepHook) -> RemovableHandle:
@@ -59,6 +112,7 @@ class Inspection(EngineParts):
     def _begin_inspection(self) -> None:
         self._step_hooks = OrderedDict()
         self._global_samples = 0
+        self._traffic_of = None
         self._step_log = StepLog(self.config)
 
     def _settle_device(self) -> None:

@@ -15,6 +15,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from zerotrain.runtime.zero.ledger import Kind, Tier
+
 MIB = 1 << 20
 _ROLLUP = Path("/proc/self/smaps_rollup")
 _STATUS = Path("/proc/self/status")
@@ -65,6 +67,20 @@ class DeviceMemory:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class OffloadTotals:
+    """What offloading has moved since the engine was made, on this rank."""
+
+    h2d_bytes: int = 0
+    """Host to accelerator, by the byte formula times the updates."""
+    d2h_bytes: int = 0
+    spill_read_bytes: int = 0
+    """From the spill file, counted where the file is read."""
+    spill_written_bytes: int = 0
+    spill_wait_seconds: float = 0.0
+    """In which nothing but the drive was at work for an update."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryStatus:
     """One rank's memory in bytes; `str()` is a table."""
 
@@ -78,13 +94,20 @@ class MemoryStatus:
     """What the byte formula says is held between steps."""
     planned_peak_bytes: int = 0
     """The formula's peak of a step without activations."""
+    planned_host_bytes: int = 0
+    """What it says of host memory for what is offloaded."""
+    planned_disk_bytes: int = 0
+    """What it says of the spill."""
+    tier_bytes: Mapping[str, int] = field(default_factory=dict)
+    """All that lives now by tier: device, host, disk."""
+    offload: OffloadTotals = OffloadTotals()
     process: ProcessMemory
     device: DeviceMemory | None = None
 
     @property
     def persistent_bytes(self) -> int:
-        """All that lives now."""
-        return sum(self.live_bytes.values())
+        """All that lives in memory now."""
+        return sum(size for kind, size in self.live_bytes.items() if Kind(kind).tier is not Tier.DISK)
 
     def __str__(self) -> str:
         rows = [f"{'engine buffers':<24}{'now':>12}{'peak':>12}"]
@@ -94,7 +117,18 @@ class MemoryStatus:
         rows.append(f"  {'all':<22}{_mib(self.persistent_bytes):>12}{_mib(peak):>12}")
         planned = _mib(self.planned_persistent_bytes), _mib(self.planned_peak_bytes)
         rows.append(f"  {'by the formula':<22}{planned[0]:>12}{planned[1]:>12}")
+        if self.planned_host_bytes or self.planned_disk_bytes:
+            host, disk = _mib(self.planned_host_bytes), _mib(self.planned_disk_bytes)
+            rows.append(f"  {'offloaded, by formula':<22}{host:>12} of memory{disk:>12} of disk")
+        tiers = {name: size for name, size in self.tier_bytes.items() if size}
+        rows += [f"  {'in tier ' + name:<22}{_mib(size):>12}" for name, size in tiers.items()]
         rows += [f"  {'peak in ' + name:<34}{_mib(size):>12}" for name, size in self.phase_peak_bytes.items()]
+        moved = self.offload
+        if moved.spill_read_bytes or moved.spill_written_bytes:
+            rows.append(
+                f"  spill: read {_mib(moved.spill_read_bytes)}, written {_mib(moved.spill_written_bytes)}, "
+                f"waited for {moved.spill_wait_seconds:.3f} s"
+            )
         return "\n".join([*rows, process_line(self.process, self.device)])
 
 

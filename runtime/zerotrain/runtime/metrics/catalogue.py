@@ -148,11 +148,29 @@ CATALOGUE: tuple[MetricSpec, ...] = (
     ),
     _counter(
         "zerotrain_transfer_bytes_total",
-        "Bytes moved between memory tiers.",
+        "Bytes moved between memory tiers by offloading; h2d and d2h by the byte formulas.",
         direction=TRANSFER_DIRECTIONS,
+    ),
+    _counter(
+        "zerotrain_spill_wait_seconds_total",
+        "Time in which an update had nothing to do but wait for the spill's drive.",
+    ),
+    _counter(
+        "zerotrain_optimizer_exposed_seconds_total",
+        "Time that training stood still for parameter updates.",
+    ),
+    _counter(
+        "zerotrain_optimizer_background_seconds_total",
+        "Time of parameter updates that ran beside the next forward pass.",
     ),
     _counter("zerotrain_checkpoint_bytes_total", "Bytes that this rank wrote into checkpoints."),
     _counter("zerotrain_checkpoint_failures_total", "Checkpoints that could not be made durable."),
+    MetricSpec(
+        name="zerotrain_spill_info",
+        kind=Kind.INFO,
+        help="1 where a rank spills, with the I/O engine, whether I/O is direct, the encryption, what "
+        "encrypts, and why not a better one.",
+    ),
     MetricSpec(
         name="zerotrain_rank_info",
         kind=Kind.INFO,

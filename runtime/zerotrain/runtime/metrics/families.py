@@ -23,6 +23,8 @@ class Families:
         self._families: dict[str, MetricWrapperBase] = {}
         for spec in catalogue:
             self._families[spec.name] = _family(spec, self.registry)
+            if spec.kind is Kind.INFO:
+                continue  # it is always 1, so it exists only where there is something to say
             for values in product(*spec.labels.values()):
                 self._families[spec.name].labels(*self._common, *values)
 

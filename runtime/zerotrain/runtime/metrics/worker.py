@@ -133,6 +133,28 @@ class WorkerMetrics:
         if checkpoint_interval_seconds is not None:
             self._families.gauge("zerotrain_checkpoint_interval_seconds").set(checkpoint_interval_seconds)
 
+    def set_spill(self, *, engine: str, direct: bool, encryption: str, backend: str, reason: str) -> None:
+        """This rank spills; `encryption` is AEAD or None, `reason` says why not a faster way."""
+        labels = {
+            "engine": engine,
+            "direct": str(direct).lower(),
+            "encryption": encryption,
+            "backend": backend,
+            "reason": reason,
+        }
+        self._families.info("zerotrain_spill_info").info(labels)
+
+    def observe_offload(
+        self, *, moved: Mapping[str, int], spill_wait_seconds: float, optimizer: Mapping[str, float]
+    ) -> None:
+        """What one step added: bytes by transfer direction, and the update's `exposed` and `background`
+        seconds."""
+        for direction, num_bytes in moved.items():
+            self._families.counter("zerotrain_transfer_bytes_total", direction).inc(num_bytes)
+        self._families.counter("zerotrain_spill_wait_seconds_total").inc(spill_wait_seconds)
+        for how, seconds in optimizer.items():
+            self._families.counter(f"zerotrain_optimizer_{how}_seconds_total").inc(seconds)
+
     def set_memory_peak(self, tier: str, phase: str, num_bytes: int) -> None:
         """Peak of `tier` within `phase` of the last step."""
         self._families.gauge("zerotrain_memory_peak_bytes", tier, phase).set(num_bytes)

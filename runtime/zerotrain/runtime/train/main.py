@@ -7,6 +7,7 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.contract.progress import Phase
@@ -18,6 +19,9 @@ from zerotrain.runtime.train.report import Reporter
 from zerotrain.runtime.train.saving import Checkpoints
 from zerotrain.runtime.train.session import Session, Settings, build, check_inputs
 from zerotrain.runtime.train.stopping import StopRequest
+
+if TYPE_CHECKING:
+    from zerotrain.runtime.vault.store import VaultInfo
 
 
 def main(environ: Mapping[str, str] = os.environ) -> None:
@@ -81,12 +85,32 @@ def describe(session: Session, reporter: Reporter) -> None:
     comm = session.engine.comm
     reporter.metrics.add_facts(transport=comm.transport)
     reporter.say(f"collectives: {comm.transport} ({comm.transport_reason})")
+    if session.engine.spill_info is not None:
+        describe_spill(session.engine.spill_info, reporter)
     reporter.say(
         f"data {settings.spec.data_path}: {session.corpus.num_tokens} tokens in {session.loader.num_windows} "
         "samples"
     )
     for text in (*session.corpus.notices, *(f"{item.path}: {item.message}" for item in config.notices)):
         reporter.say(f"notice: {text}")
+
+
+def describe_spill(info: VaultInfo, reporter: Reporter) -> None:
+    """How states are spilled, for the log and for the alert that watches for plain bytes."""
+    reasons = "; ".join(filter(None, (info.engine_reason, info.direct_reason, info.allocation_reason)))
+    is_encrypted = info.encryption != "None"
+    reporter.metrics.set_spill(
+        engine=info.engine,
+        direct=info.is_direct,
+        encryption="AEAD" if is_encrypted else "None",
+        backend=info.backend,
+        reason=reasons,
+    )
+    sealed = f"{info.encryption} by {info.backend}" if is_encrypted else "NOT ENCRYPTED, as asked for"
+    reporter.say(
+        f"spill: {info.file_bytes / 2**20:.0f} MiB per rank in {', '.join(info.folders)}, {sealed}, "
+        f"{info.engine}, {'direct' if info.is_direct else 'buffered'} I/O{f' ({reasons})' if reasons else ''}"
+    )
 
 
 def report_failure(error: Exception, channel: RankChannel) -> int:

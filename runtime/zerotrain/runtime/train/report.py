@@ -15,8 +15,10 @@ from zerotrain.contract.train_spec import CheckpointPolicy, TrainSpec
 from zerotrain.runtime.channel import RankChannel
 from zerotrain.runtime.checkpoint import LoadResult, SaveResult
 from zerotrain.runtime.engine import Engine
+from zerotrain.runtime.facade.memory import OffloadTotals
 from zerotrain.runtime.metrics import RankIdentity, StepSample, WorkerMetrics
 from zerotrain.runtime.step import StepResult
+from zerotrain.runtime.zero.ledger import Kind, Tier
 
 METRICS_INTERVAL_S = 2.0
 """Seconds between two snapshots to the launcher; a scrape is rarer than that."""
@@ -64,6 +66,7 @@ class Reporter:
     log_every_steps: int = 10
     policy: CheckpointPolicy = field(default_factory=CheckpointPolicy)
     _interval: _Interval = field(default_factory=_Interval)
+    _offloaded: OffloadTotals = field(default_factory=OffloadTotals)
     _metrics_at: float = 0.0
 
     @classmethod
@@ -147,6 +150,7 @@ class Reporter:
                 phase_seconds=_phases(result.seconds, report.data_seconds),
             )
         )
+        self._observe_offload(result, engine)
         while engine.comm.timings:
             sample = engine.comm.timings.popleft()
             self.metrics.observe_collective(sample.op, sample.seconds, sample.num_bytes)
@@ -171,6 +175,31 @@ class Reporter:
                 total_steps=self.progress.total_steps,
                 checkpoint_interval_seconds=expected_interval(self.policy, self.progress.step_seconds or 0.0),
             )
+
+    def _observe_offload(self, result: StepResult, engine: Engine) -> None:
+        """What the step added, and the tiers' peaks so far."""
+        zero = engine.config.zero
+        if zero.offload_optimizer is None and zero.offload_param is None:
+            return
+        before, now = self._offloaded, engine.offload_totals()
+        self._offloaded = now
+        self.metrics.observe_offload(
+            moved={
+                "h2d": now.h2d_bytes - before.h2d_bytes,
+                "d2h": now.d2h_bytes - before.d2h_bytes,
+                "spill_read": now.spill_read_bytes - before.spill_read_bytes,
+                "spill_write": now.spill_written_bytes - before.spill_written_bytes,
+            },
+            spill_wait_seconds=now.spill_wait_seconds - before.spill_wait_seconds,
+            optimizer={
+                "exposed": result.seconds.get("optimizer", 0.0),
+                "background": result.seconds.get("optimizer_background", 0.0),
+            },
+        )
+        tiers = {"pinned": Tier.HOST} if torch.cuda.is_available() else {}
+        for name, tier in {**tiers, "nvme": Tier.DISK}.items():
+            peak = sum(engine.memory.peak_bytes(kind) for kind in Kind if kind.tier is tier)
+            self.metrics.set_memory_peak(name, "optimizer", peak)
 
     def done(self) -> None:
         """Nothing more will come."""
