@@ -69,8 +69,7 @@ Device::Device(const std::string& folder, unsigned depth) : depth_(depth) {
 Device::~Device() {
   // The kernel may be writing into buffers until the last request has ended.
   try {
-    std::unique_lock<std::mutex> lock(mutex_);
-    while (in_flight_ > 0 || !pending_.empty()) reap_one(lock);
+    drain();
   } catch (const std::system_error&) {
     (void)engine_.release();  // a queue that cannot be waited for is left to the end of the process
   }
@@ -176,16 +175,20 @@ void Device::start(Part& part) {
 
 void Device::wait(Part& part) {
   std::unique_lock<std::mutex> lock(mutex_);
-  while (part.remaining > 0) {
-    if (reaping_) {
-      changed_.wait(lock);
-      continue;
-    }
-    reap_one(lock);
-  }
+  while (part.remaining > 0) reap_one(lock);
 }
 
+void Device::drain() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (in_flight_ > 0 || !pending_.empty()) reap_one(lock);
+}
+
+// One thread waits in the kernel, the others wait for it.
 void Device::reap_one(std::unique_lock<std::mutex>& lock) {
+  if (reaping_) {
+    changed_.wait(lock);
+    return;
+  }
   reaping_ = true;
   lock.unlock();
   try {
@@ -246,7 +249,8 @@ void Device::finish(const Completion& completion) {
       }
       part.fail(at_end ? ENODATA : EIO, request.logical + request.done + static_cast<std::uint64_t>(result), at_end);
     }
-  } else if ((result == -EINTR || result == -EAGAIN) && ++request.tries < kMaxTries) {
+  } else if ((result == -EINTR || result == -EAGAIN || result == -ECANCELED) && ++request.tries < kMaxTries) {
+    // Cancelled: the thread that submitted it has ended.
     pending_.push_front(&request);
     return;
   } else {

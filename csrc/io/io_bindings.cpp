@@ -53,16 +53,19 @@ auto unlocked(const Work& work) {
   raise_os_error(error, message, offset);
 }
 
-// The file, and the buffers that the kernel may be using.
+// The file, and the buffers that the kernel may be using. Threads that wait keep the file until they are done.
 class PySpillFile {
  public:
   PySpillFile(const std::vector<std::string>& folders, std::uint64_t num_bytes, const SpillOptions& options)
-      : file_(unlocked([&] { return std::make_unique<SpillFile>(folders, num_bytes, options); })) {}
+      : file_(unlocked([&] { return std::make_shared<SpillFile>(folders, num_bytes, options); })) {}
+
+  PySpillFile(const PySpillFile&) = delete;
+  PySpillFile& operator=(const PySpillFile&) = delete;
 
   ~PySpillFile() {
+    if (!file_) return;
     if (file_->is_owner()) {
-      nb::gil_scoped_release released;
-      file_->close();
+      close();
       return;
     }
     // A forked child: neither the rings nor what they refer to are its own.
@@ -71,41 +74,46 @@ class PySpillFile {
   }
 
   std::uint64_t start(bool is_write, std::uint64_t offset, Bytes buffer) {
-    SpillFile& file = usable();
+    const std::shared_ptr<SpillFile> file = usable();
     auto transfer =
-        unlocked([&] { return file.start(is_write, offset, reinterpret_cast<char*>(buffer.data()), buffer.size()); });
+        unlocked([&] { return file->start(is_write, offset, reinterpret_cast<char*>(buffer.data()), buffer.size()); });
     pending_.emplace(++last_, Pending{std::move(transfer), std::move(buffer)});
     return last_;
   }
 
   void wait(std::uint64_t ticket) {
-    SpillFile& file = usable();
+    const std::shared_ptr<SpillFile> file = usable();
     const auto found = pending_.find(ticket);
     if (found == pending_.end()) {
       throw nb::value_error(("ticket " + std::to_string(ticket) + " is not open; each can be waited for once").c_str());
     }
     Pending pending = std::move(found->second);
     pending_.erase(found);
-    unlocked([&] { file.wait(*pending.transfer); });
+    unlocked([&] { file->wait(*pending.transfer); });
   }
 
   void resize(std::uint64_t num_bytes) {
-    SpillFile& file = usable();
-    unlocked([&] { file.resize(num_bytes); });
+    const std::shared_ptr<SpillFile> file = usable();
+    unlocked([&] { file->resize(num_bytes); });
   }
 
   void close() {
-    if (file_->is_closed()) return;
-    SpillFile& file = usable();
-    unlocked([&] { file.close(); });
+    if (!file_) return;
+    std::shared_ptr<SpillFile> file = usable();
+    file_.reset();  // nothing new from here on
+    unlocked([&] {
+      file->drain();
+      file.reset();
+    });
     pending_.clear();
   }
 
-  const SpillFile& file() const { return *file_; }
-  const Device& device(std::size_t index) {
-    SpillFile& file = usable();
-    if (index >= file.num_devices()) throw nb::index_error("the spill file has no such folder");
-    return file.device(index);
+  // Both are good until the call that asked for them returns: it holds the GIL, and close() needs it.
+  const SpillFile& file() const { return *usable(); }
+  const Device& device(std::size_t index) const {
+    const SpillFile& known = file();
+    if (index >= known.num_devices()) throw nb::index_error("the spill file has no such folder");
+    return known.device(index);
   }
 
  private:
@@ -114,16 +122,16 @@ class PySpillFile {
     Bytes buffer;
   };
 
-  SpillFile& usable() {
+  const std::shared_ptr<SpillFile>& usable() const {
+    if (!file_) throw std::runtime_error("the spill file is closed");
     if (!file_->is_owner()) {
       throw std::runtime_error("the spill file belongs to the process that made it; a forked child cannot use it");
     }
-    if (file_->is_closed()) throw std::runtime_error("the spill file is closed");
-    return *file_;
+    return file_;
   }
 
   std::map<std::uint64_t, Pending> pending_;  // outlives the file, which waits for the kernel
-  std::unique_ptr<SpillFile> file_;
+  std::shared_ptr<SpillFile> file_;
   std::uint64_t last_ = 0;
 };
 

@@ -142,9 +142,8 @@ void SpillFile::wait(Transfer& transfer) {
   throw TransferError(failed->error, failed->error_offset, what + why + " [" + engine + "]");
 }
 
-void SpillFile::close() {
-  closed_ = true;
-  devices_.clear();
+void SpillFile::drain() {
+  for (auto& device : devices_) device->drain();
 }
 
 }  // namespace zerotrain

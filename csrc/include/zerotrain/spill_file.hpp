@@ -56,6 +56,7 @@ class Device {
   void resize(std::uint64_t from, std::uint64_t to);
   void start(Part& part);   // its requests are in the queue from here on
   void wait(Part& part);    // until none of them is under way
+  void drain();             // until nothing is
   int fd() const { return fd_; }
 
   std::string unlinked_by = "O_TMPFILE", direct_reason, allocation_reason;
@@ -102,8 +103,7 @@ class SpillFile {
   std::unique_ptr<Transfer> start(bool is_write, std::uint64_t offset, char* data, std::size_t size);
   void wait(Transfer& transfer);  // throws TransferError once nothing of it is under way any more
   void resize(std::uint64_t size);
-  void close();
-  bool is_closed() const { return closed_; }
+  void drain();  // until nothing is under way
   bool is_owner() const;  // false in a forked child
 
   std::uint64_t size() const { return size_; }
@@ -121,7 +121,6 @@ class SpillFile {
   std::vector<std::unique_ptr<Device>> devices_;
   std::atomic<std::uint64_t> size_{0};
   pid_t owner_;
-  bool closed_ = false;
 };
 
 }  // namespace zerotrain
