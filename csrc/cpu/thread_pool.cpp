@@ -88,9 +88,6 @@ struct ThreadPool::State {
   }
 
   void work_forever() {
-    if (cores_at_load.known) {
-      pthread_setaffinity_np(pthread_self(), sizeof cores_at_load.set, &cores_at_load.set);
-    }
     std::unique_lock<std::mutex> lock(mutex);
     for (;;) {
       came.wait(lock, [&] { return !jobs.empty(); });
@@ -109,7 +106,13 @@ struct ThreadPool::State {
     if (workers >= wanted) return;
     const SignalsBlocked blocked;
     try {
-      for (; workers < wanted; ++workers) std::thread([this] { work_forever(); }).detach();
+      for (; workers < wanted; ++workers) {
+        std::thread made([this] { work_forever(); });
+        if (cores_at_load.known) {
+          pthread_setaffinity_np(made.native_handle(), sizeof cores_at_load.set, &cores_at_load.set);
+        }
+        made.detach();
+      }
     } catch (const std::system_error&) {
     }
   }

@@ -24,6 +24,13 @@ std::size_t width(Float type) {
 
 std::size_t num_states(Rule rule) { return rule == Rule::adam || rule == Rule::adamw ? 2 : 1; }
 
+namespace {
+
+// What rounding `value` to fp32 leaves.
+float low_part(double value) { return static_cast<float>(value - static_cast<double>(static_cast<float>(value))); }
+
+}  // namespace
+
 Scalars derive(Rule rule, const Hyper& hyper, double grad_scale) {
   const bool corrects = hyper.bias_correction && (rule == Rule::adam || rule == Rule::adamw);
   const double step = static_cast<double>(hyper.step);
@@ -32,13 +39,16 @@ Scalars derive(Rule rule, const Hyper& hyper, double grad_scale) {
   const double rate = rule == Rule::adagrad ? hyper.lr / (1.0 + (step - 1.0) * hyper.lr_decay) : hyper.lr / bias1;
   Scalars s;
   s.grad_scale = static_cast<float>(grad_scale);
+  s.grad_scale_low = low_part(grad_scale);
   s.keep = static_cast<float>(1.0 - hyper.lr * hyper.weight_decay);
   s.weight_decay = static_cast<float>(hyper.weight_decay);
   s.beta1 = static_cast<float>(hyper.beta1);
   s.beta2 = static_cast<float>(hyper.beta2);
   s.one_minus_beta1 = static_cast<float>(1.0 - hyper.beta1);
   s.one_minus_beta2 = static_cast<float>(1.0 - hyper.beta2);
+  s.one_minus_beta2_low = low_part(1.0 - hyper.beta2);
   s.step_size = static_cast<float>(rate);
+  s.step_size_low = low_part(rate);
   s.inv_sqrt_bias2 = static_cast<float>(1.0 / std::sqrt(bias2));
   s.eps = static_cast<float>(hyper.eps);
   s.added = hyper.step == 1 ? static_cast<float>(hyper.initial_sum) : 0.0f;

@@ -86,3 +86,15 @@ def test_arrays_that_would_be_copied_are_refused() -> None:
             _native.accumulate_(part, [wrong], 1.0)
         with pytest.raises(TypeError):
             _native.sum_squares(wrong)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_sum_that_overlaps_its_parts_is_refused(overwrite: bool) -> None:
+    memory = torch.ones(24)
+    apart = torch.ones(8)
+    for low in (0, 1, 7):
+        with pytest.raises(ValueError, match="into and a part overlap in memory"):
+            _native.accumulate_(memory[low : low + 8], [apart, memory[:8]], 1.0, overwrite=overwrite)
+    assert torch.equal(memory, torch.ones(24))
+    _native.accumulate_(memory[8:16], [memory[:8], memory[16:]], 0.5, overwrite=True)  # beside each other
+    assert torch.equal(memory, torch.ones(24))

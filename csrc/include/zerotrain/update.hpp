@@ -36,12 +36,15 @@ struct Hyper {
 
 // What the kernels take: derived from Hyper in double precision and rounded once.
 struct Scalars {
-  float grad_scale;    // clip factor divided by the loss scale; 1 when neither applies
+  float grad_scale;      // clip factor divided by the loss scale; 1 when neither applies
+  float grad_scale_low;  // as below
   float keep;          // 1 - lr * weight_decay (adamw, lion)
   float weight_decay;  // added to the gradient instead (adam, adagrad)
   float beta1, beta2;
   float one_minus_beta1, one_minus_beta2;
+  float one_minus_beta2_low;  // what the rounding of one_minus_beta2 left
   float step_size;       // lr / (1 - beta1^t); the rate of adagrad; lr of lion
+  float step_size_low;   // as above
   float inv_sqrt_bias2;  // 1 / sqrt(1 - beta2^t)
   float eps;
   float added;  // initial_sum in adagrad's first step, else 0
