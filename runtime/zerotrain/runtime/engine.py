@@ -43,6 +43,7 @@ from zerotrain.runtime.setup import (
 )
 from zerotrain.runtime.step import StepPipeline, StepResult
 from zerotrain.runtime.zero.buffer import return_free_memory
+from zerotrain.runtime.zero.core import has_lost_spill
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
 from zerotrain.runtime.zero.layout import ModelLayout
 from zerotrain.runtime.zero.trees import replace_tensors
@@ -149,9 +150,10 @@ class Engine(Accumulation, Checkpoints, Exports, Inspection, ConfigNames, StateN
             scaled.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
         except BaseException:
             self.core.is_torn = True
+            if not has_lost_spill(self.core):  # else this rank goes no further, and the others learn it so
+                self.core.finish_backward()
             raise
-        finally:
-            self.core.finish_backward()
+        self.core.finish_backward()
         self._settle_device()
         self._seconds["backward"] += self._unfenced_clock() - began
         return loss

@@ -355,6 +355,14 @@ def unit_of(core: Core, parameter: nn.Parameter) -> Unit:
     return next(unit for unit in core.units if any(parameter is member for member in unit.parameters))
 
 
+def has_lost_spill(core: Core) -> bool:
+    """Whether the spill file is of no use any more, which no other rank knows."""
+    try:
+        return core.options.vault is not None and core.options.vault.file is None
+    except Exception:  # the vault's first error, which whoever met it has raised
+        return True
+
+
 def update_order(core: Core) -> list[Unit]:
     """The trainable units in the order in which this rank's last forward pass used them, then the rest."""
     used = [unit for boundary in core._forward_order.recorded() for unit in boundary.units]

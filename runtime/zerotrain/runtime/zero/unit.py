@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 from mmap import mmap
 from typing import Protocol
 
@@ -137,7 +138,7 @@ class Unit(HasShard):
         weights = initial
         if layout.trainable and placement.splits_masters and dtype is torch.bfloat16:
             weights = flat_copy(round_half_up(initial), dtype)
-        self._store(weights, kept, tier)
+        _store(self, weights, kept, tier)
         self.initial_master = _initial_master(self, initial)
         self._show() if not placement.params_sharded else _hide(self.parameters, self._nan)
 
@@ -169,9 +170,9 @@ class Unit(HasShard):
             self._is_exact = is_exact or self.weights is None or not self.weights.rounds(self.dtype)
             own = self.full.tensor[self.start : self.stop]
             if self._is_near:
-                self._pending = self._gather(own)  # the neighbours' copy: the shard is not read
+                self._pending = _gather(self, own)  # the neighbours' copy: the shard is not read
             else:
-                self._pending = self.stored.send(own, self._gather)
+                self._pending = self.stored.send(own, partial(_gather, self))
             self._become(UnitState.GATHERING)
 
     def require(self, purpose: UnitState) -> None:
@@ -241,33 +242,6 @@ class Unit(HasShard):
         if self.weights is not None:
             self.weights.drop()
 
-    def _store(self, weights: torch.Tensor, kept: torch.Tensor | None, tier: ParamTier | None) -> None:
-        """Put the first weights where they belong: this rank's interval or, not sharded, all of them."""
-        sharded = self.placement.params_sharded
-        if kept is not None:
-            part = weights if sharded else weights[self.start : self.stop]
-            self.stored = ResidentShard(self._ledger.count(self._kept_as, kept.copy_(part)))
-            if not sharded:
-                self.full.allocate()
-                self.comm.all_gather(self.full.tensor, self.shard, label=self.name).wait()
-        elif tier is not None and not tier.is_resident(self.layout):
-            self.stored = tier.keep(self.layout, weights)
-        elif sharded:
-            # A trained master needs its own tensor unless it is the weight.
-            own = weights if weights.dtype == self.dtype else flat_copy(weights, self.dtype)
-            self.stored = ResidentShard(self._ledger.count(self._kept_as, own))
-        else:
-            self.full.allocate()
-            self.full.tensor.copy_(weights)
-            self.stored = ResidentShard(self.full.tensor[self.start : self.stop])
-
-    def _gather(self, own: torch.Tensor) -> Pending:
-        """From this rank's part, wherever that is."""
-        full, traffic = self.full.tensor, self.weights
-        if traffic is None:
-            return self.comm.all_gather(full, own, label=self.name)
-        return traffic.gather(full, own, label=self.name, is_exact=self._is_exact)
-
     def _become(self, state: UnitState) -> None:
         if state not in _NEXT[self.state]:
             raise RuntimeError(f"unit {self.name!r} cannot go from {self.state.name} to {state.name}")
@@ -286,6 +260,35 @@ def conceal(unit: Unit) -> None:
 def reveal(unit: Unit) -> None:
     """Undo `conceal`."""
     unit._show()
+
+
+def _store(unit: Unit, weights: torch.Tensor, kept: torch.Tensor | None, tier: ParamTier | None) -> None:
+    """Put the first weights where they belong: this rank's interval or, not sharded, all of them."""
+    sharded = unit.placement.params_sharded
+    if kept is not None:
+        part = weights if sharded else weights[unit.start : unit.stop]
+        unit.stored = ResidentShard(unit._ledger.count(unit._kept_as, kept.copy_(part)))
+        if not sharded:
+            unit.full.allocate()
+            unit.comm.all_gather(unit.full.tensor, unit.shard, label=unit.name).wait()
+    elif tier is not None and not tier.is_resident(unit.layout):
+        unit.stored = tier.keep(unit.layout, weights)
+    elif sharded:
+        # A trained master needs its own tensor unless it is the weight.
+        own = weights if weights.dtype == unit.dtype else flat_copy(weights, unit.dtype)
+        unit.stored = ResidentShard(unit._ledger.count(unit._kept_as, own))
+    else:
+        unit.full.allocate()
+        unit.full.tensor.copy_(weights)
+        unit.stored = ResidentShard(unit.full.tensor[unit.start : unit.stop])
+
+
+def _gather(unit: Unit, own: torch.Tensor) -> Pending:
+    """From this rank's part, wherever that is."""
+    full, traffic = unit.full.tensor, unit.weights
+    if traffic is None:
+        return unit.comm.all_gather(full, own, label=unit.name)
+    return traffic.gather(full, own, label=unit.name, is_exact=unit._is_exact)
 
 
 @torch.no_grad()
