@@ -1,6 +1,6 @@
 """Trains one parameter whose states are known, with states on nvme, and looks for them in the spill file.
 
-Prints one line of JSON per configuration: which known patterns the file's bytes hold, and whether they compress.
+Prints one line of JSON per configuration: which known patterns the bytes hold, and whether they compress.
 """
 
 from __future__ import annotations
