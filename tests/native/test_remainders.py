@@ -78,7 +78,8 @@ def test_ties_go_away_from_zero_and_everything_else_to_the_nearest() -> None:
     assert (weight[is_tie].float().abs() > values[is_tie].abs()).all()
     largest = torch.tensor([0x7F7FFFFF], dtype=torch.int32).view(torch.float32)
     high, rest = split(largest)
-    assert high.isinf().all() and rest.item() == -1
+    assert high.isinf().all()
+    assert rest.item() == -1
     update_without_change(rest, high, "")
     assert torch.equal(join(high, rest), largest)  # the weight is infinite, the master is not
 

@@ -1,4 +1,4 @@
-"""The native threads: as many as the process may use, after a fork, from many callers, where it is refused."""
+"""The native threads: as many as the process may use, after a fork, from many callers, when refused."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ AFFINITY = """
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # as OpenMP does to the thread that calls it
 before = set(os.listdir("/proc/self/task"))
 update_(got, "adamw", threads=3)
-print([len(os.sched_getaffinity(int(task))) for task in set(os.listdir("/proc/self/task")) - before], flush=True)
+made = set(os.listdir("/proc/self/task")) - before
+print([len(os.sched_getaffinity(int(task))) for task in made], flush=True)
 """
 
 
@@ -120,9 +121,7 @@ def limited(root: Path, cores: str) -> int:
     return _native.num_usable_threads(str(root))
 
 
-def test_the_least_of_cores_groups_and_environment_counts(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_least_of_cores_groups_and_variables_counts(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in ("ZEROTRAIN_CPU_THREADS", "OMP_NUM_THREADS", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(variable, raising=False)
     assert limited(root, "max 100000") == CORES

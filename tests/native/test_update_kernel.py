@@ -1,4 +1,4 @@
-"""The one-pass optimizer kernels: near a double-precision reference, and the same bits however they are run."""
+"""The one-pass optimizer kernels: near a float64 reference, and the same bits however they are run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("adagrad", {"lr_decay": 0.1}),
     ("adagrad", {"initial_sum": 0.25, "step": 1}),
 ]
-WEIGHTS = (None, *FLOATS)
+WAYS = [*((dtype, False) for dtype in (None, *FLOATS)), (None, True)]
+"""What is written beside the master; True: the master is a bf16 weight and a remainder."""
 
 
 def clear_directions(arrays: Arrays) -> torch.Tensor:
@@ -64,10 +65,9 @@ def test_every_size_and_alignment_gives_the_same_bits_and_writes_nothing_else(
     rule: str, grad_dtype: torch.dtype
 ) -> None:
     """Against one long run, which the test above compares with float64."""
-    for weight_dtype in (*WEIGHTS, "remainder"):
-        start = make_arrays(rule, 300, grad_dtype, weight_dtype if weight_dtype != "remainder" else None)
-        if weight_dtype == "remainder":
-            start = as_remainders(start)
+    for weight_dtype, has_remainder in WAYS:
+        start = make_arrays(rule, 300, grad_dtype, weight_dtype)
+        start = as_remainders(start) if has_remainder else start
         whole = start.copy()
         update_(whole, rule)
         for size in range(1, 258):
@@ -85,10 +85,9 @@ def test_every_size_and_alignment_gives_the_same_bits_and_writes_nothing_else(
 @pytest.mark.parametrize("rule", RULES)
 def test_same_bits_on_every_instruction_set_thread_count_and_cut(rule: str, grad_dtype: torch.dtype) -> None:
     """Whatever the values: subnormal numbers, infinities and NaN too."""
-    for weight_dtype in (*WEIGHTS, "remainder"):
-        start = wild_arrays(rule, grad_dtype, weight_dtype if weight_dtype != "remainder" else None)
-        if weight_dtype == "remainder":
-            start = as_remainders(start)
+    for weight_dtype, has_remainder in WAYS:
+        start = wild_arrays(rule, grad_dtype, weight_dtype)
+        start = as_remainders(start) if has_remainder else start
         want = start.copy()
         update_(want, rule, isa="baseline")
         for isa in _native.isas():
@@ -126,7 +125,11 @@ def test_weight_is_the_rounded_master(dtype: torch.dtype) -> None:
 
 def test_segments_have_their_own_hyperparameters_and_gaps_stay() -> None:
     size = 40_000
-    cuts = [(5, 700, {"lr": 0.1}), (700, 701, {"weight_decay": 0.0}), (16_000, 35_000, {"step": 9})]
+    cuts: list[tuple[int, int, dict[str, Any]]] = [
+        (5, 700, {"lr": 0.1}),
+        (700, 701, {"weight_decay": 0.0}),
+        (16_000, 35_000, {"step": 9}),
+    ]
     start = make_arrays("adamw", size, torch.bfloat16, torch.bfloat16)
     want = start.copy()
     for low, high, hyper in cuts:
