@@ -97,7 +97,8 @@ def test_other_stages_and_offloaded_weights(saved: Saved, tmp_path: Path) -> Non
     ]
     folder = saved.folder(2, source)
     asked = [(str(folder), place, str(tmp_path / place.name)) for place in places]
-    run_ranks(2, offloaded_engines.load_and_save_all, str(tmp_path), asked)
+    one, other = run_ranks(2, offloaded_engines.load_and_save_all, str(tmp_path), asked)
+    assert one == other
     for place in places:
         sides = Side(folder / "x"), Side(tmp_path / place.name / "x")
         try:

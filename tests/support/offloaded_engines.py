@@ -186,11 +186,18 @@ def _load(root: Path, source: Path, place: Place, goes_on: bool) -> dict[str, An
     return {"masters": masters, "losses": losses, "after": after}
 
 
-def load_and_save_all(root: str, loads: list[tuple[str, Place, str]]) -> None:
-    """For each (saved folder, place, target): load, and save at once."""
+def load_and_save_all(root: str, loads: list[tuple[str, Place, str]]) -> list[dict[str, str]]:
+    """For each (saved folder, place, target): load, and save at once. What this rank holds where all ranks
+    should hold the same."""
     small_windows()
+    found = []
     for source, place, target in loads:
         engine = make(place, Path(root) / "spill", seed=2)
         engine.load_checkpoint(source, "x")
         engine.save_checkpoint(target, "x")
+        held = {name: digest for name, digest in digests(engine).items() if "/" not in name}
+        for unit, states in engine.optimizer.states.items() if place.stage == 0 else ():
+            held |= {f"{unit}/{kind}": _sha256(states.read(kind)) for kind in (MASTER, *states.kinds)}
+        found.append(held)
         engine.close()
+    return found
