@@ -265,6 +265,7 @@ class Engine(Accumulation, Checkpoints, Exports, Inspection, ConfigNames, StateN
                 self.end_saves()
             finally:
                 self.pipeline.updating.close()
+                self.optimizer.book.tiers.close()
                 self.core.close()
                 self.comm.close()
 

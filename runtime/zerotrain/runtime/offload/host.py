@@ -79,6 +79,10 @@ class HostStates(ResidentStates):
         """Where the update runs."""
         return torch.device("cpu")
 
+    def unpin(self) -> None:
+        """Take the memory back from the device's driver."""
+        self._memory.release()
+
     def drop(self) -> None:
         super().drop()
-        self._memory.release()
+        self.unpin()

@@ -16,6 +16,7 @@ from zerotrain.contract.config import EngineConfig
 from zerotrain.contract.memory import kept_states
 from zerotrain.runtime.offload.device import ResidentStates, device_states
 from zerotrain.runtime.offload.host import HostStates
+from zerotrain.runtime.offload.staging import WeightStaging
 from zerotrain.runtime.offload.states import Encoding, UnitStates, UnitUpdate
 from zerotrain.runtime.zero.layout import ModelLayout
 from zerotrain.runtime.zero.ledger import MemoryLedger
@@ -52,6 +53,8 @@ class StateTiers:
         self._ratio, self._pinned, self._vault = ratio, pinned, vault
         self._kept: frozenset[str] = frozenset()
         self._shelf: Shelf | None = None
+        self._staging: WeightStaging | None = None
+        self._on_host: list[HostStates] = []
 
     def plan(self, layout: ModelLayout, *, replicated: bool) -> None:
         """These are the units from now on: those at the start of forward stay on the device, as much as the
@@ -70,21 +73,24 @@ class StateTiers:
         has_states = bool(kinds) or encoding.stored is not None
         if self.name is TierName.DEVICE or unit.name in self._kept or not has_states:
             return device_states(unit, kinds, encoding, initial, ledger)
+        states: UnitStates
         if self.name is TierName.HOST:
-            return HostStates(unit, kinds, encoding, initial=initial, ledger=ledger, pinned=self._pinned)
-        assert self._vault is not None
-        if self._shelf is None:
-            from zerotrain.runtime.offload.vaulted import Shelf
-
-            self._shelf = Shelf(self._vault, ledger)
-        states = self._shelf.add(unit, kinds, encoding, initial.numel())
-        states.take_initial(initial)
+            states = HostStates(unit, kinds, encoding, initial=initial, ledger=ledger, pinned=self._pinned)
+            self._on_host.append(states)
+        else:
+            states = self._shelf_of(ledger).add(unit, kinds, encoding, initial.numel())
+            states.take_initial(initial)
+        if unit.comm.device.type != "cpu":
+            self._staging = self._staging or WeightStaging(ledger, pinned=self._pinned)
+            self._staging.fit(states.numel * unit.dtype.itemsize)
+            states.staging = self._staging
         return states
 
     def forget(self, states: UnitStates) -> None:
         """Give the memory, or the place in the vault, of states back."""
         if isinstance(states, ResidentStates):
             states.drop()
+            self._on_host = [other for other in self._on_host if other is not states]
         elif self._shelf is not None:
             self._shelf.forget(cast("VaultStates", states))
 
@@ -94,6 +100,21 @@ class StateTiers:
             self._shelf.cache.close()
         spilled = [cast("VaultStates", states) for states in order if states.is_spilled]
         return UpdatePass(spilled, self._vault)
+
+    def close(self) -> None:
+        """Give back what the device's driver knows of. Host states stay readable."""
+        for states in self._on_host:
+            states.unpin()
+        if self._staging is not None:
+            self._staging.close()
+
+    def _shelf_of(self, ledger: MemoryLedger) -> Shelf:
+        if self._shelf is None:
+            from zerotrain.runtime.offload.vaulted import Shelf
+
+            assert self._vault is not None
+            self._shelf = Shelf(self._vault, ledger)
+        return self._shelf
 
 
 class UpdatePass:
