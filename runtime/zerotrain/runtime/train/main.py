@@ -111,6 +111,8 @@ def describe_spill(info: VaultInfo, reporter: Reporter) -> None:
         f"spill: {info.file_bytes / 2**20:.0f} MiB per rank in {', '.join(info.folders)}, {sealed}, "
         f"{info.engine}, {'direct' if info.is_direct else 'buffered'} I/O{f' ({reasons})' if reasons else ''}"
     )
+    if is_encrypted:
+        reporter.say(f"spill {info.key_memory}; {info.secrecy or 'cores are not refused'}")
 
 
 def report_failure(error: Exception, channel: RankChannel) -> int:

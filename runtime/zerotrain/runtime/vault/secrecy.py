@@ -52,6 +52,15 @@ class Secrecy:
         return "; ".join(f"{name} not set: {reason}" for name, reason in self.refused.items())
 
 
+_granted: list[Secrecy] = []
+"""What `refuse_cores` came to; the process's, as its limits are."""
+
+
+def granted_text() -> str:
+    """Of the last `refuse_cores`; empty before the first."""
+    return _granted[-1].text if _granted else ""
+
+
 def refuse_cores(*, environ: Mapping[str, str] = os.environ) -> Secrecy:
     """Raises nothing: where the system refuses, training goes on and the reason is reported.
 
@@ -61,11 +70,13 @@ def refuse_cores(*, environ: Mapping[str, str] = os.environ) -> Secrecy:
     # The filter before the last one, which makes its file root's.
     contents = _no_core_contents()
     keeps = environ.get(READABLE_VARIABLE) == "1"
-    return Secrecy(
+    secrecy = Secrecy(
         core_files=_no_core_files(),
         core_contents=contents,
         reading=f"left alone, {READABLE_VARIABLE}=1" if keeps else _not_readable(),
     )
+    _granted[:] = [secrecy]
+    return secrecy
 
 
 def _no_core_files() -> str:

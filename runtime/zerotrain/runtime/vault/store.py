@@ -21,6 +21,7 @@ from zerotrain.runtime.vault.extents import Extents
 from zerotrain.runtime.vault.port import Port
 from zerotrain.runtime.vault.ring import Ring
 from zerotrain.runtime.vault.seal import Sealer, VaultIdentity
+from zerotrain.runtime.vault.secrecy import granted_text
 from zerotrain.runtime.vault.sweep import Sweep, SweepStats, Turn
 
 RING_TILES = 5
@@ -54,6 +55,12 @@ class VaultInfo:
 
     backend: str
     """Which code encrypts."""
+
+    key_memory: str
+    """How the key is kept, with what the system refused of it."""
+
+    secrecy: str
+    """Whether memory is kept out of cores, with what the system refused; empty before it was asked."""
 
     folders: tuple[str, ...]
     file_bytes: int
@@ -266,6 +273,8 @@ class Vault:
             allocation_reason="; ".join(filter(None, (file.allocation_reason(i) for i in each))),
             encryption=sealer.name,
             backend=sealer.backend,
+            key_memory=sealer.memory,
+            secrecy=granted_text(),
             folders=tuple(map(str, self._place.folders)),
             file_bytes=file.num_bytes,
         )
