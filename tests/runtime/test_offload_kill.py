@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.trainer_runs import TrainerRun, config, job, newest_digests
 
-STEPS = 40
+STEPS = 60
 KILLS = 4
 MODEL = {
     "factory": "tests.support.factory_models:build",
