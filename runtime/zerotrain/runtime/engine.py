@@ -260,14 +260,12 @@ class Engine(Accumulation, Checkpoints, Exports, Inspection, ConfigNames, StateN
             return
         try:
             self.synchronize()
+            self.end_saves()  # not after an update that failed: the other ranks do not come here then
         finally:
-            try:
-                self.end_saves()
-            finally:
-                self.pipeline.updating.close()
-                self.optimizer.book.tiers.close()
-                self.core.close()
-                self.comm.close()
+            self.pipeline.updating.close()
+            self.optimizer.book.tiers.close()
+            self.core.close()
+            self.comm.close()
 
 
 @taking(Arguments)

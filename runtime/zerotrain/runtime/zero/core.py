@@ -202,7 +202,7 @@ class Core:
             # Not before this boundary's own forward, which on a device is under way by now.
             self.live.prefetch(islice(order.upcoming(), 1), waits=True)
         if is_root:
-            if self.updates.failure is None:
+            if sys.exc_info()[0] is None:  # else forward raised, maybe here alone: settle before backward
                 self.updates.settle_units()
             self.in_forward = False
             self.live.end_forward(keep=keep)
