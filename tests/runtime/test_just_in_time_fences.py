@@ -45,11 +45,8 @@ def num_pending(engine: Engine) -> int:
     return sum(unit in engine.core.updates for unit in engine.core.units)
 
 
-@pytest.mark.parametrize("tier", ["cpu", "nvme"])
-def test_updates_go_on_during_forward(tier: str) -> None:
-    """The last unit's update waits until the first block's forward is over, which a synchronous step, or a
-    fence that waits for everything, would never get to."""
-    with engine_of(Run(tier=tier)) as engine:
+def go_on_during_forward(run: Run) -> None:
+    with engine_of(run) as engine:
         train_step(engine, 0)
         engine.synchronize()
         gate = Gate(engine, passes=3)
@@ -59,6 +56,23 @@ def test_updates_go_on_during_forward(tier: str) -> None:
         train_step(engine, 2)
         assert engine.last_step is not None
         assert engine.last_step.seconds["optimizer_background"] > 0.0
+
+
+@pytest.mark.parametrize("tier", ["cpu", "nvme"])
+def test_updates_go_on_during_forward(tier: str) -> None:
+    """The last unit's update waits until the first block's forward is over, which a synchronous step, or a
+    fence that waits for everything, would never get to."""
+    go_on_during_forward(Run(tier=tier))
+
+
+def on_ranks() -> None:
+    for stage in (1, 2, 3):
+        go_on_during_forward(Run(stage=stage))
+
+
+def test_updates_go_on_during_forward_of_ranks() -> None:
+    """Also where weights are gathered ahead of use, and where replicas are published."""
+    run_ranks(2, on_ranks)
 
 
 def test_units_wait_for_their_own_update_alone() -> None:
