@@ -130,6 +130,8 @@ class DeepSpeed:
             "TORCH_EXTENSIONS_DIR": str(EXTENSIONS),
             "PYTHONWARNINGS": "ignore",
         }
+        for lock in EXTENSIONS.glob("*/lock"):
+            lock.unlink()  # of a build that was interrupted; it would be waited for
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115  (lives as long as the process)
         self.process = subprocess.Popen(
             [str(python), "-m", "tests.benchmarks.vault_peer", json.dumps(task)],
