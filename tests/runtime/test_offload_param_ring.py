@@ -65,6 +65,7 @@ class Bench:
         with self.ring.updating(self.records[index], reads=reads, following=next_one) as data:
             if reads:
                 self.check(index, data)
+            self.read_ahead(index)  # too early: it must not bring what is out of date in a moment
             data.fill_(value)
         self.holds[index] = value
 
