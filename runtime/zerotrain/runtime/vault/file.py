@@ -90,10 +90,8 @@ def open_spill_file(place: SpillPlace, num_bytes: int, identity: VaultIdentity) 
     _take(place, 0, num_bytes, identity)
     own: list[str] = []
     try:
-        for folder in place.folders:
-            own.append(tempfile.mkdtemp(prefix=_prefix(identity), dir=folder))  # noqa: PERF401
         return SpillFile(
-            own,
+            [_private_folder(folder, identity, own) for folder in place.folders],
             num_bytes,
             engine=os.environ.get(ENGINE_ENV, "auto") if place.engine == "auto" else place.engine,
             queue_depth=min(max(place.queue_depth, 1), MAX_QUEUE_DEPTH),
@@ -135,6 +133,17 @@ def remove_folders(folders: Sequence[str]) -> None:
     for folder in folders:
         with suppress(OSError):
             os.rmdir(folder)
+
+
+def _private_folder(folder: Path, identity: VaultIdentity, own: list[str]) -> str:
+    """Where the file is opened. A folder of its own (0700) only where files cannot be made without a name: a
+    process that is killed in between would leave it behind."""
+    try:
+        os.close(os.open(folder, os.O_TMPFILE | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    except OSError:
+        own.append(tempfile.mkdtemp(prefix=_prefix(identity), dir=folder))
+        return own[-1]
+    return str(folder)
 
 
 def _make_folder(folder: Path) -> None:
