@@ -15,7 +15,7 @@ DEVCLUSTER := build/devcluster/bin/devcluster
 # pytest arguments, for example: make test ARGS="tests/runtime -k resume"
 ARGS ?=
 
-.PHONY: help demo test lint bench cluster-up cluster-down clean generate venv
+.PHONY: help demo test lint bench bench-offload cluster-up cluster-down clean generate venv
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
@@ -49,6 +49,12 @@ demo: venv ## the main job: a cluster, the operator, a ZeRO-3 training that surv
 bench: venv ## the benchmarks of tests/benchmarks (long; not part of CI)
 	$(PY) -m tests.benchmarks.bench_small_params
 	$(PY) -m tests.benchmarks.bench_step $(ARGS)
+
+bench-offload: venv ## the benchmarks of offloading: update kernel, spill file, just-in-time step, whole steps
+	$(PY) -m tests.benchmarks.bench_cpu_adam
+	$(PY) -m tests.benchmarks.bench_vault
+	$(PY) -m tests.benchmarks.bench_just_in_time
+	$(PY) -m tests.benchmarks.bench_offload $(ARGS)
 
 cluster-up: venv ## start a development cluster (PROFILE=control-plane|node|simulated NAME=dev)
 	$(PY) -m deploy.devcluster up --profile $(PROFILE) --name $(NAME) --cluster $(CLUSTER)

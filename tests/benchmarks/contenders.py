@@ -41,6 +41,8 @@ class Contender:
     """One optimizer step on token ids `[micro, context + 1]`; the loss."""
     facts: Callable[[], Mapping[str, float]] = dict
     """Bytes that the engine counts itself, after some steps."""
+    settle: Callable[[], None] = lambda: None
+    """Wait for what a step left to the background."""
 
 
 def make_model(sizes: Sizes) -> nn.Module:
@@ -132,7 +134,7 @@ def fsdp2(sizes: Sizes) -> Contender:
     return Contender(step=step)
 
 
-def _config(stage: int, sizes: Sizes) -> dict[str, Any]:
+def config_of(stage: int, sizes: Sizes) -> dict[str, Any]:
     return {
         "train_micro_batch_size_per_gpu": sizes.micro,
         "gradient_accumulation_steps": 1,
@@ -150,8 +152,8 @@ def deepspeed(stage: int) -> Callable[[Sizes], Contender]:
         import deepspeed as ds  # type: ignore[import-not-found, unused-ignore]
 
         ds.init_distributed(dist_backend="gloo")
-        engine = ds.initialize(model=make_model(sizes), config=_config(stage, sizes))[0]
-        return Contender(step=_engine_step(engine))
+        engine = ds.initialize(model=make_model(sizes), config=config_of(stage, sizes))[0]
+        return Contender(step=engine_step(engine))
 
     return build
 
@@ -162,13 +164,13 @@ def zerotrain(stage: int) -> Callable[[Sizes], Contender]:
     def build(sizes: Sizes) -> Contender:
         import zerotrain.runtime as zt
 
-        engine = zt.initialize(model=make_model(sizes), config=_config(stage, sizes))[0]
-        return Contender(step=_engine_step(engine), facts=lambda: _facts(engine))
+        engine = zt.initialize(model=make_model(sizes), config=config_of(stage, sizes))[0]
+        return Contender(step=engine_step(engine), facts=lambda: engine_facts(engine))
 
     return build
 
 
-def _engine_step(engine: Any) -> Callable[[torch.Tensor], float]:
+def engine_step(engine: Any) -> Callable[[torch.Tensor], float]:
     def step(batch: torch.Tensor) -> float:
         loss = engine(batch)
         engine.backward(loss)
@@ -178,21 +180,12 @@ def _engine_step(engine: Any) -> Callable[[torch.Tensor], float]:
     return step
 
 
-def _facts(engine: Any) -> Mapping[str, float]:
+def engine_facts(engine: Any) -> Mapping[str, float]:
     """The engine's own counts and the byte formulas for its configuration."""
-    from zerotrain.contract.memory import UnitSize, gpu_persistent, gpu_transient, memory_inputs
+    from zerotrain.contract.memory import gpu_persistent, gpu_transient, memory_inputs
+    from zerotrain.runtime.offload.fit import unit_sizes
 
-    units = [
-        UnitSize(
-            name=unit.name,
-            numel=unit.numel,
-            padded_numel=unit.padded_numel,
-            trainable=unit.trainable,
-            whole_pass=unit.module == "",
-            stays_whole=unit.stays_whole,
-        )
-        for unit in engine.core.layout.units
-    ]
+    units = unit_sizes(engine.core.layout)
     inputs = memory_inputs(engine.config, units, shares_memory=engine.comm.shares_memory)
     sent = cast("Mapping[str, int]", engine.comm.bytes_sent)
     return {
@@ -256,9 +249,9 @@ def small_zerotrain(stage: int) -> Callable[[Sizes], Contender]:
     def build(sizes: Sizes) -> Contender:
         import zerotrain.runtime as zt
 
-        config = _config(stage, sizes) | {"bf16": {"enabled": False}, "gradient_clipping": 1.0}
+        config = config_of(stage, sizes) | {"bf16": {"enabled": False}, "gradient_clipping": 1.0}
         engine = zt.initialize(model=SmallParameters(), config=config)[0]
-        return Contender(step=_engine_step(engine))
+        return Contender(step=engine_step(engine))
 
     return build
 

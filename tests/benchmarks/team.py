@@ -38,6 +38,8 @@ class Measured:
     seconds: list[float] = field(default_factory=list)
     cpu_seconds: list[float] = field(default_factory=list)
     loopback_bytes: list[int] = field(default_factory=list)
+    io_bytes: list[float] = field(default_factory=list)
+    """To and from drives, all ranks; only of rounds of several steps."""
     peak_bytes: float = 0.0
     """Highest proportional set size of a rank, while it built and stepped, above that after its imports."""
     steady_bytes: float = 0.0
@@ -84,11 +86,13 @@ class Team:
             self.close()  # the rank that did not fail waits for the other
             raise
 
-    def step(self) -> None:
-        """One timed step."""
+    def step(self, in_a_row: int = 0) -> None:
+        """One timed step, or the mean of several after one that is not timed."""
         before = loopback_bytes()
-        answers = self._ask("step")
+        answers = self._ask(f"steps {in_a_row}" if in_a_row else "step")
         measured = self.measured
+        if in_a_row:
+            measured.io_bytes.append(sum(answer["io_bytes"] for answer in answers))
         measured.seconds.append(max(answer["seconds"] for answer in answers))
         measured.cpu_seconds.append(sum(answer["cpu_seconds"] for answer in answers))
         measured.loopback_bytes.append(loopback_bytes() - before)
@@ -182,9 +186,11 @@ def loopback_bytes() -> int:
     return 0
 
 
-def run_in_turn(teams: Sequence[Team], *, rounds: int, progress: Callable[[str], None]) -> None:
-    """A B C A B C ..."""
+def run_in_turn(
+    teams: Sequence[Team], *, rounds: int, progress: Callable[[str], None], in_a_row: int = 0
+) -> None:
+    """A B C A B C ..., each turn one step or several in a row."""
     for number in range(rounds):
         for team in teams:
-            team.step()
+            team.step(in_a_row)
         progress(f"round {number + 1} of {rounds}")

@@ -144,7 +144,9 @@ def test_ring_and_tags() -> None:
     assert host.tag_bytes == 28 * ((64 + 1 + 2) + (1 + 2) + 2)
     plain = inputs(3, optimizer_tier="nvme", offloaded=units, is_encrypted=False)
     assert host_bytes(plain).tag_bytes == 64 + 1 + 2 + 1 + 2 + 2
-    assert host_bytes(inputs(2, optimizer_tier="cpu")).ring_bytes == 0
+    up = inputs(2, optimizer_tier="cpu")
+    assert host_bytes(up).ring_bytes == 2 * 2 * 20_000, "updated weights on their way to the accelerator"
+    assert host_bytes(replace(up, on_host=True)).ring_bytes == 0
 
 
 def test_a_step_moves_twenty_bytes_of_each_parameter() -> None:

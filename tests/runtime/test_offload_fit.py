@@ -112,7 +112,7 @@ HOST = Hardware(on_host=True)
         ),
         (
             configured(stage=2, **CPU),
-            Needs(host=46 * MI, disk=2**40, accelerator=2**40),
+            Needs(host=48 * MI, disk=2**40, accelerator=2**40),
             GPU,
             ('"offload_optimizer": {"ratio": 0.75}',),
         ),

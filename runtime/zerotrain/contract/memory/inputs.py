@@ -36,6 +36,9 @@ PAGE_BYTES = 4096
 DOWNLOAD_BUFFERS = 3
 """Buffers for gradients of whole units: copied down, copied already, read by the update."""
 
+UPLOAD_BUFFERS = 2
+"""Buffers for updated weights of whole units: on their way up, and in the update."""
+
 READ_BUFFERS = 2
 """Buffers for spilled parameters on their way to a gather: in use, and read ahead."""
 

@@ -14,6 +14,7 @@ from .inputs import (
     TAG_BYTES,
     TILE_NUMEL,
     UPDATE_BUFFERS,
+    UPLOAD_BUFFERS,
     MemoryInputs,
     Offloaded,
     ceil,
@@ -63,7 +64,7 @@ def host_bytes(inputs: MemoryInputs) -> HostBytes:
         optimizer_bytes=inputs.optimizer_bytes * sum(moved.states) if inputs.optimizer_tier == "cpu" else 0,
         grad_bytes=_grad_ring(inputs, moved),
         param_bytes=inputs.compute_bytes * moved.host_params,
-        ring_bytes=_state_ring(inputs, moved) + _param_ring(inputs, moved),
+        ring_bytes=_state_ring(inputs, moved) + _param_ring(inputs, moved) + _weight_ring(inputs, moved),
         tag_bytes=_tags(inputs, moved),
         # A spill is written out as it is read, without a copy of all of it.
         snapshot_bytes=snapshot_bytes(inputs) if inputs.saves_in_background and not spills else 0,
@@ -91,6 +92,13 @@ def _param_ring(inputs: MemoryInputs, moved: Offloaded) -> int:
     largest = max(trainable, max(moved.disk_frozen, default=0))
     c = inputs.compute_bytes
     return READ_BUFFERS * _pages(c * largest) + UPDATE_BUFFERS * _pages(c * trainable)
+
+
+def _weight_ring(inputs: MemoryInputs, moved: Offloaded) -> int:
+    """Weights that are updated in host memory, on their way to the accelerator that holds them."""
+    if inputs.on_host or inputs.param_tier != "gpu":
+        return 0
+    return UPLOAD_BUFFERS * inputs.compute_bytes * max(moved.states, default=0)
 
 
 def _tags(inputs: MemoryInputs, moved: Offloaded) -> int:
