@@ -42,15 +42,21 @@ def growths(folder: str, place: Place, asynchronous: bool) -> dict[str, int]:
     root = Path(folder)
     engine = make(place, root / "spill", model=Large())
     ids = torch.arange(8).view(4, 2)
-    for _ in range(2):
+
+    def step() -> dict[str, str]:
         engine.backward(engine(ids))
         engine.step()
-    engine.checkpoint_state()  # the update is over
+        return digests(engine)  # the update is over
+
+    step()
+    saved = step()
     found = {
         "save": _growth(lambda: engine.save_checkpoint(root / "c", asynchronous=asynchronous)),
         "export": _growth(lambda: engine.save_16bit_model(root / "w", dtype="fp32")),
-        "load": _growth(lambda: engine.load_checkpoint(root / "c")),
     }
+    assert step() != saved
+    found["load"] = _growth(lambda: engine.load_checkpoint(root / "c"))
+    assert digests(engine) == saved
     engine.close()
     return found
 
