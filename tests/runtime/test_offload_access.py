@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import zerotrain.runtime as zt
-from tests.runtime.test_offload_parity import Run, digest_of, one_step, start
+from tests.runtime.test_offload_parity import Run, build, digest_of, one_step, start
 from tests.support.ranks import run_ranks
 from tests.support.training import world
 from zerotrain.contract.config import ConfigError
@@ -92,17 +92,22 @@ def script(run: Run) -> list[str]:
 
 
 def freeze(engine: Engine) -> None:
-    for parameter in engine.module.blocks[0].parameters():
-        parameter.requires_grad_(False)
+    """Its neighbour in the unit stays as it is."""
+    engine.module.blocks[0].bias.requires_grad_(False)
+    before = read(engine)
+    engine(torch.zeros(2, 48))
+    assert all(value.equal(before[key]) for key, value in read(engine).items())
 
 
 def unfreeze(engine: Engine) -> None:
-    before = read(engine)
-    engine.module.blocks[0].weight.requires_grad_(True)
+    """A master of its own, and zeros."""
+    before, weight = read(engine), weights(engine)["blocks.0.bias"]
+    engine.module.blocks[0].bias.requires_grad_(True)
     engine(torch.zeros(2, 48))
     after = read(engine)
     assert all(after[key].equal(value) for key, value in before.items())
-    assert not after["blocks.0.weight exp_avg"].any()
+    assert after["blocks.0.bias"].equal(weight.float())
+    assert not any(after[f"blocks.0.bias {kind}"].any() for kind in KINDS)
 
 
 def scripts(runs: tuple[Run, ...]) -> list[list[str]]:
@@ -112,13 +117,33 @@ def scripts(runs: tuple[Run, ...]) -> list[list[str]]:
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_access_is_the_same_on_every_tier(stage: int) -> None:
     tiers = ("none", "cpu", "encrypted")
-    runs = tuple(
-        Run(tier=tier, stage=stage, splits=splits) for splits, tier in product((False, True), tiers)
-    )
+    runs = tuple(Run(tier=tier, stage=stage, splits=splits) for splits, tier in product((False, True), tiers))
     for rank in run_ranks(2, scripts, runs):
         for index in range(0, len(runs), len(tiers)):
             plain, host, vault = rank[index : index + len(tiers)]
             assert plain == host == vault, f"stage {stage}, {runs[index]}"
+
+
+def first_masters(stage: int) -> None:
+    """The fp32 values that the model was built with, in every digit, also those half way between weights."""
+    for tier in ("none", "cpu", "encrypted"):
+        with tempfile.TemporaryDirectory() as folder:
+            ties = torch.tensor([1 + 2**-8, -1 - 2**-8, 1 + 3 * 2**-8, 3.3961e38])
+            engine = start(Run(tier=tier, stage=stage, splits=True), folder, first=ties)
+            expected = build()
+            with torch.no_grad():
+                expected.wide.bias[:4] = ties
+            whole = weights(engine)
+            for name, parameter in engine.module.named_parameters():
+                plain = expected.get_parameter(name).detach()
+                assert zt.get_full_fp32(parameter).equal(plain), name
+                assert whole[name].equal(round_half_up(plain)), name
+            engine.close()
+
+
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_first_masters_are_exact(stage: int) -> None:
+    run_ranks(2, first_masters, stage)
 
 
 def refused(optimizer: str) -> list[str]:

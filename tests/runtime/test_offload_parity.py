@@ -96,11 +96,15 @@ def batch(step: int) -> torch.Tensor:
     return torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(step))
 
 
-def start(run: Run, folder: str) -> Engine:
-    config = run.config(folder)
+def start(run: Run, folder: str, first: torch.Tensor | None = None) -> Engine:
+    """`first`: values to begin with."""
+    config, model = run.config(folder), build()
     if run.dtype == "fp32":
         config.pop("fp32")
-    engine, *_ = zt.initialize(model=build(), config=config, unit_modules=[nn.Linear])
+    if first is not None:
+        with torch.no_grad():
+            model.wide.bias[: first.numel()] = first
+    engine, *_ = zt.initialize(model=model, config=config, unit_modules=[nn.Linear])
     return engine
 
 
