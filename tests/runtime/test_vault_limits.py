@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from tests.support.forked import in_child
+from tests.support.seccomp import Refusal, refuse
 from tests.support.vaults import filled, make_vault, sizes
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.runtime.vault.errors import SpillDoesNotFit, VaultError
@@ -113,8 +116,28 @@ def test_growing_past_what_the_system_gives_keeps_the_vault(tmp_path: Path) -> N
     assert in_child(work) == [True, True, True]
 
 
+def test_without_nameless_files_a_private_folder_is_made_and_gone(tmp_path: Path) -> None:
+    """The file is created, and unlinked, in a folder that only this user enters; neither is left."""
+
+    def work() -> list[object]:
+        modes = []
+        make = tempfile.mkdtemp
+
+        def noted(**options: str) -> str:
+            folder = make(**options)
+            modes.append(os.stat(folder).st_mode & 0o777)
+            return folder
+
+        tempfile.mkdtemp = noted  # type: ignore[assignment]
+        refuse([Refusal("openat", errno.EOPNOTSUPP, argument=2, bits=os.O_TMPFILE & ~os.O_DIRECTORY)])
+        file = open_spill_file(SpillPlace(folders=(tmp_path,)), 4096, IDENTITY)
+        return [modes, file.unlinked_by()[:14], os.listdir(tmp_path)]
+
+    assert in_child(work) == [[0o700], "O_CREAT|O_EXCL", []]
+
+
 def test_folders_are_made_and_gone(tmp_path: Path) -> None:
-    """Missing ones are made; the process's own, named by job and rank, is removed with the file open."""
+    """Missing ones are made; nothing is in them while the file is open."""
     folder = tmp_path / "not" / "there"
     file = open_spill_file(SpillPlace(folders=(folder,)), 4096, IDENTITY)
     assert list(folder.iterdir()) == []

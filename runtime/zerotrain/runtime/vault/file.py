@@ -1,7 +1,7 @@
 """The spill file's folders and limits around the native `SpillFile`; made by the vault's store.
 
-Everything that can be known to fail is checked here before a byte is allocated. The folder is made anew by
-every process (0700), and removed as soon as the file in it has no name: nothing is left for others to clean.
+Everything that can be known to fail is checked here before a byte is allocated. No name outlives the opening
+of the file: nothing is left for others to clean.
 """
 
 from __future__ import annotations
