@@ -1,6 +1,7 @@
 #include "zerotrain/aligned.hpp"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstdint>
@@ -26,7 +27,9 @@ AlignedBuffer::AlignedBuffer(std::size_t size) : size_((size + kPage - 1) / kPag
   const std::uintptr_t aligned = (start + kHugePage - 1) / kHugePage * kHugePage;
   data_ = reinterpret_cast<char*>(aligned);
   if (aligned > start) munmap(all, aligned - start);
-  const std::uintptr_t stop = aligned + size_, mapped_stop = start + mapped;
+  // Some systems map by more than our pages at a time.
+  const auto unit = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+  const std::uintptr_t stop = (aligned + size_ + unit - 1) / unit * unit, mapped_stop = start + mapped;
   if (mapped_stop > stop) munmap(reinterpret_cast<void*>(stop), mapped_stop - stop);
   // Hints: a system without one of them works all the same.
   madvise(data_, size_, MADV_HUGEPAGE);
