@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import torch
 
@@ -40,7 +40,6 @@ class _NativeRule:
 
     __slots__ = ()
     kinds: tuple[str, ...]
-    takes_remainders: ClassVar[bool] = True
 
     @property
     def kernel(self) -> str:
@@ -63,7 +62,7 @@ class _NativeRule:
         )
 
     def runs_on(self, device: torch.device) -> bool:
-        """Whether `update_run` and `task` can be called for tensors there."""
+        """Whether `task` can be called for tensors there."""
         return device.type == "cpu"
 
     def task(
@@ -98,31 +97,9 @@ class _NativeRule:
         *,
         start: int = 0,
     ) -> None:
-        """Do a part of a task, from element `start` on; `master` is fp32, or a remainder (int16), or None where
-        the weight is it."""
+        """Do a part of a task, from element `start` on; `master` is fp32, or a remainder (int16), or None
+        where the weight is it."""
         update_(task, master, [states[kind] for kind in self.kinds], start=start)
-
-    def update_run(
-        self,
-        param: torch.Tensor | None,
-        grad: torch.Tensor,
-        states: Mapping[str, torch.Tensor],
-        hyper: Hyper,
-        step: int,
-        *,
-        grad_scale: float,
-        weight: torch.Tensor | None,
-        remainder: torch.Tensor | None = None,
-    ) -> bool:
-        """Update a whole run: `grad` (fp32, bf16 or fp16; kept) times `grad_scale` in, `weight` out in the
-        same pass; True: it was written. `weight` None: `param` is the weight. With `remainder`, `weight` is
-        the upper half of the master."""
-        master = param if remainder is None else remainder
-        assert master is not None
-        segment = self._segment(0, grad.numel(), hyper, step)
-        task = UpdateTask(self.kernel, [segment], grad, weight, grad_scale=grad_scale)
-        update_(task, master, [states[kind] for kind in self.kinds])
-        return True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
