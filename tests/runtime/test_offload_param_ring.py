@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from tests.support.vaults import make_vault
-from zerotrain.contract.memory.inputs import READ_BUFFERS, UPDATE_BUFFERS
+from zerotrain.contract.memory.inputs import READ_BUFFERS, UPDATE_BUFFERS, UPLOAD_BUFFERS
 from zerotrain.runtime.offload.param_ring import ParamRing
-from zerotrain.runtime.offload.uploads import Uploads
+from zerotrain.runtime.offload.uploads import Uploads, WeightStaging
 from zerotrain.runtime.vault.chunks import Record
 from zerotrain.runtime.vault.store import Vault
 from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
@@ -134,3 +134,30 @@ def test_updates_in_the_background_while_others_are_used(tmp_path: Path, reads: 
             bench.gather(index)
             bench.read_ahead(index - 1)
     bench.vault.close()
+
+
+def test_weights_of_a_device_are_computed_in_staging() -> None:
+    """Two buffers in turn, as large as the largest; an update that fails writes nothing."""
+    staging, ledger = WeightStaging(torch.device("cpu"), pins=False), MemoryLedger()
+    largest = 0
+    for size in (64, 256, 128):
+        weights = torch.arange(size, dtype=torch.float32)
+        with staging.lend(weights, reads=True, ledger=ledger) as copy:
+            assert copy.data_ptr() != weights.data_ptr()
+            assert torch.equal(copy, weights)
+            copy.add_(1)
+            assert weights[0] == 0
+        assert torch.equal(weights, torch.arange(size) + 1.0)
+        with pytest.raises(ZeroDivisionError):
+            fail(staging, weights, ledger)
+        assert torch.equal(weights, torch.arange(size) + 1.0)
+        largest = max(largest, size)
+        assert ledger.live_bytes(Kind.RING) == UPLOAD_BUFFERS * 4 * largest
+    staging.close()
+    assert ledger.live_bytes() == 0
+
+
+def fail(staging: WeightStaging, weights: torch.Tensor, ledger: MemoryLedger) -> None:
+    with staging.lend(weights, reads=False, ledger=ledger) as copy:
+        copy.zero_()
+        raise ZeroDivisionError

@@ -20,7 +20,7 @@ from zerotrain.runtime.comm.group import Comm, pick_device
 from zerotrain.runtime.comm.model_parallel import ModelParallel
 from zerotrain.runtime.construct.values import origins_of, take_values
 from zerotrain.runtime.offload.fit import check_fit
-from zerotrain.runtime.offload.spill import make_param_tier, open_vault
+from zerotrain.runtime.offload.spill import make_param_tier, make_staging, open_vault
 from zerotrain.runtime.offload.tiers import make_tiers
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
 from zerotrain.runtime.vault.secrecy import refuse_cores
@@ -182,6 +182,7 @@ def build_core(
         ),
         plus=plus,
         tier=tier,
+        staging=make_staging(config, comm),
         vault=vault,
         just_in_time=just_in_time,
         live=LiveLimits(

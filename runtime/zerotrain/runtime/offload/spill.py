@@ -1,5 +1,5 @@
-"""Opens the vault of a rank, which optimizer states and weights share. Called by `setup` before the units are
-made, as the first thing that goes into it are their weights."""
+"""Makes what of a rank's memory is not the device's: the vault, which optimizer states and weights share, and
+the tier of the weights. Called by `setup` before the units are made, as their weights go there first."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from zerotrain.contract.memory.moved import offload_tiers
 from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.offload.params import OffloadedParams
 from zerotrain.runtime.offload.settings import spill_settings
+from zerotrain.runtime.offload.uploads import WeightStaging
 
 if TYPE_CHECKING:
     from zerotrain.runtime.vault.store import Vault
@@ -46,6 +47,14 @@ def open_vault(config: EngineConfig, comm: Comm) -> Vault | None:
     )
     sealer = create_sealer(Encryption(settings.encryption), identity)
     return Vault(place, sealer=sealer, identity=identity)
+
+
+def make_staging(config: EngineConfig, comm: Comm) -> WeightStaging | None:
+    """Where weights of an accelerator are updated by rules that run on the host, if any do."""
+    block = config.zero.offload_optimizer
+    if block is None or comm.device.type == "cpu":
+        return None
+    return WeightStaging(comm.device, pins=block.pin_memory)
 
 
 def make_param_tier(config: EngineConfig, comm: Comm, vault: Vault | None) -> OffloadedParams | None:

@@ -1,15 +1,21 @@
-"""Copies of weights from host memory to their place on the device, beside what the device computes.
+"""Copies of weights between host memory and the device, beside what the device computes.
 
-Called by `params.py`. On a CPU there is nothing to overlap: the copy is made at once.
+`params.py` sends offloaded shards to their gathers; units of which the states alone are offloaded are updated
+in host memory and sent back. On a CPU there is nothing to overlap: a copy is made at once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from zerotrain.contract.memory.inputs import UPLOAD_BUFFERS
 from zerotrain.runtime.comm.timing import Pending
+from zerotrain.runtime.offload.transfer import PinnedBuffer
+from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
 from zerotrain.runtime.zero.shards import StartGather
 
 
@@ -51,3 +57,64 @@ class Uploads:
         """Wait until all copies so far are done."""
         if self._stream is not None:
             self._stream.synchronize()
+
+
+class WeightStaging:
+    """Page-locked buffers in turn, so that one unit is computed while the one before is sent. One thread."""
+
+    def __init__(self, device: torch.device, *, pins: bool) -> None:
+        self._device = device
+        self._pinned_for = device if pins else torch.device("cpu")
+        self._buffers: list[PinnedBuffer] = []
+        self._sent: list[Any] = []
+        """Events behind the last copy from each buffer."""
+        self._turn = 0
+        self._ledger: MemoryLedger | None = None
+
+    @contextmanager
+    def lend(self, weights: torch.Tensor, *, reads: bool, ledger: MemoryLedger) -> Iterator[torch.Tensor]:
+        """See `zero.shards.Staging`. The copies ride the current stream."""
+        self._fit(weights.nbytes, ledger)
+        turn, self._turn = self._turn, (self._turn + 1) % UPLOAD_BUFFERS
+        if (sent := self._sent[turn]) is not None:
+            sent.synchronize()
+        host = self._buffers[turn].tensor[: weights.nbytes].view(weights.dtype)
+        with torch.no_grad():
+            if reads:
+                host.copy_(weights, non_blocking=True)
+                self._wait()
+            yield host
+            weights.copy_(host, non_blocking=True)
+        self._sent[turn] = self._mark()
+
+    def close(self) -> None:
+        """Give the buffers back, when nothing is copied any more. The second time does nothing."""
+        for sent in self._sent:
+            if sent is not None:
+                sent.synchronize()
+        for buffer in self._buffers:
+            if self._ledger is not None:
+                self._ledger.add(Kind.RING, -buffer.tensor.nbytes)
+            buffer.close()
+        self._buffers, self._sent = [], []
+
+    def _fit(self, num_bytes: int, ledger: MemoryLedger) -> None:
+        if self._buffers and self._buffers[0].tensor.nbytes >= num_bytes:
+            return
+        self.close()
+        self._ledger = ledger
+        for _ in range(UPLOAD_BUFFERS):
+            self._buffers.append(PinnedBuffer(num_bytes, self._pinned_for))
+            self._sent.append(None)
+            ledger.add(Kind.RING, num_bytes)
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+
+    def _mark(self) -> Any:
+        if self._device.type != "cuda":
+            return None
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return event

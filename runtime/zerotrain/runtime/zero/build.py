@@ -42,6 +42,7 @@ def build_unit(
         values=values,
         tier=tier,
     )
+    unit.staging = core.options.staging
     if placement.params_sharded:
         unit.weights = core.traffic.of_weights()
     return unit

@@ -30,7 +30,7 @@ from zerotrain.runtime.zero.placeholder import fqn_of
 from zerotrain.runtime.zero.plan import parameters_by_fqn
 from zerotrain.runtime.zero.plus import Traffic, ZeroPlusPlus
 from zerotrain.runtime.zero.reduce import Reducer
-from zerotrain.runtime.zero.shards import ParamTier
+from zerotrain.runtime.zero.shards import ParamTier, Staging
 from zerotrain.runtime.zero.state import StateTensors
 from zerotrain.runtime.zero.unit import InitialValues, Placement, Unit, UnitState
 
@@ -60,6 +60,8 @@ class CoreOptions:
     """Updates may go on in the background when a forward pass begins (zero/pending.py)."""
     tier: ParamTier | None = None
     """Keeps the shards of units beside the device; None = they stay there."""
+    staging: Staging | None = None
+    """See `HasShard.staging`."""
     vault: Vault | None = None
     """What this rank spills to, for the optimizer's states as well."""
 
@@ -346,6 +348,8 @@ class Core:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        if self.options.staging is not None:
+            self.options.staging.close()
         if self.options.vault is not None:
             self.options.vault.close()
 

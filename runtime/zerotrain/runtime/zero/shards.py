@@ -149,15 +149,33 @@ class ShardStream:
         self.stored.write(start, values)
 
 
+class Staging(Protocol):
+    """Host memory in which an update computes weights that are on an accelerator."""
+
+    def lend(
+        self, weights: torch.Tensor, *, reads: bool, ledger: MemoryLedger
+    ) -> AbstractContextManager[torch.Tensor]:
+        """A tensor like `weights`, with their contents if `reads`, that is copied into them when the block
+        ends without an error."""
+        ...
+
+    def close(self) -> None:
+        """Give the memory back, when nothing is copied any more."""
+        ...
+
+
 class HasShard:
     """What a unit offers of its shard, wherever that is; `Unit` supplies the rest."""
 
+    staging: Staging | None = None
+    """Where weights of an accelerator are updated by rules that run on the host; None = it is the host."""
     stored: StoredShard
     full: FlatBuffer
     placement: Placement
     weights: WeightTraffic | None
     start: int
     stop: int
+    _ledger: MemoryLedger
     _is_exact: bool
 
     @property
@@ -188,9 +206,12 @@ class HasShard:
         """For a block that computes new weights of what this rank updates (its shard, or all where states
         are replicated), on the device that the rule runs on: a tensor that holds the present ones only if
         `reads`. What it holds when the block ends without an error are the weights from then on."""
-        if not self.placement.states_sharded:
-            return ResidentShard(self.full.tensor).to_update(reads=reads, device=device)
-        return self.stored.to_update(reads=reads, device=device)
+        is_own = self.placement.states_sharded
+        weights = self.stored.tensor if is_own else self.full.tensor
+        if weights is not None and self.staging is not None and device.type == "cpu":
+            return self.staging.lend(weights, reads=reads, ledger=self._ledger)
+        stored = self.stored if is_own else ResidentShard(self.full.tensor)
+        return stored.to_update(reads=reads, device=device)
 
     def read_weights(self, start: int, stop: int) -> torch.Tensor:
         """Elements of the shard: a copy or the memory itself."""
