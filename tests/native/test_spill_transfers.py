@@ -153,6 +153,29 @@ def test_closing_waits_for_what_is_under_way(tmp_path: Path) -> None:
         assert bool((back.view(512, BLOCK).sum(dim=1) > 0).all())
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_closing_while_another_thread_waits(tmp_path: Path, engine: str) -> None:
+    """The thread gets its bytes, or is told that the file is closed."""
+    file = make([tmp_path], 512 * BLOCK, engine, queue_depth=1, request_bytes=BLOCK)
+    file.wait(file.write(0, noise(512)))
+    back = aligned_buffer(512 * BLOCK).zero_()
+    ticket = file.read(0, back)
+    told: list[str] = []
+
+    def wait() -> None:
+        try:
+            file.wait(ticket)
+            told.append("read" if torch.equal(back, noise(512)) else "wrong bytes")
+        except RuntimeError as error:
+            told.append(str(error))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    file.close()
+    thread.join(30)
+    assert told in (["read"], ["the spill file is closed"])
+
+
 def test_buffers_are_on_page_borders_and_out_of_cores() -> None:
     """What is decrypted passes through them: neither core files nor forks get them."""
     buffer = aligned_buffer(3 * BLOCK)
