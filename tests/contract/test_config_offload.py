@@ -10,10 +10,10 @@ from zerotrain.contract.config import ConfigError, EngineConfig, load, resolve
 from zerotrain.contract.config.encoding import REMAINDERS
 
 
-def resolved(stage: int = 2, *, world_size: int = 2, **more: Any) -> EngineConfig:
+def resolved(stage: int = 2, **more: Any) -> EngineConfig:
     """A configuration with these top-level blocks; `zero` goes into zero_optimization."""
     zero = {"stage": stage, **more.pop("zero", {})}
-    return resolve(load({"zero_optimization": zero, **more}), world_size=world_size)
+    return resolve(load({"zero_optimization": zero, **more}), world_size=2)
 
 
 def optimizer(kind: str, **params: Any) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def test_joint_rules_stay_on_the_accelerator(kind: str) -> None:
 
 
 def test_optimizers_from_outside_stay_there_too() -> None:
-    file = {"zero_allow_untested_optimizer": True, "optimizer": optimizer("RAdam")}
+    file: dict[str, Any] = {"zero_allow_untested_optimizer": True, "optimizer": optimizer("RAdam")}
     (found,) = resolved(1, zero=CPU, **file).unsupported
     assert "RAdam" in found.reason
 

@@ -7,6 +7,7 @@ accounting test gets them from the layout it really made, and holds the engine t
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from zerotrain.contract.config import EngineConfig, OptimizerConfig, ZeroConfig
 
@@ -44,7 +45,6 @@ def memory_inputs(
     are on one node.
     """
     zero, stage = config.zero, config.zero.stage
-    tiers = offload_tiers(config, on_host=on_host)
     compute_bytes = DTYPE_BYTES[config.precision.compute_dtype]
     wire_bytes = DTYPE_BYTES[config.precision.reduce_dtype]
     whole = list(_kept_whole(config, units, on_host))
@@ -56,7 +56,7 @@ def memory_inputs(
     live = replay_live(passing, whole_pass=whole_pass, rules=_live_rules(zero), reduce_buffers=buffers)
     # Stages 0 and 1 send their fp32 sums, the others what autograd made; only a narrower dtype is cast to.
     reduce_bytes = min(wire_bytes, compute_bytes if stage >= 2 else ACCUMULATOR_BYTES)
-    return MemoryInputs(
+    inputs = MemoryInputs(
         stage=stage,  # type: ignore[arg-type]  # the table of keys allows 0 to 3
         world_size=config.world_size,
         trainable_numel=_total(unit for unit in units if unit.trainable),
@@ -69,11 +69,6 @@ def memory_inputs(
         compute_bytes=compute_bytes,
         grad_bytes=ACCUMULATOR_BYTES,
         reduce_bytes=reduce_bytes,
-        optimizer_bytes=optimizer_state_bytes(
-            config.optimizer,
-            compute_bytes=compute_bytes,
-            splits_masters=config.precision.store_param_remainders,
-        ),
         whole_state_bytes=MOMENT_BYTES * _whole_states(config),
         shard_state_bytes=MOMENT_BYTES if _whole_states(config) > 1 else 0,
         forward_live_numel=live.forward,
@@ -87,14 +82,27 @@ def memory_inputs(
         quantized_gradients=stage >= 2 and zero.zero_quantized_gradients and config.world_size > 1,
         error_feedback=stage >= 2 and zero.zeropp_loco_param is not None and config.world_size > 1,
         ranks_per_node=ranks_per_node,
-        splits_masters=config.precision.store_param_remainders,
-        optimizer_tier=tiers.states,
-        param_tier=tiers.params,
-        offloaded=offloaded_units(config, units, tiers),
         on_host=on_host,
         is_encrypted=is_encrypted,
         saves_in_background=config.checkpoint.asynchronous,
         micro_steps=config.batch.gradient_accumulation_steps,
+    )
+    return _with_states(inputs, config, units)
+
+
+def _with_states(inputs: MemoryInputs, config: EngineConfig, units: Sequence[UnitSize]) -> MemoryInputs:
+    """How optimizer states are encoded, and what is offloaded."""
+    tiers, splits = offload_tiers(config, on_host=inputs.on_host), config.precision.store_param_remainders
+    state_bytes = optimizer_state_bytes(
+        config.optimizer, compute_bytes=inputs.compute_bytes, splits_masters=splits
+    )
+    return replace(
+        inputs,
+        optimizer_bytes=state_bytes,
+        splits_masters=splits,
+        optimizer_tier=tiers.states,
+        param_tier=tiers.params,
+        offloaded=offloaded_units(config, units, tiers),
     )
 
 
