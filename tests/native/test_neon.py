@@ -1,4 +1,4 @@
-"""The updates on ARM give the bits of this processor. Needs a cross compiler and an emulator, which CI has not."""
+"""The updates on ARM give the bits of this processor. Needs a cross compiler and an emulator."""
 
 from __future__ import annotations
 
