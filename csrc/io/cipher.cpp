@@ -160,6 +160,7 @@ void Cipher::encrypt(const unsigned char* nonce, Bytes associated, unsigned char
                     EVP_CipherFinal_ex(context, data + size, &written) &&
                     EVP_CIPHER_CTX_ctrl(context, EVP_CTRL_AEAD_GET_TAG, kTagBytes, tag);
   give(true, context);
+  clear_vector_registers();
   if (!done) fail("encrypt a chunk");
 }
 
@@ -175,6 +176,7 @@ bool Cipher::decrypt(const unsigned char* nonce, Bytes associated, unsigned char
                      EVP_CipherUpdate(context, data, &written, data, checked_size(size));
   const bool genuine = ready && EVP_CipherFinal_ex(context, data + size, &written) == 1;
   give(false, context);
+  clear_vector_registers();
   if (!ready) fail("decrypt a chunk");
   if (!genuine) ERR_clear_error();
   return genuine;

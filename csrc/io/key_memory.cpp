@@ -29,6 +29,90 @@ void cleanse(void* start, std::size_t bytes) {
   __asm__ __volatile__("" : : "r"(start) : "memory");
 }
 
+#if defined(__x86_64__)
+
+namespace {
+
+__attribute__((target("avx"))) void clear_lower_registers() {
+  __asm__ __volatile__("vzeroall"
+                       :
+                       :
+                       : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11",
+        "xmm12", "xmm13", "xmm14", "xmm15");
+}
+
+__attribute__((target("avx512f"))) void clear_upper_registers() {
+  __asm__ __volatile__(
+      "vpxorq %%zmm16, %%zmm16, %%zmm16\n\t"
+      "vpxorq %%zmm17, %%zmm17, %%zmm17\n\t"
+      "vpxorq %%zmm18, %%zmm18, %%zmm18\n\t"
+      "vpxorq %%zmm19, %%zmm19, %%zmm19\n\t"
+      "vpxorq %%zmm20, %%zmm20, %%zmm20\n\t"
+      "vpxorq %%zmm21, %%zmm21, %%zmm21\n\t"
+      "vpxorq %%zmm22, %%zmm22, %%zmm22\n\t"
+      "vpxorq %%zmm23, %%zmm23, %%zmm23\n\t"
+      "vpxorq %%zmm24, %%zmm24, %%zmm24\n\t"
+      "vpxorq %%zmm25, %%zmm25, %%zmm25\n\t"
+      "vpxorq %%zmm26, %%zmm26, %%zmm26\n\t"
+      "vpxorq %%zmm27, %%zmm27, %%zmm27\n\t"
+      "vpxorq %%zmm28, %%zmm28, %%zmm28\n\t"
+      "vpxorq %%zmm29, %%zmm29, %%zmm29\n\t"
+      "vpxorq %%zmm30, %%zmm30, %%zmm30\n\t"
+      "vpxorq %%zmm31, %%zmm31, %%zmm31\n\t"
+      :
+      :
+      : "xmm16", "xmm17", "xmm18", "xmm19", "xmm20", "xmm21", "xmm22", "xmm23", "xmm24", "xmm25", "xmm26",
+        "xmm27", "xmm28", "xmm29", "xmm30", "xmm31");
+}
+
+}  // namespace
+
+void clear_vector_registers() {
+  if (__builtin_cpu_supports("avx")) clear_lower_registers();
+  if (__builtin_cpu_supports("avx512f")) clear_upper_registers();
+}
+
+#elif defined(__aarch64__)
+
+void clear_vector_registers() {
+  // The others belong to the caller: a cipher restores them.
+  __asm__ __volatile__(
+      "movi v0.2d, #0\n\t"
+      "movi v1.2d, #0\n\t"
+      "movi v2.2d, #0\n\t"
+      "movi v3.2d, #0\n\t"
+      "movi v4.2d, #0\n\t"
+      "movi v5.2d, #0\n\t"
+      "movi v6.2d, #0\n\t"
+      "movi v7.2d, #0\n\t"
+      "movi v16.2d, #0\n\t"
+      "movi v17.2d, #0\n\t"
+      "movi v18.2d, #0\n\t"
+      "movi v19.2d, #0\n\t"
+      "movi v20.2d, #0\n\t"
+      "movi v21.2d, #0\n\t"
+      "movi v22.2d, #0\n\t"
+      "movi v23.2d, #0\n\t"
+      "movi v24.2d, #0\n\t"
+      "movi v25.2d, #0\n\t"
+      "movi v26.2d, #0\n\t"
+      "movi v27.2d, #0\n\t"
+      "movi v28.2d, #0\n\t"
+      "movi v29.2d, #0\n\t"
+      "movi v30.2d, #0\n\t"
+      "movi v31.2d, #0\n\t"
+      :
+      :
+      : "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v16", "v17", "v18", "v19", "v20", "v21", "v22",
+        "v23", "v24", "v25", "v26", "v27", "v28", "v29", "v30", "v31");
+}
+
+#else
+
+void clear_vector_registers() {}
+
+#endif
+
 KeyMemory& KeyMemory::shared() {
   static KeyMemory* memory = new KeyMemory;  // never destroyed: libcrypto may free after static destructors ran
   return *memory;

@@ -44,4 +44,8 @@ class KeyMemory {
 // Cannot be optimised away.
 void cleanse(void* start, std::size_t bytes);
 
+// The calling thread's vector registers. Ciphers leave parts of the expanded key there, where a core of the idle
+// process would show them.
+void clear_vector_registers();
+
 }  // namespace zerotrain

@@ -159,6 +159,8 @@ void bind_seal(nb::module_& m) {
         nb::arg("has_remainder"), nb::arg("element_bytes"), "Updates chunks that are open, in place, on the module's threads.");
   m.def("check_update", &check_update, nb::arg("chunks"), nb::arg("task"), nb::kw_only(), nb::arg("start"),
         nb::arg("has_remainder"), nb::arg("element_bytes"), "Raises ValueError where update_chunks would.");
+  m.def("clear_vector_registers", &clear_vector_registers,
+        "Of the calling thread, where a cipher may have left parts of the expanded key.");
   m.def("key_memory", [] { return KeyMemory::shared().describe(); },
         "How the memory of keys is guarded, and what the system refused.");
   bind_openssl(m);

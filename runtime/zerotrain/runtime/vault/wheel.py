@@ -51,8 +51,8 @@ class WheelSealer:
             name="AES-256-GCM",
             backend=f"cryptography {version('cryptography')} ({backend.openssl_version_text()})",
             is_encrypted=True,
-            memory=f"key: {_native.key_memory()}; what the package derives from it in ordinary memory for "
-            "the time of a batch, of which traces may stay",
+            memory=f"key: {_native.key_memory()}; cipher contexts in ordinary memory, made for a batch "
+            "and cleansed after it",
         )
 
     @property
@@ -118,6 +118,7 @@ class WheelSealer:
         generation = places.generation(chunk) + 1
         staging = self._buffer(len(data) + TAG_SIZE)
         cipher.encrypt_into(places.nonce(counter), data, places.associated(chunk, generation), staging)
+        _native.clear_vector_registers()
         data[:] = staging[: len(data)]
         places.keep(chunk, bytes(staging[len(data) :]), counter, generation)
 
@@ -131,6 +132,8 @@ class WheelSealer:
         except InvalidTag:
             data[:] = bytes(len(data))
             return False
+        finally:
+            _native.clear_vector_registers()
         return True
 
     def _next_counter(self) -> int:
