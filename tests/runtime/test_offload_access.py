@@ -41,7 +41,7 @@ def weights(engine: Engine) -> dict[str, torch.Tensor]:
 
 def write_states(engine: Engine) -> None:
     """What is set comes back, in every digit, and nothing else moves."""
-    before, target = read(engine), engine.module.wide.weight
+    before, target = read(engine), engine.module.get_parameter("wide.weight")
     values = torch.randn(target.shape, generator=torch.Generator().manual_seed(1))
     zt.set_full_fp32(target, values)
     zt.set_full_optimizer_state(target, "exp_avg", values * 2)
@@ -54,7 +54,7 @@ def write_states(engine: Engine) -> None:
     splits = engine.core.options.placement.splits_masters
     rounded = round_half_up(values) if splits else values.bfloat16()
     assert weights(engine)["wide.weight"].equal(rounded)
-    bias = engine.module.wide.bias
+    bias = engine.module.get_parameter("wide.bias")
     zt.set_local_fp32(bias, zt.get_local_fp32(bias) + 1e-3)
     assert read(engine)["wide.bias"].equal(before["wide.bias"] + 1e-3)
 
@@ -64,7 +64,7 @@ def write_weights(engine: Engine) -> None:
     before = read(engine)
     with torch.no_grad(), zt.full_parameters(engine.module, modifier_rank=0):
         if world()[0] == 0:
-            engine.module.wide.weight[3:5] += 1.0
+            engine.module.get_parameter("wide.weight")[3:5] += 1.0
     after, whole = read(engine), weights(engine)
     same = torch.ones(8 * 48, dtype=torch.bool)
     same[3:5] = False
@@ -93,7 +93,7 @@ def script(run: Run) -> list[str]:
 
 def freeze(engine: Engine) -> None:
     """Its neighbour in the unit stays as it is."""
-    engine.module.blocks[0].bias.requires_grad_(False)
+    engine.module.get_parameter("blocks.0.bias").requires_grad_(False)
     before = read(engine)
     engine(torch.zeros(2, 48))
     assert all(value.equal(before[key]) for key, value in read(engine).items())
@@ -102,7 +102,7 @@ def freeze(engine: Engine) -> None:
 def unfreeze(engine: Engine) -> None:
     """A master of its own, and zeros."""
     before, weight = read(engine), weights(engine)["blocks.0.bias"]
-    engine.module.blocks[0].bias.requires_grad_(True)
+    engine.module.get_parameter("blocks.0.bias").requires_grad_(True)
     engine(torch.zeros(2, 48))
     after = read(engine)
     assert all(after[key].equal(value) for key, value in before.items())

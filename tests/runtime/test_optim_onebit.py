@@ -193,9 +193,9 @@ def before_and_after() -> tuple[list[dict[str, int]], int]:
     sent = []
     for batch in token_batches(FREEZE + 2, size=GLOBAL_BATCH):
         engine.comm.bytes_sent.clear()
-        before = next(iter(engine.optimizer.states.values())).master.clone()
+        before = next(iter(engine.optimizer.states.values())).read("master")
         train(engine, [batch])
-        after = next(iter(engine.optimizer.states.values())).master
+        after = next(iter(engine.optimizer.states.values())).read("master")
         sent.append({**engine.comm.bytes_sent, "moved": int((after - before).abs().max() > 1e-4)})
     numel = sum(unit.padded_numel for unit in engine.core.layout.units)
     return sent, numel

@@ -94,7 +94,7 @@ def fitted(folder: str, stage: int) -> dict[str, Any]:
     files = zt.load_weights(model, Path(folder) / "any.safetensors").files
     engine, *_ = zt.initialize(model=model, config=config(stage, world_size, "bf16"))
     unit = engine.core.units[0]
-    master = engine.optimizer.states[unit.name].master[:100].tolist()
+    master = engine.optimizer.states[unit.name].read("master", 0, 100).tolist()
     with zt.full_parameters(model):
         weights = {name: value.float().tolist() for name, value in model.state_dict().items()}
     engine.close()

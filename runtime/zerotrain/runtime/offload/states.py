@@ -93,18 +93,15 @@ class UnitUpdate(Protocol):
         ...
 
 
-class UnitStates(ABC):
-    """Master and states of what this rank updates of one unit; `start` counts elements of `interval`."""
+class UnitPlace:
+    """Which elements of a unit this rank updates, and the weights there."""
 
-    is_spilled = False
-    """They lie on a disk because memory has no room for them."""
     staging: WeightStaging | None = None
     """Through what the weights travel, where the states are in host memory or on disk and the weights not."""
 
-    def __init__(self, unit: Unit, kinds: tuple[str, ...], encoding: Encoding) -> None:
+    def __init__(self, unit: Unit, encoding: Encoding) -> None:
         assert unit.layout.trainable
         self.unit = unit
-        self.kinds = kinds
         self.encoding = encoding
         low, high = self.interval
         self.numel = high - low
@@ -119,25 +116,6 @@ class UnitStates(ABC):
     def own_start(self) -> int:
         """Where this rank's interval of the layout begins, also where states are replicated."""
         return self.unit.start - self.interval[0]
-
-    @property
-    def stored(self) -> tuple[str, ...]:
-        """Names of the arrays that a tier stores, in the order of a record."""
-        first = self.encoding.stored
-        return self.kinds if first is None else (first, *self.kinds)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the update runs."""
-        return torch.device("cpu")
-
-    @abstractmethod
-    def load(self, name: str, start: int, stop: int) -> torch.Tensor:
-        """Elements of a stored array: a copy, or the memory itself."""
-
-    @abstractmethod
-    def store(self, name: str, start: int, values: torch.Tensor) -> None:
-        """Replace elements of a stored array."""
 
     def weights_to_update(self, device: torch.device) -> AbstractContextManager[torch.Tensor]:
         """The weights of the interval on a device, as they are now unless the encoding overwrites them all;
@@ -160,6 +138,36 @@ class UnitStates(ABC):
             self.unit.write_weights(start, values)
         else:
             self.unit.full.tensor[start : start + values.numel()].copy_(values)
+
+
+class UnitStates(UnitPlace, ABC):
+    """Master and states of what this rank updates of one unit; `start` counts elements of `interval`."""
+
+    is_spilled = False
+    """They lie on a disk because memory has no room for them."""
+
+    def __init__(self, unit: Unit, kinds: tuple[str, ...], encoding: Encoding) -> None:
+        super().__init__(unit, encoding)
+        self.kinds = kinds
+
+    @property
+    def stored(self) -> tuple[str, ...]:
+        """Names of the arrays that a tier stores, in the order of a record."""
+        first = self.encoding.stored
+        return self.kinds if first is None else (first, *self.kinds)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the update runs."""
+        return torch.device("cpu")
+
+    @abstractmethod
+    def load(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """Elements of a stored array: a copy, or the memory itself."""
+
+    @abstractmethod
+    def store(self, name: str, start: int, values: torch.Tensor) -> None:
+        """Replace elements of a stored array."""
 
     @torch.no_grad()
     def read(self, kind: str, start: int = 0, stop: int | None = None) -> torch.Tensor:

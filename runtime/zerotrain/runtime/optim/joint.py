@@ -11,8 +11,11 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
+from zerotrain.contract.config import ConfigError
 from zerotrain.runtime.offload.device import ResidentStates
+from zerotrain.runtime.offload.tiers import StateTiers, TierName
 from zerotrain.runtime.optim.rules import Hyper
+from zerotrain.runtime.zero.unit import Placement
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,3 +68,22 @@ class CountingRule(Protocol):
     def load_scalars(self, scalars: Mapping[str, Any]) -> None:
         """Undo `scalars`."""
         ...
+
+
+def refuse_offload(name: str, tiers: StateTiers, placement: Placement) -> None:
+    """Raise ConfigError for a joint rule, by its optimizer's name, where states are not whole tensors."""
+    others = "Use AdamW, Adam, Adagrad, Lion or SGD"
+    if tiers.name is not TierName.DEVICE:
+        raise ConfigError(
+            "zero_optimization.offload_optimizer.device",
+            f"must be none with {name}, which needs the states of all units at once",
+            tiers.name.value,
+            f'{others}, or set it to "none".',
+        )
+    if placement.splits_masters:
+        raise ConfigError(
+            "bf16.store_param_remainders",
+            f"must be false with {name}, which needs whole fp32 weights",
+            True,
+            f"{others}, or set it to false.",
+        )

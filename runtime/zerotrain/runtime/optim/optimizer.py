@@ -10,7 +10,7 @@ from torch import nn
 
 from zerotrain.contract.config import ConfigError, OptimizerConfig
 from zerotrain.runtime.offload.device import ResidentStates
-from zerotrain.runtime.offload.tiers import StateTiers, TierName
+from zerotrain.runtime.offload.tiers import StateTiers
 from zerotrain.runtime.optim.book import UnitBook
 from zerotrain.runtime.optim.foreign import ForeignRule
 from zerotrain.runtime.optim.groups import (
@@ -21,12 +21,12 @@ from zerotrain.runtime.optim.groups import (
     group_hyper,
     names_of,
 )
-from zerotrain.runtime.optim.joint import CountingRule, JointRule, SegmentRun, UnitUpdate
+from zerotrain.runtime.optim.joint import CountingRule, JointRule, refuse_offload
 from zerotrain.runtime.optim.lamb import LambRule
 from zerotrain.runtime.optim.onebit import OneBitAdamRule
 from zerotrain.runtime.optim.plain import from_plain, to_plain
-from zerotrain.runtime.optim.rules import Hyper, UpdateRule, rule_of
-from zerotrain.runtime.optim.update import JointUpdate, SegmentStep, UnitKernel, Update
+from zerotrain.runtime.optim.rules import UpdateRule, rule_of
+from zerotrain.runtime.optim.update import JointUpdate, SegmentStep, UnitKernel, Update, joint_update
 from zerotrain.runtime.zero.core import Core
 from zerotrain.runtime.zero.gradients import UnitGradients
 from zerotrain.runtime.zero.layout import ModelLayout
@@ -105,7 +105,8 @@ class ZeroOptimizer:
         """Say where states will be, before any unit is made. Raises ConfigError for a rule that cannot have
         them there."""
         self.book.tiers = tiers
-        self._check_tiers(splits_masters=placement.splits_masters)
+        if isinstance(self.rule, JointRule):
+            refuse_offload(self._config.type, tiers, placement)
         tiers.plan(self.layout, replicated=not placement.states_sharded)
 
     def make_states(self, unit: Unit, ledger: MemoryLedger) -> None:
@@ -119,7 +120,12 @@ class ZeroOptimizer:
 
     def attach(self, core: Core) -> None:
         """Follow what happens to the units that the states were made of."""
-        core.on_weights_written.append(self._take_weights)
+
+        def take(unit: Unit, written: torch.Tensor) -> None:
+            if (states := self.states.get(unit.name)) is not None:
+                states.take_weights(written[slice(*states.interval)])
+
+        core.on_weights_written.append(take)
         core.states = self.states
         core.reducer.keeps_local = lambda: self.is_local
 
@@ -127,26 +133,6 @@ class ZeroOptimizer:
     def configured(self) -> OptimizerConfig:
         """The configuration of the optimizer that runs: the file's, or one for what the caller passed."""
         return self._config
-
-    def _check_tiers(self, *, splits_masters: bool) -> None:
-        """Raise ConfigError for a rule that sees whole tensors where states are not whole tensors."""
-        if not isinstance(self.rule, JointRule):
-            return
-        name, others = self._config.type, "Use AdamW, Adam, Adagrad, Lion or SGD"
-        if (where := self.book.tiers.name) is not TierName.DEVICE:
-            raise ConfigError(
-                "zero_optimization.offload_optimizer.device",
-                f"must be none with {name}, which needs the states of all units at once",
-                where.value,
-                f'{others}, or set it to "none".',
-            )
-        if splits_masters:
-            raise ConfigError(
-                "bf16.store_param_remainders",
-                f"must be false with {name}, which needs whole fp32 weights",
-                True,
-                f"{others}, or set it to false.",
-            )
 
     def add_param_group(self, group: Mapping[str, Any]) -> None:
         """A further group, of parameters that are frozen so far; they are trained from the step on that
@@ -175,44 +161,28 @@ class ZeroOptimizer:
         It reads the gradients when it runs, and overwrites them.
         """
         self.num_updates += 1
+        hypers = [group_hyper(group) for group in self.param_groups]
         if isinstance(self.rule, JointRule):
-            hypers = [group_hyper(group) for group in self.param_groups]
-            units = [self._joint_update(part, hypers) for part in parts]
+            units = [joint_update(part, self.book, hypers) for part in parts]
             return JointUpdate(self.rule, units, step=self.num_updates, grad_scale=grad_scale)
         kernels = {
             part.unit.name: UnitKernel(
-                rule=self.rule, segments=self._segments(part.unit.name), part=part, grad_scale=grad_scale
+                rule=self.rule,
+                segments=[
+                    SegmentStep(
+                        start=run.start,
+                        stop=run.stop,
+                        hyper=hypers[run.group],
+                        step=self.num_updates - run.born,
+                    )
+                    for run in self.book.runs[part.unit.name]
+                ],
+                part=part,
+                grad_scale=grad_scale,
             )
             for part in parts
         }
         return Update(self.book.tiers, self.states, kernels)
-
-    def _segments(self, name: str) -> tuple[SegmentStep, ...]:
-        return tuple(
-            SegmentStep(
-                start=run.start,
-                stop=run.stop,
-                hyper=group_hyper(self.param_groups[run.group]),
-                step=self.num_updates - run.born,
-            )
-            for run in self.book.runs[name]
-        )
-
-    def _joint_update(self, part: UnitGradients, hypers: Sequence[Hyper]) -> UnitUpdate:
-        states = self.states[part.unit.name]
-        assert isinstance(states, ResidentStates)
-        low, high = states.interval
-        segments = tuple(
-            SegmentRun(
-                fqn=segment.fqn,
-                start=max(low, segment.start) - low,
-                stop=min(high, segment.stop) - low,
-                group=self.book.group_of[segment.fqn],
-                hyper=hypers[self.book.group_of[segment.fqn]],
-            )
-            for segment in part.unit.layout.segments
-        )
-        return UnitUpdate(states=states, grads=part.shard, accumulator=part.accumulator, segments=segments)
 
     def follow_freezing(self) -> None:
         """Raise GroupError for a rule whose own state does not follow units that are cut anew."""
@@ -221,10 +191,6 @@ class ZeroOptimizer:
                 f"{type(self.rule).__name__} cannot follow a change of requires_grad after initialize; use "
                 "AdamW, or freeze before"
             )
-
-    def _take_weights(self, unit: Unit, written: torch.Tensor) -> None:
-        if (states := self.states.get(unit.name)) is not None:
-            states.take_weights(written[slice(*states.interval)])
 
     @property
     def is_local(self) -> bool:

@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 
+from zerotrain.runtime.offload.device import ResidentStates
 from zerotrain.runtime.offload.states import Block, Encoding, UnitStates
 from zerotrain.runtime.offload.tiers import StateTiers
-from zerotrain.runtime.optim.joint import JointRule, UnitUpdate
+from zerotrain.runtime.optim.book import UnitBook
+from zerotrain.runtime.optim.joint import JointRule, SegmentRun, UnitUpdate
 from zerotrain.runtime.optim.rules import Hyper, KernelRule, UpdateRule, tiles
 from zerotrain.runtime.zero.gradients import UnitGradients
 from zerotrain.runtime.zero.rounding import join, split
@@ -143,6 +145,24 @@ class JointUpdate:
         self._rule.update_units(self._units, self._step, grad_scale=self._grad_scale)
         for unit in self._units:
             unit.states.round_weights()
+
+
+def joint_update(part: UnitGradients, book: UnitBook, hypers: Sequence[Hyper]) -> UnitUpdate:
+    """One unit for a rule that works on all units together; `hypers` by group."""
+    states = book.states[part.unit.name]
+    assert isinstance(states, ResidentStates)
+    low, high = states.interval
+    segments = tuple(
+        SegmentRun(
+            fqn=segment.fqn,
+            start=max(low, segment.start) - low,
+            stop=min(high, segment.stop) - low,
+            group=book.group_of[segment.fqn],
+            hyper=hypers[book.group_of[segment.fqn]],
+        )
+        for segment in part.unit.layout.segments
+    )
+    return UnitUpdate(states=states, grads=part.shard, accumulator=part.accumulator, segments=segments)
 
 
 def cut(block: Block, part: slice) -> Block:
