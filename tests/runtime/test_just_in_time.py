@@ -30,11 +30,11 @@ RUNS = (
     *(Run(stage=stage) for stage in (0, 1, 2, 3)),
     *(Run(stage=stage, dtype="fp32", accumulation=2) for stage in (0, 1, 2, 3)),
     *(Run(stage=stage, dtype="fp16") for stage in (0, 1, 2, 3)),
-    *(Run(stage=stage, tier="nvme") for stage in (0, 1, 2, 3)),
+    *(Run(stage=stage, tier="nvme") for stage in (0, 1, 3)),
     *(Run(stage=stage, tied=True) for stage in (1, 3)),
     Run(stage=3, persistence=WIDTH + 1),
 )
-DELAY_S = 0.002
+DELAY_S = 0.0007
 
 
 def plain_script(engine: Engine, steps: int) -> list[Any]:
