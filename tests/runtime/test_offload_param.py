@@ -12,7 +12,7 @@ from tests.support.offloaded_params import Where, run_all
 from tests.support.ranks import run_ranks
 from tests.support.training import Case
 
-BASE = Case(stage=3, dtype="bf16", clip=0.3, torch_adam=False, steps=6)
+BASE = Case(stage=3, dtype="bf16", clip=0.3, torch_adam=False, steps=4)
 SPILLED = Where(params="nvme", states="nvme", remainders=True)
 
 JOBS = [
@@ -36,13 +36,18 @@ JOBS = [
 ]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_offloaded_weights_change_no_bit(ranks: int, tmp_path: Path) -> None:
-    spill = tmp_path
-    for rank, trained in enumerate(run_ranks(ranks, run_all, JOBS, str(spill))):
+FEW = [JOBS[0], JOBS[3], JOBS[5], JOBS[7], JOBS[9], JOBS[10]]
+"""One of each kind, for ranks that outnumber the cores."""
+
+
+@pytest.mark.parametrize(("ranks", "jobs"), [(1, JOBS), (2, JOBS), (4, FEW)])
+def test_offloaded_weights_change_no_bit(
+    ranks: int, jobs: list[tuple[Case, Where, bool]], tmp_path: Path
+) -> None:
+    for rank, trained in enumerate(run_ranks(ranks, run_all, jobs, str(tmp_path))):
         references: dict[object, object] = {}
-        for (case, where, frozen), found in zip(JOBS, trained, strict=True):
+        for (case, where, frozen), found in zip(jobs, trained, strict=True):
             expected = references.setdefault((case, where.remainders, frozen), found)
             assert found == expected, (rank, case, where)
-        assert len(references) == 5
-    assert list(spill.iterdir()) == []
+        assert 2 * len(references) <= len(jobs)
+    assert list(tmp_path.iterdir()) == []
