@@ -44,7 +44,7 @@ def accumulate_(
         return
     is_fast = into.device.type == "cpu" and into.dtype is _WIDE and parts[0].dtype in _PARTS
     if _native is not None and is_fast:
-        _native.accumulate_(into, parts, scale, overwrite=overwrite, threads=torch.get_num_threads())
+        _native.accumulate_(into, parts, scale, overwrite=overwrite)
         return
     if overwrite:
         into.zero_()
@@ -56,7 +56,7 @@ def accumulate_(
 def sum_squares(flat: torch.Tensor) -> float:
     """Sum of squares of a 1-D tensor in float64."""
     if _native is not None and flat.device.type == "cpu" and flat.dtype is _WIDE:
-        return float(_native.sum_squares(flat, threads=torch.get_num_threads()))
+        return float(_native.sum_squares(flat))
     total = torch.zeros((), dtype=torch.float64, device=flat.device)
     for start in range(0, flat.numel(), _TILE):
         wide = flat[start : start + _TILE].double()
