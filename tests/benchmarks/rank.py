@@ -67,8 +67,9 @@ def io_bytes() -> int:
 def timed_steps(contender: Contender, batch: torch.Tensor, steps: int) -> dict[str, float]:
     """Means over steps in a row, after one that is not timed: what it left to the background is done within
     the timed ones, as what the last of them leaves is not."""
+    before = io_bytes()
     contender.step(batch)
-    before, cpu, began = io_bytes(), cpu_seconds(), time.perf_counter()
+    cpu, began = cpu_seconds(), time.perf_counter()
     for _ in range(steps):
         loss = contender.step(batch)
     found = {
@@ -77,7 +78,7 @@ def timed_steps(contender: Contender, batch: torch.Tensor, steps: int) -> dict[s
         "loss": loss,
     }
     contender.settle()
-    return found | {"io_bytes": (io_bytes() - before) / steps}
+    return found | {"io_bytes": (io_bytes() - before) / (steps + 1)}
 
 
 def serve(task: dict[str, Any], answers: Any) -> None:
