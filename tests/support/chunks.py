@@ -8,7 +8,6 @@ from dataclasses import replace
 import torch
 
 from zerotrain.runtime import _native
-from zerotrain.runtime.vault.openssl import OpenSslSealer
 from zerotrain.runtime.vault.seal import ChunkBatch, SealedRecord, Sealer, VaultIdentity
 from zerotrain.runtime.vault.wheel import WheelSealer
 
@@ -16,10 +15,12 @@ IDENTITY = VaultIdentity(job="job-1", rank=3, world_size=8)
 KEY = bytes(range(32))
 CHUNK, LAST = 4096 * 5, 4096 * 3
 NUM_CHUNKS = 6
-KeyedSealer = Callable[..., OpenSslSealer | WheelSealer]
+KeyedSealer = Callable[..., Sealer]
 
 BACKENDS: dict[str, KeyedSealer] = {"cryptography": WheelSealer}
 if _native.openssl_version():
+    from zerotrain.runtime.vault.openssl import OpenSslSealer
+
     BACKENDS["openssl"] = OpenSslSealer
 
 

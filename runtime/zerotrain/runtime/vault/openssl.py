@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from zerotrain.runtime import _native
+from zerotrain.runtime._native import Sealer as NativeSealer
+from zerotrain.runtime._native import (
+    UpdateTask,
+    VaultKey,
+    cipher_contexts_are_guarded,
+    key_memory,
+    openssl_version,
+)
 from zerotrain.runtime.vault.seal import (
     ChunkBatch,
     Records,
@@ -26,18 +33,18 @@ class OpenSslSealer:
     def __init__(self, identity: VaultIdentity, *, key: bytes | None = None, first_counter: int = 0) -> None:
         """`key` and `first_counter` are for tests: the vault never gives them, and the key is then random."""
         self._records = Records(identity)
-        self._key = _native.VaultKey(key)
-        self._native = _native.Sealer(self._key, first_counter=first_counter)
+        self._key = VaultKey(key)
+        self._native = NativeSealer(self._key, first_counter=first_counter)
         contexts = (
             "cipher contexts beside it"
-            if _native.cipher_contexts_are_guarded()
+            if cipher_contexts_are_guarded()
             else "cipher contexts in ordinary memory, made for a batch and cleansed after it"
         )
         self.info = SealerInfo(
             name="AES-256-GCM",
-            backend=f"OpenSSL {_native.openssl_version()} (EVP)",
+            backend=f"OpenSSL {openssl_version()} (EVP)",
             is_encrypted=True,
-            memory=f"key: {_native.key_memory()}; {contexts}",
+            memory=f"key: {key_memory()}; {contexts}",
         )
 
     @property
@@ -61,7 +68,7 @@ class OpenSslSealer:
         """See Sealer. Raises RuntimeError once closed, and in a forked child."""
         self._refuse(chunks, self._native.open(native_chunks(chunks)))
 
-    def update(self, chunks: ChunkBatch, task: _native.UpdateTask, *, origin: int = 0) -> None:
+    def update(self, chunks: ChunkBatch, task: UpdateTask, *, origin: int = 0) -> None:
         """See Sealer. Raises RuntimeError once closed, and in a forked child."""
         self._refuse(chunks, self._native.update(native_chunks(chunks), task, **chunk_cut(chunks, origin)))
 

@@ -19,7 +19,7 @@ import torch
 
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.contract.memory.inputs import CHUNK_NUMEL, TAG_BYTES
-from zerotrain.runtime import _native
+from zerotrain.runtime._native import Chunks, UpdateTask, update_chunks
 
 TILE_CHUNKS = 64
 """Chunks of one tile."""
@@ -191,7 +191,7 @@ class Sealer(Protocol):
         ValueError for chunks that were never sealed.
         """
 
-    def update(self, chunks: ChunkBatch, task: _native.UpdateTask, *, origin: int = 0) -> None:
+    def update(self, chunks: ChunkBatch, task: UpdateTask, *, origin: int = 0) -> None:
         """Opens, updates and seals chunk by chunk, so that a chunk stays in the processor's cache.
 
         `origin`: element of the task that the record's first element is. Raises SpillIntegrityError, which
@@ -267,11 +267,11 @@ def _context(identity: VaultIdentity, unit: str, layout: str) -> bytes:
     )
 
 
-def native_chunks(chunks: ChunkBatch) -> _native.Chunks:
+def native_chunks(chunks: ChunkBatch) -> Chunks:
     """The batch as `csrc/io` takes it. Raises ValueError where it does not fit its record."""
     chunks.check()
     record = chunks.record
-    return _native.Chunks(
+    return Chunks(
         chunks.data,
         record.table,
         context=record.context,
@@ -334,10 +334,10 @@ class PlainSealer:
                 f"chunk {never} of unit {chunks.record.unit!r} was never sealed: there is nothing to open"
             )
 
-    def update(self, chunks: ChunkBatch, task: _native.UpdateTask, *, origin: int = 0) -> None:
+    def update(self, chunks: ChunkBatch, task: UpdateTask, *, origin: int = 0) -> None:
         """The arithmetic alone."""
         self.open(chunks)
-        _native.update_chunks(native_chunks(chunks), task, **chunk_cut(chunks, origin))
+        update_chunks(native_chunks(chunks), task, **chunk_cut(chunks, origin))
 
     def close(self) -> None:
         """Forgets all records; nothing is secret."""

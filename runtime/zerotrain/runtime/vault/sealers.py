@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from enum import Enum
 
-from zerotrain.runtime import _native
+from zerotrain.runtime._native import openssl_version
 from zerotrain.runtime.vault.seal import Encryption, PlainSealer, Sealer, VaultIdentity
 
 CRYPTO_VARIABLE = "ZEROTRAIN_VAULT_CRYPTO"
@@ -37,7 +37,7 @@ def create_sealer(
 
 def chosen_backend(environ: Mapping[str, str] = os.environ) -> CryptoBackend:
     """OpenSSL where the native module has it: there the step runs inside of opening and sealing."""
-    has_openssl = bool(_native.openssl_version())
+    has_openssl = bool(openssl_version())
     asked = environ.get(CRYPTO_VARIABLE, "")
     if not asked:
         return CryptoBackend.OPENSSL if has_openssl else CryptoBackend.CRYPTOGRAPHY

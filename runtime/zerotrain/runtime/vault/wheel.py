@@ -6,7 +6,6 @@ Python's own: the package computes without the GIL.
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,15 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.backends.openssl.backend import backend
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from zerotrain.runtime import _native
+from zerotrain.runtime._native import (
+    UpdateTask,
+    VaultKey,
+    check_update,
+    clear_vector_registers,
+    key_memory,
+    num_threads,
+    update_chunks,
+)
 from zerotrain.runtime.vault.seal import (
     TILE_CHUNKS,
     ChunkBatch,
@@ -42,16 +49,16 @@ class WheelSealer:
     def __init__(self, identity: VaultIdentity, *, key: bytes | None = None, first_counter: int = 0) -> None:
         """`key` and `first_counter` are for tests: the vault never gives them, and the key is then random."""
         self._records = Records(identity)
-        self._key = _native.VaultKey(key)
+        self._key = VaultKey(key)
         self._counter = first_counter
         self._counter_lock = Lock()
         self._staging = local()
-        self._pool = ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="vault-crypto")
+        self._pool = ThreadPoolExecutor(num_threads(), thread_name_prefix="vault-crypto")
         self.info = SealerInfo(
             name="AES-256-GCM",
             backend=f"cryptography {version('cryptography')} ({backend.openssl_version_text()})",
             is_encrypted=True,
-            memory=f"key: {_native.key_memory()}; cipher contexts in ordinary memory, made for a batch "
+            memory=f"key: {key_memory()}; cipher contexts in ordinary memory, made for a batch "
             "and cleansed after it",
         )
 
@@ -83,11 +90,11 @@ class WheelSealer:
         if failed:
             raise SpillIntegrityError(chunks, failed, rank=self._records.identity.rank)
 
-    def update(self, chunks: ChunkBatch, task: _native.UpdateTask, *, origin: int = 0) -> None:
+    def update(self, chunks: ChunkBatch, task: UpdateTask, *, origin: int = 0) -> None:
         """See Sealer. One pass each to open, update and seal: the package knows nothing of the arithmetic."""
         places = _Places(chunks)
         places.check(opens=True, seals=True)
-        _native.check_update(native_chunks(chunks), task, **chunk_cut(chunks, origin))
+        check_update(native_chunks(chunks), task, **chunk_cut(chunks, origin))
         failed = self._open_all(places)
         # Between chunks that failed lie runs that are updated as if they were batches of their own.
         for before, after in pairwise([chunks.first - 1, *failed, chunks.first + chunks.count]):
@@ -102,9 +109,9 @@ class WheelSealer:
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._records.clear()
 
-    def _update_run(self, run: ChunkBatch, task: _native.UpdateTask, origin: int) -> None:
+    def _update_run(self, run: ChunkBatch, task: UpdateTask, origin: int) -> None:
         """Updates chunks that are open, and seals them."""
-        _native.update_chunks(native_chunks(run), task, **chunk_cut(run, origin))
+        update_chunks(native_chunks(run), task, **chunk_cut(run, origin))
         self.seal(run)
 
     def _open_all(self, places: _Places) -> list[int]:
@@ -118,7 +125,7 @@ class WheelSealer:
         generation = places.generation(chunk) + 1
         staging = self._buffer(len(data) + TAG_SIZE)
         cipher.encrypt_into(places.nonce(counter), data, places.associated(chunk, generation), staging)
-        _native.clear_vector_registers()
+        clear_vector_registers()
         data[:] = staging[: len(data)]
         places.keep(chunk, bytes(staging[len(data) :]), counter, generation)
 
@@ -133,7 +140,7 @@ class WheelSealer:
             data[:] = bytes(len(data))
             return False
         finally:
-            _native.clear_vector_registers()
+            clear_vector_registers()
         return True
 
     def _next_counter(self) -> int:
