@@ -26,8 +26,8 @@ from zerotrain.runtime.zero.layout import LayoutError
     [
         ({"amp": {"enabled": True}}, "amp", {"enabled": True}),
         (
-            {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}},
-            "offload_optimizer",
+            {"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}},
+            "offload_param",
             "cpu",
         ),
         ({"tensor_parallel": {"tp_size": 8}}, "tensor_parallel", 8),
