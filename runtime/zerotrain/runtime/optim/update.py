@@ -18,7 +18,7 @@ from zerotrain.runtime.offload.tiers import StateTiers
 from zerotrain.runtime.optim.book import UnitBook
 from zerotrain.runtime.optim.joint import JointRule, SegmentRun, UnitUpdate
 from zerotrain.runtime.optim.rules import Hyper, KernelRule, UpdateRule, tiles
-from zerotrain.runtime.zero.gradients import UnitGradients
+from zerotrain.runtime.zero.gradients import UnitGradients, shard_on
 from zerotrain.runtime.zero.rounding import join, split
 
 
@@ -44,7 +44,7 @@ class UnitKernel:
 
     def bind(self, weights: torch.Tensor, encoding: Encoding) -> BoundKernel:
         """For weights of the states' interval, on the device that the states are updated on."""
-        grads, rule = self.part.shard_on(weights.device), self.rule
+        grads, rule = shard_on(self.part, weights.device), self.rule
         task = None
         if isinstance(rule, KernelRule) and rule.runs_on(weights.device):
             stored = encoding.stored
@@ -76,7 +76,8 @@ class BoundKernel:
             return
         for segment in self.kernel.segments:
             low, high = max(block.start, segment.start), min(block.stop, segment.stop)
-            for tile in tiles(low - block.start, high - block.start, self.grads.device):
+            decodes, device = block.remainder is not None, self.grads.device
+            for tile in tiles(low - block.start, high - block.start, device, decodes=decodes):
                 self._update_tile(cut(block, tile), segment)
 
     def _update_tile(self, tile: Block, segment: SegmentStep) -> None:

@@ -115,20 +115,12 @@ class Core:
         """Called when a forward pass with gradients begins; may call `replace_units`. Collective."""
         self.options, self.model = options, model
         self.traffic = Traffic(comm, self.ledger, options.plus)
-        self.reducer = Reducer(
-            comm=comm,
-            ledger=self.ledger,
-            wire_dtype=TORCH_DTYPES[options.wire_dtype] if options.wire_dtype else None,
-            overlap=options.overlap,
-            bucket_numel=options.reduce_bucket_numel,
-            predivision=options.predivision,
-            averages=options.averages,
-        )
+        self.reducer = _make_reducer(options, comm, self.ledger)
         self.reducer.start_exchange = self.traffic.start_exchange
         self._forward_order: RecordedOrder[Boundary] = RecordedOrder()
         self._backward_order: RecordedOrder[Boundary] = RecordedOrder()
         self.live = LiveWeights(options.live)
-        self.updates = PendingUpdates(world_size=comm.world_size)
+        self.updates = PendingUpdates()
         self._in_backward = False
         self._ends_backward_itself = True
         self._opened: list[Window] = []
@@ -352,6 +344,18 @@ class Core:
             self.options.staging.close()
         if self.options.vault is not None:
             self.options.vault.close()
+
+
+def _make_reducer(options: CoreOptions, comm: Comm, ledger: MemoryLedger) -> Reducer:
+    return Reducer(
+        comm=comm,
+        ledger=ledger,
+        wire_dtype=TORCH_DTYPES[options.wire_dtype] if options.wire_dtype else None,
+        overlap=options.overlap,
+        bucket_numel=options.reduce_bucket_numel,
+        predivision=options.predivision,
+        averages=options.averages,
+    )
 
 
 def unit_of(core: Core, parameter: nn.Parameter) -> Unit:

@@ -80,21 +80,10 @@ class UnitGradients:
             return self.accumulator
         return self.accumulator[unit.start : unit.stop]
 
-    def shard_on(self, device: torch.device) -> torch.Tensor:
-        """`shard` where it is read on that device; the caller may overwrite it."""
-        if device == self._sum.device:
-            return self.shard
-        return self.shard.to(device) if self.download is None else self.download()
-
     @property
     def own_part(self) -> torch.Tensor:
         """The interval of the layout that belongs to this rank, at every stage."""
         return own_part_of(self.unit, self.accumulator)
-
-    def own_part_to_write(self) -> tuple[torch.Tensor, bool]:
-        """`own_part` for a sum over the ranks, and whether that starts from zero instead of what it holds."""
-        starts, self._is_blank = self._is_blank, False
-        return own_part_of(self.unit, self._sum), starts
 
     @property
     def is_open(self) -> bool:
@@ -213,6 +202,20 @@ class UnitGradients:
         self.is_reduced = False
         if self.is_direct and self._is_detached:
             self.attach()
+
+
+def shard_on(gradients: UnitGradients, device: torch.device) -> torch.Tensor:
+    """`shard` where it is read on that device; the caller may overwrite it."""
+    shard = gradients.shard
+    if device == shard.device:
+        return shard
+    return shard.to(device) if gradients.download is None else gradients.download()
+
+
+def own_part_to_write(gradients: UnitGradients) -> tuple[torch.Tensor, bool]:
+    """`own_part` for a sum over the ranks, and whether that starts from zero instead of what it holds."""
+    starts, gradients._is_blank = gradients._is_blank, False
+    return own_part_of(gradients.unit, gradients._sum), starts
 
 
 def own_part_of(unit: Unit, gradients: torch.Tensor) -> torch.Tensor:

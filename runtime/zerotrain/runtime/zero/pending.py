@@ -50,7 +50,7 @@ class Ticket(Protocol):
 class PendingUpdates:
     """Of one engine; see [Note: fences]. `fence_seconds` and `gather_seconds` grow for ever."""
 
-    def __init__(self, *, world_size: int) -> None:
+    def __init__(self) -> None:
         self.failure: BaseException | None = None
         """What an update met. It is final: masters, moments and weights may be of different steps."""
         self.fence_seconds = 0.0
@@ -62,7 +62,6 @@ class PendingUpdates:
         self.publish_numel = 1 << 62
         """Elements that may be in flight when many units are published."""
         self._traceback: TracebackType | None = None
-        self._is_alone = world_size == 1
         self._tickets: dict[Unit, Ticket] = {}
         self._stored: Ticket | None = None
         self._publication: list[Unit] = []
@@ -98,7 +97,7 @@ class PendingUpdates:
         `publication` holds the units in an order that is the same on every rank.
         """
         self._tickets, self._stored, self._gradients = dict(tickets), stored, gradients
-        self._publication = [unit for unit in publication if unit in tickets and self._is_published(unit)]
+        self._publication = [unit for unit in publication if unit in tickets and _is_published(unit)]
         for unit in tickets:
             unit.pending = partial(self.settle, unit)
             gradients[unit.name].detach()
@@ -112,7 +111,7 @@ class PendingUpdates:
         if unit not in self._tickets:
             return
         before = [unit]
-        if self._is_published(unit):
+        if _is_published(unit):
             before = self._publication[: self._publication.index(unit) + 1]
         self._settle(before)
 
@@ -145,21 +144,22 @@ class PendingUpdates:
         """
         if unit not in self._tickets or unit.placement.params_sharded:
             return False
-        if self._is_published(unit) and not in_forward:
+        if _is_published(unit) and not in_forward:
             raise UpdatePending(fqn)
         self.settle(unit)
         return True
 
     def _settle(self, units: Sequence[Unit]) -> None:
         fenced, began = self.fence_seconds, perf_counter()
-        publish_all(self._settled(units), most_numel=self.publish_numel)
-        self.gather_seconds += perf_counter() - began - (self.fence_seconds - fenced)
 
-    def _settled(self, units: Sequence[Unit]) -> Iterator[Unit]:
-        for unit in units:
-            self._wait(self._tickets[unit])
-            self._show(unit)
-            yield unit
+        def settled() -> Iterator[Unit]:
+            for unit in units:
+                self._wait(self._tickets[unit])
+                self._show(unit)
+                yield unit
+
+        publish_all(settled(), most_numel=self.publish_numel)
+        self.gather_seconds += perf_counter() - began - (self.fence_seconds - fenced)
 
     def _wait_stored(self) -> None:
         if self._stored is not None:
@@ -186,9 +186,12 @@ class PendingUpdates:
         if not unit.placement.params_sharded:
             reveal(unit)
 
-    def _is_published(self, unit: Unit) -> bool:
-        placement = unit.placement
-        return not self._is_alone and placement.states_sharded and not placement.params_sharded
+
+def _is_published(unit: Unit) -> bool:
+    """Whether each rank updates a part of weights that all hold."""
+    placement = unit.placement
+    is_replica = placement.states_sharded and not placement.params_sharded
+    return is_replica and unit.comm.world_size > 1
 
 
 def publish_all(units: Iterable[Unit], *, most_numel: int) -> None:

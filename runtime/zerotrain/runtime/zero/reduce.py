@@ -25,7 +25,7 @@ from zerotrain.runtime.comm.exchange import Exchange
 from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.comm.sums import accumulate_
 from zerotrain.runtime.comm.timing import Pending
-from zerotrain.runtime.zero.gradients import UnitGradients
+from zerotrain.runtime.zero.gradients import UnitGradients, own_part_to_write
 from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
 
 
@@ -187,7 +187,7 @@ class Reducer:
         timing."""
         gradients = exchange.gradients
         exchange.exchange.wait()
-        own, starts = gradients.own_part_to_write()
+        own, starts = own_part_to_write(gradients)
         accumulate_(own, exchange.exchange.parts(), self._after, overwrite=starts or exchange.is_whole)
         exchange.exchange.finish()
         self._ledger.add(Kind.REDUCE, -exchange.exchange.extra_bytes)
