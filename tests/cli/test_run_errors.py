@@ -113,3 +113,28 @@ def test_data_given_on_the_command_line_replaces_the_jobs(tmp_path: Path) -> Non
     done = zerotrain("run", job, "--run-dir", tmp_path / "run", "--data", text)
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads((tmp_path / "run" / "train.json").read_text())["data_path"] == str(text)
+
+
+def test_the_volume_of_a_job_is_a_folder_of_the_run(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    text = """\
+apiVersion: zerotrain.dev/v1alpha1
+kind: ZeroTrainingJob
+metadata: {name: gpt}
+spec:
+  workers: 1
+  image: example.org/zerotrain:1
+  model: {gpt: {dModel: 64, layers: 2, heads: 4, context: 64}}
+  data: {path: "builtin:python-stdlib"}
+  steps: 2
+  nvme: {size: 1Gi, encryption: AEAD}
+  config: {zero_optimization: {stage: 1, offload_optimizer: {device: nvme}}}
+"""
+    job.write_text(text)
+    run = local_run(load_job(job))
+    run.write_files(tmp_path / "run")
+    launch = run.launch_spec(tmp_path / "run", attempt=1, master_port=1)
+    assert launch.nvme_path is not None
+    assert launch.nvme_path.is_dir()
+    assert (launch.nvme_bytes, launch.nvme_encryption) == (2**30, "AEAD")
+    assert launch.nvme_path.is_relative_to(tmp_path / "run")
