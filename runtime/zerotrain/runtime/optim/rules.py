@@ -252,8 +252,10 @@ def rule_of(config: OptimizerConfig) -> UpdateRule:
     )
 
 
-def tiles(start: int, stop: int, device: torch.device) -> Iterator[slice]:
-    """Cut `[start, stop)` into slices that fit the cache of the device."""
+def tiles(start: int, stop: int, device: torch.device, *, decodes: bool = False) -> Iterator[slice]:
+    """Cut `[start, stop)` into slices that fit the cache of the device; `decodes`: with several temporaries
+    in fp32, which must not take much of a device's memory."""
     size = CUDA_TILE if device.type == "cuda" else TILE
+    size = size // 8 if decodes else size
     for low in range(start, stop, size):
         yield slice(low, min(low + size, stop))
