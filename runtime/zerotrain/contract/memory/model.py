@@ -96,6 +96,8 @@ def _with_states(inputs: MemoryInputs, config: EngineConfig, units: Sequence[Uni
     state_bytes = optimizer_state_bytes(
         config.optimizer, compute_bytes=inputs.compute_bytes, splits_masters=splits
     )
+    if inputs.compute_bytes == ACCUMULATOR_BYTES and tiers.params == "nvme":
+        state_bytes += MOMENT_BYTES  # a weight that is not in memory has its master among the states
     return replace(
         inputs,
         optimizer_bytes=state_bytes,
