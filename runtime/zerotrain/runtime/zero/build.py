@@ -3,7 +3,7 @@ parameters were frozen or unfrozen."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,9 @@ from torch import nn
 
 from zerotrain.runtime.zero.gradients import UnitGradients
 from zerotrain.runtime.zero.layout import ModelLayout, UnitLayout
+from zerotrain.runtime.zero.ledger import MemoryLedger
 from zerotrain.runtime.zero.placeholder import adopt
+from zerotrain.runtime.zero.plan import parameters_by_fqn
 from zerotrain.runtime.zero.unit import InitialValues, Unit
 
 if TYPE_CHECKING:
@@ -46,6 +48,20 @@ def build_unit(
     if placement.params_sharded:
         unit.weights = core.traffic.of_weights()
     return unit
+
+
+def build_units(
+    core: Core, layout: ModelLayout, values: InitialValues, on_made: Callable[[Unit, MemoryLedger], None]
+) -> list[Unit]:
+    """All units of a layout; `on_made` is called for each before the next one is made. Collective."""
+    if core.options.tier is not None:
+        core.options.tier.prepare(layout, core.ledger)
+    parameters = parameters_by_fqn(core.model)
+    units = []
+    for each in layout.units:
+        units.append(unit := build_unit(core, each, layout, parameters, values))
+        on_made(unit, core.ledger)
+    return units
 
 
 def busy_modules(

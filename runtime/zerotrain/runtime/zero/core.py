@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from zerotrain.runtime.comm.group import Comm
-from zerotrain.runtime.zero.build import build_unit, busy_modules
+from zerotrain.runtime.zero.build import build_units, busy_modules
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
 from zerotrain.runtime.zero.gradients import UnitGradients
 from zerotrain.runtime.zero.hooks import COMPILER, Boundary, BoundaryHooks, Window
@@ -27,7 +27,6 @@ from zerotrain.runtime.zero.live import LiveLimits, LiveWeights
 from zerotrain.runtime.zero.order import RecordedOrder
 from zerotrain.runtime.zero.pending import PendingUpdates
 from zerotrain.runtime.zero.placeholder import fqn_of
-from zerotrain.runtime.zero.plan import parameters_by_fqn
 from zerotrain.runtime.zero.plus import Traffic, ZeroPlusPlus
 from zerotrain.runtime.zero.reduce import Reducer
 from zerotrain.runtime.zero.shards import ParamTier, Staging
@@ -69,6 +68,15 @@ class CoreOptions:
 class Core:
     """One model cut into units over the ranks of one `Comm`."""
 
+    layout: ModelLayout
+    units: list[Unit]
+    gradients: dict[str, UnitGradients]
+    """Of the trainable units, by name."""
+    in_forward = False
+    has_gradients = False
+    """A backward pass ran since the last step boundary."""
+    _in_backward = False
+    _ends_backward_itself = True
     is_torn = False
     """A backward pass since the last step boundary raised, so the gradients are incomplete."""
     is_closed = False
@@ -87,13 +95,8 @@ class Core:
 
         `on_made` is called for every unit before the next one is made, and may take its `initial_master`.
         """
-        self.layout: ModelLayout
-        self.units: list[Unit]
-        self.gradients: dict[str, UnitGradients]
-        """Of the trainable units, by name."""
         self.comm = comm
         self.ledger = MemoryLedger()
-        self.in_forward = False
         self.on_weights_written: list[Callable[[Unit, torch.Tensor], None]] = []
         """Called when a unit's whole weights, the tensor, were changed from outside, before its shard is; no
         collectives."""
@@ -101,8 +104,6 @@ class Core:
         """Masters and optimizer states by unit; the optimizer puts its own mapping here."""
         self.holds: Counter[Unit] = Counter()
         """How many `full_parameters` contexts each unit is in."""
-        self.has_gradients = False
-        """A backward pass ran since the last step boundary."""
         self.on_own_backward: Callable[[], None] = lambda: None
         """Called when somebody else than the engine calls `backward`; no collectives."""
         self.gradient_scale: Callable[[], float] = lambda: 1.0
@@ -121,19 +122,11 @@ class Core:
         self._backward_order: RecordedOrder[Boundary] = RecordedOrder()
         self.live = LiveWeights(options.live)
         self.updates = PendingUpdates()
-        self._in_backward = False
-        self._ends_backward_itself = True
         self._opened: list[Window] = []
         """Windows of the pass that runs; a graph that is retained may open them again."""
         self._boundaries: dict[str, Boundary] = {}
         self._handles: list[RemovableHandle] = []
-        if options.tier is not None:
-            options.tier.prepare(layout, self.ledger)
-        by_fqn = parameters_by_fqn(model)
-        units = []
-        for each in layout.units:
-            units.append(unit := build_unit(self, each, layout, by_fqn, values))
-            on_made(unit, self.ledger)
+        units = build_units(self, layout, values, on_made)
         made = [UnitGradients(unit, self.ledger) for unit in units if unit.layout.trainable]
         self.replace_units(layout, units, {each.unit.name: each for each in made})
 
