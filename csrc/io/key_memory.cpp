@@ -121,6 +121,12 @@ KeyMemory& KeyMemory::shared() {
 void* KeyMemory::allocate(std::size_t bytes) {
   const std::size_t slots = std::max<std::size_t>(1, (bytes + kSlot - 1) / kSlot);
   std::lock_guard<std::mutex> guard(lock_);
+  if (owner_ != getpid()) {
+    // A forked child starts anew: the pages that it inherited are zeros, and no longer locked.
+    blocks_.clear();
+    missing_.clear();
+    owner_ = getpid();
+  }
   for (Block& block : blocks_) {
     if (void* start = take(block, slots)) return start;
   }

@@ -2,6 +2,8 @@
 // children, cleansed when it is given back. Used by the sealer and, through its allocator, by libcrypto.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstddef>
 #include <mutex>
 #include <string>
@@ -39,6 +41,7 @@ class KeyMemory {
   std::mutex lock_;
   std::vector<Block> blocks_;
   std::string missing_;  // of the guards that the system refused
+  pid_t owner_ = 0;
 };
 
 // Cannot be optimised away.

@@ -63,6 +63,19 @@ def test_a_forked_child_sees_zeros(make: KeyedSealer) -> None:
     sealer.close()
 
 
+def test_a_forked_child_guards_keys_of_its_own(make: KeyedSealer) -> None:
+    sealer = make(IDENTITY, key=SECRET)
+    pid = os.fork()
+    if pid == 0:
+        own = make(IDENTITY, key=SECRET)
+        chunks = batch_of(own.add("block.0", sizes()))
+        own.seal(chunks)
+        own.open(chunks)
+        os._exit(0 if guarded_memory(os.getpid()).count(SECRET) else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    sealer.close()
+
+
 def test_keys_are_random_and_apart() -> None:
     keys = [_native.VaultKey() for _ in range(64)]
     assert len({bytes(key.view()) for key in keys}) == 64
