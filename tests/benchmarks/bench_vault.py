@@ -101,7 +101,8 @@ class Ours:
                 tile.update(task)
 
     def in_memory(self) -> float:
-        """Seconds of a step's own work, without the drive: the tiles are in the ring."""
+        """Seconds of a step's own work, without the drive. The last thing to ask for: the tile that it seals
+        again is not written, so what lies on the drive is an old generation afterwards."""
         ref = self.states.tiles()[0]
         data = self.vault.aligned(ref.num_bytes)
         task = UpdateTask("adamw", [self.segment], self.grad, self.weight)
