@@ -27,7 +27,7 @@ import torch
 
 from tests.benchmarks import deepspeed_env
 from tests.benchmarks.team import EXTENSIONS, ROOT
-from zerotrain.runtime._native import Segment, UpdateTask
+from zerotrain.runtime._native import Segment, UpdateTask, aligned_buffer
 from zerotrain.runtime.vault.file import SpillPlace
 from zerotrain.runtime.vault.seal import Encryption, VaultIdentity
 from zerotrain.runtime.vault.sealers import create_sealer
@@ -104,7 +104,7 @@ class Ours:
         """Seconds of a step's own work, without the drive. The last thing to ask for: the tile that it seals
         again is not written, so what lies on the drive is an old generation afterwards."""
         ref = self.states.tiles()[0]
-        data = self.vault.aligned(ref.num_bytes)
+        data = aligned_buffer(ref.num_bytes)
         task = UpdateTask("adamw", [self.segment], self.grad, self.weight)
         tiles = len(self.states.tiles())
         data.copy_(self.template[: data.numel()])

@@ -12,6 +12,7 @@ import torch
 from tests.support.forked import in_child
 from tests.support.vaults import CHUNK, all_tiles, filled, flip, make_vault, noise, rewrite
 from zerotrain.contract.exit_codes import ExitCode
+from zerotrain.runtime._native import aligned_buffer
 from zerotrain.runtime.vault.errors import SpillIOError, VaultError
 from zerotrain.runtime.vault.seal import SpillIntegrityError
 from zerotrain.runtime.vault.store import Vault
@@ -148,7 +149,7 @@ def test_an_error_beside_a_sweep_ends_the_sweep(tmp_path: Path) -> None:
     vault = make_vault(tmp_path)
     weights = vault.add("weights", [4096] * 4, swept=False)
     pairs = filled(vault, 64 * 4)
-    buffer = vault.aligned(weights.num_bytes)
+    buffer = aligned_buffer(weights.num_bytes)
     buffer.copy_(noise(weights.num_bytes, 1))
     vault.start_write(weights, buffer).wait()
     flip(vault, weights.offset)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.support.vaults import CHUNK, all_tiles, filled, make_vault, noise, sizes
+from zerotrain.runtime._native import aligned_buffer
 from zerotrain.runtime.vault.chunks import TileRef
 from zerotrain.runtime.vault.errors import VaultError
 from zerotrain.runtime.vault.store import Vault
@@ -160,7 +161,7 @@ def test_a_record_moves_whole_beside_a_sweep(tmp_path: Path) -> None:
     assert vault.memory.ring == 5 * 64 * CHUNK
     vault.write_chunks(states, 0, None, noise(states.num_bytes, 1))
     data = noise(weights.num_bytes, 2)
-    buffer = vault.aligned(weights.num_bytes)
+    buffer = aligned_buffer(weights.num_bytes)
     with vault.sweep(states.tiles(), writes=True) as sweep:
         for turn, tile in enumerate(sweep):
             buffer.copy_(data + turn)

@@ -72,7 +72,7 @@ def sum_squares(values: torch.Tensor, *, threads: int = 0, isa: str = "") -> flo
 def aligned_buffer(num_bytes: int) -> torch.Tensor: ...
 
 class SpillFile:
-    """A scratch file without a name over one or more folders. Offsets, sizes and addresses: multiples of 4096."""
+    """A scratch file without a name over one or more folders. Offsets and sizes: multiples of 4096."""
 
     def __init__(
         self,

@@ -58,10 +58,9 @@ class _Buffer:
 class _Pool:
     """Free buffers of one size."""
 
-    def __init__(self, count: int, vault: Vault, ledger: MemoryLedger, device: torch.device | None) -> None:
+    def __init__(self, count: int, ledger: MemoryLedger, device: torch.device | None) -> None:
         """`device`: that the buffers are page-locked for."""
         self._count = count
-        self._vault = vault
         self._ledger = ledger
         self._device = device
         self.num_bytes = 0
@@ -79,8 +78,10 @@ class _Pool:
         self.num_bytes = num_bytes
 
     def _made(self, num_bytes: int) -> _Buffer:
+        from zerotrain.runtime._native import aligned_buffer  # not there without compiled code
+
         pinned = None if self._device is None else PinnedBuffer(num_bytes, self._device)
-        data = self._vault.aligned(num_bytes) if pinned is None else pinned.tensor
+        data = aligned_buffer(num_bytes) if pinned is None else pinned.tensor
         return _Buffer(self._ledger.count(Kind.RING, data), pinned)
 
 
@@ -90,8 +91,8 @@ class ParamRing:
     def __init__(
         self, vault: Vault, uploads: Uploads, ledger: MemoryLedger, *, pinned_for: torch.device | None
     ) -> None:
-        self._to_read = _Pool(READ_BUFFERS, vault, ledger, pinned_for)
-        self._to_update = _Pool(UPDATE_BUFFERS, vault, ledger, pinned_for)
+        self._to_read = _Pool(READ_BUFFERS, ledger, pinned_for)
+        self._to_update = _Pool(UPDATE_BUFFERS, ledger, pinned_for)
         lock = RLock()
         self.updates = UpdateBuffers(vault, self._to_update, lock)
         self.gathers = GatherBuffers(vault, self._to_read, lock, self.updates, uploads)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from zerotrain.runtime._native import SpillFile, aligned_buffer
+from zerotrain.runtime._native import SpillFile
 from zerotrain.runtime.vault import file as spill
 from zerotrain.runtime.vault.chunks import Record, TileRef, check_chunks, largest_tile_bytes
 from zerotrain.runtime.vault.errors import VaultError
@@ -253,11 +253,6 @@ class Vault:
         ref, data = _whole(record, buffer)
         self._port.seal(ref, data)
         return RecordIO(self._port, ref, data, self._port.write(ref, data), is_read=False)
-
-    @staticmethod
-    def aligned(num_bytes: int) -> torch.Tensor:
-        """Memory (uint8, 1-D) that start_read and start_write take."""
-        return aligned_buffer(num_bytes)
 
     @property
     def info(self) -> VaultInfo:
