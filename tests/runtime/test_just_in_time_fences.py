@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import zerotrain.runtime as zt
-from tests.support.just_in_time import PATIENCE_S, Chain, Run, batch, engine_of, pause_of, train_step
+from tests.support.just_in_time import PATIENCE_S, WIDTH, Chain, Run, batch, engine_of, pause_of, train_step
 from tests.support.ranks import run_ranks
 from tests.support.training import world
 from zerotrain.contract.config import ConfigError
@@ -22,6 +23,14 @@ from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.offload.just_in_time import StepFacts, runs_just_in_time
 
 Read = Callable[[Engine, nn.Parameter], Any]
+
+
+@torch.no_grad()
+def averaged(module: nn.Module) -> list[torch.Tensor]:
+    """As torch.optim.swa_utils does it: one operation on all parameters."""
+    averages = [torch.zeros(weight.shape) for weight in module.parameters()]
+    torch._foreach_lerp_(averages, list(module.parameters()), 0.5)
+    return averages
 
 
 class Gate:
@@ -107,6 +116,11 @@ READS: dict[str, Read] = {
     "state": lambda _, weight: zt.get_full_optimizer_state(weight, "exp_avg"),
     "checkpoint": lambda engine, _: engine.checkpoint_state().scalars["optimizer"],
     "evaluation": lambda engine, _: engine(batch(7)),
+    "twice": lambda _, weight: torch.stack([weight, weight]).sum(),
+    "of one unit": lambda engine, weight: functional.linear(
+        torch.ones(1, WIDTH), weight, engine.module.get_parameter("blocks.3.bias")
+    ),
+    "average": lambda engine, _: averaged(engine.module),
 }
 
 

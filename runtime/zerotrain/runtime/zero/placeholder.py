@@ -72,6 +72,8 @@ class ShardedParameter(nn.Parameter):
             if owner is None or not owner.settle_for_use(args[0]):
                 return _describe(args[0])
         for parameter in list(_sharded_in((args, kwargs))):
+            if not isinstance(parameter, ShardedParameter):
+                continue  # shown with another one of its unit
             owner, fqn = owner_of(parameter), fqn_of(parameter)
             if owner is None or not owner.open_for_use(parameter):
                 raise ParameterSharded(fqn, getattr(func, "__name__", str(func)))
