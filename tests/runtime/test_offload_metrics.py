@@ -16,6 +16,7 @@ from zerotrain.contract.launch import LaunchSpec, RankEnv
 from zerotrain.runtime.channel import RankChannel
 from zerotrain.runtime.train.main import describe_spill
 from zerotrain.runtime.train.report import Reporter, StepReport
+from zerotrain.runtime.zero.core import has_lost_spill
 
 NUMEL = 4 * 2048
 """Of the model below: a multiple of what shards are padded to."""
@@ -89,6 +90,30 @@ def test_what_a_spill_exports(encryption: str, tmp_path: Path) -> None:
     assert (found["optimizer_exposed"] or 0) + (found["optimizer_background"] or 0) > 0
     assert found["spills"] == 1
     assert found["plain"] == (encryption == "None")
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"stage": 3, "offload_param": {"device": "nvme"}},
+        {"stage": 2, "offload_optimizer": {"device": "nvme", "ratio": 0.0}},
+    ],
+)
+def test_a_drive_that_nothing_goes_to(block: dict[str, Any], tmp_path: Path) -> None:
+    """All weights are below `max_in_cpu`; no unit is chosen by `ratio`."""
+    for name in ("offload_param", "offload_optimizer"):
+        if name in block:
+            block = {**block, name: {**block[name], "nvme_path": str(tmp_path)}}
+    model, config = nn.Linear(128, 64), {"train_batch_size": 1, "zero_optimization": block}
+    engine, *_ = zt.initialize(model=model, config=config)
+    assert engine.spill_info is None
+    assert engine.memory_status().tier_bytes["disk"] == 0
+    assert engine.offload_totals().spill_written_bytes == 0
+    with pytest.raises(RuntimeError):
+        engine.backward(torch.zeros((), requires_grad=False))
+    assert not has_lost_spill(engine.core)
+    engine.core.check_idle("the next step")
+    engine.close()
 
 
 def test_the_trainer_says_how_it_spills(tmp_path: Path) -> None:

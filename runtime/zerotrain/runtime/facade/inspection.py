@@ -24,6 +24,7 @@ from zerotrain.runtime.facade.parts import EngineParts
 from zerotrain.runtime.facade.steplog import StepLog
 from zerotrain.runtime.offload.fit import unit_sizes
 from zerotrain.runtime.step import StepResult
+from zerotrain.runtime.zero.core import used_vault
 from zerotrain.runtime.zero.layout import ModelLayout
 from zerotrain.runtime.zero.ledger import Kind, Tier
 
@@ -67,7 +68,7 @@ class Inspection(EngineParts):
     def offload_totals(self) -> OffloadTotals:
         """What offloading has moved so far on this rank; without waiting for what is under way."""
         updates, traffic = self.global_steps - self.skipped_steps, self._traffic()
-        vault = self.core.options.vault
+        vault = used_vault(self.core)
         return OffloadTotals(
             h2d_bytes=updates * traffic.pcie_up_bytes,
             d2h_bytes=updates * traffic.pcie_down_bytes,
@@ -84,8 +85,9 @@ class Inspection(EngineParts):
 
     @property
     def spill_info(self) -> VaultInfo | None:
-        """The spill file of this rank: I/O engine, encryption, folders, reasons; None without one."""
-        vault = self.core.options.vault
+        """The spill file of this rank: I/O engine, encryption, folders, reasons; None without one, also where
+        the configuration names a drive and nothing goes there."""
+        vault = used_vault(self.core)
         return None if vault is None else vault.info
 
     def _memory_inputs(self) -> MemoryInputs:

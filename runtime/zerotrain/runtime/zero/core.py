@@ -358,10 +358,17 @@ def unit_of(core: Core, parameter: nn.Parameter) -> Unit:
 
 def has_lost_spill(core: Core) -> bool:
     """Whether the spill file is of no use any more, which no other rank knows."""
+    vault = used_vault(core)
     try:
-        return core.options.vault is not None and core.options.vault.file is None
+        return vault is not None and vault.file is None
     except Exception:  # the vault's first error, which whoever met it has raised
         return True
+
+
+def used_vault(core: Core) -> Vault | None:
+    """What this rank spills to; None also while nothing is spilled, though the configuration allows it."""
+    vault = core.options.vault
+    return vault if vault is not None and vault.memory.file else None
 
 
 def update_order(core: Core) -> list[Unit]:
