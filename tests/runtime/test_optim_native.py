@@ -11,9 +11,9 @@ import pytest
 from tests.support.ranks import run_ranks
 from tests.support.training import Case, largest_difference, train_with_engine
 from zerotrain.contract.config import ConfigError, OptimizerConfig, load, resolve
-from zerotrain.runtime.optim.native import NativeAdamRule
+from zerotrain.runtime.optim.native import NativeAdagradRule, NativeAdamRule, NativeLionRule
 from zerotrain.runtime.optim.optimizer import rule_for
-from zerotrain.runtime.optim.rules import AdamRule, SGDRule
+from zerotrain.runtime.optim.rules import AdagradRule, AdamRule, LionRule, SGDRule
 
 CLOSE = 1e-5
 """After three steps of 3e-3 on weights of order 0.1; the two differ in rounding alone."""
@@ -32,6 +32,10 @@ def native(stage: int, dtype: str) -> Case:
         ("Adam", False, NativeAdamRule),
         ("AdamW", True, AdamRule),
         ("DeepSpeedCPUAdam", True, AdamRule),
+        ("Adagrad", False, NativeAdagradRule),
+        ("Adagrad", True, AdagradRule),
+        ("Lion", False, NativeLionRule),
+        ("Lion", True, LionRule),
         ("SGD", False, SGDRule),
     ],
 )

@@ -336,7 +336,8 @@ class OptimizerConfig:
 
     native: bool = False
     """true = the native one-pass kernel was asked for by name (`DeepSpeedCPUAdam`), so that it must be there;
-    Adam and AdamW use it on CPU where it is, unless `torch_adam` asks for torch's arithmetic."""
+    Adam, AdamW, Adagrad and Lion use it on CPU where it is, unless `torch_adam` asks for torch's
+    arithmetic."""
 
     momentum: float = 0.0
     """SGD only."""

@@ -43,9 +43,11 @@ OPTIMIZER: tuple[Key, ...] = (
                 note="Adam by the native one-pass kernel where the states are on CPU; by torch on GPU.",
             ),
             Choice(value="Lamb", note="As DeepSpeed's FusedLamb; the norms of parameters cover all shards."),
-            Choice(value="Adagrad", note="With torch's arithmetic, fp32 states."),
+            Choice(value="Adagrad", note="As torch's, one fp32 state; on CPU by the native one-pass kernel."),
             Choice(
-                value="Lion", note="The sign of a mixed momentum, decoupled weight decay, one fp32 state."
+                value="Lion",
+                note="The sign of a mixed momentum, decoupled weight decay, one fp32 state; on CPU by the "
+                "native one-pass kernel.",
             ),
             Choice(
                 value="OneBitAdam",
@@ -120,7 +122,7 @@ OPTIMIZER: tuple[Key, ...] = (
         path="optimizer.params.torch_adam",
         kind=Kind.BOOL,
         default=False,
-        only=_ADAM,
+        only=(*_ADAM, "Adagrad", "Lion"),
         effect="true: torch's arithmetic, operation by operation; false: on CPU the native one-pass kernel, "
         "which differs in rounding and is the same at every stage and thread count.",
     ),
