@@ -53,6 +53,19 @@ CASES: dict[str, dict[str, Any]] = {
     "parameters on disk": config(3, NVME, SPILLED),
     "some of them": config(3, CPU, SOME),
     "parameters alone": config(3, None, SPILLED),
+    **{
+        f"fp32, parameters {name}": config(3, states, {"device": "nvme", **params}, bf16={"enabled": False})
+        for name, states, params in (
+            ("on disk", NVME, {"max_in_cpu": 0}),
+            ("in part", CPU, {"max_in_cpu": 120_000}),
+            ("in part, states, too", {**NVME, "ratio": 0.6}, {"max_in_cpu": 120_000}),
+            ("as DeepSpeed's", NVME, {}),
+            ("alone", None, {"max_in_cpu": 0}),
+        )
+    },
+    "nothing to keep": config(
+        1, NVME, bf16={"enabled": False}, optimizer={"type": "SGD", "params": {"momentum": 0.0}}
+    ),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .inputs import MemoryInputs, ceil, int4_bytes, int8_bytes, offloaded, share
+from .inputs import MASTER_BYTES, MemoryInputs, ceil, int4_bytes, int8_bytes, offloaded, share
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +58,9 @@ def gpu_persistent(inputs: MemoryInputs) -> GpuPersistent:
     return GpuPersistent(
         param_bytes=c * share(psi - whole, param_ranks) if on_gpu else 0,
         grad_bytes=inputs.grad_bytes * share(psi, grad_ranks) + _error_bytes(inputs),
-        optimizer_bytes=_state_bytes(inputs, state_ranks) - inputs.optimizer_bytes * sum(moved.states),
+        optimizer_bytes=_state_bytes(inputs, state_ranks)
+        - inputs.optimizer_bytes * sum(moved.states)
+        + MASTER_BYTES * moved.device_masters,
         frozen_bytes=c * share(inputs.frozen_numel - frozen_whole, param_ranks) if on_gpu else 0,
         replicated_bytes=c * share(whole + frozen_whole, whole_ranks),
         secondary_bytes=c * share(psi - whole + inputs.frozen_numel - frozen_whole, inputs.hpz_ranks)

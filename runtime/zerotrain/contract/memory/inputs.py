@@ -45,6 +45,9 @@ READ_BUFFERS = 2
 UPDATE_BUFFERS = 3
 """Buffers for spilled parameters in the update: read ahead, in the update, written behind."""
 
+MASTER_BYTES = 4
+"""A master weight."""
+
 SCALE_BYTES = 4
 """One quantisation scale."""
 
@@ -57,6 +60,12 @@ class Offloaded:
 
     states: tuple[int, ...] = ()
     """Units whose optimizer states are offloaded."""
+
+    masters: frozenset[int] = frozenset()
+    """Indices of those whose fp32 weights have left the accelerator: a master weight is among the states."""
+
+    device_masters: int = 0
+    """Trainable elements of which the same is true, with states on the accelerator."""
 
     host_params: int = 0
     """Parameters in host memory, frozen ones included."""
@@ -110,7 +119,7 @@ class MemoryInputs:
     """[r] bytes of a gradient element on the wire."""
 
     optimizer_bytes: int = ADAM_STATE_BYTES
-    """[K] bytes of optimizer state per element."""
+    """[K] bytes of optimizer state per element, as long as an fp32 weight is on the accelerator."""
 
     whole_state_bytes: int = 0
     """Bytes of optimizer state per element that every rank holds for all elements (1-bit Adam)."""
@@ -209,12 +218,25 @@ def offloaded(inputs: MemoryInputs) -> Offloaded:
     state_ranks = inputs.world_size if inputs.stage >= 1 else 1
     params = share(inputs.trainable_numel - inputs.root_numel, inputs.world_size)
     frozen = share(inputs.frozen_numel - inputs.frozen_root_numel, inputs.world_size)
-    spills = inputs.param_tier == "nvme"
+    spills, stays = inputs.param_tier == "nvme", inputs.optimizer_tier == "gpu"
+    has_left = spills or (inputs.param_tier == "cpu" and not inputs.on_host)
+    needs_master = has_left and inputs.compute_bytes == MASTER_BYTES
     return Offloaded(
-        states=(share(inputs.trainable_numel, state_ranks),) if inputs.optimizer_tier != "gpu" else (),
+        states=() if stays else (share(inputs.trainable_numel, state_ranks),),
+        masters=frozenset({0}) if needs_master and not stays else frozenset(),
+        device_masters=params if needs_master and stays else 0,
         host_params=params + frozen if inputs.param_tier == "cpu" else 0,
         disk_params=(params,) if spills else (),
         disk_frozen=(frozen,) if spills and frozen else (),
+    )
+
+
+def state_records(inputs: MemoryInputs) -> tuple[tuple[int, int], ...]:
+    """(elements, bytes per element) of the units whose optimizer states are offloaded."""
+    moved, width = offloaded(inputs), inputs.optimizer_bytes
+    return tuple(
+        (numel, width + (MASTER_BYTES if index in moved.masters else 0))
+        for index, numel in enumerate(moved.states)
     )
 
 

@@ -96,15 +96,13 @@ def _with_states(inputs: MemoryInputs, config: EngineConfig, units: Sequence[Uni
     state_bytes = optimizer_state_bytes(
         config.optimizer, compute_bytes=inputs.compute_bytes, splits_masters=splits
     )
-    if inputs.compute_bytes == ACCUMULATOR_BYTES and tiers.params == "nvme":
-        state_bytes += MOMENT_BYTES  # a weight that is not in memory has its master among the states
     return replace(
         inputs,
         optimizer_bytes=state_bytes,
         splits_masters=splits,
         optimizer_tier=tiers.states,
         param_tier=tiers.params,
-        offloaded=offloaded_units(config, units, tiers),
+        offloaded=offloaded_units(config, units, on_host=inputs.on_host),
     )
 
 

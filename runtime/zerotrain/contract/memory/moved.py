@@ -51,40 +51,50 @@ def kept_states(sizes: Sequence[int], ratio: float) -> frozenset[int]:
     return fitting(sizes, (1.0 - ratio) * sum(sizes) + 0.5)
 
 
-def offloaded_units(config: EngineConfig, units: Sequence[UnitSize], tiers: OffloadTiers) -> Offloaded | None:
+def offloaded_units(config: EngineConfig, units: Sequence[UnitSize], *, on_host: bool) -> Offloaded | None:
     """What of one rank's share is where, if anything is offloaded; `units` in the order of the layout."""
+    tiers = offload_tiers(config, on_host=on_host)
     if tiers == OffloadTiers():
         return None
+    in_host, on_disk = _params(config, units, tiers)
+    # Host memory beside an accelerator, or a disk, has weights that no update reaches where they are.
+    has_left = on_disk if on_host else on_disk | in_host
+    sizes = [unit.padded_numel // config.world_size for unit in units]
     return Offloaded(
-        states=_states(config, units) if tiers.states != "gpu" else (),
-        **_params(config, units, tiers),
+        **_states(config, units, has_left if config.precision.compute_dtype == "fp32" else frozenset()),
+        host_params=sum(sizes[index] for index in in_host),
+        disk_params=tuple(sizes[index] for index in sorted(on_disk) if units[index].trainable),
+        disk_frozen=tuple(sizes[index] for index in sorted(on_disk) if not units[index].trainable),
     )
 
 
-def _states(config: EngineConfig, units: Sequence[UnitSize]) -> tuple[int, ...]:
+def _states(config: EngineConfig, units: Sequence[UnitSize], masterless: frozenset[int]) -> dict[str, Any]:
+    """Of units with these indices, the weights are no masters."""
     ranks = config.world_size if config.zero.stage >= 1 else 1
-    sizes = [unit.padded_numel // ranks for unit in units if unit.trainable]
+    trained = [index for index, unit in enumerate(units) if unit.trainable]
+    sizes = [units[index].padded_numel // ranks for index in trained]
     block = config.zero.offload_optimizer
-    kept = kept_states(sizes, block.ratio if block is not None else 1.0)
-    return tuple(size for index, size in enumerate(sizes) if index not in kept)
-
-
-def _params(config: EngineConfig, units: Sequence[UnitSize], tiers: OffloadTiers) -> dict[str, Any]:
-    if tiers.params == "gpu":
-        return {}
-    sharded = [unit for unit in units if not unit.stays_whole]
-    sizes = [unit.padded_numel // config.world_size for unit in sharded]
-    if tiers.params == "cpu":
-        return {"host_params": sum(sizes)}
-    block = config.zero.offload_param
-    kept = fitting(sizes, block.max_in_cpu if block is not None else 0)
-    spilled = [
-        (size, unit)
-        for index, (size, unit) in enumerate(zip(sizes, sharded, strict=True))
-        if index not in kept
-    ]
+    is_moved = _tier(block) != "gpu"
+    kept = kept_states(sizes, block.ratio if block is not None and is_moved else 0.0)
+    moved = [place for place in range(len(trained)) if place not in kept]
     return {
-        "host_params": sum(sizes[index] for index in kept),
-        "disk_params": tuple(size for size, unit in spilled if unit.trainable),
-        "disk_frozen": tuple(size for size, unit in spilled if not unit.trainable),
+        "states": tuple(sizes[place] for place in moved),
+        "masters": frozenset(index for index, place in enumerate(moved) if trained[place] in masterless),
+        "device_masters": sum(sizes[place] for place in kept if trained[place] in masterless),
     }
+
+
+def _params(
+    config: EngineConfig, units: Sequence[UnitSize], tiers: OffloadTiers
+) -> tuple[frozenset[int], frozenset[int]]:
+    """Indices of the units whose parameters are in host memory, and in the spill."""
+    sharded = [index for index, unit in enumerate(units) if not unit.stays_whole]
+    if tiers.params == "gpu":
+        return frozenset(), frozenset()
+    if tiers.params == "cpu":
+        return frozenset(sharded), frozenset()
+    block = config.zero.offload_param
+    sizes = [units[index].padded_numel // config.world_size for index in sharded]
+    kept = fitting(sizes, block.max_in_cpu if block is not None else 0)
+    in_host = frozenset(sharded[place] for place in kept)
+    return in_host, frozenset(sharded) - in_host

@@ -22,6 +22,7 @@ from .inputs import (
     int8_bytes,
     offloaded,
     share,
+    state_records,
 )
 
 
@@ -61,10 +62,10 @@ def host_bytes(inputs: MemoryInputs) -> HostBytes:
     """Host memory of offloaded states and parameters (all zero without offload) and of background saves."""
     moved, spills = offloaded(inputs), "nvme" in (inputs.optimizer_tier, inputs.param_tier)
     return HostBytes(
-        optimizer_bytes=inputs.optimizer_bytes * sum(moved.states) if inputs.optimizer_tier == "cpu" else 0,
+        optimizer_bytes=_moved_state_bytes(inputs) if inputs.optimizer_tier == "cpu" else 0,
         grad_bytes=_grad_ring(inputs, moved),
         param_bytes=inputs.compute_bytes * moved.host_params,
-        ring_bytes=_state_ring(inputs, moved) + _param_ring(inputs, moved) + _weight_ring(inputs, moved),
+        ring_bytes=_state_ring(inputs) + _param_ring(inputs, moved) + _weight_ring(inputs, moved),
         tag_bytes=_tags(inputs, moved),
         # A spill is written out as it is read, without a copy of all of it.
         snapshot_bytes=snapshot_bytes(inputs) if inputs.saves_in_background and not spills else 0,
@@ -78,12 +79,12 @@ def _grad_ring(inputs: MemoryInputs, moved: Offloaded) -> int:
     return DOWNLOAD_BUFFERS * inputs.grad_bytes * max(moved.states, default=0)
 
 
-def _state_ring(inputs: MemoryInputs, moved: Offloaded) -> int:
+def _state_ring(inputs: MemoryInputs) -> int:
     """Tiles on their way between the spill and the update."""
     if inputs.optimizer_tier != "nvme":
         return 0
-    tile = min(max(moved.states, default=0), TILE_NUMEL)
-    return inputs.ring_tiles * _pages(inputs.optimizer_bytes * tile)
+    largest = max((min(numel, TILE_NUMEL) * width for numel, width in state_records(inputs)), default=0)
+    return inputs.ring_tiles * _pages(largest)
 
 
 def _param_ring(inputs: MemoryInputs, moved: Offloaded) -> int:
@@ -103,8 +104,8 @@ def _weight_ring(inputs: MemoryInputs, moved: Offloaded) -> int:
 
 def _tags(inputs: MemoryInputs, moved: Offloaded) -> int:
     """What proves of every chunk of the spill that it is the one that was written last."""
-    states = moved.states if inputs.optimizer_tier == "nvme" else ()
-    chunks = sum(-(-numel // CHUNK_NUMEL) for numel in states)
+    states = state_records(inputs) if inputs.optimizer_tier == "nvme" else ()
+    chunks = sum(-(-numel // CHUNK_NUMEL) for numel, width in states if width)
     for numel in (*moved.disk_params, *moved.disk_frozen):
         chunks += -(-inputs.compute_bytes * numel // PARAM_CHUNK_BYTES)
     return chunks * (TAG_BYTES if inputs.is_encrypted else PLAIN_TAG_BYTES)
@@ -137,7 +138,11 @@ def disk_bytes(inputs: MemoryInputs) -> int:
 
 def optimizer_disk_bytes(inputs: MemoryInputs) -> int:
     """The optimizer states' part of the spill."""
-    return inputs.optimizer_bytes * sum(offloaded(inputs).states) if inputs.optimizer_tier == "nvme" else 0
+    return _moved_state_bytes(inputs) if inputs.optimizer_tier == "nvme" else 0
+
+
+def _moved_state_bytes(inputs: MemoryInputs) -> int:
+    return sum(numel * width for numel, width in state_records(inputs))
 
 
 def step_traffic(inputs: MemoryInputs) -> StepTraffic:
