@@ -2,6 +2,8 @@
 #include "zerotrain/bind.hpp"
 
 NB_MODULE(_native, m) {
+  // A script may end with an engine open; what the interpreter then leaves is no error of anybody's.
+  nanobind::set_leak_warnings(false);
   bind_kernels(m);
   bind_io(m);
   bind_seal(m);

@@ -13,6 +13,7 @@
 #include "zerotrain/bind_update.hpp"
 #include "zerotrain/cpu_budget.hpp"
 #include "zerotrain/float_mode.hpp"
+#include "zerotrain/gil.hpp"
 #include "zerotrain/thread_pool.hpp"
 
 namespace nb = nanobind;
@@ -51,7 +52,7 @@ void accumulate(F32 into, const std::vector<AnyConst>& parts, double scale, bool
     starts.push_back(static_cast<const char*>(part.data()));
   }
   const AccumulateKernel kernel = find_isa(isa).accumulate;
-  const nb::gil_scoped_release unlocked;
+  const GilReleased unlocked;
   in_blocks(numel, threads, [&](std::size_t start, std::size_t stop) {
     std::vector<const void*> moved;
     for (const char* part : starts) moved.push_back(part + start * width);
@@ -65,7 +66,7 @@ double sum_squares(F32Const values, int threads, const std::string& isa) {
   const float* start_of_all = values.data();
   std::vector<double> sums((numel + kBlock - 1) / kBlock);
   const SumSquaresKernel kernel = find_isa(isa).sum_squares;
-  const nb::gil_scoped_release unlocked;
+  const GilReleased unlocked;
   in_blocks(numel, threads, [&](std::size_t start, std::size_t stop) {
     sums[start / kBlock] = kernel(start_of_all + start, stop - start);
   });

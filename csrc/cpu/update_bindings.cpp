@@ -10,6 +10,7 @@
 
 #include "zerotrain/arrays.hpp"
 #include "zerotrain/bind_update.hpp"
+#include "zerotrain/gil.hpp"
 #include "zerotrain/thread_pool.hpp"
 
 namespace nb = nanobind;
@@ -134,7 +135,7 @@ void update(const BoundTask& bound, nb::object master_or_none, std::vector<F32> 
   }
   check_memory(task);
   const Isa& isa = find_isa(isa_name);
-  const nb::gil_scoped_release unlocked;
+  const GilReleased unlocked;
   ThreadPool::shared().run(
       (numel + kBlock - 1) / kBlock,
       [&](std::size_t block) {

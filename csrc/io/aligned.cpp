@@ -15,7 +15,7 @@ constexpr std::size_t kHugePage = std::size_t(2) << 20;
 
 }  // namespace
 
-AlignedBuffer::AlignedBuffer(std::size_t size) : size_((size + kPage - 1) / kPage * kPage) {
+AlignedBuffer::AlignedBuffer(std::size_t size) : size_((size + kPage - 1) / kPage * kPage), owner_(getpid()) {
   if (size_ == 0) size_ = kPage;
   // Longer by a huge page, so that it can start on one; the rest is given back.
   const std::size_t mapped = size_ + kHugePage;
@@ -37,6 +37,9 @@ AlignedBuffer::AlignedBuffer(std::size_t size) : size_((size + kPage - 1) / kPag
   madvise(data_, size_, MADV_DONTFORK);
 }
 
-AlignedBuffer::~AlignedBuffer() { munmap(data_, size_); }
+AlignedBuffer::~AlignedBuffer() {
+  // A forked child has never had it: what lies there now is something else.
+  if (getpid() == owner_) munmap(data_, size_);
+}
 
 }  // namespace zerotrain

@@ -29,7 +29,10 @@ std::string random_name() {
   return name;
 }
 
-// Below, `flags` is O_DIRECT or nothing. Both return -1 and errno.
+// Without O_DIRECT a write only reaches the page cache, and the drive's error would be told to nobody.
+constexpr int kBuffered = O_DSYNC;
+
+// Below, `flags` is O_DIRECT or kBuffered. Both return -1 and errno.
 int open_unnamed(const std::string& folder, int flags) {
   // O_EXCL: it can never be given a name.
   return open(folder.c_str(), O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC | flags, 0600);
@@ -59,7 +62,7 @@ bool is_refusal_of_kind(int error) { return error == EOPNOTSUPP || error == EISD
 Device::Device(const std::string& folder, unsigned depth) : depth_(depth) {
   open_file(folder);
   try {
-    if (is_direct) try_direct();
+    if (is_direct) try_direct(folder);
   } catch (...) {
     close(fd_);
     throw;
@@ -82,7 +85,7 @@ void Device::open_file(const std::string& folder) {
   fd_ = open_unnamed(folder, O_DIRECT);
   if (fd_ < 0 && is_refusal_of_kind(errno)) {
     unnamed_error = errno;
-    fd_ = open_unnamed(folder, 0);
+    fd_ = open_unnamed(folder, kBuffered);
     if (fd_ >= 0) {
       direct_error = unnamed_error;
     } else if (is_refusal_of_kind(errno)) {
@@ -91,7 +94,7 @@ void Device::open_file(const std::string& folder) {
       fd_ = open_and_unlink(folder, O_DIRECT);
       if (fd_ < 0 && errno == EINVAL) {
         direct_error = errno;
-        fd_ = open_and_unlink(folder, 0);
+        fd_ = open_and_unlink(folder, kBuffered);
       }
     }
   }
@@ -103,7 +106,7 @@ void Device::open_file(const std::string& folder) {
 }
 
 // Some file systems take the flag and refuse the first transfer.
-void Device::try_direct() {
+void Device::try_direct(const std::string& folder) {
   AlignedBuffer block(kPage);
   const char* call = "write with O_DIRECT";
   ssize_t moved = pwrite(fd_, block.data(), kPage, 0);
@@ -116,29 +119,47 @@ void Device::try_direct() {
   if (error != EINVAL) fail(error, std::string(call) + " of the spill file");
   is_direct = false;
   direct_reason = because(call, error);
-  const int flags = fcntl(fd_, F_GETFL);
-  if (flags < 0 || fcntl(fd_, F_SETFL, flags & ~O_DIRECT) < 0) fail(errno, "fcntl of the spill file");
+  // Another file, as fcntl cannot set O_DSYNC.
+  const int buffered = unlinked_by == kUnnamed ? open_unnamed(folder, kBuffered) : open_and_unlink(folder, kBuffered);
+  if (buffered < 0) fail(errno, "open of a spill file in " + folder);
+  close(fd_);
+  fd_ = buffered;
 }
 
-void Device::use(std::unique_ptr<Engine> engine) { engine_ = std::move(engine); }
+void Device::use(std::unique_ptr<Engine> engine) {
+  // What the last one could not wait for will not be told by this one.
+  in_flight_ = 0;
+  pending_.clear();
+  engine_ = std::move(engine);
+}
 
 void Device::probe() {
-  AlignedBuffer written(kPage), read(kPage);
-  for (std::size_t i = 0; i < kPage; ++i) written.data()[i] = static_cast<char>(i * 37 + i / 251);
+  struct Trial {
+    AlignedBuffer written{kPage}, read{kPage};
+    Part parts[2];
+  };
+  auto trial = std::make_unique<Trial>();
+  char* written = trial->written.data();
+  for (std::size_t i = 0; i < kPage; ++i) written[i] = static_cast<char>(i * 37 + i / 251);
   for (const bool is_write : {true, false}) {
-    Part part;
+    Part& part = trial->parts[is_write];
     part.is_write = is_write;
     Request request;
     request.fd = fd_;
     request.is_write = is_write;
-    request.data = is_write ? written.data() : read.data();
+    request.data = is_write ? written : trial->read.data();
     request.size = kPage;
     part.requests.push_back(request);
-    start(part);
-    wait(part);
+    try {
+      start(part);
+      wait(part);
+    } catch (...) {
+      (void)trial.release();  // the kernel may still be at it
+      throw;
+    }
     if (part.error) fail(part.error, is_write ? "a write" : "a read");
   }
-  if (std::memcmp(written.data(), read.data(), kPage) != 0) fail(EIO, "what was read is not what was written");
+  if (std::memcmp(written, trial->read.data(), kPage) != 0) fail(EIO, "what was read is not what was written");
 }
 
 void Device::resize(std::uint64_t from, std::uint64_t to) {
@@ -156,6 +177,11 @@ void Device::resize(std::uint64_t from, std::uint64_t to) {
   }
   if (ftruncate(fd_, static_cast<off_t>(from)) < 0) fail(errno, "ftruncate after fallocate failed");
   fail(error, "fallocate");
+}
+
+void Device::cut(std::uint64_t size) {
+  // Where it fails, the space comes back with the file's end.
+  if (ftruncate(fd_, static_cast<off_t>(size)) < 0) allocation_reason = because("ftruncate", errno);
 }
 
 void Device::start(Part& part) {

@@ -56,13 +56,17 @@ class LibaioEngine final : public Engine {
   }
 
   void wait() override {
-    while (ready_ == 0) take(1, nullptr);
+    while (ready_ == 0) {
+      const int error = take(1, nullptr);
+      if (error) fail(error, "io_getevents");
+    }
   }
 
   void reap(std::vector<Completion>& completed) override {
     timespec now{};
     do {
-      if (ready_ == 0) take(0, &now);
+      // An error is the waiting thread's to tell: thrown here it would lose what was taken before.
+      if (ready_ == 0 && take(0, &now) != 0) break;
       for (std::size_t i = 0; i < ready_; ++i) {
         completed.push_back({reinterpret_cast<Request*>(events_[i].data), events_[i].res});
       }
@@ -72,10 +76,12 @@ class LibaioEngine final : public Engine {
   }
 
  private:
-  void take(long at_least, timespec* timeout) {
+  // The system's error number, or 0.
+  int take(long at_least, timespec* timeout) {
     const long count = syscall(__NR_io_getevents, context_, at_least, events_.size(), events_.data(), timeout);
-    if (count < 0 && errno != EINTR) fail(errno, "io_getevents");
-    if (count > 0) ready_ = static_cast<std::size_t>(count);
+    if (count < 0) return errno == EINTR ? 0 : errno;
+    ready_ = static_cast<std::size_t>(count);
+    return 0;
   }
 
   aio_context_t context_ = 0;

@@ -13,6 +13,7 @@
 
 #include "zerotrain/aligned.hpp"
 #include "zerotrain/bind.hpp"
+#include "zerotrain/gil.hpp"
 #include "zerotrain/spill_file.hpp"
 
 namespace nb = nanobind;
@@ -38,7 +39,7 @@ auto unlocked(const Work& work) {
   std::uint64_t place = 0;
   bool has_place = false;
   try {
-    nb::gil_scoped_release released;
+    GilReleased released;
     return work();
   } catch (const TransferError& failed) {
     error = failed.error;
@@ -65,7 +66,11 @@ class PySpillFile {
   ~PySpillFile() {
     if (!file_) return;
     if (file_->is_owner()) {
-      close();
+      try {
+        close();
+      } catch (nb::python_error& error) {
+        error.discard_as_unraisable("closing a spill file");
+      }
       return;
     }
     // A forked child: neither the rings nor what they refer to are its own.
@@ -89,7 +94,21 @@ class PySpillFile {
     }
     Pending pending = std::move(found->second);
     pending_.erase(found);
-    unlocked([&] { file->wait(*pending.transfer); });
+    bool has_ended = false;
+    try {
+      unlocked([&] {
+        try {
+          file->wait(*pending.transfer);
+        } catch (const TransferError&) {
+          has_ended = true;
+          throw;
+        }
+      });
+    } catch (...) {
+      // The kernel may still be writing into it.
+      if (!has_ended) pending_.emplace(ticket, std::move(pending));
+      throw;
+    }
   }
 
   void resize(std::uint64_t num_bytes) {
@@ -101,10 +120,17 @@ class PySpillFile {
     if (!file_) return;
     std::shared_ptr<SpillFile> file = usable();
     file_.reset();  // nothing new from here on
-    unlocked([&] {
-      file->drain();
-      file.reset();
-    });
+    try {
+      unlocked([&] {
+        file->drain();
+        file.reset();
+      });
+    } catch (...) {
+      // Nobody knows when the kernel is done with them.
+      (void)new std::map<std::uint64_t, Pending>(std::move(pending_));
+      pending_.clear();
+      throw;
+    }
     pending_.clear();
   }
 

@@ -16,6 +16,7 @@
 #include "sealer.hpp"
 #include "zerotrain/bind.hpp"
 #include "zerotrain/bind_update.hpp"
+#include "zerotrain/gil.hpp"
 
 namespace nb = nanobind;
 using namespace zerotrain;
@@ -67,7 +68,7 @@ void update_plain(const BoundChunks& batch, const BoundTask& task, std::size_t s
                   std::size_t element_bytes) {
   const ChunkData chunks = batch.chunks();
   const ChunkUpdate update{task.task, start, has_remainder, element_bytes};
-  nb::gil_scoped_release unlocked;
+  GilReleased unlocked;
   update_chunks(chunks, update);
 }
 
@@ -88,13 +89,13 @@ void bind_openssl(nb::module_& m) {
       .def("seal",
            [](Sealer& self, const BoundChunks& batch) {
              const SealedChunks chunks = batch.sealed();
-             nb::gil_scoped_release unlocked;
+             GilReleased unlocked;
              self.seal(chunks);
            })
       .def("open",
            [](Sealer& self, const BoundChunks& batch) {
              const SealedChunks chunks = batch.sealed();
-             nb::gil_scoped_release unlocked;
+             GilReleased unlocked;
              return self.open(chunks);
            },
            "Chunks, counted from the batch's first, that failed: zeroed.")
@@ -103,7 +104,7 @@ void bind_openssl(nb::module_& m) {
               std::size_t element_bytes) {
              const SealedChunks chunks = batch.sealed();
              const ChunkUpdate update{task.task, start, has_remainder, element_bytes};
-             nb::gil_scoped_release unlocked;
+             GilReleased unlocked;
              return self.update(chunks, update);
            },
            nb::arg("chunks"), nb::arg("task"), nb::kw_only(), nb::arg("start"), nb::arg("has_remainder"),

@@ -83,7 +83,13 @@ std::uint64_t SpillFile::share(std::size_t device, std::uint64_t size) const {
 
 void SpillFile::resize(std::uint64_t size) {
   if (size % kPage) throw std::invalid_argument("the spill file's size must be a multiple of 4096");
-  for (std::size_t i = 0; i < devices_.size(); ++i) devices_[i]->resize(share(i, size_), share(i, size));
+  std::size_t grown = 0;
+  try {
+    for (; grown < devices_.size(); ++grown) devices_[grown]->resize(share(grown, size_), share(grown, size));
+  } catch (...) {
+    for (std::size_t i = 0; i < grown; ++i) devices_[i]->cut(share(i, size_));
+    throw;
+  }
   size_ = std::max<std::uint64_t>(size_, size);
 }
 

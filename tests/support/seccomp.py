@@ -14,13 +14,24 @@ from dataclasses import dataclass
 
 _X86 = {
     "io_uring_setup": 425,
+    "io_uring_enter": 426,
     "io_setup": 206,
+    "io_getevents": 208,
     "openat": 257,
     "fallocate": 285,
     "pread64": 17,
     "pwrite64": 18,
 }
-_ARM = {"io_uring_setup": 425, "io_setup": 0, "openat": 56, "fallocate": 47, "pread64": 67, "pwrite64": 68}
+_ARM = {
+    "io_uring_setup": 425,
+    "io_uring_enter": 426,
+    "io_setup": 0,
+    "io_getevents": 4,
+    "openat": 56,
+    "fallocate": 47,
+    "pread64": 67,
+    "pwrite64": 68,
+}
 NUMBERS = _ARM if platform.machine() == "aarch64" else _X86
 
 _LOAD, _EQUAL, _HAS_BITS, _RETURN = 0x20, 0x15, 0x45, 0x06

@@ -1,6 +1,8 @@
 // Memory that O_DIRECT reads into: page aligned, on huge pages where the system has them.
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstddef>
 
 namespace zerotrain {
@@ -23,6 +25,7 @@ class AlignedBuffer {
  private:
   char* data_;
   std::size_t size_;
+  pid_t owner_;
 };
 
 }  // namespace zerotrain

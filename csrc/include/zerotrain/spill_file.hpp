@@ -54,17 +54,20 @@ class Device {
   void use(std::unique_ptr<Engine> engine);
   void probe();             // a real write and read at the file's start; throws std::system_error
   void resize(std::uint64_t from, std::uint64_t to);
+  void cut(std::uint64_t size);  // gives back what a resize has taken
   void start(Part& part);   // its requests are in the queue from here on
   void wait(Part& part);    // until none of them is under way
   void drain();             // until nothing is
   int fd() const { return fd_; }
 
-  std::string unlinked_by = "O_TMPFILE", direct_reason, allocation_reason;
+  static constexpr const char* kUnnamed = "O_TMPFILE";
+  std::string unlinked_by = kUnnamed, direct_reason, allocation_reason;
   bool is_direct = true;
 
  private:
   void open_file(const std::string& folder);
-  void try_direct();
+  void open_buffered(const std::string& folder);
+  void try_direct(const std::string& folder);
   void reap_one(std::unique_lock<std::mutex>& lock);
   void collect();
   void pump();
@@ -101,9 +104,11 @@ class SpillFile {
 
   // The memory must live until wait() has returned. Offset, size and address: multiples of kPage.
   std::unique_ptr<Transfer> start(bool is_write, std::uint64_t offset, char* data, std::size_t size);
-  void wait(Transfer& transfer);  // throws TransferError once nothing of it is under way any more
+  // Throws TransferError once nothing of it is under way any more. Any other error says that waiting failed: the
+  // transfer and its memory must then stay until close().
+  void wait(Transfer& transfer);
   void resize(std::uint64_t size);
-  void drain();  // until nothing is under way
+  void drain();  // until nothing is under way; throws std::system_error where that cannot be known
   bool is_owner() const;  // false in a forked child
 
   std::uint64_t size() const { return size_; }

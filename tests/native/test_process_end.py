@@ -1,0 +1,31 @@
+"""The end of a process keeps its exit code and is quiet, whatever of ours is still under way."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import sys, threading, time
+import torch
+from zerotrain.runtime import _native
+file = _native.SpillFile([sys.argv[1]], 1 << 20)
+key = _native.VaultKey()
+values = torch.ones(1 << 22)
+started = threading.Event()
+def work():
+    while True:
+        started.set()
+        _native.sum_squares(values, threads=1)
+threading.Thread(target=work, daemon=True).start()
+started.wait()
+sys.exit(7)
+"""
+
+
+def test_a_thread_inside_of_native_code_does_not_abort_the_process(tmp_path: Path) -> None:
+    """Nor do objects that nobody has closed make nanobind complain."""
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (7, "")

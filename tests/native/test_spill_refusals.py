@@ -1,0 +1,133 @@
+"""The system refuses in the middle: memory in use is not given away, no space is kept that nobody counts."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support.forked import in_child
+from tests.support.seccomp import Refusal, refuse
+from zerotrain.runtime._native import SpillFile, aligned_buffer
+
+BLOCK = 4096
+MIB = 1 << 20
+
+
+def is_mapped(address: int) -> bool:
+    """Whether this process has memory there."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        start, _, stop = line.split(maxsplit=1)[0].partition("-")
+        if int(start, 16) <= address < int(stop, 16):
+            return True
+    return False
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        Refusal("openat", errno.EINVAL, argument=2, bits=os.O_DIRECT),
+        Refusal("pwrite64", errno.EINVAL),  # the first transfer's
+    ],
+)
+def test_writes_without_o_direct_wait_for_the_drive(tmp_path: Path, refusal: Refusal) -> None:
+    """Else the drive's error would come after the write, and be told to nobody."""
+
+    def work() -> list[object]:
+        refuse([refusal])
+        file = SpillFile([str(tmp_path)], BLOCK, engine="io_uring")
+        flags = fcntl.fcntl(file.fileno(), fcntl.F_GETFL)
+        return [file.is_direct(), flags & os.O_DIRECT, flags & os.O_DSYNC, os.listdir(tmp_path)]
+
+    assert in_child(work) == [False, 0, os.O_DSYNC, []]
+
+
+@pytest.mark.parametrize(
+    ("engine", "waits"),
+    [
+        ("io_uring", Refusal("io_uring_enter", errno.ENOMEM, argument=2, value=1)),
+        ("libaio", Refusal("io_getevents", errno.ENOMEM, argument=1, value=1)),
+    ],
+)
+def test_a_wait_that_fails_leaves_the_kernel_its_memory(tmp_path: Path, engine: str, waits: Refusal) -> None:
+    """The buffer of a transfer that may be under way stays, also when its tensor is gone."""
+
+    def work() -> list[object]:
+        file = SpillFile([str(tmp_path)], 64 * MIB, engine=engine, queue_depth=4)
+        buffer = aligned_buffer(64 * MIB)
+        refuse([waits])
+        # Most of it is still in the queue: what has ended by itself is found without a wait.
+        ticket, address = file.write(0, buffer), buffer.data_ptr()
+        del buffer
+        said: list[object] = []
+        try:
+            file.wait(ticket)
+        except OSError as error:
+            said.append(error.errno)
+        said.append(is_mapped(address))
+        try:
+            file.close()
+        except OSError as error:
+            said.append(error.errno)
+        said.append(is_mapped(address))
+        del file
+        return [*said, is_mapped(address)]
+
+    assert in_child(work) == [errno.ENOMEM, True, errno.ENOMEM, True, True]
+
+
+def test_an_engine_that_cannot_wait_gives_way(tmp_path: Path) -> None:
+    """Its probe is still under way when the next one takes over."""
+
+    def work() -> list[object]:
+        refuse(
+            [
+                Refusal("io_uring_enter", errno.ENOMEM, argument=2, value=1),
+                Refusal("io_getevents", errno.EINVAL),
+            ]
+        )
+        file = SpillFile([str(tmp_path)], 64 * BLOCK)
+        file.wait(file.write(0, aligned_buffer(64 * BLOCK).fill_(3)))
+        engine = file.engine
+        file.close()
+        return [engine]
+
+    assert in_child(work) == ["threads"]
+
+
+def test_a_failed_growth_over_several_folders_leaves_all_as_they_were(tmp_path: Path) -> None:
+    """The second folder has no room: the first gives back what it had taken."""
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+
+    def work() -> list[object]:
+        file = SpillFile([str(folder) for folder in folders], 3 * MIB, stripe_bytes=MIB)
+        refuse([Refusal("fallocate", errno.ENOSPC, argument=2, value=MIB)])  # where the second goes on
+        said: list[object] = []
+        try:
+            file.resize(20 * MIB)
+        except OSError as error:
+            said.append(error.errno)
+        sizes = [os.fstat(file.fileno(i)).st_size for i in (0, 1)]
+        return [*said, sizes, file.num_bytes]
+
+    assert in_child(work) == [errno.ENOSPC, [2 * MIB, MIB], 3 * MIB]
+
+
+def test_a_buffer_that_a_child_drops_takes_nothing_of_the_childs(tmp_path: Path) -> None:
+    """It is left out of the fork: what lies at its address there is the child's own."""
+    buffers = [aligned_buffer(64 * MIB)]
+
+    def work() -> object:
+        address = buffers[0].data_ptr()
+        mine = [torch.full((MIB,), 7, dtype=torch.int64) for _ in range(16)]
+        in_hole = [address <= tensor.data_ptr() < address + 64 * MIB for tensor in mine]
+        buffers.clear()
+        return [any(in_hole), all(is_mapped(tensor.data_ptr()) for tensor in mine)]
+
+    assert in_child(work) == [True, True]
