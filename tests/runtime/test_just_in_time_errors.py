@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +14,12 @@ from torch.utils.data import DataLoader, Dataset
 
 import zerotrain.runtime as zt
 from tests.support.just_in_time import Run, batch, engine_of, pause_of, train_step
+from tests.support.ranks import run_ranks
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.runtime.engine import Engine
+from zerotrain.runtime.optim.update import Update
 from zerotrain.runtime.train.exits import exit_code_of
+from zerotrain.runtime.zero.pending import UpdateInterrupted
 
 ROOT = Path(__file__).parents[2]
 
@@ -131,6 +135,7 @@ def test_a_forked_worker_says_that_it_cannot_wait() -> None:
 LEAVING = """
 import sys, time
 from tests.support.just_in_time import Run, batch, engine_of, pause_of, train_step
+from tests.support.ranks import run_ranks
 
 context = engine_of(Run(tier=sys.argv[1]))
 engine = context.__enter__()
@@ -156,3 +161,57 @@ def test_a_process_ends_while_an_update_goes_on(tier: str, way: str, code: int) 
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (code, "leaving True\n", "")
+
+
+def interrupts() -> None:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupted_update_is_final(tmp_path: Path) -> None:
+    """Some units are of the new step then, the others of the old one."""
+    with engine_of(Run(just_in_time=False)) as engine:
+        train_step(engine, 0)
+        seen: list[str] = []
+        run = Update.run
+
+        def run_some(update: Update, name: str) -> None:
+            seen.append(name)
+            if len(seen) == 3:
+                interrupts()
+            run(update, name)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Update, "run", run_some)
+            with pytest.raises(KeyboardInterrupt):
+                train_step(engine, 1)
+        for name in ("zero_grad", "save", "forward", "close"):
+            with pytest.raises(UpdateInterrupted, match="last checkpoint"):
+                LATER[name](engine, tmp_path)
+        assert not list(tmp_path.rglob("manifest.json"))
+
+
+def interrupted_publication(stage: int) -> list[str]:
+    """What a rank says whose wait for the third unit was interrupted, with gathers under way."""
+    said = []
+    with engine_of(Run(stage=stage, dtype="fp32")) as engine:
+        train_step(engine, 0)
+        engine.synchronize()
+        train_step(engine, 1)
+        updates = engine.core.updates
+        tickets: Any = updates._tickets
+        third = tickets[updates._publication[2]]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(updates, "_wait", lambda one: interrupts() if one is third else one.wait())
+            for call in (engine.synchronize, engine.synchronize):
+                try:
+                    call()
+                except BaseException as error:
+                    said.append(type(error).__name__)
+        updates.failure = None
+        engine.synchronize()
+    return said
+
+
+def test_an_interrupted_publication_is_final() -> None:
+    for said in run_ranks(2, interrupted_publication, 1):
+        assert said == ["KeyboardInterrupt", "UpdateInterrupted"]

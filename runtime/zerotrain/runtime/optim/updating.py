@@ -41,17 +41,17 @@ class Updating:
         core = self._core
         trained = [unit for unit in core.units if unit.layout.trainable]
         adopt_writes(trained)
-        if self.updater is not None:
-            self._update_in_background(self.updater, grad_scale)
-            return 0.0
         try:
+            if self.updater is not None:
+                self._update_in_background(self.updater, grad_scale)
+                return 0.0
             self._update_now(list(core.gradients.values()), grad_scale)
-        except Exception as error:
+            began = perf_counter()
+            publish_all(trained, most_numel=core.updates.publish_numel)
+            return perf_counter() - began
+        except BaseException as error:
             core.updates.fail(error)  # a part of the units is updated: nothing can be saved of it
             raise
-        began = perf_counter()
-        publish_all(trained, most_numel=core.updates.publish_numel)
-        return perf_counter() - began
 
     def close(self) -> None:
         """End the thread of the updates and give the buffers of their copies back."""

@@ -36,6 +36,16 @@ class UpdatePending(RuntimeError):
         )
 
 
+class UpdateInterrupted(RuntimeError):
+    """Ctrl-C came while units of one step were updated or published."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "an optimizer step was interrupted between two units, so the weights are of different steps; "
+            "go on from the last checkpoint"
+        )
+
+
 class Ticket(Protocol):
     """One unit's update in the background."""
 
@@ -82,7 +92,8 @@ class PendingUpdates:
 
     def fail(self, error: BaseException) -> None:
         """An update met this; nothing else can be done with the engine."""
-        self.failure, self._traceback = error, error.__traceback__
+        final = error if isinstance(error, Exception) else UpdateInterrupted()
+        self.failure, self._traceback = final, error.__traceback__
 
     def begin(
         self,
@@ -158,7 +169,13 @@ class PendingUpdates:
                 self._show(unit)
                 yield unit
 
-        publish_all(settled(), most_numel=self.publish_numel)
+        try:
+            publish_all(settled(), most_numel=self.publish_numel)
+        except BaseException as error:
+            # Of what is on its way to replicas, some are shown already, and nobody would wait for it again.
+            if not isinstance(error, Exception) and any(_is_published(unit) for unit in units):
+                self.fail(error)
+            raise
         self.gather_seconds += perf_counter() - began - (self.fence_seconds - fenced)
 
     def _wait_stored(self) -> None:
