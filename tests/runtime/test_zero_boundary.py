@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -179,6 +180,16 @@ def one_result() -> dict[str, Any]:
         "ops": {sample.op for sample in engine.comm.timings},
         "sent": int(np.sum([sample.num_bytes for sample in engine.comm.timings])),
     }
+
+
+def test_a_norm_that_is_not_a_number_is_no_bound() -> None:
+    """With bf16 that asks for no check: torch's clip_grad_norm_ shows it in every gradient."""
+    config = {"train_batch_size": 1, "gradient_clipping": 0.5}
+    engine, *_ = zt.initialize(model=nn.Linear(4, 2), config=config)
+    scales = [engine.pipeline.grad_scale(norm) for norm in (math.nan, math.inf, 0.0, 0.1, 5.0)]
+    assert math.isnan(scales[0])
+    assert scales[1:] == [0.0, 1.0, 1.0, pytest.approx(0.1, rel=1e-6)]
+    engine.close()
 
 
 def test_backward_wants_a_scalar() -> None:

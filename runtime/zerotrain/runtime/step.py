@@ -277,7 +277,9 @@ class StepPipeline:
         where they are reduced."""
         if self._clip_norm <= 0.0 or self._optimizer.is_local:
             return 1.0 / self.scaler.scale
-        return min(1.0, self._clip_norm / (norm + CLIP_EPSILON)) / self.scaler.scale
+        factor = self._clip_norm / (norm + CLIP_EPSILON)
+        # One that is not a number goes on, as in torch: nothing was bounded by it.
+        return (1.0 if factor > 1.0 else factor) / self.scaler.scale
 
     def drop(self) -> None:
         """Forget what backward passes since the last step computed, also one that raised."""
