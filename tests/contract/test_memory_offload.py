@@ -63,6 +63,7 @@ CASES: dict[str, dict[str, Any]] = {
             ("alone", None, {"max_in_cpu": 0}),
         )
     },
+    "plain, parameters": config(3, None, SPILLED, zero={"spill": {"encryption": "None"}}),
     "nothing to keep": config(
         1, NVME, bf16={"enabled": False}, optimizer={"type": "SGD", "params": {"momentum": 0.0}}
     ),

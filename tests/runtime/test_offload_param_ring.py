@@ -12,10 +12,13 @@ import torch
 
 from tests.support.vaults import make_vault
 from zerotrain.contract.memory.inputs import READ_BUFFERS, UPDATE_BUFFERS, UPLOAD_BUFFERS
+from zerotrain.runtime.comm.timing import Pending
+from zerotrain.runtime.offload.host import HostPages
 from zerotrain.runtime.offload.param_ring import ParamRing
+from zerotrain.runtime.offload.params import HostShard
 from zerotrain.runtime.offload.uploads import Uploads, WeightStaging
 from zerotrain.runtime.vault.chunks import Record
-from zerotrain.runtime.vault.store import Vault
+from zerotrain.runtime.vault.store import RecordIO, Vault
 from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
 
 SIZES = (4096, 12288, 8192, 4096, 16384, 8192, 4096)
@@ -24,14 +27,15 @@ SIZES = (4096, 12288, 8192, 4096, 16384, 8192, 4096)
 class Bench:
     """A ring over records of several sizes, and what each record must hold."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, uploads: Uploads | None = None) -> None:
         self.vault: Vault = make_vault(folder)
         self.records: list[Record] = [
             self.vault.add(f"unit{i}", [4096] * (size // 4096), swept=False) for i, size in enumerate(SIZES)
         ]
         self.vault.allocate()
         self.ledger = MemoryLedger()
-        self.ring = ParamRing(self.vault, Uploads(torch.device("cpu")), self.ledger, pinned_for=None)
+        uploads = uploads or Uploads(torch.device("cpu"))
+        self.ring = ParamRing(self.vault, uploads, self.ledger, pinned_for=None)
         self.ring.fit(max(SIZES), max(SIZES))
         self.holds = [0] * len(SIZES)
         for index in range(len(SIZES)):
@@ -161,3 +165,88 @@ def fail(staging: WeightStaging, weights: torch.Tensor, ledger: MemoryLedger) ->
     with staging.lend(weights, reads=False, ledger=ledger) as copy:
         copy.zero_()
         raise ZeroDivisionError
+
+
+class Copies(Uploads):
+    """Of a device that is still computing: copies are under way until somebody waits for them."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self.marks: list[Copy] = []
+
+    def mark(self) -> Copy:
+        self.marks.append(Copy())
+        return self.marks[-1]
+
+    def finish(self) -> None:
+        for mark in self.marks:
+            mark.synchronize()
+
+
+class Copy:
+    """An event."""
+
+    def __init__(self) -> None:
+        self.was_awaited = False
+
+    def query(self) -> bool:
+        return self.was_awaited
+
+    def synchronize(self) -> None:
+        self.was_awaited = True
+
+
+def test_updates_wait_for_no_copy_of_others(tmp_path: Path) -> None:
+    """Copies to the device are done when it has computed what came before: an update that waited for them
+    would go at its pace."""
+    uploads, ledger = Copies(), MemoryLedger()
+    pages = [HostPages(64, pinned=False) for _ in range(2)]
+    first, second = (
+        HostShard(page, torch.zeros(16), torch.float32, uploads=uploads, ledger=ledger) for page in pages
+    )
+    for shard in (first, second):
+        shard.send(torch.empty(16), lambda _: Pending.done())
+    with first.to_update(reads=False, device=torch.device("cpu")):
+        pass
+    assert [mark.was_awaited for mark in uploads.marks] == [True, False]
+
+    bench = Bench(tmp_path, uploads := Copies())
+    for index in (0, 1):
+        bench.gather(index)
+    bench.update(2, 77, None, reads=False)
+    assert [mark.was_awaited for mark in uploads.marks] == [False, False]
+    for index in range(len(SIZES)):
+        bench.gather(index)
+    bench.vault.close()
+
+
+class Slow:
+    """A transfer that takes its time."""
+
+    def __init__(self, io: RecordIO, done: list[Record], record: Record) -> None:
+        self._io, self._done, self._record = io, done, record
+
+    def wait(self) -> None:
+        self._io.wait()
+        self._done.append(self._record)
+
+
+def test_weights_on_their_way_are_not_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next update's weights may be those that were written just now."""
+    bench = Bench(tmp_path)
+    written: list[Record] = []
+    write, read = bench.vault.start_write, bench.vault.start_read
+
+    def start_write(record: Record, buffer: torch.Tensor) -> Slow:
+        return Slow(write(record, buffer), written, record)
+
+    def start_read(record: Record, buffer: torch.Tensor) -> RecordIO:
+        assert record is not bench.records[1] or record in written
+        return read(record, buffer)
+
+    monkeypatch.setattr(bench.vault, "start_write", start_write)
+    monkeypatch.setattr(bench.vault, "start_read", start_read)
+    bench.update(1, 5, None, reads=False)
+    bench.update(2, 6, 1, reads=False)
+    bench.update(1, 7, None, reads=True)
+    bench.vault.close()

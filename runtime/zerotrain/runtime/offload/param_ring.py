@@ -45,6 +45,11 @@ class _Buffer:
         self.copied: Any = None
         """Event after which the device has read it."""
 
+    @property
+    def is_copied(self) -> bool:
+        """Whether the device does not read it any more."""
+        return self.copied is None or self.copied.query()
+
     def wait(self) -> None:
         """Until its bytes are still: weights after a read, of no use after a write."""
         if (io := self.io) is not None:
@@ -307,12 +312,12 @@ class GatherBuffers:
             self.drop(record)
 
     def borrow(self) -> _Buffer | None:
-        """A buffer for fresh weights, if one is free."""
+        """A buffer for fresh weights, if one is free that nobody has to wait for."""
         with self._lock:
-            buffer = self._pool.free.pop() if self._pool.free else None
-        if buffer is not None:
-            buffer.wait()
-        return buffer
+            for index, buffer in enumerate(self._pool.free):
+                if buffer.io is None and buffer.is_copied:
+                    return self._pool.free.pop(index)
+        return None
 
     def keep(self, record: Record, buffer: _Buffer) -> None:
         """The borrowed buffer holds what the next gather of the record wants."""
@@ -336,7 +341,7 @@ class GatherBuffers:
         if not self._pool.free:
             _, guessed = self._ahead.popitem()  # another than the one that is wanted now
             self._pool.free.append(guessed)
-        buffer = self._pool.free.pop()
+        buffer = self._pool.free.pop(0)  # the one that the device was sent first
         buffer.wait()
         return buffer
 

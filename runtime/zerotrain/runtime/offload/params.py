@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from zerotrain.contract.memory.inputs import PARAM_CHUNK_BYTES, TAG_BYTES, fitting
+from zerotrain.contract.memory.inputs import PARAM_CHUNK_BYTES, fitting
 from zerotrain.runtime.comm.timing import Pending
 from zerotrain.runtime.offload.host import HostPages
 from zerotrain.runtime.offload.param_ring import ParamRing
@@ -49,6 +49,7 @@ class OffloadedParams:
         self._in_host: dict[UnitLayout, int] = {}
         """Elements of shards that stay in host memory."""
         self._records: dict[UnitLayout, Record] = {}
+        self._tag_bytes: dict[Record, int] = {}
         self._ring: ParamRing | None = None
         self._ledger: MemoryLedger
 
@@ -67,9 +68,11 @@ class OffloadedParams:
                 self._in_host[layout] = numel[layout]
                 continue
             sizes = _chunks(_num_bytes(layout, numel[layout]))
-            self._records[layout] = self._vault.add(
+            tag_bytes = self._vault.memory.tags
+            record = self._records[layout] = self._vault.add(
                 f"{layout.name} (weights)", sizes, layout=layout.dtype, swept=False
             )
+            self._tag_bytes[record] = self._vault.memory.tags - tag_bytes
         if self._records:
             self._vault.allocate()
             self._make_ring(self._vault)
@@ -103,6 +106,7 @@ class OffloadedParams:
             del self._records[layout]
         self._vault.forget(record)
         self._count(record, -1)
+        del self._tag_bytes[record]
 
     def next_to_update(self, record: Record) -> Record | None:
         """Which trained unit's weights an update in layout order wants after these."""
@@ -126,7 +130,7 @@ class OffloadedParams:
 
     def _count(self, record: Record, sign: int) -> None:
         self._ledger.add(Kind.SPILL, sign * record.num_bytes)
-        self._ledger.add(Kind.TAGS, sign * TAG_BYTES * len(record.sizes))
+        self._ledger.add(Kind.TAGS, sign * self._tag_bytes[record])
 
 
 class HostShard:
@@ -147,16 +151,21 @@ class HostShard:
         self._pages = pages
         self._uploads = uploads
         self._ledger = ledger
+        self._sent: Any = None
+        """Event behind its last copy to the device."""
         self._host = ledger.count(Kind.HOST_PARAMS, pages.data.view(dtype)).copy_(values)
 
     def send(self, part: torch.Tensor, start: StartGather) -> Pending:
-        return self._uploads.send(self._host, part, start)
+        pending = self._uploads.send(self._host, part, start)
+        self._sent = self._uploads.mark()
+        return pending
 
     def read_ahead(self) -> bool:
         return True
 
     def to_update(self, *, reads: bool, device: torch.device) -> AbstractContextManager[torch.Tensor]:
-        self._uploads.finish()
+        if self._sent is not None:  # of other shards, copies wait for what the device computes just now
+            self._sent.synchronize()
         if device.type == "cpu":
             return nullcontext(self._host)
         return CopiedBack(self._host, reads=reads, device=device)
