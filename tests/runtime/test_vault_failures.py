@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from tests.support.forked import in_child
 from tests.support.vaults import CHUNK, all_tiles, filled, flip, make_vault, noise, rewrite
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.runtime._native import aligned_buffer
+from zerotrain.runtime.vault.chunks import TileRef
 from zerotrain.runtime.vault.errors import SpillIOError, VaultError
 from zerotrain.runtime.vault.seal import SpillIntegrityError
 from zerotrain.runtime.vault.store import Vault
@@ -142,6 +145,74 @@ def test_a_writing_pass_that_was_broken_off_is_final(tmp_path: Path) -> None:
         vault.read_chunks(pairs[0][0])
     everything_raises(vault, caught.value)
     vault.close()
+
+
+@pytest.mark.parametrize("writes", [True, False])
+@pytest.mark.parametrize("is_late", [True, False])
+def test_an_interrupt_while_a_sweep_waits_lets_go_of_the_vault(
+    tmp_path: Path, writes: bool, is_late: bool
+) -> None:
+    """Before or after the wait itself, while the sweep is left: the turn and the key are given back."""
+    vault = make_vault(tmp_path)
+    pairs = filled(vault, 64 * 3)
+    wait, interrupts = vault._port.wait, [KeyboardInterrupt(), KeyboardInterrupt()]
+
+    def interrupted(ticket: int, ref: TileRef) -> None:
+        if is_late:
+            wait(ticket, ref)
+        if interrupts:
+            raise interrupts.pop()
+        wait(ticket, ref)
+
+    def leave_early() -> None:
+        with (
+            mock.patch.object(vault._port, "wait", side_effect=wait) as waiting,
+            vault.sweep(all_tiles(pairs), writes=writes) as sweep,
+        ):
+            tile = next(iter(sweep))
+            tile.open()
+            if writes:
+                tile.seal()
+            waiting.side_effect = interrupted
+            next(iter(sweep))
+
+    with pytest.raises(KeyboardInterrupt):
+        leave_early()
+    if writes:
+        with pytest.raises(VaultError, match="a pass that writes was broken off after"):
+            vault.read_chunks(pairs[0][0])
+    else:
+        assert torch.equal(vault.read_chunks(pairs[0][0]), pairs[0][1])
+        assert vault._ring.is_whole
+    closing = threading.Thread(target=vault.close, daemon=True)
+    closing.start()
+    closing.join(10)
+    assert not closing.is_alive(), "another thread waits for a sweep that has ended"
+
+
+def test_a_vault_that_cannot_be_closed_is_wiped_all_the_same(tmp_path: Path) -> None:
+    """The key and the limit do not wait for the file."""
+    vault = make_vault(tmp_path, limit_bytes=1 << 30)
+    pairs = filled(vault, 64)
+    limit = vault._place.limit
+    assert limit is not None
+    assert limit.used_bytes == vault.memory.file
+
+    class Stuck:
+        num_bytes = vault.memory.file
+
+        def close(self) -> None:
+            raise OSError(errno.ENOMEM, "wait")
+
+    file, vault._port.file = vault._port.file, Stuck()  # type: ignore[assignment]
+    with pytest.raises(OSError):
+        vault.close()
+    assert limit.used_bytes == 0
+    ref = all_tiles(pairs)[0]
+    with pytest.raises(RuntimeError, match="closed"):
+        vault._port.sealer.seal(ref.batch(aligned_buffer(ref.num_bytes)))
+    assert file is not None
+    file.close()
 
 
 def test_an_error_beside_a_sweep_ends_the_sweep(tmp_path: Path) -> None:

@@ -37,12 +37,19 @@ MAX_QUEUE_DEPTH = 1024
 
 
 class SpillLimit:
-    """Bytes that all spill files of a process may take together; thread-safe."""
+    """Bytes that spill files may take together; thread-safe."""
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, *, within: SpillLimit | None = None) -> None:
+        """`within`: what is taken here is taken there as well, until this object is gone."""
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
+        self._within = within
         self._lock = threading.Lock()
+
+    def __del__(self) -> None:
+        """A vault that was dropped without a word has no file any more."""
+        if self._within is not None:
+            self._within.give_back(self.used_bytes)
 
     def take(self, num_bytes: int, *, rank: int) -> None:
         """Raises SpillDoesNotFit."""
@@ -55,12 +62,16 @@ class SpillLimit:
                     f"zero_optimization.spill.max_bytes); raise it by {needed - self.limit_bytes} bytes a "
                     f"rank, use more ranks, or {KEEP_MORE}"
                 )
+            if self._within is not None:
+                self._within.take(num_bytes, rank=rank)
             self.used_bytes = needed
 
     def give_back(self, num_bytes: int) -> None:
         """The bytes may be taken again."""
         with self._lock:
             self.used_bytes -= num_bytes
+            if self._within is not None:
+                self._within.give_back(num_bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,8 +135,10 @@ def grow(file: SpillFile, place: SpillPlace, num_bytes: int, identity: VaultIden
 def close(file: SpillFile, place: SpillPlace) -> None:
     """Waits for what is under way; the space is free afterwards."""
     num_bytes = file.num_bytes
-    file.close()
-    _give_back(place, num_bytes)
+    try:
+        file.close()
+    finally:
+        _give_back(place, num_bytes)
 
 
 def remove_folders(folders: Sequence[str]) -> None:

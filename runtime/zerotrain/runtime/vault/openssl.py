@@ -35,12 +35,16 @@ class OpenSslSealer:
         self._records = Records(identity)
         self._key = VaultKey(key)
         self._native = NativeSealer(self._key, first_counter=first_counter)
+
+    @property
+    def info(self) -> SealerInfo:
+        """As it is now: contexts are made with the first chunks, and may need memory that is then refused."""
         contexts = (
             "cipher contexts beside it"
             if cipher_contexts_are_guarded()
             else "cipher contexts in ordinary memory, made for a batch and cleansed after it"
         )
-        self.info = SealerInfo(
+        return SealerInfo(
             name="AES-256-GCM",
             backend=f"OpenSSL {openssl_version()} (EVP)",
             is_encrypted=True,

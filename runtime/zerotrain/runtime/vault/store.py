@@ -188,11 +188,13 @@ class Vault:
             return
         with self._turn, self._layout:
             file, self._port.file = self._port.file, None
-            if file is not None:
-                spill.close(file, self._place)
-            self._port.sealer.close()
-            self._ring = Ring(self._ring_tiles, 0)
-            self._records.clear()
+            try:
+                if file is not None:
+                    spill.close(file, self._place)
+            finally:
+                self._port.sealer.close()
+                self._ring = Ring(self._ring_tiles, 0)
+                self._records.clear()
 
     def sweep(self, tiles: Sequence[TileRef], *, writes: bool, reads: bool = True) -> Sweep:
         """A pass over the tiles in this order, as a context manager; waits for another one to end.

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from zerotrain.runtime._native import UpdateTask
 
 
+MAX_INTERRUPTS = 4
+"""Of the wait for one tile while a sweep is left: who asks more often gets out, and the vault is lost."""
+
+
 class Turn:
     """Whose sweep it is: a lock that says so when a thread would wait for itself."""
 
@@ -144,7 +148,7 @@ class Sweep:
         self._ahead: deque[_InFlight] = deque()
         self._behind: deque[_InFlight] = deque()
         self._tile: Tile | None = None
-        self._buffer: torch.Tensor
+        self._now: _InFlight  # the tile's
         self._started_s = 0.0
 
     def __enter__(self) -> Self:
@@ -172,7 +176,7 @@ class Sweep:
                 entry.buffer[: entry.ref.num_bytes],
                 TileState.AS_READ if self._reads else TileState.OPEN,
             )
-            self._buffer = entry.buffer
+            self._now = entry
             self._wait(entry)
             self.stats.num_tiles += 1
             yield self._tile
@@ -190,28 +194,48 @@ class Sweep:
             self._finish(error)
 
     def _finish(self, error: BaseException | None) -> None:
-        """Nothing is under way afterwards; a writing sweep that was broken off is final."""
-        broken = error
-        for entry in [*self._behind, *self._ahead]:
-            try:
-                self._wait(entry)
-            except VaultError as late:
+        """Nothing is under way afterwards, or the vault has failed; a broken pass that writes is final."""
+        broken, is_clear = error, False
+        try:
+            entries = [*self._behind, *self._ahead, *([] if self._tile is None else [self._now])]
+            for entry in entries:
+                late = self._end(entry)
                 broken = broken or late
-            self._ring.give_back(entry.buffer)
-        if self._tile is not None:
-            self._ring.give_back(self._buffer)
-        if broken is not None and self._writes:
-            stopped = VaultError(
-                f"the vault of rank {self._port.identity.rank}: a pass that writes was broken off after "
-                f"{self.stats.num_tiles} of {len(self._tiles)} tiles by {type(broken).__name__}: {broken}"
-            )
-            stopped.__cause__ = broken
-            self._port.fail(stopped)
-        self.stats.total_s = perf_counter() - self._started_s
-        self._totals.add(self.stats)
-        self._turn.release()
+                if entry.ticket is None:
+                    self._ring.give_back(entry.buffer)
+            is_clear = all(entry.ticket is None for entry in entries)
+        except BaseException as late:
+            broken = broken or late
+            raise
+        finally:
+            if not is_clear or (broken is not None and self._writes):
+                self._port.fail(self._broken_off(broken))
+            self.stats.total_s = perf_counter() - self._started_s
+            self._totals.add(self.stats)
+            self._turn.release()
         if error is None and broken is not None:
             raise broken
+
+    def _end(self, entry: _InFlight) -> BaseException | None:
+        """Waits, also where it is interrupted; what came in between."""
+        first: BaseException | None = None
+        for _ in range(MAX_INTERRUPTS):
+            try:
+                self._wait(entry)
+            except BaseException as error:
+                first = first or error
+            if entry.ticket is None:
+                break
+        return first
+
+    def _broken_off(self, by: BaseException | None) -> VaultError:
+        stopped = VaultError(
+            f"the vault of rank {self._port.identity.rank}: a pass that "
+            f"{'writes' if self._writes else 'reads'} was broken off after {self.stats.num_tiles} of "
+            f"{len(self._tiles)} tiles by {type(by).__name__}: {by}"
+        )
+        stopped.__cause__ = by
+        return stopped
 
     def _read_ahead(self) -> None:
         """Keeps one tile for now and half of the other buffers ahead of it."""
@@ -220,13 +244,8 @@ class Sweep:
             if buffer is None:
                 if not self._behind:
                     break
-                entry = self._behind.popleft()
-                buffer = entry.buffer
-                try:
-                    self._wait(entry)
-                except BaseException:
-                    self._ring.give_back(buffer)
-                    raise
+                self._wait(self._behind[0])
+                buffer = self._behind.popleft().buffer
             ref = self._tiles[self._next]
             self._next += 1
             entry = _InFlight(ref, buffer, None)
@@ -240,7 +259,7 @@ class Sweep:
         if self._tile is None:
             return
         tile = self._tile
-        entry = _InFlight(tile.ref, self._buffer, None)
+        entry = self._now
         if self._writes and tile.state is TileState.OPEN:
             raise VaultError(f"a tile of record {tile.ref.record.name!r} was left open by a pass that writes")
         if tile.state is TileState.SEALED:
@@ -256,9 +275,12 @@ class Sweep:
     def _wait(self, entry: _InFlight) -> None:
         if entry.ticket is None:
             return
-        ticket, entry.ticket = entry.ticket, None
         started = perf_counter()
         try:
-            self._port.wait(ticket, entry.ref)
+            self._port.wait(entry.ticket, entry.ref)
+            entry.ticket = None
+        except (VaultError, ValueError):
+            entry.ticket = None  # failed for good; or told before, to a wait that was interrupted
+            raise
         finally:
             self.stats.wait_s += perf_counter() - started

@@ -54,7 +54,11 @@ class WheelSealer:
         self._counter_lock = Lock()
         self._staging = local()
         self._pool = ThreadPoolExecutor(num_threads(), thread_name_prefix="vault-crypto")
-        self.info = SealerInfo(
+
+    @property
+    def info(self) -> SealerInfo:
+        """As it is now."""
+        return SealerInfo(
             name="AES-256-GCM",
             backend=f"cryptography {version('cryptography')} ({backend.openssl_version_text()})",
             is_encrypted=True,
