@@ -23,7 +23,6 @@ from zerotrain.runtime.offload.fit import check_fit
 from zerotrain.runtime.offload.spill import make_param_tier, make_staging, open_vault
 from zerotrain.runtime.offload.tiers import make_tiers
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
-from zerotrain.runtime.vault.secrecy import refuse_cores
 from zerotrain.runtime.zero.core import Core, CoreOptions
 from zerotrain.runtime.zero.hierarchy import ErrorFeedback
 from zerotrain.runtime.zero.layout import DTYPE_BYTES, LayoutError, ModelLayout
@@ -197,7 +196,7 @@ def build_core(
         averages=config.precision.gradient_reduce_op == "mean",
     )
     optimizer.keep_states_in(make_tiers(config, vault), options.placement)
-    core = Core(
+    return Core(
         model,
         layout,
         comm=comm,
@@ -205,9 +204,6 @@ def build_core(
         values=take_values(model, comm),
         on_made=optimizer.make_states,
     )
-    if vault is not None:
-        refuse_cores()  # after the last descriptor on /proc, which other users than root get no more of
-    return core
 
 
 def _plus(config: EngineConfig) -> ZeroPlusPlus:

@@ -12,8 +12,10 @@ from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.offload.params import OffloadedParams
 from zerotrain.runtime.offload.settings import spill_settings
 from zerotrain.runtime.offload.uploads import WeightStaging
+from zerotrain.runtime.vault.secrecy import refuse_cores
 
 if TYPE_CHECKING:
+    from zerotrain.runtime.vault.file import SpillLimit
     from zerotrain.runtime.vault.store import Vault
 
 
@@ -26,7 +28,7 @@ def open_vault(config: EngineConfig, comm: Comm) -> Vault | None:
     if settings is None:
         return None
     try:
-        from zerotrain.runtime.vault.file import SpillLimit, SpillPlace
+        from zerotrain.runtime.vault.file import SpillPlace
         from zerotrain.runtime.vault.seal import Encryption, VaultIdentity
         from zerotrain.runtime.vault.sealers import create_sealer
         from zerotrain.runtime.vault.store import Vault
@@ -41,12 +43,24 @@ def open_vault(config: EngineConfig, comm: Comm) -> Vault | None:
     identity = VaultIdentity(job=settings.job, rank=comm.rank, world_size=comm.world_size)
     place = SpillPlace(
         folders=settings.folders,
-        limit=None if settings.limit_bytes is None else SpillLimit(settings.limit_bytes),
+        limit=None if settings.limit_bytes is None else _limit(settings.limit_bytes),
         queue_depth=settings.queue_depth,
         request_bytes=settings.request_bytes,
     )
+    refuse_cores()  # before there is a key
     sealer = create_sealer(Encryption(settings.encryption), identity)
     return Vault(place, sealer=sealer, identity=identity)
+
+
+_limits: dict[int, SpillLimit] = {}
+"""Of this process by their bytes, as several engines share the rank's part of the volume."""
+
+
+def _limit(num_bytes: int) -> SpillLimit:
+    """For one vault, within the process's."""
+    from zerotrain.runtime.vault.file import SpillLimit
+
+    return SpillLimit(num_bytes, within=_limits.setdefault(num_bytes, SpillLimit(num_bytes)))
 
 
 def make_staging(config: EngineConfig, comm: Comm) -> WeightStaging | None:
