@@ -42,7 +42,9 @@ class _Row:
     disk: float
     memory_limit: float
     memory_used: float
-    """Without what the engine takes over from the model."""
+    """By all ranks of the host and by others."""
+    taken_over: float
+    """Of it, what this rank's engine takes over from the model."""
     disk_limit: float
     """Of this rank's spill, or _NO_LIMIT."""
     disk_free: float
@@ -60,7 +62,8 @@ class _Host:
 
     @property
     def memory_free(self) -> float:
-        return min(row.memory_limit - row.memory_used for row in self.rows)
+        taken_over = sum(row.taken_over for row in self.rows)
+        return min(row.memory_limit - row.memory_used for row in self.rows) + taken_over
 
     @property
     def room(self) -> Needs:
@@ -162,7 +165,8 @@ def _mine(model: nn.Module, needs: Needs, place: SpillSettings) -> list[float]:
         host=float(needs.host or 0),
         disk=float(needs.disk or 0),
         memory_limit=float(room.limit),
-        memory_used=float(room.used - _taken_over(model)),
+        memory_used=float(room.used),
+        taken_over=float(_taken_over(model)),
         disk_limit=_NO_LIMIT if place.limit_bytes is None else float(place.limit_bytes),
         disk_free=_NO_FOLDER if free is None else float(free),
         accelerator_free=float(torch.cuda.mem_get_info()[0]) if on_cuda else _NO_LIMIT,

@@ -37,14 +37,17 @@ def memory_room(root: Path = Path("/")) -> MemoryRoom:
 
 def disk_free(folders: Sequence[Path]) -> int | None:
     """Bytes that a spill striped over these folders can take; None where one cannot be made or written in."""
-    smallest = []
+    smallest: dict[int, int] = {}  # by file system
+    shares: dict[int, int] = {}
     for folder in folders:
         there = next((parent for parent in (folder, *folder.parents) if parent.exists()), folder)
         if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
             return None
         found = os.statvfs(there)
-        smallest.append(found.f_bavail * found.f_frsize)
-    return min(smallest, default=0) * len(folders)
+        disk = there.stat().st_dev
+        smallest[disk] = found.f_bavail * found.f_frsize
+        shares[disk] = shares.get(disk, 0) + 1
+    return min((free * len(folders) // shares[disk] for disk, free in smallest.items()), default=0)
 
 
 def _machine(root: Path) -> MemoryRoom:
