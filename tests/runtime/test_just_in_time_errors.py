@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event, Timer
 from typing import Any
 
 import pytest
@@ -13,10 +14,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import zerotrain.runtime as zt
-from tests.support.just_in_time import Run, batch, engine_of, pause_of, train_step
+from tests.support.just_in_time import PATIENCE_S, Run, batch, engine_of, pause_of, train_step
 from tests.support.ranks import run_ranks
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.runtime.engine import Engine
+from zerotrain.runtime.offload.updater import UpdateAbandoned, Updater
 from zerotrain.runtime.optim.update import Update
 from zerotrain.runtime.train.exits import exit_code_of
 from zerotrain.runtime.zero.pending import UpdateInterrupted
@@ -134,7 +136,7 @@ def test_a_forked_worker_says_that_it_cannot_wait() -> None:
 
 LEAVING = """
 import sys, time
-from tests.support.just_in_time import Run, batch, engine_of, pause_of, train_step
+from tests.support.just_in_time import PATIENCE_S, Run, batch, engine_of, pause_of, train_step
 from tests.support.ranks import run_ranks
 
 context = engine_of(Run(tier=sys.argv[1]))
@@ -215,3 +217,24 @@ def interrupted_publication(stage: int) -> list[str]:
 def test_an_interrupted_publication_is_final() -> None:
     for said in run_ranks(2, interrupted_publication, 1):
         assert said == ["KeyboardInterrupt", "UpdateInterrupted"]
+
+
+def test_closing_gives_up_what_has_not_begun() -> None:
+    """A hanging disk must not keep a process for as many units as there are."""
+    began, goes_on, ran = Event(), Event(), list[str]()
+
+    def run(name: str) -> None:
+        began.set()
+        assert goes_on.wait(PATIENCE_S)
+        ran.append(name)
+
+    updater = Updater()
+    tickets, stored = updater.submit(["a", "b", "c"], run, lambda: None)
+    assert began.wait(PATIENCE_S)
+    Timer(0.05, goes_on.set).start()
+    updater.close()
+    tickets["a"].wait()
+    for ticket in (tickets["b"], tickets["c"], stored):
+        with pytest.raises(UpdateAbandoned):
+            ticket.wait()
+    assert ran == ["a"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +24,12 @@ from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.offload.just_in_time import StepFacts, runs_just_in_time
 
 Read = Callable[[Engine, nn.Parameter], Any]
+
+
+def exported(engine: Engine) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        engine.save_16bit_model(folder)
+        return next(Path(folder).glob("*.safetensors")).read_bytes()
 
 
 @torch.no_grad()
@@ -115,6 +122,8 @@ READS: dict[str, Read] = {
     "local_fp32": lambda _, weight: zt.get_local_fp32(weight),
     "state": lambda _, weight: zt.get_full_optimizer_state(weight, "exp_avg"),
     "checkpoint": lambda engine, _: engine.checkpoint_state().scalars["optimizer"],
+    "scalars": lambda engine, _: engine.optimizer.scalars(),
+    "export": lambda engine, _: exported(engine),
     "evaluation": lambda engine, _: engine(batch(7)),
     "twice": lambda _, weight: torch.stack([weight, weight]).sum(),
     "of one unit": lambda engine, weight: functional.linear(
@@ -211,6 +220,23 @@ def test_reads_on_one_rank_say_what_they_need() -> None:
     assert alone == "True"
     for said in others:
         assert "engine.synchronize() on every rank" in said
+
+
+def read_after_evaluation() -> list[bool]:
+    """Per stage: whether rank 0 alone may read a block that an evaluation in between left out."""
+    found = []
+    for stage in (1, 2):
+        with engine_of(Run(stage=stage)) as engine:
+            train_step(engine, 0)
+            with torch.no_grad():
+                engine(batch(1), leaves_out=3)
+            weight = engine.module.get_parameter("blocks.3.weight")
+            found.append(world()[0] != 0 or bool(weight.detach().isfinite().all()))
+    return found
+
+
+def test_forward_passes_settle_what_they_left_out() -> None:
+    assert run_ranks(2, read_after_evaluation) == [[True, True]] * 2
 
 
 def different_branches(stage: int) -> list[float]:

@@ -203,7 +203,8 @@ class ZeroOptimizer:
         return float(self.param_groups[0]["lr"])
 
     def scalars(self) -> dict[str, Any]:
-        """JSON-able state beside the tensors."""
+        """JSON-able state beside the tensors. No update in the background reads or writes any of it: its
+        numbers are its own by then, and rules that count are never just in time."""
         return {
             "num_updates": self.num_updates,
             "groups": [
