@@ -226,6 +226,13 @@ def test_a_folder_that_is_none(tmp_path: Path) -> None:
     for text, code in run_ranks(2, start, None, wrong, {}):
         assert code == ExitCode.BAD_CONFIG
         assert "must be a folder that every rank can make and write in" in text
+        assert "zero_optimization.offload_optimizer.nvme_path" in text
+    for zero, environ, key in (
+        ({"spill": {"paths": [str(tmp_path / "file")]}}, {}, "zero_optimization.spill.paths"),
+        ({}, {"ZEROTRAIN_NVME_PATH": str(tmp_path / "file")}, "ZEROTRAIN_NVME_PATH"),
+    ):
+        ((text, code),) = run_ranks(1, start, None, {"stage": 2, **NVME, **zero}, environ)
+        assert (code, key in text) == (ExitCode.BAD_CONFIG, True), text
     ((text, code),) = run_ranks(1, start, None, {"stage": 2, **NVME}, {})
     assert code == ExitCode.BAD_CONFIG
     assert "must name a folder on a fast local disk" in text

@@ -187,7 +187,7 @@ def _check_folders(rows: Sequence[_Row], spill: SpillSettings | None) -> None:
     odd = [rank for rank, row in enumerate(rows) if row.disk_free == _NO_FOLDER]
     if odd and spill is not None:
         raise ConfigError(
-            "zero_optimization.offload_optimizer.nvme_path",
+            spill.folders_from,
             f"must be a folder that every rank can make and write in, and on rank {odd[0]} it is not",
             ", ".join(map(str, spill.folders)),
             "Create it on every worker, or give the job spec.nvme.",

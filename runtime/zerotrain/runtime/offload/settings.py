@@ -23,6 +23,8 @@ class SpillSettings:
     """Where this rank's spill lies, how large it may become, how it is sealed and written."""
 
     folders: tuple[Path, ...]
+    folders_from: str
+    """The key or the variable that names them."""
     limit_bytes: int | None
     """Of this rank, all files together; None = what the disk has."""
     encryption: Encryption
@@ -49,24 +51,25 @@ def spill_settings(
     if not spills(config):
         return None
     env = SpillEnv.from_env(environ)
-    return _settings(config, env, _folders(config, env), world_size=world_size)
+    return _settings(config, env, *_folders(config, env), world_size=world_size)
 
 
 def possible_spill(config: EngineConfig, environ: Mapping[str, str], *, world_size: int) -> SpillSettings:
     """What the settings would be if something were offloaded to nvme; no folders where none is known."""
     env = SpillEnv.from_env(environ)
     folders = tuple(map(Path, config.zero.spill.paths)) or ((env.nvme_path,) if env.nvme_path else ())
-    return _settings(config, env, folders, world_size=world_size)
+    return _settings(config, env, folders, "", world_size=world_size)
 
 
 def _settings(
-    config: EngineConfig, env: SpillEnv, folders: tuple[Path, ...], *, world_size: int
+    config: EngineConfig, env: SpillEnv, folders: tuple[Path, ...], folders_from: str, *, world_size: int
 ) -> SpillSettings:
     # Without a launcher nobody says which ranks share the volume: count on all of them.
     sharers = env.local_world_size or world_size
     limits = [config.zero.spill.max_bytes, None if env.nvme_bytes is None else env.nvme_bytes // sharers]
     return SpillSettings(
         folders=folders,
+        folders_from=folders_from,
         limit_bytes=min((limit for limit in limits if limit is not None), default=None),
         encryption=_encryption(config, env),
         job=env.job_uid or env.job or "local",
@@ -75,19 +78,22 @@ def _settings(
     )
 
 
-def _folders(config: EngineConfig, env: SpillEnv) -> tuple[Path, ...]:
+def _folders(config: EngineConfig, env: SpillEnv) -> tuple[tuple[Path, ...], str]:
+    """The folders, and what names them."""
     zero = config.zero
     if zero.spill.paths:
-        return tuple(Path(folder) for folder in zero.spill.paths)
-    named = [
-        block.nvme_path
-        for block in (zero.offload_optimizer, zero.offload_param)
+        return tuple(Path(folder) for folder in zero.spill.paths), f"{_ZERO}.spill.paths"
+    blocks = {"offload_optimizer": zero.offload_optimizer, "offload_param": zero.offload_param}
+    named = {
+        name: block.nvme_path
+        for name, block in blocks.items()
         if block is not None and block.device == "nvme" and block.nvme_path
-    ]
+    }
     if named:
-        return tuple(Path(folder) for folder in dict.fromkeys(named))
+        folders = tuple(Path(folder) for folder in dict.fromkeys(named.values()))
+        return folders, f"{_ZERO}.{next(iter(named))}.nvme_path"
     if env.nvme_path is not None:
-        return (env.nvme_path,)
+        return (env.nvme_path,), "ZEROTRAIN_NVME_PATH"
     block = "offload_param" if zero.offload_optimizer is None else "offload_optimizer"
     raise ConfigError(
         f"{_ZERO}.{block}.nvme_path",
