@@ -2,7 +2,6 @@
 
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <atomic>
@@ -14,6 +13,7 @@
 #include <thread>
 
 #include "zerotrain/cpu_budget.hpp"
+#include "zerotrain/signals.hpp"
 
 namespace zerotrain {
 namespace {
@@ -46,20 +46,6 @@ std::atomic<ThreadPool*> shared_pool{nullptr};
 // The parent's threads do not exist in a child, and its mutexes may be held by them.
 void forget_in_child() { shared_pool.store(nullptr); }
 [[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, forget_in_child);
-
-// Signals go to the threads of the program: a new thread inherits the mask of the one that starts it.
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &saved_);
-  }
-  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &saved_, nullptr); }
-
- private:
-  sigset_t saved_;
-};
 
 }  // namespace
 

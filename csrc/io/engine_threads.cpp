@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "zerotrain/io_engine.hpp"
+#include "zerotrain/signals.hpp"
 
 namespace zerotrain {
 namespace {
@@ -20,6 +21,7 @@ class ThreadEngine final : public Engine {
  public:
   explicit ThreadEngine(unsigned depth) {
     const unsigned wanted = std::max(1u, std::min(depth, kMaxThreads));
+    const SignalsBlocked blocked;
     try {
       for (unsigned i = 0; i < wanted; ++i) threads_.emplace_back([this] { work(); });
     } catch (const std::system_error&) {

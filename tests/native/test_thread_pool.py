@@ -158,3 +158,18 @@ def test_groups_above_count_in_both_versions(root: Path, monkeypatch: pytest.Mon
     assert _native.num_usable_threads(str(root)) == CORES
     (folder / "cpu.cfs_quota_us").write_text("100000\n")
     assert _native.num_usable_threads(str(root)) == 1
+
+
+def test_native_threads_take_no_signal(tmp_path: Path) -> None:
+    """Signals are the program's; so it is with the threads that move the spill."""
+    before = set(os.listdir("/proc/self/task"))
+    file = _native.SpillFile([str(tmp_path)], 4096, engine="threads")
+    script = 'update_(got, "adamw", threads=2); print(sum(open(f"/proc/self/task/{t}/status").read().split('
+    script += '"SigBlk:")[1].split()[0].startswith("fffffff") for t in os.listdir("/proc/self/task")))'
+    started = set(os.listdir("/proc/self/task")) - before
+    assert started
+    for thread in started:
+        status = Path(f"/proc/self/task/{thread}/status").read_text()
+        assert int(status.split("SigBlk:")[1].split()[0], 16) & 1 << 14, "SIGTERM is not blocked"
+    file.close()
+    assert int(run_script(SETUP + script)[0]) >= 1
