@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+from pathlib import Path
 
 import pytest
 
@@ -48,6 +49,26 @@ def test_what_openssl_derives_from_the_key_lies_beside_it() -> None:
     assert "cipher contexts beside it" in sealer.info.memory
     sealer.close()
     assert guarded_memory(os.getpid()).count(SECRET) == 0
+
+
+def test_the_info_says_what_is_refused_later(make: KeyedSealer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first chunks may need more locked memory than there is."""
+    sealer = make(IDENTITY)
+    monkeypatch.setattr(f"{type(sealer).__module__}.key_memory", lambda: "not locked: no more")
+    assert "key: not locked: no more; " in sealer.info.memory
+    sealer.close()
+
+
+def test_guarded_memory_lies_between_pages_that_cannot_be_touched(make: KeyedSealer) -> None:
+    sealer = make(IDENTITY)
+    borders: dict[tuple[str, int], str] = {}
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        place, access = line.split()[:2]
+        start, stop = (int(border, 16) for border in place.split("-"))
+        borders["from", start] = borders["to", stop] = access
+    for start_at, stop_at in guarded_ranges(os.getpid()):
+        assert (borders["to", start_at], borders["from", stop_at]) == ("---p", "---p")
+    sealer.close()
 
 
 def test_a_forked_child_sees_zeros(make: KeyedSealer) -> None:

@@ -51,8 +51,11 @@ def test_the_file_can_never_be_given_a_name(tmp_path: Path) -> None:
     file = SpillFile([str(tmp_path)], BLOCK)
     if file.unlinked_by() != "O_TMPFILE":
         pytest.skip(f"no O_TMPFILE here: {file.unlinked_by()}")
-    with pytest.raises(OSError):
-        os.link(f"/proc/self/fd/{file.fileno()}", tmp_path / "name", follow_symlinks=True)
+    # With a folder's descriptor it is linkat(AT_SYMLINK_FOLLOW), without one link(), which never follows.
+    root = os.open("/", os.O_PATH)
+    with pytest.raises(FileNotFoundError):
+        os.link(f"/proc/self/fd/{file.fileno()}", tmp_path / "name", src_dir_fd=root, follow_symlinks=True)
+    os.close(root)
     assert os.listdir(tmp_path) == []
     assert os.fstat(file.fileno()).st_mode & 0o777 == 0o600
     assert os.fstat(file.fileno()).st_nlink == 0

@@ -48,6 +48,26 @@ def test_the_vaults_own_limit_is_kept(tmp_path: Path) -> None:
     vault.close()
 
 
+def test_a_growth_that_the_system_refuses_gives_the_limit_back(tmp_path: Path) -> None:
+    """The folder that was made for it is this user's alone."""
+
+    def work() -> list[int]:
+        os.umask(0)
+        folder = tmp_path / "made"
+        vault = make_vault(folder, limit_bytes=100 * 4096)
+        vault.add("a", [4096] * 10)
+        vault.allocate()
+        refuse([Refusal("fallocate", errno.ENOSPC)])
+        with pytest.raises(SpillDoesNotFit, match="No space left"):
+            vault.add("b", [4096] * 10)
+        assert vault._place.limit is not None
+        used = vault._place.limit.used_bytes
+        vault.close()
+        return [used, vault._place.limit.used_bytes, folder.stat().st_mode & 0o777]
+
+    assert in_child(work) == [10 * 4096, 0, 0o700]
+
+
 def test_two_files_share_one_limit(tmp_path: Path) -> None:
     """And closing one gives its part back."""
     limit = SpillLimit(10 * 4096)
