@@ -55,7 +55,7 @@ def deepspeed(stage: int, device: str) -> Callable[[Sizes], Contender]:
         block: dict[str, Any] = {"device": device, "pin_memory": False}
         if device == "nvme":
             block |= {"nvme_path": os.environ["ZEROTRAIN_NVME_PATH"]}
-            block |= {"pipeline_read": True, "pipeline_write": True, "buffer_count": 5}
+            block |= {"pipeline_read": True, "pipeline_write": True, "buffer_count": 16}
             config["aio"] = DEEPSPEED_AIO
             config["zero_optimization"]["sub_group_size"] = SUB_GROUP_NUMEL
         config["zero_optimization"]["offload_optimizer"] = block
