@@ -35,6 +35,7 @@ import os, resource, sys, threading
 from tests.support.updates import make_arrays, same_bits, update_
 from zerotrain.runtime import _native
 import torch
+torch.set_num_threads(1)  # torch's own threads do not survive a fork
 start = make_arrays("adamw", 16384 * 24 + 5, torch.float32, None)
 want, got = start.copy(), start.copy()
 update_(want, "adamw")

@@ -8,6 +8,8 @@ import traceback
 import warnings
 from collections.abc import Callable
 
+import torch
+
 
 def in_child(work: Callable[[], object]) -> object:
     """What `work` returns, through JSON. Raises AssertionError with the child's traceback."""
@@ -18,6 +20,7 @@ def in_child(work: Callable[[], object]) -> object:
         pid = os.fork()
     if pid == 0:
         os.close(reader)
+        torch.set_num_threads(1)  # torch's own threads are the parent's
         try:
             answer = json.dumps({"value": work()})
         except BaseException:
