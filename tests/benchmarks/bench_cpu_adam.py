@@ -4,8 +4,9 @@
 
 All run in turn in one process, on arrays of their own and the same threads, beside the time that the machine
 needs to read and write the same arrays with hardly any arithmetic (the roof: the fastest of several ways).
-Ours and the roof's lie where the engine keeps them: states in the host tier's mappings (huge pages), gradient and
-weight in mappings of their own; the others' where torch puts them, as in their engines.
+Ours and the roof's lie where the engine keeps them: states in the host tier's mappings (huge pages), gradient
+and weight in mappings of their own; the others' where torch puts them, as in their engines. Sizes that are
+powers of two are best avoided: streams that lie a power of two apart wait for each other in the memory.
 Ratios are taken per round. What each does is what its engine does on every step:
 
   zerotrain K=12   bf16 gradient, scale and clip -> fp32 master and moments -> bf16 weight
