@@ -12,6 +12,7 @@ import json
 import os
 import resource
 import sys
+from pathlib import Path
 
 import torch
 
@@ -49,6 +50,8 @@ def _allow_cores() -> None:
     libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(_ANY), 0, 0, 0)
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (hard, hard))
+    # Inherited, too, from a process that had a vault; the system's default: private and shared memory.
+    Path("/proc/self/coredump_filter").write_text("0x33")
 
 
 def main() -> None:
