@@ -14,18 +14,26 @@ unless the name says plain.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.benchmarks import deepspeed_env
 from tests.benchmarks.bench_step import ratio, tell
 from tests.benchmarks.contenders import Sizes
-from tests.benchmarks.team import EXTENSIONS, MIB, ROOT, ContenderFailed, Measured, Team, run_in_turn
+from tests.benchmarks.team import (
+    MIB,
+    ROOT,
+    ContenderFailed,
+    Measured,
+    Team,
+    drop_stale_locks,
+    run_in_turn,
+    write_json,
+)
 
 SMALL = Sizes()
 MIDDLE = Sizes(layers=24, d_model=1024, heads=16)
@@ -197,8 +205,7 @@ def main() -> int:
     except deepspeed_env.DeepSpeedMissing as error:
         print(error, file=sys.stderr)
         return 1
-    for lock in EXTENSIONS.glob("*/lock"):
-        lock.unlink()  # of a build that was interrupted; every rank would wait for it
+    drop_stale_locks()
     options.folder.mkdir(parents=True, exist_ok=True)
     # The ranks' memory is read from here, which a process that spills does not let others do.
     os.environ |= {"ZEROTRAIN_NVME_PATH": str(options.folder), "ZEROTRAIN_KEEP_READABLE": "1"}
@@ -207,11 +214,7 @@ def main() -> int:
         results[name] = run_group(GROUPS[name], options, python)
         report_group(name, GROUPS[name], results[name])
     report_targets(results)
-    if options.json:
-        plain = {
-            group: {name: asdict(value) for name, value in found.items()} for group, found in results.items()
-        }
-        options.json.write_text(json.dumps(plain, indent=1))
+    write_json(options.json, results)
     return 0
 
 

@@ -10,17 +10,16 @@ divided by the reference's time of the same round. The limit is forward and back
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 
 from tests.benchmarks import deepspeed_env
 from tests.benchmarks.contenders import ACTIVATIONS, LIMIT, Sizes
-from tests.benchmarks.team import EXTENSIONS, MIB, Measured, Team, run_in_turn
+from tests.benchmarks.team import MIB, Measured, Team, drop_stale_locks, run_in_turn, write_json
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "ddp": (LIMIT, "ddp-autocast", "ddp-bf16", "zerotrain-1", "zerotrain-2"),
@@ -161,8 +160,7 @@ def main() -> int:
         except deepspeed_env.DeepSpeedMissing as error:
             print(error, file=sys.stderr)
             return 1
-    for lock in EXTENSIONS.glob("*/lock"):
-        lock.unlink()  # of a build that was interrupted; every rank would wait for it
+    drop_stale_locks()
     results = {}
     activations = measure_activations(options)
     print(f"activations and other memory of a step without an engine: {activations / MIB:.0f} MiB")
@@ -170,11 +168,7 @@ def main() -> int:
         results[group] = run_group(GROUPS[group], options, python)
         report_group(group, results[group], activations)
     report_targets(results)
-    if options.json:
-        plain = {
-            group: {name: asdict(value) for name, value in found.items()} for group, found in results.items()
-        }
-        options.json.write_text(json.dumps(plain, indent=1))
+    write_json(options.json, results)
     return 0
 
 

@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 
 from tests.benchmarks import deepspeed_env
-from tests.benchmarks.team import EXTENSIONS, ROOT
+from tests.benchmarks.team import EXTENSIONS, ROOT, drop_stale_locks
 from zerotrain.runtime._native import Segment, UpdateTask, aligned_buffer
 from zerotrain.runtime.vault.file import SpillPlace
 from zerotrain.runtime.vault.seal import Encryption, VaultIdentity
@@ -134,8 +134,7 @@ class DeepSpeed:
             "TORCH_EXTENSIONS_DIR": str(EXTENSIONS),
             "PYTHONWARNINGS": "ignore",
         }
-        for lock in EXTENSIONS.glob("*/lock"):
-            lock.unlink()  # of a build that was interrupted; it would be waited for
+        drop_stale_locks()
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115  (lives as long as the process)
         self.process = subprocess.Popen(
             [str(python), "-m", "tests.benchmarks.vault_peer", json.dumps(task)],

@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -194,3 +194,18 @@ def run_in_turn(
         for team in teams:
             team.step(in_a_row)
         progress(f"round {number + 1} of {rounds}")
+
+
+def drop_stale_locks() -> None:
+    """Of builds of DeepSpeed's extensions that were interrupted; every rank would wait for them."""
+    for lock in EXTENSIONS.glob("*/lock"):
+        lock.unlink()
+
+
+def write_json(path: Path | None, results: Mapping[str, Mapping[str, Measured]]) -> None:
+    """Every measured value by group and contender, where a file was asked for."""
+    if path is not None:
+        plain = {
+            group: {name: asdict(value) for name, value in found.items()} for group, found in results.items()
+        }
+        path.write_text(json.dumps(plain, indent=1))

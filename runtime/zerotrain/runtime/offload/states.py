@@ -13,16 +13,13 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from zerotrain.runtime.zero.rounding import join, split
 from zerotrain.runtime.zero.state import MASTER
 from zerotrain.runtime.zero.unit import Unit
-
-if TYPE_CHECKING:
-    from zerotrain.runtime.offload.staging import WeightStaging
 
 REMAINDER = "remainder"
 """What is stored of a master whose upper half is the weight; no kind of its own outside of this package."""
@@ -96,9 +93,6 @@ class UnitUpdate(Protocol):
 class UnitPlace:
     """Which elements of a unit this rank updates, and the weights there."""
 
-    staging: WeightStaging | None = None
-    """Through what the weights travel, where the states are in host memory or on disk and the weights not."""
-
     def __init__(self, unit: Unit, encoding: Encoding) -> None:
         assert unit.layout.trainable
         self.unit = unit
@@ -120,11 +114,7 @@ class UnitPlace:
     def weights_to_update(self, device: torch.device) -> AbstractContextManager[torch.Tensor]:
         """The weights of the interval on a device, as they are now unless the encoding overwrites them all;
         what is in the tensor at the end becomes the weights."""
-        reads, unit = self.encoding is not Encoding.FULL, self.unit
-        if self.staging is not None and unit.keeps_shard:
-            sharded = unit.placement.states_sharded
-            return self.staging.lend(unit.shard if sharded else unit.full.tensor, reads=reads)
-        return unit.weights_to_update(reads=reads, device=device)
+        return self.unit.weights_to_update(reads=self.encoding is not Encoding.FULL, device=device)
 
     def read_weights(self, start: int, stop: int) -> torch.Tensor:
         """Elements of the weights in compute precision: a copy or the memory itself."""

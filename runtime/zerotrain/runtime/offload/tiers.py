@@ -16,7 +16,6 @@ from zerotrain.contract.config import EngineConfig
 from zerotrain.contract.memory import kept_states
 from zerotrain.runtime.offload.device import ResidentStates, device_states
 from zerotrain.runtime.offload.host import HostStates
-from zerotrain.runtime.offload.staging import WeightStaging
 from zerotrain.runtime.offload.states import Encoding, UnitStates, UnitUpdate
 from zerotrain.runtime.zero.layout import ModelLayout
 from zerotrain.runtime.zero.ledger import MemoryLedger
@@ -53,7 +52,6 @@ class StateTiers:
         self._ratio, self._pinned, self._vault = ratio, pinned, vault
         self._kept: frozenset[str] = frozenset()
         self._shelf: Shelf | None = None
-        self._staging: WeightStaging | None = None
         self._on_host: list[HostStates] = []
 
     def plan(self, layout: ModelLayout, *, replicated: bool) -> None:
@@ -80,10 +78,6 @@ class StateTiers:
         else:
             states = self._shelf_of(ledger).add(unit, kinds, encoding, initial.numel())
             states.take_initial(initial)
-        if unit.comm.device.type != "cpu":
-            self._staging = self._staging or WeightStaging(ledger, pinned=self._pinned)
-            self._staging.fit(states.numel * unit.dtype.itemsize)
-            states.staging = self._staging
         return states
 
     def forget(self, states: UnitStates) -> None:
@@ -105,8 +99,6 @@ class StateTiers:
         """Give back what the device's driver knows of. Host states stay readable."""
         for states in self._on_host:
             states.unpin()
-        if self._staging is not None:
-            self._staging.close()
 
     def _shelf_of(self, ledger: MemoryLedger) -> Shelf:
         if self._shelf is None:

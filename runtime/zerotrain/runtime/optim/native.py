@@ -9,28 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
 from zerotrain.runtime._native import Segment, UpdateTask, update_
-from zerotrain.runtime.optim.rules import AdagradRule, AdamRule, Hyper, LionRule, UpdateRule
+from zerotrain.runtime.optim.rules import AdagradRule, AdamRule, Alike, Hyper, LionRule, UpdateRule
 from zerotrain.runtime.zero.state import MASTER
 
 REMAINDER = "remainder"
-
-
-class Alike(Protocol):
-    """Elements `[start, stop)` that are updated alike; `step` counts from 1."""
-
-    @property
-    def start(self) -> int: ...
-    @property
-    def stop(self) -> int: ...
-    @property
-    def hyper(self) -> Hyper: ...
-    @property
-    def step(self) -> int: ...
 
 
 class _NativeRule:

@@ -17,8 +17,7 @@ from zerotrain.runtime._native import (
 )
 from zerotrain.runtime.vault.seal import (
     ChunkBatch,
-    Records,
-    SealedRecord,
+    KeepsRecords,
     SealerInfo,
     SpillIntegrityError,
     VaultIdentity,
@@ -27,12 +26,12 @@ from zerotrain.runtime.vault.seal import (
 )
 
 
-class OpenSslSealer:
+class OpenSslSealer(KeepsRecords):
     """A key in guarded memory, and what opens and seals with it; see `Sealer`."""
 
     def __init__(self, identity: VaultIdentity, *, key: bytes | None = None, first_counter: int = 0) -> None:
         """`key` and `first_counter` are for tests: the vault never gives them, and the key is then random."""
-        self._records = Records(identity)
+        super().__init__(identity)
         self._key = VaultKey(key)
         self._native = NativeSealer(self._key, first_counter=first_counter)
 
@@ -50,19 +49,6 @@ class OpenSslSealer:
             is_encrypted=True,
             memory=f"key: {key_memory()}; {contexts}",
         )
-
-    @property
-    def table_bytes(self) -> int:
-        """28 bytes per chunk."""
-        return self._records.table_bytes
-
-    def add(self, unit: str, chunk_bytes: Sequence[int], *, layout: str = "") -> SealedRecord:
-        """See Sealer."""
-        return self._records.add(unit, chunk_bytes, layout)
-
-    def forget(self, record: SealedRecord) -> None:
-        """See Sealer."""
-        self._records.forget(record)
 
     def seal(self, chunks: ChunkBatch) -> None:
         """See Sealer. Raises RuntimeError once closed, and in a forked child."""

@@ -299,17 +299,15 @@ def chunk_cut(chunks: ChunkBatch, origin: int) -> ChunkCut:
     }
 
 
-class PlainSealer:
-    """Leaves chunks as they are: `encryption: "None"`, which has to be asked for by name."""
+class KeepsRecords:
+    """What every sealer does about its records."""
 
-    info = SealerInfo(name="None", backend="none", is_encrypted=False, memory="no key")
-
-    def __init__(self, identity: VaultIdentity) -> None:
-        self._records = Records(identity, table_bytes_per_chunk=1)
+    def __init__(self, identity: VaultIdentity, *, table_bytes_per_chunk: int = TAG_BYTES) -> None:
+        self._records = Records(identity, table_bytes_per_chunk=table_bytes_per_chunk)
 
     @property
     def table_bytes(self) -> int:
-        """One byte per chunk: whether it was ever sealed."""
+        """See Sealer."""
         return self._records.table_bytes
 
     def add(self, unit: str, chunk_bytes: Sequence[int], *, layout: str = "") -> SealedRecord:
@@ -319,6 +317,15 @@ class PlainSealer:
     def forget(self, record: SealedRecord) -> None:
         """See Sealer."""
         self._records.forget(record)
+
+
+class PlainSealer(KeepsRecords):
+    """Leaves chunks as they are: `encryption: "None"`, which has to be asked for by name."""
+
+    info = SealerInfo(name="None", backend="none", is_encrypted=False, memory="no key")
+
+    def __init__(self, identity: VaultIdentity) -> None:
+        super().__init__(identity, table_bytes_per_chunk=1)  # whether it was ever sealed
 
     def seal(self, chunks: ChunkBatch) -> None:
         """Only takes down that the chunks hold something."""

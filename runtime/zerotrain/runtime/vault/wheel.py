@@ -7,7 +7,6 @@ Python's own: the package computes without the GIL.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from itertools import pairwise
@@ -29,8 +28,7 @@ from zerotrain.runtime._native import (
 from zerotrain.runtime.vault.seal import (
     TILE_CHUNKS,
     ChunkBatch,
-    Records,
-    SealedRecord,
+    KeepsRecords,
     SealerInfo,
     SpillIntegrityError,
     VaultIdentity,
@@ -43,12 +41,12 @@ MAX_COUNTER = 2**64 - 1
 MAX_GENERATION = 2**32 - 1
 
 
-class WheelSealer:
+class WheelSealer(KeepsRecords):
     """A key in guarded memory; what the package derives from it lives for one batch. See `Sealer`."""
 
     def __init__(self, identity: VaultIdentity, *, key: bytes | None = None, first_counter: int = 0) -> None:
         """`key` and `first_counter` are for tests: the vault never gives them, and the key is then random."""
-        self._records = Records(identity)
+        super().__init__(identity)
         self._key = VaultKey(key)
         self._counter = first_counter
         self._counter_lock = Lock()
@@ -65,19 +63,6 @@ class WheelSealer:
             memory=f"key: {key_memory()}; cipher contexts in ordinary memory, made for a batch "
             "and cleansed after it",
         )
-
-    @property
-    def table_bytes(self) -> int:
-        """28 bytes per chunk."""
-        return self._records.table_bytes
-
-    def add(self, unit: str, chunk_bytes: Sequence[int], *, layout: str = "") -> SealedRecord:
-        """See Sealer."""
-        return self._records.add(unit, chunk_bytes, layout)
-
-    def forget(self, record: SealedRecord) -> None:
-        """See Sealer."""
-        self._records.forget(record)
 
     def seal(self, chunks: ChunkBatch) -> None:
         """See Sealer. Raises RuntimeError once closed, and in a forked child."""
