@@ -124,6 +124,17 @@ class Reason(StrEnum):
     RESTARTING = "Restarting"
     TERMINATING_PODS = "TerminatingPods"
 
+    QUEUED = "Queued"
+    """Waits for a queue's admission or for room."""
+
+    # Yields
+    DRAINING = "Draining"
+    RESIZING = "Resizing"
+    QUEUE_EVICTED = "QueueEvicted"
+
+    # Memory planner
+    DOES_NOT_FIT = "DoesNotFit"
+
     # Checkpoint
     CHECKPOINT_REQUESTED = "CheckpointRequested"
     CHECKPOINT_DURABLE = "CheckpointDurable"
@@ -152,6 +163,7 @@ class Reason(StrEnum):
     POD_REJECTED = "PodRejected"
     """The node refused or dropped the pod."""
     KILLED = "Killed"
+    HANG = "Hang"
     SPILL_INTEGRITY = "SpillIntegrity"
 
     # What an attempt waits for

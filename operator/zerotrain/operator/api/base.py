@@ -134,6 +134,9 @@ def _whole_number(value: object) -> object:
 Int = Annotated[int, Strict(), BeforeValidator(_whole_number)]
 """A whole number; neither "8" nor true passes for one, as in the API server."""
 
+Seconds = Annotated[Int, Field(ge=1, le=31_536_000)]
+"""1 second to 365 days."""
+
 Bool = Annotated[bool, Strict()]
 Number = Annotated[float, Field(strict=True)]
 

@@ -12,6 +12,7 @@ from zerotrain.operator.constants import API_VERSION, KIND, MAX_JOB_NAME_LENGTH
 
 from .base import ApiModel, rule
 from .core.meta import ObjectMeta
+from .shape import AttemptShape
 from .spec import ZeroTrainingJobSpec
 from .status import ZeroTrainingJobStatus
 
@@ -53,6 +54,16 @@ class ZeroTrainingJob(ApiModel):
         """Read the API server's JSON (or a job file). Raises pydantic.ValidationError with the field's
         path."""
         return cls.model_validate(obj, by_alias=True, by_name=False)
+
+    @property
+    def shape(self) -> AttemptShape:
+        """Of the current attempt; what the spec asks for where none was decided."""
+        return self.status.shape or AttemptShape(workers=self.spec.workers)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the current attempt."""
+        return self.shape.workers * self.spec.num_ranks_per_worker
 
     @property
     def name(self) -> str:

@@ -11,8 +11,11 @@ from zerotrain.operator.constants import MANAGER, MAX_WORKERS
 from .base import ATOMIC, ApiModel, Argument, Bool, Int, Rule, one_of, rule
 from .compute import Resources
 from .core.containers import Image
+from .elastic import Elastic
+from .failures import FailurePolicy
+from .hangs import HangPolicy
+from .lifecycle import RunPolicy
 from .pod_template import PodTemplate
-from .policies import Elastic, FailurePolicy, HangPolicy, RunPolicy
 from .scheduling import Scheduling
 from .storage import Checkpoint, Nvme
 from .workload import ConfigSource, Data, Model

@@ -13,6 +13,9 @@ from typing import Annotated
 from pydantic import Field
 
 from .base import ATOMIC, Bool, Int, Number, ObservedModel, keyed_by
+from .memory_plan import MemoryPlan
+from .shape import AttemptShape
+from .yields import YieldRequest
 
 MAX_FAILURES = 10
 MAX_CONDITIONS = 24
@@ -22,6 +25,8 @@ MAX_RECENT_RESTARTS = 1000
 class Phase(StrEnum):
     """One word for the column of `kubectl get`; the conditions hold the truth."""
 
+    QUEUED = "Queued"
+    """No pods yet: the job waits for admission by a queue, or for room for all its workers."""
     PENDING = "Pending"
     """Pods are being created or wait for nodes."""
     STARTING = "Starting"
@@ -29,6 +34,8 @@ class Phase(StrEnum):
     RUNNING = "Running"
     RESTARTING = "Restarting"
     """Pods of the failed attempt go away before the next attempt starts."""
+    YIELDING = "Yielding"
+    """The ranks checkpoint and stop, so that the next attempt can run elsewhere or in another size."""
     SUSPENDING = "Suspending"
     SUSPENDED = "Suspended"
     STALLED = "Stalled"
@@ -159,22 +166,6 @@ class CheckpointStatus(ObservedModel):
     """Step that the current attempt resumed from; absent when it started afresh."""
 
 
-class MemoryPlan(ObservedModel):
-    """Predicted bytes of each rank."""
-
-    gpu_bytes: Int | None = None
-    """Device memory of a rank."""
-
-    host_bytes: Int | None = None
-    """Host memory of a rank, pinned memory included."""
-
-    pinned_bytes: Int | None = None
-    """Page-locked part of the host memory."""
-
-    nvme_bytes: Int | None = None
-    """Spilled bytes of a rank."""
-
-
 class Failure(ObservedModel):
     """Why an attempt ended."""
 
@@ -254,6 +245,12 @@ class ZeroTrainingJobStatus(ObservedModel):
 
     start_time: datetime | None = None
     """When the job first became active; anew on resume. activeDeadlineSeconds counts from it."""
+
+    shape: AttemptShape | None = None
+    """What the pods of the current attempt depend on beyond the spec. Written together with its number."""
+
+    yield_request: YieldRequest | None = None
+    """Why the ranks were asked to checkpoint and stop; absent when they were not."""
 
     attempt_start_time: datetime | None = None
     """When the current attempt was decided."""

@@ -23,7 +23,7 @@ from zerotrain.operator.reconcile import PodView
 
 log = logging.getLogger(__name__)
 
-ASKED_PHASES = frozenset({"Starting", "Running", "Suspending"})
+ASKED_PHASES = frozenset({"Starting", "Running", "Suspending", "Yielding"})
 TICK_S = 0.5
 MIN_INTERVAL_S = 2.0
 CALLS_PER_SECOND = 25.0

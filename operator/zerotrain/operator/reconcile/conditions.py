@@ -116,7 +116,9 @@ def _activity(facts: Facts) -> Finding:
             return Finding(None, Reason.TERMINATING_PODS, f"ending the pods of attempt {status.attempt}")
         case Phase.RESTARTING:
             return Finding(None, Reason.HOLD_OFF, f"attempt {status.attempt + 1} starts after the hold-off")
-        case Phase.SUSPENDING:
+        case Phase.QUEUED:
+            return Finding(None, *(facts.draft.held or (Reason.QUEUED, "")))
+        case Phase.SUSPENDING | Phase.YIELDING:
             return Finding(None, Reason.CHECKPOINT_REQUESTED, "waiting for the checkpoint, then for the pods")
         case Phase.STALLED:
             return Finding(None, *(facts.draft.stalled or (Reason.INVALID_SPEC, "")))
@@ -152,6 +154,8 @@ def _stalled(facts: Facts) -> Finding:
 def _admitted(facts: Facts) -> Finding:
     if facts.draft.stalled is not None:
         return Finding(False, *facts.draft.stalled)
+    if facts.phase is Phase.QUEUED:
+        return Finding(False, *(facts.draft.held or (Reason.QUEUED, "")))
     return Finding(True, Reason.SPEC_ACCEPTED)
 
 

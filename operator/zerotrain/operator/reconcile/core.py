@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from zerotrain.operator.api import Phase, ZeroTrainingJobSpec, ZeroTrainingJobStatus
 from zerotrain.operator.api.status import Count
 from zerotrain.operator.constants import MANAGER
+from zerotrain.operator.reconcile import queueing, verification
 from zerotrain.operator.reconcile.admit import unreadable
 from zerotrain.operator.reconcile.attempts import AttemptView
 from zerotrain.operator.reconcile.conditions import ACTIVE, update_conditions
@@ -48,12 +49,14 @@ def reconcile(job: Mapping[str, Any], observed: Observed, now: datetime) -> Plan
     if status.phase in ACTIVE:
         end_strays(draft)
     advance(draft)
+    verification.advance(draft)
+    queueing.settle(draft)
     view = draft.view()
     draft.set(
         selector=worker_selector(identity.name, identity.uid),
         zero_stage=_zero_stage(spec),
-        workers=_count(view, spec.workers, 1),
-        ranks=_count(view, spec.workers, spec.num_ranks_per_worker),
+        workers=_count(view, draft.size, 1),
+        ranks=_count(view, draft.size, spec.num_ranks_per_worker),
     )
     update_conditions(draft, view)
     return draft.plan()

@@ -31,6 +31,8 @@ class Draft:
     status: ZeroTrainingJobStatus
     stalled: tuple[str, str] | None = None
     """Reason and message of a spec that the user must change."""
+    held: tuple[str, str] | None = None
+    """Reason and message of what the next attempt waits for."""
     failed: tuple[str, str] | None = None
     """Reason and message of the job's end, in the pass that decides it."""
     events: list[Event] = field(default_factory=list)
@@ -41,6 +43,12 @@ class Draft:
     def stamp(self) -> datetime:
         """The pass's time as status stores it: whole seconds, like every metav1.Time."""
         return self.now.replace(microsecond=0)
+
+    @property
+    def size(self) -> int:
+        """Workers of the current attempt."""
+        shape = self.status.shape
+        return shape.workers if shape is not None else self.job.spec.workers
 
     def set(self, **updates: Any) -> None:
         """Replace fields of the status by name. Raises TypeError for a name that status does not have."""
@@ -67,7 +75,7 @@ class Draft:
         timeout = timedelta(seconds=self.job.spec.run_policy.termination_timeout_seconds)
         return view_attempt(
             self.status.attempt,
-            self.job.spec.workers,
+            self.size,
             self.observed,
             created=self.status.pods_created,
             stuck_before=self.now - timeout,

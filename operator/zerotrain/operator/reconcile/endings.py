@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from zerotrain.contract.exit_codes import meaning_of
 from zerotrain.operator.api import Failure as FailureRecord
-from zerotrain.operator.api import Phase, RestartCause
+from zerotrain.operator.api import Phase, RestartCause, YieldReason
 from zerotrain.operator.api.status import MAX_FAILURES, Restart
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.failure_policy import Budget, Decision, Evidence, Judgement, Verdict, decide
@@ -68,6 +68,23 @@ def after_yield(draft: Draft, view: AttemptView) -> None:
     stopped = ", ".join(str(index) for index in view.indices(Fate.YIELDED)[:5])
     told = f"attempt {view.number} yielded (workers {stopped}{', ...' if len(view.workers) > 5 else ''})"
     _announce(draft, YIELDED_JUDGEMENT.reason, told, decision, warning=False)
+
+
+def after_move(draft: Draft, reason: YieldReason) -> None:
+    """The ranks stopped so that all of them can go on elsewhere, or in another size: at once."""
+    step, attempt = newest_step(draft.status), draft.status.attempt
+    draft.set(phase=Phase.RESTARTING, next_attempt_time=None)
+    if reason is YieldReason.DRAIN:
+        entry = Restart(
+            time=draft.stamp,
+            cause=RestartCause.PREEMPTION,
+            attempt=attempt,
+            reason=str(Reason.DRAINING),
+            step=step,
+        )
+        restarts = charge(draft.status.restarts, entry, budget=_budget(draft), now=draft.now)
+        draft.set(restarts=restarts)
+    _announce(draft, Reason.YIELDED, f"attempt {attempt} yielded", Decision(restart=True), warning=False)
 
 
 def record(draft: Draft, failure: Failure, *, cause: RestartCause | None) -> None:

@@ -7,7 +7,7 @@ The reflector in `cluster` turns every pod event into a `PodView` at once and dr
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
 from typing import Any
@@ -16,6 +16,7 @@ from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.contract.progress import Progress, Termination
 from zerotrain.operator.constants import CONTAINER_NAME, LABEL_ATTEMPT, LABEL_JOB_UID, LABEL_RANK
 from zerotrain.operator.reconcile.clock import parse_time
+from zerotrain.operator.reconcile.nodes import NodeView
 
 
 class PodState(Enum):
@@ -125,6 +126,8 @@ class Observed:
     """The rank that is furthest behind; filled in only when rank 0's step went stale."""
     yielding: YieldState | None = None
     problem: Problem | None = None
+    nodes: Mapping[str, NodeView] = field(default_factory=dict)
+    """By name, those that hold pods of this job; empty while they are not known."""
 
 
 def pod_view(pod: Mapping[str, Any], *, seen_at: datetime) -> PodView | None:

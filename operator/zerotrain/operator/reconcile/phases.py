@@ -7,29 +7,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 
-from zerotrain.operator.api import Phase
-from zerotrain.operator.api.policies import CleanPodPolicy
+from zerotrain.operator.api import Phase, YieldReason
+from zerotrain.operator.api.lifecycle import CleanPodPolicy
 from zerotrain.operator.constants import Reason
-from zerotrain.operator.reconcile import endings
+from zerotrain.operator.reconcile import (
+    endings,
+    hangs,
+    memory,
+    queueing,
+    sizing,
+    stragglers,
+    yielding,
+)
 from zerotrain.operator.reconcile.admit import refusal_of
 from zerotrain.operator.reconcile.attempts import OVER, AttemptView, Fate, first_failure
 from zerotrain.operator.reconcile.conditions import FINISHED
 from zerotrain.operator.reconcile.draft import Draft
-from zerotrain.operator.reconcile.plan import CreateWorkers, DeleteJob, DeleteWorkers, RequestYield
+from zerotrain.operator.reconcile.plan import CreateWorkers, DeleteJob
 from zerotrain.operator.reconcile.teardown import KILL_GRACE_S, end_live_workers, end_workers
-from zerotrain.operator.resources.container import DEFAULT_GRACE_S
 
 ECHO_SETTLE = timedelta(milliseconds=500)
 """A plain failure waits so long for surer evidence: peers of a killed rank often report first."""
 
 SYNC_SETTLE = timedelta(seconds=2)
 """After a start of the operator: a pod that is missing may be one whose peers are just yielding."""
-
-YIELD_FALLBACK = timedelta(seconds=10)
-"""Without an answer of worker 0 the pods get SIGTERM, which asks for the same checkpoint."""
-
-YIELD_SLACK = timedelta(seconds=5)
-"""Added to the grace for the way there and back."""
 
 
 def advance(draft: Draft) -> None:
@@ -51,29 +52,37 @@ def _gate(draft: Draft) -> None:
             draft.emit(Reason.SUSPENDED, "no attempt starts until spec.suspend is false")
         draft.set(phase=Phase.SUSPENDED, start_time=None, next_attempt_time=None)
         return
-    refusal = refusal_of(draft.job.spec)
+    refusal = refusal_of(draft.job.spec) or memory.does_not_fit(draft)
     if refusal is not None:
         if draft.status.phase is not Phase.STALLED:
             draft.emit(refusal[0], refusal[1], warning=True)
         draft.set(phase=Phase.STALLED)
         draft.stalled = refusal
         return
+    draft.held = queueing.hold(draft)
+    if draft.held is not None:
+        if draft.status.phase is not Phase.QUEUED:
+            draft.emit(draft.held[0], draft.held[1])
+        draft.set(phase=Phase.QUEUED, next_attempt_time=None)
+        return
     _start_attempt(draft)
 
 
 def _start_attempt(draft: Draft) -> None:
     """Count up. The status write that carries the number precedes every pod that bears it."""
-    number = draft.status.attempt + 1
+    number, shape = draft.status.attempt + 1, sizing.next_shape(draft)
     draft.set(
         phase=Phase.PENDING,
         attempt=number,
+        shape=shape,
+        yield_request=None,
         attempt_start_time=draft.stamp,
         start_time=draft.status.start_time or draft.stamp,
         next_attempt_time=None,
         pods_created=False,
         checkpoint=draft.status.checkpoint.model_copy(update={"resumed_from_step": None}),
     )
-    draft.act(CreateWorkers(attempt=number, indices=tuple(range(draft.job.spec.workers))))
+    draft.act(CreateWorkers(attempt=number, indices=tuple(range(shape.workers))))
 
 
 def _active(draft: Draft) -> None:
@@ -87,11 +96,15 @@ def _active(draft: Draft) -> None:
     elif _deadline_passed(draft):
         _fail_by_deadline(draft)
     elif draft.job.spec.suspend:
-        _begin_suspending(draft)
+        yielding.ask(draft, YieldReason.SUSPEND, "spec.suspend is true")
+        _yielding(draft)
     elif _ended_badly(draft, view):
-        _after_restart_decision(draft)
+        _go_on(draft)
     elif view.count(Fate.YIELDED):
         _await_yielded(draft, view)
+    elif (wish := yielding.wanted(draft, view)) is not None:
+        yielding.ask(draft, *wish)
+        _yielding(draft)
     else:
         _follow(draft, view)
 
@@ -110,13 +123,14 @@ def _follow(draft: Draft, view: AttemptView) -> None:
         if draft.status.phase is not Phase.RUNNING:
             draft.emit(Reason.ALL_RANKS_JOINED, f"attempt {view.number}: all ranks joined")
         draft.set(phase=Phase.RUNNING)
+        stragglers.tell(draft, view)
     else:
         draft.set(phase=Phase.STARTING if running else Phase.PENDING)
 
 
 def _ended_badly(draft: Draft, view: AttemptView) -> bool:
     """Whether a failure was taken into status in this pass (a fresh one may have to settle first)."""
-    failure = first_failure(view)
+    failure = first_failure(view) or hangs.hang_of(draft, view)
     if failure is None:
         return False
     settled_at = endings.settled_at(draft, view, failure, echo=ECHO_SETTLE, sync=SYNC_SETTLE)
@@ -127,9 +141,12 @@ def _ended_badly(draft: Draft, view: AttemptView) -> bool:
     return True
 
 
-def _after_restart_decision(draft: Draft) -> None:
+def _go_on(draft: Draft) -> None:
+    """Hand over to the phase that the attempt's end led to."""
     if draft.status.phase is Phase.RESTARTING:
         _restarting(draft)
+    elif draft.status.phase is Phase.QUEUED:
+        _queued(draft)
     elif draft.status.phase in FINISHED:
         _finished(draft)
 
@@ -140,12 +157,12 @@ def _await_yielded(draft: Draft, view: AttemptView) -> None:
         (worker.pod.ended_seen_at for worker in view.workers if worker.pod and worker.pod.ended_seen_at),
         default=draft.now,
     )
-    limit = since + _grace(draft) + YIELD_SLACK
+    limit = since + yielding.grace(draft) + yielding.SLACK
     if not view.all_in(OVER) and draft.now < limit:
         draft.wake(limit)
         return
     endings.after_yield(draft, view)
-    _after_restart_decision(draft)
+    _go_on(draft)
 
 
 def _restarting(draft: Draft) -> None:
@@ -162,66 +179,29 @@ def _restarting(draft: Draft) -> None:
     _gate(draft)
 
 
-def _begin_suspending(draft: Draft) -> None:
-    asked = draft.status.checkpoint.model_copy(update={"requested_at": draft.stamp})
-    draft.set(phase=Phase.SUSPENDING, checkpoint=asked)
-    draft.emit(Reason.CHECKPOINT_REQUESTED, f"suspending attempt {draft.status.attempt}")
-    _suspending(draft)
-
-
-def _suspending(draft: Draft) -> None:
-    """Yield, wait until the ranks stopped with a durable checkpoint or the grace is over, take the pods."""
+def _yielding(draft: Draft) -> None:
+    """Until the ranks stopped and the pods are gone; then on to what they stopped for."""
+    if draft.job.spec.suspend:
+        yielding.ask(draft, YieldReason.SUSPEND, "spec.suspend is true")
     view = draft.view()
+    failure = first_failure(view)
     if view.all_in(frozenset({Fate.SUCCEEDED})):
         endings.complete(draft)
         _finished(draft)
-        return
-    failure = first_failure(view)
-    if failure is not None and endings.is_permanent(failure):
+    elif failure is not None and endings.is_permanent(failure):
         endings.after_failure(draft, failure)
-        _after_restart_decision(draft)
-        return
-    if failure is not None:
-        endings.record(draft, failure, cause=None)
-    if not _yield_is_over(draft, view):
-        return
-    if not end_workers(draft, grace_s=KILL_GRACE_S):
-        return
-    last = draft.status.checkpoint.last
-    kept = f"the newest checkpoint is step {last.step}" if last is not None else "there is no checkpoint"
-    draft.set(
-        phase=Phase.SUSPENDED,
-        start_time=None,
-        checkpoint=draft.status.checkpoint.model_copy(update={"requested_at": None}),
-    )
-    draft.emit(Reason.SUSPENDED, f"attempt {draft.status.attempt} ended; {kept}", warning=last is None)
+        _go_on(draft)
+    else:
+        if failure is not None:
+            endings.record(draft, failure, cause=None)
+        if yielding.over(draft, view) and end_workers(draft, grace_s=KILL_GRACE_S):
+            yielding.conclude(draft)
+            _go_on(draft)
 
 
-def _yield_is_over(draft: Draft, view: AttemptView) -> bool:
-    if view.all_in(OVER | {Fate.ABSENT, Fate.PENDING}) or first_failure(view) is not None:
-        return True
-    asked = draft.status.checkpoint.requested_at or draft.now
-    limit = asked + YIELD_FALLBACK + _grace(draft) + YIELD_SLACK
-    if draft.now >= limit:
-        draft.emit(
-            Reason.YIELD_TIMEOUT,
-            f"no checkpoint within {_grace(draft).seconds} s: the pods are ended; raise "
-            "checkpoint.gracePeriodSeconds above one step plus one checkpoint",
-            warning=True,
-        )
-        return True
-    draft.wake(limit)
-    state = draft.observed.yielding
-    if state is not None and state.attempt == view.number and state.acked_at is not None:
-        return False
-    refused = state is not None and state.attempt == view.number and state.refused
-    pod = view.workers[0].pod if view.workers[0].fate is Fate.RUNNING else None
-    if pod is not None and not refused and draft.now < asked + YIELD_FALLBACK:
-        draft.act(RequestYield(attempt=view.number, pod=pod.name, pod_ip=pod.pod_ip))
-        draft.wake(min(draft.now + timedelta(seconds=2), asked + YIELD_FALLBACK))
-    elif view.count(Fate.RUNNING, Fate.PENDING):
-        draft.act(DeleteWorkers(attempt=view.number, grace_s=None))
-    return False
+def _queued(draft: Draft) -> None:
+    if end_workers(draft, grace_s=KILL_GRACE_S):
+        _gate(draft)
 
 
 def _suspended(draft: Draft) -> None:
@@ -269,17 +249,14 @@ def _termination_timeout(draft: Draft) -> timedelta:
     return timedelta(seconds=draft.job.spec.run_policy.termination_timeout_seconds)
 
 
-def _grace(draft: Draft) -> timedelta:
-    checkpoint = draft.job.spec.checkpoint
-    return timedelta(seconds=checkpoint.grace_period_seconds if checkpoint is not None else DEFAULT_GRACE_S)
-
-
 _HANDLERS: dict[Phase, Callable[[Draft], None]] = {
+    Phase.QUEUED: _queued,
     Phase.PENDING: _pending,
     Phase.STARTING: _active,
     Phase.RUNNING: _active,
     Phase.RESTARTING: _restarting,
-    Phase.SUSPENDING: _suspending,
+    Phase.YIELDING: _yielding,
+    Phase.SUSPENDING: _yielding,
     Phase.SUSPENDED: _suspended,
     Phase.STALLED: _restarting,
     Phase.COMPLETED: _finished,

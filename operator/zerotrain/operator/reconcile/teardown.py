@@ -24,7 +24,7 @@ def end_workers(draft: Draft, *, grace_s: int) -> bool:
 
 def end_strays(draft: Draft) -> None:
     """Pods of earlier attempts, and of indices that the job no longer has."""
-    attempt, workers = draft.status.attempt, draft.job.spec.workers
+    attempt, workers = draft.status.attempt, draft.size
     for number, pods in strays(attempt, workers, draft.observed).items():
         if number < attempt:
             _end(draft, number, list(pods), KILL_GRACE_S)

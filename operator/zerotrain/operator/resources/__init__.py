@@ -50,5 +50,5 @@ def shared_objects(
 
 def build(job: ZeroTrainingJob, attempt: int, operator_key: bytes, options: ResourceOptions) -> list[Json]:
     """Every object of an attempt, in the order of creation."""
-    pods = worker_pods(job, attempt, range(job.spec.workers), options)
+    pods = worker_pods(job, attempt, range(job.shape.workers), options)
     return [*shared_objects(job, attempt, operator_key, options), *pods]

@@ -83,7 +83,7 @@ def launch_spec(job: ZeroTrainingJob, attempt: int, options: ResourceOptions) ->
         job_uid=job.uid,
         attempt=attempt,
         master_addr=master_address(job, attempt),
-        world_size=spec.world_size,
+        world_size=job.world_size,
         node_rank=0,
         ranks_per_worker=spec.num_ranks_per_worker,
         config_path=Path(CONFIG_DIR, CONFIG_FILE),
@@ -112,7 +112,7 @@ def checkpoint_dir(job: ZeroTrainingJob) -> Path | None:
 
 def master_address(job: ZeroTrainingJob, attempt: int) -> str:
     """Name of worker 0's pod, stable within the attempt; a single worker needs no DNS to find itself."""
-    if job.spec.workers == 1:
+    if job.shape.workers == 1:
         return "127.0.0.1"
     # Short, so that the namespace's own search domain answers it with the first query.
     return f"{pod_name(job.name, attempt, 0)}.{job.name}"

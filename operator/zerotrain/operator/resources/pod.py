@@ -57,7 +57,7 @@ def _pod_spec(job: ZeroTrainingJob, volumes: tuple[MountedVolume, ...]) -> Json:
         "securityContext": pod_security_context(),
         "volumes": [volume.volume for volume in volumes],
     }
-    if job.spec.workers > 1:
+    if job.shape.workers > 1:
         spec["subdomain"] = job.name
     _add_scheduling(spec, job)
     if job.spec.pod_template is not None:

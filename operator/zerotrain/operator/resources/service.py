@@ -11,7 +11,7 @@ from .identity import Json, common_labels, metadata, selector
 
 def service(job: ZeroTrainingJob) -> Json | None:
     """None for a job of one worker, which needs no name: every Service costs the cluster endpoint traffic."""
-    if job.spec.workers == 1:
+    if job.shape.workers == 1:
         return None
     return {
         "apiVersion": "v1",

@@ -1,0 +1,110 @@
+"""What every action works with: the API, the pods in memory, and how an object is made or found."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from zerotrain.operator.api import ZeroTrainingJob
+from zerotrain.operator.cluster.api import MERGE_PATCH, Api, Json, Request
+from zerotrain.operator.cluster.channel import WorkerChannel
+from zerotrain.operator.cluster.errors import AlreadyExists, ApiError, Conflict, Forbidden
+from zerotrain.operator.cluster.memory import Memories
+from zerotrain.operator.cluster.store import PodStore
+from zerotrain.operator.constants import Reason
+from zerotrain.operator.reconcile import Problem
+from zerotrain.operator.resources import ResourceOptions
+
+PATHS = {
+    "Pod": "/api/v1/namespaces/{namespace}/pods",
+    "Service": "/api/v1/namespaces/{namespace}/services",
+    "ConfigMap": "/api/v1/namespaces/{namespace}/configmaps",
+    "Secret": "/api/v1/namespaces/{namespace}/secrets",
+    "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies",
+}
+
+
+class ActionRefused(Exception):
+    """The API server does not let an action happen; the pass ends and the job's conditions say why."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.problem = Problem(reason=str(reason), message=message)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hands:
+    """The context of all actions."""
+
+    api: Api
+    store: PodStore
+    memories: Memories
+    channel: WorkerChannel
+    options: ResourceOptions
+    operator_key: bytes
+    creations: asyncio.Semaphore
+
+    async def ensure(self, job: ZeroTrainingJob, item: Json) -> None:
+        """Make the object, or see that what is there belongs to this job and is up to date."""
+        try:
+            await self.post(item)
+        except AlreadyExists:
+            # Secrets are created and never read: the name holds the attempt, the content is derived from it.
+            if item["kind"] != "Secret":
+                await self._adopt(job, item)
+
+    async def _adopt(self, job: ZeroTrainingJob, item: Json) -> None:
+        """Bring an object of an earlier attempt up to date; refuse one that belongs to somebody else."""
+        path = f"{collection(item)}/{item['metadata']['name']}"
+        kind = kind_of(item)
+        found = await self.api.call(Request(method="GET", path=path, kind=kind))
+        if not owned(found, job.uid):
+            raise name_taken(found)
+        if item["kind"] == "ConfigMap" and found.get("data") != item.get("data"):
+            patch = {
+                "metadata": {"annotations": item["metadata"].get("annotations", {})},
+                "data": item["data"],
+            }
+            request = Request(method="PATCH", path=path, kind=kind, body=patch, content_type=MERGE_PATCH)
+            await self.api.call(request)
+
+    async def post(self, item: Json) -> Json:
+        """Create. Raises AlreadyExists, ActionRefused, ApiError."""
+        try:
+            return await self.api.call(
+                Request(method="POST", path=collection(item), kind=kind_of(item), body=item)
+            )
+        except Forbidden as error:
+            reason = Reason.QUOTA_EXCEEDED if "exceeded quota" in str(error) else Reason.API_REFUSED
+            raise ActionRefused(reason, str(error)) from error
+        except (AlreadyExists, Conflict):
+            raise
+        except ApiError as error:
+            if error.status in (400, 422):
+                raise ActionRefused(Reason.API_REFUSED, str(error)) from error
+            raise
+
+
+def collection(item: Json) -> str:
+    return PATHS[item["kind"]].format(namespace=item["metadata"]["namespace"])
+
+
+def kind_of(item: Json) -> str:
+    return PATHS[item["kind"]].rsplit("/", 1)[-1]
+
+
+def owned(item: Json, job_uid: str) -> bool:
+    owners = item["metadata"].get("ownerReferences", ())
+    return any(owner.get("uid") == job_uid for owner in owners)
+
+
+def name_taken(item: Json) -> ActionRefused:
+    meta = item["metadata"]
+    leaving = " and is being deleted" if meta.get("deletionTimestamp") else "; delete it or rename the job"
+    kind = item.get("kind") or "object"
+    return ActionRefused(Reason.NAME_TAKEN, f"{kind} {meta['name']} belongs to somebody else{leaving}")
+
+
+def delete_options(grace_s: int | None) -> Json:
+    options: Json = {"propagationPolicy": "Background"}
+    return options if grace_s is None else {**options, "gracePeriodSeconds": grace_s}

@@ -1,0 +1,94 @@
+"""Creating and deleting worker pods."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import UTC, datetime
+
+from zerotrain.operator.api import ZeroTrainingJob
+from zerotrain.operator.cluster.actions.hands import (
+    PATHS,
+    Hands,
+    collection,
+    delete_options,
+    name_taken,
+    owned,
+)
+from zerotrain.operator.cluster.api import Json, Request
+from zerotrain.operator.cluster.errors import AlreadyExists, Conflict, NotFound
+from zerotrain.operator.constants import LABEL_ATTEMPT, LABEL_JOB_UID
+from zerotrain.operator.reconcile import CreateWorkers, DeletePods, DeleteWorkers
+from zerotrain.operator.resources import shared_objects, worker_pods
+
+log = logging.getLogger(__name__)
+
+MAX_CREATIONS = 64
+"""Pods in creation at once, over all jobs: more only queue up inside the API server."""
+
+
+async def create(hands: Hands, body: Json, action: CreateWorkers) -> None:
+    job = ZeroTrainingJob.parse(body)
+    await _ensure_shared(hands, job, action.attempt)
+    pods = worker_pods(job, action.attempt, action.indices, hands.options)
+    # The first refusal stops those that wait: a quota refuses a thousand pods for the same reason.
+    try:
+        async with asyncio.TaskGroup() as group:
+            for pod in pods:
+                group.create_task(_create_pod(hands, job, pod))
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+
+
+async def delete_attempt(hands: Hands, body: Json, action: DeleteWorkers) -> None:
+    meta = body["metadata"]
+    selector = f"{LABEL_JOB_UID}={meta['uid']},{LABEL_ATTEMPT}={action.attempt}"
+    request = Request(
+        method="DELETE",
+        path=PATHS["Pod"].format(namespace=meta["namespace"]),
+        kind="pods",
+        params={"labelSelector": selector},
+        body=delete_options(action.grace_s),
+    )
+    await hands.api.call(request)
+
+
+async def delete_pods(hands: Hands, body: Json, action: DeletePods) -> None:
+    await asyncio.gather(
+        *(_delete(hands, body, name, uid, action.grace_s) for name, uid in action.names_uids)
+    )
+
+
+async def _ensure_shared(hands: Hands, job: ZeroTrainingJob, attempt: int) -> None:
+    memory = hands.memories.of(job.uid)
+    objects = shared_objects(job, attempt, hands.operator_key, hands.options)
+    # With the attempt: what somebody deleted is made again at the latest for the next one.
+    digest = hash(repr((attempt, [item for item in objects if item["kind"] != "Secret"])))
+    if memory.ensured == digest:
+        objects = [item for item in objects if item["kind"] == "Secret"]
+    await asyncio.gather(*(hands.ensure(job, item) for item in objects))
+    memory.ensured = digest
+
+
+async def _create_pod(hands: Hands, job: ZeroTrainingJob, pod: Json) -> None:
+    async with hands.creations:
+        try:
+            made = await hands.post(pod)
+        except AlreadyExists:
+            path = f"{collection(pod)}/{pod['metadata']['name']}"
+            try:
+                made = await hands.api.call(Request(method="GET", path=path, kind="pods"))
+            except NotFound:
+                return  # it went between the two requests; the next pass sees what that means
+            if not owned(made, job.uid):
+                raise name_taken(made) from None
+    hands.store.put(made, now=datetime.now(UTC))
+
+
+async def _delete(hands: Hands, body: Json, name: str, uid: str, grace_s: int) -> None:
+    path = f"{PATHS['Pod'].format(namespace=body['metadata']['namespace'])}/{name}"
+    options = {**delete_options(grace_s), "preconditions": {"uid": uid}}
+    try:
+        await hands.api.call(Request(method="DELETE", path=path, kind="pods", body=options))
+    except (NotFound, Conflict):
+        log.debug("pod %s is gone already, or is another one by now", name)

@@ -1,0 +1,110 @@
+"""Checkpoint and yield: one protocol for every reason to stop ranks that are well.
+
+The request stands in status before anybody is asked; worker 0 is asked through the channel, and SIGTERM to
+all pods is the second way. The pods go only when every rank stopped, or when the grace is over.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from zerotrain.operator.api import Phase, YieldReason, YieldRequest
+from zerotrain.operator.constants import Reason
+from zerotrain.operator.reconcile import drains, endings, queueing, sizing
+from zerotrain.operator.reconcile.attempts import OVER, AttemptView, Fate, first_failure
+from zerotrain.operator.reconcile.draft import Draft
+from zerotrain.operator.reconcile.plan import DeleteWorkers, RequestYield
+from zerotrain.operator.resources.container import DEFAULT_GRACE_S
+
+FALLBACK = timedelta(seconds=10)
+"""Without an answer of worker 0 the pods get SIGTERM, which asks for the same checkpoint."""
+
+SLACK = timedelta(seconds=5)
+"""Added to the grace for the way there and back."""
+
+_PHASE = {
+    YieldReason.SUSPEND: Phase.SUSPENDING,
+    YieldReason.QUEUE_EVICTION: Phase.SUSPENDING,
+    YieldReason.DRAIN: Phase.YIELDING,
+    YieldReason.RESIZE: Phase.YIELDING,
+}
+_EVENT = {
+    YieldReason.SUSPEND: Reason.CHECKPOINT_REQUESTED,
+    YieldReason.QUEUE_EVICTION: Reason.QUEUE_EVICTED,
+    YieldReason.DRAIN: Reason.DRAINING,
+    YieldReason.RESIZE: Reason.RESIZING,
+}
+
+
+def wanted(draft: Draft, view: AttemptView) -> tuple[YieldReason, str] | None:
+    """Why ranks that are well should stop, and what led to it; None when they go on."""
+    if (why := queueing.evicted(draft, view)) is not None:
+        return YieldReason.QUEUE_EVICTION, why
+    if (why := drains.move_wanted(draft, view)) is not None:
+        return YieldReason.DRAIN, why
+    if (why := sizing.resize_wanted(draft, view)) is not None:
+        return YieldReason.RESIZE, why
+    return None
+
+
+def ask(draft: Draft, reason: YieldReason, why: str) -> None:
+    """Put the request into status; one under way keeps its clock and may only become a suspend."""
+    under_way = draft.status.yield_request
+    if under_way is not None and under_way.reason is reason:
+        return
+    asked = under_way.requested_at if under_way is not None else draft.stamp
+    checkpoint = draft.status.checkpoint.model_copy(update={"requested_at": asked})
+    request = YieldRequest(reason=reason, requested_at=asked, message=why)
+    draft.set(phase=_PHASE[reason], checkpoint=checkpoint, yield_request=request)
+    attempt = draft.status.attempt
+    said = f"suspending attempt {attempt}" if reason is YieldReason.SUSPEND else f"attempt {attempt}: {why}"
+    draft.emit(_EVENT[reason], said)
+
+
+def over(draft: Draft, view: AttemptView) -> bool:
+    """Whether the ranks stopped, cannot stop any more, or had their time; asks them otherwise."""
+    if view.all_in(OVER | {Fate.ABSENT, Fate.PENDING}) or first_failure(view) is not None:
+        return True
+    asked = draft.status.checkpoint.requested_at or draft.now
+    limit = asked + FALLBACK + grace(draft) + SLACK
+    if draft.now >= limit:
+        draft.emit(
+            Reason.YIELD_TIMEOUT,
+            f"no checkpoint within {grace(draft).seconds} s: the pods are ended; raise "
+            "checkpoint.gracePeriodSeconds above one step plus one checkpoint",
+            warning=True,
+        )
+        return True
+    draft.wake(limit)
+    state = draft.observed.yielding
+    if state is not None and state.attempt == view.number and state.acked_at is not None:
+        return False
+    refused = state is not None and state.attempt == view.number and state.refused
+    pod = view.workers[0].pod if view.workers[0].fate is Fate.RUNNING else None
+    if pod is not None and not refused and draft.now < asked + FALLBACK:
+        draft.act(RequestYield(attempt=view.number, pod=pod.name, pod_ip=pod.pod_ip))
+        draft.wake(min(draft.now + timedelta(seconds=2), asked + FALLBACK))
+    elif view.count(Fate.RUNNING, Fate.PENDING):
+        draft.act(DeleteWorkers(attempt=view.number, grace_s=None))
+    return False
+
+
+def conclude(draft: Draft) -> None:
+    """All pods are gone: suspended, back into the queue, or on to the next attempt."""
+    request = draft.status.yield_request
+    reason = request.reason if request is not None else YieldReason.SUSPEND
+    last = draft.status.checkpoint.last
+    draft.set(checkpoint=draft.status.checkpoint.model_copy(update={"requested_at": None}))
+    if reason in (YieldReason.DRAIN, YieldReason.RESIZE):
+        endings.after_move(draft, reason)
+        return
+    kept = f"the newest checkpoint is step {last.step}" if last is not None else "there is no checkpoint"
+    phase = Phase.SUSPENDED if reason is YieldReason.SUSPEND else Phase.QUEUED
+    draft.set(phase=phase, start_time=None, yield_request=None)
+    draft.emit(Reason.SUSPENDED, f"attempt {draft.status.attempt} ended; {kept}", warning=last is None)
+
+
+def grace(draft: Draft) -> timedelta:
+    """From the request to SIGKILL, as the pods have it."""
+    checkpoint = draft.job.spec.checkpoint
+    return timedelta(seconds=checkpoint.grace_period_seconds if checkpoint is not None else DEFAULT_GRACE_S)
