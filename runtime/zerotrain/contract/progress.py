@@ -50,6 +50,35 @@ class RejectedCheckpoint:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Straggler:
+    """The rank whose own work takes longest: what a step takes it without the waits for the others."""
+
+    rank: int
+    own_seconds: float
+    """Median of its last steps."""
+    median_seconds: float
+    """The middle one of all ranks' medians."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Motion:
+    """How a rank's records moved, as its launcher saw it on a clock that never jumps."""
+
+    idle_seconds: float
+    """Since the step or the phase last changed."""
+    silent_seconds: float
+    """Since the rank last said anything; it repeats itself every few seconds while its process runs."""
+    steps_seen: int = 0
+    """Steps of this attempt that the rest was learned from."""
+    step_p99_seconds: float | None = None
+    """99th percentile of the last steps, data included and checkpoints not."""
+    longest_step_seconds: float | None = None
+    """Of this attempt, the first step apart."""
+    longest_checkpoint_seconds: float | None = None
+    """Of this attempt."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
     """One rank's state. Times are Unix seconds of the worker's clock."""
 
@@ -73,18 +102,30 @@ class Progress:
     """Step that this attempt started from; None when it started afresh."""
     rejected_checkpoints: tuple[RejectedCheckpoint, ...] = ()
     memory_peak_bytes: int = 0
+    collective_wait_seconds: float | None = None
+    """How long the rank has been waiting in a collective; 0 = it does something else, None = unknown."""
+    straggler: Straggler | None = None
+    """The slowest rank of all; rank 0 alone says it, from the numbers that all ranks exchange at a step."""
+    motion: Motion | None = None
+    """Filled in by the launcher; None for a program that never reported."""
 
     def to_json(self) -> str:
         """Numbers that JSON has no form for (a diverged loss) become null."""
-        return _dump({name: _finite(value) for name, value in asdict(self).items()})
+        return _dump(_finite(asdict(self)))
 
     @classmethod
     def from_json(cls, text: str) -> Progress:
         """Raises ValueError when a required key is missing or not an object."""
-        data = _known(cls, _object(text, "progress"))
+        return cls.from_record(_object(text, "progress"))
+
+    @classmethod
+    def from_record(cls, record: object) -> Progress:
+        """The same from the parsed JSON."""
+        data = _known(cls, record)
         data["phase"] = Phase(data.get("phase", Phase.INIT))
-        if data.get("checkpoint") is not None:
-            data["checkpoint"] = _build(CheckpointProgress, _known(CheckpointProgress, data["checkpoint"]))
+        for name, kind in _PARTS.items():
+            if data.get(name) is not None:
+                data[name] = _build(kind, _known(kind, data[name]))
         if not isinstance(data.get("rejected_checkpoints", []), list):
             raise ValueError(
                 f"Progress.rejected_checkpoints must be a list; got {data['rejected_checkpoints']!r}"
@@ -138,7 +179,12 @@ def _dump(value: Mapping[str, Any]) -> str:
     return json.dumps(value, separators=(",", ":"), allow_nan=False, default=str)
 
 
+_PARTS: dict[str, type] = {"checkpoint": CheckpointProgress, "straggler": Straggler, "motion": Motion}
+
+
 def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

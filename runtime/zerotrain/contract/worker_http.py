@@ -1,8 +1,9 @@
 """The HTTP that every worker's launcher serves and the operator (or `zerotrain run`) calls.
 
-GET paths answer without a token: the job's NetworkPolicy admits the operator and the monitoring
-namespace alone. `POST /yield` carries the channel token of the attempt in a header of its own, because the
-API server's pod proxy, the way in from outside a cluster, removes `Authorization`.
+What only reads the worker's records answers without a token: the job's NetworkPolicy admits the operator and
+the monitoring namespace alone. What reaches the ranks, `POST /yield` and `GET /stacks`, carries the channel
+token of the attempt in a header of its own, because the API server's pod proxy, the way in from outside a
+cluster, removes `Authorization`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ PROGRESS_PATH = "/progress"
 READY_PATH = "/ready"
 """200 once every rank of this worker is past its rendezvous, 503 before."""
 STACKS_PATH = "/stacks"
+"""Signals every rank of this worker and answers with the stacks of all their threads, as text. Needs the
+token wherever the worker has one; a local run has none and answers to its own host alone."""
+MAX_STACKS_BYTES = 512 << 10
+"""Longest answer of STACKS_PATH: each rank has an equal share of it."""
 YIELD_PATH = "/yield"
 """202 accepted (again: the call is idempotent), 401 no token, 403 wrong token, 409 other attempt."""
 
@@ -68,7 +73,7 @@ class WorkerReport:
         known = {key: value for key, value in data.items() if key in cls.__dataclass_fields__}
         if not isinstance(known.get("ranks", []), list):
             raise ValueError(f"WorkerReport.ranks must be a list; got {type(known['ranks']).__name__}")
-        known["ranks"] = tuple(Progress.from_json(json.dumps(rank)) for rank in known.get("ranks", ()))
+        known["ranks"] = tuple(Progress.from_record(rank) for rank in known.get("ranks", ()))
         try:
             return cls(**known)
         except TypeError as error:

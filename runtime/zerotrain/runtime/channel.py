@@ -88,6 +88,11 @@ class RankChannel:
         if self._sender is not None:
             self._sender.registry = registry
 
+    def attach_wait(self, seconds: Callable[[], float | None]) -> None:
+        """Asked at every record and heartbeat, in the thread: how long this rank waits in a collective."""
+        if self._sender is not None:
+            self._sender.collective_wait = seconds
+
     def publish(self, progress: Progress) -> None:
         """Hand over the newest record; an unsent older one is dropped."""
         if self._sender is not None:
@@ -122,6 +127,7 @@ class _Sender:
 
     def __init__(self, path: Path, rank: int, timing: ChannelTiming, clock: Callable[[], float]) -> None:
         self.registry: CollectorRegistry | None = None
+        self.collective_wait: Callable[[], float | None] = _unknown
         self._path = str(path)
         self._rank = rank
         self._timing = timing
@@ -205,7 +211,9 @@ class _Sender:
 
     def _encode(self, kind: str, value: Any) -> bytes:
         if kind == "progress":
-            self._last_progress = replace(value, heartbeat_at=self._clock())
+            self._last_progress = replace(
+                value, heartbeat_at=self._clock(), collective_wait_seconds=self.collective_wait()
+            )
             return _line({"kind": kind, "progress": json.loads(self._last_progress.to_json())})
         if kind == "metrics":
             # Imported late: a script without metrics needs no prometheus_client.
@@ -231,6 +239,10 @@ class _Sender:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+
+def _unknown() -> None:
+    """A program that counts no collectives."""
 
 
 def _line(message: Mapping[str, Any]) -> bytes:

@@ -74,6 +74,12 @@ class Accounts:
         value, self.wait_seconds = self.wait_seconds, 0.0
         return value
 
+    @property
+    def waiting_seconds(self) -> float | None:
+        """How long this rank has been in the collective that it waits for; 0 = it does something else, None =
+        nobody looks (one rank, or no watchdog)."""
+        return None if self._watchdog is None else self._watchdog.waiting_seconds
+
     def poll_timings(self) -> None:
         """Move measurements that finished on the device into `timings`; never waits."""
         self._stopwatch.poll()

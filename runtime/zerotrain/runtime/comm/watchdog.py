@@ -113,6 +113,12 @@ class Watchdog:
         """It does not any more."""
         self._waiting = None
 
+    @property
+    def waiting_seconds(self) -> float:
+        """How long the rank has been in the collective that it waits for; 0 when it does something else."""
+        waiting = self._waiting
+        return 0.0 if waiting is None else time.monotonic() - waiting[1]
+
     def check(self) -> None:
         """Raise CommError when the wait that runs cannot end well."""
         if self._verdict is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from zerotrain.contract.launch import LaunchSpec
 from zerotrain.contract.progress import Phase, Progress
 from zerotrain.contract.worker_http import WorkerReport
+from zerotrain.runtime.launch.motion import MotionTracker
 from zerotrain.runtime.metrics.catalogue import LAUNCHER_CATALOGUE
 from zerotrain.runtime.metrics.families import Families
 from zerotrain.runtime.metrics.merge import MergedCollector
@@ -25,6 +26,7 @@ BEFORE_RENDEZVOUS = frozenset({Phase.INIT, Phase.RENDEZVOUS})
 @dataclass(kw_only=True, slots=True)
 class _RankState:
     progress: Progress
+    motion: MotionTracker
     running: bool = False
     connected: bool = False
     """The rank has said hello over the channel at least once."""
@@ -52,7 +54,10 @@ class Board:
         self._lock = threading.Lock()
         self._stopping = False
         self._ranks = {
-            rank: _RankState(progress=Progress(rank=rank, attempt=spec.attempt)) for rank in spec.ranks
+            rank: _RankState(
+                progress=Progress(rank=rank, attempt=spec.attempt), motion=MotionTracker(monotonic())
+            )
+            for rank in spec.ranks
         }
         self._families = {rank: Families(LAUNCHER_CATALOGUE, job=spec.job, rank=rank) for rank in spec.ranks}
         self._merged = MergedCollector(spec.job)
@@ -83,7 +88,10 @@ class Board:
                 f"of rank {progress.rank}, attempt {progress.attempt}"
             )
         with self._lock:
-            self._ranks[rank].progress = progress
+            state = self._ranks[rank]
+            # What the launcher says of a rank is not the rank's to say.
+            state.progress = replace(progress, motion=None)
+            state.motion.saw(progress, self._monotonic())
         self._heard(rank)
 
     def measured(self, rank: int, families: Sequence[Mapping[str, Any]]) -> None:
@@ -115,7 +123,7 @@ class Board:
                 world_size=spec.world_size,
                 ready=all(self._is_ready(state) for state in self._ranks.values()),
                 stopping=self._stopping,
-                ranks=tuple(self._ranks[rank].progress for rank in spec.ranks),
+                ranks=tuple(self._record(self._ranks[rank]) for rank in spec.ranks),
             )
 
     def registry(self) -> CollectorRegistry:
@@ -132,7 +140,14 @@ class Board:
             registry.register(collector)
         return registry
 
+    def _record(self, state: _RankState) -> Progress:
+        if not state.progress.heartbeat_at and not self._built_in_trainer:
+            return state.progress  # of a program that never reported nobody knows whether it moves
+        return replace(state.progress, motion=state.motion.motion(self._monotonic()))
+
     def _heard(self, rank: int) -> None:
+        with self._lock:
+            self._ranks[rank].motion.heard(self._monotonic())
         self._families[rank].gauge("zerotrain_rank_last_report_timestamp_seconds").set(self._clock())
 
     def _is_ready(self, state: _RankState) -> bool:

@@ -46,7 +46,7 @@ class WorkerApi:
     board: Board
     attempt: int
     token: str | None
-    """The attempt's channel token; None refuses every POST."""
+    """The attempt's channel token. None, a local run's, refuses every POST and shows stacks to all."""
     request_stop: Callable[[], None]
     collect_stacks: Callable[[], str]
     """Blocks for at most a few seconds. Raises TimeoutError."""
@@ -124,7 +124,7 @@ class _Handler(BaseHTTPRequestHandler):
             case str(path) if path == READY_PATH:
                 self._send(_ready(api.board))
             case str(path) if path == STACKS_PATH:
-                self._send(_stacks(api))
+                self._send(self._stacks())
             case _:
                 self._send(
                     _problem(HTTPStatus.NOT_FOUND, "known are /metrics /progress /ready /stacks /yield")
@@ -135,8 +135,15 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(_problem(HTTPStatus.NOT_FOUND, f"POST knows {YIELD_PATH} alone"))
             return
         # Who asks is settled before anything of the body is looked at.
-        refusal = _refuse_token(self.server.api.token, self.headers.get(TOKEN_HEADER))
-        self._send(refusal or self._yield())
+        self._send(self._refuse_stranger() or self._yield())
+
+    def _refuse_stranger(self) -> Answer | None:
+        return _refuse_token(self.server.api.token, self.headers.get(TOKEN_HEADER))
+
+    def _stacks(self) -> Answer:
+        # It interrupts every rank, so only the operator may ask.
+        refusal = None if self.server.api.token is None else self._refuse_stranger()
+        return refusal or _stacks(self.server.api)
 
     def _yield(self) -> Answer:
         try:
@@ -189,7 +196,7 @@ def _refuse_token(expected: str | None, header: str | None) -> Answer | None:
     """None when the header shows the expected token."""
     scheme, _, shown = (header or "").partition(" ")
     if scheme.lower() != "bearer" or not shown:
-        return _problem(HTTPStatus.UNAUTHORIZED, f"POST needs '{TOKEN_HEADER}: Bearer <channel token>'")
+        return _problem(HTTPStatus.UNAUTHORIZED, f"this needs '{TOKEN_HEADER}: Bearer <channel token>'")
     if expected is None:
         return _problem(HTTPStatus.FORBIDDEN, "this worker was started without a token file")
     if not channel_token.matches(expected, shown.strip()):

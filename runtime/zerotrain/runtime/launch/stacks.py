@@ -1,4 +1,8 @@
-"""Collects the stacks of the ranks: SIGUSR1, then what each rank's faulthandler appended to its file."""
+"""Collects the stacks of the ranks: SIGUSR1, then what each rank's faulthandler appended to its file.
+
+A rank that cannot answer, because it is stopped or inside the kernel, is told by its process's state, which
+needs no answer.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,26 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
+from zerotrain.contract.worker_http import MAX_STACKS_BYTES
 from zerotrain.runtime.launch.process import RankProcess
 
 POLL_S = 0.05
 QUIET_POLLS = 3
-MAX_DUMP_BYTES = 256 * 1024
-NOTHING = "(no stacks: the program has not enabled faulthandler on SIGUSR1, or does not run)\n"
+HEADER_BYTES = 200
+"""More than the line before a rank's stacks takes."""
+
+NOTHING = "(no stacks: the program has not enabled faulthandler on SIGUSR1, or cannot run)\n"
+CUT = "\n(cut: each rank has {limit} bytes)\n"
+STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "in the kernel, waiting for a device",
+    "T": "stopped by a signal",
+    "t": "stopped by a debugger",
+    "Z": "ended",
+    "X": "ended",
+}
+"""Letters of /proc/<pid>/stat."""
 
 
 async def collect_stacks(ranks: Sequence[RankProcess], *, timeout_s: float = 2.0) -> str:
@@ -21,7 +39,8 @@ async def collect_stacks(ranks: Sequence[RankProcess], *, timeout_s: float = 2.0
     for process in ranks:
         process.signal(signal.SIGUSR1)
     await _until_quiet([process.stacks_path for process in ranks], sum(before.values()), timeout_s)
-    return "".join(_section(process, before[process.rank]) for process in ranks)
+    share = MAX_STACKS_BYTES // max(len(ranks), 1) - HEADER_BYTES
+    return "".join(_section(process, before[process.rank], share) for process in ranks)
 
 
 async def _until_quiet(paths: Sequence[Path], size_before: int, timeout_s: float) -> None:
@@ -35,19 +54,32 @@ async def _until_quiet(paths: Sequence[Path], size_before: int, timeout_s: float
         last = size
 
 
-def _section(process: RankProcess, start: int) -> str:
-    state = "running" if process.running else f"ended with {process.status}"
+def _section(process: RankProcess, start: int, limit: int) -> str:
+    state = _process_state(process.popen.pid) if process.running else f"ended with {process.status}"
     header = f"=== rank {process.rank} (pid {process.popen.pid}, {state})\n"
-    return header + (_read_from(process.stacks_path, start) or NOTHING)
+    return header + (_read_from(process.stacks_path, start, limit) or NOTHING)
 
 
-def _read_from(path: Path, start: int) -> str:
+def _process_state(pid: int) -> str:
+    try:
+        letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return "ended"
+    return STATES.get(letter, letter)
+
+
+def _read_from(path: Path, start: int, limit: int) -> str:
+    note = CUT.format(limit=limit)
     try:
         with path.open("rb") as file:
             file.seek(start)
-            return file.read(MAX_DUMP_BYTES).decode(errors="replace")
+            text = file.read(limit)
+            is_whole = not file.read(1)
     except OSError:
         return ""
+    if is_whole:
+        return text.decode(errors="ignore")
+    return text[: limit - len(note)].decode(errors="ignore") + note
 
 
 def _size(path: Path) -> int:

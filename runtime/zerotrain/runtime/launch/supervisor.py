@@ -54,6 +54,7 @@ class Supervisor:
         self._all_ended = asyncio.Event()
         self._stop_requested = asyncio.Event()
         self._grace_ran_out = False
+        self._collecting: asyncio.Task[str] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     def install_signals(self) -> None:
@@ -97,7 +98,10 @@ class Supervisor:
         return self._ranks.last_line(rank)
 
     async def stacks(self) -> str:
-        return await collect_stacks(self._ranks.processes)
+        """Of all ranks; callers that come while they are collected share one collection."""
+        if self._collecting is None or self._collecting.done():
+            self._collecting = self._loop.create_task(collect_stacks(self._ranks.processes))
+        return await asyncio.shield(self._collecting)
 
     async def _name_resolves(self) -> bool:
         """False when a stop was asked for before the name resolved."""

@@ -48,6 +48,7 @@ def train(environ: Mapping[str, str], channel: RankChannel) -> ExitCode:
     corpus, model = check_inputs(settings)
     reporter.phase(Phase.RENDEZVOUS)
     session = build(settings, corpus, model)
+    channel.attach_wait(lambda: session.engine.comm.waiting_seconds)
     reporter.phase(Phase.INIT)
     checkpoints = Checkpoints(session=session)
     describe(session, reporter)

@@ -18,6 +18,7 @@ from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.facade.memory import OffloadTotals
 from zerotrain.runtime.metrics import RankIdentity, StepSample, WorkerMetrics
 from zerotrain.runtime.step import StepResult
+from zerotrain.runtime.train.straggling import OwnTimes
 from zerotrain.runtime.zero.ledger import Kind, Tier
 
 METRICS_INTERVAL_S = 2.0
@@ -68,6 +69,10 @@ class Reporter:
     _interval: _Interval = field(default_factory=_Interval)
     _offloaded: OffloadTotals = field(default_factory=OffloadTotals)
     _metrics_at: float = 0.0
+    _own_times: OwnTimes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._own_times = OwnTimes(self.launch.world_size)
 
     @classmethod
     def start(cls, launch: LaunchSpec, rank: RankEnv, channel: RankChannel) -> Reporter:
@@ -156,6 +161,8 @@ class Reporter:
             self.metrics.observe_collective(sample.op, sample.seconds, sample.num_bytes)
         peak = peak_memory_bytes()
         self.metrics.set_memory_peak("gpu" if torch.cuda.is_available() else "cpu", "optimizer", peak)
+        if self.rank.rank == 0:
+            self._own_times.add(result)
         interval = self._interval
         rate = interval.tokens / interval.seconds if interval.seconds else 0.0
         self._publish(
@@ -167,6 +174,7 @@ class Reporter:
             tokens_per_second=rate,
             step_seconds=interval.seconds / interval.steps,
             memory_peak_bytes=peak,
+            straggler=self._own_times.slowest,
         )
         if result.step % self.log_every_steps == 0 or result.step == self.progress.total_steps:
             self.say(step_line(self.progress, result))

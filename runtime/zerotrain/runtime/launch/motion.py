@@ -1,0 +1,64 @@
+"""How a rank's step moves, by the launcher's monotonic clock: the board feeds it, the operator reads it.
+
+The operator compares the age of a step with what steps of this attempt usually take. Both are measured here,
+beside the rank: neither the operator's polling interval nor a clock that is set can make a step look old.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from math import ceil
+
+from zerotrain.contract.progress import Motion, Phase, Progress
+
+KEPT_STEPS = 512
+"""Steps that the percentile is taken of."""
+
+
+class MotionTracker:
+    """One rank of one attempt. Times are monotonic seconds; the caller locks."""
+
+    def __init__(self, now: float) -> None:
+        self._moved_at = self._heard_at = now
+        self._phase, self._step = Phase.INIT, 0
+        self._steps: deque[float] = deque(maxlen=KEPT_STEPS)
+        self._longest_step: float | None = None
+        self._longest_checkpoint: float | None = None
+        self._seen = 0
+
+    def heard(self, now: float) -> None:
+        """The rank sent something."""
+        self._heard_at = now
+
+    def saw(self, progress: Progress, now: float) -> None:
+        """A record of the rank; the same one again is a heartbeat."""
+        self._heard_at = now
+        if (progress.phase, progress.step) == (self._phase, self._step):
+            return
+        self._learn(now - self._moved_at, progress.step - self._step)
+        self._phase, self._step, self._moved_at = progress.phase, progress.step, now
+
+    def motion(self, now: float) -> Motion:
+        return Motion(
+            idle_seconds=round(now - self._moved_at, 1),
+            silent_seconds=round(now - self._heard_at, 1),
+            steps_seen=self._seen,
+            step_p99_seconds=_percentile(self._steps, 0.99),
+            longest_step_seconds=self._longest_step,
+            longest_checkpoint_seconds=self._longest_checkpoint,
+        )
+
+    def _learn(self, seconds: float, steps: int) -> None:
+        """What the rank did until now took `seconds`; records of fast steps may be dropped on the way."""
+        if self._phase is Phase.CHECKPOINT:
+            self._longest_checkpoint = max(self._longest_checkpoint or 0.0, seconds)
+        elif self._phase is Phase.STEP and steps > 0:
+            self._steps.append(seconds / steps)
+            self._longest_step = max(self._longest_step or 0.0, seconds / steps)
+            self._seen += steps
+
+
+def _percentile(values: deque[float], share: float) -> float | None:
+    if not values:
+        return None
+    return sorted(values)[ceil(share * len(values)) - 1]
