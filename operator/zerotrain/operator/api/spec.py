@@ -41,6 +41,25 @@ def _frozen(field: str) -> Rule:
     )
 
 
+def _frozen_but(field: str, model: type[ApiModel], *free: str) -> tuple[Rule, ...]:
+    """As `_frozen` for every part of the field but those named: one rule each, so that the message names it."""
+    parts = [str(info.alias) for info in model.model_fields.values()]
+    unknown = set(free) - set(parts)
+    if unknown:
+        raise ValueError(f"{model.__name__} has no field {', '.join(sorted(unknown))}")
+    return tuple(_frozen_part(field, part) for part in parts if part not in free)
+
+
+def _frozen_part(field: str, part: str) -> Rule:
+    now, before = (f"(has({side}.{field}) && has({side}.{field}.{part}))" for side in ("self", "oldSelf"))
+    same = f"{now} == {before} && (!{now} || self.{field}.{part} == oldSelf.{field}.{part})"
+    return rule(
+        f"self.suspend || oldSelf.suspend || ({same})",
+        f"{field}.{part} can be changed only while the job is suspended",
+        field_path=f".{field}",
+    )
+
+
 def _needed_without_command(field: str) -> Rule:
     return rule(
         f"has(self.{field}) || {_COMMAND_GIVEN}",
@@ -109,8 +128,10 @@ _RULES = (
     _frozen("data"),
     _frozen("steps"),
     _frozen("logEverySteps"),
-    _frozen("checkpoint"),
-    _frozen("scheduling"),
+    # The volume has its own rule; a verification is a pod of its own, made after the last attempt.
+    *_frozen_but("checkpoint", Checkpoint, "volume", "verify", "verifyTimeoutSeconds"),
+    # Of running pods the priority stays: it is that of the queue and of the next attempt's pods.
+    *_frozen_but("scheduling", Scheduling, "priorityClassName"),
     _frozen("podTemplate"),
 )
 
@@ -169,22 +190,22 @@ class ZeroTrainingJobSpec(ApiModel):
 
     checkpoint: Checkpoint | None = None
     """When checkpoints are taken and where they go. Without it nothing is saved and every restart begins at
-    step 0. Changes only while suspended, its volume never."""
+    step 0. Changes only while suspended, its volume never, verify and verifyTimeoutSeconds at any time."""
 
     elastic: Elastic | None = None
     """Between which numbers of workers the job may be resized. Fixed size unless given."""
 
     failure_policy: FailurePolicy = Field(default_factory=FailurePolicy)
-    """How often the job is restarted after a failure."""
+    """How often the job is restarted after a failure. May be changed at any time."""
 
     hang_policy: HangPolicy | None = None
-    """When a job whose step stopped moving counts as hung."""
+    """When a job whose step stopped moving counts as hung. May be changed at any time."""
 
     run_policy: RunPolicy = Field(default_factory=RunPolicy)
-    """Deadlines and clean-up."""
+    """Deadlines and clean-up. May be changed at any time; a finished job counts from its end."""
 
     scheduling: Scheduling | None = None
-    """Where and when the workers are scheduled. Changes only while suspended."""
+    """Where and when the workers are scheduled. Changes only while suspended, priorityClassName at any time."""
 
     suspend: Bool = False
     """When true the job checkpoints, gives its pods back and waits; false resumes it at the same step. May

@@ -79,8 +79,23 @@ class CheckpointVolume(ApiModel):
         return self.persistent_volume_claim is not None or self.nfs is not None
 
 
+class Verify(StrEnum):
+    NEVER = "Never"
+    ON_COMPLETION = "OnCompletion"
+
+
 class Checkpoint(ApiModel):
     """When checkpoints are taken, where they go and how many are kept."""
+
+    RULES = (
+        rule(
+            "!has(self.verify) || self.verify == 'Never' || has(self.volume.persistentVolumeClaim) "
+            "|| has(self.volume.nfs)",
+            "verify needs a volume that another pod can mount: persistentVolumeClaim or nfs",
+            holds=lambda self: self.verify in (None, Verify.NEVER) or self.volume.shared,
+            field_path=".verify",
+        ),
+    )
 
     volume: CheckpointVolume
     """Volume of the checkpoints. The job writes below <volume>/<its name> (nfs: <volume>/<namespace>/<its
@@ -108,3 +123,12 @@ class Checkpoint(ApiModel):
     ] = "Latest"
     """Latest resumes from the newest intact checkpoint of the folder, None starts afresh on the first
     attempt, and the name of a step folder resumes from that one."""
+
+    verify: Verify | None = None
+    """OnCompletion makes one pod after the job has completed that reads every byte of its newest checkpoint
+    (zerotrain checkpoint verify) through a read-only mount; the outcome is in status.checkpoint.verification,
+    and ttlSecondsAfterFinished waits for it. Never, or absent, makes none. May be changed at any time."""
+
+    verify_timeout_seconds: Annotated[Int, Field(ge=1, le=604_800)] | None = None
+    """How long the verification may take, the wait for a node included; 1 to 604800, 7200 where absent. May be
+    changed at any time."""

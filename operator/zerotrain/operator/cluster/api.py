@@ -48,6 +48,8 @@ class Request:
     content_type: str = JSON
     retries: int | None = None
     """Fewer than the limits' where waiting is worse than failing."""
+    urgent: bool = False
+    """Goes before all that wait for the client's own rate limit."""
 
 
 class Api:
@@ -112,7 +114,7 @@ class Api:
                         yield json.loads(line)
 
     async def _try(self, request: Request) -> bytes:
-        await self._bucket.take()
+        await self._bucket.take(urgent=request.urgent)
         headers = await self.connection.headers()
         data = None
         if request.body is not None:

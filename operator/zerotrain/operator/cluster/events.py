@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 
 from zerotrain.operator.cluster.api import Api, Json, Request
 from zerotrain.operator.cluster.errors import AlreadyExists, ApiError
+from zerotrain.operator.cluster.rate import Budgets
 from zerotrain.operator.constants import MANAGER
 from zerotrain.operator.reconcile import Event
 
@@ -18,6 +19,10 @@ log = logging.getLogger(__name__)
 MAX_REMEMBERED = 5_000
 MAX_NOTE_BYTES = 1_024
 
+BURST, EVERY_S, MAX_JOBS = 50, 10.0, 20_000
+"""Events of one job: so many at once, then one in so many seconds. What a tenant's program says may become an
+event, and it may say something else each time."""
+
 
 class EventWriter:
     """Writes the events of a plan; a lost event is logged, never a reason to repeat a pass."""
@@ -25,12 +30,16 @@ class EventWriter:
     def __init__(self, api: Api, *, instance: str) -> None:
         self._api, self._instance = api, instance
         self._written: OrderedDict[str, None] = OrderedDict()
+        self._budgets = Budgets(burst=BURST, every_s=EVERY_S, max_keys=MAX_JOBS)
 
     async def write(self, job: Json, events: Iterable[Event]) -> None:
         for event in events:
             body = event_body(job, event, instance=self._instance, now=datetime.now(UTC))
             name = body["metadata"]["name"]
             if name in self._written:
+                continue
+            if not self._budgets.spend(job["metadata"]["uid"]):
+                log.info("event %s of %s is left out: it has too many", event.reason, job["metadata"]["name"])
                 continue
             path = f"/apis/events.k8s.io/v1/namespaces/{job['metadata']['namespace']}/events"
             try:

@@ -102,6 +102,9 @@ class JobClient:
         return await self._api.call(Request(method="PUT", path=path, kind=f"{PLURAL}/status", body=body))
 
     async def delete(self, job: Json) -> None:
-        """Delete this life of the job; its objects follow by their ownerReferences."""
-        body = {"propagationPolicy": "Background", "preconditions": {"uid": job["metadata"]["uid"]}}
+        """Delete exactly the version that was reconciled; its objects follow by their ownerReferences. Raises
+        Conflict when it is not the newest any more: the edit may be one that keeps the job."""
+        meta = job["metadata"]
+        preconditions = {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]}
+        body = {"propagationPolicy": "Background", "preconditions": preconditions}
         await self._api.call(Request(method="DELETE", path=job_path(key_of(job)), kind=PLURAL, body=body))

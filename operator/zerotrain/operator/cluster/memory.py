@@ -16,6 +16,8 @@ class JobMemory:
     problem: Problem | None = None
     failures: int = 0
     """Passes in a row that ended in a problem; for the backoff."""
+    conflicts: int = 0
+    """Passes in a row that lost the race for the status; for theirs."""
     yielding: YieldState | None = None
     progress: Progress | None = None
     laggard: Progress | None = None

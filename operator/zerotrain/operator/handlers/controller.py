@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -30,6 +31,15 @@ RECHECK_S = 1.0
 
 MIN_BACKOFF_S, MAX_BACKOFF_S = 1.0, 60.0
 
+FREE_CONFLICTS = 3
+"""Lost races in a row that are run again at once; beyond them somebody writes all the time."""
+
+CONFLICT_BACKOFF_S, MAX_CONFLICT_BACKOFF_S = 0.1, 5.0
+
+
+def _always() -> bool:
+    return True
+
 
 @dataclass(frozen=True, kw_only=True)
 class Controller:
@@ -45,6 +55,9 @@ class Controller:
     telemetry: Telemetry
     may_act: asyncio.Event
     """Set while this replica leads and its pod store is complete."""
+    leads: Callable[[], bool] = _always
+    """Whether nobody else can have the lease yet; asked before every pass, as a process that was stopped for a
+    while finds its events as it left them."""
 
     def job_changed(self, job: Json) -> None:
         """A job as a watch or list brought it."""
@@ -100,17 +113,18 @@ class Controller:
 
     async def _pass(self, key: JobKey) -> None:
         job = self.jobs.get(key)
-        if job is None or not self.may_act.is_set():
+        if job is None or not self.may_act.is_set() or not self.leads():
             return
         started = time.monotonic()
         try:
             await self._reconcile(key, job)
-            self.memories.of(job["metadata"]["uid"]).failures = 0
+            memory = self.memories.of(job["metadata"]["uid"])
+            memory.failures = memory.conflicts = 0
         except Conflict as error:
             # Somebody wrote between our read and our write: decide again on what is there now.
             log.debug("%s: %s", key, error)
             await self._refresh(key)
-            self.queue.add(key)
+            self._after_conflict(key, job)
         except NotFound:
             # The job itself, or something beside it (its namespace, a pod): then it still needs its pass.
             await self._refresh(key)
@@ -153,10 +167,21 @@ class Controller:
         else:
             self.queue.add_after(key, RECHECK_S)
 
+    def _after_conflict(self, key: JobKey, job: Json) -> None:
+        memory = self.memories.of(job["metadata"]["uid"])
+        memory.conflicts += 1
+        lost = memory.conflicts - FREE_CONFLICTS
+        if lost <= 0:
+            self.queue.add(key)
+        else:
+            self.queue.add_after(
+                key, min(CONFLICT_BACKOFF_S * 2.0 ** min(lost - 1, 10), MAX_CONFLICT_BACKOFF_S)
+            )
+
     def _retry(self, key: JobKey, job: Json, error: Exception) -> None:
         memory = self.memories.of(job["metadata"]["uid"])
         memory.failures += 1
-        backoff = min(MIN_BACKOFF_S * 2.0 ** (memory.failures - 1), MAX_BACKOFF_S)
+        backoff = min(MIN_BACKOFF_S * 2.0 ** min(memory.failures - 1, 10), MAX_BACKOFF_S)
         if isinstance(error, ActionRefused) and memory.problem != error.problem:
             memory.problem = error.problem
             self.queue.add(key)  # once more at once, to say so in the conditions

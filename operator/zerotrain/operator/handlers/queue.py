@@ -28,6 +28,9 @@ class WorkQueue(Generic[K]):
         """The earliest moment of each delayed key; later entries in the heap are void."""
         self._count = 0
         self._changed = asyncio.Event()
+        self._quiet = asyncio.Event()
+        self._quiet.set()
+        self._closed = False
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -55,13 +58,14 @@ class WorkQueue(Generic[K]):
         """The next key; it is busy until `done`."""
         while True:
             self._ripen()
-            if self._ready:
+            if self._ready and not self._closed:
                 key = self._ready.popleft()
                 self._waiting.discard(key)
                 self._busy.add(key)
+                self._quiet.clear()
                 return key
             self._changed.clear()
-            timeout = self._heap[0][0] - time.monotonic() if self._heap else None
+            timeout = self._heap[0][0] - time.monotonic() if self._heap and not self._closed else None
             try:
                 await asyncio.wait_for(self._changed.wait(), timeout)
             except TimeoutError:
@@ -69,9 +73,21 @@ class WorkQueue(Generic[K]):
 
     def done(self, key: K) -> None:
         self._busy.discard(key)
+        if not self._busy:
+            self._quiet.set()
         if key in self._waiting:
             self._ready.append(key)
             self._changed.set()
+
+    async def drain(self, limit_s: float) -> int:
+        """Give out no key any more and wait until no pass runs; how many still ran at the limit."""
+        self._closed = True
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._quiet.wait()
+        except TimeoutError:
+            return len(self._busy)
+        return 0
 
     def forget(self, key: K) -> None:
         """Drop the key's delayed pass: its job is gone."""

@@ -29,6 +29,9 @@ from zerotrain.operator.handlers.queue import WorkQueue
 
 log = logging.getLogger(__name__)
 
+DRAIN_S = 10.0
+"""For the passes that run when the replica is asked to end; well within the Deployment's grace of 20 s."""
+
 
 class Runtime:
     """One replica: `start()`, feed `controller` with jobs, `stop()`."""
@@ -40,6 +43,7 @@ class Runtime:
         self._connection = connection
         self._key = operator_key(config, in_cluster=connection.in_cluster)
         self._exits = AsyncExitStack()
+        self._started = False
         self._tasks: list[asyncio.Task[None]] = []
         self._lag = LoopLag()
         self.controller: Controller
@@ -73,11 +77,16 @@ class Runtime:
         self._spawn("loop lag", self._lag.run())
         for number in range(self.config.workers):
             self._spawn(f"worker {number}", controller.work())
+        self._started = True
         if self.config.http_address:
             await self._serve()
 
     async def stop(self) -> None:
-        """End all tasks; the lease is given back on the way."""
+        """Let the passes that run come to their end, then end all tasks; the lease is kept until then and
+        given back on the way, so that no other replica acts beside a pass of ours."""
+        if self._started:
+            left = await self.controller.queue.drain(DRAIN_S)
+            log.info("ending: %s", f"{left} passes are broken off" if left else "no pass runs any more")
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -104,6 +113,7 @@ class Runtime:
             events=EventWriter(api, instance=self.config.identity),
             telemetry=self.telemetry,
             may_act=asyncio.Event(),
+            leads=lambda: self._leadership.fresh,
         )
 
     def _channel(self, api: Api, session: aiohttp.ClientSession) -> WorkerChannel:
