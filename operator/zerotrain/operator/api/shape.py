@@ -10,3 +10,6 @@ class AttemptShape(ObservedModel):
 
     workers: Int
     """Worker pods of the attempt; fewer than spec.workers after a job was shrunk."""
+
+    excluded_nodes: tuple[str, ...] = ()
+    """Nodes that the pods of the attempt must not run on: failures were laid at their door."""
