@@ -88,6 +88,11 @@ class OperatorProcess:
         except TimeoutError as error:
             raise TimeoutError(f"{error}\n{self.tail()}") from None
 
+    @property
+    def pid(self) -> int:
+        """Of the running process; 0 when there is none."""
+        return self._process.pid if self._process is not None else 0
+
     def kill(self) -> None:
         """SIGKILL: no clean-up, no lease given back."""
         if self._process is not None:

@@ -1,0 +1,283 @@
+"""Who creates the pods (zerotrain, plain Jobs, nobody) and how long until all run. For bench_operator."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import itertools
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import urlsplit
+
+from tests.benchmarks.bench_operator_cluster import Meter, Spent
+from tests.operator.operator_process import OperatorProcess
+from tests.support.devcluster import Cluster
+from zerotrain.operator.cluster.api import Api, Request
+from zerotrain.operator.cluster.errors import ApiError, NotFound
+
+Json = dict[str, Any]
+
+IN_FLIGHT = 64
+"""Creations at once, for every contender."""
+DRAIN_S = 3.0
+"""After the last pod runs, what it set off (status, endpoints, events) still costs processor time."""
+TIMEOUT_S = 600.0
+STAYS = {"devcluster.zerotrain.dev/exit-code": "0", "devcluster.zerotrain.dev/exit-after": "6h"}
+"""Pods of batch/v1 Jobs succeed at once on simulated nodes unless they are told when."""
+REQUESTS = {"cpu": "100m", "memory": "64Mi"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """How many jobs of how many pods."""
+
+    jobs: int
+    workers: int
+
+    @property
+    def pods(self) -> int:
+        return self.jobs * self.workers
+
+    def __str__(self) -> str:
+        return f"{self.jobs:,} x {self.workers:,}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One measurement."""
+
+    running_s: float
+    """From the first creation until all pods run."""
+    created_s: float
+    """Until the benchmark's own creations were answered."""
+    spent: Spent
+    """From the first creation until DRAIN_S after all pods ran."""
+
+
+def zerotrain_job(namespace: str, name: str, workers: int, **spec: Any) -> Json:
+    """A job as people write it, but for a checkpoint volume, which simulated nodes cannot mount."""
+    body = {
+        "workers": workers,
+        "image": "localhost/zerotrain:dev",
+        "config": {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}},
+        "model": {"gpt": {"dModel": 64, "layers": 2, "heads": 2, "context": 64}},
+        "data": {"path": "builtin:python-stdlib"},
+        "steps": 100,
+        "resources": REQUESTS,
+        "podTemplate": {"annotations": STAYS},
+    }
+    return {
+        "apiVersion": "zerotrain.dev/v1alpha1",
+        "kind": "ZeroTrainingJob",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {**body, **spec},
+    }
+
+
+def plain_job(namespace: str, name: str, workers: int) -> Json:
+    """The least that an Indexed Job can be: one container, no volumes, no Service."""
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {
+            "completionMode": "Indexed",
+            "completions": workers,
+            "parallelism": workers,
+            "template": {"metadata": {"annotations": STAYS}, "spec": _pod_spec()},
+        },
+    }
+
+
+def bare_pod(namespace: str, name: str) -> Json:
+    meta = {"name": name, "namespace": namespace, "annotations": STAYS}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": _pod_spec()}
+
+
+def _pod_spec() -> Json:
+    container = {"name": "main", "image": "simulated", "resources": {"requests": REQUESTS}}
+    return {"restartPolicy": "Never", "containers": [container]}
+
+
+def zerotrain(namespace: str, size: Size) -> Iterable[Json]:
+    return (zerotrain_job(namespace, f"job-{number}", size.workers) for number in range(size.jobs))
+
+
+def plain(namespace: str, size: Size) -> Iterable[Json]:
+    return (plain_job(namespace, f"job-{number}", size.workers) for number in range(size.jobs))
+
+
+def bare(namespace: str, size: Size) -> Iterable[Json]:
+    return (bare_pod(namespace, f"pod-{number}") for number in range(size.pods))
+
+
+CONTENDERS: dict[str, Callable[[str, Size], Iterable[Json]]] = {
+    "zerotrain": zerotrain,
+    "plain Jobs": plain,
+    "bare pods": bare,
+}
+_COLLECTIONS = {
+    "ZeroTrainingJob": "/apis/zerotrain.dev/v1alpha1/namespaces/{}/zerotrainingjobs",
+    "Job": "/apis/batch/v1/namespaces/{}/jobs",
+    "Pod": "/api/v1/namespaces/{}/pods",
+    "Service": "/api/v1/namespaces/{}/services",
+}
+
+
+def collection(kind: str, namespace: str) -> str:
+    return _COLLECTIONS[kind].format(namespace)
+
+
+class RunningWatch:
+    """Counts the pods of a namespace that came to run, on a thread of its own and without reading JSON."""
+
+    def __init__(self, cluster: Cluster, namespace: str, *, labels: str = "") -> None:
+        self.times: list[float] = []
+        """When each pod was seen to run, on the monotonic clock."""
+        address = urlsplit(cluster.api_url)
+        tls = ssl.create_default_context(cadata=cluster.ca.decode())
+        self._connection = http.client.HTTPSConnection(address.hostname or "", address.port, context=tls)
+        query = f"watch=true&fieldSelector=status.phase%3DRunning&labelSelector={labels.replace('=', '%3D')}"
+        path = f"{collection('Pod', namespace)}?{query}"
+        self._connection.request("GET", path, headers={"Authorization": f"Bearer {cluster.token}"})
+        self._response = self._connection.getresponse()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        with suppress(OSError, ValueError, AttributeError, http.client.HTTPException):
+            for line in self._response:
+                if line.startswith(b'{"type":"ADDED"'):
+                    self.times.append(time.monotonic())
+
+    async def reached(self, number: int, *, timeout_s: float = TIMEOUT_S) -> float:
+        """When so many ran. Raises TimeoutError."""
+        deadline = time.monotonic() + timeout_s
+        while len(self.times) < number:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{len(self.times)} of {number} pods ran within {timeout_s:.0f} s")
+            await asyncio.sleep(0.01)
+        return self.times[number - 1]
+
+    def close(self) -> None:
+        sock = self._connection.sock
+        if sock is not None:
+            with suppress(OSError):
+                sock.close()
+        self._thread.join(timeout=5)
+
+
+class Bench:
+    """A cluster, the operator in it and what is needed to load both."""
+
+    def __init__(self, cluster: Cluster, api: Api, meter: Meter) -> None:
+        self.cluster, self.api, self.meter = cluster, api, meter
+        self._numbers = itertools.count(1)
+
+    async def namespace(self) -> str:
+        """A fresh one in which pods can be created."""
+        name = f"bench-{next(self._numbers)}"
+        body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
+        await self._call("POST", "/api/v1/namespaces", body)
+        while True:
+            try:
+                await self._call("GET", f"/api/v1/namespaces/{name}/serviceaccounts/default")
+                return name
+            except NotFound:
+                await asyncio.sleep(0.1)
+
+    async def measure(
+        self,
+        contender: str,
+        size: Size,
+        operator: OperatorProcess,
+        *,
+        meanwhile: Callable[[RunningWatch], Any] | None = None,
+    ) -> Run:
+        """Create, wait until all run, count, clean up. `meanwhile` may disturb the start."""
+        namespace = await self.namespace()
+        watch = RunningWatch(self.cluster, namespace)
+        try:
+            before = await self.meter.all(operator)
+            disturbing = asyncio.ensure_future(meanwhile(watch)) if meanwhile is not None else None
+            started = time.monotonic()
+            await self.create(CONTENDERS[contender](namespace, size))
+            created = time.monotonic()
+            running = await watch.reached(size.pods)
+            if disturbing is not None:
+                await disturbing
+            await asyncio.sleep(DRAIN_S)
+            cpu = self.meter.cpu(operator)
+            requests, by_client = await self.meter.requests(operator)
+        finally:
+            watch.close()
+            await self.clean(namespace)
+        after = replace(cpu, requests=requests, by_client=by_client)
+        return Run(
+            running_s=running - started,
+            created_s=created - started,
+            spent=Spent.between(before, after),
+        )
+
+    async def create(self, bodies: Iterable[Json]) -> None:
+        """All of them, IN_FLIGHT at a time."""
+        rest = iter(bodies)
+
+        async def work() -> None:
+            for body in rest:
+                path = collection(body["kind"], body["metadata"]["namespace"])
+                await self._call("POST", path, body)
+
+        await asyncio.gather(*(work() for _ in range(IN_FLIGHT)))
+
+    async def patch(self, path: str, body: Json) -> None:
+        await self.api.call(
+            Request(
+                method="PATCH",
+                path=path,
+                kind="patch",
+                body=body,
+                content_type="application/merge-patch+json",
+            )
+        )
+
+    async def list(self, kind: str, namespace: str, **params: str) -> list[Json]:
+        """All items, in pages."""
+        items: list[Json] = []
+        params = {"limit": "500", **params}
+        while True:
+            answer = await self._call("GET", collection(kind, namespace), params=params)
+            items += answer["items"]
+            if not answer["metadata"].get("continue"):
+                return items
+            params["continue"] = answer["metadata"]["continue"]
+
+    async def clean(self, namespace: str) -> None:
+        """Delete everything and wait, so that the next measurement finds a quiet cluster."""
+        for kind in ("ZeroTrainingJob", "Job", "Pod"):
+            await self._delete_all(kind, namespace)
+        for kind in ("Pod", "Service"):
+            while await self._any(kind, namespace):
+                await asyncio.sleep(0.5)
+                if kind == "Pod":
+                    await self._delete_all(kind, namespace)
+
+    async def _delete_all(self, kind: str, namespace: str) -> None:
+        body = {"gracePeriodSeconds": 0, "propagationPolicy": "Background"}
+        with suppress(ApiError):
+            await self._call("DELETE", collection(kind, namespace), body)
+
+    async def _any(self, kind: str, namespace: str) -> bool:
+        answer = await self._call("GET", collection(kind, namespace), params={"limit": "1"})
+        return bool(answer["items"])
+
+    async def _call(
+        self, method: str, path: str, body: Json | None = None, *, params: dict[str, str] | None = None
+    ) -> Json:
+        request = Request(method=method, path=path, kind="bench", body=body, params=params or {})
+        return await self.api.call(request)
