@@ -29,6 +29,9 @@ LABEL_JOB: Final = f"{GROUP}/job"
 LABEL_JOB_UID: Final = f"{GROUP}/job-uid"
 """UID of the job: a job that was deleted and made again must not adopt the pods of its namesake."""
 
+LABEL_HELPER: Final = f"{GROUP}/helper"
+"""On pods of a job that are no workers, in place of attempt and rank; its value is the container's name."""
+
 LABEL_ATTEMPT: Final = f"{GROUP}/attempt"
 LABEL_RANK: Final = f"{GROUP}/rank"
 """Index of the worker pod (the node rank), 0-based; its processes are ranks of their own."""
@@ -130,6 +133,10 @@ class Reason(StrEnum):
     # Yields
     DRAINING = "Draining"
     RESIZING = "Resizing"
+    RESIZE_REFUSED = "ResizeRefused"
+    """The size asked for cannot keep the global batch; the job goes on in the one it has."""
+    SHRUNK = "Shrunk"
+    """The next attempt has fewer workers than spec.workers."""
     QUEUE_EVICTED = "QueueEvicted"
 
     # Memory planner
@@ -140,6 +147,10 @@ class Reason(StrEnum):
     CHECKPOINT_DURABLE = "CheckpointDurable"
     NO_CHECKPOINT = "NoCheckpoint"
     CHECKPOINT_REJECTED = "CheckpointRejected"
+    CHECKPOINT_VERIFIED = "CheckpointVerified"
+    CHECKPOINT_DAMAGED = "CheckpointDamaged"
+    VERIFICATION_FAILED = "VerificationFailed"
+    """Whether the checkpoint is whole could not be told."""
 
     # Ends
     SUSPENDED = "Suspended"
@@ -164,6 +175,10 @@ class Reason(StrEnum):
     """The node refused or dropped the pod."""
     KILLED = "Killed"
     HANG = "Hang"
+    """Not the end of a worker: its step does not move."""
+    HANG_OVER = "HangOver"
+    STRAGGLER = "Straggler"
+    STRAGGLER_GONE = "StragglerGone"
     SPILL_INTEGRITY = "SpillIntegrity"
 
     # What an attempt waits for

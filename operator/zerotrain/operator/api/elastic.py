@@ -1,18 +1,26 @@
-"""Between which sizes a job may be resized."""
+"""Between which sizes a job may be resized, and what the operator decided about its size."""
 
 from __future__ import annotations
 
+from datetime import datetime
+from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field
 
 from zerotrain.operator.constants import MAX_WORKERS
 
-from .base import ApiModel, Int, rule
+from .base import ApiModel, Int, ObservedModel, Seconds, rule
+
+DEFAULT_SHRINK_AFTER_S = 120
+DEFAULT_GROW_AFTER_S = 300
 
 
 class Elastic(ApiModel):
-    """Between which numbers of workers the job may be resized."""
+    """Between which numbers of workers the job may be resized. A resize is a checkpoint and a new attempt;
+    the global batch stays what it is at the size that the job first started with, and
+    gradient_accumulation_steps follows the number of ranks. May be changed at any time, and removed while
+    the job is suspended."""
 
     RULES = (
         rule(
@@ -24,7 +32,65 @@ class Elastic(ApiModel):
     )
 
     min_workers: Annotated[Int, Field(ge=1, le=MAX_WORKERS)]
-    """The fewest workers that the job goes on with."""
+    """The fewest workers that the job goes on with, 1 to 10000."""
 
     max_workers: Annotated[Int, Field(ge=1, le=MAX_WORKERS)]
-    """The most workers that the job grows to."""
+    """The most workers that spec.workers (kubectl scale) may ask for, 1 to 10000."""
+
+    shrink_after_seconds: Seconds | None = None
+    """The job goes on with fewer workers when there was no room for all of them for so many seconds; 120
+    unless given."""
+
+    grow_after_seconds: Seconds | None = None
+    """A job that was shrunk grows back when there has been room for so many seconds and its attempt has
+    lasted as long; 300 unless given. Doubles, up to 32 times, with each time that room was lost again."""
+
+    @property
+    def shrink_after_s(self) -> int:
+        return self.shrink_after_seconds or DEFAULT_SHRINK_AFTER_S
+
+    @property
+    def grow_after_s(self) -> int:
+        return self.grow_after_seconds or DEFAULT_GROW_AFTER_S
+
+
+class SizeReason(StrEnum):
+    """Why a job has another size than spec.workers."""
+
+    CAPACITY = "Capacity"
+    """There was no room for more."""
+    FAILURE = "Failure"
+    """A rule of failurePolicy asked for it."""
+    REFUSED = "Refused"
+    """spec.workers is a size that cannot keep the global batch."""
+
+
+class ElasticStatus(ObservedModel):
+    """What the operator decided about the job's size."""
+
+    base_workers: Int
+    """Size that the job first started with: the global batch is that of this size."""
+
+    wish: Int
+    """The spec.workers that the rest answers; another one begins anew."""
+
+    workers: Int | None = None
+    """Size of the next attempt where it is not spec.workers."""
+
+    reason: SizeReason | None = None
+    """Why it is not spec.workers."""
+
+    message: str = ""
+    """The same for people."""
+
+    since: datetime | None = None
+    """When it was decided."""
+
+    short_since: datetime | None = None
+    """Since when the next attempt waits for room, while no pod of it exists."""
+
+    room_since: datetime | None = None
+    """Since when there is room for more workers."""
+
+    losses: Int = 0
+    """Times that room was lost since the job last ran at spec.workers."""

@@ -13,6 +13,9 @@ from typing import Annotated
 from pydantic import Field
 
 from .base import ATOMIC, Bool, Int, Number, ObservedModel, keyed_by
+from .elastic import ElasticStatus
+from .hangs import HangStatus, StragglerStatus
+from .lifecycle import Verification
 from .memory_plan import MemoryPlan
 from .shape import AttemptShape
 from .yields import YieldRequest
@@ -165,6 +168,9 @@ class CheckpointStatus(ObservedModel):
     resumed_from_step: Int | None = None
     """Step that the current attempt resumed from; absent when it started afresh."""
 
+    verification: Verification | None = None
+    """What became of checkpoint.verify; absent until the job completed."""
+
 
 class Failure(ObservedModel):
     """Why an attempt ended."""
@@ -198,6 +204,9 @@ class Failure(ObservedModel):
 
     last_line: str = ""
     """Last line that the rank wrote."""
+
+    stacks: str = ""
+    """ConfigMap with the stacks of the ranks, after a hang."""
 
     step: Int | None = None
     """Step that the job had reached."""
@@ -252,6 +261,12 @@ class ZeroTrainingJobStatus(ObservedModel):
     yield_request: YieldRequest | None = None
     """Why the ranks were asked to checkpoint and stop; absent when they were not."""
 
+    elastic: ElasticStatus | None = None
+    """What was decided about the size of an elastic job; absent before its first attempt."""
+
+    protected_attempt: Int | None = None
+    """Attempt whose pods a PodDisruptionBudget protects; absent while there is none."""
+
     attempt_start_time: datetime | None = None
     """When the current attempt was decided."""
 
@@ -284,6 +299,12 @@ class ZeroTrainingJobStatus(ObservedModel):
 
     checkpoint: CheckpointStatus = Field(default_factory=CheckpointStatus)
     """Newest checkpoint."""
+
+    hang: HangStatus | None = None
+    """The hang of the current attempt; absent while its step moves."""
+
+    straggler: StragglerStatus | None = None
+    """The rank that slows the current attempt down; absent while none stands out."""
 
     memory_plan: MemoryPlan | None = None
     """Predicted bytes of each rank."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from enum import StrEnum
 
-from .base import ObservedModel
+from .base import Bool, ObservedModel
 
 
 class YieldReason(StrEnum):
@@ -30,3 +30,6 @@ class YieldRequest(ObservedModel):
 
     message: str = ""
     """What led to it, for people."""
+
+    joined: Bool = True
+    """Whether the ranks had met: before that there is nothing to save, and their pods are ended at once."""

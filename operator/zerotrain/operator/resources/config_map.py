@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from typing import Any
 
 from zerotrain.contract.train_spec import (
     CONFIG_FILE,
@@ -14,6 +15,7 @@ from zerotrain.contract.train_spec import (
     TrainSpec,
 )
 from zerotrain.operator.api import ZeroTrainingJob
+from zerotrain.operator.api.sizes import base_workers, config_at
 from zerotrain.operator.api.storage import Checkpoint
 from zerotrain.operator.api.workload import Model
 from zerotrain.operator.constants import ANNOTATION_CONFIG_DIGEST
@@ -23,7 +25,7 @@ from .identity import Json, common_labels, config_map_name, metadata
 
 def config_map(job: ZeroTrainingJob) -> Json:
     """Without ds_config.json when the job refers to a ConfigMap of the user's."""
-    meta = metadata(job, config_map_name(job.name), common_labels(job))
+    meta = metadata(job, config_map_name(job), common_labels(job))
     meta["annotations"] = {ANNOTATION_CONFIG_DIGEST: config_digest(job)}
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": config_files(job)}
 
@@ -39,11 +41,18 @@ def config_digest(job: ZeroTrainingJob) -> str:
 def config_files(job: ZeroTrainingJob) -> dict[str, str]:
     files: dict[str, str] = {}
     if job.spec.config is not None:
-        files[CONFIG_FILE] = json.dumps(job.spec.config, indent=1, sort_keys=True, allow_nan=False)
+        files[CONFIG_FILE] = json.dumps(_config(job), indent=1, sort_keys=True, allow_nan=False)
     spec = train_spec(job)
     if spec is not None:
         files[TRAIN_SPEC_FILE] = spec.to_json()
     return files
+
+
+def _config(job: ZeroTrainingJob) -> dict[str, Any]:
+    """As written; for an elastic job with the batch sizes of the attempt's number of ranks."""
+    if job.spec.elastic is None or job.spec.config is None:
+        return job.spec.config or {}
+    return config_at(job.spec, base_workers(job), job.shape.workers)
 
 
 def train_spec(job: ZeroTrainingJob) -> TrainSpec | None:

@@ -68,8 +68,10 @@ def secret_name(job_name: str, attempt: int) -> str:
     return f"{job_name}-{attempt}-channel"
 
 
-def config_map_name(job_name: str) -> str:
-    return f"{job_name}-config"
+def config_map_name(job: ZeroTrainingJob) -> str:
+    """One per size of an elastic job: a node may still hold another size's content under the same name."""
+    size = f"-{job.shape.workers}" if job.spec.elastic is not None else ""
+    return f"{job.name}-config{size}"
 
 
 def selector(job: ZeroTrainingJob) -> dict[str, str]:

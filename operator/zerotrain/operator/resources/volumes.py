@@ -79,7 +79,7 @@ def _configuration(job: ZeroTrainingJob) -> MountedVolume:
     sources: list[Json] = []
     own_files = sorted(config_files(job))
     if own_files:
-        sources.append(_files_of(config_map_name(job.name), {name: name for name in own_files}))
+        sources.append(_files_of(config_map_name(job), {name: name for name in own_files}))
     reference = job.spec.config_from
     if reference is not None:
         key = reference.config_map_key_ref

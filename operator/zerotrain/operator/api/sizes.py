@@ -1,0 +1,69 @@
+"""The configuration of a job at another size than its own: which sizes work, and what the workers are given.
+
+Called by reconcile when it decides on a size, and by resources when they render the ConfigMap of an attempt.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zerotrain.contract.config import AutoValues, ConfigError, EngineConfig, load, resolve
+from zerotrain.contract.config.scaling import GlobalBatch, global_batch, with_batch
+from zerotrain.contract.presets import auto_values
+
+from .job import ZeroTrainingJob
+from .spec import ZeroTrainingJobSpec
+
+
+def auto_of(spec: ZeroTrainingJobSpec) -> AutoValues:
+    """What the job says for "auto"."""
+    gpt = spec.model.gpt if spec.model is not None else None
+    preset = spec.model.preset if spec.model is not None else None
+    return auto_values(d_model=gpt.d_model if gpt else None, preset=preset, steps=spec.steps)
+
+
+def base_workers(job: ZeroTrainingJob) -> int:
+    """The size whose global batch the job keeps."""
+    elastic = job.status.elastic
+    return elastic.base_workers if elastic is not None else job.shape.workers
+
+
+def batch_of(spec: ZeroTrainingJobSpec, base: int) -> GlobalBatch:
+    """What a resize keeps. Raises ConfigError; the spec must have its configuration inline."""
+    return global_batch(spec.config or {}, world_size=base * spec.num_ranks_per_worker, auto=auto_of(spec))
+
+
+def config_at(spec: ZeroTrainingJobSpec, base: int, workers: int) -> dict[str, Any]:
+    """The inline configuration for so many workers. Raises ConfigError where the batch does not divide."""
+    batch = batch_of(spec, base).at(workers * spec.num_ranks_per_worker)
+    return with_batch(spec.config or {}, batch)
+
+
+def resolved_at(spec: ZeroTrainingJobSpec, base: int, workers: int) -> EngineConfig:
+    """The same, resolved: also what else of the configuration depends on the number of ranks was checked."""
+    config = load(config_at(spec, base, workers))
+    return resolve(config, world_size=workers * spec.num_ranks_per_worker, auto=auto_of(spec))
+
+
+def refusal_of_size(spec: ZeroTrainingJobSpec, base: int, workers: int) -> str | None:
+    """Why the job cannot run with so many workers, with the numbers; None when it can."""
+    try:
+        config = resolved_at(spec, base, workers)
+    except ConfigError as error:
+        return f"{workers} workers x {spec.num_ranks_per_worker} ranks: {error}"
+    refused = config.unsupported[:1]
+    return (
+        f"{workers} workers: {refused[0].path}: {refused[0].reason} {refused[0].way_out}" if refused else None
+    )
+
+
+def largest_size(spec: ZeroTrainingJobSpec, base: int, *, at_most: int) -> int | None:
+    """The largest size up to `at_most` that works and is not below elastic.minWorkers."""
+    if spec.elastic is None:
+        return None
+    sizes = batch_of(spec, base).workers(
+        ranks_per_worker=spec.num_ranks_per_worker,
+        lowest=spec.elastic.min_workers,
+        highest=min(at_most, spec.elastic.max_workers),
+    )
+    return next((size for size in reversed(sizes) if refusal_of_size(spec, base, size) is None), None)
