@@ -159,6 +159,9 @@ class Reason(StrEnum):
     DEADLINE_EXCEEDED = "DeadlineExceeded"
     RESTARTS_EXHAUSTED = "RestartsExhausted"
     PERMANENT_FAILURE = "PermanentFailure"
+    FAILED_BY_RULE = "FailedByRule"
+    NO_STEP_GAINED = "NoStepGained"
+    """Too many restarts in a row led nowhere."""
 
     # Failures of a worker
     RANK_FAILED = "RankFailed"
@@ -180,6 +183,10 @@ class Reason(StrEnum):
     STRAGGLER = "Straggler"
     STRAGGLER_GONE = "StragglerGone"
     SPILL_INTEGRITY = "SpillIntegrity"
+    NODE_EXCLUDED = "NodeExcluded"
+    EXCLUSION_EXPIRED = "ExclusionExpired"
+    LOG_NOT_KEPT = "LogNotKept"
+    """The failing rank's last lines could not be stored."""
 
     # What an attempt waits for
     SPEC_ACCEPTED = "SpecAccepted"

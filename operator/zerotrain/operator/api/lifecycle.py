@@ -1,13 +1,14 @@
-"""The end of a job: deadlines and clean-up."""
+"""The end of a job: deadlines, clean-up, and what became of its last checkpoint."""
 
 from __future__ import annotations
 
+from datetime import datetime
 from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field
 
-from .base import ApiModel, Int, Seconds
+from .base import ApiModel, Int, ObservedModel, Seconds
 
 
 class CleanPodPolicy(StrEnum):
@@ -21,15 +22,53 @@ class RunPolicy(ApiModel):
 
     active_deadline_seconds: Seconds | None = None
     """The job fails once it has been active (not suspended) for so long; starts anew on resume. No deadline
-    unless given."""
+    unless given. May be changed at any time."""
 
     ttl_seconds_after_finished: Annotated[Int, Field(ge=0, le=31_536_000)] | None = None
-    """The finished job is deleted after so many seconds; 0 is at once. Kept unless given."""
+    """The finished job is deleted after so many seconds, and after the verification of its checkpoint where
+    one is asked for; 0 is at once. Kept unless given. May be changed at any time."""
 
     clean_pod_policy: CleanPodPolicy = CleanPodPolicy.RUNNING
     """Which pods are deleted when the job finishes: All, Running (those still running) or None. Running
-    unless given."""
+    unless given. May be changed at any time."""
 
     termination_timeout_seconds: Seconds = 120
     """Seconds after its grace period at which a pod that does not go away is deleted by force; 120 unless
-    given."""
+    given. May be changed at any time."""
+
+
+class VerificationState(StrEnum):
+    RUNNING = "Running"
+    VERIFIED = "Verified"
+    """Every byte is as it was written."""
+    DAMAGED = "Damaged"
+    UNKNOWN = "Unknown"
+    """It could not be told; the message says why."""
+
+
+class Verification(ObservedModel):
+    """The verification of the newest checkpoint by a pod of its own."""
+
+    state: VerificationState
+    """Running, Verified, Damaged, or Unknown when it could not be told."""
+
+    step: Int
+    """Step of the checkpoint."""
+
+    checkpoint: str = ""
+    """Name of its folder."""
+
+    pod: str = ""
+    """Pod that reads it, or did so last; its log lists everything that is wrong."""
+
+    tries: Int = 0
+    """Pods so far; one that could not tell is followed by another, up to three."""
+
+    start_time: datetime
+    """When it was decided; verifyTimeoutSeconds counts from it."""
+
+    completion_time: datetime | None = None
+    """When the outcome was known."""
+
+    message: str = ""
+    """What is wrong, or why it could not be told."""

@@ -42,7 +42,7 @@ def _frozen(field: str) -> Rule:
 
 
 def _frozen_but(field: str, model: type[ApiModel], *free: str) -> tuple[Rule, ...]:
-    """As `_frozen` for every part of the field but those named: one rule each, so that the message names it."""
+    """As `_frozen` for every part of the field but those named: a rule each, so that messages name it."""
     parts = [str(info.alias) for info in model.model_fields.values()]
     unknown = set(free) - set(parts)
     if unknown:
@@ -205,7 +205,8 @@ class ZeroTrainingJobSpec(ApiModel):
     """Deadlines and clean-up. May be changed at any time; a finished job counts from its end."""
 
     scheduling: Scheduling | None = None
-    """Where and when the workers are scheduled. Changes only while suspended, priorityClassName at any time."""
+    """Where and when the workers are scheduled. Changes only while suspended, priorityClassName at any
+    time."""
 
     suspend: Bool = False
     """When true the job checkpoints, gives its pods back and waits; false resumes it at the same step. May

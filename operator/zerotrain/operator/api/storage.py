@@ -130,5 +130,5 @@ class Checkpoint(ApiModel):
     and ttlSecondsAfterFinished waits for it. Never, or absent, makes none. May be changed at any time."""
 
     verify_timeout_seconds: Annotated[Int, Field(ge=1, le=604_800)] | None = None
-    """How long the verification may take, the wait for a node included; 1 to 604800, 7200 where absent. May be
-    changed at any time."""
+    """Seconds that the verification may take, the wait for a node included; 1 to 604800, 7200 where absent.
+    May be changed at any time."""

@@ -1,8 +1,8 @@
 """Leader election with the library's algorithm over a Lease of ours, as plain JSON through the same client.
 
 The identity is the pod's UID, so that a container that is restarted in its pod takes over at once. The holder
-gives the lease back when it ends. A holder that dies is followed within LEASE_S + RETRY_S, 17 s, plus the time
-of a request: the one that stands by sees a renewal RETRY_S late at most and asks again the moment it ends.
+gives the lease back when it ends. A holder that dies is followed within LEASE_S + RETRY_S, 17 s, plus the
+time of a request: who stands by sees a renewal RETRY_S late at most and asks again when the lease ends.
 """
 
 from __future__ import annotations

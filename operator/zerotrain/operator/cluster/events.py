@@ -39,7 +39,7 @@ class EventWriter:
             if name in self._written:
                 continue
             if not self._budgets.spend(job["metadata"]["uid"]):
-                log.info("event %s of %s is left out: it has too many", event.reason, job["metadata"]["name"])
+                log.info("%s: event %s is left out, it has too many", job["metadata"]["name"], event.reason)
                 continue
             path = f"/apis/events.k8s.io/v1/namespaces/{job['metadata']['namespace']}/events"
             try:

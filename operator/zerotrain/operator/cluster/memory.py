@@ -44,6 +44,7 @@ class Memories:
         return Observed(
             pods=pods,
             gone=gone,
+            helpers=store.helpers_of(owner_key(namespace, uid)),
             synced_at=store.synced_at,
             progress=memory.progress,
             laggard=memory.laggard,

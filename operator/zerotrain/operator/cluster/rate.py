@@ -1,5 +1,5 @@
-"""The client's own limits: a token bucket over all requests, so that a storm of jobs cannot flood the API, and
-a budget of events per job, so that one job cannot crowd out the events of all others."""
+"""The client's own limits: a token bucket over all requests, so that a storm of jobs cannot flood the API,
+and a budget of events per job, so that one job cannot crowd out the events of all others."""
 
 from __future__ import annotations
 

@@ -95,11 +95,19 @@ class PodStore:
         return {key for key in changed if key is not None}
 
     def of_job(self, owner: str) -> tuple[tuple[PodView, ...], tuple[PodView, ...]]:
-        """The pods that exist, and the last views of those that went."""
+        """The workers that exist, and the last views of those that went."""
         pods = self._jobs.get(owner)
         if pods is None:
             return (), ()
-        return tuple(entry.view for entry in pods.present.values()), tuple(pods.gone.values())
+        present = tuple(entry.view for entry in pods.present.values() if entry.view.helper is None)
+        return present, tuple(view for view in pods.gone.values() if view.helper is None)
+
+    def helpers_of(self, owner: str) -> tuple[PodView, ...]:
+        """The pods of the job that exist and are no workers."""
+        pods = self._jobs.get(owner)
+        if pods is None:
+            return ()
+        return tuple(entry.view for entry in pods.present.values() if entry.view.helper is not None)
 
     def forget_before(self, owner: str, attempt: int) -> None:
         """Drop the last views of attempts that are over."""

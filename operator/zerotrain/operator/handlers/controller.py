@@ -56,8 +56,8 @@ class Controller:
     may_act: asyncio.Event
     """Set while this replica leads and its pod store is complete."""
     leads: Callable[[], bool] = _always
-    """Whether nobody else can have the lease yet; asked before every pass, as a process that was stopped for a
-    while finds its events as it left them."""
+    """Whether nobody else can have the lease yet; asked before every pass, as a process that was stopped for
+    a while finds its events as it left them."""
 
     def job_changed(self, job: Json) -> None:
         """A job as a watch or list brought it."""

@@ -5,6 +5,7 @@ from .observe import Observed, PodState, PodView, Problem, YieldState, job_uid_o
 from .plan import (
     NOTHING,
     Action,
+    CreateVerification,
     CreateWorkers,
     DeleteJob,
     DeletePods,
@@ -18,6 +19,7 @@ from .plan import (
 __all__ = [
     "NOTHING",
     "Action",
+    "CreateVerification",
     "CreateWorkers",
     "DeleteJob",
     "DeletePods",

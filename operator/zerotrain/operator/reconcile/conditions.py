@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from zerotrain.operator.api import Condition, Phase, ZeroTrainingJobStatus
+from zerotrain.operator.api.lifecycle import VerificationState
 from zerotrain.operator.api.status import ConditionStatus
 from zerotrain.operator.constants import ConditionType, Reason
 from zerotrain.operator.reconcile.attempts import AttemptView, Fate
@@ -200,6 +201,11 @@ def _checkpoint(facts: Facts) -> Finding:
     taken = checkpoint.last.time
     if checkpoint.requested_at is not None and (taken is None or taken < checkpoint.requested_at):
         return Finding(False, Reason.CHECKPOINT_REQUESTED, f"newest is step {checkpoint.last.step}")
+    verified = checkpoint.verification
+    if verified is not None and verified.state is VerificationState.DAMAGED:
+        return Finding(False, Reason.CHECKPOINT_DAMAGED, f"step {verified.step}: {verified.message}")
+    if verified is not None and verified.state is VerificationState.VERIFIED:
+        return Finding(True, Reason.CHECKPOINT_VERIFIED, f"step {verified.step}, every byte was read")
     return Finding(True, Reason.CHECKPOINT_DURABLE, f"step {checkpoint.last.step}")
 
 

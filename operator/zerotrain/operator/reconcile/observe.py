@@ -14,7 +14,13 @@ from typing import Any
 
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.contract.progress import Progress, Termination
-from zerotrain.operator.constants import CONTAINER_NAME, LABEL_ATTEMPT, LABEL_JOB_UID, LABEL_RANK
+from zerotrain.operator.constants import (
+    CONTAINER_NAME,
+    LABEL_ATTEMPT,
+    LABEL_HELPER,
+    LABEL_JOB_UID,
+    LABEL_RANK,
+)
 from zerotrain.operator.reconcile.clock import parse_time
 from zerotrain.operator.reconcile.nodes import NodeView
 
@@ -45,6 +51,8 @@ class PodView:
     attempt: int
     index: int
     """Index of the worker, the rank of its node in the rendezvous."""
+    helper: str | None = None
+    """What a pod of the job that is no worker is there for; attempt and index then mean nothing."""
     phase: str = "Pending"
     node: str | None = None
     pod_ip: str | None = None
@@ -111,6 +119,15 @@ class YieldState:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StacksView:
+    """How the collection of the ranks' stacks ended."""
+
+    attempt: int
+    config_map: str = ""
+    """Where they are; empty when nothing could be kept."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Observed:
     """Everything about one job outside its own object at one moment."""
 
@@ -118,12 +135,16 @@ class Observed:
     """All pods that this job's UID owns, of any attempt."""
     gone: tuple[PodView, ...] = ()
     """Last views of pods that were deleted while this operator watched."""
+    helpers: tuple[PodView, ...] = ()
+    """Pods of this job that are no workers, as the one that verifies a checkpoint."""
     synced_at: datetime | None = None
     """When this operator first had a full list of the pods; what was missing then has no earlier history."""
     progress: Progress | None = None
     """Newest record of rank 0."""
-    laggard: Progress | None = None
-    """The rank that is furthest behind; filled in only when rank 0's step went stale."""
+    inspection: Inspection | None = None
+    """The last look at all workers; made only when rank 0's step went stale or its pod does not answer."""
+    stacks: StacksView | None = None
+    """The stacks that were collected last."""
     yielding: YieldState | None = None
     problem: Problem | None = None
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
@@ -134,12 +155,13 @@ def pod_view(pod: Mapping[str, Any], *, seen_at: datetime) -> PodView | None:
     """Read a pod's JSON; None when it does not carry our labels in readable form."""
     meta, status = pod["metadata"], pod.get("status", {})
     labels = meta.get("labels", {})
+    helper = labels.get(LABEL_HELPER)
     try:
-        attempt, index = int(labels[LABEL_ATTEMPT]), int(labels[LABEL_RANK])
+        attempt, index = (0, 0) if helper else (int(labels[LABEL_ATTEMPT]), int(labels[LABEL_RANK]))
     except (KeyError, ValueError):
         return None
     conditions = {item["type"]: item for item in status.get("conditions", ())}
-    container = _worker_container(status)
+    container = _container(status, helper or CONTAINER_NAME)
     state = container.get("state", {})
     ended = state.get("terminated")
     code = None if ended is None else int(ended.get("exitCode", -1))
@@ -151,6 +173,7 @@ def pod_view(pod: Mapping[str, Any], *, seen_at: datetime) -> PodView | None:
         uid=meta["uid"],
         attempt=attempt,
         index=index,
+        helper=helper,
         phase=status.get("phase", "Pending"),
         node=pod.get("spec", {}).get("nodeName"),
         pod_ip=status.get("podIP"),
@@ -179,9 +202,9 @@ def job_uid_of(pod: Mapping[str, Any]) -> str | None:
     return uid if any(owner.get("uid") == uid and owner.get("controller") for owner in owners) else None
 
 
-def _worker_container(status: Mapping[str, Any]) -> Mapping[str, Any]:
+def _container(status: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     for item in status.get("containerStatuses", ()):
-        if item.get("name") == CONTAINER_NAME:
+        if item.get("name") == name:
             return dict(item)
     return {}
 

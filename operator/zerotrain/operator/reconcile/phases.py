@@ -17,6 +17,7 @@ from zerotrain.operator.reconcile import (
     queueing,
     sizing,
     stragglers,
+    verification,
     yielding,
 )
 from zerotrain.operator.reconcile.admit import refusal_of
@@ -76,6 +77,8 @@ def _start_attempt(draft: Draft) -> None:
         attempt=number,
         shape=shape,
         yield_request=None,
+        hang=None,
+        straggler=None,
         attempt_start_time=draft.stamp,
         start_time=draft.status.start_time or draft.stamp,
         next_attempt_time=None,
@@ -220,7 +223,7 @@ def _finished(draft: Draft) -> None:
         # Ranks of a failed job wait for peers that never come: they are ended whatever the policy says.
         end_live_workers(draft, view, grace_s=KILL_GRACE_S)
     ttl, ended = policy.ttl_seconds_after_finished, draft.status.completion_time
-    if ttl is None or ended is None:
+    if ttl is None or ended is None or verification.pending(draft):
         return
     due = ended + timedelta(seconds=ttl)
     if draft.now >= due:

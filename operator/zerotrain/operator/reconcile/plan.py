@@ -61,11 +61,40 @@ class RequestYield:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CreateVerification:
+    """Make the pod that reads every byte of one checkpoint."""
+
+    pod: str
+    checkpoint: str
+    """Name of the checkpoint in the job's folder."""
+    limit_s: int
+    """The pod ends by itself after so long, whether an operator looks or not."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StackSource:
+    """A worker that is asked for the stacks of its ranks."""
+
+    worker: int
+    pod: str
+    pod_ip: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CollectStacks:
+    """Ask these workers for the stacks of their ranks and keep them in a ConfigMap of the job. Goes on behind
+    the pass; safe to repeat."""
+
+    attempt: int
+    sources: tuple[StackSource, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DeleteJob:
     """The time to live after the end is over."""
 
 
-Action = CreateWorkers | DeleteWorkers | DeletePods | RequestYield | DeleteJob
+Action = CreateWorkers | DeleteWorkers | DeletePods | RequestYield | CreateVerification | DeleteJob
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,9 +1,175 @@
-"""Checking a durable checkpoint with a one-shot pod."""
+"""Checking the newest checkpoint of a completed job with a one-shot pod.
+
+The operator cannot mount the job's volume and takes the workers' word for "durable"; this pod reads every
+byte of what they left. Its record is in status before the pod is made, so that a restart of the operator
+makes neither a second one nor none. A pod that could not tell (evicted, no command line in the image) is followed
+by another, TRIES at most, within one limit of time for all of them.
+"""
 
 from __future__ import annotations
 
-from zerotrain.operator.reconcile.draft import Draft
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import PurePosixPath
+
+from zerotrain.contract.exit_codes import ExitCode
+from zerotrain.operator.api import Phase
+from zerotrain.operator.api.lifecycle import CleanPodPolicy, Verification, VerificationState
+from zerotrain.operator.api.status import CheckpointRecord
+from zerotrain.operator.api.storage import Verify
+from zerotrain.operator.constants import Reason
+from zerotrain.operator.reconcile.draft import Draft, cut
+from zerotrain.operator.reconcile.observe import PodState, PodView
+from zerotrain.operator.reconcile.plan import CreateVerification, DeletePods
+from zerotrain.operator.resources.verification import verification_pod_name
+
+TRIES = 3
+DEFAULT_LIMIT_S = 7200
+
+_NAME = re.compile(r"[A-Za-z0-9][-._A-Za-z0-9]{0,127}")
+"""Of a checkpoint's folder; what the workers report becomes an argument of a program."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Outcome:
+    state: VerificationState
+    reason: Reason
+    told: str
+
+
+def pending(draft: Draft) -> bool:
+    """Whether a verification is wanted that has no outcome yet; the time to live waits for it."""
+    found = draft.status.checkpoint.verification
+    return _subject(draft) is not None and (found is None or found.state is VerificationState.RUNNING)
 
 
 def advance(draft: Draft) -> None:
-    """In every pass, after the phase."""
+    """In every pass, after the phase: begin it, follow it, and take its pod where all pods are taken."""
+    found, subject = draft.status.checkpoint.verification, _subject(draft)
+    if subject is None:
+        if found is not None and found.state is VerificationState.RUNNING:
+            _forget(draft)
+    elif found is None:
+        _begin(draft, subject)
+    elif found.state is VerificationState.RUNNING:
+        _follow(draft, found)
+    elif draft.job.spec.run_policy.clean_pod_policy is CleanPodPolicy.ALL:
+        _end_pods(draft, grace_s=1)
+
+
+def _subject(draft: Draft) -> CheckpointRecord | None:
+    """The checkpoint that the spec wants verified now."""
+    checkpoint = draft.job.spec.checkpoint
+    if checkpoint is None or checkpoint.verify is not Verify.ON_COMPLETION:
+        return None
+    return draft.status.checkpoint.last if draft.status.phase is Phase.COMPLETED else None
+
+
+def _begin(draft: Draft, subject: CheckpointRecord) -> None:
+    name = PurePosixPath(subject.path).name
+    record = Verification(
+        state=VerificationState.RUNNING, step=subject.step, checkpoint=cut(name, 128), start_time=draft.stamp
+    )
+    if _NAME.fullmatch(name) is None:
+        told = f"the workers reported {cut(subject.path, 200)!r}, which names no checkpoint folder"
+        _conclude(draft, record, _unknown(told))
+        return
+    _try(draft, record, number=1)
+
+
+def _try(draft: Draft, record: Verification, *, number: int) -> None:
+    pod = verification_pod_name(draft.job.identity.name, draft.status.attempt, number)
+    record = record.model_copy(update={"pod": pod, "tries": number})
+    _set(draft, record)
+    _ensure(draft, record)
+
+
+def _ensure(draft: Draft, record: Verification) -> None:
+    limit = _limit(draft)
+    draft.act(
+        CreateVerification(
+            pod=record.pod, checkpoint=record.checkpoint, limit_s=max(1, int(limit.total_seconds()))
+        )
+    )
+    draft.wake(record.start_time + limit)
+
+
+def _follow(draft: Draft, record: Verification) -> None:
+    pod = next((pod for pod in draft.observed.helpers if pod.name == record.pod), None)
+    if pod is not None and pod.ended:
+        outcome = _outcome(pod)
+        if outcome.state is VerificationState.UNKNOWN and record.tries < TRIES:
+            _try(draft, record, number=record.tries + 1)
+        else:
+            _conclude(draft, record, outcome)
+    elif draft.now >= record.start_time + _limit(draft):
+        _end_pods(draft, grace_s=0)
+        limit_s = _limit(draft).total_seconds()
+        _conclude(draft, record, _unknown(f"no outcome within {limit_s:.0f} s{_why(draft, pod)}"))
+    elif pod is None:
+        _ensure(draft, record)
+    else:
+        draft.wake(record.start_time + _limit(draft))
+
+
+def _outcome(pod: PodView) -> _Outcome:
+    said = pod.termination.last_line if pod.termination is not None else None
+    if pod.state is PodState.SUCCEEDED:
+        return _Outcome(
+            state=VerificationState.VERIFIED,
+            reason=Reason.CHECKPOINT_VERIFIED,
+            told="every byte was read and is as it was written",
+        )
+    if pod.exit_code == ExitCode.CHECKPOINT_UNUSABLE and pod.pod_reason is None:
+        return _Outcome(
+            state=VerificationState.DAMAGED,
+            reason=Reason.CHECKPOINT_DAMAGED,
+            told=(said or "it does not pass zerotrain checkpoint verify").strip(),
+        )
+    code = f"exit code {pod.exit_code}" if pod.exit_code is not None else f"pod phase {pod.phase}"
+    parts = [code, pod.disruption, pod.pod_reason, pod.pod_message, said]
+    return _unknown(": ".join(part.strip() for part in parts if part))
+
+
+def _unknown(told: str) -> _Outcome:
+    return _Outcome(state=VerificationState.UNKNOWN, reason=Reason.VERIFICATION_FAILED, told=told)
+
+
+def _why(draft: Draft, pod: PodView | None) -> str:
+    """What the pod waited for, in the cluster's words."""
+    problem = draft.observed.problem
+    found = pod.waiting or pod.unscheduled_reason if pod is not None else problem.message if problem else None
+    return f": {found}" if found else ""
+
+
+def _conclude(draft: Draft, record: Verification, outcome: _Outcome) -> None:
+    message = cut(outcome.told)
+    update = {"state": outcome.state, "message": message, "completion_time": draft.stamp}
+    _set(draft, record.model_copy(update=update))
+    verified = outcome.state is VerificationState.VERIFIED
+    where = f"checkpoint {record.checkpoint} of step {record.step}"
+    draft.emit(outcome.reason, f"{where}: {message}", warning=not verified)
+
+
+def _forget(draft: Draft) -> None:
+    """The wish was taken back while the pod ran."""
+    _end_pods(draft, grace_s=1)
+    _set(draft, None)
+
+
+def _end_pods(draft: Draft, *, grace_s: int) -> None:
+    helpers = draft.observed.helpers
+    pods = tuple((pod.name, pod.uid) for pod in helpers if pod.deletion_at is None or grace_s == 0)
+    if pods:
+        draft.act(DeletePods(names_uids=pods, grace_s=grace_s))
+
+
+def _limit(draft: Draft) -> timedelta:
+    checkpoint = draft.job.spec.checkpoint
+    asked = checkpoint.verify_timeout_seconds if checkpoint is not None else None
+    return timedelta(seconds=asked or DEFAULT_LIMIT_S)
+
+
+def _set(draft: Draft, record: Verification | None) -> None:
+    draft.set(checkpoint=draft.status.checkpoint.model_copy(update={"verification": record}))

@@ -35,7 +35,7 @@ async def create(hands: Hands, body: Json, action: CreateWorkers) -> None:
     try:
         async with asyncio.TaskGroup() as group:
             for pod in pods:
-                group.create_task(_create_pod(hands, job, pod))
+                group.create_task(create_pod(hands, job, pod))
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
 
@@ -70,7 +70,8 @@ async def _ensure_shared(hands: Hands, job: ZeroTrainingJob, attempt: int) -> No
     memory.ensured = digest
 
 
-async def _create_pod(hands: Hands, job: ZeroTrainingJob, pod: Json) -> None:
+async def create_pod(hands: Hands, job: ZeroTrainingJob, pod: Json) -> None:
+    """Create a pod of the job, or find the one that was created before. Raises ActionRefused, ApiError."""
     async with hands.creations:
         try:
             made = await hands.post(pod)

@@ -1,0 +1,17 @@
+"""Creating the pod that verifies a checkpoint."""
+
+from __future__ import annotations
+
+from zerotrain.operator.api import ZeroTrainingJob
+from zerotrain.operator.cluster.actions.hands import Hands
+from zerotrain.operator.cluster.actions.workers import create_pod
+from zerotrain.operator.cluster.api import Json
+from zerotrain.operator.reconcile import CreateVerification
+from zerotrain.operator.resources.verification import verification_pod
+
+
+async def create(hands: Hands, body: Json, action: CreateVerification) -> None:
+    """The job's NetworkPolicy is there since its first attempt. Raises ActionRefused, ApiError."""
+    job = ZeroTrainingJob.parse(body)
+    pod = verification_pod(job, action.pod, action.checkpoint, action.limit_s, hands.options)
+    await create_pod(hands, job, pod)
