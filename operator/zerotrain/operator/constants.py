@@ -130,6 +130,14 @@ class Reason(StrEnum):
     QUEUED = "Queued"
     """Waits for a queue's admission or for room."""
 
+    WAITING_FOR_ROOM = "WaitingForRoom"
+    """The cluster cannot hold all workers at once."""
+    QUEUE_MISSING = "QueueMissing"
+    """The cluster has no Kueue."""
+    GANG_MISSING = "GangMissing"
+    """The cluster does not have the wished pod group."""
+    ADMITTED = "Admitted"
+
     # Yields
     DRAINING = "Draining"
     RESIZING = "Resizing"
@@ -180,6 +188,7 @@ class Reason(StrEnum):
     HANG = "Hang"
     """Not the end of a worker: its step does not move."""
     HANG_OVER = "HangOver"
+    NOT_HUNG = "NotHung"
     STRAGGLER = "Straggler"
     STRAGGLER_GONE = "StragglerGone"
     SPILL_INTEGRITY = "SpillIntegrity"

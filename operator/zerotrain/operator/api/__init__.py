@@ -1,5 +1,6 @@
 """The API of zerotrain: models of ZeroTrainingJob. Read by the operator, the client and the CLI."""
 
+from .hangs import HangAction, HangPolicy, HangStatus, StragglerStatus
 from .job import ZeroTrainingJob
 from .quantity import Quantity
 from .shape import AttemptShape
@@ -11,9 +12,13 @@ __all__ = [
     "AttemptShape",
     "Condition",
     "Failure",
+    "HangAction",
+    "HangPolicy",
+    "HangStatus",
     "Phase",
     "Quantity",
     "RestartCause",
+    "StragglerStatus",
     "YieldReason",
     "YieldRequest",
     "ZeroTrainingJob",

@@ -21,6 +21,8 @@ from .shape import AttemptShape
 from .yields import YieldRequest
 
 MAX_FAILURES = 10
+MAX_RANK_FAILURES = 16
+MAX_EXCLUDED_NODES = 64
 MAX_CONDITIONS = 24
 MAX_RECENT_RESTARTS = 1000
 
@@ -71,6 +73,9 @@ class Restart(ObservedModel):
     step: Int = 0
     """Newest step known when it was decided; the hold-off grows only while no step is gained."""
 
+    charged: Bool = True
+    """False where a rule took it out of the budget."""
+
 
 class Restarts(ObservedModel):
     """Restarts over the life of the job, by cause."""
@@ -83,6 +88,9 @@ class Restarts(ObservedModel):
 
     preemption: Int = 0
     """After preemptions."""
+
+    uncharged: Int = 0
+    """Those that a rule with RestartAllIgnoreBudget asked for."""
 
     total: Int = 0
     """All of them."""
@@ -172,6 +180,28 @@ class CheckpointStatus(ObservedModel):
     """What became of checkpoint.verify; absent until the job completed."""
 
 
+class RankFailure(ObservedModel):
+    """One of the workers that had failed when an attempt was ended."""
+
+    rank: Int | None = None
+    """Rank that failed, where the pod could tell."""
+
+    pod: str = ""
+    """The worker's pod."""
+
+    node: str = ""
+    """Node of the pod."""
+
+    exit_code: Int | None = None
+    """Exit code of the worker."""
+
+    reason: str = ""
+    """One word, as of the attempt's failure."""
+
+    message: str = ""
+    """What happened, cut to 200 characters."""
+
+
 class Failure(ObservedModel):
     """Why an attempt ended."""
 
@@ -210,6 +240,33 @@ class Failure(ObservedModel):
 
     step: Int | None = None
     """Step that the job had reached."""
+
+    rule: Int | None = None
+    """Index of the rule in failurePolicy.rules that decided; absent for the built-in table."""
+
+    action: str = ""
+    """What was done: FailJob, RestartAll and so on; empty where the attempt was to end anyway."""
+
+    log: str = ""
+    """Key in the ConfigMap <job>-failures that holds the last lines of the rank; empty without a pod to ask."""
+
+    ranks: Annotated[
+        tuple[RankFailure, ...], Field(max_length=MAX_RANK_FAILURES, json_schema_extra=ATOMIC)
+    ] = ()
+    """All workers that had failed by then, the cause first, at most 16."""
+
+
+class ExcludedNode(ObservedModel):
+    """A node that the job keeps off for a while."""
+
+    name: str
+    """Name of the node."""
+
+    until: datetime
+    """When the exclusion ends. Attempts that start later may use the node again."""
+
+    reason: str = ""
+    """Reason of the failure that led to it."""
 
 
 class ConditionStatus(StrEnum):
@@ -311,6 +368,11 @@ class ZeroTrainingJobStatus(ObservedModel):
 
     failures: Annotated[tuple[Failure, ...], Field(max_length=MAX_FAILURES, json_schema_extra=ATOMIC)] = ()
     """Why attempts ended, newest first, at most 10."""
+
+    excluded_nodes: Annotated[
+        tuple[ExcludedNode, ...], Field(max_length=MAX_EXCLUDED_NODES, json_schema_extra=keyed_by("name"))
+    ] = ()
+    """Nodes that ReplaceNodeAndRestart keeps the job off, at most 64."""
 
     conditions: Annotated[
         tuple[Condition, ...], Field(max_length=MAX_CONDITIONS, json_schema_extra=keyed_by("type"))

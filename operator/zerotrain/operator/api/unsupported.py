@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from zerotrain.operator.constants import Reason
 
 from .refusal import Refusal
-from .scheduling import Gang
 from .spec import ZeroTrainingJobSpec
 
 
@@ -49,31 +48,6 @@ MISSING: tuple[MissingBehaviour, ...] = (
         "spec.elastic",
         lambda spec: spec.elastic is not None,
         "jobs cannot be resized yet; remove it",
-    ),
-    _row(
-        "spec.failurePolicy.rules",
-        lambda spec: bool(spec.failure_policy.rules),
-        "failures are judged by the built-in table of exit codes and reasons alone; remove the rules",
-    ),
-    _row(
-        "spec.hangPolicy",
-        lambda spec: spec.hang_policy is not None,
-        "hangs are not detected yet; remove it",
-    ),
-    _row(
-        "spec.scheduling.gang",
-        lambda spec: spec.scheduling is not None and spec.scheduling.gang not in (None, Gang.NONE),
-        "pods are scheduled one by one; remove it or set it to None",
-    ),
-    _row(
-        "spec.scheduling.queueName",
-        lambda spec: spec.scheduling is not None and spec.scheduling.queue_name is not None,
-        "jobs are not admitted through Kueue yet; remove it",
-    ),
-    _row(
-        "spec.scheduling.topologyKey",
-        lambda spec: spec.scheduling is not None and spec.scheduling.topology_key is not None,
-        "workers cannot be kept together yet; remove it, or use podTemplate.affinity",
     ),
 )
 

@@ -14,7 +14,14 @@ from typing import Protocol
 import aiohttp
 
 from zerotrain.contract.launch import WORKER_HTTP_PORT
-from zerotrain.contract.worker_http import PROGRESS_PATH, YIELD_PATH, WorkerReport, bearer, yield_body
+from zerotrain.contract.worker_http import (
+    PROGRESS_PATH,
+    STACKS_PATH,
+    YIELD_PATH,
+    WorkerReport,
+    bearer,
+    yield_body,
+)
 from zerotrain.operator.cluster.api import Api
 
 TIMEOUT_S = 5.0
@@ -55,6 +62,9 @@ class WorkerChannel(Protocol):
     async def request_yield(self, worker: Worker, *, attempt: int, token: str) -> None:
         """Checkpoint and stop all ranks. Returns once accepted. Raises ChannelError."""
 
+    async def stacks(self, worker: Worker, *, token: str) -> str:
+        """The stacks of the worker's ranks. Raises ChannelError."""
+
 
 class HttpChannel:
     """Both real channels: they differ in the URL and in who is asked to let us through."""
@@ -72,6 +82,9 @@ class HttpChannel:
 
     async def request_yield(self, worker: Worker, *, attempt: int, token: str) -> None:
         await self._call("POST", worker, YIELD_PATH, bearer(token), yield_body(attempt))
+
+    async def stacks(self, worker: Worker, *, token: str) -> str:
+        return await self._call("GET", worker, STACKS_PATH, bearer(token), None)
 
     async def _call(
         self, method: str, worker: Worker, path: str, headers: dict[str, str], body: bytes | None
@@ -129,4 +142,7 @@ class SilentChannel:
         raise ChannelError(f"{worker.pod} is not asked: the channel is off", final=True)
 
     async def request_yield(self, worker: Worker, *, attempt: int, token: str) -> None:
+        raise ChannelError(f"{worker.pod} is not asked: the channel is off", final=True)
+
+    async def stacks(self, worker: Worker, *, token: str) -> str:
         raise ChannelError(f"{worker.pod} is not asked: the channel is off", final=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from zerotrain.operator.cluster.actions import verification, workers, yields
+from zerotrain.operator.cluster.actions import stacks, verification, workers, yields
 from zerotrain.operator.cluster.actions.hands import ActionRefused, Hands
 from zerotrain.operator.cluster.actions.workers import MAX_CREATIONS
 from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.cluster.jobs import JobClient
 from zerotrain.operator.reconcile import (
     Action,
+    CollectStacks,
     CreateVerification,
     CreateWorkers,
     DeleteJob,
@@ -32,6 +33,7 @@ _PERFORM: dict[type, Callable[[Hands, Json, Any], Awaitable[None]]] = {
     DeleteWorkers: workers.delete_attempt,
     DeletePods: workers.delete_pods,
     RequestYield: yields.request,
+    CollectStacks: stacks.collect,
     CreateVerification: verification.create,
     DeleteJob: _delete_job,
 }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 
 from zerotrain.contract.progress import Progress
 from zerotrain.operator.cluster.store import PodStore, owner_key
-from zerotrain.operator.reconcile import Observed, Problem, YieldState
+from zerotrain.operator.reconcile import Known, Observed, Problem, StacksView, YieldState
+from zerotrain.operator.reconcile.inspection import Inspection
 
 
 @dataclass(slots=True)
@@ -20,7 +22,8 @@ class JobMemory:
     """Passes in a row that lost the race for the status; for theirs."""
     yielding: YieldState | None = None
     progress: Progress | None = None
-    laggard: Progress | None = None
+    inspection: Inspection | None = None
+    stacks: StacksView | None = None
     ensured: int | None = None
     """Hash of the shared objects that are known to exist as they should for one attempt."""
 
@@ -30,9 +33,15 @@ class Memories:
     """By the job's UID."""
 
     jobs: dict[str, JobMemory] = field(default_factory=dict)
+    collections: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    """Stacks that are being collected; also what keeps the tasks alive."""
 
     def of(self, uid: str) -> JobMemory:
         return self.jobs.setdefault(uid, JobMemory())
+
+    def knows(self, uid: str) -> bool:
+        """Whether the job is remembered, so that what comes late does not bring it back."""
+        return uid in self.jobs
 
     def forget(self, uid: str) -> None:
         self.jobs.pop(uid, None)
@@ -47,7 +56,8 @@ class Memories:
             helpers=store.helpers_of(owner_key(namespace, uid)),
             synced_at=store.synced_at,
             progress=memory.progress,
-            laggard=memory.laggard,
+            inspection=memory.inspection,
+            stacks=memory.stacks,
             yielding=memory.yielding,
             problem=memory.problem,
         )

@@ -1,7 +1,8 @@
-"""Pulls progress from the workers: rank 0's pod of every running job, all pods where the step went stale.
+"""Pulls progress from the workers: rank 0's pod of every running job, all pods where nothing seems to move.
 
 The operator asks and the workers never call it: they need no credentials, and a flood of ranks cannot reach
-the operator. The interval grows with the number of jobs, so that the budget stays bounded.
+the operator. The interval grows with the number of jobs, and looks at all workers draw on a budget of their
+own, so that the calls per second stay bounded whatever hangs.
 """
 
 from __future__ import annotations
@@ -9,40 +10,46 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
-from zerotrain.contract.progress import Progress
 from zerotrain.contract.worker_http import WorkerReport
 from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.cluster.channel import ChannelError, Worker, WorkerChannel
 from zerotrain.operator.cluster.jobs import JobCache
-from zerotrain.operator.cluster.memory import Memories
+from zerotrain.operator.cluster.memory import JobMemory, Memories
 from zerotrain.operator.cluster.store import JobKey, PodStore, owner_key
 from zerotrain.operator.reconcile import PodView
+from zerotrain.operator.reconcile.hangs import HangLimits, stands_still, suspect_after_s
+from zerotrain.operator.reconcile.inspection import inspect
 
 log = logging.getLogger(__name__)
 
 ASKED_PHASES = frozenset({"Starting", "Running", "Suspending", "Yielding"})
+JUDGED_PHASES = frozenset({"Starting", "Running"})
 TICK_S = 0.5
 MIN_INTERVAL_S = 2.0
 CALLS_PER_SECOND = 25.0
 """Budget over all jobs: beyond 50 running jobs each is asked less often."""
 
-STALE_MIN_S = 60.0
-STALE_FACTOR = 20.0
-"""Stale after so many step times, but never before STALE_MIN_S."""
+MUTE_S = 30.0
+"""Without an answer of worker 0 for so long the others are asked what they know."""
 
-STALE_INTERVAL_S = 15.0
+INSPECTION_INTERVAL_S = 15.0
+ALARM_INTERVAL_S = 5.0
+"""While a hang stands in status: the attempt ends only after another look."""
+
+INSPECTION_CALLS_PER_SECOND = 25.0
 
 
 @dataclass(slots=True)
 class _Poll:
     """What is known of the polling of one job."""
 
+    answered_at: float
     due: float = 0.0
-    all_due: float = 0.0
-    moved_at: float = 0.0
+    inspection_due: float = 0.0
     seen: tuple[int, int, str] = (0, 0, "")
 
 
@@ -62,6 +69,7 @@ class ProgressPuller:
         self._jobs, self._store, self._memories = jobs, store, memories
         self._channel, self._changed, self._clock = channel, changed, clock
         self._polls: dict[str, _Poll] = {}
+        self._budget = _CallBudget(INSPECTION_CALLS_PER_SECOND, clock())
 
     async def run(self) -> None:
         """Ask whoever is due, twice a second; one that does not answer holds up nobody."""
@@ -78,7 +86,7 @@ class ProgressPuller:
         interval, now = max(MIN_INTERVAL_S, len(running) / CALLS_PER_SECOND), self._clock()
         started = set()
         for key, job in running:
-            poll = self._polls.setdefault(job["metadata"]["uid"], _Poll(moved_at=now))
+            poll = self._polls.setdefault(job["metadata"]["uid"], _Poll(answered_at=now))
             if poll.due <= now:
                 poll.due = now + interval
                 started.add(asyncio.create_task(self._pull(key, job, poll)))
@@ -93,33 +101,42 @@ class ProgressPuller:
         if self._jobs.get(key) is None:
             return  # deleted meanwhile: nothing must be remembered of it
         if report is not None and report.ranks:
-            self._take(key, uid, report.ranks[0], poll)
-        await self._look_for_laggard(key, uid, attempt, pods.values(), poll)
+            self._take(key, uid, report, poll)
+        if _phase(job) in JUDGED_PHASES and self._is_suspect(job, report, poll):
+            await self._inspect(key, job, pods, poll)
 
-    def _take(self, key: JobKey, uid: str, progress: Progress, poll: _Poll) -> None:
-        memory = self._memories.of(uid)
+    def _take(self, key: JobKey, uid: str, report: WorkerReport, poll: _Poll) -> None:
+        memory, progress = self._memories.of(uid), report.ranks[0]
         memory.progress = progress
+        poll.answered_at = self._clock()
         seen = (progress.attempt, progress.step, str(progress.phase))
-        now = self._clock()
         if seen != poll.seen:
-            poll.seen, poll.moved_at, memory.laggard = seen, now, None
+            poll.seen, memory.inspection = seen, None
         # A pass decides what is worth a write; durable checkpoints and damaged ones come with unmoved steps.
         self._changed(key)
 
-    async def _look_for_laggard(
-        self, key: JobKey, uid: str, attempt: int, pods: Iterable[PodView], poll: _Poll
-    ) -> None:
-        """Once the step is stale, ask every pod and remember the rank that is furthest behind."""
-        memory, now = self._memories.of(uid), self._clock()
-        usual = memory.progress.step_seconds if memory.progress is not None else None
-        stale_s = max(STALE_MIN_S, STALE_FACTOR * (usual or 0.0))
-        if poll.seen[1] == 0 or now - poll.moved_at < stale_s or now < poll.all_due:
+    def _is_suspect(self, job: Json, report: WorkerReport | None, poll: _Poll) -> bool:
+        if report is None or not report.ranks:
+            return self._clock() - poll.answered_at >= MUTE_S
+        first = report.ranks[0]
+        if first.motion is None:
+            return False  # a program that never reports
+        return first.motion.idle_seconds >= suspect_after_s(_limits(job), first)
+
+    async def _inspect(self, key: JobKey, job: Json, pods: Mapping[int, PodView], poll: _Poll) -> None:
+        """Ask every worker whether it moves, when it is time and the budget allows it."""
+        now, uid, attempt = self._clock(), job["metadata"]["uid"], int(job["status"]["attempt"])
+        if now < poll.inspection_due or not self._budget.take(len(pods), now):
             return
-        poll.all_due = now + STALE_INTERVAL_S
-        reports = await asyncio.gather(*(self._report(key, pod, uid, attempt) for pod in pods))
-        slowest = [report.slowest for report in reports if report is not None]
-        known = [rank for rank in slowest if rank is not None]
-        memory.laggard = min(known, key=lambda rank: (rank.step, rank.heartbeat_at), default=None)
+        alarmed = job["status"].get("hang") is not None
+        poll.inspection_due = now + (ALARM_INTERVAL_S if alarmed else INSPECTION_INTERVAL_S)
+        reports = await asyncio.gather(*(self._report(key, pod, uid, attempt) for pod in pods.values()))
+        if self._jobs.get(key) is None:
+            return
+        answers = dict(zip(pods, reports, strict=True))
+        memory: JobMemory = self._memories.of(uid)
+        look = inspect(answers, attempt=attempt, at=datetime.now(UTC))
+        memory.inspection = look if alarmed or stands_still(_limits(job), look) else None
         self._changed(key)
 
     async def _report(self, key: JobKey, pod: PodView, uid: str, attempt: int) -> WorkerReport | None:
@@ -141,3 +158,26 @@ class ProgressPuller:
 
 def _phase(job: Json) -> str:
     return str(job.get("status", {}).get("phase", ""))
+
+
+def _limits(job: Json) -> HangLimits:
+    """Without the doubling for earlier hangs: to look early costs calls only."""
+    policy = job.get("spec", {}).get("hangPolicy")
+    return HangLimits.read(policy if isinstance(policy, Mapping) else None)
+
+
+class _CallBudget:
+    """Calls per second on average; one look at a large job may run into debt that later ones wait for."""
+
+    def __init__(self, rate: float, now: float) -> None:
+        self._rate, self._at = rate, now
+        self._tokens = rate
+
+    def take(self, calls: int, now: float) -> bool:
+        """Whether the calls may be made now."""
+        self._tokens = min(self._rate, self._tokens + (now - self._at) * self._rate)
+        self._at = now
+        if self._tokens < 1:
+            return False
+        self._tokens -= calls
+        return True

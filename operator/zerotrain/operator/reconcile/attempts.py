@@ -57,6 +57,12 @@ class Failure:
 
     worker: Worker
     judgement: Judgement
+    rank: int | None = None
+    """Rank to blame; None leaves it to what the pod said at its end."""
+    told: str = ""
+    """What happened, where the pod cannot say it because its program still runs."""
+    stacks: str = ""
+    """ConfigMap with the stacks of the ranks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,6 +14,7 @@ from zerotrain.operator.api import Condition, Phase, ZeroTrainingJobStatus
 from zerotrain.operator.api.lifecycle import VerificationState
 from zerotrain.operator.api.status import ConditionStatus
 from zerotrain.operator.constants import ConditionType, Reason
+from zerotrain.operator.reconcile import hangs
 from zerotrain.operator.reconcile.attempts import AttemptView, Fate
 from zerotrain.operator.reconcile.draft import Draft, cut
 from zerotrain.operator.reconcile.observe import PodView
@@ -66,14 +67,20 @@ def _merged(
     merged = []
     for kind, finding in found.items():
         status = _word(finding.status)
-        last = before.get(str(kind))
-        since = last.last_transition_time if last is not None and last.status is status else now
+        last, reason, message = before.get(str(kind)), str(finding.reason), cut(finding.message)
+        if last is not None and last.status is status:
+            if (last.reason, last.message, last.observed_generation) == (reason, message, generation):
+                merged.append(last)
+                continue
+            since = last.last_transition_time
+        else:
+            since = now
         merged.append(
             Condition(
                 type=str(kind),
                 status=status,
-                reason=str(finding.reason),
-                message=cut(finding.message),
+                reason=reason,
+                message=message,
                 last_transition_time=since,
                 observed_generation=generation,
             )
@@ -161,6 +168,8 @@ def _admitted(facts: Facts) -> Finding:
 
 
 def _pods_scheduled(facts: Facts) -> Finding:
+    if facts.draft.held is not None:
+        return Finding(False, *facts.draft.held)
     if not facts.started:
         return Finding(False, str(facts.phase))
     if facts.view.count(Fate.ABSENT):
@@ -186,11 +195,23 @@ def _progressing(facts: Facts) -> Finding:
         return Finding(False, str(facts.phase))
     if progress.attempt != facts.status.attempt or progress.last_step_time is None:
         return Finding(False, Reason.NO_STEP_YET)
-    laggard = facts.draft.observed.laggard
-    if laggard is not None and laggard.attempt == facts.status.attempt:
-        behind = f"rank {laggard.rank} is furthest behind, at step {laggard.step} in phase {laggard.phase}"
-        return Finding(False, Reason.STEP_STALE, f"step {progress.step} does not move; {behind}")
+    look = facts.draft.observed.inspection
+    if look is not None and look.attempt == facts.status.attempt and look.paces:
+        accused = look.laggard
+        who = f"rank {accused.rank}: {accused.why}" if accused is not None else "no rank stands out"
+        return Finding(False, Reason.STEP_STALE, f"step {progress.step} does not move; {who}")
+    slow = facts.status.straggler
+    if slow is not None:
+        place = f"(pod {slow.pod}, node {slow.node})"
+        return Finding(True, Reason.STRAGGLER, f"rank {slow.rank} {place} slows the others down")
     return Finding(True, Reason.STEP_ADVANCED)
+
+
+def _hung(facts: Facts) -> Finding:
+    hang = facts.status.hang
+    if not facts.started or hang is None or hang.attempt != facts.status.attempt:
+        return Finding(False, Reason.NOT_HUNG)
+    return Finding(True, Reason.HANG, hangs.told(hang))
 
 
 def _checkpoint(facts: Facts) -> Finding:
@@ -243,6 +264,7 @@ _FINDERS: dict[ConditionType, Callable[[Facts], Finding]] = {
     ConditionType.RENDEZVOUS_COMPLETE: _rendezvous,
     ConditionType.PROGRESSING: _progressing,
     ConditionType.CHECKPOINT_DURABLE: _checkpoint,
+    ConditionType.HUNG: _hung,
     ConditionType.SUSPENDED: _suspended,
     ConditionType.COMPLETE: _complete,
     ConditionType.FAILED: _failed,

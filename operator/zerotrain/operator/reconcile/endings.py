@@ -104,6 +104,7 @@ def record(draft: Draft, failure: Failure, *, cause: RestartCause | None) -> Non
         cause=cause,
         message=cut(_cause_text(failure)),
         last_line=cut((end.last_line or "") if end is not None else ""),
+        stacks=failure.stacks,
         step=newest_step(draft.status),
     )
     draft.set(failures=(entry, *draft.status.failures)[:MAX_FAILURES])
@@ -159,6 +160,8 @@ def _describe(draft: Draft, failure: Failure) -> str:
 
 def _rank(draft: Draft, failure: Failure) -> int | None:
     pod = failure.worker.pod
+    if failure.rank is not None:
+        return failure.rank
     if pod is not None and pod.termination is not None and pod.termination.rank is not None:
         return pod.termination.rank
     return failure.worker.index if draft.job.spec.num_ranks_per_worker == 1 else None
@@ -166,6 +169,8 @@ def _rank(draft: Draft, failure: Failure) -> int | None:
 
 def _cause_text(failure: Failure) -> str:
     """What happened, most specific first: the program's own words, then the cluster's, then the code's."""
+    if failure.told:
+        return failure.told
     pod, fate = failure.worker.pod, failure.worker.fate
     if pod is None or (fate is Fate.LOST and not pod.ended):
         stuck = pod is not None and pod.deletion_at is not None

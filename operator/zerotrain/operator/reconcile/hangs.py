@@ -1,11 +1,264 @@
-"""Attempts whose step stopped moving."""
+"""Attempts whose step stopped moving: from suspicion over certainty and stacks to another attempt.
+
+A hang is believed only on a fresh look at all workers of this very attempt, in which every rank that answers
+has exceeded the limit of the phase it is in. It then stands in status before anything else happens; the
+stacks of all ranks are collected; only after that, and only if a later look says the same, does the attempt
+end. A step that moves in between ends the alarm and nothing else.
+"""
 
 from __future__ import annotations
 
-from zerotrain.operator.reconcile.attempts import AttemptView, Failure
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from zerotrain.contract.progress import Phase, Progress
+from zerotrain.operator.api import HangAction, HangStatus, RestartCause
+from zerotrain.operator.api.status import Restart
+from zerotrain.operator.constants import Reason
+from zerotrain.operator.failure_policy import Evidence, Judgement, Verdict
+from zerotrain.operator.reconcile.attempts import AttemptView, Failure, Worker
 from zerotrain.operator.reconcile.draft import Draft
+from zerotrain.operator.reconcile.inspection import Inspection, Laggard, Pace
+from zerotrain.operator.reconcile.observe import PodView
+from zerotrain.operator.reconcile.plan import CollectStacks, StackSource
+
+FRESH = timedelta(seconds=30)
+"""An older look says nothing about now."""
+
+STACKS_WAIT = timedelta(seconds=20)
+"""From the detection; stacks that are not there by then are not waited for."""
+
+STACKS_RETRY = timedelta(seconds=1)
+SECOND_LOOK = timedelta(seconds=2)
+"""From the detection to the look that may end the attempt."""
+
+MAX_STACKS_WORKERS = 32
+"""The accused worker and worker 0 are always among them."""
+
+DEFAULT_FACTOR = 10
+DEFAULT_MIN_S = 300
+DEFAULT_STARTUP_S = 1800
+DEFAULT_CHECKPOINT_S = 1800
+LONGEST_FACTOR = 2.0
+"""Steps have outliers that a percentile leaves out: so many times the longest one is no hang."""
+
+MAX_LIMIT_S = 30 * 86_400.0
+MAX_DOUBLINGS = 2
+"""Each hang in the failure policy's window doubles the limits, so that too short a limit does not end every
+attempt."""
+
+JUDGEMENT = Judgement(
+    cause=RestartCause.APP, reason=Reason.HANG, verdict=Verdict.RESTART, evidence=Evidence.SELF_INFLICTED
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HangLimits:
+    """`spec.hangPolicy` with its defaults, in seconds."""
+
+    factor: float = DEFAULT_FACTOR
+    min_s: float = DEFAULT_MIN_S
+    startup_s: float = DEFAULT_STARTUP_S
+    first_step_s: float = DEFAULT_STARTUP_S
+    checkpoint_s: float = DEFAULT_CHECKPOINT_S
+    scale: float = 1.0
+
+    @classmethod
+    def read(cls, policy: Mapping[str, object] | None, *, hangs: int = 0) -> HangLimits:
+        """From the policy as stored; `hangs`: how many the job had in the window."""
+        given = {key: float(value) for key, value in (policy or {}).items() if isinstance(value, int | float)}
+        startup_s = given.get("startupTimeoutSeconds", DEFAULT_STARTUP_S)
+        return cls(
+            factor=given.get("stepTimeoutFactor", DEFAULT_FACTOR),
+            min_s=given.get("minTimeoutSeconds", DEFAULT_MIN_S),
+            startup_s=startup_s,
+            first_step_s=given.get("firstStepTimeoutSeconds", startup_s),
+            checkpoint_s=given.get("checkpointTimeoutSeconds", DEFAULT_CHECKPOINT_S),
+            scale=2.0 ** min(hangs, MAX_DOUBLINGS),
+        )
+
+    def of(self, phase: Phase, pace: Pace) -> float:
+        """Seconds that ranks of this pace may stand still in this phase."""
+        learned = max(self.factor * (pace.usual_s or 0.0), LONGEST_FACTOR * (pace.longest_s or 0.0))
+        match phase:
+            case Phase.INIT | Phase.RENDEZVOUS:
+                limit = self.startup_s
+            case Phase.FIRST_STEP:
+                limit = self.first_step_s
+            case Phase.CHECKPOINT:
+                limit = max(self.checkpoint_s, learned)
+            case _:
+                limit = max(self.min_s, learned)
+        return min(limit * self.scale, MAX_LIMIT_S)
+
+
+def suspect_after_s(limits: HangLimits, record: Progress) -> float:
+    """Idle time of rank 0 from which all ranks are asked: half of what it may stand still."""
+    motion = record.motion
+    if motion is None:
+        return MAX_LIMIT_S
+    checkpoint = record.phase is Phase.CHECKPOINT
+    longest = motion.longest_checkpoint_seconds if checkpoint else motion.longest_step_seconds
+    usual = longest if checkpoint else motion.step_p99_seconds
+    return limits.of(record.phase, Pace(idle_s=0.0, usual_s=usual, longest_s=longest)) / 2
+
+
+def stands_still(limits: HangLimits, look: Inspection) -> bool:
+    """Whether every rank has stood still for half of what it may; a look that shows less is no news."""
+    return all(pace.idle_s >= limits.of(phase, pace) / 2 for phase, pace in look.paces.items())
+
+
+def recent_hangs(restarts: tuple[Restart, ...], *, window_s: int, now: datetime) -> int:
+    """Restarts after hangs in the failure policy's window."""
+    since = now - timedelta(seconds=window_s)
+    return sum(1 for item in restarts if item.reason == Reason.HANG and item.time > since)
 
 
 def hang_of(draft: Draft, view: AttemptView) -> Failure | None:
-    """The hang, as the failure of the rank that holds up the others; None while all is well."""
-    return None
+    """The hang, as the failure of the rank that holds up the others; None while all is well or stacks are
+    awaited."""
+    _forget_what_is_over(draft, view)
+    found = _verdict(draft, view)
+    if found is None:
+        return None
+    inspection, limit_s = found
+    hang = draft.status.hang
+    if limit_s is None:
+        if hang is not None:
+            _end_alarm(draft, hang, "every limit holds again")
+        return None
+    if hang is None:
+        hang = _detected(draft, view, inspection, limit_s)
+        draft.set(hang=hang)
+        draft.emit(Reason.HANG, f"{told(hang)}; collecting the stacks of the ranks", warning=True)
+    hang = _with_stacks(draft, view, hang)
+    is_sure = inspection.at >= hang.detected_at + SECOND_LOOK
+    if not (is_sure and _has_stacks(draft, hang)) or _action(draft) is HangAction.REPORT:
+        return None
+    worker = view.workers[hang.worker] if hang.worker < len(view.workers) else view.workers[0]
+    return Failure(
+        worker=_present(view, worker), judgement=JUDGEMENT, rank=hang.rank, told=_what(hang), stacks=hang.stacks
+    )
+
+
+def _verdict(draft: Draft, view: AttemptView) -> tuple[Inspection, int | None] | None:
+    """A fresh look at the attempt and the limit that it shows to be exceeded; None when there is no look."""
+    inspection, started = draft.observed.inspection, draft.status.attempt_start_time
+    if inspection is None or inspection.attempt != view.number or not inspection.paces:
+        return None
+    if draft.now - inspection.at > FRESH or _moved_since(draft, inspection):
+        return None
+    policy = draft.job.spec.hang_policy
+    restarts, window_s = draft.status.restarts.recent, draft.job.spec.failure_policy.window_seconds
+    limits = HangLimits.read(
+        policy.model_dump(by_alias=True, exclude_none=True) if policy is not None else None,
+        hangs=recent_hangs(restarts, window_s=window_s, now=draft.now),
+    )
+    allowed = {phase: limits.of(phase, pace) for phase, pace in inspection.paces.items()}
+    if any(pace.idle_s < allowed[phase] for phase, pace in inspection.paces.items()):
+        return inspection, None
+    limit_s = max(allowed.values())
+    # An attempt cannot have stood still for longer than it exists, whatever its records say.
+    if started is None or draft.now - started < timedelta(seconds=limit_s):
+        return inspection, None
+    return inspection, int(limit_s)
+
+
+def _moved_since(draft: Draft, inspection: Inspection) -> bool:
+    progress = draft.observed.progress
+    return progress is not None and progress.attempt == inspection.attempt and progress.step > inspection.step
+
+
+def _forget_what_is_over(draft: Draft, view: AttemptView) -> None:
+    hang, progress = draft.status.hang, draft.observed.progress
+    if hang is None:
+        return
+    if hang.attempt != view.number:
+        draft.set(hang=None)
+    elif progress is not None and progress.attempt == hang.attempt and progress.step > hang.step:
+        _end_alarm(draft, hang, "the step moves again")
+
+
+def _end_alarm(draft: Draft, hang: HangStatus, why: str) -> None:
+    draft.set(hang=None)
+    draft.emit(Reason.HANG_OVER, f"attempt {hang.attempt}, hung at step {hang.step}: {why}")
+
+
+def _detected(draft: Draft, view: AttemptView, inspection: Inspection, limit_s: int) -> HangStatus:
+    laggard = inspection.laggard or _nobody(inspection)
+    pod = _pod(view, laggard.worker)
+    return HangStatus(
+        attempt=view.number,
+        detected_at=draft.stamp,
+        step=inspection.step,
+        phase=laggard.phase,
+        limit_seconds=limit_s,
+        rank=laggard.rank if inspection.laggard is not None else None,
+        worker=laggard.worker,
+        pod=pod.name if pod is not None else "",
+        node=(pod.node or "") if pod is not None else "",
+        message=laggard.why,
+    )
+
+
+def _nobody(inspection: Inspection) -> Laggard:
+    phase = ", ".join(sorted(inspection.paces))
+    why = "no rank stands out; see the stacks"
+    return Laggard(rank=0, worker=0, step=inspection.step, phase=phase, why=why)
+
+
+def _with_stacks(draft: Draft, view: AttemptView, hang: HangStatus) -> HangStatus:
+    """Take over where the stacks are; asks for them until they are there or were waited for."""
+    known = draft.observed.stacks
+    if known is not None and known.attempt == hang.attempt and known.config_map != hang.stacks:
+        hang = hang.model_copy(update={"stacks": known.config_map})
+        draft.set(hang=hang)
+    if not _has_stacks(draft, hang):
+        draft.act(CollectStacks(attempt=hang.attempt, sources=_sources(view, first=hang.worker)))
+        draft.wake(min(draft.now + STACKS_RETRY, hang.detected_at + STACKS_WAIT))
+    return hang
+
+
+def _has_stacks(draft: Draft, hang: HangStatus) -> bool:
+    """Whether nothing more will come."""
+    known = draft.observed.stacks
+    tried = known is not None and known.attempt == hang.attempt
+    return tried or bool(hang.stacks) or draft.now >= hang.detected_at + STACKS_WAIT
+
+
+def _sources(view: AttemptView, *, first: int) -> tuple[StackSource, ...]:
+    pods = {pod.index: pod for pod in view.present if pod.started and not pod.ended}
+    order = sorted(pods, key=lambda index: (index != first, index))
+    return tuple(
+        StackSource(worker=index, pod=pods[index].name, pod_ip=pods[index].pod_ip)
+        for index in order[:MAX_STACKS_WORKERS]
+    )
+
+
+def _action(draft: Draft) -> HangAction:
+    policy = draft.job.spec.hang_policy
+    return (policy.action if policy is not None else None) or HangAction.RESTART
+
+
+def told(hang: HangStatus) -> str:
+    """The hang in one sentence, for events and the condition."""
+    place = f" (pod {hang.pod}, node {hang.node or 'unknown'})" if hang.pod and hang.rank is not None else ""
+    return f"attempt {hang.attempt}: {_what(hang)}{place}"
+
+
+def _what(hang: HangStatus) -> str:
+    accused = f"rank {hang.rank} holds up the others: {hang.message}" if hang.rank is not None else hang.message
+    phase = f" in phase {hang.phase}" if hang.phase else ""
+    return f"hung at step {hang.step}: nothing moved for {hang.limit_seconds} s{phase}; {accused}"
+
+
+def _pod(view: AttemptView, index: int) -> PodView | None:
+    return next((pod for pod in view.present if pod.index == index), None)
+
+
+def _present(view: AttemptView, worker: Worker) -> Worker:
+    """The accused worker, or one that is there: a pod that went meanwhile must not hide the hang."""
+    if worker.pod is not None:
+        return worker
+    return next((item for item in view.workers if item.pod is not None), worker)

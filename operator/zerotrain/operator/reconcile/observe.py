@@ -21,8 +21,11 @@ from zerotrain.operator.constants import (
     LABEL_JOB_UID,
     LABEL_RANK,
 )
+from zerotrain.operator.reconcile.capacity import Verdict
 from zerotrain.operator.reconcile.clock import parse_time
+from zerotrain.operator.reconcile.inspection import Inspection
 from zerotrain.operator.reconcile.nodes import NodeView
+from zerotrain.operator.reconcile.queues import ClusterApis, QueueView
 
 
 class PodState(Enum):
@@ -147,6 +150,12 @@ class Observed:
     """The stacks that were collected last."""
     yielding: YieldState | None = None
     problem: Problem | None = None
+    apis: ClusterApis | None = None
+    """Gang schedulers and queues of the cluster; None until somebody asked."""
+    queue: QueueView | None = None
+    """The job's Workload in Kueue; None while it is not known whether there is one."""
+    capacity: Verdict | None = None
+    """Whether the cluster could hold the attempt that was asked about."""
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
     """By name, those that hold pods of this job; empty while they are not known."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 
-from zerotrain.operator.api import Phase, YieldReason
+from zerotrain.operator.api import AttemptShape, Phase, YieldReason
 from zerotrain.operator.api.lifecycle import CleanPodPolicy
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.reconcile import (
@@ -60,18 +60,21 @@ def _gate(draft: Draft) -> None:
         draft.set(phase=Phase.STALLED)
         draft.stalled = refusal
         return
-    draft.held = queueing.hold(draft)
+    shape = sizing.next_shape(draft)
+    draft.held = queueing.hold(draft, shape)
     if draft.held is not None:
         if draft.status.phase is not Phase.QUEUED:
             draft.emit(draft.held[0], draft.held[1])
         draft.set(phase=Phase.QUEUED, next_attempt_time=None)
         return
-    _start_attempt(draft)
+    if draft.status.phase is Phase.QUEUED:
+        draft.emit(Reason.ADMITTED, queueing.admission(draft))
+    _start_attempt(draft, queueing.shaped(draft, shape))
 
 
-def _start_attempt(draft: Draft) -> None:
+def _start_attempt(draft: Draft, shape: AttemptShape) -> None:
     """Count up. The status write that carries the number precedes every pod that bears it."""
-    number, shape = draft.status.attempt + 1, sizing.next_shape(draft)
+    number = draft.status.attempt + 1
     draft.set(
         phase=Phase.PENDING,
         attempt=number,
@@ -203,7 +206,9 @@ def _yielding(draft: Draft) -> None:
 
 
 def _queued(draft: Draft) -> None:
-    if end_workers(draft, grace_s=KILL_GRACE_S):
+    if _deadline_passed(draft):
+        _fail_by_deadline(draft)
+    elif end_workers(draft, grace_s=KILL_GRACE_S):
         _gate(draft)
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from zerotrain.operator.api import ZeroTrainingJobStatus
+from zerotrain.operator.api import AttemptShape, ZeroTrainingJobStatus
+from zerotrain.operator.reconcile.queues import QueueStep
 
 
 class EventType(StrEnum):
@@ -90,11 +91,44 @@ class CollectStacks:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DiscoverApis:
+    """Find out which gang schedulers and queues the cluster has."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AskRoom:
+    """Judge, until it is withdrawn, whether the cluster can hold an attempt of this shape."""
+
+    shape: AttemptShape | None
+    """None withdraws the question."""
+    growing: bool = False
+    """Pods of the job run meanwhile and count as places that it has."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AskQueue:
+    """Bring the job's Workload in Kueue to the next step, and watch it from now on."""
+
+    step: QueueStep
+    workers: int = 0
+    """For CREATE."""
+    message: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DeleteJob:
     """The time to live after the end is over."""
 
 
-Action = CreateWorkers | DeleteWorkers | DeletePods | RequestYield | CreateVerification | DeleteJob
+Action = (
+    CreateWorkers
+    | DeleteWorkers
+    | DeletePods
+    | RequestYield
+    | CollectStacks
+    | CreateVerification
+    | DeleteJob
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,10 +1,72 @@
-"""Ranks that are slower than their peers."""
+"""Ranks that are slower than their peers, from what rank 0 works out of the numbers of every step.
+
+An alarm ends later than it begins, so that a rank at the threshold does not come and go.
+"""
 
 from __future__ import annotations
 
+import math
+
+from zerotrain.contract.progress import Progress
+from zerotrain.operator.api import StragglerStatus
+from zerotrain.operator.constants import Reason
 from zerotrain.operator.reconcile.attempts import AttemptView
 from zerotrain.operator.reconcile.draft import Draft
 
+DEFAULT_PERCENT = 150
+KEPT_SHARE = 0.5
+"""Part of the excess below which a straggler is none any more."""
+
+MIN_LOSS = 0.1
+"""A rank whose excess is a smaller part of the whole step slows nobody down."""
+
 
 def tell(draft: Draft, view: AttemptView) -> None:
-    """Emit an event that names rank and node."""
+    """Keep status.straggler and emit an event that names rank and node, once per attempt and rank."""
+    progress = draft.observed.progress
+    if progress is None or progress.attempt != view.number or progress.straggler is None:
+        return
+    said, known = progress.straggler, draft.status.straggler
+    percent = _percent(progress)
+    if percent is None:
+        return
+    policy = draft.job.spec.hang_policy
+    limit = (policy.straggler_percent if policy is not None else None) or DEFAULT_PERCENT
+    if known is not None and (known.rank != said.rank or percent < 100 + (limit - 100) * KEPT_SHARE):
+        draft.set(straggler=None)
+        draft.emit(Reason.STRAGGLER_GONE, f"attempt {view.number}: rank {known.rank} keeps up again")
+        known = None
+    if known is None and percent >= limit and _is_rank(draft, said.rank):
+        _accuse(draft, view, rank=said.rank, percent=percent, limit=limit)
+
+
+def _percent(progress: Progress) -> int | None:
+    """The slowest rank's own time in percent of the middle rank's; None for what cannot be."""
+    straggler, step_s = progress.straggler, progress.step_seconds
+    if straggler is None:
+        return None
+    own, median = straggler.own_seconds, straggler.median_seconds
+    if not (math.isfinite(own) and math.isfinite(median)) or median <= 0 or own < median:
+        return None
+    if step_s is not None and math.isfinite(step_s) and own - median < MIN_LOSS * step_s:
+        return 100
+    return int(min(own / median, 1e6) * 100)
+
+
+def _is_rank(draft: Draft, rank: int) -> bool:
+    return 0 <= rank < draft.size * draft.job.spec.num_ranks_per_worker
+
+
+def _accuse(draft: Draft, view: AttemptView, *, rank: int, percent: int, limit: int) -> None:
+    worker = rank // draft.job.spec.num_ranks_per_worker
+    pod = next((item for item in view.present if item.index == worker), None)
+    name, node = (pod.name, pod.node or "") if pod is not None else ("", "")
+    draft.set(
+        straggler=StragglerStatus(attempt=view.number, rank=rank, pod=name, node=node, percent=percent)
+    )
+    draft.emit(
+        Reason.STRAGGLER,
+        f"attempt {view.number}: rank {rank} (pod {name}, node {node or 'unknown'}) slows all ranks down: its "
+        f"own work in a step takes more than {limit} % of what it takes the middle rank",
+        warning=True,
+    )

@@ -1,0 +1,56 @@
+"""Collecting the stacks of a hung attempt: from the workers' channel into a ConfigMap of the job.
+
+It takes seconds, during which a pass must not hold up other jobs: the action starts a task and returns, the
+outcome is in memory for a later pass. An operator that is killed in between collects again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from zerotrain.contract.channel_token import derive
+from zerotrain.operator.api import ZeroTrainingJob
+from zerotrain.operator.cluster.actions.hands import ActionRefused, Hands
+from zerotrain.operator.cluster.api import Json
+from zerotrain.operator.cluster.channel import ChannelError, Worker
+from zerotrain.operator.cluster.errors import ApiError
+from zerotrain.operator.reconcile import CollectStacks, StackSource, StacksView
+from zerotrain.operator.resources.stacks import stacks_config_map
+
+log = logging.getLogger(__name__)
+
+MAX_JOBS = 4
+"""Collections at once: when a file system hangs, every job hangs. Others are asked for again a second later."""
+
+
+async def collect(hands: Hands, body: Json, action: CollectStacks) -> None:
+    """Start the collection unless it runs; nothing when too many do."""
+    running = hands.memories.collections
+    job = ZeroTrainingJob.parse(body)
+    if job.uid in running or len(running) >= MAX_JOBS:
+        return
+    task = running[job.uid] = asyncio.create_task(_collect(hands, job, action))
+    task.add_done_callback(lambda _: running.pop(job.uid, None))
+
+
+async def _collect(hands: Hands, job: ZeroTrainingJob, action: CollectStacks) -> None:
+    texts = await asyncio.gather(*(_ask(hands, job, action.attempt, source) for source in action.sources))
+    told = {source.worker: text for source, text in zip(action.sources, texts, strict=True)}
+    item = stacks_config_map(job, action.attempt, told)
+    name = ""
+    try:
+        await hands.ensure(job, item)
+        name = item["metadata"]["name"]
+    except (ApiError, ActionRefused) as error:
+        log.warning("stacks of %s, attempt %d, cannot be kept: %s", job.name, action.attempt, error)
+    if hands.memories.knows(job.uid):  # deleted meanwhile: nothing must be remembered of it
+        hands.memories.of(job.uid).stacks = StacksView(attempt=action.attempt, config_map=name)
+
+
+async def _ask(hands: Hands, job: ZeroTrainingJob, attempt: int, source: StackSource) -> str:
+    worker = Worker(namespace=job.namespace, pod=source.pod, ip=source.pod_ip)
+    try:
+        return await hands.channel.stacks(worker, token=derive(hands.operator_key, job.uid, attempt))
+    except ChannelError as error:
+        return f"(no stacks: {error})\n"
