@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 
 from zerotrain.operator.cluster.connection import Connection
-from zerotrain.operator.cluster.errors import ApiError, Unavailable, error_of
+from zerotrain.operator.cluster.errors import ApiError, NotLeading, Unavailable, error_of
 from zerotrain.operator.cluster.rate import TokenBucket
+from zerotrain.operator.cluster.server_time import ServerTime
 from zerotrain.operator.cluster.telemetry import Telemetry
 
 JSON = "application/json"
@@ -59,6 +60,10 @@ class Api:
         self.connection = connection
         self.limits = limits
         self.telemetry = telemetry
+        self.time = ServerTime()
+        self.may_write: Callable[[], bool] | None = None
+        """Asked right before every write but that of the lease: a replica that was stopped in the middle of a
+        pass must not finish it after another one took over."""
         self._bucket = TokenBucket(rate=limits.requests_per_second, burst=limits.burst)
         self._session: aiohttp.ClientSession | None = None
 
@@ -121,6 +126,7 @@ class Api:
             data = json.dumps(request.body, separators=(",", ":")).encode()
             headers["Content-Type"] = request.content_type
         told = f"{request.method} {request.path}"
+        self._check_fence(request, told)
         try:
             async with self.session.request(
                 request.method,
@@ -132,6 +138,7 @@ class Api:
             ) as response:
                 body = await response.read()
                 self.telemetry.request(request.method, request.kind, response.status)
+                self.time.heard(response.headers.get("Date"))
                 if response.status < 300:
                     return body
                 error = error_of(told, response.status, body)
@@ -141,6 +148,11 @@ class Api:
         except (aiohttp.ClientError, TimeoutError, OSError) as cause:
             self.telemetry.request(request.method, request.kind, 0)
             raise Unavailable(f"{told}: no answer: {cause!r}") from cause
+
+    def _check_fence(self, request: Request, told: str) -> None:
+        writes = request.method != "GET" and request.kind != "leases"
+        if writes and self.may_write is not None and not self.may_write():
+            raise NotLeading(f"{told}: not sent, for another replica may lead by now")
 
     def backoff_s(self, attempt: int, error: Unavailable) -> float:
         """Seconds before the next try; what the server asked for, if that is longer than our own."""

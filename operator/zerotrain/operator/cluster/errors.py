@@ -8,6 +8,7 @@ ApiError
     Forbidden           403: missing permission, quota or admission; retrying at once cannot help
     Unprocessable       400, 422: the API server does not accept the object
     Unavailable         429, 5xx or no connection, after all retries
+    NotLeading          not sent: another replica may lead by now
 """
 
 from __future__ import annotations
@@ -52,6 +53,10 @@ class Unprocessable(ApiError):
 class Unavailable(ApiError):
     retry_after_s: float | None = None
     """What the server asked for in Retry-After."""
+
+
+class NotLeading(ApiError):
+    pass
 
 
 _BY_STATUS: dict[int, type[ApiError]] = {

@@ -12,7 +12,6 @@ import logging
 import random
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 
 import aiohttp
 
@@ -62,18 +61,24 @@ class PodReflector:
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
 
     async def _list(self) -> None:
-        pods: list[Json] = []
+        """Page by page into the store: the JSON of 20,000 pods at once would be the operator's largest object."""
+        listed: set[str] = set()
+        changed: set[JobKey | None] = set()
         params = {"labelSelector": LABEL_JOB, "limit": str(PAGE)}
         while True:
             answer = await self._api.call(Request(method="GET", path=PATH, kind="pods", params=params))
-            pods.extend(map(_trimmed, answer.get("items", ())))
+            for pod in answer.get("items", ()):
+                listed.add(pod["metadata"]["uid"])
+                changed.add(self._store.put(pod, now=self._api.time.now()))
             more = answer["metadata"].get("continue")
             if not more:
                 break
             params = {**params, "continue": more}
         self._alive_at = time.monotonic()
-        for key in self._store.replace(pods, version=version_of(answer), now=datetime.now(UTC)):
-            self._changed(key)
+        changed |= self._store.retain(listed, version=version_of(answer), now=self._api.time.now())
+        for key in changed:
+            if key is not None:
+                self._changed(key)
         self._version = answer["metadata"]["resourceVersion"]
         self.synced.set()
 
@@ -91,7 +96,7 @@ class PodReflector:
         kind, item = event["type"], event["object"]
         if kind == "ERROR":
             raise error_of("WATCH pods", int(item.get("code", 500)), json.dumps(item).encode())
-        now = datetime.now(UTC)
+        now = self._api.time.now()
         key = None
         if kind == "DELETED":
             key = self._store.remove(item, now=now)
@@ -100,10 +105,3 @@ class PodReflector:
         self._version = item["metadata"]["resourceVersion"]
         if key is not None:
             self._changed(key)
-
-
-def _trimmed(pod: Json) -> Json:
-    """A listed pod without what nobody reads: most of its JSON is spec and managed fields."""
-    pod["metadata"].pop("managedFields", None)
-    pod["spec"] = {"nodeName": pod.get("spec", {}).get("nodeName")}
-    return pod

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from zerotrain.operator.cluster.api import Json
-from zerotrain.operator.cluster.errors import ApiError, Conflict, NotFound, Unavailable
+from zerotrain.operator.cluster.errors import ApiError, Conflict, NotFound, NotLeading, Unavailable
 from zerotrain.operator.cluster.events import EventWriter
 from zerotrain.operator.cluster.executor import ActionRefused, Executor
 from zerotrain.operator.cluster.jobs import JobCache, JobClient
@@ -41,6 +41,10 @@ def _always() -> bool:
     return True
 
 
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Controller:
     """Everything a pass needs."""
@@ -58,6 +62,9 @@ class Controller:
     leads: Callable[[], bool] = _always
     """Whether nobody else can have the lease yet; asked before every pass, as a process that was stopped for
     a while finds its events as it left them."""
+
+    clock: Callable[[], datetime] = _now
+    """The API server's time: the moments in status and on pods are its own."""
 
     def job_changed(self, job: Json) -> None:
         """A job as a watch or list brought it."""
@@ -131,6 +138,8 @@ class Controller:
             self.queue.add_after(key, MIN_BACKOFF_S)
         except ActionRefused as error:
             self._retry(key, job, error)
+        except NotLeading as error:
+            log.info("%s: %s", key, error)  # whoever leads decides anew; so do we, should we lead again
         except Exception as error:
             self.telemetry.reconcile_errors.inc()
             expected = isinstance(error, Unavailable)
@@ -143,14 +152,14 @@ class Controller:
 
     async def _reconcile(self, key: JobKey, job: Json) -> None:
         uid = job["metadata"]["uid"]
-        plan = reconcile(job, self.memories.observe(key.namespace, uid, self.store), datetime.now(UTC))
+        plan = reconcile(job, self.memories.observe(key.namespace, uid, self.store), self.clock())
         if plan.status is not None:
             job = await self.client.write_status(job, plan.status)
             self.jobs.put(job)
             self.store.forget_before(owner_key(key.namespace, uid), plan.status.attempt)
         await asyncio.gather(self.events.write(job, plan.events), self._act(key, job, plan))
         if plan.wake_at is not None:
-            self.queue.add_after(key, (plan.wake_at - datetime.now(UTC)).total_seconds())
+            self.queue.add_after(key, (plan.wake_at - self.clock()).total_seconds())
 
     async def _act(self, key: JobKey, job: Json, plan: Plan) -> None:
         memory = self.memories.of(job["metadata"]["uid"])

@@ -69,6 +69,7 @@ class Runtime:
             api, namespace=self.config.namespace, name=self.config.lease, identity=self.config.identity
         )
         self._leadership = Leadership(lease, gained=self._gained, lost=self._lost)
+        api.may_write = lambda: self._leadership.fresh
         self._spawn("pod reflector", self._reflector.run())
         self._spawn("election", self._leadership.run())
         self._spawn("first list", self._act_once_synced())
@@ -114,6 +115,7 @@ class Runtime:
             telemetry=self.telemetry,
             may_act=asyncio.Event(),
             leads=lambda: self._leadership.fresh,
+            clock=api.time.now,
         )
 
     def _channel(self, api: Api, session: aiohttp.ClientSession) -> WorkerChannel:

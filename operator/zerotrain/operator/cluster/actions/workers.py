@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from datetime import UTC, datetime
+from collections.abc import Iterator
 
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.cluster.actions.hands import (
@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 MAX_CREATIONS = 64
 """Pods in creation at once, over all jobs: more only queue up inside the API server."""
 
+MAX_OF_ONE_JOB = 40
+"""Pods of one job in creation at once: a job of thousands must not keep all others waiting."""
+
 
 async def create(hands: Hands, body: Json, action: CreateWorkers) -> None:
     job = ZeroTrainingJob.parse(body)
@@ -34,8 +37,8 @@ async def create(hands: Hands, body: Json, action: CreateWorkers) -> None:
     # The first refusal stops those that wait: a quota refuses a thousand pods for the same reason.
     try:
         async with asyncio.TaskGroup() as group:
-            for pod in pods:
-                group.create_task(create_pod(hands, job, pod))
+            for _ in range(min(MAX_OF_ONE_JOB, len(action.indices))):
+                group.create_task(_create_pods(hands, job, pods))
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
 
@@ -70,6 +73,12 @@ async def _ensure_shared(hands: Hands, job: ZeroTrainingJob, attempt: int) -> No
     memory.ensured = digest
 
 
+async def _create_pods(hands: Hands, job: ZeroTrainingJob, pods: Iterator[Json]) -> None:
+    """Several of these share one iterator, so that no pod is built before its turn."""
+    for pod in pods:
+        await create_pod(hands, job, pod)
+
+
 async def create_pod(hands: Hands, job: ZeroTrainingJob, pod: Json) -> None:
     """Create a pod of the job, or find the one that was created before. Raises ActionRefused, ApiError."""
     async with hands.creations:
@@ -83,7 +92,7 @@ async def create_pod(hands: Hands, job: ZeroTrainingJob, pod: Json) -> None:
                 return  # it went between the two requests; the next pass sees what that means
             if not owned(made, job.uid):
                 raise name_taken(made) from None
-    hands.store.put(made, now=datetime.now(UTC))
+    hands.store.put(made, now=hands.api.time.now())
 
 
 async def _delete(hands: Hands, body: Json, name: str, uid: str, grace_s: int) -> None:

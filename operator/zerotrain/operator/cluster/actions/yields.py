@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from datetime import UTC, datetime
 
 from zerotrain.contract.channel_token import derive
 from zerotrain.operator.cluster.actions.hands import Hands
@@ -15,14 +14,18 @@ log = logging.getLogger(__name__)
 
 
 async def request(hands: Hands, body: Json, action: RequestYield) -> None:
-    """The answer, or why there is none, is in memory for the next pass."""
+    """The answer, or why there is none, is in memory for the next pass; that of the first pod counts."""
     meta = body["metadata"]
-    worker = Worker(namespace=meta["namespace"], pod=action.pod, ip=action.pod_ip)
+    first, *others = (
+        Worker(namespace=meta["namespace"], pod=pod, ip=ip)
+        for pod, ip in ((action.pod, action.pod_ip), *action.others)
+    )
     token = derive(hands.operator_key, meta["uid"], action.attempt)
-    state = YieldState(attempt=action.attempt, acked_at=datetime.now(UTC))
-    try:
-        await hands.channel.request_yield(worker, attempt=action.attempt, token=token)
-    except ChannelError as error:
+    state = YieldState(attempt=action.attempt, acked_at=hands.api.time.now())
+    asked = [
+        hands.channel.request_yield(worker, attempt=action.attempt, token=token) for worker in (first, *others)
+    ]
+    error, *missed = await asyncio.gather(*asked, return_exceptions=True)
         log.warning("asking %s to yield: %s", action.pod, error)
         state = YieldState(attempt=action.attempt, error=str(error), refused=error.final)
     hands.memories.of(meta["uid"]).yielding = state

@@ -1,0 +1,52 @@
+"""The API server's time, from the Date of its answers: one clock for the operator, whatever its machine says.
+
+Every moment that a pass compares with "now" was stamped by the API server (deletions) or by a replica of the
+operator on another machine (status). A replica whose own clock is wrong would force pods away that still end,
+or sit out a hold-off for an hour. `Api` tells what it hears, all that needs the time asks here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+
+TOLERANCE_S = 2.0
+"""Date has whole seconds and is as old as the answer's way; below this it says nothing about our clock."""
+
+LISTEN_EVERY_S = 5.0
+
+
+def _wall() -> datetime:
+    return datetime.now(UTC)
+
+
+class ServerTime:
+    """Runs by the monotonic clock, so that a correction of the machine's clock does not move it."""
+
+    def __init__(
+        self, *, wall: Callable[[], datetime] = _wall, ticks: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._ticks = ticks
+        self._base, self._base_at = wall(), ticks()
+        self._listened_at: float | None = None
+
+    def now(self) -> datetime:
+        """In UTC."""
+        return self._base + timedelta(seconds=self._ticks() - self._base_at)
+
+    def heard(self, date: str | None) -> None:
+        """Take in the Date of an answer that has just come."""
+        ticks = self._ticks()
+        if date is None or (self._listened_at is not None and ticks - self._listened_at < LISTEN_EVERY_S):
+            return
+        self._listened_at = ticks
+        try:
+            said = parsedate_to_datetime(date)
+        except ValueError:
+            return  # a proxy's
+        if said.tzinfo is None:
+            return
+        if abs((said - self.now()).total_seconds()) > TOLERANCE_S:
+            self._base, self._base_at = said.astimezone(UTC), ticks
