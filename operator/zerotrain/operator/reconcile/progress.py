@@ -15,8 +15,12 @@ from zerotrain.operator.constants import Reason
 from zerotrain.operator.reconcile.clock import from_unix
 from zerotrain.operator.reconcile.draft import Draft
 
+STEP_WRITE_S = 10
+"""A moved step alone is written no oftener than this: every status write costs all watchers. A write for
+another reason takes it along."""
+
 HEARTBEAT_WRITE_S = 30
-"""A heartbeat alone is written no oftener than this: every status write costs all watchers."""
+"""The same for a heartbeat alone."""
 
 MAX_REJECTED = 20
 """Damaged checkpoints told of in one pass: each is a request to the API server."""
@@ -62,12 +66,21 @@ def _take_progress(draft: Draft, progress: Progress) -> None:
         last_heartbeat=_moment(progress.heartbeat_at),
         last_step_time=_moment(progress.step_at),
     )
-    moved = (new.attempt, new.step, new.phase) != (old.attempt, old.step, old.phase)
-    if moved or _elapsed(old.last_heartbeat, new.last_heartbeat) >= timedelta(seconds=HEARTBEAT_WRITE_S):
-        draft.set(progress=new)
+    draft.set(progress=new)
+    draft.progress_is_news = _is_news(old, new)
     if progress.resumed_from != draft.status.checkpoint.resumed_from_step:
         resumed = {"resumed_from_step": progress.resumed_from}
         draft.set(checkpoint=draft.status.checkpoint.model_copy(update=resumed))
+
+
+def _is_news(old: ProgressStatus, new: ProgressStatus) -> bool:
+    """Whether the record is worth a write of its own."""
+    if (new.attempt, new.phase, new.total_steps) != (old.attempt, old.phase, old.total_steps):
+        return True
+    if old.last_step_time is None and new.last_step_time is not None:
+        return True
+    interval_s = STEP_WRITE_S if new.step != old.step else HEARTBEAT_WRITE_S
+    return _elapsed(old.last_heartbeat, new.last_heartbeat) >= timedelta(seconds=interval_s)
 
 
 def _take_checkpoint(draft: Draft, candidates: list[CheckpointProgress]) -> None:
