@@ -1,14 +1,50 @@
-"""Fixtures for tests that run the real operator process against a real API server."""
+"""Fixtures for tests that run the real operator process against a real API server, and the record of what all
+those operators ask of it (`call_record.py`)."""
 
 from __future__ import annotations
 
+import os
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from tests.operator.call_record import FILE_VARIABLE
 from tests.operator.kube_json import KubeJson
 from tests.operator.operator_process import install
 from tests.support.devcluster import Cluster
+
+
+LAST = "test_operator_rbac.py"
+"""Judges what the operators of all other tests did."""
+
+_deselected = pytest.StashKey[bool]()
+_collected = pytest.StashKey[frozenset[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_deselected] = False
+    if FILE_VARIABLE not in os.environ:
+        os.environ[FILE_VARIABLE] = str(Path(tempfile.mkdtemp(prefix="zerotrain-calls-"), "calls"))
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    for item in items[:1]:
+        item.config.stash[_deselected] = True
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    config.stash[_collected] = frozenset(item.path.name for item in items)
+    items.sort(key=lambda item: item.path.name == LAST)
+
+
+@pytest.fixture
+def whole_folder(pytestconfig: pytest.Config) -> bool:
+    """Whether every test of this folder is part of the session."""
+    files = {path.name for path in Path(__file__).parent.glob("test_*.py")}
+    return not pytestconfig.stash[_deselected] and files <= pytestconfig.stash[_collected]
 
 
 @pytest.fixture(scope="session")

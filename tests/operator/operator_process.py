@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.operator.call_record import FILE_VARIABLE
 from tests.support.devcluster import REPOSITORY, Cluster, wait_until
 
 KEY = b"0123456789abcdef0123456789abcdef"
@@ -71,20 +72,21 @@ class OperatorProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, *, wait: bool = True) -> None:
-        command = [sys.executable, "-m", "kopf", "run", "--all-namespaces", "-m", "zerotrain.operator.main"]
+        # In a session of tests the same operator, with a record of what it asks of the API server.
+        module = (
+            "tests.operator.recorded_operator" if FILE_VARIABLE in os.environ else "zerotrain.operator.main"
+        )
+        command = [sys.executable, "-m", "kopf", "run", "--all-namespaces", "-m", module]
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(command, env=self._env, stdout=log, stderr=subprocess.STDOUT)
+            self._process = subprocess.Popen(
+                command, env=self._env, stdout=log, stderr=subprocess.STDOUT, cwd=REPOSITORY
+            )
         if wait:
             self.wait_until_leading()
 
     def wait_until_leading(self, *, timeout_s: float = 60) -> None:
-        def leading() -> bool:
-            if self._process is not None and self._process.poll() is not None:
-                raise AssertionError(f"the operator ended:\n{self.tail()}")
-            return "zerotrain_operator_leader 1.0" in self.get("/metrics")
-
         try:
-            wait_until(leading, "the operator to lead", timeout_s=timeout_s)
+            wait_until(self.leads, "the operator to lead", timeout_s=timeout_s)
         except TimeoutError as error:
             raise TimeoutError(f"{error}\n{self.tail()}") from None
 
@@ -92,6 +94,12 @@ class OperatorProcess:
     def pid(self) -> int:
         """Of the running process; 0 when there is none."""
         return self._process.pid if self._process is not None else 0
+
+    def leads(self) -> bool:
+        """Whether it acts. Raises AssertionError when the process has ended."""
+        if self._process is not None and self._process.poll() is not None:
+            raise AssertionError(f"the operator ended:\n{self.tail()}")
+        return "zerotrain_operator_leader 1.0" in self.get("/metrics")
 
     def kill(self) -> None:
         """SIGKILL: no clean-up, no lease given back."""

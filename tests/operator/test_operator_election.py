@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.operator.api_double import Answer, ApiDouble, failure, served
-from zerotrain.operator.cluster.election import ApiLease, Leadership
+from zerotrain.operator.cluster.election import LEASE_S, RENEW_S, RETRY_S, ApiLease, Leadership
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/system/leases"
 OURS = f"{LEASES}/operator"
@@ -100,3 +100,95 @@ async def test_a_namespace_that_is_missing_is_said_with_the_way_out(caplog: pyte
     double.on(f"POST {LEASES}", failure(404, "NotFound", 'namespaces "system" not found'))
     assert await campaign(double, seconds=1.0) == ["waited"]
     assert "create the namespace system or set ZEROTRAIN_OPERATOR_NAMESPACE" in caplog.text
+
+
+class Clock:
+    """Goes when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class ScriptedLease(ApiLease):
+    """Reads and writes as the test says; the API is never asked."""
+
+    def __init__(self, holder: str = "", *, answers: bool = True) -> None:
+        self.name, self.namespace, self.identity = "operator", "system", "me"
+        self._body = lease(holder)[1]
+        self.renewal, self.answers = 0, answers
+
+    def renew(self, holder: str) -> None:
+        """Somebody writes."""
+        self.renewal += 1
+        self._body = {"spec": {"holderIdentity": holder, "renewTime": str(self.renewal)}}
+
+    async def read(self) -> bool:
+        return self.answers
+
+    async def write(self, holder: str) -> bool:
+        if self.answers and self.holder in ("", self.identity, "dead"):
+            self.renew(holder)
+            return True
+        return False
+
+
+def leadership(lease_: ScriptedLease, clock: Clock) -> Leadership:
+    return Leadership(lease_, gained=lambda: None, lost=lambda: None, clock=clock)
+
+
+async def test_a_dead_holder_is_followed_within_the_lease_and_one_retry() -> None:
+    """The renewal that comes right after a look is seen one pause later: the worst case."""
+    clock, kept = Clock(), ScriptedLease("dead")
+    standby = leadership(kept, clock)
+    await standby.campaign()
+    kept.renew("dead")
+    died_at = clock.now
+    while not standby.held.is_set():
+        clock.now += await standby.campaign() if clock.now > died_at else RETRY_S
+    assert clock.now - died_at <= LEASE_S + RETRY_S + 0.001
+    assert LEASE_S + RETRY_S < 20
+
+
+async def test_a_holder_that_renews_is_never_robbed() -> None:
+    clock, kept = Clock(), ScriptedLease("another")
+    standby = leadership(kept, clock)
+    for _ in range(100):
+        kept.renew("another")
+        await standby.campaign()
+        clock.now += RENEW_S
+    assert not standby.held.is_set()
+
+
+async def test_a_process_that_was_stopped_knows_before_its_first_request() -> None:
+    clock, kept = Clock(), ScriptedLease()
+    leader = leadership(kept, clock)
+    await leader.campaign()
+    assert leader.fresh
+    clock.now += LEASE_S + 1
+    assert leader.held.is_set()
+    assert not leader.fresh
+    await leader.campaign()
+    assert leader.fresh, "nobody took it meanwhile"
+
+
+async def test_a_leader_that_sees_another_holder_steps_down_at_once() -> None:
+    clock, kept = Clock(), ScriptedLease()
+    leader = leadership(kept, clock)
+    await leader.campaign()
+    kept.renew("another")
+    clock.now += RETRY_S
+    await leader.campaign()
+    assert not leader.held.is_set()
+
+
+async def test_without_an_answer_the_lease_is_given_up_before_it_ends() -> None:
+    clock, kept = Clock(), ScriptedLease()
+    leader = leadership(kept, clock)
+    await leader.campaign()
+    kept.answers = False
+    while leader.held.is_set():
+        clock.now += await leader.campaign()
+    assert RENEW_S <= clock.now - 1000.0 - RETRY_S < LEASE_S

@@ -7,7 +7,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from zerotrain.operator.cluster.api import Json
@@ -18,13 +18,17 @@ from zerotrain.operator.cluster.jobs import JobCache, JobClient
 from zerotrain.operator.cluster.memory import Memories
 from zerotrain.operator.cluster.store import JobKey, PodStore, owner_key
 from zerotrain.operator.cluster.telemetry import Telemetry
+from zerotrain.operator.handlers.pacing import Pace
 from zerotrain.operator.handlers.queue import WorkQueue
-from zerotrain.operator.reconcile import Plan, RequestYield, reconcile
+from zerotrain.operator.reconcile import Plan, RequestYield, can_wait, reconcile
 
 log = logging.getLogger(__name__)
 
 PODS_SETTLE_S = 0.1
 """Pods of a job change together; one pass for all of them saves as many status writes."""
+
+START_SETTLE_S = 0.5
+"""While pods start, only the last one that gets ready is news that somebody waits for."""
 
 RECHECK_S = 1.0
 """After actions: the events they cause bring a pass earlier, unless they are lost."""
@@ -35,6 +39,10 @@ FREE_CONFLICTS = 3
 """Lost races in a row that are run again at once; beyond them somebody writes all the time."""
 
 CONFLICT_BACKOFF_S, MAX_CONFLICT_BACKOFF_S = 0.1, 5.0
+
+
+STARTING = frozenset({"Pending", "Starting"})
+"""Phases of status in which pods come to run."""
 
 
 def _always() -> bool:
@@ -59,6 +67,7 @@ class Controller:
     telemetry: Telemetry
     may_act: asyncio.Event
     """Set while this replica leads and its pod store is complete."""
+    pace: Pace = field(default_factory=Pace)
     leads: Callable[[], bool] = _always
     """Whether nobody else can have the lease yet; asked before every pass, as a process that was stopped for
     a while finds its events as it left them."""
@@ -78,9 +87,15 @@ class Controller:
             self.queue.forget(JobKey(job["metadata"]["namespace"], job["metadata"]["name"]))
         self.store.forget(owner_key(job["metadata"]["namespace"], uid))
         self.memories.forget(uid)
+        self.pace.settled(uid)
 
     def pods_changed(self, key: JobKey) -> None:
-        self.queue.add_after(key, PODS_SETTLE_S)
+        job = self.jobs.get(key)
+        if job is None:
+            return  # its own event brings the pass
+        starts = job.get("status", {}).get("phase") in STARTING
+        quiet = starts and self.store.all_start_well(owner_key(key.namespace, job["metadata"]["uid"]))
+        self.queue.add_after(key, START_SETTLE_S if quiet else PODS_SETTLE_S)
 
     def all_changed(self) -> None:
         for key, _ in self.jobs:
@@ -120,7 +135,10 @@ class Controller:
 
     async def _pass(self, key: JobKey) -> None:
         job = self.jobs.get(key)
-        if job is None or not self.may_act.is_set() or not self.leads():
+        if job is None or not self.may_act.is_set():
+            return
+        if not self.leads():
+            self.queue.add_after(key, RECHECK_S)  # the next renewal says whether the lease is still ours
             return
         started = time.monotonic()
         try:
@@ -152,14 +170,26 @@ class Controller:
 
     async def _reconcile(self, key: JobKey, job: Json) -> None:
         uid = job["metadata"]["uid"]
-        plan = reconcile(job, self.memories.observe(key.namespace, uid, self.store), self.clock())
-        if plan.status is not None:
+        known = self.memories.of(uid).known
+        observed = self.memories.observe(key.namespace, uid, self.store)
+        plan = reconcile(job, observed, self.clock(), known)
+        if plan.status is not None and not self._postponed(key, uid, can_wait(known.read_status(job), plan)):
             job = await self.client.write_status(job, plan.status)
             self.jobs.put(job)
+            known.keep_status(job, plan.status)
             self.store.forget_before(owner_key(key.namespace, uid), plan.status.attempt)
         await asyncio.gather(self.events.write(job, plan.events), self._act(key, job, plan))
         if plan.wake_at is not None:
             self.queue.add_after(key, (plan.wake_at - self.clock()).total_seconds())
+
+    def _postponed(self, key: JobKey, uid: str, patient: bool) -> bool:
+        """Whether the status write waits for company; the pass that it waits for is then on its way."""
+        wait_s = self.pace.wait_s(uid) if patient else 0.0
+        if wait_s > 0:
+            self.queue.add_after(key, wait_s)
+        else:
+            self.pace.settled(uid)
+        return wait_s > 0
 
     async def _act(self, key: JobKey, job: Json, plan: Plan) -> None:
         memory = self.memories.of(job["metadata"]["uid"])

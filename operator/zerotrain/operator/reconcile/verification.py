@@ -2,8 +2,8 @@
 
 The operator cannot mount the job's volume and takes the workers' word for "durable"; this pod reads every
 byte of what they left. Its record is in status before the pod is made, so that a restart of the operator
-makes neither a second one nor none. A pod that could not tell (evicted, no command line in the image) is followed
-by another, TRIES at most, within one limit of time for all of them.
+makes neither a second one nor none. A pod that could not tell (evicted, no command line in the image) is
+followed by another, TRIES at most, within one limit of time for all of them.
 """
 
 from __future__ import annotations
