@@ -34,9 +34,9 @@ class KubeJson:
         """A merge patch; an object that is gone or another one by now is passed over."""
         return self._call("PATCH", path, body, ignore=(404, 409), content="application/merge-patch+json")
 
-    def delete(self, path: str, uid: str) -> Json:
-        """At once, as a node does when the containers are gone."""
-        options = {"gracePeriodSeconds": 0, "preconditions": {"uid": uid}}
+    def delete(self, path: str, uid: str, *, grace_s: int = 0) -> Json:
+        """At once, as a node does when the containers are gone; with a grace, as people do."""
+        options = {"gracePeriodSeconds": grace_s, "preconditions": {"uid": uid}}
         return self._call("DELETE", path, options, ignore=(404, 409))
 
     def _call(

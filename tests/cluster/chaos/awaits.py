@@ -1,0 +1,111 @@
+"""Stops everything an event loop runs at one chosen await point, as SIGKILL would: nothing after it happens.
+
+`Gate.tasks` is a task factory. Every coroutine of the loop runs inside a `Watched` one that reports each of
+its suspensions; once the gate is shut no coroutine of the loop is ever resumed. Used by `incarnation`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
+from typing import Any
+
+OPERATOR = "/zerotrain/operator/"
+IDLE = frozenset({"WorkQueue.get"})
+"""Where a worker waits between two passes."""
+
+_in_pass: ContextVar[bool] = ContextVar("in_pass", default=False)
+"""True in the tasks that take keys from the queue and in all that they start."""
+
+
+class Gate:
+    """Of one event loop. `suspended(place, in_pass)` hears of each await point; True shuts the gate."""
+
+    def __init__(self, suspended: Callable[[str, bool], bool], closed: Callable[[], None]) -> None:
+        self._suspended, self._closed = suspended, closed
+        self.shut = False
+
+    def tasks(
+        self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], **options: Any
+    ) -> asyncio.Task[Any]:
+        return asyncio.Task(Watched(coroutine, self), loop=loop, **options)
+
+    def close(self) -> None:
+        """No coroutine of the loop takes another step."""
+        self.shut = True
+        self._closed()
+
+    def passed(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        place = place_of(coroutine)
+        if place is None or self.shut:
+            return
+        working = _in_pass.get() and not any(f":{name}:" in place for name in IDLE)
+        if self._suspended(place, working):
+            self.close()
+
+
+class Watched(Coroutine[Any, Any, Any]):
+    """A coroutine with a witness at each of its suspensions."""
+
+    def __init__(self, inner: Coroutine[Any, Any, Any], gate: Gate) -> None:
+        self._inner, self._gate = inner, gate
+        self._works = _name_of(inner) == "Controller.work"
+
+    def send(self, value: Any, /) -> Any:
+        if self._gate.shut:
+            return _never()
+        if self._works:
+            _in_pass.set(True)  # tasks copy the context of the task that starts them
+        found = self._inner.send(value)
+        self._gate.passed(self._inner)
+        return found
+
+    def throw(self, *error: Any) -> Any:
+        if self._gate.shut:
+            return _never()
+        found = self._inner.throw(*error)
+        self._gate.passed(self._inner)
+        return found
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def __await__(self) -> Any:
+        return (yield from self._inner.__await__())
+
+
+def place_of(coroutine: Any) -> str | None:
+    """`file:function:line` of the operator's innermost frame that waits; None outside of the operator."""
+    place = None
+    while coroutine is not None:
+        frame, following = _step(coroutine)
+        if frame is not None:
+            file = frame.f_code.co_filename.replace("\\", "/")
+            if OPERATOR in file:
+                place = f"{file.rsplit(OPERATOR, 1)[1]}:{frame.f_code.co_qualname}:{frame.f_lineno}"
+        coroutine = following
+    return place
+
+
+def _step(coroutine: Any) -> tuple[Any, Any]:
+    """The frame of a coroutine, generator or asynchronous generator, and what it waits for."""
+    if isinstance(coroutine, Watched):
+        return None, coroutine._inner
+    for frame, following in (
+        ("cr_frame", "cr_await"),
+        ("gi_frame", "gi_yieldfrom"),
+        ("ag_frame", "ag_await"),
+    ):
+        if hasattr(coroutine, frame):
+            return getattr(coroutine, frame), getattr(coroutine, following)
+    return None, None
+
+
+def _name_of(coroutine: Any) -> str:
+    return str(getattr(coroutine, "__qualname__", ""))
+
+
+def _never() -> Any:
+    """What a task waits for that nobody will ever wake."""
+    return next(asyncio.get_running_loop().create_future().__await__())

@@ -1,0 +1,112 @@
+"""Ways to die, and the runs of lives that end by them."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tests.cluster.chaos.incarnation import Incarnation
+from tests.cluster.chaos.season import Season
+from tests.operator.operator_process import OperatorProcess
+
+MAX_LIFE_S = 3.0
+"""A life that does not come to its doom is killed wherever it is."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Record:
+    """What a run of lives has seen of the operator's await points."""
+
+    passed: Counter[str] = field(default_factory=Counter)
+    crashed: Counter[str] = field(default_factory=Counter)
+    by_clock: int = 0
+    """Lives that ended by the clock, at no await point of the operator."""
+    problems: list[str] = field(default_factory=list)
+
+    def report(self) -> str:
+        """For people: how much of the operator was hit."""
+        missed = sorted(place for place in self.passed if not self.crashed[place])
+        lines = [
+            f"{sum(self.crashed.values())} crashes at {len(self.crashed)} of {len(self.passed)} await points "
+            f"that were passed, {self.by_clock} by the clock"
+        ]
+        return "\n".join(lines + [f"  never at {place}" for place in missed])
+
+
+class Doom:
+    """Where one life ends: after so many await points, or at the first one that nobody died at yet."""
+
+    def __init__(self, chance: random.Random, record: Record) -> None:
+        self._record = record
+        self._seeks = chance.random() < 0.4
+        self._anywhere = chance.random() < 0.2
+        self._left = chance.randint(20, 80) if self._seeks else int(1.15 ** chance.uniform(0, 35))
+
+    def __call__(self, place: str, in_pass: bool) -> bool:
+        self._record.passed[place] += 1
+        if not in_pass and not self._anywhere:
+            return False
+        self._left -= 1
+        if self._left <= 0 or (self._seeks and not self._record.crashed[place]):
+            self._record.crashed[place] += 1
+            return True
+        return False
+
+
+def immortal(place: str, in_pass: bool) -> bool:
+    return False
+
+
+def crash(season: Season, count: int, *, told: Callable[[str], None] = lambda _text: None) -> Record:
+    """So many lives in this process, one after the other, and one that sees all jobs to their end."""
+    record, setup = Record(), season.setup()
+    for number in range(count):
+        life = Incarnation(setup, Doom(season.chance, record))
+        life.start()
+        end = time.monotonic() + MAX_LIFE_S
+        season.while_(
+            lambda life=life, end=end: not life.dead.is_set() and time.monotonic() < end,  # type: ignore[misc]
+            timeout_s=MAX_LIFE_S + 30,
+            what="a life does not end",
+        )
+        record.by_clock += not life.dead.is_set()
+        _bury(life, record)
+        if number % 50 == 49:
+            told(f"{number + 1} crashes, {dict(season.gremlin.ended)}")
+    life = Incarnation(setup, immortal)
+    life.start()
+    try:
+        season.finish()
+    finally:
+        life.retire()
+        _bury(life, record)
+    return record
+
+
+def _bury(life: Incarnation, record: Record) -> None:
+    life.kill()
+    if life.error is not None:
+        record.problems.append(f"the operator ended by itself: {life.error!r}")
+    record.problems += life.ended
+
+
+def sigkill(season: Season, count: int, *, told: Callable[[str], None] = lambda _text: None) -> None:
+    """So many real processes, killed while they start, right after they lead, or later."""
+    process = OperatorProcess(season.kubeconfig, season.folder)
+    try:
+        for number in range(count):
+            process.start(wait=False)
+            if number % 4:
+                season.while_(lambda: not process.leads(), timeout_s=90, what=f"no leader:\n{process.tail()}")
+            season.pass_time(season.chance.uniform(0.0, 1.5))
+            process.kill()
+            if number % 10 == 9:
+                told(f"{number + 1} SIGKILLs, {dict(season.gremlin.ended)}")
+        process.start()
+        season.finish()
+        process.terminate()
+    finally:
+        process.kill()

@@ -1,0 +1,190 @@
+"""One life of the operator inside this process, from its start to a death that no code of it can answer.
+
+The same `Runtime` that kopf starts in production, in an event loop and a thread of its own. What kopf adds,
+a list and a watch of the jobs, is `_feed` here: kopf itself is killed for real by the runs with SIGKILL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from tests.cluster.chaos.awaits import Gate
+from zerotrain.operator.cluster.api import Api, ApiLimits, Request
+from zerotrain.operator.cluster.channel import ChannelKind
+from zerotrain.operator.cluster.connection import connect
+from zerotrain.operator.cluster.errors import ApiError, Gone, error_of
+from zerotrain.operator.cluster.jobs import ALL_JOBS
+from zerotrain.operator.cluster.telemetry import Telemetry
+from zerotrain.operator.constants import API_VERSION, KIND, PLURAL
+from zerotrain.operator.handlers.config import OperatorConfig
+from zerotrain.operator.handlers.runtime import Runtime, dead_tasks
+
+QUICK = ApiLimits(first_backoff_s=0.05, max_backoff_s=0.5, timeout_s=10)
+"""Production's retries at a tenth of its pauses: a run holds a thousand lives."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What all lives of one replica share: a pod's UID and its mounted files."""
+
+    kubeconfig: Path
+    key_file: Path
+    namespace: str = "zerotrain-system"
+    identity: str = "operator-under-test"
+
+    def config(self) -> OperatorConfig:
+        return OperatorConfig(
+            namespace=self.namespace,
+            identity=self.identity,
+            key_file=self.key_file,
+            channel=ChannelKind.DIRECT,
+            workers=8,
+            limits=QUICK,
+        )
+
+
+class Incarnation:
+    """Lives from `start()` until its doom, `kill()` or `retire()`.
+
+    `doom` hears of every await point (its place, whether a pass over a job waits there) and ends this life
+    there by returning True.
+    """
+
+    def __init__(self, setup: Setup, doom: Callable[[str, bool], bool]) -> None:
+        self.dead = threading.Event()
+        self.error: BaseException | None = None
+        """What ended the operator although nobody killed it."""
+        self.ended: list[str] = []
+        """Tasks of the operator that an error had ended."""
+        self.runtime: Runtime | None = None
+        self._setup = setup
+        self._loop = asyncio.new_event_loop()
+        self._gate = Gate(doom, self._loop.stop)
+        self._loop.set_task_factory(self._gate.tasks)
+        self._loop.set_exception_handler(lambda _loop, _context: None)
+        self._thread = threading.Thread(target=self._live, name="operator", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def kill(self) -> None:
+        """Now, wherever it is."""
+        if not self.dead.is_set():
+            with suppress(RuntimeError):  # it has just died by itself
+                self._loop.call_soon_threadsafe(self._gate.close)
+        self._thread.join(timeout=30)
+
+    def retire(self) -> None:
+        """As SIGTERM ends it: tasks are cancelled, the lease is given back."""
+        if self.runtime is not None and not self.dead.is_set():
+            asyncio.run_coroutine_threadsafe(self.runtime.stop(), self._loop).result(30)
+        self.kill()
+
+    def leads(self) -> bool:
+        return self.runtime is not None and self.runtime.controller.may_act.is_set()
+
+    def _live(self) -> None:
+        try:
+            self._loop.create_task(self._operate())
+            self._loop.run_forever()
+            self.ended = [] if self.runtime is None else dead_tasks(self.runtime._tasks)
+            self._bury()
+        except BaseException as error:
+            self.error = error
+        finally:
+            self.runtime = None
+            self.dead.set()
+
+    async def _operate(self) -> None:
+        try:
+            connection = await connect(self._setup.kubeconfig)
+            runtime = Runtime(self._setup.config(), connection)
+            await runtime.start()
+            self.runtime = runtime
+            async with Api(connection, QUICK, Telemetry()) as api:
+                await _feed(api, runtime)
+        except ApiError:
+            self._gate.close()  # it could not start: its container is restarted
+        except BaseException as error:
+            self.error = error
+            self._gate.close()
+
+    def _bury(self) -> None:
+        """Close the sockets, as the kernel does for a dead process; no coroutine runs any more."""
+        self._gate.shut = True
+        transports = getattr(self._loop, "_transports", {})
+        for transport in list(transports.values()):
+            transport.abort()
+        self._loop.set_task_factory(None)
+        self._loop.run_until_complete(asyncio.sleep(0))
+        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        self._loop.close()
+
+
+async def _feed(api: Api, runtime: Runtime) -> None:
+    """List the jobs and watch them from there; listed again after a watch that broke with 410."""
+    version: str | None = None
+    while True:
+        try:
+            if version is None:
+                version = await _list(api, runtime)
+            params = {"resourceVersion": version, "timeoutSeconds": "60"}
+            async for event in api.watch(ALL_JOBS, params, kind=PLURAL):
+                job = event["object"]
+                if event["type"] == "ERROR":
+                    raise error_of("WATCH jobs", int(job.get("code", 500)), b"")
+                version = str(job["metadata"]["resourceVersion"])
+                if event["type"] == "DELETED":
+                    runtime.controller.job_deleted(job)
+                elif event["type"] != "BOOKMARK":
+                    runtime.controller.job_changed(job)
+        except Gone:
+            version = None
+        except (ApiError, aiohttp.ClientError, TimeoutError, OSError):
+            await asyncio.sleep(0.05)
+
+
+async def _list(api: Api, runtime: Runtime) -> str:
+    answer = await api.call(Request(method="GET", path=ALL_JOBS, kind=PLURAL))
+    for job in answer["items"]:
+        runtime.controller.job_changed({"apiVersion": API_VERSION, "kind": KIND, **job})
+    return str(answer["metadata"]["resourceVersion"])
+
+
+@contextmanager
+def unheard_deaths() -> Iterator[None]:
+    """Thousands of coroutines die half-way and are collected; what Python says about each is no news."""
+    spoken = sys.unraisablehook
+
+    def hook(problem: Any) -> None:
+        if not hasattr(problem.object, "cr_frame") and "coroutine" not in repr(problem.object):
+            spoken(problem)
+
+    sys.unraisablehook = hook
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            yield
+            gc.collect()
+    finally:
+        sys.unraisablehook = spoken
+
+
+def wait_for_death(life: Incarnation, seconds: float) -> None:
+    """Let it live until its doom, at most so long; then it is killed wherever it is."""
+    deadline = time.monotonic() + seconds
+    while not life.dead.wait(0.005) and time.monotonic() < deadline:
+        pass
+    life.kill()

@@ -1,0 +1,197 @@
+"""What must hold of every history, whoever died in it. Pure: takes what the witness saw, returns complaints.
+
+Each rule names the promise that it guards. `Promises` walks the history once, oldest version first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.cluster.chaos.witness import Seen
+from zerotrain.contract.exit_codes import ExitCode
+from zerotrain.operator.constants import CONTAINER_NAME, LABEL_ATTEMPT, LABEL_JOB_UID, LABEL_RANK
+
+Json = dict[str, Any]
+
+FINISHED = frozenset({"Completed", "Failed"})
+BETWEEN = frozenset({"Restarting", "Suspending", "Suspended", "Yielding", "Stalled", "Queued"})
+"""Phases that may lie between one attempt and the next."""
+_WORKER = {LABEL_JOB_UID, LABEL_ATTEMPT, LABEL_RANK}
+
+
+@dataclass(slots=True)
+class _Job:
+    """One life of a job, as the history has told so far."""
+
+    name: str
+    attempt: int = 0
+    phase: str = ""
+    status: Json = field(default_factory=dict)
+    left: set[str] = field(default_factory=set)
+    """Phases of the current attempt."""
+    pods: dict[str, Json] = field(default_factory=dict)
+    """Those that exist, by UID."""
+    names: set[str] = field(default_factory=set)
+    """Of all pods that ever existed."""
+    manned: set[int] = field(default_factory=set)
+    """Attempts of which a pod existed."""
+    yielded: dict[int, int] = field(default_factory=dict)
+    """Durable step that the yielding ranks of an attempt told with their last words."""
+    deleted: bool = False
+
+
+class Promises:
+    """`read` the history, then ask for `complaints`."""
+
+    def __init__(self) -> None:
+        self.complaints: list[str] = []
+        self.jobs: dict[str, _Job] = {}
+        self.pods = 0
+
+    def read(self, history: Iterable[Seen]) -> None:
+        for seen in history:
+            if seen.kind == "Job":
+                self._job(seen)
+            elif seen.body["metadata"].get("labels", {}).keys() >= _WORKER:
+                self._pod(seen)
+
+    def _complain(self, job: _Job, seen: Seen, text: str) -> None:
+        self.complaints.append(f"{job.name}, revision {seen.revision}: {text}")
+
+    def _job(self, seen: Seen) -> None:
+        job = self.jobs.setdefault(seen.uid, _Job(name=seen.name))
+        if seen.change == "DELETED":
+            job.deleted = True
+            return
+        new = seen.body.get("status", {})
+        self._attempt(job, seen, int(new.get("attempt", 0)), str(new.get("phase", "")))
+        self._restarts(job, seen, job.status.get("restarts", {}), new)
+        self._end(job, seen, new)
+        self._suspended(job, seen, new)
+        job.status, job.phase, job.attempt = new, str(new.get("phase", "")), int(new.get("attempt", 0))
+        job.left.add(job.phase)
+
+    def _attempt(self, job: _Job, seen: Seen, attempt: int, phase: str) -> None:
+        if attempt == job.attempt:
+            return
+        if attempt != job.attempt + 1:
+            self._complain(job, seen, f"attempt {attempt} follows attempt {job.attempt}")
+        if job.attempt and not job.left & BETWEEN:
+            self._complain(job, seen, f"attempt {attempt} began while {job.attempt} was {job.phase}")
+        if job.attempt and job.attempt not in job.manned and not job.left & (BETWEEN - {"Restarting"}):
+            self._complain(job, seen, f"attempt {job.attempt} was lost: it never had a pod")
+        if job.pods:
+            names = sorted(pod["metadata"]["name"] for pod in job.pods.values())
+            self._complain(job, seen, f"attempt {attempt} was decided on while {names} existed")
+        job.left = set()
+
+    def _restarts(self, job: _Job, seen: Seen, old: Json, new: Json) -> None:
+        now = new.get("restarts", {})
+        for cause in ("app", "infra", "preemption", "total"):
+            if now.get(cause, 0) < old.get(cause, 0):
+                self._complain(job, seen, f"restarts.{cause} fell from {old.get(cause, 0)}")
+        if now.get("total", 0) > old.get("total", 0) + 1:
+            self._complain(job, seen, f"restarts.total rose from {old.get('total', 0)} to {now['total']}")
+        charged = [item["attempt"] for item in now.get("recent", ())]
+        if len(charged) != len(set(charged)):
+            self._complain(job, seen, f"an attempt was charged twice: {charged}")
+        told = [item["attempt"] for item in new.get("failures", ())]
+        if len(told) != len(set(told)):
+            self._complain(job, seen, f"a failure was recorded twice: {told}")
+        if now.get("total", 0) == old.get("total", 0) + 1:
+            last = now["recent"][-1] if now.get("recent") else {}
+            if last.get("attempt") != job.attempt:
+                self._complain(job, seen, f"a restart of attempt {last.get('attempt')} was charged late")
+            if last.get("cause") != "preemption" and job.attempt not in told:
+                self._complain(job, seen, f"attempt {job.attempt} was restarted without a failure")
+
+    def _end(self, job: _Job, seen: Seen, new: Json) -> None:
+        if job.phase in FINISHED and new.get("phase") != job.phase:
+            self._complain(job, seen, f"was {job.phase} and became {new.get('phase')}")
+        ended, now = job.status.get("completionTime"), new.get("completionTime")
+        if ended is not None and ended != now:
+            self._complain(job, seen, f"completionTime moved from {ended} to {now}")
+
+    def _suspended(self, job: _Job, seen: Seen, new: Json) -> None:
+        if new.get("phase") != "Suspended" or job.phase == "Suspended":
+            return
+        if job.pods:
+            names = sorted(pod["metadata"]["name"] for pod in job.pods.values())
+            self._complain(job, seen, f"is Suspended while {names} exist")
+        durable = job.yielded.get(job.attempt, 0)
+        known = ((new.get("checkpoint") or {}).get("last") or {}).get("step", 0)
+        if known < durable:
+            self._complain(job, seen, f"status knows step {known}, its ranks had step {durable} durable")
+
+    def _pod(self, seen: Seen) -> None:
+        labels = seen.body["metadata"]["labels"]
+        job = self.jobs.setdefault(labels[LABEL_JOB_UID], _Job(name=seen.name))
+        attempt = int(labels[LABEL_ATTEMPT])
+        if seen.change == "DELETED":
+            self._last_words(job, attempt, seen.body)
+            job.pods.pop(seen.uid, None)
+            return
+        if seen.uid not in job.pods:
+            self._created(job, seen, attempt)
+        job.pods[seen.uid] = seen.body
+        self._last_words(job, attempt, seen.body)
+
+    def _created(self, job: _Job, seen: Seen, attempt: int) -> None:
+        self.pods += 1
+        job.manned.add(attempt)
+        if job.deleted:
+            return  # the garbage collector's; that none stays is asked at the end
+        if attempt != job.attempt:
+            self._complain(job, seen, f"pod {seen.name} was created during attempt {job.attempt}")
+        others = {pod["metadata"]["name"] for pod in job.pods.values() if _attempt_of(pod) != attempt}
+        if others:
+            self._complain(job, seen, f"pod {seen.name} was created while {sorted(others)} existed")
+        twins = [pod for pod in job.pods.values() if _index_of(pod) == _index_of(seen.body)]
+        if twins:
+            self._complain(job, seen, f"pod {seen.name} was created beside {twins[0]['metadata']['name']}")
+        # Until all pods of the attempt were seen once, a new operator cannot tell one that somebody deleted
+        # from one that was never made; no ranks have met yet.
+        if seen.name in job.names and job.status.get("podsCreated"):
+            self._complain(job, seen, f"the pod name {seen.name} was used twice")
+        if job.phase in FINISHED:
+            self._complain(job, seen, f"pod {seen.name} was created for a job that was {job.phase}")
+        job.names.add(seen.name)
+
+    def _last_words(self, job: _Job, attempt: int, pod: Mapping[str, Any]) -> None:
+        for container in pod.get("status", {}).get("containerStatuses", ()):
+            ended = container.get("state", {}).get("terminated")
+            if container["name"] == CONTAINER_NAME and ended and ended["exitCode"] == ExitCode.YIELDED:
+                step = (json.loads(ended.get("message") or "{}").get("checkpoint") or {}).get("step", 0)
+                job.yielded[attempt] = max(job.yielded.get(attempt, 0), step)
+
+
+def _attempt_of(pod: Mapping[str, Any]) -> int:
+    return int(pod["metadata"]["labels"][LABEL_ATTEMPT])
+
+
+def _index_of(pod: Mapping[str, Any]) -> str:
+    return str(pod["metadata"]["labels"][LABEL_RANK])
+
+
+def orphans(jobs: Iterable[Json], objects: Iterable[Json]) -> list[str]:
+    """Objects whose job is gone, and pods of attempts that are over."""
+    alive = {job["metadata"]["uid"]: job for job in jobs}
+    found = []
+    for item in objects:
+        name = f"{item['kind']} {item['metadata']['name']}"
+        for owner in item["metadata"].get("ownerReferences", ()):
+            if owner["kind"] != "ZeroTrainingJob":
+                continue
+            job = alive.get(owner["uid"])
+            if job is None:
+                found.append(f"{name} outlived its job {owner['name']}")
+            elif item["kind"] == "Pod" and _is_old(item, job):
+                found.append(f"{name} outlived its attempt; the job is at {job['status']['attempt']}")
+    return found
+
+
+def _is_old(pod: Json, job: Json) -> bool:
+    return _attempt_of(pod) != int(job.get("status", {}).get("attempt", 0))

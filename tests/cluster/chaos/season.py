@@ -1,0 +1,187 @@
+"""A namespace full of jobs in bad weather: puts all parts of the harness together, and judges at the end.
+
+Used by the command (`python -m tests.cluster.chaos`) and by the tests; both bring their own ways to die.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.cluster.chaos.gremlin import Gremlin, Temper
+from tests.cluster.chaos.incarnation import Setup
+from tests.cluster.chaos.judge import FINISHED, Promises, orphans
+from tests.cluster.chaos.proxy import CALM, ROUGH, FaultProxy, Weather
+from tests.cluster.chaos.witness import Witness
+from tests.operator.kube_json import KubeJson
+from tests.operator.kubelet_double import KubeletDouble, kubelet
+from tests.operator.operator_process import KEY, write_kubeconfig
+from tests.support.devcluster import Cluster
+
+Json = dict[str, Any]
+
+ENTITLED = ("is being terminated", "exceeded quota")
+"""Refusals with 403 that are no missing permission."""
+
+OWNED = (
+    "/api/v1/namespaces/{}/pods",
+    "/api/v1/namespaces/{}/services",
+    "/api/v1/namespaces/{}/configmaps",
+    "/api/v1/namespaces/{}/secrets",
+    "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
+    "/apis/policy/v1/namespaces/{}/poddisruptionbudgets",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Season:
+    """Everything but the operator."""
+
+    cluster: Cluster
+    namespace: str
+    folder: Path
+    chance: random.Random
+    api: KubeJson
+    proxy: FaultProxy
+    witness: Witness
+    double: KubeletDouble
+    gremlin: Gremlin
+    kubeconfig: Path
+    """The operator's own rights, through the proxy."""
+
+    def setup(self, identity: str = "operator-under-test") -> Setup:
+        key = self.folder / "channel.key"
+        key.write_bytes(KEY)
+        return Setup(kubeconfig=self.kubeconfig, key_file=key, identity=identity)
+
+    def while_(self, condition: Callable[[], bool], *, timeout_s: float, what: str) -> None:
+        """Let things happen for as long as the condition holds."""
+        deadline = time.monotonic() + timeout_s
+        while condition():
+            self.gremlin.tick()
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"after {timeout_s:.0f} s: {what}")
+            time.sleep(0.01)
+
+    def pass_time(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        self.while_(lambda: time.monotonic() < end, timeout_s=seconds + 60, what="time does not pass")
+
+    def finish(self, *, timeout_s: float = 90) -> None:
+        """Fair weather until every job has come to its end. An operator must be alive."""
+        self.proxy.weather = CALM
+        self.gremlin.rest()
+        deadline = time.monotonic() + timeout_s
+        while open_ := [job for job in self.gremlin.live_jobs() if _phase(job) not in FINISHED]:
+            if time.monotonic() > deadline:
+                told = "\n".join(f"{job['metadata']['name']}: {job.get('status')}" for job in open_)
+                raise TimeoutError(f"{len(open_)} jobs do not end:\n{told}")
+            time.sleep(0.2)
+        for job in self.gremlin.live_jobs():
+            self.gremlin.note_end(self.gremlin.lives[job["metadata"]["uid"]], _phase(job))
+
+    def judge(self, *, settle_s: float = 20) -> Promises:
+        """All complaints about what happened here."""
+        deadline = time.monotonic() + settle_s
+        while (left := self._orphans()) and time.monotonic() < deadline:
+            time.sleep(0.2)  # the garbage collector takes its time
+        self.witness.catch_up()
+        promises = Promises()
+        promises.read(self.witness.history())
+        promises.complaints += left
+        promises.complaints += [
+            f"not allowed by the role: {text}"
+            for text in self.proxy.forbidden
+            if not any(words in text for words in ENTITLED)
+        ]
+        wrong = [phase for phase in self.gremlin.ended if phase not in FINISHED]
+        promises.complaints += [f"a job ended as {phase} for no reason" for phase in wrong]
+        return promises
+
+    def _orphans(self) -> list[str]:
+        objects: list[Json] = []
+        for path in OWNED:
+            listed = self.api.get(path.format(self.namespace))
+            kind = listed["kind"].removesuffix("List")
+            objects += [{"kind": kind, **item} for item in listed["items"]]
+        return orphans(self.gremlin.live_jobs(), objects)
+
+
+def _phase(job: Json) -> str:
+    return str(job.get("status", {}).get("phase", ""))
+
+
+@contextmanager
+def season(
+    cluster: Cluster,
+    operator_kubeconfig: Path,
+    folder: Path,
+    *,
+    seed: int,
+    weather: Weather = ROUGH,
+    temper: Temper | None = None,
+    steps: int = 60,
+) -> Iterator[Season]:
+    """A fresh namespace of the cluster; the operator's manifests must have been applied."""
+    chance, api = random.Random(seed), KubeJson(cluster)
+    with ExitStack() as stack:
+        namespace = stack.enter_context(cluster.namespace())
+        double = stack.enter_context(kubelet(api, namespace, KEY, steps=steps))
+        proxy = FaultProxy(cluster, random.Random(chance.random()))
+        stack.callback(proxy.stop)
+        witness = Witness(cluster, namespace)
+        stack.callback(witness.stop)
+        proxy.weather = weather
+        yield Season(
+            cluster=cluster,
+            namespace=namespace,
+            folder=folder,
+            chance=chance,
+            api=api,
+            proxy=proxy,
+            witness=witness,
+            double=double,
+            gremlin=Gremlin(api, namespace, double, random.Random(chance.random()), temper or Temper()),
+            kubeconfig=through(proxy, cluster, operator_kubeconfig, folder),
+        )
+
+
+def through(proxy: FaultProxy, cluster: Cluster, kubeconfig: Path, folder: Path) -> Path:
+    """The same identity, by way of the proxy."""
+    token = json.loads(kubeconfig.read_text())["users"][0]["user"]["token"]
+    path = write_kubeconfig(cluster, token, folder / "through-proxy.kubeconfig")
+    config = json.loads(path.read_text())
+    config["clusters"][0]["cluster"] = {"server": proxy.url}
+    path.write_text(json.dumps(config))
+    return path
+
+
+class Errors(logging.Handler):
+    """Collects what the operator's own loggers say at ERROR: exceptions that no code of it expected."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(self.format(record))
+
+
+@contextmanager
+def heard_errors() -> Iterator[list[str]]:
+    """What the operator in this process says at ERROR within the block; nothing of it is printed."""
+    heard, logger = Errors(), logging.getLogger("zerotrain.operator")
+    logger.addHandler(heard)
+    spreads, logger.propagate = logger.propagate, False
+    try:
+        yield heard.texts
+    finally:
+        logger.propagate = spreads
+        logger.removeHandler(heard)

@@ -1,0 +1,85 @@
+"""A crash at an await point is final: no code of the operator runs after it, not even `finally`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from tests.cluster.chaos.awaits import Gate, place_of
+from tests.cluster.chaos.incarnation import unheard_deaths
+from zerotrain.operator.cluster.rate import TokenBucket
+from zerotrain.operator.handlers.queue import WorkQueue
+
+
+def run(work: Any, gate: Gate, loop: asyncio.AbstractEventLoop) -> None:
+    loop.set_task_factory(gate.tasks)
+    loop.set_exception_handler(lambda _loop, _context: None)
+    task = loop.create_task(work)
+    task.add_done_callback(lambda _task: loop.stop())
+    loop.run_forever()
+
+
+def test_no_step_is_taken_after_the_crash() -> None:
+    done: list[str] = []
+    places: list[str] = []
+    loop = asyncio.new_event_loop()
+
+    async def work() -> None:
+        bucket = TokenBucket(rate=100, burst=1)
+        try:
+            await bucket.take()
+            done.append("first")
+            async with asyncio.TaskGroup() as group:
+                group.create_task(bucket.take())
+                group.create_task(bucket.take())
+            done.append("group")
+        finally:
+            done.append("finally")
+
+    def third(place: str, in_pass: bool) -> bool:
+        places.append(place)
+        return len(places) == 3
+
+    gate = Gate(third, loop.stop)
+    with unheard_deaths():
+        run(work(), gate, loop)
+        assert done == ["first"], "code ran after the crash"
+        assert len(places) == 3
+        assert all(place.startswith("cluster/rate.py:TokenBucket.take:") for place in places)
+        loop.close()
+
+
+def test_a_run_without_a_crash_is_not_disturbed() -> None:
+    loop = asyncio.new_event_loop()
+    done: list[int] = []
+
+    async def work() -> None:
+        bucket = TokenBucket(rate=1000, burst=1)
+
+        async def one(number: int) -> None:
+            await bucket.take()
+            done.append(number)
+
+        try:
+            async with asyncio.timeout(0.01):
+                await asyncio.sleep(10)
+        except TimeoutError:
+            done.append(-1)
+        await asyncio.gather(*(one(number) for number in range(5)))
+
+    run(work(), Gate(lambda place, in_pass: False, loop.stop), loop)
+    loop.close()
+    assert done == [-1, 0, 1, 2, 3, 4]
+
+
+async def test_the_place_is_the_operators_innermost_frame() -> None:
+    async def outside() -> None:
+        await WorkQueue[str]().get()
+
+    coroutine = outside()
+    task = asyncio.create_task(coroutine)
+    await asyncio.sleep(0)
+    place = place_of(coroutine)
+    task.cancel()
+    assert place is not None
+    assert place.startswith("handlers/queue.py:WorkQueue.get:")

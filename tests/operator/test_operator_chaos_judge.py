@@ -1,0 +1,131 @@
+"""The judge of chaos runs finds every broken promise: each row plants one in a history that is sound."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.cluster.chaos.judge import Promises, orphans
+from tests.cluster.chaos.witness import Seen
+
+Json = dict[str, Any]
+JOB_UID = "job-uid"
+
+
+def job(revision: int, phase: str, attempt: int, **status: Any) -> Seen:
+    meta = {"name": "gpt", "uid": JOB_UID}
+    body = {"metadata": meta, "status": {"phase": phase, "attempt": attempt, **status}}
+    return Seen(revision=revision, kind="Job", change="MODIFIED", body=body)
+
+
+def pod(revision: int, attempt: int, index: int, change: str = "ADDED", *, ended: Json | None = None) -> Seen:
+    labels = {
+        "zerotrain.dev/job-uid": JOB_UID,
+        "zerotrain.dev/attempt": str(attempt),
+        "zerotrain.dev/rank": str(index),
+    }
+    name = f"gpt-{attempt}-{index}"
+    meta = {"name": name, "uid": f"{name}-uid", "labels": labels}
+    state = {"terminated": ended} if ended else {}
+    status = {"containerStatuses": [{"name": "worker", "state": state}]}
+    return Seen(revision=revision, kind="Pod", change=change, body={"metadata": meta, "status": status})
+
+
+def restarts(*attempts: int) -> Json:
+    recent = [{"attempt": attempt, "cause": "app"} for attempt in attempts]
+    return {
+        "restarts": {"app": len(attempts), "total": len(attempts), "recent": recent},
+        "failures": [{"attempt": attempt} for attempt in reversed(attempts)],
+    }
+
+
+YIELDED = {"exitCode": 75, "message": json.dumps({"checkpoint": {"step": 40}})}
+
+SOUND = (
+    job(10, "Pending", 1),
+    pod(11, 1, 0),
+    pod(12, 1, 1),
+    job(13, "Running", 1, podsCreated=True),
+    job(14, "Restarting", 1, **restarts(1)),
+    pod(15, 1, 0, "DELETED"),
+    pod(16, 1, 1, "DELETED"),
+    job(17, "Pending", 2, **restarts(1)),
+    pod(18, 2, 0),
+    job(19, "Suspending", 2, **restarts(1)),
+    pod(20, 2, 0, "MODIFIED", ended=YIELDED),
+    pod(21, 2, 0, "DELETED", ended=YIELDED),
+    job(22, "Suspended", 2, checkpoint={"last": {"step": 40}}, **restarts(1)),
+    job(23, "Pending", 3, **restarts(1)),
+    pod(24, 3, 0),
+    job(25, "Completed", 3, completionTime="2026-01-01T00:00:00Z", **restarts(1)),
+)
+
+
+def complaints(*history: Seen) -> list[str]:
+    promises = Promises()
+    promises.read(sorted(history, key=lambda seen: seen.revision))
+    return promises.complaints
+
+
+def without(*revisions: int) -> tuple[Seen, ...]:
+    return tuple(seen for seen in SOUND if seen.revision not in revisions)
+
+
+def test_a_sound_history_has_no_complaints() -> None:
+    assert complaints(*SOUND) == []
+
+
+@pytest.mark.parametrize(
+    ("history", "words"),
+    [
+        ((*SOUND, pod(26, 2, 1)), "during attempt 3"),
+        ((*without(15), pod(27, 1, 0, "DELETED")), "was decided on while ['gpt-1-0'] existed"),
+        ((*without(15), pod(27, 1, 0, "DELETED")), "gpt-2-0 was created while ['gpt-1-0'] existed"),
+        (without(17, 18, 19, 20, 21, 22), "attempt 3 follows attempt 1"),
+        (without(14, 15, 16, 17), "attempt 2"),
+        (without(11, 12, 15, 16), "attempt 1 was lost"),
+        ((*without(16), pod(16, 1, 1, "MODIFIED"), pod(26, 1, 1, "DELETED")), "existed"),
+        ((*without(14), job(14, "Restarting", 1, **restarts(1, 1))), "charged twice"),
+        ((*without(14), job(14, "Restarting", 1, **restarts(7))), "attempt 7 was charged late"),
+        (
+            (*without(14), job(14, "Restarting", 1, **{**restarts(1), "failures": []})),
+            "without a failure",
+        ),
+        ((*SOUND, job(26, "Running", 3, **restarts(1))), "was Completed and became Running"),
+        ((*SOUND, job(26, "Completed", 3, completionTime="2027-01-01T00:00:00Z", **restarts(1))), "moved"),
+        ((*SOUND, job(26, "Completed", 3)), "fell from 1"),
+        ((*SOUND, pod(26, 3, 1)), "for a job that was Completed"),
+        ((*without(21), pod(26, 2, 0, "DELETED")), "is Suspended while ['gpt-2-0'] exist"),
+        (
+            (*without(22), job(22, "Suspended", 2, checkpoint={"last": {"step": 35}}, **restarts(1))),
+            "status knows step 35, its ranks had step 40 durable",
+        ),
+    ],
+)
+def test_a_broken_promise_is_found(history: tuple[Seen, ...], words: str) -> None:
+    assert any(words in text for text in complaints(*history)), complaints(*history)
+
+
+def test_a_pod_name_may_return_only_before_all_pods_of_the_attempt_were_there() -> None:
+    again = [pod(14, 1, 0, "DELETED"), pod(15, 1, 0)]
+    early = [job(10, "Pending", 1), pod(11, 1, 0), *again]
+    assert complaints(*early) == []
+    late = [job(10, "Pending", 1), pod(11, 1, 0), job(12, "Running", 1, podsCreated=True), *again]
+    assert any("used twice" in text for text in complaints(*late))
+
+
+def test_two_pods_of_one_worker_are_found() -> None:
+    twin = pod(13, 1, 0)
+    twin.body["metadata"]["uid"] = "another"
+    assert any("beside" in text for text in complaints(job(10, "Pending", 1), pod(11, 1, 0), twin))
+
+
+def test_orphans_are_found() -> None:
+    owner = {"kind": "ZeroTrainingJob", "name": "gpt", "uid": JOB_UID}
+    old = {"kind": "Pod", **pod(11, 1, 0).body}
+    old["metadata"]["ownerReferences"] = [owner]
+    assert orphans([job(10, "Running", 1).body], [old]) == []
+    assert "outlived its attempt" in orphans([job(10, "Running", 2).body], [old])[0]
+    assert "outlived its job" in orphans([], [old])[0]
