@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from zerotrain.contract.progress import Phase, Progress
-from zerotrain.operator.api import HangAction, HangStatus, RestartCause
+from zerotrain.operator.api import HangAction, HangStatus
 from zerotrain.operator.api.status import Restart
 from zerotrain.operator.constants import Reason
-from zerotrain.operator.failure_policy import Evidence, Judgement, Verdict
+from zerotrain.operator.failure_policy import HUNG
 from zerotrain.operator.reconcile.attempts import AttemptView, Failure, Worker
 from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.inspection import Inspection, Laggard, Pace
@@ -47,10 +47,6 @@ MAX_LIMIT_S = 30 * 86_400.0
 MAX_DOUBLINGS = 2
 """Each hang in the failure policy's window doubles the limits, so that too short a limit does not end every
 attempt."""
-
-JUDGEMENT = Judgement(
-    cause=RestartCause.APP, reason=Reason.HANG, verdict=Verdict.RESTART, evidence=Evidence.SELF_INFLICTED
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,7 +134,7 @@ def hang_of(draft: Draft, view: AttemptView) -> Failure | None:
         return None
     worker = view.workers[hang.worker] if hang.worker < len(view.workers) else view.workers[0]
     return Failure(
-        worker=_present(view, worker), judgement=JUDGEMENT, rank=hang.rank, told=_what(hang), stacks=hang.stacks
+        worker=_present(view, worker), judgement=HUNG, rank=hang.rank, told=_what(hang), stacks=hang.stacks
     )
 
 
@@ -248,7 +244,9 @@ def told(hang: HangStatus) -> str:
 
 
 def _what(hang: HangStatus) -> str:
-    accused = f"rank {hang.rank} holds up the others: {hang.message}" if hang.rank is not None else hang.message
+    accused = (
+        f"rank {hang.rank} holds up the others: {hang.message}" if hang.rank is not None else hang.message
+    )
     phase = f" in phase {hang.phase}" if hang.phase else ""
     return f"hung at step {hang.step}: nothing moved for {hang.limit_seconds} s{phase}; {accused}"
 

@@ -61,12 +61,10 @@ def _accuse(draft: Draft, view: AttemptView, *, rank: int, percent: int, limit: 
     worker = rank // draft.job.spec.num_ranks_per_worker
     pod = next((item for item in view.present if item.index == worker), None)
     name, node = (pod.name, pod.node or "") if pod is not None else ("", "")
-    draft.set(
-        straggler=StragglerStatus(attempt=view.number, rank=rank, pod=name, node=node, percent=percent)
-    )
+    draft.set(straggler=StragglerStatus(attempt=view.number, rank=rank, pod=name, node=node, percent=percent))
     draft.emit(
         Reason.STRAGGLER,
-        f"attempt {view.number}: rank {rank} (pod {name}, node {node or 'unknown'}) slows all ranks down: its "
-        f"own work in a step takes more than {limit} % of what it takes the middle rank",
+        f"attempt {view.number}: rank {rank} (pod {name}, node {node or 'unknown'}) slows all ranks down: "
+        f"its own work in a step takes more than {limit} % of what it takes the middle rank",
         warning=True,
     )

@@ -21,7 +21,7 @@ from zerotrain.operator.resources.stacks import stacks_config_map
 log = logging.getLogger(__name__)
 
 MAX_JOBS = 4
-"""Collections at once: when a file system hangs, every job hangs. Others are asked for again a second later."""
+"""Collections at once: when a file system hangs, every job hangs. Others wait for their turn."""
 
 
 async def collect(hands: Hands, body: Json, action: CollectStacks) -> None:
