@@ -15,18 +15,28 @@ not fit is refused with the numbers that are then met.
 
 from .breakdown import MemoryBreakdown, breakdown
 from .gpu import GpuPersistent, GpuTransient, gpu_persistent, gpu_transient
-from .inputs import MemoryInputs, Offloaded, fitting, padded_numel
+from .inputs import ADAM_STATE_BYTES, MemoryInputs, Offloaded, fitting, padded_numel
 from .model import (
+    gpt_modules,
     gpt_parameter_count,
     gpt_units,
     memory_inputs,
     optimizer_state_bytes,
     small_parameters,
 )
-from .moved import OffloadTiers, kept_states, offload_tiers, offloaded_units, shards_parameters
+from .modules import MIN_UNIT_NUMEL, ModuleSize, arrange_units
+from .moved import (
+    OffloadTiers,
+    kept_states,
+    offload_tiers,
+    offloaded_units,
+    shards_parameters,
+    updates_just_in_time,
+)
 from .sizes import UnitSize
 from .tiers import (
     HostBytes,
+    NetworkPhases,
     StepTraffic,
     disk_bytes,
     host_bytes,
@@ -36,18 +46,24 @@ from .tiers import (
 )
 
 __all__ = [
+    "ADAM_STATE_BYTES",
+    "MIN_UNIT_NUMEL",
     "GpuPersistent",
     "GpuTransient",
     "HostBytes",
     "MemoryBreakdown",
     "MemoryInputs",
+    "ModuleSize",
+    "NetworkPhases",
     "OffloadTiers",
     "Offloaded",
     "StepTraffic",
     "UnitSize",
+    "arrange_units",
     "breakdown",
     "disk_bytes",
     "fitting",
+    "gpt_modules",
     "gpt_parameter_count",
     "gpt_units",
     "gpu_persistent",
@@ -64,4 +80,5 @@ __all__ = [
     "small_parameters",
     "snapshot_bytes",
     "step_traffic",
+    "updates_just_in_time",
 ]

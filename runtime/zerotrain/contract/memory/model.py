@@ -11,8 +11,9 @@ from dataclasses import replace
 
 from zerotrain.contract.config import EngineConfig, OptimizerConfig, ZeroConfig
 
-from .inputs import MemoryInputs, padded_numel
+from .inputs import MemoryInputs
 from .live import LiveRules, replay_live
+from .modules import MIN_UNIT_NUMEL, ModuleSize, arrange_units
 from .moved import offload_tiers, offloaded_units, shards_parameters
 from .sizes import UnitSize
 
@@ -23,10 +24,6 @@ MOMENT_BYTES = 4
 """Optimizer states are fp32."""
 REMAINDER_BYTES = 2
 """The lower half of a master whose upper half is the weight."""
-SMALL_UNIT = "(small)"
-"""Of the parameters that stay whole at stage 3."""
-SEGMENT_ALIGN_NUMEL = 8
-"""Elements; parameters start at multiples of it within their unit."""
 
 
 def memory_inputs(
@@ -51,7 +48,7 @@ def memory_inputs(
     sharded = [unit for unit in units if unit not in whole]
     whole_pass = _total(unit for unit in sharded if unit.whole_pass)
     buffers = 2 if zero.overlap_comm else 1
-    passing = [unit.padded_numel for unit in sharded if not unit.whole_pass]
+    passing = tuple(unit.padded_numel for unit in sharded if not unit.whole_pass)
     largest = max(passing, default=0)
     live = replay_live(passing, whole_pass=whole_pass, rules=_live_rules(zero), reduce_buffers=buffers)
     # Stages 0 and 1 send their fp32 sums, the others what autograd made; only a narrower dtype is cast to.
@@ -164,37 +161,24 @@ def gpt_units(
     context: int,
     world_size: int,
     vocab: int = 256,
-    min_unit_numel: int = 1024,
+    min_unit_numel: int = MIN_UNIT_NUMEL,
     small: tuple[int, int] = (0, 0),
 ) -> tuple[UnitSize, ...]:
-    """Units of the byte-level GPT as the engine lays it out, in its order.
+    """Units of the byte-level GPT as the engine lays it out, in its order; see `arrange_units`."""
+    modules = gpt_modules(d_model=d_model, layers=layers, context=context, vocab=vocab)
+    return arrange_units(modules, world_size=world_size, min_unit_numel=min_unit_numel, small=small)
 
-    The embedding is tied to the head and so belongs to the model; the blocks are units; positions and final
-    norm are units where they hold `min_unit_numel` elements and belong to the model's rest otherwise.
-    `small`: parameters up to the first number of elements, all together up to the second, have a unit of
-    their own (`small_parameters` of a configuration).
-    """
-    rows: list[tuple[str, bool, int]] = [("embed", True, vocab * d_model)]
-    loose = (("position", (context * d_model,)), ("norm", (d_model, d_model)))
-    own = {name: sum(sizes) >= min_unit_numel for name, sizes in loose}
-    position, norm = (
-        [(name, False, size) if own[name] else ("(root)", True, size) for size in sizes]
-        for name, sizes in loose
-    )
-    rows += position
-    for index in range(layers):
-        rows += [(f"blocks.{index}", False, size) for size in _block_parameters(d_model)]
-    rows += norm
-    (largest, budget), members = small, dict[tuple[str, bool], list[int]]()
-    for name, whole_pass, size in rows:
-        key = (name, whole_pass)
-        if largest and size <= min(largest, budget):
-            budget -= size
-            key = (SMALL_UNIT, True)
-        members.setdefault(key, []).append(size)
-    of_model_first = sorted(members.items(), key=lambda item: not item[0][1])
-    return tuple(
-        _unit(name, sizes, world_size, whole_pass=whole_pass) for (name, whole_pass), sizes in of_model_first
+
+def gpt_modules(*, d_model: int, layers: int, context: int, vocab: int = 256) -> tuple[ModuleSize, ...]:
+    """The embedding is tied to the head and so belongs to the model; the blocks are units."""
+    return (
+        ModuleSize(name="embed", parameters=(vocab * d_model,), is_tied=True),
+        ModuleSize(name="position", parameters=(context * d_model,)),
+        *(
+            ModuleSize(name=f"blocks.{index}", parameters=tuple(_block_parameters(d_model)))
+            for index in range(layers)
+        ),
+        ModuleSize(name="norm", parameters=(d_model, d_model)),
     )
 
 
@@ -211,20 +195,6 @@ def _block_parameters(d: int) -> Iterator[int]:
     for weight, bias in ((d, d), (3 * d * d, 3 * d), (d * d, d), (d, d), (4 * d * d, 4 * d), (4 * d * d, d)):
         yield weight
         yield bias
-
-
-def _unit(name: str, parameters: Sequence[int], world_size: int, *, whole_pass: bool = False) -> UnitSize:
-    numel = 0
-    for parameter in parameters:
-        numel = -(-numel // SEGMENT_ALIGN_NUMEL) * SEGMENT_ALIGN_NUMEL + parameter
-    padded = padded_numel(numel, world_size)
-    return UnitSize(
-        name=name,
-        numel=numel,
-        padded_numel=padded,
-        whole_pass=whole_pass,
-        stays_whole=name == SMALL_UNIT,
-    )
 
 
 def _kept_whole(config: EngineConfig, units: Sequence[UnitSize], on_host: bool) -> Iterator[UnitSize]:

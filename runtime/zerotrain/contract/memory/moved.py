@@ -1,6 +1,6 @@
 """Which units leave the accelerator, by the engine's own rules: whole units, in the order of the layout.
 
-Called by `memory_inputs`; the engine's tiers decide with the same functions.
+Called by `memory_inputs` and the planner; the engine decides with the same functions.
 """
 
 from __future__ import annotations
@@ -34,6 +34,23 @@ def offload_tiers(config: EngineConfig, *, on_host: bool) -> OffloadTiers:
 
 def _tier(block: OffloadConfig | None) -> Tier:
     return "gpu" if block is None else block.device
+
+
+def updates_just_in_time(
+    asked: bool | None, *, tier: str, stage: int, world_size: int, on_cuda: bool
+) -> bool:
+    """Whether steps of an element-wise optimizer return before their updates are done.
+
+    `tier`: where the states are (none, cpu, nvme). The setting where it is given; else on where updates use
+    what a forward pass leaves idle: a processor beside a GPU, or a disk. Stages 1 and 2 on several ranks stay
+    synchronous unless asked: scripts read weights on one rank after a step, which then takes all ranks.
+    """
+    if tier == "none":
+        return False
+    if asked is not None:
+        return asked
+    needs_all_ranks = stage in (1, 2) and world_size > 1
+    return not needs_all_ranks and (on_cuda or tier == "nvme")
 
 
 def shards_parameters(config: EngineConfig, *, on_host: bool) -> bool:

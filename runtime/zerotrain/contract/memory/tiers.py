@@ -46,6 +46,18 @@ class HostBytes:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class NetworkPhases:
+    """Network payload of one rank in one optimizer step, by the phase that waits for it."""
+
+    forward_bytes: int = 0
+    """Weights that forward passes gather."""
+    backward_bytes: int = 0
+    """Weights that backward passes gather, and gradients."""
+    step_bytes: int = 0
+    """Updated weights that are gathered once."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StepTraffic:
     """Payload that one rank moves in one optimizer step. A ring sends (N - 1) / N of the network payload."""
 
@@ -56,6 +68,8 @@ class StepTraffic:
     pcie_down_bytes: int
     nvme_bytes: int
     """Read plus written."""
+    phases: NetworkPhases
+    """When the network payload travels; together `network_bytes`, but for rounding."""
 
 
 def host_bytes(inputs: MemoryInputs) -> HostBytes:
@@ -151,32 +165,53 @@ def step_traffic(inputs: MemoryInputs) -> StepTraffic:
     At stage 3 small parameters are gathered once per step, and units that stay whole from forward to backward
     once per micro-step. Bytes that cross nodes are those of a whole node.
     """
-    psi, c, r = inputs.trainable_numel, inputs.compute_bytes, inputs.reduce_bytes
-    gather = int8_bytes(inputs) if inputs.quantized_weights else float(c)
-    reduce = int4_bytes(inputs) if inputs.quantized_gradients else float(r)
-    # Stages 0 and 1 keep whole gradients, so they reduce once; from stage 2 on every micro-step reduces.
-    reductions = inputs.micro_steps if inputs.stage >= 2 else 1
-    if inputs.stage == 0:
-        network = cross = 2.0 * r * psi
-    elif inputs.stage < 3:
-        network = cross = (c + r * reductions) * psi
-    else:
-        forward = psi - inputs.root_numel
-        backward = forward - inputs.kept_live_numel
-        every = inputs.micro_steps * (forward + backward)
-        far = forward if inputs.hpz_ranks > 1 else every  # with a second copy nearby: once per step
-        rest = inputs.micro_steps * reduce * psi + c * inputs.root_numel
-        network = gather * far + c * (every - far) + rest
-        cross = gather * far + rest
+    forward, backward, step = _network(inputs)
+    cross = _cross_node(inputs)
     alone = inputs.world_size == 1
     up, down = (0, 0) if inputs.on_host else _transfers(inputs)
+    phases = NetworkPhases(forward_bytes=ceil(forward), backward_bytes=ceil(backward), step_bytes=ceil(step))
     return StepTraffic(
-        network_bytes=0 if alone else ceil(network),
+        network_bytes=0 if alone else ceil(forward + backward + step),
         cross_node_bytes=0 if alone else ceil(cross),
         pcie_up_bytes=up,
         pcie_down_bytes=down,
         nvme_bytes=2 * optimizer_disk_bytes(inputs) + _param_spill_traffic(inputs),
+        phases=NetworkPhases() if alone else phases,
     )
+
+
+def _network(inputs: MemoryInputs) -> tuple[float, float, float]:
+    """Payload of forward, backward and the gather of updated weights."""
+    psi, c, r = inputs.trainable_numel, inputs.compute_bytes, inputs.reduce_bytes
+    if inputs.stage == 0:
+        return 0.0, 2.0 * r * psi, 0.0
+    if inputs.stage < 3:
+        # Stage 1 keeps whole gradients, so it reduces once; from stage 2 on every micro-step reduces.
+        return 0.0, float(r * psi * (inputs.micro_steps if inputs.stage == 2 else 1)), float(c * psi)
+    micro, gather = inputs.micro_steps, _gather_bytes(inputs)
+    forward = psi - inputs.root_numel
+    backward = forward - inputs.kept_live_numel
+    # With a second copy nearby weights come from afar once per step, and plain from the copy else.
+    again = c if inputs.hpz_ranks > 1 else gather
+    gathered = gather * forward + again * (micro - 1) * forward
+    return gathered, again * micro * backward + _reduced(inputs), float(c * inputs.root_numel)
+
+
+def _cross_node(inputs: MemoryInputs) -> float:
+    if inputs.stage < 3 or inputs.hpz_ranks == 1:
+        return sum(_network(inputs))
+    forward = inputs.trainable_numel - inputs.root_numel
+    return _gather_bytes(inputs) * forward + _reduced(inputs) + inputs.compute_bytes * inputs.root_numel
+
+
+def _gather_bytes(inputs: MemoryInputs) -> float:
+    return int8_bytes(inputs) if inputs.quantized_weights else float(inputs.compute_bytes)
+
+
+def _reduced(inputs: MemoryInputs) -> float:
+    """Gradients of all micro-steps at stage 3."""
+    width = int4_bytes(inputs) if inputs.quantized_gradients else float(inputs.reduce_bytes)
+    return inputs.micro_steps * width * inputs.trainable_numel
 
 
 def _transfers(inputs: MemoryInputs) -> tuple[int, int]:

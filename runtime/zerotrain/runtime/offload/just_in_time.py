@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from zerotrain.contract.config import ConfigError, EngineConfig
 from zerotrain.contract.launch import CommEnv
+from zerotrain.contract.memory.moved import updates_just_in_time
 from zerotrain.runtime.comm.delays import Delays
 from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.offload.updater import Updater
@@ -28,15 +29,9 @@ class StepFacts:
 
 
 def runs_just_in_time(asked: bool | None, facts: StepFacts) -> bool:
-    """The setting where it is given; else on where updates use what a forward pass leaves idle.
-
-    That is a processor beside a GPU, or a disk. Stages 1 and 2 on several ranks stay synchronous unless
-    asked: scripts read weights on one rank after a step, which then takes all ranks. Raises ConfigError when
-    it is asked for with an optimizer that works on all units together.
-    """
-    if facts.tier == "none":
-        return False
-    if not facts.is_elementwise:
+    """See `updates_just_in_time`. Raises ConfigError when it is asked for with an optimizer that works on all
+    units together."""
+    if facts.tier != "none" and not facts.is_elementwise:
         if asked:
             raise ConfigError(
                 KEY,
@@ -45,10 +40,9 @@ def runs_just_in_time(asked: bool | None, facts: StepFacts) -> bool:
                 'Remove the key, or take "AdamW".',
             )
         return False
-    if asked is not None:
-        return asked
-    needs_all_ranks = facts.stage in (1, 2) and facts.world_size > 1
-    return not needs_all_ranks and (facts.on_cuda or facts.tier == "nvme")
+    return updates_just_in_time(
+        asked, tier=facts.tier, stage=facts.stage, world_size=facts.world_size, on_cuda=facts.on_cuda
+    )
 
 
 def make_updater(config: EngineConfig, comm: Comm, *, is_elementwise: bool) -> Updater | None:

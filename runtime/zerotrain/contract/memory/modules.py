@@ -1,0 +1,86 @@
+"""From the modules of a model to its units, by the engine's own rule: for models that nobody has built yet.
+
+Called by `gpt_units` and by the planner's shapes. The engine cuts real modules (`runtime/zero/plan.py`);
+tests hold the two to each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from .inputs import padded_numel
+from .sizes import UnitSize
+
+SMALL_UNIT = "(small)"
+"""Of the parameters that stay whole at stage 3."""
+
+ROOT_UNIT = "(root)"
+
+SEGMENT_ALIGN_NUMEL = 8
+"""Elements; parameters start at multiples of it within their unit."""
+
+MIN_UNIT_NUMEL = 1024
+"""Elements below which a module is no unit of its own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModuleSize:
+    """A transformer block with all that is in it, or a module outside of blocks with parameters of its own."""
+
+    name: str
+    """Within the model."""
+
+    parameters: tuple[int, ...]
+    """Elements of each, in the model's order."""
+
+    is_tied: bool = False
+    """Its weight is another module's as well, so that the model itself must keep it."""
+
+
+def arrange_units(
+    modules: Sequence[ModuleSize],
+    *,
+    world_size: int,
+    min_unit_numel: int = MIN_UNIT_NUMEL,
+    small: tuple[int, int] = (0, 0),
+) -> tuple[UnitSize, ...]:
+    """The units of these modules, in the engine's order: those of the model itself first.
+
+    `small`: parameters up to the first number of elements, all together up to the second, have a unit of
+    their own (`small_parameters` of a configuration).
+    """
+    (largest, budget), members = small, dict[tuple[str, bool], list[int]]()
+    for module, home in zip(modules, _homes(modules, min_unit_numel), strict=True):
+        for numel in module.parameters:
+            key = home
+            if largest and numel <= min(largest, budget):
+                budget -= numel
+                key = (SMALL_UNIT, True)
+            members.setdefault(key, []).append(numel)
+    of_model_first = sorted(members.items(), key=lambda item: not item[0][1])
+    return tuple(
+        _unit(name, sizes, world_size, whole_pass=whole_pass) for (name, whole_pass), sizes in of_model_first
+    )
+
+
+def _homes(modules: Sequence[ModuleSize], min_unit_numel: int) -> Iterable[tuple[str, bool]]:
+    """(unit, whether it belongs to the model itself) of each module."""
+    for module in modules:
+        if sum(module.parameters) < min_unit_numel:
+            yield ROOT_UNIT, True
+        else:
+            yield module.name, module.is_tied
+
+
+def _unit(name: str, parameters: Sequence[int], world_size: int, *, whole_pass: bool) -> UnitSize:
+    numel = 0
+    for parameter in parameters:
+        numel = -(-numel // SEGMENT_ALIGN_NUMEL) * SEGMENT_ALIGN_NUMEL + parameter
+    return UnitSize(
+        name=name,
+        numel=numel,
+        padded_numel=padded_numel(max(numel, 1), world_size),
+        whole_pass=whole_pass,
+        stays_whole=name == SMALL_UNIT,
+    )

@@ -1,0 +1,67 @@
+"""The memory planner: whether a job fits, what it needs of every tier, what would fit, how fast it can be.
+
+Pure functions over the engine's own byte formulas (`contract.memory`) and a model's sizes, without torch.
+Called by `zerotrain plan` and, before any pod exists, by the operator; the engine checks itself against the
+same formulas when it starts.
+"""
+
+from .activations import ASSUMPTIONS, Activations, activations
+from .demand import (
+    ESTIMATES,
+    Demand,
+    Limit,
+    Phase,
+    Tier,
+    TierDemand,
+    Verdict,
+    Workload,
+    demand,
+)
+from .machines import ACCELERATORS, RATE_NAMES, Accelerator, Rates, accelerator, rates_of
+from .model_config import read_shape, shape_of_config
+from .pace import Pace, Part, flops_per_token, pace
+from .proposals import Proposal, nearest
+from .published import CONVENTIONS, Convention, model_state_bytes
+from .shape import ModelShape, ShapeError, count_text, gpt_shape, guessed_shape
+from .text import bytes_text, decisive, summary, way_out
+
+__all__ = [
+    "ACCELERATORS",
+    "ASSUMPTIONS",
+    "CONVENTIONS",
+    "ESTIMATES",
+    "RATE_NAMES",
+    "Accelerator",
+    "Activations",
+    "Convention",
+    "Demand",
+    "Limit",
+    "ModelShape",
+    "Pace",
+    "Part",
+    "Phase",
+    "Proposal",
+    "Rates",
+    "ShapeError",
+    "Tier",
+    "TierDemand",
+    "Verdict",
+    "Workload",
+    "accelerator",
+    "activations",
+    "bytes_text",
+    "count_text",
+    "decisive",
+    "demand",
+    "flops_per_token",
+    "gpt_shape",
+    "guessed_shape",
+    "model_state_bytes",
+    "nearest",
+    "pace",
+    "rates_of",
+    "read_shape",
+    "shape_of_config",
+    "summary",
+    "way_out",
+]

@@ -1,0 +1,313 @@
+"""What one job needs of every tier, against what it is given: bytes by rank, worker and phase, and a verdict.
+
+The engine's part comes from the byte formulas that the engine checks itself against (`contract.memory`);
+what is beside them is an estimate and is kept apart from it, all the way to the table that people read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from zerotrain.contract.config import EngineConfig
+from zerotrain.contract.memory import MemoryBreakdown, breakdown, memory_inputs
+
+from .activations import Activations, activations
+from .shape import ModelShape
+
+MIB = 1 << 20
+GIB = 1 << 30
+
+DEVICE_CONTEXT_BYTES = 640 * MIB
+"""Driver context, kernels and libraries' work space on an accelerator."""
+DEVICE_CHANNEL_BYTES = 640 * MIB
+"""Buffers of NCCL's channels, with several ranks."""
+DEVICE_FRAGMENT_PART = 0.04
+"""What the caching allocator holds beyond what is in use."""
+PROCESS_BYTES = 400 * MIB
+"""Interpreter, torch and data loader of a rank on CPUs."""
+DEVICE_PROCESS_BYTES = 2 * GIB
+"""The same beside an accelerator, whose libraries are larger."""
+LAUNCHER_BYTES = 64 * MIB
+HEAP_PART = 0.05
+"""What the C library's heap keeps of freed activations."""
+FILE_SYSTEM_PART = 0.05
+"""What a file system takes of its volume."""
+TIGHT_PART = 0.05
+"""A margin below this part of the limit is tight."""
+
+ESTIMATES = (
+    f"accelerator: {DEVICE_CONTEXT_BYTES // MIB} MiB of driver context, {DEVICE_CHANNEL_BYTES // MIB} MiB of "
+    f"NCCL with several ranks, {DEVICE_FRAGMENT_PART:.0%} of the allocator's fragments",
+    f"host: {PROCESS_BYTES // MIB} MiB a rank on CPUs and {DEVICE_PROCESS_BYTES // GIB} GiB beside a GPU, "
+    f"{LAUNCHER_BYTES // MIB} MiB of the launcher; on CPUs {HEAP_PART:.0%} of heap",
+    f"nvme: {FILE_SYSTEM_PART:.0%} of the volume for its file system",
+)
+"""What the estimates beside activations are; nobody counts them, so they may be off by a factor."""
+
+
+class Verdict(StrEnum):
+    """Ordered from best to worst by `_ORDER`."""
+
+    FITS = "Fits"
+    UNKNOWN = "Unknown"
+    """A limit, or the model's size, is not known."""
+    TIGHT = "Tight"
+    """Fits only if the estimates err on the safe side."""
+    DOES_NOT_FIT = "DoesNotFit"
+    """Does not fit even without any estimate."""
+
+
+_ORDER = tuple(Verdict)
+
+
+def worst(verdicts: list[Verdict]) -> Verdict:
+    return max(verdicts, key=_ORDER.index, default=Verdict.UNKNOWN)
+
+
+class Tier(StrEnum):
+    GPU = "gpu"
+    HOST = "host"
+    PINNED = "pinned"
+    """The page-locked part of the host's."""
+    SHARED = "shared"
+    """The part of the host's that the ranks of a worker share."""
+    NVME = "nvme"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limit:
+    """What there is of a tier."""
+
+    num_bytes: int
+    source: str
+    """The field or option that says so."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workload:
+    """A model, a configuration and the workers they run on."""
+
+    shape: ModelShape
+    config: EngineConfig
+    ranks_per_worker: int
+    on_host: bool
+    """Trains on the workers' CPUs."""
+    is_encrypted: bool = True
+    limits: Mapping[Tier, Limit] = field(default_factory=dict)
+    """GPU per device, the others per worker."""
+
+    @property
+    def workers(self) -> int:
+        return -(-self.config.world_size // self.ranks_per_worker)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TierDemand:
+    """One tier's line of a plan; bytes of one rank for the GPU, of one worker for the others."""
+
+    tier: Tier
+    per_rank_bytes: int
+    """All of it, for one rank."""
+    exact_bytes: int
+    """The engine's own allocations, by formula."""
+    activation_bytes: int = 0
+    overhead_bytes: int = 0
+    """Libraries, processes, file systems: estimated."""
+    least_bytes: int
+    """What is needed in any case: refused when even that does not fit."""
+    limit: Limit | None = None
+    is_enforced: bool = True
+    """False: something to know, nothing fails when it is exceeded."""
+
+    @property
+    def total_bytes(self) -> int:
+        return self.exact_bytes + self.activation_bytes + self.overhead_bytes
+
+    @property
+    def margin_bytes(self) -> int | None:
+        return None if self.limit is None else self.limit.num_bytes - self.total_bytes
+
+    @property
+    def verdict(self) -> Verdict:
+        if self.total_bytes == 0:
+            return Verdict.FITS
+        if self.limit is None or self.margin_bytes is None:
+            return Verdict.UNKNOWN if self.is_enforced else Verdict.FITS
+        if self.least_bytes > self.limit.num_bytes:
+            return Verdict.DOES_NOT_FIT if self.is_enforced else Verdict.TIGHT
+        return Verdict.TIGHT if self.margin_bytes < TIGHT_PART * self.limit.num_bytes else Verdict.FITS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Phase:
+    """Memory of the device that computes, in one phase of a step on one rank."""
+
+    name: str
+    engine_bytes: int
+    activation_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        return self.engine_bytes + self.activation_bytes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Demand:
+    """Everything a plan says about memory."""
+
+    workload: Workload
+    formulas: MemoryBreakdown
+    activations: Activations
+    tiers: tuple[TierDemand, ...]
+    phases: tuple[Phase, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        return worst([tier.verdict for tier in self.tiers])
+
+    def tier(self, tier: Tier) -> TierDemand | None:
+        return next((item for item in self.tiers if item.tier is tier), None)
+
+
+def demand(workload: Workload) -> Demand:
+    """What the workload needs, and whether it is there."""
+    config, shape = workload.config, workload.shape
+    formulas = breakdown(
+        memory_inputs(
+            config,
+            shape.units(config, on_host=workload.on_host),
+            # Ranks of one pod read each other's memory; those of several pods have copies.
+            shares_memory=workload.on_host and workload.workers == 1 and config.world_size > 1,
+            ranks_per_node=workload.ranks_per_worker,
+            on_host=workload.on_host,
+            is_encrypted=workload.is_encrypted,
+        )
+    )
+    acts = activations(shape, config)
+    compute = _compute(formulas, acts, shape)
+    host, nvme = _host(workload, formulas, acts, compute), _nvme(workload, formulas)
+    if workload.on_host:
+        tiers = [host, _shared(workload, formulas), nvme]
+    else:
+        tiers = [_gpu(workload, compute), host, _pinned(workload, formulas, acts), nvme]
+    return Demand(
+        workload=workload,
+        formulas=formulas,
+        activations=acts,
+        tiers=tuple(item for item in tiers if item.total_bytes),
+        phases=_phases(formulas, acts),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Compute:
+    """Peak of the device that computes, on one rank."""
+
+    exact_bytes: int
+    activation_bytes: int
+    least_bytes: int
+
+
+def _phases(formulas: MemoryBreakdown, acts: Activations) -> tuple[Phase, ...]:
+    kept, extra = formulas.gpu.total_bytes, formulas.transient
+    return (
+        Phase(name="between steps", engine_bytes=kept, activation_bytes=0),
+        Phase(name="forward", engine_bytes=kept + extra.forward_bytes, activation_bytes=acts.forward_bytes),
+        Phase(
+            name="backward", engine_bytes=kept + extra.backward_bytes, activation_bytes=acts.backward_bytes
+        ),
+        Phase(name="step", engine_bytes=kept + extra.step_bytes, activation_bytes=0),
+    )
+
+
+def _compute(formulas: MemoryBreakdown, acts: Activations, shape: ModelShape) -> _Compute:
+    peak = max(_phases(formulas, acts), key=lambda phase: phase.total_bytes)
+    kept, extra = formulas.gpu.total_bytes, formulas.transient
+    # Buffers of a late moment of backward and activations of its start are not there at once.
+    least = kept + max(extra.peak_bytes, extra.forward_bytes + acts.least_bytes)
+    return _Compute(
+        exact_bytes=peak.engine_bytes,
+        activation_bytes=peak.activation_bytes,
+        least_bytes=kept if shape.is_guess else least,
+    )
+
+
+def _gpu(workload: Workload, compute: _Compute) -> TierDemand:
+    used = compute.exact_bytes + compute.activation_bytes
+    overhead = DEVICE_CONTEXT_BYTES + int(DEVICE_FRAGMENT_PART * used)
+    overhead += DEVICE_CHANNEL_BYTES if workload.config.world_size > 1 else 0
+    return TierDemand(
+        tier=Tier.GPU,
+        per_rank_bytes=used + overhead,
+        exact_bytes=compute.exact_bytes,
+        activation_bytes=compute.activation_bytes,
+        overhead_bytes=overhead,
+        least_bytes=compute.least_bytes,
+        limit=workload.limits.get(Tier.GPU),
+    )
+
+
+def _host(workload: Workload, formulas: MemoryBreakdown, acts: Activations, compute: _Compute) -> TierDemand:
+    ranks = workload.ranks_per_worker
+    exact, kept, overhead = formulas.host.total_bytes, acts.host_bytes, DEVICE_PROCESS_BYTES
+    least = exact + kept
+    if workload.on_host:
+        exact += compute.exact_bytes
+        kept += compute.activation_bytes
+        overhead = PROCESS_BYTES + int(HEAP_PART * (exact + kept))
+        least = formulas.host.total_bytes + compute.least_bytes
+    return TierDemand(
+        tier=Tier.HOST,
+        per_rank_bytes=exact + kept + overhead,
+        exact_bytes=ranks * exact,
+        activation_bytes=ranks * kept,
+        overhead_bytes=ranks * overhead + LAUNCHER_BYTES,
+        least_bytes=ranks * least,
+        limit=workload.limits.get(Tier.HOST),
+    )
+
+
+def _pinned(workload: Workload, formulas: MemoryBreakdown, acts: Activations) -> TierDemand:
+    host, zero = formulas.host, workload.config.zero
+    blocks = (zero.offload_optimizer, zero.offload_param)
+    pins = any(block is not None and block.pin_memory for block in blocks)
+    held = host.optimizer_bytes + host.grad_bytes + host.param_bytes + host.ring_bytes
+    per_rank = (held if pins else 0) + acts.host_bytes
+    return TierDemand(
+        tier=Tier.PINNED,
+        per_rank_bytes=per_rank,
+        exact_bytes=workload.ranks_per_worker * per_rank,
+        least_bytes=workload.ranks_per_worker * per_rank,
+        limit=workload.limits.get(Tier.PINNED),
+        is_enforced=False,
+    )
+
+
+def _shared(workload: Workload, formulas: MemoryBreakdown) -> TierDemand:
+    """Weights and gradients lie in memory files that the other ranks of the worker read in place."""
+    gpu, transient = formulas.gpu, formulas.transient
+    lies_there = formulas.inputs.shares_memory
+    held = gpu.param_bytes + gpu.frozen_bytes + gpu.replicated_bytes + gpu.grad_bytes
+    per_rank = held + transient.peak_bytes if lies_there else 0
+    return TierDemand(
+        tier=Tier.SHARED,
+        per_rank_bytes=per_rank,
+        exact_bytes=workload.ranks_per_worker * per_rank,
+        least_bytes=workload.ranks_per_worker * per_rank,
+        # Unnamed memory files: charged to the worker's memory, not to /dev/shm.
+        is_enforced=False,
+    )
+
+
+def _nvme(workload: Workload, formulas: MemoryBreakdown) -> TierDemand:
+    num_bytes = workload.ranks_per_worker * formulas.disk_bytes
+    return TierDemand(
+        tier=Tier.NVME,
+        per_rank_bytes=formulas.disk_bytes,
+        exact_bytes=num_bytes,
+        overhead_bytes=int(FILE_SYSTEM_PART * num_bytes),
+        least_bytes=num_bytes,
+        limit=workload.limits.get(Tier.NVME),
+    )

@@ -1,0 +1,147 @@
+"""What accelerators have and how fast things are: the vendors' peak figures, and the parts of them that are
+reached.
+
+Called by the planner. Every figure can be replaced by a given or a measured one; a plan prints those it used.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+
+MIB = 1 << 20
+GB = 10**9
+
+COMPUTE_PART = 0.4
+"""Of the peak that dense transformers reach: a guess, and the first figure to replace."""
+BANDWIDTH_PART = 0.8
+"""Of a bandwidth's peak."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Accelerator:
+    """One device, by its vendor's data sheet."""
+
+    name: str
+    memory_mib: int
+    """All of it, as the driver says."""
+    tflops: float
+    """Dense bf16 (fp16 where there is no bf16)."""
+    memory_gbps: float
+    host_gbps: float
+    """PCIe, one direction."""
+    peer_gbps: float
+    """To the other devices of the worker, one direction."""
+    labels: tuple[str, ...] = ()
+    """Values of the node label nvidia.com/gpu.product."""
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.memory_mib * MIB
+
+
+def _device(
+    name: str, memory_mib: int, rates: tuple[float, float, float, float], *labels: str
+) -> Accelerator:
+    tflops, memory, host, peer = rates
+    return Accelerator(
+        name=name,
+        memory_mib=memory_mib,
+        tflops=tflops,
+        memory_gbps=memory,
+        host_gbps=host,
+        peer_gbps=peer,
+        labels=labels,
+    )
+
+
+ACCELERATORS: tuple[Accelerator, ...] = (
+    _device("T4", 15_360, (65, 320, 16, 16), "Tesla-T4"),
+    _device("V100-16GB", 16_384, (125, 900, 16, 150), "Tesla-V100-SXM2-16GB"),
+    _device("V100-32GB", 32_768, (125, 900, 16, 150), "Tesla-V100-SXM2-32GB", "Tesla-V100-SXM3-32GB"),
+    _device("RTX3090", 24_576, (71, 936, 32, 32), "NVIDIA-GeForce-RTX-3090"),
+    _device("RTX4090", 24_564, (165, 1008, 32, 32), "NVIDIA-GeForce-RTX-4090"),
+    _device("A10", 23_028, (125, 600, 32, 32), "NVIDIA-A10", "NVIDIA-A10G"),
+    _device("L4", 23_034, (121, 300, 32, 32), "NVIDIA-L4"),
+    _device("L40S", 46_068, (362, 864, 32, 32), "NVIDIA-L40S"),
+    _device("A100-40GB", 40_960, (312, 1555, 32, 300), "NVIDIA-A100-SXM4-40GB", "NVIDIA-A100-PCIE-40GB"),
+    _device("A100-80GB", 81_920, (312, 2039, 32, 300), "NVIDIA-A100-SXM4-80GB", "NVIDIA-A100-80GB-PCIe"),
+    _device("H100-80GB", 81_559, (989, 3350, 64, 450), "NVIDIA-H100-80GB-HBM3"),
+    _device("H200-141GB", 143_771, (989, 4800, 64, 450), "NVIDIA-H200"),
+    _device("B200-180GB", 183_359, (2250, 8000, 64, 900), "NVIDIA-B200"),
+)
+
+
+def accelerator(name: str) -> Accelerator | None:
+    """By name (`H100-80GB`, `h100`) or by the label of its nodes; None for an unknown or ambiguous one."""
+    wanted = _plain(name)
+    exact = [item for item in ACCELERATORS if wanted in {_plain(item.name), *map(_plain, item.labels)}]
+    begun = [item for item in ACCELERATORS if _plain(item.name).startswith(wanted)]
+    found = exact or begun
+    return found[0] if len(found) == 1 else None
+
+
+def names(devices: Iterable[Accelerator] = ACCELERATORS) -> str:
+    return ", ".join(device.name for device in devices)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rates:
+    """Speeds that are reached; None = unknown. Bandwidths are in GB/s (10**9 bytes), one direction."""
+
+    tflops: float | None = None
+    """Of one rank, in the model's own precision."""
+    device: float | None = None
+    """Memory of one accelerator."""
+    host: float | None = None
+    """Host memory of one worker, all its ranks together."""
+    pcie: float | None = None
+    """Between host and one accelerator."""
+    peer: float | None = None
+    """Between the ranks of a worker, per rank."""
+    network: float | None = None
+    """Between workers, per worker."""
+    nvme: float | None = None
+    """The spill's drives of one worker, read and write together."""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Where each one comes from."""
+
+    def given(self, values: Mapping[str, float], source: str) -> Rates:
+        """These with others on top. Raises ValueError for an unknown name or a value that is not positive."""
+        known = RATE_NAMES
+        for name, value in values.items():
+            if name not in known:
+                raise ValueError(f"{name!r} is no rate; known are {', '.join(known)}")
+            if not 0 < value < 1e12:
+                raise ValueError(f"{name} must be positive; got {value:g}")
+        sources = {**self.sources, **dict.fromkeys(values, source)}
+        return replace(self, **dict(values), sources=sources)
+
+
+RATE_NAMES = tuple(item.name for item in fields(Rates) if item.name != "sources")
+
+
+def rates_of(device: Accelerator | None) -> Rates:
+    """What a data sheet promises, reduced to what is usually reached; nothing without a device."""
+    if device is None:
+        return Rates()
+    share = f"{BANDWIDTH_PART:.0%} of the {device.name}'s data sheet"
+    return (
+        Rates()
+        .given(
+            {"tflops": COMPUTE_PART * device.tflops}, f"{COMPUTE_PART:.0%} of the {device.name}'s data sheet"
+        )
+        .given(
+            {
+                "device": BANDWIDTH_PART * device.memory_gbps,
+                "pcie": BANDWIDTH_PART * device.host_gbps,
+                "peer": BANDWIDTH_PART * device.peer_gbps,
+            },
+            share,
+        )
+    )

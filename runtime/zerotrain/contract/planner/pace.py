@@ -1,0 +1,213 @@
+"""How long a step takes and what tokens cost, from the bytes of the formulas and given or measured rates.
+
+A model of bottlenecks: each phase takes as long as the slowest of what overlaps in it. It says which rate
+bounds a job and how far two configurations are apart; it knows nothing of kernels, stragglers and input
+pipelines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from zerotrain.contract.memory import MemoryInputs, step_traffic
+from zerotrain.contract.memory.inputs import offloaded, share
+from zerotrain.contract.memory.moved import updates_just_in_time
+
+from .demand import Demand, Workload
+from .machines import GB, Rates
+from .shape import ModelShape
+
+SECONDS_PER_HOUR = 3600.0
+BILLION = 10**9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """One thing that a phase waits for."""
+
+    phase: str
+    what: str
+    seconds: float
+    amount: str
+    """Of what, for people."""
+    is_hidden: bool = False
+    """It runs behind something longer."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pace:
+    """One optimizer step of the whole job."""
+
+    parts: tuple[Part, ...]
+    seconds: float
+    tokens: int
+    """Of all ranks, in one step."""
+    bound_by: str
+    """The part that weighs most."""
+    missing: tuple[str, ...] = ()
+    """Rates that would be needed to count everything; the step takes longer than `seconds` then."""
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    def cost_per_billion(self, price_per_hour: float) -> float:
+        """What a billion tokens cost, where all workers together cost `price_per_hour`."""
+        return price_per_hour * BILLION / self.tokens_per_second / SECONDS_PER_HOUR
+
+
+def flops_per_token(shape: ModelShape) -> float:
+    """Of one forward pass: two per weight that a token is multiplied with, and causal attention."""
+    attention = 2.0 * shape.layers * shape.context * shape.heads * shape.head_dim
+    return 2.0 * shape.matmul_parameters + attention
+
+
+def pace(demand: Demand, rates: Rates) -> Pace | None:
+    """The time of a step; None where no rate is known that any part of it needs."""
+    clock = _Clock(demand, rates)
+    forward = clock.phase(
+        "forward", [clock.compute(1.0), clock.network("forward"), clock.transfers("forward")]
+    )
+    backward_compute = clock.compute(3.0 if clock.recomputes else 2.0)
+    backward = clock.phase(
+        "backward",
+        [backward_compute, clock.network("backward"), clock.transfers("backward")],
+        overlaps=demand.workload.config.zero.overlap_comm,
+    )
+    update = clock.phase("optimizer", clock.update())
+    gather = clock.phase("gather", [clock.network("gather")])
+    hides = clock.is_just_in_time
+    # Just in time: a unit is updated before the next forward needs it, so the longer of the two counts.
+    total = backward + gather + (max(forward, update) if hides else forward + update)
+    if not clock.parts:
+        return None
+    if hides:
+        clock.hide("optimizer" if update <= forward else "forward")
+    seen = [part for part in clock.parts if not part.is_hidden]
+    slowest = max(seen, key=lambda part: part.seconds)
+    batch = demand.workload.config.batch
+    return Pace(
+        parts=tuple(clock.parts),
+        seconds=total,
+        tokens=batch.train_batch_size * demand.workload.shape.context,
+        bound_by=f"{slowest.what} in {slowest.phase}",
+        missing=tuple(dict.fromkeys(clock.missing)),
+    )
+
+
+class _Clock:
+    """Turns amounts into seconds and remembers what it could not."""
+
+    def __init__(self, demand: Demand, rates: Rates) -> None:
+        self.rates = rates
+        self.workload: Workload = demand.workload
+        self.inputs: MemoryInputs = demand.formulas.inputs
+        self.traffic = step_traffic(self.inputs)
+        self.recomputes = self.workload.config.activation_checkpointing.configured
+        self.parts: list[Part] = []
+        self.missing: list[str] = []
+
+    @property
+    def is_just_in_time(self) -> bool:
+        block = self.workload.config.zero.offload_optimizer
+        return updates_just_in_time(
+            None if block is None else block.just_in_time,
+            tier="none" if block is None else block.device,
+            stage=self.inputs.stage,
+            world_size=self.inputs.world_size,
+            on_cuda=not self.workload.on_host,
+        )
+
+    def phase(self, name: str, timed: list[tuple[str, float, str] | None], *, overlaps: bool = True) -> float:
+        """Seconds of a phase whose parts overlap, or follow each other; hidden parts are marked."""
+        known = [item for item in timed if item is not None and item[1] > 0]
+        longest = max((seconds for _, seconds, _ in known), default=0.0)
+        found = False
+        for what, seconds, amount in known:
+            is_longest = seconds == longest and not found
+            found = found or is_longest
+            self.parts.append(
+                Part(
+                    phase=name,
+                    what=what,
+                    seconds=seconds,
+                    amount=amount,
+                    is_hidden=overlaps and not is_longest,
+                )
+            )
+        return longest if overlaps else sum(seconds for _, seconds, _ in known)
+
+    def hide(self, phase: str) -> None:
+        self.parts = [replace(part, is_hidden=True) if part.phase == phase else part for part in self.parts]
+
+    def compute(self, passes: float) -> tuple[str, float, str] | None:
+        batch, shape = self.workload.config.batch, self.workload.shape
+        tokens = batch.micro_batch_size * batch.gradient_accumulation_steps * shape.context
+        flops = passes * flops_per_token(shape) * tokens
+        return self._timed("compute", flops / 1e12, self.rates.tflops, "tflops", f"{flops / 1e12:.4g} TFLOP")
+
+    def network(self, phase: str) -> tuple[str, float, str] | None:
+        """A ring sends (N - 1) / N of the payload; between workers it goes over one worker's network."""
+        ranks, workers = self.inputs.world_size, self.workload.workers
+        phases = self.traffic.phases
+        by_phase = {"forward": phases.forward_bytes, "backward": phases.backward_bytes}
+        payload = by_phase.get(phase, phases.step_bytes)
+        if ranks == 1 or payload == 0:
+            return None
+        far_part = self.traffic.cross_node_bytes / max(1, self.traffic.network_bytes)
+        near = payload * (ranks - 1) / ranks
+        if workers == 1:
+            if self.inputs.shares_memory:
+                return None  # nothing is sent: it is read where it is
+            return self._moved("peers", near, self.rates.peer, "peer")
+        far = payload * far_part * (workers - 1) / workers
+        outside = self._moved("network", far, self.rates.network, "network")
+        inside = self._moved("peers", near, self.rates.peer, "peer") if self._has_peers else None
+        known = [item for item in (outside, inside) if item is not None]
+        return max(known, key=lambda item: item[1], default=None)
+
+    @property
+    def _has_peers(self) -> bool:
+        return self.workload.ranks_per_worker > 1 and self.rates.peer is not None
+
+    def transfers(self, phase: str) -> tuple[str, float, str] | None:
+        """Offloaded parameters on their way up; half of the passes each. The gradients' way down is the
+        update's."""
+        if self.inputs.param_tier == "gpu" or self.workload.on_host:
+            return None
+        return self._moved("PCIe", self.traffic.pcie_up_bytes / 2, self.rates.pcie, "pcie")
+
+    def update(self) -> list[tuple[str, float, str] | None]:
+        """Where the states are: what the update reads and writes there, all ranks of a worker together."""
+        inputs, ranks = self.inputs, self.workload.ranks_per_worker
+        owners = inputs.world_size if inputs.stage >= 1 else 1
+        numel = share(inputs.trainable_numel, owners)
+        moved = sum(offloaded(inputs).states)
+        # Gradient read, states read and written, weight written.
+        width = inputs.grad_bytes + 2 * inputs.optimizer_bytes + inputs.compute_bytes
+        here, away = width * (numel - moved), ranks * width * moved
+        if self.workload.on_host:
+            found = [self._moved("host memory", ranks * here + away, self.rates.host, "host")]
+        else:
+            found = [self._moved("device memory", here, self.rates.device, "device")]
+            found.append(self._moved("host memory", away, self.rates.host, "host"))
+            up = 0 if inputs.param_tier != "gpu" else self.traffic.pcie_up_bytes
+            crossing = max(up, self.traffic.pcie_down_bytes)
+            found.append(self._moved("PCIe", crossing, self.rates.pcie, "pcie"))
+        found.append(self._moved("drive", ranks * self.traffic.nvme_bytes, self.rates.nvme, "nvme"))
+        return found
+
+    def _moved(
+        self, what: str, num_bytes: float, rate: float | None, name: str
+    ) -> tuple[str, float, str] | None:
+        return self._timed(what, num_bytes / GB, rate, name, f"{num_bytes / GB:.4g} GB")
+
+    def _timed(
+        self, what: str, amount: float, rate: float | None, name: str, text: str
+    ) -> tuple[str, float, str] | None:
+        if amount <= 0:
+            return None
+        if rate is None:
+            self.missing.append(name)
+            return None
+        return what, amount / rate, text

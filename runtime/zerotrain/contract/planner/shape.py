@@ -1,0 +1,159 @@
+"""What the planner knows of a model without building it: its modules' sizes, and what its activations are.
+
+Called by `zerotrain plan` and by the operator's admission. The sizes are those of the models that the trainer
+builds; tests hold them to the built ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from zerotrain.contract.config import EngineConfig
+from zerotrain.contract.memory import (
+    MIN_UNIT_NUMEL,
+    ModuleSize,
+    UnitSize,
+    arrange_units,
+    gpt_modules,
+    small_parameters,
+)
+from zerotrain.contract.train_spec import GptSpec
+
+BYTE_VOCABULARY = 256
+GUESSED_VOCABULARY = 32_000
+GUESSED_ASPECT = 128
+"""Width over layers of a model that only its number of parameters is known of; 7 B models have about that."""
+
+
+class ShapeError(ValueError):
+    """The model's sizes cannot be told; the text says what is missing and what to give."""
+
+
+class Block(Enum):
+    """What a transformer block keeps for backward."""
+
+    GPT = "gpt"
+    """LayerNorm, attention, GELU between two linear layers."""
+    GATED = "gated"
+    """RMSNorm in fp32, rotary attention, a gated MLP (Llama and its kin)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelShape:
+    """The sizes of a causal language model."""
+
+    source: str
+    """Where they come from, for people."""
+    modules: tuple[ModuleSize, ...]
+    """In the model's order."""
+    block: Block
+    width: int
+    """[D] of the residual stream."""
+    inner: int
+    """[F] of the MLP."""
+    layers: int
+    """[L]"""
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    """[V]"""
+    context: int
+    """[T] tokens per sample."""
+    is_tied: bool = True
+    """The head is the embedding."""
+    head_norms: bool = False
+    """Queries and keys are normed per head (Qwen3)."""
+    has_dropout: bool = False
+    """Masks of dropout are kept as well (GPT-2 with its own defaults)."""
+    is_guess: bool = False
+    """Only the number of parameters is known; the rest follows from usual proportions."""
+
+    @property
+    def parameters(self) -> int:
+        """[P] elements of all parameters."""
+        return sum(sum(module.parameters) for module in self.modules)
+
+    @property
+    def matmul_parameters(self) -> int:
+        """Elements that every token is multiplied with: the tables of embeddings are only looked up."""
+        looked_up = sum(sum(module.parameters) for module in self.modules if module.name in _TABLES)
+        return self.parameters - looked_up + (self.vocabulary * self.width if self.is_tied else 0)
+
+    def units(self, config: EngineConfig, *, on_host: bool) -> tuple[UnitSize, ...]:
+        """The units that the engine makes of it under this configuration."""
+        return arrange_units(
+            self.modules,
+            world_size=config.world_size,
+            min_unit_numel=config.zero.module_granularity_threshold or MIN_UNIT_NUMEL,
+            small=small_parameters(config, on_host=on_host),
+        )
+
+
+_TABLES = frozenset(
+    {"embed", "position", "model.embed_tokens", "transformer.wte", "transformer.wpe", "(embedding)"}
+)
+
+
+def gpt_shape(spec: GptSpec, *, source: str) -> ModelShape:
+    """The trainer's byte-level GPT."""
+    return ModelShape(
+        source=source,
+        modules=gpt_modules(d_model=spec.d_model, layers=spec.layers, context=spec.context),
+        block=Block.GPT,
+        width=spec.d_model,
+        inner=4 * spec.d_model,
+        layers=spec.layers,
+        heads=spec.heads,
+        kv_heads=spec.heads,
+        head_dim=spec.d_model // spec.heads,
+        vocabulary=BYTE_VOCABULARY,
+        context=spec.context,
+    )
+
+
+def guessed_shape(parameters: int, *, context: int | None = None) -> ModelShape:
+    """A decoder of so many parameters in usual proportions. What is sharded is right; units and activations
+    are guesses."""
+    if parameters < 1:
+        raise ShapeError(f"model.parameters must be at least 1; got {parameters}")
+    layers = max(1, round((parameters / (12 * GUESSED_ASPECT**2)) ** (1 / 3)))
+    width = max(1, round((parameters / (12 * layers)) ** 0.5))
+    vocabulary = min(GUESSED_VOCABULARY, parameters // (8 * width))
+    heads = max(1, width // 128)
+    return ModelShape(
+        source=f"{count_text(parameters)} parameters, the rest guessed ({layers} layers of width {width})",
+        modules=tuple(_guessed_modules(parameters, vocabulary * width, layers)),
+        block=Block.GATED,
+        width=width,
+        inner=8 * width // 3,
+        layers=layers,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=width // heads,
+        vocabulary=vocabulary,
+        context=context or 2048,
+        is_tied=False,
+        is_guess=True,
+    )
+
+
+def _guessed_modules(parameters: int, table: int, layers: int) -> Iterator[ModuleSize]:
+    body = parameters - 2 * table
+    if table:
+        yield ModuleSize(name="(embedding)", parameters=(table,))
+    for index in range(layers):
+        numel = body // layers + (body % layers if index == 0 else 0)
+        yield ModuleSize(name=f"(block {index})", parameters=(numel,))
+    if table:
+        yield ModuleSize(name="(head)", parameters=(table,))
+
+
+def count_text(count: int) -> str:
+    """7000000000 -> 7.00 B, as people say sizes of models."""
+    for unit, size in (("T", 10**12), ("B", 10**9), ("M", 10**6), ("k", 10**3)):
+        if count >= size:
+            return f"{count / size:.2f} {unit}"
+    return str(count)
