@@ -17,11 +17,10 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from tests.benchmarks import bench_operator_scale as scale
 from tests.benchmarks.bench_operator_cluster import Meter, open_api
@@ -309,7 +308,7 @@ def _median_s(runs: Sequence[Run]) -> float:
     return statistics.median(run.running_s for run in runs)
 
 
-def _per_pod(runs: Sequence[Run], size: Size, value: Any) -> float:
+def _per_pod(runs: Sequence[Run], size: Size, value: Callable[[Run], float]) -> float:
     return statistics.median(value(run) / size.pods for run in runs)
 
 

@@ -97,7 +97,13 @@ class JobClient:
     async def write_status(self, job: Json, status: ZeroTrainingJobStatus) -> Json:
         """Replace the status of exactly the version that was reconciled. Raises Conflict when it is not the
         newest any more, NotFound when the job is gone."""
-        body = {**job, "status": status.model_dump(mode="json", by_alias=True, exclude_none=True)}
+        # The API server takes nothing but the status from it, so the spec need not make the way there.
+        body = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": job["metadata"],
+            "status": status.model_dump(mode="json", by_alias=True, exclude_none=True),
+        }
         path = f"{job_path(key_of(job))}/status"
         return await self._api.call(Request(method="PUT", path=path, kind=f"{PLURAL}/status", body=body))
 

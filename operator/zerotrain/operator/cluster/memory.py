@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 
 from zerotrain.contract.progress import Progress
 from zerotrain.operator.cluster.store import PodStore, owner_key
-from zerotrain.operator.reconcile import Known, Observed, Problem, StacksView, YieldState
+from zerotrain.operator.reconcile import Known, Observed, Problem, Protection, StacksView, YieldState
+from zerotrain.operator.reconcile.capacity import Claim, Verdict
 from zerotrain.operator.reconcile.inspection import Inspection
+from zerotrain.operator.reconcile.queues import ClusterApis, QueueView
 
 
 @dataclass(slots=True)
@@ -21,9 +23,14 @@ class JobMemory:
     conflicts: int = 0
     """Passes in a row that lost the race for the status; for theirs."""
     yielding: YieldState | None = None
+    protection: Protection | None = None
     progress: Progress | None = None
     inspection: Inspection | None = None
     stacks: StacksView | None = None
+    known: Known = field(default_factory=Known)
+    """The models of the last pass."""
+    queue: QueueView | None = None
+    capacity: Verdict | None = None
     ensured: int | None = None
     """Hash of the shared objects that are known to exist as they should for one attempt."""
 
@@ -33,6 +40,14 @@ class Memories:
     """By the job's UID."""
 
     jobs: dict[str, JobMemory] = field(default_factory=dict)
+    apis: ClusterApis | None = None
+    queues_wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once a job is in a queue: from then on the Workloads are watched."""
+    queues_known: bool = False
+    """All Workloads have been listed, so that a job without one has none."""
+    claims: dict[str, Claim] = field(default_factory=dict)
+    """Jobs that want to know whether the cluster could hold them."""
+    claims_changed: asyncio.Event = field(default_factory=asyncio.Event)
     collections: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     """Stacks that are being collected; also what keeps the tasks alive."""
 
@@ -45,6 +60,7 @@ class Memories:
 
     def forget(self, uid: str) -> None:
         self.jobs.pop(uid, None)
+        self.claims.pop(uid, None)
 
     def observe(self, namespace: str, uid: str, store: PodStore) -> Observed:
         """Everything outside the job's own object, at this moment."""
@@ -59,5 +75,9 @@ class Memories:
             inspection=memory.inspection,
             stacks=memory.stacks,
             yielding=memory.yielding,
+            protection=memory.protection,
             problem=memory.problem,
+            apis=self.apis,
+            queue=memory.queue or (QueueView() if self.queues_known else None),
+            capacity=memory.capacity,
         )

@@ -33,14 +33,36 @@ class JobKey:
 class _Entry:
     view: PodView
     version: int
-    key: JobKey
 
 
 @dataclass(slots=True)
 class _Pods:
+    key: JobKey
     present: dict[str, _Entry] = field(default_factory=dict)
     """By the pod's UID."""
     gone: dict[str, PodView] = field(default_factory=dict)
+    starting: int = 0
+    """Pods that live and are not ready."""
+    ending: int = 0
+    """Pods that ended or are being deleted."""
+
+    def keep(self, uid: str, entry: _Entry) -> None:
+        self._count(self.present.get(uid), -1)
+        self._count(entry, 1)
+        self.present[uid] = entry
+
+    def drop(self, uid: str) -> _Entry | None:
+        entry = self.present.pop(uid, None)
+        self._count(entry, -1)
+        return entry
+
+    def _count(self, entry: _Entry | None, number: int) -> None:
+        if entry is None:
+            return
+        if entry.view.deletion_at is not None or entry.view.ended:
+            self.ending += number
+        elif not entry.view.ready:
+            self.starting += number
 
 
 def owner_key(namespace: str, uid: str) -> str:
@@ -62,15 +84,17 @@ class PodStore:
         view = _readable(pod, now) if owner is not None else None
         if owner is None or view is None:
             return None
-        pods = self._jobs.setdefault(owner, _Pods())
+        pods = self._jobs.get(owner)
+        if pods is None:
+            meta = pod["metadata"]
+            pods = self._jobs[owner] = _Pods(JobKey(meta["namespace"], meta["labels"].get(LABEL_JOB, "")))
         old, version = pods.present.get(view.uid), version_of(pod)
         if view.uid in pods.gone or (old is not None and version <= old.version):
             return None
         if old is not None and old.view.ended_seen_at is not None and view.ended:
             view = replace(view, ended_seen_at=old.view.ended_seen_at)
-        key = JobKey(pod["metadata"]["namespace"], pod["metadata"]["labels"].get(LABEL_JOB, ""))
-        pods.present[view.uid] = _Entry(view, version, key)
-        return key if old is None or old.view != view else None
+        pods.keep(view.uid, _Entry(view, version))
+        return pods.key if old is None or old.view != view else None
 
     def remove(self, pod: Mapping[str, Any], *, now: datetime) -> JobKey | None:
         """The pod is gone; its last view stays, for it may tell how the program ended."""
@@ -84,6 +108,11 @@ class PodStore:
         for pod in pods:
             listed.add(pod["metadata"]["uid"])
             changed.add(self.put(pod, now=now))
+        return {key for key in changed if key is not None} | self.retain(listed, version=version, now=now)
+
+    def retain(self, listed: Set[str], *, version: int, now: datetime) -> set[JobKey]:
+        """The list as of `version` is complete: pods whose UIDs are not in it are gone."""
+        changed: set[JobKey | None] = set()
         for owner, held in list(self._jobs.items()):
             # A pod that is newer than the list was created while the list was on its way.
             lost = [
@@ -109,6 +138,11 @@ class PodStore:
             return ()
         return tuple(entry.view for entry in pods.present.values() if entry.view.helper is not None)
 
+    def all_start_well(self, owner: str) -> bool:
+        """Whether pods of the job are on their way, none ended or went, and some are not ready yet."""
+        pods = self._jobs.get(owner)
+        return pods is not None and pods.starting > 0 and not pods.ending and not pods.gone
+
     def forget_before(self, owner: str, attempt: int) -> None:
         """Drop the last views of attempts that are over."""
         pods = self._jobs.get(owner)
@@ -125,13 +159,13 @@ class PodStore:
 
     def _bury(self, owner: str, pod_uid: str) -> JobKey | None:
         pods = self._jobs.get(owner)
-        entry = pods.present.pop(pod_uid, None) if pods is not None else None
+        entry = pods.drop(pod_uid) if pods is not None else None
         if pods is None or entry is None:
             return None
         pods.gone[pod_uid] = entry.view
         while len(pods.gone) > MAX_GONE:
             pods.gone.pop(next(iter(pods.gone)))
-        return entry.key
+        return pods.key
 
 
 def _owner_of(pod: Mapping[str, Any]) -> str | None:

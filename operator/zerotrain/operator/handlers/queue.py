@@ -27,7 +27,10 @@ class WorkQueue(Generic[K]):
         self._due: dict[K, float] = {}
         """The earliest moment of each delayed key; later entries in the heap are void."""
         self._count = 0
-        self._changed = asyncio.Event()
+        self._takers: deque[asyncio.Future[None]] = deque()
+        """Those that wait in `get`. One is woken for one key: thirty that wake for it cost more than its pass."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._alarm: asyncio.TimerHandle | None = None
         self._quiet = asyncio.Event()
         self._quiet.set()
         self._closed = False
@@ -42,7 +45,7 @@ class WorkQueue(Generic[K]):
         self._waiting.add(key)
         if key not in self._busy:
             self._ready.append(key)
-            self._changed.set()
+            self._wake()
 
     def add_after(self, key: K, seconds: float) -> None:
         """The key needs a pass after so long; an earlier moment that was asked for stays."""
@@ -52,7 +55,8 @@ class WorkQueue(Generic[K]):
         self._due[key] = due
         self._count += 1
         heapq.heappush(self._heap, (due, self._count, key))
-        self._changed.set()
+        if self._heap[0][1] == self._count:
+            self._set_alarm()
 
     async def get(self) -> K:
         """The next key; it is busy until `done`."""
@@ -64,12 +68,7 @@ class WorkQueue(Generic[K]):
                 self._busy.add(key)
                 self._quiet.clear()
                 return key
-            self._changed.clear()
-            timeout = self._heap[0][0] - time.monotonic() if self._heap and not self._closed else None
-            try:
-                await asyncio.wait_for(self._changed.wait(), timeout)
-            except TimeoutError:
-                continue
+            await self._woken()
 
     def done(self, key: K) -> None:
         self._busy.discard(key)
@@ -77,7 +76,7 @@ class WorkQueue(Generic[K]):
             self._quiet.set()
         if key in self._waiting:
             self._ready.append(key)
-            self._changed.set()
+            self._wake()
 
     async def drain(self, limit_s: float) -> int:
         """Give out no key any more and wait until no pass runs; how many still ran at the limit."""
@@ -92,6 +91,39 @@ class WorkQueue(Generic[K]):
     def forget(self, key: K) -> None:
         """Drop the key's delayed pass: its job is gone."""
         self._due.pop(key, None)
+
+    async def _woken(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        if self._alarm is None:
+            self._set_alarm()
+        taker = self._loop.create_future()
+        self._takers.append(taker)
+        try:
+            await taker
+        except asyncio.CancelledError:
+            if taker.done() and not taker.cancelled():
+                self._wake()  # it was this one's turn: the key must not wait for the next
+            raise
+
+    def _wake(self) -> None:
+        while self._takers:
+            taker = self._takers.popleft()
+            if not taker.done():
+                taker.set_result(None)
+                return
+
+    def _set_alarm(self) -> None:
+        """Ring when the earliest delayed key is due; without a loop nobody waits yet."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if self._loop is not None and self._heap:
+            self._alarm = self._loop.call_later(max(self._heap[0][0] - time.monotonic(), 0.0), self._ring)
+
+    def _ring(self) -> None:
+        self._alarm = None
+        self._ripen()
+        self._set_alarm()
 
     def _ripen(self) -> None:
         now = time.monotonic()

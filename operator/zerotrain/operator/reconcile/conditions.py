@@ -219,8 +219,10 @@ def _checkpoint(facts: Facts) -> Finding:
     if checkpoint.last is None:
         reason = Reason.CHECKPOINT_REQUESTED if checkpoint.requested_at else Reason.NO_CHECKPOINT
         return Finding(False, reason)
-    taken = checkpoint.last.time
-    if checkpoint.requested_at is not None and (taken is None or taken < checkpoint.requested_at):
+    taken, yielded = checkpoint.last.time, facts.view.count(Fate.YIELDED) > 0
+    # A rank that yielded says that the answer is durable, whatever the clocks of the nodes say.
+    asked = checkpoint.requested_at if not yielded else None
+    if asked is not None and (taken is None or taken < asked):
         return Finding(False, Reason.CHECKPOINT_REQUESTED, f"newest is step {checkpoint.last.step}")
     verified = checkpoint.verification
     if verified is not None and verified.state is VerificationState.DAMAGED:

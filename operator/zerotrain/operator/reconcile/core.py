@@ -12,15 +12,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from zerotrain.operator.api import Phase, ZeroTrainingJobSpec, ZeroTrainingJobStatus
+from zerotrain.operator.api import Phase, ZeroTrainingJobSpec
 from zerotrain.operator.api.status import Count
 from zerotrain.operator.constants import MANAGER
-from zerotrain.operator.reconcile import queueing, verification
+from zerotrain.operator.reconcile import protection, queueing, verification
 from zerotrain.operator.reconcile.admit import unreadable
 from zerotrain.operator.reconcile.attempts import AttemptView
 from zerotrain.operator.reconcile.conditions import ACTIVE, update_conditions
 from zerotrain.operator.reconcile.draft import Draft, worker_selector
-from zerotrain.operator.reconcile.job import JobView, identity_of
+from zerotrain.operator.reconcile.job import JobView, Known, identity_of
 from zerotrain.operator.reconcile.observe import Observed
 from zerotrain.operator.reconcile.phases import advance
 from zerotrain.operator.reconcile.plan import NOTHING, Plan
@@ -28,8 +28,11 @@ from zerotrain.operator.reconcile.progress import merge_progress
 from zerotrain.operator.reconcile.teardown import end_strays
 
 
-def reconcile(job: Mapping[str, Any], observed: Observed, now: datetime) -> Plan:
-    """Decide one pass over `job` (the API server's JSON). `now` must be timezone-aware.
+def reconcile(
+    job: Mapping[str, Any], observed: Observed, now: datetime, known: Known | None = None
+) -> Plan:
+    """Decide one pass over `job` (the API server's JSON). `now` must be timezone-aware. `known` saves the
+    reading of what did not change since the last pass over the same life of the job.
 
     A job that is being deleted is left to its ownerReferences, a job of another manager to that manager.
     """
@@ -37,9 +40,10 @@ def reconcile(job: Mapping[str, Any], observed: Observed, now: datetime) -> Plan
     stored = job.get("spec", {})
     if identity.deleting or stored.get("managedBy", MANAGER) != MANAGER:
         return NOTHING
-    status = ZeroTrainingJobStatus.model_validate(job.get("status", {}))
+    known = known or Known()
+    status = known.read_status(job)
     try:
-        spec = ZeroTrainingJobSpec.model_validate(stored)
+        spec = known.read_spec(job)
     except ValidationError as error:
         return _unreadable(JobView(identity=identity, spec=_EMPTY, status=status), observed, now, error)
     draft = Draft(
@@ -51,6 +55,7 @@ def reconcile(job: Mapping[str, Any], observed: Observed, now: datetime) -> Plan
     advance(draft)
     verification.advance(draft)
     queueing.settle(draft)
+    protection.settle(draft)
     view = draft.view()
     draft.set(
         selector=worker_selector(identity.name, identity.uid),

@@ -14,6 +14,7 @@ from zerotrain.operator.api import ZeroTrainingJobStatus
 from zerotrain.operator.constants import LABEL_JOB, LABEL_JOB_UID
 from zerotrain.operator.reconcile.attempts import AttemptView, view_attempt
 from zerotrain.operator.reconcile.job import JobView
+from zerotrain.operator.reconcile.nodes import NO_LOSSES, Loss, losses
 from zerotrain.operator.reconcile.observe import Observed
 from zerotrain.operator.reconcile.plan import Action, Event, EventType, Plan
 
@@ -33,11 +34,17 @@ class Draft:
     """Reason and message of a spec that the user must change."""
     held: tuple[str, str] | None = None
     """Reason and message of what the next attempt waits for."""
+    asked_room: bool = False
+    """Whether this pass wants to know how much room the cluster has."""
     failed: tuple[str, str] | None = None
     """Reason and message of the job's end, in the pass that decides it."""
+    progress_is_news: bool = True
+    """Whether what the ranks reported is worth a status write of its own."""
     events: list[Event] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
     wakes: list[datetime] = field(default_factory=list)
+    _view: tuple[tuple[int, int, bool], AttemptView] | None = None
+    """The last one, and what it was made from."""
 
     @property
     def stamp(self) -> datetime:
@@ -72,22 +79,48 @@ class Draft:
 
     def view(self) -> AttemptView:
         """The current attempt's workers."""
-        timeout = timedelta(seconds=self.job.spec.run_policy.termination_timeout_seconds)
-        return view_attempt(
-            self.status.attempt,
-            self.size,
-            self.observed,
-            created=self.status.pods_created,
-            stuck_before=self.now - timeout,
-        )
+        # Asked for several times in a pass; a thousand workers are worth looking at once.
+        basis = (self.status.attempt, self.size, self.status.pods_created)
+        if self._view is None or self._view[0] != basis:
+            timeout = timedelta(seconds=self.job.spec.run_policy.termination_timeout_seconds)
+            view = view_attempt(
+                self.status.attempt,
+                self.size,
+                self.observed,
+                created=self.status.pods_created,
+                stuck_before=self.now - timeout,
+            losses=self.losses(),
+            )
+            self._view = (basis, view)
+        return self._view[1]
+
+    def losses(self) -> Mapping[str, Loss]:
+        """Nodes whose workers count as lost, by name."""
+        if not self.observed.nodes:
+            return NO_LOSSES
+        patience = timedelta(seconds=self.job.spec.failure_policy.node_not_ready_seconds)
+        return losses(self.observed.nodes, patience=patience, step_at=self.step_at(), now=self.now)
+
+    def step_at(self) -> datetime | None:
+        """When the newest step of the current attempt was made, by its own clock; never in the future."""
+        progress = self.status.progress
+        if progress.attempt != self.status.attempt or progress.last_step_time is None:
+            return None
+        return min(progress.last_step_time, self.now)
 
     def plan(self) -> Plan:
         return Plan(
-            status=None if self.status == self.job.status else self.status,
+            status=self.status if self._is_worth_a_write() else None,
             events=tuple(self.events),
             actions=tuple(self.actions),
             wake_at=min(self.wakes, default=None),
         )
+
+    def _is_worth_a_write(self) -> bool:
+        before, after = self.job.status, self.status
+        if not self.progress_is_news:
+            after = after.model_copy(update={"progress": before.progress})
+        return after != before
 
 
 def cut(text: str, limit: int = MAX_TEXT) -> str:

@@ -29,6 +29,38 @@ class JobView:
     status: ZeroTrainingJobStatus
 
 
+@dataclass(slots=True)
+class Known:
+    """The models of a job's last pass: reading them again is the greatest part of a pass that changes nothing.
+
+    A spec is the same while its generation is, a status while the resource version is. Forgetting is
+    harmless.
+    """
+
+    generation: int | None = None
+    spec: ZeroTrainingJobSpec | None = None
+    version: str | None = None
+    status: ZeroTrainingJobStatus | None = None
+
+    def read_spec(self, job: Mapping[str, Any]) -> ZeroTrainingJobSpec:
+        """Raises pydantic.ValidationError."""
+        generation = job["metadata"].get("generation")
+        if self.spec is None or generation is None or generation != self.generation:
+            self.spec, self.generation = ZeroTrainingJobSpec.model_validate(job.get("spec", {})), generation
+        return self.spec
+
+    def read_status(self, job: Mapping[str, Any]) -> ZeroTrainingJobStatus:
+        status, version = self.status, job["metadata"].get("resourceVersion")
+        if status is None or version is None or version != self.version:
+            status = ZeroTrainingJobStatus.model_validate(job.get("status", {}))
+            self.keep_status(job, status)
+        return status
+
+    def keep_status(self, job: Mapping[str, Any], status: ZeroTrainingJobStatus) -> None:
+        """`job` is what the API server answered when `status` was written."""
+        self.status, self.version = status, job["metadata"].get("resourceVersion")
+
+
 def identity_of(job: Mapping[str, Any]) -> JobIdentity:
     meta = job["metadata"]
     return JobIdentity(
