@@ -1,4 +1,4 @@
-"""Pulling progress: who is asked and how often, whose answer counts, who is named when nothing moves."""
+"""Pulling progress: who is asked and how often, whose answer counts, when all are asked and who is named."""
 
 from __future__ import annotations
 
@@ -7,12 +7,21 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tests.operator.api_double import Json, pod_json
-from zerotrain.contract.progress import Phase, Progress
+from zerotrain.contract.progress import CheckpointProgress, Motion, Phase, Progress
 from zerotrain.contract.worker_http import WorkerReport
 from zerotrain.operator.cluster.channel import ChannelError, Worker
 from zerotrain.operator.cluster.jobs import JobCache
 from zerotrain.operator.cluster.memory import Memories
-from zerotrain.operator.cluster.progress import CALLS_PER_SECOND, MIN_INTERVAL_S, STALE_MIN_S, ProgressPuller
+from zerotrain.operator.cluster.progress import (
+    ALARM_INTERVAL_S,
+    CALLS_PER_SECOND,
+    INSPECTION_CALLS_PER_SECOND,
+    INSPECTION_INTERVAL_S,
+    MIN_INTERVAL_S,
+    MUTE_S,
+    PASS_INTERVAL_S,
+    ProgressPuller,
+)
 from zerotrain.operator.cluster.store import JobKey, PodStore
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -26,18 +35,31 @@ class Workers:
         self.steps = steps
         self.asked: list[str] = []
         self.uid, self.attempt = "job-uid", 1
+        self.idle_s = 1.0
+        """Since any step moved."""
+        self.checkpoint: CheckpointProgress | None = None
 
     async def report(self, worker: Worker) -> WorkerReport:
         self.asked.append(worker.pod)
         if worker.pod not in self.steps:
             raise ChannelError("no answer")
         index = int(worker.pod.rsplit("-", 1)[-1])
-        rank = Progress(rank=index, attempt=self.attempt, step=self.steps[worker.pod], phase=Phase.STEP)
+        rank = Progress(
+            rank=index,
+            attempt=self.attempt,
+            step=self.steps[worker.pod],
+            phase=Phase.STEP,
+            checkpoint=self.checkpoint,
+            motion=Motion(idle_seconds=self.idle_s, silent_seconds=1.0),
+        )
         return WorkerReport(
             job="gpt", job_uid=self.uid, attempt=self.attempt, node_rank=index, world_size=2, ranks=(rank,)
         )
 
     async def request_yield(self, worker: Worker, *, attempt: int, token: str) -> None:
+        raise ChannelError("not asked here")
+
+    async def stacks(self, worker: Worker, *, token: str) -> str:
         raise ChannelError("not asked here")
 
 
@@ -49,6 +71,7 @@ class Bench:
         self.changed: list[JobKey] = []
         self.memories, self.store = Memories(), PodStore()
         cache = JobCache()
+        self.cache = cache
         for number in range(jobs):
             uid, name = ("job-uid", "gpt") if number == 0 else (f"uid-{number}", f"gpt{number}")
             cache.put(stored(name, uid, phase))
@@ -117,13 +140,102 @@ async def test_an_answer_of_another_attempt_or_job_does_not_count() -> None:
     assert bench.changed == []
 
 
-async def test_a_step_that_does_not_move_makes_all_pods_be_asked_and_the_last_rank_be_named() -> None:
-    workers = Workers({"gpt-1-0": 7, "gpt-1-1": 6})
+async def test_a_record_that_says_nothing_new_gets_no_pass_at_once() -> None:
+    workers = Workers({"gpt-1-0": 7})
     bench = Bench(workers)
     await bench.after(0)
-    assert await bench.after(STALE_MIN_S) == ["gpt-1-0", "gpt-1-0", "gpt-1-1"]
-    assert bench.memory.laggard.rank == 1
-    assert await bench.after(MIN_INTERVAL_S) == ["gpt-1-0"], "all pods only now and then"
-    workers.steps["gpt-1-0"] = 8
+    for step in (8, 9, 10):
+        workers.steps["gpt-1-0"] = step
+        await bench.after(MIN_INTERVAL_S)
+    assert len(bench.changed) == 1, "a moved step alone"
+    assert bench.memory.progress.step == 10
+    workers.checkpoint = CheckpointProgress(step=10, path="/ckpt/10", time=1.0)
     await bench.after(MIN_INTERVAL_S)
-    assert bench.memory.laggard is None
+    assert len(bench.changed) == 2, "a durable checkpoint"
+    await bench.after(PASS_INTERVAL_S)
+    assert len(bench.changed) == 3, "the step, now and then"
+
+
+LIMIT_S = 300
+BOTH = ["gpt-1-0", "gpt-1-0", "gpt-1-1"]
+"""Rank 0 by itself, then everybody."""
+
+
+async def test_a_step_that_stands_still_makes_all_pods_be_asked_and_the_last_rank_be_named() -> None:
+    workers = Workers({"gpt-1-0": 7, "gpt-1-1": 6})
+    bench = Bench(workers)
+    workers.idle_s = LIMIT_S / 2 - 1
+    assert await bench.after(0) == ["gpt-1-0"], "not before half of the limit"
+    workers.idle_s = LIMIT_S / 2
+    assert await bench.after(MIN_INTERVAL_S) == BOTH
+    assert bench.memory.inspection.laggard.rank == 1
+    assert bench.memory.inspection.step == 7
+    assert await bench.after(MIN_INTERVAL_S) == ["gpt-1-0"], "all pods only now and then"
+    assert await bench.after(INSPECTION_INTERVAL_S) == BOTH
+    workers.steps["gpt-1-0"], workers.idle_s = 8, 0.0
+    await bench.after(MIN_INTERVAL_S)
+    assert bench.memory.inspection is None
+
+
+async def test_while_the_alarm_stands_all_pods_are_asked_more_often_and_every_answer_gets_a_pass() -> None:
+    workers = Workers({"gpt-1-0": 7, "gpt-1-1": 7})
+    bench = Bench(workers)
+    workers.idle_s = LIMIT_S
+    job = stored("gpt", "job-uid", "Running")
+    job["metadata"]["resourceVersion"] = "2"
+    job["status"]["hang"] = {"attempt": 1, "detectedAt": "2026-01-01T00:00:00Z"}
+    bench.cache.put(job)
+    await bench.after(0)
+    passes = len(bench.changed)
+    assert await bench.after(ALARM_INTERVAL_S) == BOTH
+    assert len(bench.changed) == passes + 2
+
+
+async def test_when_worker_0_is_mute_the_others_say_whether_the_job_moves() -> None:
+    workers = Workers({"gpt-1-1": 7})
+    bench = Bench(workers)
+    await bench.after(0)
+    assert await bench.after(MUTE_S) == BOTH
+    assert bench.memory.inspection is None, "it does: no look is kept that could be taken for an alarm"
+    workers.idle_s = LIMIT_S
+    await bench.after(INSPECTION_INTERVAL_S)
+    assert bench.memory.inspection.laggard.worker == 0
+    assert "does not answer" in bench.memory.inspection.laggard.why
+
+
+async def test_a_program_that_never_reports_is_never_suspected() -> None:
+    class Silent(Workers):
+        async def report(self, worker: Worker) -> WorkerReport:
+            self.asked.append(worker.pod)
+            rank = Progress(rank=0, attempt=1)
+            return WorkerReport(
+                job="gpt", job_uid=self.uid, attempt=1, node_rank=0, world_size=2, ready=True, ranks=(rank,)
+            )
+
+    bench = Bench(Silent({}))
+    for _ in range(3):
+        assert await bench.after(3600) == ["gpt-1-0"]
+
+
+async def test_when_everything_stands_still_the_looks_stay_within_their_budget() -> None:
+    workers = Workers({"gpt-1-0": 7, "gpt-1-1": 7})
+    workers.idle_s = LIMIT_S
+    jobs = 100
+    bench = Bench(workers, jobs=jobs)
+    for key, job in bench.cache:
+        for index in (0, 1):
+            pod = pod_json(
+                index, version=1, uid=job["metadata"]["uid"], phase="Running", containerStatuses=RUNNING
+            )
+            pod["metadata"] |= {"name": f"{key.name}-1-{index}", "uid": f"{key.name}-{index}"}
+            bench.store.put(pod, now=NOW)
+            workers.steps[pod["metadata"]["name"]] = 7
+    workers.uid = ""  # every answer is another job's: what counts here is who is asked
+    bench.puller._is_suspect = lambda *_: True  # type: ignore[method-assign]
+    await bench.after(0)
+    looks = 0
+    for _ in range(20):
+        asked = await bench.after(MIN_INTERVAL_S)
+        looks += len(asked) - jobs
+    assert looks <= 20 * MIN_INTERVAL_S * INSPECTION_CALLS_PER_SECOND + 2
+    assert looks >= 0.5 * 20 * MIN_INTERVAL_S * INSPECTION_CALLS_PER_SECOND

@@ -209,15 +209,6 @@ PROGRESS = [
         seen=seen(ended(0, 0, termination=replace(last_words(0), step=100)), ended(1, 0)),
         want=Want(phase="Completed", fields={"progress.step": 100}, says={"event": "after 100 steps"}),
     ),
-    Row(
-        id="a stale step names the rank that is furthest behind",
-        job=job(status=status("Running")),
-        seen=seen(ready(0), ready(1), progress=progress(40), laggard=progress(39)),
-        want=Want(
-            conditions={"Progressing": ("False", "StepStale")},
-            says={"Progressing": "rank 0 is furthest behind, at step 39"},
-        ),
-    ),
 ]
 
 END = [
