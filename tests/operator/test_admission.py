@@ -128,12 +128,10 @@ INVALID: list[tuple[str, dict[str, Any], str, str]] = [
 ]
 
 NOT_SUPPORTED: list[tuple[dict[str, Any], str]] = [
-    ({"spec.model.parameters": 8_000_000_000}, "spec.model.parameters"),
     ({"spec.resources.rdma": {"resourceName": "rdma/hca", "count": 1}}, "spec.resources.rdma"),
     ({"spec.nvme": {"size": "1Ti", "requireEncryptedVolume": True}}, "spec.nvme.requireEncryptedVolume"),
     ({"spec.elastic": {"minWorkers": 1, "maxWorkers": 2}}, "spec.elastic"),
     ({"spec.failurePolicy.rules": [{"onExitCodes": [1], "action": "FailJob"}]}, "spec.failurePolicy.rules"),
-    ({"spec.hangPolicy": {"minTimeoutSeconds": 60}}, "spec.hangPolicy"),
     ({"spec.scheduling.gang": "Auto"}, "spec.scheduling.gang"),
     ({"spec.scheduling.queueName": "team-a"}, "spec.scheduling.queueName"),
     ({"spec.scheduling.topologyKey": "topology.kubernetes.io/zone"}, "spec.scheduling.topologyKey"),
@@ -147,6 +145,7 @@ ACCEPTED: list[dict[str, Any]] = [
     {"spec.config": OFFLOAD, "spec.nvme": {"size": "1Ti", "mountPath": "/mnt/a", "encryption": "AEAD"}},
     {"spec.config": spilled(encryption="None"), "spec.nvme": {"size": "1Ti", "encryption": "None"}},
     {"spec.config": spilled(paths=["/local_nvme"], max_bytes=2**39), "spec.nvme": {"size": "1Ti"}},
+    {"spec.hangPolicy": {"minTimeoutSeconds": 60, "action": "Report", "stragglerPercent": 200}},
     {"spec.scheduling": {"gang": "None", "priorityClassName": "high"}},
     {"spec.resources": {"memory": "8Gi", "pinnedMemory": "4Gi", "sharedMemory": "2Gi"}},
     {"spec.model": {"factory": {"function": "pkg.mod:build", "args": {"depth": 3}}}},
@@ -180,7 +179,7 @@ def test_good_jobs(changes: dict[str, Any]) -> None:
 
 
 def test_wrong_values_come_before_missing_behaviour() -> None:
-    found = refusals(make_job({"spec.hangPolicy": {}, "spec.config.zero_optimisation": {}}).spec)
+    found = refusals(make_job({**NOT_SUPPORTED[0][0], "spec.config.zero_optimisation": {}}).spec)
     assert [item.reason for item in found] == [Reason.INVALID_SPEC, Reason.NOT_SUPPORTED]
 
 

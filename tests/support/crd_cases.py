@@ -271,6 +271,10 @@ ACCEPTED: list[tuple[str, dict[str, Any]]] = [
                 "stepTimeoutFactor": 10,
                 "minTimeoutSeconds": 300,
                 "startupTimeoutSeconds": 1800,
+                "firstStepTimeoutSeconds": 3600,
+                "checkpointTimeoutSeconds": 1800,
+                "action": "Restart",
+                "stragglerPercent": 150,
             },
             "spec.runPolicy": {
                 "activeDeadlineSeconds": 86400,

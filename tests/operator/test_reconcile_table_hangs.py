@@ -1,0 +1,346 @@
+"""Hangs as rows: what is one and what is none, how the alarm goes on to stacks and another attempt."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.operator.reconcile_builders import (
+    NOW,
+    Row,
+    Want,
+    ago,
+    check,
+    job,
+    progress,
+    ready,
+    restarts,
+    run,
+    running,
+    seen,
+    settled,
+    stamp,
+    status,
+)
+from zerotrain.contract.progress import Phase
+from zerotrain.operator.reconcile import (
+    Action,
+    CollectStacks,
+    DeleteWorkers,
+    Observed,
+    Plan,
+    StackSource,
+    StacksView,
+)
+from zerotrain.operator.reconcile.inspection import Inspection, Laggard, Pace
+
+DAY_S = 86_400.0
+SUSPECT = Laggard(rank=1, worker=1, step=40, phase="step", why="its process says nothing")
+COLLECT = CollectStacks(
+    attempt=1,
+    sources=(
+        StackSource(worker=1, pod="gpt-1-1", pod_ip="10.0.0.1"),
+        StackSource(worker=0, pod="gpt-1-0", pod_ip="10.0.0.0"),
+    ),
+)
+STACKS = StacksView(attempt=1, config_map="gpt-1-stacks")
+
+
+def active(**more: Any) -> dict[str, Any]:
+    """Status of an attempt that began a day ago."""
+    return status("Running", **{"attemptStartTime": stamp(ago(DAY_S)), **more})
+
+
+def alarm(s_ago: float, attempt: int = 1, **more: Any) -> dict[str, Any]:
+    """status.hang as the detection writes it."""
+    found = {"attempt": attempt, "detectedAt": stamp(ago(s_ago)), "step": 40, "phase": "step"}
+    accused = {"rank": 1, "worker": 1, "pod": "gpt-1-1", "node": "node-1", "message": SUSPECT.why}
+    return {**found, "limitSeconds": 300, **accused, **more}
+
+
+def look(
+    idle_s: float = 400,
+    *,
+    s_ago: float = 0,
+    attempt: int = 1,
+    accused: Laggard | None = SUSPECT,
+    **paces: Pace,
+) -> Inspection:
+    """Every rank idle for so long in phase step, or `paces` by phase."""
+    found = {Phase(name): pace for name, pace in paces.items()} or {Phase.STEP: Pace(idle_s=idle_s)}
+    return Inspection(attempt=attempt, at=ago(s_ago), step=40, paces=found, laggard=accused)
+
+
+def both(**more: Any) -> Observed:
+    return seen(ready(0), ready(1), **{"progress": progress(40), **more})
+
+
+def row(
+    name: str, observed: Observed, want: Want, *, state: dict[str, Any] | None = None, **policy: Any
+) -> Row:
+    spec = {"hangPolicy": policy} if policy else {}
+    return Row(id=name, job=job(spec=spec, status=state or active()), seen=observed, want=want)
+
+
+QUIET = Want(phase="Running", actions=(), events=("AllRanksJoined",), fields={"hang": None})
+QUIET = replace(QUIET, events=(), conditions={"Hung": ("False", "NotHung")})
+ALARM = Want(
+    phase="Running",
+    attempt=1,
+    events=("Hang",),
+    actions=(COLLECT,),
+    conditions={"Hung": ("True", "Hang"), "Progressing": ("False", "StepStale")},
+    fields={"hang.rank": 1, "hang.pod": "gpt-1-1", "hang.node": "node-1", "restarts.total": 0},
+    says={"event": "rank 1 holds up the others: its process says nothing (pod gpt-1-1, node node-1)"},
+    wake_in_s=1,
+)
+SLOW = Pace(idle_s=400, usual_s=45, longest_s=60)
+
+DETECTION = [
+    row("a step that stands still for longer than the limit", both(inspection=look(300)), ALARM),
+    row("a second less is none", both(inspection=look(299)), QUIET),
+    row(
+        "ten times what a step usually takes is the limit of slow steps",
+        both(inspection=look(step=SLOW)),
+        QUIET,
+    ),
+    row("and beyond it is a hang", both(inspection=look(step=replace(SLOW, idle_s=450))), ALARM),
+    row(
+        "twice the longest step of the attempt is none, whatever the percentile says",
+        both(inspection=look(step=Pace(idle_s=1100, usual_s=1, longest_s=600))),
+        QUIET,
+    ),
+    row("one rank that moved ends the suspicion", both(inspection=look(0)), QUIET),
+    row(
+        "a rank in a long checkpoint holds up the others rightly",
+        both(inspection=look(step=Pace(idle_s=1700), checkpoint=Pace(idle_s=1700))),
+        QUIET,
+    ),
+    row(
+        "until the checkpoint exceeds its own limit",
+        both(inspection=look(step=Pace(idle_s=1900), checkpoint=Pace(idle_s=1900))),
+        ALARM,
+    ),
+    row(
+        "checkpoints that take half an hour are learned, too",
+        both(inspection=look(checkpoint=Pace(idle_s=3000, usual_s=1500, longest_s=1500))),
+        QUIET,
+    ),
+    row(
+        "loading a checkpoint has the limit of the start",
+        both(inspection=look(init=Pace(idle_s=1799))),
+        QUIET,
+    ),
+    row("and no more", both(inspection=look(init=Pace(idle_s=1800))), ALARM),
+    row(
+        "the first step has a limit of its own",
+        both(inspection=look(first_step=Pace(idle_s=1900))),
+        QUIET,
+        firstStepTimeoutSeconds=3600,
+    ),
+    row(
+        "which is that of the start unless given",
+        both(inspection=look(first_step=Pace(idle_s=100))),
+        ALARM,
+        startupTimeoutSeconds=100,
+    ),
+    row("the policy's limit", both(inspection=look(60)), ALARM, minTimeoutSeconds=60),
+    row(
+        "an attempt that is younger than the limit cannot have exceeded it",
+        both(inspection=look(DAY_S)),
+        QUIET,
+        state=active(attemptStartTime=stamp(ago(299))),
+    ),
+    row("a look at another attempt", both(inspection=look(attempt=2)), QUIET),
+    row("a look that is half a minute old", both(inspection=look(s_ago=31)), QUIET),
+    row("the step moved after the look", both(inspection=look(), progress=progress(41)), QUIET),
+    row("nobody who reports answered", both(inspection=replace(look(), paces={})), QUIET),
+    row(
+        "no rank stands out: the hang is none the less",
+        both(inspection=look(accused=None)),
+        replace(
+            ALARM,
+            actions=None,
+            conditions={"Hung": ("True", "Hang")},
+            fields={"hang.rank": None},
+            says={"event": "no rank stands out"},
+        ),
+    ),
+    row(
+        "a hang in the window doubles the limit, so that too short a one does not end every attempt",
+        both(inspection=look(599)),
+        QUIET,
+        state=active(restarts=restarts("app", 1800, reason="Hang")),
+    ),
+    row(
+        "but not more than four times",
+        both(inspection=look(1200)),
+        replace(ALARM, fields={"hang.rank": 1}),
+        state=active(restarts=restarts("app", 3000, 2000, 1000, 500, reason="Hang")),
+    ),
+    row(
+        "other restarts do not",
+        both(inspection=look(300)),
+        replace(ALARM, fields={"hang.rank": 1}),
+        state=active(restarts=restarts("app", 1800)),
+    ),
+]
+
+LADDER = [
+    row(
+        "the stacks are awaited",
+        both(inspection=look()),
+        Want(phase="Running", events=(), actions=(COLLECT,), wake_in_s=1),
+        state=active(hang=alarm(5)),
+    ),
+    row(
+        "the stacks are there, but nobody looked again",
+        both(inspection=look(s_ago=5), stacks=STACKS),
+        Want(phase="Running", events=(), actions=(), fields={"hang.stacks": "gpt-1-stacks"}),
+        state=active(hang=alarm(5)),
+    ),
+    row(
+        "stacks and a second look: another attempt",
+        both(inspection=look(), stacks=STACKS),
+        Want(
+            phase="Restarting",
+            events=("Hang",),
+            actions=(DeleteWorkers(attempt=1, grace_s=1),),
+            fields={
+                "restarts.app": 1,
+                "failures.0.reason": "Hang",
+                "failures.0.rank": 1,
+                "failures.0.node": "node-1",
+                "failures.0.pod": "gpt-1-1",
+                "failures.0.stacks": "gpt-1-stacks",
+                "failures.0.cause": "app",
+            },
+            says={"event": "nothing moved for 300 s in phase step; rank 1 holds up the others"},
+        ),
+        state=active(hang=alarm(5)),
+    ),
+    row(
+        "stacks that nobody could keep are not waited for",
+        both(inspection=look(), stacks=StacksView(attempt=1)),
+        Want(phase="Restarting", fields={"failures.0.stacks": ""}),
+        state=active(hang=alarm(5)),
+    ),
+    row(
+        "nor are those that do not come",
+        both(inspection=look()),
+        Want(phase="Restarting"),
+        state=active(hang=alarm(20)),
+    ),
+    row(
+        "after a restart of the operator: no look yet, nothing happens",
+        both(),
+        Want(phase="Running", events=(), actions=(), conditions={"Hung": ("True", "Hang")}),
+        state=active(hang=alarm(600)),
+    ),
+    row(
+        "the step moves again",
+        both(inspection=None, progress=progress(41)),
+        Want(phase="Running", events=("HangOver",), actions=(), fields={"hang": None}),
+        state=active(hang=alarm(5)),
+    ),
+    row(
+        "somebody raised the limit meanwhile",
+        both(inspection=look()),
+        Want(phase="Running", events=("HangOver",), actions=(), fields={"hang": None}),
+        state=active(hang=alarm(5)),
+        minTimeoutSeconds=3600,
+    ),
+    row(
+        "an alarm of an earlier attempt is not this one's",
+        seen(ready(0, 2), ready(1, 2)),
+        Want(phase="Running", attempt=2, events=(), actions=(), fields={"hang": None}),
+        state=active(attempt=2, hang=alarm(5)),
+    ),
+    row(
+        "stacks of an earlier attempt are not this one's",
+        both(inspection=look(), stacks=StacksView(attempt=0, config_map="gpt-0-stacks")),
+        Want(phase="Running", actions=(COLLECT,), fields={"hang.stacks": ""}),
+        state=active(hang=alarm(5)),
+    ),
+    row(
+        "action Report leaves the attempt alone",
+        both(inspection=look(), stacks=STACKS),
+        Want(phase="Running", events=(), actions=(), conditions={"Hung": ("True", "Hang")}),
+        state=active(hang=alarm(500, stacks="gpt-1-stacks")),
+        action="Report",
+    ),
+    row(
+        "an exit code is surer than a hang",
+        seen(
+            ready(0), replace(ready(1), phase="Failed", exit_code=65, ended_seen_at=ago(5)), inspection=look()
+        ),
+        Want(phase="Failed"),
+        state=active(hang=alarm(20)),
+    ),
+    row(
+        "a job that was asked to suspend is given its grace instead",
+        both(inspection=look(), stacks=STACKS),
+        Want(phase="Suspending"),
+        state=active(hang=alarm(20)),
+    ),
+]
+LADDER[-1].job["spec"]["suspend"] = True
+
+
+@pytest.mark.parametrize("item", DETECTION, ids=lambda item: item.id)
+def test_detection(item: Row) -> None:
+    judge(replace(item, job=settled_before(item)))
+
+
+@pytest.mark.parametrize("item", LADDER, ids=lambda item: item.id)
+def test_ladder(item: Row) -> None:
+    judge(item)
+
+
+def judge(item: Row) -> None:
+    """As `check`; of the actions only those that a hang leads to."""
+    check(replace(item, want=replace(item.want, actions=None)))
+    if item.want.actions is not None:
+        plan, _ = run(item)
+        assert hang_actions(plan) == item.want.actions
+
+
+def hang_actions(plan: Plan) -> tuple[Action, ...]:
+    return tuple(action for action in plan.actions if isinstance(action, CollectStacks | DeleteWorkers))
+
+
+def settled_before(item: Row) -> dict[str, Any]:
+    """The job as the pass before the look left it, so that a quiet row is one that changes nothing."""
+    return settled(item.job, replace(item.seen, inspection=None, stacks=None))
+
+
+def test_a_hang_is_told_once_while_it_lasts() -> None:
+    observed = both(inspection=look())
+    first = job(status=active(), spec={"hangPolicy": {"action": "Report"}})
+    later = settled(first, observed)
+    for idle_s in (410, 700, 5000):
+        item = Row(id="", job=later, seen=both(inspection=look(idle_s), stacks=STACKS), want=Want(), now=NOW)
+        plan, after = run(item)
+        assert plan.events == ()
+        later = {**later, "status": after}
+    plan, _ = run(Row(id="", job=later, seen=both(inspection=look(9000), stacks=STACKS), want=Want()))
+    assert plan.status is None, "nothing that changes from look to look is written"
+
+
+def test_only_32_workers_are_asked_for_stacks_and_the_accused_first() -> None:
+    pods = [running(index, ready=True) for index in range(100)]
+    accused = replace(SUSPECT, rank=77, worker=77)
+    item = Row(
+        id="",
+        job=job(spec={"workers": 100}, status=active()),
+        seen=seen(*pods, inspection=look(accused=accused)),
+        want=Want(),
+    )
+    plan, after = run(item)
+    (action,) = hang_actions(plan)
+    assert isinstance(action, CollectStacks)
+    assert [source.worker for source in action.sources][:3] == [77, 0, 1]
+    assert len(action.sources) == 32
+    assert after["hang"]["node"] == "node-77"
