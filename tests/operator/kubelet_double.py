@@ -22,7 +22,7 @@ from tests.operator.worker_double import Training, WorkerServer
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.contract.launch import LaunchSpec
 from zerotrain.contract.progress import Termination
-from zerotrain.operator.constants import CONTAINER_NAME, LABEL_JOB, LABEL_JOB_UID
+from zerotrain.operator.constants import CONTAINER_NAME, LABEL_JOB, LABEL_JOB_UID, LABEL_RANK
 
 NODE = "double"
 TICK_S = 0.1
@@ -100,7 +100,8 @@ class KubeletDouble:
         for training in self._trainings.values():
             training.advance()
             self._durable[training.job_uid] = max(self._durable.get(training.job_uid, 0), training.durable)
-        path = f"/api/v1/namespaces/{self._namespace}/pods?labelSelector={LABEL_JOB}"
+        # Pods that are no workers have no rank and are another double's.
+        path = f"/api/v1/namespaces/{self._namespace}/pods?labelSelector={LABEL_JOB},{LABEL_RANK}"
         listed = self._api.get(path)["items"]
         self._watch_overlaps(listed)
         seen = {item["metadata"]["uid"] for item in listed}

@@ -146,8 +146,10 @@ async def test_a_dead_holder_is_followed_within_the_lease_and_one_retry() -> Non
     await standby.campaign()
     kept.renew("dead")
     died_at = clock.now
+    pause = RETRY_S
     while not standby.held.is_set():
-        clock.now += await standby.campaign() if clock.now > died_at else RETRY_S
+        clock.now += pause
+        pause = await standby.campaign()
     assert clock.now - died_at <= LEASE_S + RETRY_S + 0.001
     assert LEASE_S + RETRY_S < 20
 
@@ -166,12 +168,11 @@ async def test_a_process_that_was_stopped_knows_before_its_first_request() -> No
     clock, kept = Clock(), ScriptedLease()
     leader = leadership(kept, clock)
     await leader.campaign()
-    assert leader.fresh
+    assert (leader.held.is_set(), leader.fresh) == (True, True)
     clock.now += LEASE_S + 1
-    assert leader.held.is_set()
-    assert not leader.fresh
+    assert (leader.held.is_set(), leader.fresh) == (True, False)
     await leader.campaign()
-    assert leader.fresh, "nobody took it meanwhile"
+    assert (leader.held.is_set(), leader.fresh) == (True, True), "nobody took it meanwhile"
 
 
 async def test_a_leader_that_sees_another_holder_steps_down_at_once() -> None:
