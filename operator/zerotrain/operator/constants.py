@@ -36,6 +36,9 @@ LABEL_ATTEMPT: Final = f"{GROUP}/attempt"
 LABEL_RANK: Final = f"{GROUP}/rank"
 """Index of the worker pod (the node rank), 0-based; its processes are ranks of their own."""
 
+ANNOTATION_IGNORE_MEMORY_PLAN: Final = f"{GROUP}/ignore-memory-plan"
+"""On jobs: "true" starts the job although its memory plan says DoesNotFit."""
+
 ANNOTATION_CONFIG_DIGEST: Final = f"{GROUP}/config-digest"
 """On pods: SHA-256 of the rendered configuration that the pod was created for."""
 
@@ -149,6 +152,10 @@ class Reason(StrEnum):
 
     # Memory planner
     DOES_NOT_FIT = "DoesNotFit"
+    MEMORY_TIGHT = "MemoryTight"
+    """Fits only if the planner's estimates err on the safe side."""
+    MEMORY_PLAN_IGNORED = "MemoryPlanIgnored"
+    """Does not fit by the planner's numbers, and starts because an annotation says so."""
 
     # Checkpoint
     CHECKPOINT_REQUESTED = "CheckpointRequested"

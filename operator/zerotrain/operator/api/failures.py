@@ -1,39 +1,82 @@
-"""What follows a failure: restarts, their budget, rules by kind of failure."""
+"""What follows a failure: restarts, their budgets, rules by kind of failure."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, StringConstraints
 
 from .base import ATOMIC, SET, ApiModel, Int, Seconds, rule
+from .patterns import MAX_PATTERN_LENGTH, PatternError, compiled
+
+MAX_RANK = 639_999
+"""10,000 workers of 64 ranks."""
+
+MAX_ALL_INSTRUCTIONS = 1024
+"""Of the patterns of all rules together: what one failure may cost the operator."""
 
 
 class FailureAction(StrEnum):
+    """What a rule does."""
+
     FAIL_JOB = "FailJob"
     RESTART_ALL = "RestartAll"
     RESTART_ALL_IGNORE_BUDGET = "RestartAllIgnoreBudget"
+    REPLACE_NODE_AND_RESTART = "ReplaceNodeAndRestart"
+    SHRINK_AND_RESTART = "ShrinkAndRestart"
 
 
 class FailureReason(StrEnum):
+    """The reasons that `status.failures` shows."""
+
+    RANK_FAILED = "RankFailed"
+    """The program ended with a code that has no meaning of its own."""
+    OUT_OF_MEMORY = "OutOfMemory"
+    KILLED = "Killed"
     NODE_LOST = "NodeLost"
+    POD_LOST = "PodLost"
+    """Somebody deleted the pod, or it does not go away."""
+    POD_REJECTED = "PodRejected"
+    """The node refused or dropped the pod."""
     PREEMPTED = "Preempted"
     EVICTED = "Evicted"
-    OUT_OF_MEMORY = "OutOfMemory"
     HANG = "Hang"
     RENDEZVOUS_TIMEOUT = "RendezvousTimeout"
-    RANK_FAILED = "RankFailed"
+    SPILL_INTEGRITY = "SpillIntegrity"
+    PERMANENT_FAILURE = "PermanentFailure"
+    """A code that says that another attempt cannot help; see `zerotrain explain exit-codes`."""
+
+
+def _usable(text: str) -> str:
+    compiled(text)
+    return text
+
+
+MessagePattern = Annotated[
+    str, StringConstraints(min_length=1, max_length=MAX_PATTERN_LENGTH), AfterValidator(_usable)
+]
 
 
 class FailureRule(ApiModel):
-    """What to do after a failure of a certain kind."""
+    """What to do after a failure of a certain kind. All that the rule names must hold."""
 
     RULES = (
         rule(
-            "has(self.onExitCodes) || has(self.onReasons)",
-            "at least one of onExitCodes, onReasons must be given",
-            holds=lambda self: bool(self.on_exit_codes or self.on_reasons),
+            "has(self.onExitCodes) || has(self.onReasons) || has(self.onRanks) "
+            "|| has(self.onMessagePatterns)",
+            "at least one of onExitCodes, onReasons, onRanks, onMessagePatterns must be given",
+            holds=lambda self: bool(
+                self.on_exit_codes or self.on_reasons or self.on_ranks or self.on_message_patterns
+            ),
+        ),
+        # An expression that the API server cannot compile is an error of the rule's evaluation, told as such.
+        rule(
+            "!has(self.onMessagePatterns) "
+            "|| self.onMessagePatterns.all(pattern, ''.matches(pattern) in [true, false])",
+            "onMessagePatterns must be regular expressions in RE2's syntax",
+            holds=lambda self: all(map(_is_usable, self.on_message_patterns)),
+            field_path=".onMessagePatterns",
         ),
     )
 
@@ -41,16 +84,31 @@ class FailureRule(ApiModel):
         tuple[Annotated[Int, Field(ge=1, le=255)], ...],
         Field(min_length=1, max_length=64, json_schema_extra=SET),
     ] = ()
-    """Exit codes of the first failing rank, 1 to 255."""
+    """Exit codes of the first failing rank, 1 to 255; one of them must be its code. Any unless given."""
 
     on_reasons: Annotated[
         tuple[FailureReason, ...], Field(min_length=1, max_length=16, json_schema_extra=SET)
     ] = ()
-    """Reasons of the failure."""
+    """Reasons of the failure as status.failures shows them; one of them must be it. Any unless given."""
+
+    on_ranks: Annotated[
+        tuple[Annotated[Int, Field(ge=0, le=MAX_RANK)], ...],
+        Field(min_length=1, max_length=256, json_schema_extra=SET),
+    ] = ()
+    """Ranks, 0 to 639999; the first failing rank must be one of them. Where a whole worker failed and no
+    rank can be named, one of the worker's ranks must be. Any unless given."""
+
+    on_message_patterns: Annotated[
+        tuple[MessagePattern, ...], Field(min_length=1, max_length=16, json_schema_extra=SET)
+    ] = ()
+    """Regular expressions (a part of RE2's syntax, no look-around and no back-references, at most 256
+    characters); one of them must be found in the failure's message or last line. Any unless given."""
 
     action: FailureAction
-    """FailJob ends the job; RestartAll starts a new attempt and charges the budget; RestartAllIgnoreBudget
-    does not charge it."""
+    """FailJob ends the job. RestartAll starts a new attempt and charges the budget of the cause;
+    RestartAllIgnoreBudget does not charge it. ReplaceNodeAndRestart is RestartAll and keeps the job off the
+    node for nodeExclusionSeconds. ShrinkAndRestart is RestartAll with fewer workers, where spec.elastic
+    allows it."""
 
 
 class FailurePolicy(ApiModel):
@@ -61,8 +119,46 @@ class FailurePolicy(ApiModel):
     """Restarts after failures of the training program before the job fails; 0 to 1000, 5 unless given. Those
     within windowSeconds count, and older ones until a step is gained. Preemptions and lost nodes do not."""
 
+    max_infrastructure_restarts: Annotated[Int, Field(ge=0, le=1000)] = 20
+    """The same for lost nodes and pods, evictions and rendezvous that never completed; 0 to 1000, 20 unless
+    given. Preemptions are without limit."""
+
+    max_restarts_without_progress: Annotated[Int, Field(ge=1, le=1000)] = 20
+    """Restarts in a row that gain no step before the job fails, whatever their cause and whichever rule asked
+    for them; 1 to 1000, 20 unless given. Preemptions do not count."""
+
     window_seconds: Seconds = 3600
     """Length of the sliding window in which restarts are counted; 3600 unless given."""
 
-    rules: Annotated[tuple[FailureRule, ...], Field(max_length=32, json_schema_extra=ATOMIC)] = ()
-    """Rules by exit code or reason; the first that matches decides."""
+    node_not_ready_seconds: Seconds = 60
+    """Seconds after which the workers of a node that is not ready count as lost, while no step comes; 60
+    unless given. A node that is deleted or tainted out-of-service is lost at once."""
+
+    node_exclusion_seconds: Seconds = 86400
+    """Seconds for which the job keeps off a node that ReplaceNodeAndRestart excluded; 86400 unless given."""
+
+    rules: Annotated[
+        tuple[FailureRule, ...],
+        Field(max_length=32, json_schema_extra=ATOMIC),
+        AfterValidator(lambda rules: _affordable(rules)),
+    ] = ()
+    """Rules by exit code, reason, rank or message; the first that matches decides, also where the built-in
+    table would fail the job. May be changed at any time."""
+
+
+def _is_usable(pattern: str) -> bool:
+    try:
+        compiled(pattern)
+    except PatternError:
+        return False
+    return True
+
+
+def _affordable(rules: tuple[FailureRule, ...]) -> tuple[FailureRule, ...]:
+    size = sum(len(compiled(pattern).program) for rule in rules for pattern in rule.on_message_patterns)
+    if size > MAX_ALL_INSTRUCTIONS:
+        raise ValueError(
+            f"the patterns of all rules come to {size} instructions, at most {MAX_ALL_INSTRUCTIONS} are "
+            "taken; use fewer or shorter ones"
+        )
+    return rules

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from .base import Int, ObservedModel
+from typing import Annotated
+
+from pydantic import Field
+
+from .base import ATOMIC, Int, ObservedModel
+from .core.meta import Toleration
 
 
 class AttemptShape(ObservedModel):
@@ -11,5 +16,23 @@ class AttemptShape(ObservedModel):
     workers: Int
     """Worker pods of the attempt; fewer than spec.workers after a job was shrunk."""
 
-    excluded_nodes: tuple[str, ...] = ()
+    excluded_nodes: Annotated[tuple[str, ...], Field(json_schema_extra=ATOMIC)] = ()
     """Nodes that the pods of the attempt must not run on: failures were laid at their door."""
+
+    gang: str = ""
+    """API version of the pod group that places the workers together, or Operator; empty without a gang."""
+
+    avoided_nodes: Annotated[tuple[str, ...], Field(json_schema_extra=ATOMIC)] = ()
+    """Nodes that are kept for jobs that waited longer."""
+
+    node_selector: dict[str, str] = Field(default_factory=dict)
+    """Labels that the nodes must have beyond spec.scheduling: from the queue, or the chosen topology."""
+
+    tolerations: Annotated[tuple[Toleration, ...], Field(json_schema_extra=ATOMIC)] = ()
+    """Taints that the workers accept beyond spec.scheduling: from the queue."""
+
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Labels of the pods that the queue asks for."""
+
+    annotations: dict[str, str] = Field(default_factory=dict)
+    """Annotations of the pods that the queue asks for."""

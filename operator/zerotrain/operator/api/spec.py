@@ -12,7 +12,7 @@ from .base import ATOMIC, ApiModel, Argument, Bool, Int, Rule, one_of, rule
 from .compute import Resources
 from .core.containers import Image
 from .elastic import Elastic
-from .failures import FailurePolicy
+from .failures import FailureAction, FailurePolicy
 from .hangs import HangPolicy
 from .lifecycle import RunPolicy
 from .pod_template import PodTemplate
@@ -88,6 +88,43 @@ _RULES = (
             self.elastic is None or self.elastic.min_workers <= self.workers <= self.elastic.max_workers
         ),
         field_path=".workers",
+    ),
+    rule(
+        "!has(self.elastic) || has(self.config)",
+        "elastic needs config inline: gradient_accumulation_steps changes with the number of workers",
+        holds=lambda self: self.elastic is None or self.config is not None,
+        field_path=".elastic",
+    ),
+    rule(
+        "!has(self.elastic) || (has(self.checkpoint) && (!has(self.checkpoint.onTermination) "
+        "|| self.checkpoint.onTermination) && (has(self.checkpoint.volume.persistentVolumeClaim) "
+        "|| has(self.checkpoint.volume.nfs)))",
+        "elastic needs checkpoint with onTermination, on a volume that all workers see "
+        "(persistentVolumeClaim or nfs): a resize goes on from a checkpoint",
+        holds=lambda self: (
+            self.elastic is None
+            or (
+                self.checkpoint is not None
+                and self.checkpoint.on_termination
+                and self.checkpoint.volume.shared
+            )
+        ),
+        field_path=".elastic",
+    ),
+    rule(
+        "has(self.elastic) == has(oldSelf.elastic) || self.suspend || oldSelf.suspend",
+        "elastic can be given or removed only while the job is suspended",
+        field_path=".elastic",
+    ),
+    rule(
+        "has(self.elastic) || !has(self.failurePolicy) || !has(self.failurePolicy.rules) "
+        "|| !self.failurePolicy.rules.exists(item, item.action == 'ShrinkAndRestart')",
+        "failurePolicy.rules: ShrinkAndRestart needs elastic, which says how small the job may get",
+        holds=lambda self: (
+            self.elastic is not None
+            or all(item.action is not FailureAction.SHRINK_AND_RESTART for item in self.failure_policy.rules)
+        ),
+        field_path=".failurePolicy",
     ),
     rule(
         "!has(self.ranksPerWorker) || !has(self.resources) || !has(self.resources.gpus) "

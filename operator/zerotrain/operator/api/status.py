@@ -248,7 +248,7 @@ class Failure(ObservedModel):
     """What was done: FailJob, RestartAll and so on; empty where the attempt was to end anyway."""
 
     log: str = ""
-    """Key in the ConfigMap <job>-failures that holds the last lines of the rank; empty without a pod to ask."""
+    """Key in the ConfigMap <job>-failures with the last lines of the rank; empty without a pod to ask."""
 
     ranks: Annotated[
         tuple[RankFailure, ...], Field(max_length=MAX_RANK_FAILURES, json_schema_extra=ATOMIC)

@@ -30,11 +30,6 @@ def _row(path: str, asked: Callable[[ZeroTrainingJobSpec], bool], way_out: str) 
 
 MISSING: tuple[MissingBehaviour, ...] = (
     _row(
-        "spec.model.parameters",
-        lambda spec: spec.model is not None and spec.model.parameters is not None,
-        "there is no memory planner yet that would read it; remove it",
-    ),
-    _row(
         "spec.resources.rdma",
         lambda spec: spec.resources is not None and spec.resources.rdma is not None,
         "workers cannot be given RDMA devices yet; remove it and the collectives go over TCP",
@@ -43,11 +38,6 @@ MISSING: tuple[MissingBehaviour, ...] = (
         "spec.nvme.requireEncryptedVolume",
         lambda spec: spec.nvme is not None and bool(spec.nvme.require_encrypted_volume),
         "StorageClasses are not examined yet; remove it",
-    ),
-    _row(
-        "spec.elastic",
-        lambda spec: spec.elastic is not None,
-        "jobs cannot be resized yet; remove it",
     ),
 )
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
 
 from zerotrain.operator.api import RestartCause
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.failure_policy import Evidence, Judgement, Verdict, WorkerEnd, judge
+from zerotrain.operator.reconcile.nodes import NO_LOSSES, Loss
 from zerotrain.operator.reconcile.observe import Observed, PodState, PodView
 
 
@@ -49,6 +50,8 @@ class Worker:
     index: int
     fate: Fate
     pod: PodView | None = None
+    loss: Loss | None = None
+    """Lost together with its node."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,19 +88,26 @@ class AttemptView:
 
 
 def view_attempt(
-    number: int, workers: int, observed: Observed, *, created: bool, stuck_before: datetime
+    number: int,
+    workers: int,
+    observed: Observed,
+    *,
+    created: bool,
+    stuck_before: datetime,
+    losses: Mapping[str, Loss] = NO_LOSSES,
 ) -> AttemptView:
     """Look at attempt `number` alone; pods of other attempts do not exist here.
 
     `created` says that every worker of the attempt existed once, so that a missing one is lost. A pod whose
-    deletion should have ended before `stuck_before` is lost too: its node does not answer.
+    deletion should have ended before `stuck_before` is lost too: its node does not answer. So is one on a
+    node among `losses`.
     """
     present = {pod.index: pod for pod in observed.pods if pod.attempt == number and pod.index < workers}
     gone = {pod.index: pod for pod in observed.gone if pod.attempt == number and pod.index < workers}
     return AttemptView(
         number=number,
         workers=tuple(
-            _worker(index, present.get(index), gone.get(index), created, stuck_before)
+            _on_its_node(_worker(index, present.get(index), gone.get(index), created, stuck_before), losses)
             for index in range(workers)
         ),
         present=tuple(present.values()),
@@ -117,6 +127,14 @@ def _worker(
     return Worker(index=index, fate=Fate.LOST if created else Fate.ABSENT)
 
 
+def _on_its_node(worker: Worker, losses: Mapping[str, Loss]) -> Worker:
+    """The worker, lost if its node is and its end is not known otherwise."""
+    loss = losses.get(worker.pod.node or "") if losses and worker.pod is not None else None
+    if loss is None or (worker.fate not in LIVE and worker.fate is not Fate.LOST):
+        return worker
+    return replace(worker, fate=Fate.LOST, loss=loss)
+
+
 def strays(attempt: int, workers: int, observed: Observed) -> Mapping[int, tuple[PodView, ...]]:
     """Leftovers by attempt: pods of earlier attempts, and indices that this attempt does not have.
 
@@ -130,7 +148,12 @@ def strays(attempt: int, workers: int, observed: Observed) -> Mapping[int, tuple
 
 
 def first_failure(view: AttemptView) -> Failure | None:
-    """The surest first cause among the failed and lost workers; None when none failed.
+    """The surest first cause among the failed and lost workers; None when none failed."""
+    return min(failures_of(view), key=cause_order, default=None)
+
+
+def failures_of(view: AttemptView) -> list[Failure]:
+    """All failed and lost workers, by index.
 
     Where some worker yielded, its checkpoint is durable for all ranks: a peer that was lost or terminated
     meanwhile is part of that end, not a failure.
@@ -143,7 +166,7 @@ def first_failure(view: AttemptView) -> Failure | None:
             echo = judgement.evidence is Evidence.ECHO or worker.fate is Fate.LOST
             if not (yielded and echo):
                 failures.append(Failure(worker=worker, judgement=judgement))
-    return min(failures, key=_order) if failures else None
+    return failures
 
 
 YIELDED_JUDGEMENT = Judgement(
@@ -152,6 +175,7 @@ YIELDED_JUDGEMENT = Judgement(
     verdict=Verdict.RESTART,
     evidence=Evidence.SELF_INFLICTED,
 )
+MOVED_JUDGEMENT = replace(YIELDED_JUDGEMENT, reason=Reason.DRAINING)
 
 
 def _end_of(worker: Worker) -> WorkerEnd:
@@ -164,11 +188,13 @@ def _end_of(worker: Worker) -> WorkerEnd:
         exit_reason=pod.exit_reason,
         pod_reason=pod.pod_reason,
         disruption=pod.disruption,
+        exception=pod.termination.exception if pod.termination is not None else None,
+        node_lost=worker.loss is not None,
         deleted=lost or pod.deletion_at is not None,
     )
 
 
-def _order(failure: Failure) -> tuple[int, float, int]:
+def cause_order(failure: Failure) -> tuple[int, float, int]:
     pod = failure.worker.pod
     # Container runtimes report whole seconds, so the index breaks ties and makes the choice repeatable.
     ended = pod.finished_at.timestamp() if pod is not None and pod.finished_at else math.inf

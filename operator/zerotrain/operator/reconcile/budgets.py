@@ -13,7 +13,9 @@ from zerotrain.operator.failure_policy import Budget, PastRestart, still_counts
 def history_of(restarts: Restarts) -> tuple[PastRestart, ...]:
     """The recent restarts as the failure policy wants them, oldest first."""
     return tuple(
-        PastRestart(time=item.time, cause=item.cause, reason=item.reason, step=item.step)
+        PastRestart(
+            time=item.time, cause=item.cause, reason=item.reason, step=item.step, charged=item.charged
+        )
         for item in restarts.recent
     )
 
@@ -29,7 +31,8 @@ def charge(restarts: Restarts, restart: Restart, *, budget: Budget, now: datetim
         for item, counts in zip(restarts.recent, counted, strict=True)
         if counts or item.reason == Reason.SPILL_INTEGRITY
     )
-    count = {restart.cause.value: getattr(restarts, restart.cause.value) + 1, "total": restarts.total + 1}
+    field = restart.cause.value if restart.charged else "uncharged"
+    count = {field: getattr(restarts, field) + 1, "total": restarts.total + 1}
     return restarts.model_copy(update={**count, "recent": (*kept, restart)[-MAX_RECENT_RESTARTS:]})
 
 

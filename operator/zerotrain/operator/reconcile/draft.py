@@ -89,7 +89,7 @@ class Draft:
                 self.observed,
                 created=self.status.pods_created,
                 stuck_before=self.now - timeout,
-            losses=self.losses(),
+                losses=self.losses(),
             )
             self._view = (basis, view)
         return self._view[1]

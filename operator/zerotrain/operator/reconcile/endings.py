@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from zerotrain.contract.exit_codes import meaning_of
-from zerotrain.operator.api import Failure as FailureRecord
-from zerotrain.operator.api import Phase, RestartCause, YieldReason
-from zerotrain.operator.api.status import MAX_FAILURES, Restart
+from zerotrain.operator.api import Phase, YieldReason
+from zerotrain.operator.api.failures import FailureAction
+from zerotrain.operator.api.status import Restart
 from zerotrain.operator.constants import Reason
-from zerotrain.operator.failure_policy import Budget, Decision, Evidence, Judgement, Verdict, decide
-from zerotrain.operator.reconcile.attempts import OVER, YIELDED_JUDGEMENT, AttemptView, Failure, Fate
+from zerotrain.operator.failure_policy import (
+    Budget,
+    Decision,
+    Evidence,
+    Judgement,
+    Ruling,
+    Verdict,
+    decide,
+    ruling_of,
+)
+from zerotrain.operator.reconcile import exclusions, records, sizing
+from zerotrain.operator.reconcile.attempts import (
+    MOVED_JUDGEMENT,
+    OVER,
+    YIELDED_JUDGEMENT,
+    AttemptView,
+    Failure,
+    Fate,
+)
 from zerotrain.operator.reconcile.budgets import charge, history_of
-from zerotrain.operator.reconcile.draft import Draft, cut
+from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.progress import newest_step
 
 
@@ -29,8 +46,11 @@ def fail(draft: Draft, reason: Reason, message: str) -> None:
     draft.emit(reason, message, warning=True)
 
 
-def is_permanent(failure: Failure) -> bool:
-    """Whether the user must change something before any further attempt."""
+def is_permanent(draft: Draft, failure: Failure) -> bool:
+    """Whether the job ends with this failure, whatever the budgets have left."""
+    ruling = _ruling(draft, failure)
+    if ruling is not None:
+        return ruling.action is FailureAction.FAIL_JOB
     return failure.judgement.verdict is Verdict.FAIL
 
 
@@ -50,15 +70,28 @@ def settled_at(
 
 def after_failure(draft: Draft, failure: Failure) -> None:
     """Record the failure, charge it, and decide between another attempt and the end of the job."""
-    decision = _decide(draft, failure.judgement)
-    told = _describe(draft, failure)
+    ruling = _ruling(draft, failure)
+    decision = _decide(draft, failure.judgement, ruling)
+    told = records.describe(draft, failure)
     cause = failure.judgement.cause if decision.restart else None
-    record(draft, failure, cause=cause)
-    if decision.restart:
-        _restart(draft, failure.judgement, decision)
-        _announce(draft, failure.judgement.reason, told, decision, warning=True)
+    records.record(draft, failure, cause=cause, ruling=ruling, action=decision.action)
+    if not decision.restart:
+        fail(draft, decision.reason or Reason.PERMANENT_FAILURE, f"{told}; {decision.message}")
         return
-    fail(draft, decision.reason or Reason.PERMANENT_FAILURE, f"{told}; {decision.message}")
+    said = _carry_out(draft, failure, decision.action)
+    if ruling is not None:
+        said = (f"failurePolicy.rules[{ruling.index}] says {ruling.action}", *said)
+    _restart(draft, failure.judgement, decision)
+    told = "; ".join((told, *said))
+    _announce(draft, failure.judgement.reason, told, decision, warning=True)
+
+
+def after_expiry(draft: Draft, names: Sequence[str]) -> None:
+    """Pods wait for a node beside one that they may use again: a new attempt, at nobody's cost."""
+    draft.set(phase=Phase.RESTARTING, next_attempt_time=None)
+    attempt, nodes = draft.status.attempt, ", ".join(names)
+    message = f"attempt {attempt} waits for a node and {nodes} may be used again; attempt {attempt + 1} may"
+    draft.emit(Reason.EXCLUSION_EXPIRED, message)
 
 
 def after_yield(draft: Draft, view: AttemptView) -> None:
@@ -71,58 +104,55 @@ def after_yield(draft: Draft, view: AttemptView) -> None:
 
 
 def after_move(draft: Draft, reason: YieldReason) -> None:
-    """The ranks stopped so that all of them can go on elsewhere, or in another size: at once."""
-    step, attempt = newest_step(draft.status), draft.status.attempt
-    draft.set(phase=Phase.RESTARTING, next_attempt_time=None)
+    """The ranks stopped so that all of them can go on elsewhere, or in another size: at once, unless one
+    drain follows the other and no step is gained in between."""
+    attempt, decision = draft.status.attempt, Decision(restart=True)
     if reason is YieldReason.DRAIN:
-        entry = Restart(
-            time=draft.stamp,
-            cause=RestartCause.PREEMPTION,
-            attempt=attempt,
-            reason=str(Reason.DRAINING),
-            step=step,
-        )
-        restarts = charge(draft.status.restarts, entry, budget=_budget(draft), now=draft.now)
-        draft.set(restarts=restarts)
-    _announce(draft, Reason.YIELDED, f"attempt {attempt} yielded", Decision(restart=True), warning=False)
+        decision = _decide(draft, MOVED_JUDGEMENT)
+        _restart(draft, MOVED_JUDGEMENT, decision)
+    else:
+        draft.set(phase=Phase.RESTARTING, next_attempt_time=None)
+    _announce(draft, Reason.YIELDED, f"attempt {attempt} yielded", decision, warning=False)
 
 
-def record(draft: Draft, failure: Failure, *, cause: RestartCause | None) -> None:
-    """Put the failure on top of status.failures, once per attempt."""
-    if any(item.attempt == draft.status.attempt for item in draft.status.failures):
-        return
-    pod = failure.worker.pod
-    end = pod.termination if pod is not None else None
-    entry = FailureRecord(
-        attempt=draft.status.attempt,
-        time=draft.stamp,
-        pod=pod.name if pod is not None else "",
-        rank=_rank(draft, failure),
-        node=(pod.node or "") if pod is not None else "",
-        exit_code=pod.exit_code if pod is not None else None,
-        reason=str(failure.judgement.reason),
-        cause=cause,
-        message=cut(_cause_text(failure)),
-        last_line=cut((end.last_line or "") if end is not None else ""),
-        stacks=failure.stacks,
-        step=newest_step(draft.status),
-    )
-    draft.set(failures=(entry, *draft.status.failures)[:MAX_FAILURES])
+def _carry_out(draft: Draft, failure: Failure, action: FailureAction) -> tuple[str, ...]:
+    """What the action asks for beyond the restart, and the words for it."""
+    if action is FailureAction.SHRINK_AND_RESTART:
+        why_not = sizing.shrink(draft, str(failure.judgement.reason))
+        return (f"the size stays: {why_not}",) if why_not is not None else ()
+    if action is not FailureAction.REPLACE_NODE_AND_RESTART:
+        return ()
+    node = failure.worker.pod.node if failure.worker.pod is not None else None
+    if node is None:
+        return ("there is no node to replace",)
+    entry = exclusions.exclude(draft, node, str(failure.judgement.reason))
+    return (f"the job keeps off {node} until {entry.until:%Y-%m-%d %H:%M:%S} UTC",)
 
 
-def _decide(draft: Draft, judgement: Judgement) -> Decision:
+def _ruling(draft: Draft, failure: Failure) -> Ruling | None:
+    rules = draft.job.spec.failure_policy.rules
+    return ruling_of(rules, records.facts_of(draft, failure)) if rules else None
+
+
+def _decide(draft: Draft, judgement: Judgement, ruling: Ruling | None = None) -> Decision:
     return decide(
         judgement,
         history_of(draft.status.restarts),
         _budget(draft),
         step=newest_step(draft.status),
         now=draft.now,
+        ruling=ruling,
     )
 
 
 def _budget(draft: Draft) -> Budget:
     policy = draft.job.spec.failure_policy
-    return Budget(max_restarts=policy.max_restarts, window_s=policy.window_seconds)
+    return Budget(
+        max_restarts=policy.max_restarts,
+        window_s=policy.window_seconds,
+        max_infra_restarts=policy.max_infrastructure_restarts,
+        max_idle_restarts=policy.max_restarts_without_progress,
+    )
 
 
 def _restart(draft: Draft, judgement: Judgement, decision: Decision) -> None:
@@ -132,6 +162,7 @@ def _restart(draft: Draft, judgement: Judgement, decision: Decision) -> None:
         attempt=draft.status.attempt,
         reason=str(judgement.reason),
         step=newest_step(draft.status),
+        charged=decision.charged,
     )
     due = draft.now + timedelta(seconds=decision.hold_off_s) if decision.hold_off_s else None
     draft.set(
@@ -146,43 +177,3 @@ def _announce(draft: Draft, reason: Reason, told: str, decision: Decision, *, wa
     source = f"from the checkpoint of step {last.step}" if last is not None else "from the start"
     when = f" in {decision.hold_off_s:.0f} s" if decision.hold_off_s else ""
     draft.emit(reason, f"{told}; attempt {draft.status.attempt + 1} goes on {source}{when}", warning=warning)
-
-
-def _describe(draft: Draft, failure: Failure) -> str:
-    worker, pod = failure.worker, failure.worker.pod
-    rank = _rank(draft, failure)
-    where = [f"rank {rank}"] if rank is not None else []
-    where += [f"pod {pod.name}"] if pod is not None else []
-    where += [f"node {pod.node}"] if pod is not None and pod.node else []
-    place = f" ({', '.join(where)})" if where else ""
-    return f"attempt {draft.status.attempt}: worker {worker.index}{place}: {_cause_text(failure)}"
-
-
-def _rank(draft: Draft, failure: Failure) -> int | None:
-    pod = failure.worker.pod
-    if failure.rank is not None:
-        return failure.rank
-    if pod is not None and pod.termination is not None and pod.termination.rank is not None:
-        return pod.termination.rank
-    return failure.worker.index if draft.job.spec.num_ranks_per_worker == 1 else None
-
-
-def _cause_text(failure: Failure) -> str:
-    """What happened, most specific first: the program's own words, then the cluster's, then the code's."""
-    if failure.told:
-        return failure.told
-    pod, fate = failure.worker.pod, failure.worker.fate
-    if pod is None or (fate is Fate.LOST and not pod.ended):
-        stuck = pod is not None and pod.deletion_at is not None
-        gone = "its node does not finish the deletion of the pod" if stuck else "the pod is gone"
-        return f"{gone}{f' ({pod.disruption})' if pod is not None and pod.disruption else ''}"
-    parts = []
-    if pod.exit_code is not None:
-        # "Error" is the runtime's word for any code but 0.
-        known = pod.exit_reason if pod.exit_reason != "Error" else None
-        parts.append(f"exit code {pod.exit_code} ({known or meaning_of(pod.exit_code).meaning})")
-    parts += [text for text in (pod.disruption, pod.pod_reason, pod.pod_message) if text]
-    end = pod.termination
-    if end is not None and (end.exception or end.last_line):
-        parts.append(end.exception or end.last_line or "")
-    return ": ".join(parts) or f"pod phase {pod.phase}"

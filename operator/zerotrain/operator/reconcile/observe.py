@@ -131,6 +131,23 @@ class StacksView:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Protection:
+    """What became of the last request about an attempt's disruption budget."""
+
+    attempt: int
+    exists: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogView:
+    """That logs can be read here, and the last attempt whose failing rank's was."""
+
+    attempt: int = 0
+    error: str = ""
+    """Why nothing could be stored."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Observed:
     """Everything about one job outside its own object at one moment."""
 
@@ -149,6 +166,8 @@ class Observed:
     stacks: StacksView | None = None
     """The stacks that were collected last."""
     yielding: YieldState | None = None
+    protection: Protection | None = None
+    """None while this operator asked for nothing yet."""
     problem: Problem | None = None
     apis: ClusterApis | None = None
     """Gang schedulers and queues of the cluster; None until somebody asked."""
@@ -157,7 +176,9 @@ class Observed:
     capacity: Verdict | None = None
     """Whether the cluster could hold the attempt that was asked about."""
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
-    """By name, those that hold pods of this job; empty while they are not known."""
+    """By name, those that hold pods of this job and are not simply well; empty while they are not known."""
+    log: LogView | None = None
+    """None where no log can be read (simulated nodes)."""
 
 
 def pod_view(pod: Mapping[str, Any], *, seen_at: datetime) -> PodView | None:

@@ -12,9 +12,12 @@ from zerotrain.operator.api.lifecycle import CleanPodPolicy
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.reconcile import (
     endings,
+    exclusions,
     hangs,
+    logs,
     memory,
     queueing,
+    records,
     sizing,
     stragglers,
     verification,
@@ -24,6 +27,7 @@ from zerotrain.operator.reconcile.admit import refusal_of
 from zerotrain.operator.reconcile.attempts import OVER, AttemptView, Fate, first_failure
 from zerotrain.operator.reconcile.conditions import FINISHED
 from zerotrain.operator.reconcile.draft import Draft
+from zerotrain.operator.reconcile.nodes import lost_at
 from zerotrain.operator.reconcile.plan import CreateWorkers, DeleteJob
 from zerotrain.operator.reconcile.teardown import KILL_GRACE_S, end_live_workers, end_workers
 
@@ -53,7 +57,8 @@ def _gate(draft: Draft) -> None:
             draft.emit(Reason.SUSPENDED, "no attempt starts until spec.suspend is false")
         draft.set(phase=Phase.SUSPENDED, start_time=None, next_attempt_time=None)
         return
-    refusal = refusal_of(draft.job.spec) or memory.does_not_fit(draft)
+    sizing.prepare(draft)
+    refusal = refusal_of(sizing.admissible(draft)) or memory.does_not_fit(draft)
     if refusal is not None:
         if draft.status.phase is not Phase.STALLED:
             draft.emit(refusal[0], refusal[1], warning=True)
@@ -62,6 +67,9 @@ def _gate(draft: Draft) -> None:
         return
     shape = sizing.next_shape(draft)
     draft.held = queueing.hold(draft, shape)
+    if draft.held is not None and sizing.short(draft):
+        shape = sizing.next_shape(draft)
+        draft.held = queueing.hold(draft, shape)
     if draft.held is not None:
         if draft.status.phase is not Phase.QUEUED:
             draft.emit(draft.held[0], draft.held[1])
@@ -74,11 +82,13 @@ def _gate(draft: Draft) -> None:
 
 def _start_attempt(draft: Draft, shape: AttemptShape) -> None:
     """Count up. The status write that carries the number precedes every pod that bears it."""
+    exclusions.forget_expired(draft)
+    sizing.started(draft)
     number = draft.status.attempt + 1
     draft.set(
         phase=Phase.PENDING,
         attempt=number,
-        shape=shape,
+        shape=shape.model_copy(update={"excluded_nodes": exclusions.current(draft)}),
         yield_request=None,
         hang=None,
         straggler=None,
@@ -108,6 +118,9 @@ def _active(draft: Draft) -> None:
         _go_on(draft)
     elif view.count(Fate.YIELDED):
         _await_yielded(draft, view)
+    elif free := exclusions.outlived(draft, view):
+        endings.after_expiry(draft, free)
+        _go_on(draft)
     elif (wish := yielding.wanted(draft, view)) is not None:
         yielding.ask(draft, *wish)
         _yielding(draft)
@@ -123,6 +136,7 @@ def _follow(draft: Draft, view: AttemptView) -> None:
         if worker.fate is Fate.GOING and worker.pod is not None and worker.pod.deletion_at is not None:
             # A node that died with the pod sends no event: look again when the pod counts as lost.
             draft.wake(worker.pod.deletion_at + _termination_timeout(draft) + timedelta(seconds=1))
+    _fear_for_nodes(draft)
     running = view.all_in(frozenset({Fate.RUNNING, Fate.GOING, Fate.SUCCEEDED}))
     joined = running and all(pod.ready or pod.ended for pod in view.present)
     if draft.status.phase is Phase.RUNNING or joined:
@@ -132,6 +146,15 @@ def _follow(draft: Draft, view: AttemptView) -> None:
         stragglers.tell(draft, view)
     else:
         draft.set(phase=Phase.STARTING if running else Phase.PENDING)
+
+
+def _fear_for_nodes(draft: Draft) -> None:
+    """Look again when a node that is not ready counts as lost: silence brings no event."""
+    patience = timedelta(seconds=draft.job.spec.failure_policy.node_not_ready_seconds)
+    for node in draft.observed.nodes.values():
+        due = lost_at(node, patience=patience, step_at=draft.step_at())
+        if due is not None and due > draft.now:
+            draft.wake(due)
 
 
 def _ended_badly(draft: Draft, view: AttemptView) -> bool:
@@ -194,12 +217,17 @@ def _yielding(draft: Draft) -> None:
     if view.all_in(frozenset({Fate.SUCCEEDED})):
         endings.complete(draft)
         _finished(draft)
-    elif failure is not None and endings.is_permanent(failure):
+    elif failure is not None and endings.is_permanent(draft, failure):
+        yielding.drop(draft)
         endings.after_failure(draft, failure)
+        _go_on(draft)
+    elif yielding.failed(draft, view) is not None and _ended_badly(draft, view):
+        if draft.status.phase is not Phase.YIELDING:
+            yielding.drop(draft)
         _go_on(draft)
     else:
         if failure is not None:
-            endings.record(draft, failure, cause=None)
+            records.record(draft, failure, cause=None)
         if yielding.over(draft, view) and end_workers(draft, grace_s=KILL_GRACE_S):
             yielding.conclude(draft)
             _go_on(draft)
@@ -227,6 +255,7 @@ def _finished(draft: Draft) -> None:
     elif draft.status.phase is Phase.FAILED or policy.clean_pod_policy is CleanPodPolicy.RUNNING:
         # Ranks of a failed job wait for peers that never come: they are ended whatever the policy says.
         end_live_workers(draft, view, grace_s=KILL_GRACE_S)
+    logs.save_kept(draft)
     ttl, ended = policy.ttl_seconds_after_finished, draft.status.completion_time
     if ttl is None or ended is None or verification.pending(draft):
         return

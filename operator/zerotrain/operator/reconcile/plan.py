@@ -42,6 +42,8 @@ class DeleteWorkers:
     attempt: int
     grace_s: int | None
     """None leaves the pods their own terminationGracePeriodSeconds."""
+    spared: int | None = None
+    """Index of a worker that stays for now: its log is still to be read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,12 +55,43 @@ class DeletePods:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SaveLog:
+    """Keep the last lines of a rank in the job's ConfigMap of failures. What cannot be read or stored is
+    said there or in the log of this operator; the actions behind it go on either way."""
+
+    attempt: int
+    pod: str
+    rank: int | None
+    """None takes the lines of all ranks of the pod."""
+    key: str
+    title: str
+    """First line of what is kept."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RequestYield:
-    """Ask worker 0 to checkpoint and stop; safe to repeat."""
+    """Ask a worker to checkpoint and stop, by which all ranks learn it; safe to repeat."""
 
     attempt: int
     pod: str
     pod_ip: str | None
+    others: tuple[tuple[str, str | None], ...] = ()
+    """Name and address of further pods: programs of the user's own may not tell each other."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProtectWorkers:
+    """Make the attempt's disruption budget."""
+
+    attempt: int
+    workers: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnprotectWorkers:
+    """Take the attempt's disruption budget away."""
+
+    attempt: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,9 +157,15 @@ Action = (
     CreateWorkers
     | DeleteWorkers
     | DeletePods
+    | SaveLog
     | RequestYield
+    | ProtectWorkers
+    | UnprotectWorkers
     | CollectStacks
     | CreateVerification
+    | DiscoverApis
+    | AskRoom
+    | AskQueue
     | DeleteJob
 )
 

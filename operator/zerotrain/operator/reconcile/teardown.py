@@ -1,11 +1,16 @@
-"""Taking pods away: with one request per attempt, without waiting for nodes that do not answer."""
+"""Taking pods away: with one request per attempt, without waiting for nodes that do not answer.
+
+The pod of the rank that failed goes last: its log is read before, while its peers are already on their way.
+"""
 
 from __future__ import annotations
 
 from datetime import timedelta
 
+from zerotrain.operator.reconcile import logs
 from zerotrain.operator.reconcile.attempts import LIVE, AttemptView, strays
 from zerotrain.operator.reconcile.draft import Draft
+from zerotrain.operator.reconcile.nodes import Loss
 from zerotrain.operator.reconcile.observe import PodView
 from zerotrain.operator.reconcile.plan import DeletePods, DeleteWorkers
 
@@ -34,22 +39,42 @@ def end_strays(draft: Draft) -> None:
 
 def end_live_workers(draft: Draft, view: AttemptView, *, grace_s: int) -> None:
     """End what still runs and keep the ended pods, whose logs people want to read."""
-    live = [worker.pod for worker in view.workers if worker.fate in LIVE and worker.pod is not None]
-    _delete(draft, [pod for pod in live if _needs_deletion(pod, grace_s)], grace_s)
+    live = [
+        worker.pod
+        for worker in view.workers
+        if worker.pod is not None and (worker.fate in LIVE or worker.loss is not None)
+    ]
+    due = [pod for pod in live if _needs_deletion(pod, grace_s)]
+    spared = logs.unsaved(draft) if due else None
+    _delete(draft, [pod for pod in due if spared is None or pod.uid != spared.uid], grace_s)
+    if spared is not None and spared in due:
+        logs.save(draft)
+        _delete(draft, [spared], grace_s)
     _force_stuck(draft, live)
 
 
-def _end(draft: Draft, attempt: int, pods: list[PodView], grace_s: int) -> None:
-    if any(_needs_deletion(pod, grace_s) for pod in pods):
-        draft.act(DeleteWorkers(attempt=attempt, grace_s=grace_s))
+def _end(draft: Draft, number: int, pods: list[PodView], grace_s: int) -> None:
+    due = [pod for pod in pods if _needs_deletion(pod, grace_s)]
+    spared = logs.unsaved(draft) if due and number == draft.status.attempt else None
+    if any(spared is None or pod.uid != spared.uid for pod in due):
+        index = spared.index if spared is not None else None
+        draft.act(DeleteWorkers(attempt=number, grace_s=grace_s, spared=index))
+    if spared is not None and spared in due:
+        logs.save(draft)
+        _delete(draft, [spared], grace_s)
+    if due:
         # Looks again although the deletions bring events of their own: one of them may never come.
         draft.wake(draft.now + timedelta(seconds=grace_s) + _timeout(draft))
     _force_stuck(draft, pods)
 
 
 def _force_stuck(draft: Draft, pods: list[PodView]) -> None:
-    stuck = []
+    """Remove at once what is past its time, or ran on a node that nothing comes back from."""
+    stuck, lost = [], draft.losses()
     for pod in pods:
+        if lost.get(pod.node or "") is Loss.FINAL:
+            stuck.append(pod)
+            continue
         if pod.deletion_at is None:
             continue
         due = pod.deletion_at + _timeout(draft)

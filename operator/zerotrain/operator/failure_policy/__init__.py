@@ -1,0 +1,25 @@
+"""What a worker's end means, what the user's rules say about it, and whether there is another attempt.
+
+Pure. `reconcile` asks for jobs in the cluster, `zerotrain run` for those on this machine.
+"""
+
+from .budgets import Budget, Decision, PastRestart, decide, still_counts
+from .judgements import HUNG, Evidence, Judgement, Verdict, WorkerEnd, judge
+from .rules import FailureFacts, Ruling, ruling_of
+
+__all__ = [
+    "HUNG",
+    "Budget",
+    "Decision",
+    "Evidence",
+    "FailureFacts",
+    "Judgement",
+    "PastRestart",
+    "Ruling",
+    "Verdict",
+    "WorkerEnd",
+    "decide",
+    "judge",
+    "ruling_of",
+    "still_counts",
+]

@@ -1,0 +1,152 @@
+"""What a failure looks like to people: its record in status.failures and the words of its event."""
+
+from __future__ import annotations
+
+from zerotrain.contract.exit_codes import meaning_of
+from zerotrain.operator.api import Failure as FailureRecord
+from zerotrain.operator.api import RestartCause
+from zerotrain.operator.api.failures import FailureAction
+from zerotrain.operator.api.status import MAX_FAILURES, MAX_RANK_FAILURES, RankFailure
+from zerotrain.operator.constants import Reason
+from zerotrain.operator.failure_policy import FailureFacts, Ruling
+from zerotrain.operator.reconcile.attempts import Failure, Fate, cause_order, failures_of
+from zerotrain.operator.reconcile.draft import Draft, cut
+from zerotrain.operator.reconcile.logs import log_key
+from zerotrain.operator.reconcile.observe import PodView
+from zerotrain.operator.reconcile.progress import newest_step
+
+MAX_RANK_TEXT = 200
+
+
+def record(
+    draft: Draft,
+    failure: Failure,
+    *,
+    cause: RestartCause | None,
+    ruling: Ruling | None = None,
+    action: FailureAction | None = None,
+) -> None:
+    """Put the failure on top of status.failures, once per attempt."""
+    attempt = draft.status.attempt
+    if any(item.attempt == attempt for item in draft.status.failures):
+        return
+    pod = failure.worker.pod
+    end = pod.termination if pod is not None else None
+    entry = FailureRecord(
+        attempt=attempt,
+        time=draft.stamp,
+        pod=pod.name if pod is not None else "",
+        rank=rank_of(draft, failure),
+        node=(pod.node or "") if pod is not None else "",
+        exit_code=pod.exit_code if pod is not None else None,
+        reason=str(failure.judgement.reason),
+        cause=cause,
+        message=cut(cause_text(draft, failure)),
+        last_line=cut((end.last_line or "") if end is not None else ""),
+        stacks=failure.stacks,
+        step=newest_step(draft.status),
+        rule=ruling.index if ruling is not None else None,
+        action=str(action) if action is not None else "",
+        log=log_key(attempt) if _has_log(draft, failure) else "",
+        ranks=_ranks(draft, failure),
+    )
+    draft.set(failures=(entry, *draft.status.failures)[:MAX_FAILURES])
+
+
+def facts_of(draft: Draft, failure: Failure) -> FailureFacts:
+    """The failure as rules look at it. Texts are what status shows, and as long."""
+    pod, rank, each = failure.worker.pod, rank_of(draft, failure), draft.job.spec.num_ranks_per_worker
+    first = failure.worker.index * each
+    end = pod.termination if pod is not None else None
+    return FailureFacts(
+        reason=failure.judgement.reason,
+        exit_code=pod.exit_code if pod is not None else None,
+        ranks=frozenset({rank} if rank is not None else range(first, first + each)),
+        texts=(cut(cause_text(draft, failure)), cut((end.last_line or "") if end is not None else "")),
+    )
+
+
+def describe(draft: Draft, failure: Failure) -> str:
+    """Which worker of which attempt, where, and what happened to it."""
+    worker, pod = failure.worker, failure.worker.pod
+    rank = rank_of(draft, failure)
+    where = [f"rank {rank}"] if rank is not None else []
+    where += [f"pod {pod.name}"] if pod is not None else []
+    where += [f"node {pod.node}"] if pod is not None and pod.node else []
+    place = f" ({', '.join(where)})" if where else ""
+    return f"attempt {draft.status.attempt}: worker {worker.index}{place}: {cause_text(draft, failure)}"
+
+
+def rank_of(draft: Draft, failure: Failure) -> int | None:
+    """The rank to blame; None where only its worker is known."""
+    pod = failure.worker.pod
+    if failure.rank is not None:
+        return failure.rank
+    if pod is not None and pod.termination is not None and pod.termination.rank is not None:
+        return pod.termination.rank
+    return failure.worker.index if draft.job.spec.num_ranks_per_worker == 1 else None
+
+
+def cause_text(draft: Draft, failure: Failure) -> str:
+    """What happened, most specific first: the program's own words, then the cluster's, then the code's."""
+    if failure.told:
+        return failure.told
+    pod = failure.worker.pod
+    if pod is None or (failure.worker.fate is Fate.LOST and not pod.ended):
+        return _lost_text(draft, failure)
+    parts = []
+    if pod.exit_code is not None:
+        # "Error" is the runtime's word for any code but 0.
+        known = pod.exit_reason if pod.exit_reason != "Error" else None
+        parts.append(f"exit code {pod.exit_code} ({known or meaning_of(pod.exit_code).meaning})")
+    parts += [text for text in (pod.disruption, pod.pod_reason, pod.pod_message) if text]
+    end = pod.termination
+    if end is not None and (end.exception or end.last_line):
+        parts.append(end.exception or end.last_line or "")
+    return ": ".join(parts) or f"pod phase {pod.phase}"
+
+
+def _lost_text(draft: Draft, failure: Failure) -> str:
+    pod = failure.worker.pod
+    if pod is not None and failure.worker.loss is not None:
+        return _node_text(draft, pod)
+    stuck = pod is not None and pod.deletion_at is not None
+    gone = "its node does not finish the deletion of the pod" if stuck else "the pod is gone"
+    return f"{gone}{f' ({pod.disruption})' if pod is not None and pod.disruption else ''}"
+
+
+def _node_text(draft: Draft, pod: PodView) -> str:
+    node = draft.observed.nodes.get(pod.node or "")
+    if node is None or node.gone:
+        return "its node was deleted"
+    if node.out_of_service:
+        return "its node is out of service"
+    since = node.not_ready_since
+    told = f" since {since:%H:%M:%S} UTC" if since is not None else ""
+    return f"its node is not ready{told}, and no step came for nodeNotReadySeconds"
+
+
+def _has_log(draft: Draft, failure: Failure) -> bool:
+    """Whether there is a pod to ask whose node answers."""
+    pod, worker = failure.worker.pod, failure.worker
+    present = pod is not None and any(item.uid == pod.uid for item in draft.observed.pods)
+    lost = worker.loss is not None or failure.judgement.reason is Reason.NODE_LOST
+    return draft.observed.log is not None and present and not lost and pod is not None and pod.started
+
+
+def _ranks(draft: Draft, first: Failure) -> tuple[RankFailure, ...]:
+    others = sorted(failures_of(draft.view()), key=cause_order)
+    named = [first, *(item for item in others if item.worker.index != first.worker.index)]
+    return tuple(_rank_failure(draft, item) for item in named[:MAX_RANK_FAILURES])
+
+
+def _rank_failure(draft: Draft, failure: Failure) -> RankFailure:
+    pod = failure.worker.pod
+    return RankFailure(
+        rank=rank_of(draft, failure),
+        pod=pod.name if pod is not None else "",
+        node=(pod.node or "") if pod is not None else "",
+        exit_code=pod.exit_code if pod is not None else None,
+        reason=str(failure.judgement.reason),
+        message=cut(cause_text(draft, failure), MAX_RANK_TEXT),
+    )
