@@ -14,7 +14,7 @@ from tests.support.crd import (
     install_crd,
     refusals_by_name,
 )
-from tests.support.crd_cases import ACCEPTED, IMMUTABLE, REFUSED, UNKNOWN
+from tests.support.crd_cases import ACCEPTED, EDITABLE, IMMUTABLE, REFUSED, UNKNOWN
 from tests.support.devcluster import Cluster
 from tests.support.jobs import ABSENT
 
@@ -78,12 +78,13 @@ def test_a_suspended_job_may_be_changed(control_plane: Cluster, namespace_of_mod
         assert done.returncode == 0, done.stderr
 
 
-def test_budgets_and_deadlines_may_change_at_any_time(
+def test_what_no_running_pod_depends_on_may_change_at_any_time(
     control_plane: Cluster, namespace_of_module: str
 ) -> None:
-    for change in ({}, {"spec.failurePolicy.maxRestarts": 9, "spec.runPolicy.activeDeadlineSeconds": 60}):
-        done = apply_all(control_plane, [applied_job("awake", namespace_of_module, change)])
-        assert done.returncode == 0, done.stderr
+    jobs = [applied_job("awake", namespace_of_module, change) for change in [{}, *EDITABLE]]
+    done = apply_all(control_plane, jobs)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("awake configured") == len(EDITABLE)
 
 
 def test_good_jobs_are_taken_without_a_warning(control_plane: Cluster, namespace_of_module: str) -> None:

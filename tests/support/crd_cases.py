@@ -91,6 +91,16 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
         "several workers need one checkpoint volume",
     ),
     (
+        "verify-unshared",
+        {
+            "spec.workers": 1,
+            "spec.checkpoint.volume": {"emptyDir": {}},
+            "spec.checkpoint.verify": "OnCompletion",
+        },
+        "spec.checkpoint.verify",
+        "a volume that another pod can mount",
+    ),
+    (
         "ckpt-readonly",
         {"spec.checkpoint.volume.persistentVolumeClaim.readOnly": True},
         "spec.checkpoint.volume.persistentVolumeClaim.readOnly",
@@ -222,9 +232,30 @@ IMMUTABLE: list[tuple[dict[str, Any], str, str]] = [
     ({"spec.data.path": "/data"}, "spec.data", "only while the job is suspended"),
     ({"spec.config.zero_optimization.stage": 2}, "spec.config", "only while the job is suspended"),
     ({"spec.checkpoint.everySteps": 10}, "spec.checkpoint", "only while the job is suspended"),
-    ({"spec.scheduling.priorityClassName": "high"}, "spec.scheduling", "only while the job is suspended"),
+    ({"spec.checkpoint.keepLast": 1}, "spec.checkpoint", "checkpoint.keepLast can be changed only while"),
+    ({"spec.checkpoint.resumeFrom": "None"}, "spec.checkpoint", "checkpoint.resumeFrom can be changed only"),
+    ({"spec.scheduling.nodeSelector": {"a": "b"}}, "spec.scheduling", "scheduling.nodeSelector can be changed"),
+    (
+        {"spec.scheduling": {"priorityClassName": "high", "queueName": "q"}},
+        "spec.scheduling",
+        "scheduling.queueName can be changed only while the job is suspended",
+    ),
     ({"spec.podTemplate.labels": {"a": "b"}}, "spec.podTemplate", "only while the job is suspended"),
 ]
+
+EDITABLE: list[dict[str, Any]] = [
+    {"spec.scheduling": {"priorityClassName": "high"}},
+    {"spec.scheduling": {"priorityClassName": "low"}},
+    {"spec.scheduling": {}},
+    {"spec.runPolicy": {"ttlSecondsAfterFinished": 0, "cleanPodPolicy": "All"}},
+    {"spec.runPolicy": {"activeDeadlineSeconds": 60, "terminationTimeoutSeconds": 5}},
+    {"spec.hangPolicy": {"minTimeoutSeconds": 600}},
+    {"spec.failurePolicy": {"maxRestarts": 9, "rules": [{"onExitCodes": [1], "action": "FailJob"}]}},
+    {"spec.checkpoint.verify": "OnCompletion", "spec.checkpoint.verifyTimeoutSeconds": 60},
+    {"spec.checkpoint.verify": "Never"},
+    {},
+]
+"""Changes of a running job, one after the other, that the API server must take."""
 
 ACCEPTED: list[tuple[str, dict[str, Any]]] = [
     ("plain", {}),
