@@ -83,6 +83,7 @@ class Bench:
             memories=self.memories,
             channel=workers,
             changed=self.changed.append,
+            now=lambda: NOW,
             clock=lambda: self.now,
         )
 

@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 
 from zerotrain.contract.worker_http import WorkerReport
 from zerotrain.operator.cluster.api import Json
@@ -71,10 +71,13 @@ class ProgressPuller:
         memories: Memories,
         channel: WorkerChannel,
         changed: Callable[[JobKey], None],
+        now: Callable[[], datetime],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`now` is the time that passes are decided at; `clock` paces the polling."""
         self._jobs, self._store, self._memories = jobs, store, memories
-        self._channel, self._changed, self._clock = channel, changed, clock
+        self._channel, self._changed = channel, changed
+        self._now, self._clock = now, clock
         self._polls: dict[str, _Poll] = {}
         self._budget = _CallBudget(INSPECTION_CALLS_PER_SECOND, clock())
 
@@ -153,7 +156,7 @@ class ProgressPuller:
             return
         answers = dict(zip(pods, reports, strict=True))
         memory: JobMemory = self._memories.of(uid)
-        look = inspect(answers, attempt=attempt, at=datetime.now(UTC))
+        look = inspect(answers, attempt=attempt, at=self._now())
         memory.inspection = look if alarmed or stands_still(_limits(job), look) else None
         self._changed(key)
 

@@ -11,12 +11,14 @@ from typing import Any
 import aiohttp
 
 from zerotrain.operator.cluster.api import Api
+from zerotrain.operator.cluster.capacity import CapacityBoard
 from zerotrain.operator.cluster.channel import ChannelKind, HttpChannel, SilentChannel, WorkerChannel
 from zerotrain.operator.cluster.connection import Connection
 from zerotrain.operator.cluster.election import ApiLease, Leadership
 from zerotrain.operator.cluster.events import EventWriter
 from zerotrain.operator.cluster.executor import MAX_CREATIONS, Executor
 from zerotrain.operator.cluster.jobs import JobCache, JobClient
+from zerotrain.operator.cluster.kueue import WorkloadWatch
 from zerotrain.operator.cluster.memory import Memories
 from zerotrain.operator.cluster.progress import ProgressPuller
 from zerotrain.operator.cluster.reflector import PodReflector
@@ -64,6 +66,7 @@ class Runtime:
             memories=controller.memories,
             channel=channel,
             changed=controller.queue.add,
+            now=api.time.now,
         )
         lease = ApiLease(
             api, namespace=self.config.namespace, name=self.config.lease, identity=self.config.identity
@@ -75,6 +78,10 @@ class Runtime:
         self._spawn("first list", self._act_once_synced())
         self._spawn("resync", controller.resync(self.config.resync_s))
         self._spawn("progress", puller.run())
+        queues = WorkloadWatch(api, controller.memories, controller.queue.add)
+        self._spawn("queues", queues.run())
+        board = CapacityBoard(api, controller.memories, controller.queue.add, controller.may_act)
+        self._spawn("capacity", board.run())
         self._spawn("loop lag", self._lag.run())
         for number in range(self.config.workers):
             self._spawn(f"worker {number}", controller.work())

@@ -1,0 +1,128 @@
+"""Who is accused when no rank moves: the surest difference counts, and nobody without one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.operator.reconcile_builders import NOW
+from zerotrain.contract.progress import Motion, Phase, Progress
+from zerotrain.contract.worker_http import WorkerReport
+from zerotrain.operator.reconcile.inspection import inspect
+
+
+def rank(number: int, *, idle_s: float = 400, silent_s: float = 2, **more: Any) -> Progress:
+    """One of the victims: alive at step 40, waiting in a collective."""
+    fields = {"phase": Phase.STEP, "step": 40, "heartbeat_at": 1.0, "collective_wait_seconds": 390.0, **more}
+    return Progress(
+        rank=number, attempt=1, motion=Motion(idle_seconds=idle_s, silent_seconds=silent_s), **fields
+    )
+
+
+def workers(*ranks: Progress, each: int = 2) -> dict[int, WorkerReport | None]:
+    return {
+        index: WorkerReport(
+            job="gpt",
+            job_uid="u",
+            attempt=1,
+            node_rank=index,
+            world_size=len(ranks),
+            ranks=ranks[index * each : (index + 1) * each],
+        )
+        for index in range(len(ranks) // each)
+    }
+
+
+VICTIMS = [rank(number) for number in range(6)]
+
+
+def with_odd(number: int, **more: Any) -> dict[int, WorkerReport | None]:
+    return workers(*(rank(n, **more) if n == number else VICTIMS[n] for n in range(6)))
+
+
+CASES: list[tuple[str, dict[int, WorkerReport | None], int | None, str]] = [
+    ("its process is stopped", with_odd(3, silent_s=300), 3, "its process says nothing"),
+    ("its step is behind", with_odd(3, step=39), 3, "it is at step 39 while others are at step 40"),
+    (
+        "it is still in the checkpoint",
+        with_odd(5, phase=Phase.CHECKPOINT),
+        5,
+        "in phase checkpoint while others",
+    ),
+    (
+        "it computes, sleeps or reads data",
+        with_odd(4, collective_wait_seconds=0.0),
+        4,
+        "does not wait in a coll",
+    ),
+    ("nobody differs", workers(*VICTIMS), None, ""),
+    ("nobody knows who waits", workers(*(rank(n, collective_wait_seconds=None) for n in range(6))), None, ""),
+    ("all are busy", workers(*(rank(n, collective_wait_seconds=0.0) for n in range(6))), None, ""),
+    ("its launcher is mute", {**workers(*VICTIMS), 1: None}, 2, "its pod does not answer"),
+    ("two launchers are mute", {**workers(*VICTIMS), 1: None, 2: None}, 2, "as 1 other pods"),
+    (
+        "a whole node is silent",
+        workers(*(rank(n, silent_s=300 if n in (2, 3) else 2) for n in range(6))),
+        2,
+        "as 1 other ranks",
+    ),
+    (
+        "silence is surer than the step",
+        workers(rank(0, step=39), rank(1), rank(2, silent_s=300), rank(3), rank(4), rank(5)),
+        2,
+        "its process says nothing",
+    ),
+    (
+        "half and half: the phase accuses nobody",
+        workers(*(rank(n, phase=Phase.CHECKPOINT if n % 2 else Phase.STEP) for n in range(6))),
+        None,
+        "",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("answers", "accused", "why"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
+)
+def test_accused(answers: dict[int, WorkerReport | None], accused: int | None, why: str) -> None:
+    found = inspect(answers, attempt=1, at=NOW).laggard
+    assert (found.rank if found else None) == accused
+    if found is not None:
+        assert found.worker == found.rank // 2
+        assert why in found.why
+
+
+def test_the_rank_that_moved_last_and_the_slowest_pace_count() -> None:
+    slow = replace(VICTIMS[0], motion=Motion(idle_seconds=500, silent_seconds=1, step_p99_seconds=30))
+    fast = replace(VICTIMS[1], motion=Motion(idle_seconds=70, silent_seconds=1, longest_step_seconds=44))
+    saving = replace(
+        VICTIMS[2],
+        phase=Phase.CHECKPOINT,
+        motion=Motion(idle_seconds=90, silent_seconds=1, longest_checkpoint_seconds=12, step_p99_seconds=7),
+    )
+    paces = inspect(workers(slow, fast, saving, saving), attempt=1, at=NOW).paces
+    assert (paces[Phase.STEP].idle_s, paces[Phase.STEP].usual_s, paces[Phase.STEP].longest_s) == (70, 30, 44)
+    assert (paces[Phase.CHECKPOINT].idle_s, paces[Phase.CHECKPOINT].usual_s) == (90, 12)
+
+
+def test_records_that_cannot_be_do_not_count() -> None:
+    other_attempt = replace(VICTIMS[0], attempt=2)
+    of_another_worker = replace(VICTIMS[1], rank=3, step=9)
+    never_reported = replace(VICTIMS[2], motion=None)
+    look = inspect(
+        workers(other_attempt, of_another_worker, never_reported, never_reported), attempt=1, at=NOW
+    )
+    assert (look.paces, look.laggard) == ({}, None)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0])
+def test_numbers_that_are_none_prove_no_hang(wrong: float) -> None:
+    motion = Motion(
+        idle_seconds=wrong, silent_seconds=wrong, step_p99_seconds=wrong, longest_step_seconds=wrong
+    )
+    look = inspect(workers(*(replace(record, motion=motion) for record in VICTIMS)), attempt=1, at=NOW)
+    assert look.paces[Phase.STEP].idle_s == 0.0
+    assert look.paces[Phase.STEP].usual_s is None

@@ -1,0 +1,71 @@
+"""Stragglers as rows: who is named with which node, once, and when the alarm ends."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from tests.operator.reconcile_builders import Row, Want, check, job, progress, ready, seen, status
+from zerotrain.contract.progress import Straggler
+from zerotrain.operator.reconcile import Observed
+
+KNOWN = {"attempt": 1, "rank": 1, "pod": "gpt-1-1", "node": "node-1", "percent": 180}
+
+
+def told(
+    own: float, median: float = 1.0, *, rank: int = 1, attempt: int = 1, step_s: float = 2.0
+) -> Observed:
+    straggler = Straggler(rank=rank, own_seconds=own, median_seconds=median)
+    return seen(ready(0), ready(1), progress=progress(40, attempt, straggler=straggler, step_seconds=step_s))
+
+
+def row(name: str, observed: Observed, want: Want, *, known: Any = None, **policy: Any) -> Row:
+    state = status("Running", straggler=known) if known else status("Running")
+    return Row(
+        id=name,
+        job=job(status=state, spec={"hangPolicy": policy} if policy else {}),
+        seen=observed,
+        want=want,
+    )
+
+
+NAMED = Want(
+    events=("Straggler",),
+    fields={"straggler.rank": 1, "straggler.pod": "gpt-1-1", "straggler.node": "node-1"},
+    conditions={"Progressing": ("True", "Straggler")},
+    says={"event": "rank 1 (pod gpt-1-1, node node-1) slows all ranks down"},
+)
+NOBODY = Want(events=(), fields={"straggler": None})
+KEPT = Want(events=(), fields={"straggler.rank": 1, "straggler.percent": 180})
+GONE = Want(events=("StragglerGone",), fields={"straggler": None})
+
+ROWS = [
+    row("half as much again as the middle rank", told(1.5), NAMED),
+    row("a little less is none", told(1.49), NOBODY),
+    row("the policy's threshold", told(1.49), NAMED, stragglerPercent=120),
+    row("a higher one", told(1.9), NOBODY, stragglerPercent=200),
+    row("what is lost on it is nothing beside the step", told(0.015, 0.005, step_s=2.0), NOBODY),
+    row("told once", told(1.8), KEPT, known=KNOWN),
+    row("near the threshold it stays", told(1.3), KEPT, known=KNOWN),
+    row("well below the alarm ends", told(1.2), GONE, known=KNOWN),
+    row(
+        "another rank takes its place",
+        told(1.6, rank=0),
+        Want(events=("StragglerGone", "Straggler")),
+        known=KNOWN,
+    ),
+    row("another attempt's record", told(9.0, attempt=2), NOBODY),
+    row("a rank that the job does not have", told(9.0, rank=2), NOBODY),
+    row("a negative one", told(9.0, rank=-1), NOBODY),
+    row("no number", told(math.nan), NOBODY),
+    row("an endless one", told(math.inf), NOBODY),
+    row("a middle rank that takes no time", told(1.0, 0.0), NOBODY),
+    row("a huge ratio is still a number", told(1e300, 1e-300), NAMED),
+]
+
+
+@pytest.mark.parametrize("item", ROWS, ids=lambda item: item.id)
+def test_straggler(item: Row) -> None:
+    check(item)

@@ -1,0 +1,46 @@
+"""The ConfigMap of a hang: a summary that puts the odd rank first, bounded, without control characters."""
+
+from __future__ import annotations
+
+from tests.support.jobs import make_job
+from zerotrain.operator.resources.stacks import CUT, MAX_BYTES, stacks_config_map, summary
+
+WAITING = """\
+=== rank {rank} (pid 11, sleeping)
+Thread 0x00007f1 (most recent call first):
+  File "/usr/lib/python3.12/threading.py", line 359 in wait
+  File "/app/channel.py", line 5 in _run
+
+Current thread 0x00007f2 (most recent call first):
+  File "/app/comm/work.py", line 88 in _wait_watched
+  File "/app/comm/timing.py", line 60 in wait
+  File "/app/step.py", line 7 in agree
+"""
+STOPPED = "=== rank {rank} (pid 12, stopped by a signal)\n(no stacks: ...)\n"
+
+
+def test_the_rank_that_stands_elsewhere_comes_first() -> None:
+    texts = [WAITING.format(rank=0) + STOPPED.format(rank=1), WAITING.format(rank=2) + WAITING.format(rank=3)]
+    said = summary(texts, 4)
+    assert said.index("rank 1\n  process: stopped by a signal") < said.index("3 ranks: 0, 2, 3")
+    assert "_wait_watched (/app/comm/work.py:88)" in said
+    assert "threading.py" not in said, "helper threads tell nothing"
+
+
+def test_it_belongs_to_the_job_and_the_attempt() -> None:
+    made = stacks_config_map(make_job({}), 3, {1: WAITING.format(rank=1), 0: ""})
+    assert made["metadata"]["name"] == f"{make_job({}).name}-3-stacks"
+    assert made["metadata"]["labels"]["zerotrain.dev/attempt"] == "3"
+    assert made["metadata"]["ownerReferences"][0]["controller"] is True
+    assert set(made["data"]) == {"summary.txt", "worker-0.txt", "worker-1.txt"}
+
+
+def test_hostile_texts_are_bounded_and_cannot_drive_a_terminal() -> None:
+    flood = "=== rank 1 (pid 1, x)\n" * 30_000
+    made = stacks_config_map(
+        make_job({}), 1, {0: flood, 1: "\x1b]0;owned\x07\x00\ud800" + "ü" * MAX_BYTES, 2: ""}
+    )
+    whole = "".join(made["data"].values())
+    assert len(whole.encode()) <= MAX_BYTES
+    assert CUT in made["data"]["worker-1.txt"]
+    assert made["data"]["worker-1.txt"].startswith("?]0;owned???")
