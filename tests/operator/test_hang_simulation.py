@@ -1,0 +1,208 @@
+"""Twenty-four hours of a slow but healthy job: no alarm; and a hang in the middle of it: found and named.
+
+The launcher's own board (its tracker of motion), the puller's own rules of when to look at all workers, and
+the real reconcile, on one simulated clock. Steps of two minutes with outliers of a factor of eight, a
+checkpoint of up to forty minutes every hour, restarts with a slow start, polls that are lost.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from tests.operator.reconcile_builders import job, pending, ready, settled
+from zerotrain.contract.progress import Phase, Progress
+from zerotrain.contract.worker_http import WorkerReport
+from zerotrain.operator.reconcile import CollectStacks, Observed, StacksView, reconcile
+from zerotrain.operator.reconcile.hangs import HangLimits, stands_still, suspect_after_s
+from zerotrain.operator.reconcile.inspection import Inspection, inspect
+from zerotrain.runtime.launch.motion import MotionTracker
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+DAY_S = 24 * 3600
+POLL_S = 30
+"""As with three thousand running jobs."""
+
+RANKS = 4
+USUAL_STEP_S = 120.0
+
+
+@dataclass
+class Ranks:
+    """Four ranks of one attempt in lockstep, and what their launchers saw."""
+
+    attempt: int
+    now: float
+    random: random.Random
+    phase: Phase = Phase.INIT
+    step: int = 0
+    until: float = 0.0
+    hung: int | None = None
+    """The rank that stopped for good."""
+    checkpoint_at: float = 0.0
+    trackers: list[MotionTracker] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.trackers = [MotionTracker(self.now) for _ in range(RANKS)]
+        # Pulling a model of terabytes from a slow file system.
+        self.until = self.now + self.random.uniform(60, 1700)
+        self.checkpoint_at = self.now + 3600
+
+    def to(self, now: float) -> None:
+        """Live until `now`."""
+        while self.hung is None and self.until <= now:
+            self.now = self.until
+            self._next()
+            self._say()
+        self.now = now
+        for number, tracker in enumerate(self.trackers):
+            if number != self.hung:
+                tracker.heard(now)
+
+    def _next(self) -> None:
+        match self.phase:
+            case Phase.INIT:
+                self.phase, lasts = Phase.FIRST_STEP, self.random.uniform(200, 1700)
+            case Phase.STEP if self.now >= self.checkpoint_at:
+                self.phase, lasts = Phase.CHECKPOINT, self.random.choice([90, 300, 1700])
+                self.checkpoint_at = self.now + 3600
+            case Phase.CHECKPOINT:
+                self.phase, lasts = Phase.STEP, self._step_s()
+            case _:
+                self.phase, self.step, lasts = Phase.STEP, self.step + 1, self._step_s()
+        self.until = self.now + lasts
+
+    def _step_s(self) -> float:
+        outlier = self.random.random() < 0.01
+        return USUAL_STEP_S * (self.random.uniform(4, 8) if outlier else self.random.lognormvariate(0, 0.3))
+
+    def _say(self) -> None:
+        for rank, tracker in enumerate(self.trackers):
+            tracker.saw(self.record(rank), self.now)
+
+    def record(self, rank: int) -> Progress:
+        wait = 0.0 if rank == self.hung else 60.0
+        return Progress(
+            rank=rank,
+            attempt=self.attempt,
+            phase=self.phase,
+            step=self.step,
+            heartbeat_at=START.timestamp() + self.now,
+            step_at=START.timestamp() + self.now,
+            collective_wait_seconds=wait,
+            motion=self.trackers[rank].motion(self.now),
+        )
+
+    def report(self, worker: int) -> WorkerReport:
+        ranks = (self.record(2 * worker), self.record(2 * worker + 1))
+        return WorkerReport(
+            job="gpt", job_uid="u", attempt=self.attempt, node_rank=worker, world_size=4, ranks=ranks
+        )
+
+
+@dataclass
+class Operator:
+    """What the real one does with the answers: the puller's rules and the pass, without a network."""
+
+    job: dict[str, Any]
+    events: list[tuple[float, str, str]] = field(default_factory=list)
+    progress: Progress | None = None
+    inspection: Inspection | None = None
+    stacks: StacksView | None = None
+
+    def poll(self, ranks: Ranks, now_s: float) -> None:
+        at = START + timedelta(seconds=now_s)
+        first = ranks.report(0).ranks[0]
+        if self.progress is None or (first.step, first.phase) != (self.progress.step, self.progress.phase):
+            self.inspection = None
+        self.progress, limits = first, HangLimits.read(None)
+        if first.motion is not None and first.motion.idle_seconds >= suspect_after_s(limits, first):
+            answers = {worker: ranks.report(worker) for worker in (0, 1)}
+            look = inspect(answers, attempt=ranks.attempt, at=at)
+            self.inspection = look if stands_still(limits, look) else None
+        self.reconcile(ranks, at)
+
+    def reconcile(self, ranks: Ranks, at: datetime) -> None:
+        observed = Observed(
+            pods=(ready(0, ranks.attempt), ready(1, ranks.attempt)),
+            synced_at=START,
+            progress=self.progress,
+            inspection=self.inspection,
+            stacks=self.stacks,
+        )
+        plan = reconcile(self.job, observed, at)
+        self.events += [((at - START).total_seconds(), event.reason, event.message) for event in plan.events]
+        if plan.status is not None:
+            stored = plan.status.model_dump(mode="json", by_alias=True, exclude_none=True)
+            self.job = {**self.job, "status": stored}
+        if any(isinstance(action, CollectStacks) for action in plan.actions):
+            self.stacks = StacksView(attempt=ranks.attempt, config_map=f"gpt-{ranks.attempt}-stacks")
+
+
+def started(attempt: int, now_s: float) -> dict[str, Any]:
+    """A job whose attempt starts now."""
+    at = START + timedelta(seconds=now_s)
+    state = {"phase": "Restarting", "attempt": attempt - 1, "podsCreated": True} if attempt > 1 else {}
+    spec = {"ranksPerWorker": 2, "failurePolicy": {"maxRestarts": 1000}}
+    first = job(status=state, spec=spec)
+    made = settled(first, Observed(synced_at=START), at)
+    return settled(made, Observed(pods=(pending(0, attempt), pending(1, attempt)), synced_at=START), at)
+
+
+def day(seed: int, *, lose: float = 0.1) -> Iterator[tuple[float, Ranks, Operator]]:
+    """Every poll of a day, with a restart about every five hours."""
+    chance = random.Random(seed)
+    ranks, operator = Ranks(1, 0.0, chance), Operator(started(1, 0))
+    restart_at = chance.uniform(3, 7) * 3600
+    now_s = 0.0
+    while now_s < DAY_S:
+        now_s += POLL_S * chance.uniform(0.8, 1.2)
+        if now_s >= restart_at:
+            restart_at += chance.uniform(3, 7) * 3600
+            ranks = Ranks(ranks.attempt + 1, now_s, chance)
+            operator.job = started(ranks.attempt, now_s)
+        ranks.to(now_s)
+        if chance.random() >= lose:
+            operator.poll(ranks, now_s)
+        yield now_s, ranks, operator
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_day_of_slow_but_healthy_steps_gives_no_alarm(seed: int) -> None:
+    suspected = 0
+    for _, ranks, operator in day(seed):  # noqa: B007
+        suspected += operator.inspection is not None
+    told = {reason for _, reason, _ in operator.events}
+    assert told <= {"AllRanksJoined"}, operator.events
+    assert ranks.attempt >= 3, "restarts are part of the day"
+    assert suspected, "the day was too easy: nobody was ever suspected"
+
+
+def test_a_rank_that_stops_in_the_same_day_is_found_within_the_limit_and_named() -> None:
+    stopped_at, idle_limit_s = None, 0.0
+    for now_s, ranks, operator in day(3):
+        if stopped_at is None and now_s > 20 * 3600 and ranks.phase is Phase.STEP and ranks.step > 5:
+            stopped_at, ranks.hung = now_s, 2
+            motion = ranks.trackers[0].motion(now_s)
+            idle_limit_s = max(
+                300.0, 10 * (motion.step_p99_seconds or 0), 2 * (motion.longest_step_seconds or 0)
+            )
+        if any(reason == "Hang" for _, reason, _ in operator.events):
+            break
+    found_at, _, message = next(event for event in operator.events if event[1] == "Hang")
+    assert stopped_at is not None
+    assert found_at - stopped_at <= idle_limit_s + 3 * POLL_S
+    assert "rank 2 holds up the others: its process says nothing" in message
+    assert "(pod gpt-" in message
+    for _ in range(4):
+        found_at += 5
+        ranks.to(found_at)
+        operator.poll(ranks, found_at)
+    (failure, *_) = operator.job["status"]["failures"]
+    assert (failure["reason"], failure["rank"], failure["node"]) == ("Hang", 2, "node-1")
+    assert failure["stacks"] == f"gpt-{ranks.attempt}-stacks"
