@@ -21,6 +21,9 @@ from zerotrain.operator.reconcile import (
     Observed,
     Plan,
     PodView,
+    Protection,
+    ProtectWorkers,
+    UnprotectWorkers,
     reconcile,
 )
 
@@ -44,10 +47,18 @@ class World:
         self.attempts = [0]
         self.forgot = False
         """The operator was restarted since the attempt began."""
+        self.budgets: set[int] = set()
+        """Attempts that a disruption budget protects."""
+        self.protection: Protection | None = None
 
     def reconcile(self, *, actions: int = 99) -> Plan:
         """One pass; a crash leaves only the first `actions` of its actions done."""
-        observed = Observed(pods=tuple(self.pods.values()), gone=tuple(self.gone), synced_at=self.synced_at)
+        observed = Observed(
+            pods=tuple(self.pods.values()),
+            gone=tuple(self.gone),
+            synced_at=self.synced_at,
+            protection=self.protection,
+        )
         plan = reconcile(self.job, observed, self.now)
         if plan.status is not None:
             self.store(plan.status.model_dump(mode="json", by_alias=True, exclude_none=True))
@@ -72,6 +83,13 @@ class World:
                 for pod in list(self.pods.values()):
                     if pod.attempt == attempt:
                         self.delete(pod, 60 if grace_s is None else grace_s)
+            case ProtectWorkers(attempt=attempt):
+                assert attempt == self.job["status"]["protectedAttempt"], "a budget that is not stored"
+                self.budgets.add(attempt)
+                self.protection = Protection(attempt=attempt, exists=True)
+            case UnprotectWorkers(attempt=attempt):
+                self.budgets.discard(attempt)
+                self.protection = Protection(attempt=attempt, exists=False)
             case DeletePods(names_uids=named, grace_s=grace_s):
                 for name, uid in named:
                     if name in self.pods and self.pods[name].uid == uid:
@@ -122,6 +140,7 @@ class World:
                 self.happen("operator restarts", index)
             case "operator restarts":
                 self.gone, self.synced_at, self.forgot = [], self.now, True
+                self.protection = None
             case "pods start":
                 for pod in list(self.pods.values()):
                     if not pod.ended and pod.deletion_at is None:
@@ -163,6 +182,7 @@ def test_no_order_of_events_breaks_an_attempt(history: list[tuple[str, int]]) ->
             world.happen("all succeed", 0)
     assert world.job["status"]["phase"] in ("Completed", "Failed")
     assert world.attempts == list(range(len(world.attempts)))
+    assert not world.budgets
     quiet = world.reconcile()
     assert quiet.status is None
     assert not quiet.actions

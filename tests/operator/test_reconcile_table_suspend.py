@@ -98,10 +98,34 @@ SUSPEND = [
         want=Want(phase="Suspending", actions=(DeleteWorkers(attempt=1, grace_s=None),)),
     ),
     Row(
-        id="worker 0 does not run: SIGTERM at once",
+        id="worker 0 is going: another one is asked",
         job=job(spec=SUSPENDED, status=asked(0)),
-        seen=seen(pending(0), running(1)),
+        seen=seen(going(0), ready(1)),
+        want=Want(actions=(RequestYield(attempt=1, pod="gpt-1-1", pod_ip="10.0.0.1"),)),
+    ),
+    Row(
+        id="nobody runs who could be asked: SIGTERM at once",
+        job=job(spec=SUSPENDED, status=asked(0)),
+        seen=seen(going(0), pending(1)),
         want=Want(actions=(DeleteWorkers(attempt=1, grace_s=None),)),
+    ),
+    Row(
+        id="ranks that never met have nothing to save: their pods are ended at once",
+        job=job(spec=SUSPENDED, status=status("Starting")),
+        seen=seen(running(0), running(1)),
+        want=Want(phase="Suspending", actions=(DeleteWorkers(attempt=1, grace_s=1),)),
+    ),
+    Row(
+        id="ranks that met while no operator looked are asked all the same",
+        job=job(spec=SUSPENDED, status=status("Starting")),
+        seen=seen(ready(0), running(1)),
+        want=Want(phase="Suspending", actions=(YIELD,)),
+    ),
+    Row(
+        id="a program of the user's own: every worker is asked, since their ranks may not tell each other",
+        job=job(spec={**SUSPENDED, "command": ["python", "own.py"]}, status=status("Running")),
+        seen=seen(ready(0), ready(1)),
+        want=Want(actions=(replace(YIELD, others=(("gpt-1-1", "10.0.0.1"),)),)),
     ),
     Row(
         id="under SIGTERM: wait",

@@ -19,8 +19,8 @@ DEFAULT_GROW_AFTER_S = 300
 class Elastic(ApiModel):
     """Between which numbers of workers the job may be resized. A resize is a checkpoint and a new attempt;
     the global batch stays what it is at the size that the job first started with, and
-    gradient_accumulation_steps follows the number of ranks. May be changed at any time, and removed while
-    the job is suspended."""
+    gradient_accumulation_steps follows the number of ranks. Its parts may be changed at any time; it is
+    given or removed only while the job is suspended."""
 
     RULES = (
         rule(

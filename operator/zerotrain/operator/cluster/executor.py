@@ -5,20 +5,34 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from zerotrain.operator.cluster.actions import stacks, verification, workers, yields
+from zerotrain.operator.cluster.actions import (
+    admission,
+    logs,
+    protection,
+    stacks,
+    verification,
+    workers,
+    yields,
+)
 from zerotrain.operator.cluster.actions.hands import ActionRefused, Hands
 from zerotrain.operator.cluster.actions.workers import MAX_CREATIONS
 from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.cluster.jobs import JobClient
 from zerotrain.operator.reconcile import (
     Action,
+    AskQueue,
+    AskRoom,
     CollectStacks,
     CreateVerification,
     CreateWorkers,
     DeleteJob,
     DeletePods,
     DeleteWorkers,
+    DiscoverApis,
+    ProtectWorkers,
     RequestYield,
+    SaveLog,
+    UnprotectWorkers,
 )
 
 __all__ = ["MAX_CREATIONS", "ActionRefused", "Executor"]
@@ -32,9 +46,15 @@ _PERFORM: dict[type, Callable[[Hands, Json, Any], Awaitable[None]]] = {
     CreateWorkers: workers.create,
     DeleteWorkers: workers.delete_attempt,
     DeletePods: workers.delete_pods,
+    SaveLog: logs.save,
     RequestYield: yields.request,
+    ProtectWorkers: protection.protect,
+    UnprotectWorkers: protection.unprotect,
     CollectStacks: stacks.collect,
     CreateVerification: verification.create,
+    DiscoverApis: admission.discover,
+    AskRoom: admission.ask_room,
+    AskQueue: admission.ask_queue,
     DeleteJob: _delete_job,
 }
 

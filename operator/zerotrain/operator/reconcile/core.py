@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from zerotrain.operator.api import Phase, ZeroTrainingJobSpec
 from zerotrain.operator.api.status import Count
 from zerotrain.operator.constants import MANAGER
-from zerotrain.operator.reconcile import protection, queueing, verification
+from zerotrain.operator.reconcile import memory, protection, queueing, verification
 from zerotrain.operator.reconcile.admit import unreadable
 from zerotrain.operator.reconcile.attempts import AttemptView
 from zerotrain.operator.reconcile.conditions import ACTIVE, update_conditions
@@ -28,9 +28,7 @@ from zerotrain.operator.reconcile.progress import merge_progress
 from zerotrain.operator.reconcile.teardown import end_strays
 
 
-def reconcile(
-    job: Mapping[str, Any], observed: Observed, now: datetime, known: Known | None = None
-) -> Plan:
+def reconcile(job: Mapping[str, Any], observed: Observed, now: datetime, known: Known | None = None) -> Plan:
     """Decide one pass over `job` (the API server's JSON). `now` must be timezone-aware. `known` saves the
     reading of what did not change since the last pass over the same life of the job.
 
@@ -50,6 +48,7 @@ def reconcile(
         job=JobView(identity=identity, spec=spec, status=status), observed=observed, now=now, status=status
     )
     merge_progress(draft)
+    memory.observe_peaks(draft)
     if status.phase in ACTIVE:
         end_strays(draft)
     advance(draft)

@@ -1,17 +1,260 @@
-"""How many workers the next attempt has, and when a running one should be resized."""
+"""How many workers the next attempt has, and when a running one should be resized.
+
+`spec.workers` is the wish. `status.elastic` holds where and why the operator decided otherwise, until the
+wish changes; it is written in the same pass as the request to yield, so that a resize survives any crash. One
+resize is under way at a time: while an attempt is on its way up it is left alone, unless its pods find no
+node.
+"""
 
 from __future__ import annotations
 
-from zerotrain.operator.api import AttemptShape
-from zerotrain.operator.reconcile.attempts import AttemptView
+from datetime import timedelta
+from typing import Any
+
+from zerotrain.operator.api import AttemptShape, Phase, ZeroTrainingJobSpec
+from zerotrain.operator.api.elastic import Elastic, ElasticStatus, SizeReason
+from zerotrain.operator.api.sizes import largest_size, refusal_of_size
+from zerotrain.operator.constants import Reason
+from zerotrain.operator.reconcile.attempts import AttemptView, Fate
 from zerotrain.operator.reconcile.draft import Draft
+from zerotrain.operator.reconcile.queueing import ask_room
+
+VERDICT_WAIT = timedelta(seconds=30)
+"""For an answer on whether there is room; without one a wish is granted and pods find out."""
+
+UNDER_WAY = timedelta(seconds=60)
+"""An attempt that reports no steps counts as training after so long."""
+
+MAX_DOUBLINGS = 5
+
+
+def prepare(draft: Draft) -> None:
+    """Before the gate looks at the next attempt: take in a wish that changed meanwhile."""
+    _take_wish(draft)
+    state = draft.status.elastic
+    if state is not None and state.short_since is not None and draft.status.phase is not Phase.QUEUED:
+        _update(draft, short_since=None)
+
+
+def admissible(draft: Draft) -> ZeroTrainingJobSpec:
+    """The spec as the gate judges it: an elastic job by the size whose batch it keeps."""
+    spec, state = draft.job.spec, draft.status.elastic
+    if spec.elastic is None or state is None or state.base_workers == spec.workers:
+        return spec
+    return spec.model_copy(update={"workers": state.base_workers})
 
 
 def next_shape(draft: Draft) -> AttemptShape:
-    """For the attempt that starts now."""
-    return AttemptShape(workers=draft.job.spec.workers)
+    """For the attempt that would start now."""
+    return AttemptShape(workers=_target(draft))
+
+
+def started(draft: Draft) -> None:
+    """An attempt was begun: what was waited for before it is over."""
+    if draft.status.elastic is not None:
+        _update(draft, short_since=None, room_since=None)
+
+
+def short(draft: Draft) -> bool:
+    """The gate holds the next attempt. True when the job goes on smaller: then the gate may look again."""
+    elastic, state = draft.job.spec.elastic, draft.status.elastic
+    if elastic is None or state is None:
+        return False
+    since = state.short_since
+    if since is None:
+        _update(draft, short_since=draft.stamp)
+    due = (since or draft.now) + timedelta(seconds=elastic.shrink_after_s)
+    if draft.now < due:
+        draft.wake(due)
+        return False
+    size, verdict = _target(draft), draft.observed.capacity
+    # With room for all of it, it waits for its turn and not for nodes.
+    room = verdict.fits if verdict is not None else size - 1
+    if room >= size or (smaller := _lose(draft, size, room)) is None:
+        return False
+    draft.emit(Reason.SHRUNK, f"no room for {size} workers: attempt {draft.status.attempt + 1} has {smaller}")
+    return True
+
+
+def shrink(draft: Draft, why: str) -> str | None:
+    """Let the next attempt have fewer workers, for the failure policy. Returns why that cannot be."""
+    if draft.job.spec.elastic is None:
+        return "spec.elastic is not given"
+    _take_wish(draft)
+    smaller = _largest(draft, draft.size - 1)
+    if smaller is None:
+        least = draft.job.spec.elastic.min_workers
+        return f"no size from elastic.minWorkers {least} to {draft.size - 1} keeps the global batch"
+    _decide(draft, smaller, SizeReason.FAILURE, why)
+    return None
 
 
 def resize_wanted(draft: Draft, view: AttemptView) -> str | None:
-    """Why the running attempt should go on in another size; None when it is as it should be."""
+    """Why the attempt should go on in another size; None when it is as it should be."""
+    if draft.job.spec.elastic is None and draft.status.elastic is None:
+        return None
+    _take_wish(draft)
+    elastic = draft.job.spec.elastic
+    if elastic is None:
+        return None
+    if draft.status.phase is not Phase.RUNNING:
+        return _while_starting(draft, view, elastic)
+    if not _under_way(draft):
+        return None
+    if _target(draft) != draft.size:
+        return _as_wished(draft)
+    if draft.size < draft.job.spec.workers:
+        return _growth(draft, elastic)
+    if draft.status.elastic is not None and draft.status.elastic.losses:
+        _update(draft, losses=0)
     return None
+
+
+def _take_wish(draft: Draft) -> None:
+    """See to it that `status.elastic` answers the present `spec.workers`."""
+    spec, state = draft.job.spec, draft.status.elastic
+    if spec.elastic is None:
+        if state is not None:
+            draft.set(elastic=None)
+        return
+    if state is None or (draft.status.attempt == 0 and state.wish != spec.workers):
+        # Before the first attempt spec.workers is the size that the global batch is meant for.
+        state = ElasticStatus(base_workers=draft.size, wish=draft.size)
+        draft.set(elastic=state)
+    chosen = state.workers
+    outside = chosen is not None and not spec.elastic.min_workers <= chosen <= spec.elastic.max_workers
+    if state.wish == spec.workers and (not outside or state.reason is SizeReason.REFUSED):
+        return
+    state = ElasticStatus(base_workers=state.base_workers, wish=spec.workers, since=draft.stamp)
+    refusal = refusal_of_size(spec, state.base_workers, spec.workers)
+    if refusal is not None:
+        draft.emit(Reason.RESIZE_REFUSED, f"{refusal} The job keeps {draft.size} workers.", warning=True)
+        refused = {"workers": draft.size, "reason": SizeReason.REFUSED, "message": refusal}
+        state = state.model_copy(update=refused)
+    draft.set(elastic=state)
+
+
+def _target(draft: Draft) -> int:
+    spec, state = draft.job.spec, draft.status.elastic
+    if spec.elastic is None or state is None or state.workers is None:
+        return spec.workers
+    return state.workers
+
+
+def _while_starting(draft: Draft, view: AttemptView, elastic: Elastic) -> str | None:
+    """An attempt whose pods find no node has nothing to lose: another size is taken at once."""
+    unplaced = [
+        worker
+        for worker in view.workers
+        if worker.fate is Fate.PENDING and worker.pod is not None and not worker.pod.scheduled
+    ]
+    if not unplaced:
+        return None
+    size, target = draft.size, _target(draft)
+    if target != size:
+        return f"going on with {target} workers: {len(unplaced)} of {size} pods have no node"
+    began = draft.status.attempt_start_time or draft.now
+    due = began + timedelta(seconds=elastic.shrink_after_s)
+    if draft.now < due:
+        draft.wake(due)
+        return None
+    verdict, placed = ask_room(draft, size), size - len(unplaced)
+    if verdict is None and draft.now < due + VERDICT_WAIT:
+        draft.wake(due + VERDICT_WAIT)
+        return None
+    # Where no pod at all has a node and nobody can tell how many would fit, sizes are tried one by one.
+    known = verdict.fits if verdict is not None else (size - 1 if placed == 0 else 0)
+    room = max(placed, known)
+    smaller = _lose(draft, size, room) if room < size else None
+    if smaller is None:
+        return None
+    return f"no room for {size} workers within {elastic.shrink_after_s} s: going on with {smaller}"
+
+
+def _as_wished(draft: Draft) -> str | None:
+    """The wish changed: smaller at once, larger where there is room."""
+    size, target, state = draft.size, _target(draft), draft.status.elastic
+    if target > size and state is not None:
+        verdict = ask_room(draft, target, growing=True)
+        since = state.since or draft.now
+        if verdict is None and draft.now < since + VERDICT_WAIT:
+            draft.wake(since + VERDICT_WAIT)
+            return None
+        if verdict is not None and verdict.fits < target:
+            target = max(_largest(draft, verdict.fits) or size, size)
+            _decide(draft, target, SizeReason.CAPACITY, _room(draft, verdict.fits))
+            if target == size:
+                return None
+    return f"resizing from {size} to {target} workers, spec.workers is {draft.job.spec.workers}"
+
+
+def _growth(draft: Draft, elastic: Elastic) -> str | None:
+    """Back towards the wish, when there has been room for long enough."""
+    size, state = draft.size, draft.status.elastic
+    if state is None or state.reason is SizeReason.REFUSED:
+        return None
+    verdict = ask_room(draft, draft.job.spec.workers, growing=True)
+    if verdict is None:
+        return None  # a training that runs is not stopped on a guess
+    larger = _largest(draft, verdict.fits) or size
+    if larger <= size:
+        if state.room_since is not None:
+            _update(draft, room_since=None)
+        return None
+    since = state.room_since or draft.stamp
+    if state.room_since is None:
+        _update(draft, room_since=since)
+    wait = elastic.grow_after_s * 2 ** min(max(state.losses - 1, 0), MAX_DOUBLINGS)
+    due = max(since, draft.status.attempt_start_time or since) + timedelta(seconds=wait)
+    if draft.now < due:
+        draft.wake(due)
+        return None
+    if larger == draft.job.spec.workers:
+        _update(draft, workers=None, reason=None, message="", since=draft.stamp, room_since=None)
+    else:
+        _decide(draft, larger, SizeReason.CAPACITY, _room(draft, verdict.fits))
+    return f"there is room for {larger} workers again: growing from {size}"
+
+
+def _lose(draft: Draft, size: int, room: int) -> int | None:
+    """Decide on the largest workable size that there is room for; None when there is none below `size`."""
+    state = draft.status.elastic
+    smaller = _largest(draft, min(room, size - 1))
+    if smaller is None or state is None:
+        return None
+    _decide(draft, smaller, SizeReason.CAPACITY, _room(draft, room))
+    _update(draft, losses=state.losses + 1)
+    return smaller
+
+
+def _largest(draft: Draft, at_most: int) -> int | None:
+    spec, state = draft.job.spec, draft.status.elastic
+    base = state.base_workers if state is not None else draft.size
+    return largest_size(spec, base, at_most=min(at_most, spec.workers))
+
+
+def _decide(draft: Draft, workers: int, reason: SizeReason, message: str) -> None:
+    decided = {"workers": workers, "reason": reason, "message": message, "since": draft.stamp}
+    _update(draft, **decided, short_since=None, room_since=None)
+
+
+def _update(draft: Draft, **changes: Any) -> None:
+    if draft.status.elastic is not None:
+        draft.set(elastic=draft.status.elastic.model_copy(update=changes))
+
+
+def _room(draft: Draft, workers: int) -> str:
+    return f"room for {workers} of {draft.job.spec.workers} workers"
+
+
+def _under_way(draft: Draft) -> bool:
+    """Whether the attempt trains: a resize before its first step would only repeat the start."""
+    status = draft.status
+    if status.progress.attempt == status.attempt and status.progress.last_step_time is not None:
+        return True
+    if status.attempt_start_time is None:
+        return True
+    due = status.attempt_start_time + UNDER_WAY
+    if draft.now < due:
+        draft.wake(due)
+    return draft.now >= due

@@ -1,7 +1,8 @@
 """Checkpoint and yield: one protocol for every reason to stop ranks that are well.
 
-The request stands in status before anybody is asked; worker 0 is asked through the channel, and SIGTERM to
-all pods is the second way. The pods go only when every rank stopped, or when the grace is over.
+The request stands in status before anybody is asked; a worker is asked through the channel, and SIGTERM to
+all pods is the second way. The pods go only when every rank stopped, or when the grace is over; their last
+checkpoint is in status by then. Ranks that never met have nothing to save and are ended at once.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from datetime import timedelta
 from zerotrain.operator.api import Phase, YieldReason, YieldRequest
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.reconcile import drains, endings, queueing, sizing
-from zerotrain.operator.reconcile.attempts import OVER, AttemptView, Fate, first_failure
+from zerotrain.operator.reconcile.attempts import OVER, AttemptView, Failure, Fate, first_failure
 from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.plan import DeleteWorkers, RequestYield
 from zerotrain.operator.resources.container import DEFAULT_GRACE_S
@@ -49,21 +50,35 @@ def wanted(draft: Draft, view: AttemptView) -> tuple[YieldReason, str] | None:
 
 def ask(draft: Draft, reason: YieldReason, why: str) -> None:
     """Put the request into status; one under way keeps its clock and may only become a suspend."""
-    under_way = draft.status.yield_request
+    under_way = _under_way(draft)
     if under_way is not None and under_way.reason is reason:
         return
     asked = under_way.requested_at if under_way is not None else draft.stamp
     checkpoint = draft.status.checkpoint.model_copy(update={"requested_at": asked})
-    request = YieldRequest(reason=reason, requested_at=asked, message=why)
+    joined = under_way.joined if under_way is not None else _joined(draft)
+    request = YieldRequest(reason=reason, requested_at=asked, message=why, joined=joined)
     draft.set(phase=_PHASE[reason], checkpoint=checkpoint, yield_request=request)
     attempt = draft.status.attempt
     said = f"suspending attempt {attempt}" if reason is YieldReason.SUSPEND else f"attempt {attempt}: {why}"
     draft.emit(_EVENT[reason], said)
 
 
+def failed(draft: Draft, view: AttemptView) -> Failure | None:
+    """A failure that ends a move like any other attempt; None for what the move itself did to the pods."""
+    request, failure = draft.status.yield_request, first_failure(view)
+    moves = request is not None and request.reason in (YieldReason.DRAIN, YieldReason.RESIZE)
+    if failure is None or not moves or (request is not None and not request.joined):
+        return None
+    pod = failure.worker.pod
+    return failure if pod is not None and pod.deletion_at is None and not pod.disruption else None
+
+
 def over(draft: Draft, view: AttemptView) -> bool:
     """Whether the ranks stopped, cannot stop any more, or had their time; asks them otherwise."""
     if view.all_in(OVER | {Fate.ABSENT, Fate.PENDING}) or first_failure(view) is not None:
+        return True
+    request = draft.status.yield_request
+    if request is not None and not request.joined:
         return True
     asked = draft.status.checkpoint.requested_at or draft.now
     limit = asked + FALLBACK + grace(draft) + SLACK
@@ -80,9 +95,11 @@ def over(draft: Draft, view: AttemptView) -> bool:
     if state is not None and state.attempt == view.number and state.acked_at is not None:
         return False
     refused = state is not None and state.attempt == view.number and state.refused
-    pod = view.workers[0].pod if view.workers[0].fate is Fate.RUNNING else None
-    if pod is not None and not refused and draft.now < asked + FALLBACK:
-        draft.act(RequestYield(attempt=view.number, pod=pod.name, pod_ip=pod.pod_ip))
+    pods = [worker.pod for worker in view.workers if worker.fate is Fate.RUNNING and worker.pod is not None]
+    if pods and not refused and draft.now < asked + FALLBACK:
+        # The engine's ranks tell each other; of a program of the user's own nobody knows.
+        others = tuple((pod.name, pod.pod_ip) for pod in pods[1:]) if draft.job.spec.command else ()
+        draft.act(RequestYield(attempt=view.number, pod=pods[0].name, pod_ip=pods[0].pod_ip, others=others))
         draft.wake(min(draft.now + timedelta(seconds=2), asked + FALLBACK))
     elif view.count(Fate.RUNNING, Fate.PENDING):
         draft.act(DeleteWorkers(attempt=view.number, grace_s=None))
@@ -94,14 +111,35 @@ def conclude(draft: Draft) -> None:
     request = draft.status.yield_request
     reason = request.reason if request is not None else YieldReason.SUSPEND
     last = draft.status.checkpoint.last
-    draft.set(checkpoint=draft.status.checkpoint.model_copy(update={"requested_at": None}))
+    drop(draft)
     if reason in (YieldReason.DRAIN, YieldReason.RESIZE):
         endings.after_move(draft, reason)
         return
     kept = f"the newest checkpoint is step {last.step}" if last is not None else "there is no checkpoint"
     phase = Phase.SUSPENDED if reason is YieldReason.SUSPEND else Phase.QUEUED
-    draft.set(phase=phase, start_time=None, yield_request=None)
+    draft.set(phase=phase, start_time=None)
     draft.emit(Reason.SUSPENDED, f"attempt {draft.status.attempt} ended; {kept}", warning=last is None)
+
+
+def drop(draft: Draft) -> None:
+    """The request is answered, or the attempt ended in another way."""
+    checkpoint = draft.status.checkpoint.model_copy(update={"requested_at": None})
+    draft.set(checkpoint=checkpoint, yield_request=None)
+
+
+def _under_way(draft: Draft) -> YieldRequest | None:
+    """A status of before there were several reasons has the time alone."""
+    request, asked = draft.status.yield_request, draft.status.checkpoint.requested_at
+    if request is None and asked is not None and draft.status.phase is Phase.SUSPENDING:
+        return YieldRequest(reason=YieldReason.SUSPEND, requested_at=asked)
+    return request
+
+
+def _joined(draft: Draft) -> bool:
+    """Also where no pass saw the ranks meet, because no operator ran then."""
+    view = draft.view()
+    met = any(pod.ready or pod.ended for pod in view.present) or view.count(Fate.YIELDED, Fate.GOING) > 0
+    return draft.status.phase is Phase.RUNNING or met
 
 
 def grace(draft: Draft) -> timedelta:

@@ -21,6 +21,7 @@ PATHS = {
     "ConfigMap": "/api/v1/namespaces/{namespace}/configmaps",
     "Secret": "/api/v1/namespaces/{namespace}/secrets",
     "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies",
+    "PodDisruptionBudget": "/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets",
 }
 
 
@@ -86,11 +87,17 @@ class Hands:
 
 
 def collection(item: Json) -> str:
-    return PATHS[item["kind"]].format(namespace=item["metadata"]["namespace"])
+    return _path(item).format(namespace=item["metadata"]["namespace"])
 
 
 def kind_of(item: Json) -> str:
-    return PATHS[item["kind"]].rsplit("/", 1)[-1]
+    return _path(item).rsplit("/", 1)[-1]
+
+
+def _path(item: Json) -> str:
+    """Kinds that several schedulers and queues share by name are told apart by their API version."""
+    other = f"/apis/{item['apiVersion']}/namespaces/{{namespace}}/{item['kind'].lower()}s"
+    return PATHS.get(item["kind"], other)
 
 
 def owned(item: Json, job_uid: str) -> bool:
