@@ -102,6 +102,11 @@ class Progress:
     """Step that this attempt started from; None when it started afresh."""
     rejected_checkpoints: tuple[RejectedCheckpoint, ...] = ()
     memory_peak_bytes: int = 0
+    """Most that the rank had allocated on its accelerator; on CPUs its largest resident size."""
+    host_peak_bytes: int = 0
+    """Largest resident size of the rank's process."""
+    spill_peak_bytes: int = 0
+    """Most that it had spilled to disk."""
     collective_wait_seconds: float | None = None
     """How long the rank has been waiting in a collective; 0 = it does something else, None = unknown."""
     straggler: Straggler | None = None

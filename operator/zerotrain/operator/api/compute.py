@@ -29,6 +29,11 @@ class Gpus(ApiModel):
     resource_name: ResourceName = "nvidia.com/gpu"
     """Extended resource that the device plugin offers; nvidia.com/gpu unless given."""
 
+    memory: Bytes | None = None
+    """Memory of one GPU, such as 80Gi, for the memory planner: a job that cannot fit it gets no pods. Without
+    it the labels nvidia.com/gpu.memory or nvidia.com/gpu.product in scheduling.nodeSelector tell, else it is
+    not known."""
+
 
 class Rdma(ApiModel):
     """RDMA devices of a worker."""

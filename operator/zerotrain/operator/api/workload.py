@@ -94,7 +94,8 @@ class Model(ApiModel):
     """A Python function of the image that builds the model."""
 
     parameters: Annotated[Int, Field(ge=1, le=10**15)] | None = None
-    """Number of parameters, for the memory planner, where it cannot be told from the rest."""
+    """Number of parameters, 1 to 10^15, for the memory planner: the operator sees neither the files of path
+    nor what a factory builds. Not needed with gpt and preset, whose sizes are known."""
 
 
 class Data(ApiModel):

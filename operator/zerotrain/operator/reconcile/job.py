@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zerotrain.operator.api import ZeroTrainingJobSpec, ZeroTrainingJobStatus
+from zerotrain.operator.constants import ANNOTATION_IGNORE_MEMORY_PLAN
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,6 +19,8 @@ class JobIdentity:
     uid: str
     generation: int
     deleting: bool
+    ignores_memory_plan: bool = False
+    """The user's annotation: start it whatever the planner says."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,4 +72,5 @@ def identity_of(job: Mapping[str, Any]) -> JobIdentity:
         uid=meta["uid"],
         generation=int(meta.get("generation", 0)),
         deleting=meta.get("deletionTimestamp") is not None,
+        ignores_memory_plan=meta.get("annotations", {}).get(ANNOTATION_IGNORE_MEMORY_PLAN) == "true",
     )

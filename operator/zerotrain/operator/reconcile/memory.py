@@ -1,10 +1,84 @@
-"""The memory planner at the gate: a job that cannot fit must not get pods."""
+"""The memory planner at the gate: a job that cannot fit must not get pods; and what its workers then took.
+
+The plan is made for the size of the attempt that is about to start and goes into `status.memoryPlan`, where
+the peaks that rank 0 reports are put next to it.
+"""
 
 from __future__ import annotations
 
-from zerotrain.operator.reconcile.draft import Draft
+from zerotrain.contract.planner import Verdict
+from zerotrain.contract.progress import Progress
+from zerotrain.operator.api.memory_plan import MemoryPeaks, MemoryPlan
+from zerotrain.operator.api.planning import JobPlan, plan_job
+from zerotrain.operator.constants import ANNOTATION_IGNORE_MEMORY_PLAN, Reason
+from zerotrain.operator.reconcile import sizing
+from zerotrain.operator.reconcile.draft import Draft, cut
+
+NEWS_PART = 0.02
+"""A peak is written when it grew by so much: allocators creep, and every status write costs all watchers."""
 
 
 def does_not_fit(draft: Draft) -> tuple[str, str] | None:
     """Reason and message when no worker could hold its ranks; None when they fit or nobody can tell."""
+    found = _plan(draft)
+    refused = found.verdict is Verdict.DOES_NOT_FIT
+    overridden = refused and draft.job.identity.ignores_memory_plan
+    is_new = _write(draft, found, overridden=overridden)
+    if refused and not overridden:
+        advice = f'To start it all the same: annotation {ANNOTATION_IGNORE_MEMORY_PLAN}: "true".'
+        return str(Reason.DOES_NOT_FIT), f"{found.message} {advice}"
+    if is_new and overridden:
+        draft.emit(Reason.MEMORY_PLAN_IGNORED, found.message, warning=True)
+    elif is_new and found.verdict is Verdict.TIGHT:
+        draft.emit(Reason.MEMORY_TIGHT, found.message, warning=True)
     return None
+
+
+def observe_peaks(draft: Draft) -> None:
+    """Keep the most that rank 0 of this attempt reported next to the plan."""
+    plan, progress = draft.status.memory_plan, draft.observed.progress
+    if plan is None or progress is None or progress.attempt != draft.status.attempt:
+        return
+    if progress.memory_peak_bytes <= 0:
+        return
+    old = plan.observed
+    if old is None or old.attempt != progress.attempt:
+        old = MemoryPeaks(attempt=progress.attempt)
+    new = MemoryPeaks(
+        attempt=progress.attempt,
+        gpu_bytes=_larger(old.gpu_bytes, progress.memory_peak_bytes if draft.job.spec.num_gpus else 0),
+        host_bytes=_larger(old.host_bytes, _host_peak(draft, progress)),
+        nvme_bytes=_larger(old.nvme_bytes, progress.spill_peak_bytes),
+    )
+    if new != plan.observed:
+        draft.set(memory_plan=plan.model_copy(update={"observed": new}))
+
+
+def _host_peak(draft: Draft, progress: Progress) -> int:
+    return progress.host_peak_bytes if draft.job.spec.num_gpus else progress.memory_peak_bytes
+
+
+def _larger(old: int | None, new: int) -> int | None:
+    if new <= 0:
+        return old
+    return new if old is None or new > old * (1 + NEWS_PART) else old
+
+
+def _plan(draft: Draft) -> JobPlan:
+    spec, elastic = draft.job.spec, draft.status.elastic
+    if spec.elastic is None:
+        return plan_job(spec)
+    base = elastic.base_workers if elastic is not None else spec.workers
+    return plan_job(spec, workers=sizing.next_shape(draft).workers, base_workers=base)
+
+
+def _write(draft: Draft, found: JobPlan, *, overridden: bool) -> bool:
+    """Whether the plan is another one than before."""
+    old: MemoryPlan | None = draft.status.memory_plan
+    bare = found.as_status()
+    told = {"message": cut(bare.message), "overridden": True if overridden else None}
+    plan = bare.model_copy(update=told)
+    if old is not None and old.model_copy(update={"observed": None}) == plan:
+        return False
+    draft.set(memory_plan=plan)
+    return True

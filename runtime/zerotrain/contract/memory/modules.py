@@ -26,7 +26,7 @@ MIN_UNIT_NUMEL = 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModuleSize:
-    """A transformer block with all that is in it, or a module outside of blocks with parameters of its own."""
+    """A transformer block with all that is in it, or another module with parameters of its own."""
 
     name: str
     """Within the model."""

@@ -174,6 +174,8 @@ class Reporter:
             tokens_per_second=rate,
             step_seconds=interval.seconds / interval.steps,
             memory_peak_bytes=peak,
+            host_peak_bytes=resident_peak_bytes(),
+            spill_peak_bytes=engine.memory.peak_bytes(Kind.SPILL),
             straggler=self._own_times.slowest,
         )
         if result.step % self.log_every_steps == 0 or result.step == self.progress.total_steps:
@@ -244,6 +246,11 @@ def peak_memory_bytes() -> int:
     """Largest memory of this process so far: on the accelerator if there is one, else resident."""
     if torch.cuda.is_available():
         return int(torch.cuda.max_memory_allocated())
+    return resident_peak_bytes()
+
+
+def resident_peak_bytes() -> int:
+    """Largest resident size of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

@@ -1,0 +1,234 @@
+"""From a job's spec to its memory plan: the same for `zerotrain plan` and for the operator's admission.
+
+Pure and bounded: the operator asks on its event loop, once per spec and size; answers are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from zerotrain.contract.config import ConfigError, EngineConfig
+from zerotrain.contract.planner import (
+    Accelerator,
+    Demand,
+    Limit,
+    ModelShape,
+    Proposal,
+    ShapeError,
+    Tier,
+    Verdict,
+    Workload,
+    accelerator,
+    demand,
+    gpt_shape,
+    guessed_shape,
+    nearest,
+    summary,
+    way_out,
+)
+from zerotrain.contract.presets import PRESETS
+from zerotrain.contract.train_spec import GptSpec
+
+from .admission import engine_config
+from .memory_plan import MemoryPlan
+from .quantity import format_bytes
+from .sizes import resolved_at
+from .spec import ZeroTrainingJobSpec
+from .storage import Encryption
+
+LABEL_PRODUCT = "nvidia.com/gpu.product"
+LABEL_MEMORY = "nvidia.com/gpu.memory"
+"""Labels of NVIDIA's GPU feature discovery; the second one is in MiB."""
+
+_WITHOUT_MEMORY = {
+    "workers",
+    "elastic",
+    "failure_policy",
+    "hang_policy",
+    "run_policy",
+    "pod_template",
+    "checkpoint",
+    "managed_by",
+    "suspend",
+}
+"""Fields that a plan does not depend on; `workers` is an argument of its own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobPlan:
+    """The answer about one job at one size."""
+
+    verdict: Verdict
+    message: str
+    ranks: int
+    demand: Demand | None = None
+    """None when the job cannot be planned; the message says why."""
+    proposal: Proposal | None = None
+
+    def as_status(self) -> MemoryPlan:
+        """For `status.memoryPlan`."""
+        found = self.demand
+        if found is None:
+            return MemoryPlan(verdict=str(self.verdict), message=self.message, ranks=self.ranks)
+        sizes = {tier.tier: tier.per_rank_bytes for tier in found.tiers}
+        computes = found.tier(Tier.GPU) or found.tier(Tier.HOST)
+        per_worker = computes is not None and computes.tier is not Tier.GPU
+        acts = computes.activation_bytes if computes is not None else 0
+        return MemoryPlan(
+            verdict=str(self.verdict),
+            message=self.message,
+            ranks=self.ranks,
+            gpu_bytes=sizes.get(Tier.GPU),
+            host_bytes=sizes.get(Tier.HOST),
+            pinned_bytes=sizes.get(Tier.PINNED),
+            shared_bytes=sizes.get(Tier.SHARED),
+            nvme_bytes=sizes.get(Tier.NVME),
+            network_bytes=found.formulas.traffic.network_bytes,
+            activation_bytes=acts // found.workload.ranks_per_worker if per_worker else acts,
+        )
+
+
+def plan_job(
+    spec: ZeroTrainingJobSpec, *, workers: int | None = None, base_workers: int | None = None
+) -> JobPlan:
+    """Plan a job as the operator does, from its spec alone. Raises nothing for a spec that is admitted.
+
+    `workers`: of the attempt, where it is not the spec's. `base_workers`: of an elastic job, the size whose
+    global batch it keeps.
+    """
+    text = spec.model_dump_json(by_alias=True, exclude_unset=True, exclude=_WITHOUT_MEMORY)
+    return _planned(text, workers or spec.workers, base_workers)
+
+
+@lru_cache(maxsize=512)
+def _planned(text: str, workers: int, base_workers: int | None) -> JobPlan:
+    """By text: specs hold dictionaries, which are no keys."""
+    spec = ZeroTrainingJobSpec.model_validate_json(text, by_alias=True)
+    ranks = workers * spec.num_ranks_per_worker
+    try:
+        workload = workload_of(spec, workers=workers, base_workers=base_workers)
+    except ShapeError as error:
+        return JobPlan(verdict=Verdict.UNKNOWN, message=f"not planned: {error}", ranks=ranks)
+    return judge(workload, has_volume=spec.nvme is not None)
+
+
+def judge(workload: Workload, *, has_volume: bool) -> JobPlan:
+    """The verdict about a workload, with what would fit where it does not."""
+    found = demand(workload)
+    ranks, message = workload.config.world_size, summary(found)
+    if found.verdict is not Verdict.DOES_NOT_FIT:
+        return JobPlan(verdict=found.verdict, message=message, ranks=ranks, demand=found)
+    proposal = nearest(workload, has_volume=has_volume)
+    return JobPlan(
+        verdict=found.verdict,
+        message=f"{message}. {way_out(proposal, found)}",
+        ranks=ranks,
+        demand=found,
+        proposal=proposal,
+    )
+
+
+def workload_of(
+    spec: ZeroTrainingJobSpec,
+    *,
+    workers: int | None = None,
+    base_workers: int | None = None,
+    shape: ModelShape | None = None,
+    device: Accelerator | None = None,
+) -> Workload:
+    """The planner's view of a job. `shape` and `device` replace what the spec says of model and GPU.
+
+    Raises ShapeError when the model or the configuration cannot be read from the spec.
+    """
+    count = workers or spec.workers
+    try:
+        if base_workers is not None:
+            config: EngineConfig | None = resolved_at(spec, base_workers, count)
+        else:
+            config = engine_config(spec, world_size=count * spec.num_ranks_per_worker)
+    except ConfigError as error:
+        raise ShapeError(f"the configuration does not resolve for {count} workers: {error}") from error
+    if config is None:
+        raise ShapeError("the configuration is in a ConfigMap (spec.configFrom), which only the workers read")
+    known = shape if shape is not None else shape_of(spec)
+    asked, volume = config.zero.spill.encryption, spec.nvme.encryption if spec.nvme is not None else None
+    return Workload(
+        shape=known,
+        config=config,
+        ranks_per_worker=spec.num_ranks_per_worker,
+        on_host=spec.num_gpus == 0,
+        is_encrypted="None" not in (asked, None if volume is None else Encryption(volume).value),
+        limits=limits_of(spec, spill_bytes=config.zero.spill.max_bytes, device=device),
+    )
+
+
+def shape_of(spec: ZeroTrainingJobSpec) -> ModelShape:
+    """The model's sizes, as far as the spec has them. Raises ShapeError."""
+    model = spec.model
+    if model is None:
+        raise ShapeError("the program is the user's own and spec.model is not given")
+    if model.gpt is not None:
+        gpt = model.gpt
+        sizes = GptSpec(d_model=gpt.d_model, layers=gpt.layers, heads=gpt.heads, context=gpt.context)
+        return gpt_shape(sizes, source="spec.model.gpt")
+    if model.preset is not None:
+        if model.preset not in PRESETS:
+            raise ShapeError(f"spec.model.preset {model.preset!r} is unknown")
+        return gpt_shape(PRESETS[model.preset], source=f"preset {model.preset}")
+    if model.parameters is not None:
+        return guessed_shape(model.parameters, context=model.factory.context if model.factory else None)
+    where = f"only the workers see {model.path}" if model.path else "a factory's model is not built here"
+    raise ShapeError(f"{where}; give its size as spec.model.parameters")
+
+
+def limits_of(
+    spec: ZeroTrainingJobSpec, *, spill_bytes: int | None = None, device: Accelerator | None = None
+) -> dict[Tier, Limit]:
+    """What the workers are given: of a GPU for the GPU, of a worker for the rest."""
+    limits: dict[Tier, Limit] = {}
+    resources, nvme = spec.resources, spec.nvme
+    if spec.num_gpus:
+        found = _device_limit(spec, device)
+        limits |= {Tier.GPU: found} if found is not None else {}
+    if resources is not None and resources.memory is not None:
+        limits[Tier.HOST] = Limit(num_bytes=resources.memory.num_bytes, source="spec.resources.memory")
+    if resources is not None and resources.pinned_memory is not None:
+        limits[Tier.PINNED] = Limit(
+            num_bytes=resources.pinned_memory.num_bytes, source="spec.resources.pinnedMemory"
+        )
+    if nvme is not None:
+        limits[Tier.NVME] = Limit(num_bytes=nvme.size.num_bytes, source="spec.nvme.size")
+        allowed = None if spill_bytes is None else spill_bytes * spec.num_ranks_per_worker
+        if allowed is not None and allowed < nvme.size.num_bytes:
+            limits[Tier.NVME] = Limit(
+                num_bytes=allowed, source=f"spill.max_bytes {format_bytes(spill_bytes or 0)} per rank"
+            )
+    return limits
+
+
+def _device_limit(spec: ZeroTrainingJobSpec, device: Accelerator | None) -> Limit | None:
+    """Of one GPU: what the caller knows, the spec says, or the labels of the nodes it asks for."""
+    if device is not None:
+        return Limit(num_bytes=device.memory_bytes, source=device.name)
+    gpus = spec.resources.gpus if spec.resources is not None else None
+    if gpus is not None and gpus.memory is not None:
+        return Limit(num_bytes=gpus.memory.num_bytes, source="spec.resources.gpus.memory")
+    return _by_labels((spec.scheduling.node_selector if spec.scheduling else None) or {})
+
+
+def _by_labels(labels: Mapping[str, str]) -> Limit | None:
+    where = "spec.scheduling.nodeSelector"
+    memory, product = labels.get(LABEL_MEMORY, ""), labels.get(LABEL_PRODUCT)
+    if memory.isascii() and memory.isdigit() and 0 < int(memory) < 1 << 40:
+        return Limit(num_bytes=int(memory) << 20, source=f"{where}[{LABEL_MEMORY}]")
+    known = accelerator(product) if product else None
+    return None if known is None else Limit(num_bytes=known.memory_bytes, source=f"{known.name}, {where}")
+
+
+def device_of(spec: ZeroTrainingJobSpec) -> Accelerator | None:
+    """The GPU that the nodes it asks for are labelled with, for its speed."""
+    labels = (spec.scheduling.node_selector if spec.scheduling else None) or {}
+    product = labels.get(LABEL_PRODUCT)
+    return accelerator(product) if product else None
