@@ -1,9 +1,11 @@
 """The decisions of the operator, pure: `reconcile(job, observed, now) -> Plan`."""
 
+from .capacity import Claim, Demand, NodeUse, Verdict, admit
 from .core import reconcile
 from .job import Known
-from .capacity import Claim, Demand, NodeUse, Verdict, admit
+from .nodes import NodeTaint, NodeView
 from .observe import (
+    LogView,
     Observed,
     PodState,
     PodView,
@@ -42,18 +44,21 @@ __all__ = [
     "Action",
     "AskQueue",
     "AskRoom",
+    "Claim",
     "CollectStacks",
     "CreateVerification",
     "CreateWorkers",
     "DeleteJob",
     "DeletePods",
     "DeleteWorkers",
+    "Demand",
     "DiscoverApis",
     "Event",
     "EventType",
     "Known",
     "LogView",
     "NodeTaint",
+    "NodeUse",
     "NodeView",
     "Observed",
     "Plan",
@@ -67,7 +72,9 @@ __all__ = [
     "StackSource",
     "StacksView",
     "UnprotectWorkers",
+    "Verdict",
     "YieldState",
+    "admit",
     "can_wait",
     "job_uid_of",
     "pod_view",
