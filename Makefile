@@ -14,8 +14,10 @@ INSTANCES := build/devcluster/instances
 DEVCLUSTER := build/devcluster/bin/devcluster
 # pytest arguments, for example: make test ARGS="tests/runtime -k resume"
 ARGS ?=
+# Two workers: one for the tests that wait for clusters, one for those that compute. WORKERS=0 is one process.
+WORKERS ?= 2
 
-.PHONY: help demo test lint bench bench-offload cluster-up cluster-down clean generate venv
+.PHONY: help demo test lint bench bench-offload bench-operator cluster-up cluster-down clean generate venv
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
@@ -35,7 +37,7 @@ $(INSTALLED): pyproject.toml $(NATIVE_SOURCES)
 	@rm -f $(VENV)/.installed-* && touch $@
 
 test: venv lint ## run all checks and tests
-	$(PY) -m pytest $(ARGS)
+	$(PY) -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 lint: venv ## ruff, mypy --strict, import-linter
 	$(VENV)/bin/ruff check .
@@ -55,6 +57,9 @@ bench-offload: venv ## the benchmarks of offloading: update kernel, spill file, 
 	$(PY) -m tests.benchmarks.bench_vault
 	$(PY) -m tests.benchmarks.bench_just_in_time
 	$(PY) -m tests.benchmarks.bench_offload $(ARGS)
+
+bench-operator: venv ## the operator beside plain Jobs on simulated nodes: speed, requests, memory (ARGS=--quick)
+	$(PY) -m tests.benchmarks.bench_operator $(ARGS)
 
 cluster-up: venv ## start a development cluster (PROFILE=control-plane|node|simulated NAME=dev)
 	$(PY) -m deploy.devcluster up --profile $(PROFILE) --name $(NAME) --cluster $(CLUSTER)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -29,9 +30,30 @@ PROFILE_OF_FIXTURE = {
 }
 
 
+CLUSTER_GROUP = "clusters"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests on clusters wait more than they compute: one worker of `pytest -n 2 --dist loadgroup` takes them
+    all, from the start, and the other what needs cores. Without workers only the order shows."""
+    for item in items:
+        if _needs_cluster(item):
+            item.add_marker(pytest.mark.xdist_group(CLUSTER_GROUP))
+    items.sort(key=lambda item: not _needs_cluster(item))  # stable: files stay together
+
+
+def _needs_cluster(item: pytest.Item) -> bool:
+    fixtures = set(getattr(item, "fixturenames", ()))
+    return bool(fixtures & PROFILE_OF_FIXTURE.keys()) or item.get_closest_marker("cluster") is not None
+
+
+# Before xdist reports what it found: no worker gets a test until all have.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Build before the first test: a cold build takes minutes, more than a test may."""
     if session.config.option.collectonly or existing() is not None:
+        return
+    if os.environ.get("PYTEST_XDIST_WORKER", "gw0") != "gw0":
         return
     used = {name for item in session.items for name in getattr(item, "fixturenames", ())}
     profiles = {profile for fixture, profile in PROFILE_OF_FIXTURE.items() if fixture in used}
