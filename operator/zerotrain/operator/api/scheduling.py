@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from .base import ATOMIC, ApiModel, DnsLabel, LabelMap, ObjectName, QualifiedName
+from .base import ATOMIC, ApiModel, DnsLabel, LabelMap, ObjectName, QualifiedName, rule
 from .core.meta import Toleration
 
 
@@ -17,17 +17,38 @@ class Gang(StrEnum):
     NATIVE = "Native"
     VOLCANO = "Volcano"
     COSCHEDULING = "Coscheduling"
+    OPERATOR = "Operator"
+
+
+class TopologyPolicy(StrEnum):
+    COLOCATE = "Colocate"
+    SPREAD = "Spread"
 
 
 class Scheduling(ApiModel):
     """Where and when the workers are scheduled."""
 
+    RULES = (
+        rule(
+            "!has(self.topologyPolicy) || has(self.topologyKey)",
+            "topologyPolicy needs topologyKey",
+            holds=lambda self: self.topology_policy is None or self.topology_key is not None,
+            field_path=".topologyPolicy",
+        ),
+    )
+
     gang: Gang | None = None
-    """Whether all workers must be placed together: Auto takes what the cluster has, None schedules each pod
-    alone; Native, Volcano and Coscheduling name the mechanism."""
+    """Whether all workers are placed together or not at all. None, the default, schedules each pod alone.
+    Native, Volcano and Coscheduling use that scheduler's pod group. Operator creates the pods only when the
+    cluster can hold all of them, in the order of priority and age. Auto takes the first of Native, Volcano,
+    Coscheduling that the cluster serves, else Operator."""
 
     queue_name: DnsLabel | None = None
-    """Kueue LocalQueue that admits the job."""
+    """Kueue LocalQueue in the job's namespace that admits the job. Not queued unless given."""
+
+    scheduler_name: ObjectName | None = None
+    """Scheduler of the workers. Unless given: volcano with gang Volcano, scheduler-plugins-scheduler with
+    Coscheduling, the cluster's default otherwise."""
 
     priority_class_name: ObjectName | None = None
     """PriorityClass of the workers; the cluster's default unless given."""
@@ -39,4 +60,8 @@ class Scheduling(ApiModel):
     """Taints that the workers accept."""
 
     topology_key: QualifiedName | None = None
-    """Node label, such as topology.kubernetes.io/zone, whose value all workers must share."""
+    """Node label, such as topology.kubernetes.io/zone, by which topologyPolicy places the workers."""
+
+    topology_policy: TopologyPolicy | None = None
+    """Colocate puts all workers on nodes that share one value of topologyKey; Spread puts them evenly over
+    its values. Colocate unless given."""

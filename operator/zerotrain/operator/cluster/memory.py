@@ -6,8 +6,9 @@ import asyncio
 from dataclasses import dataclass, field
 
 from zerotrain.contract.progress import Progress
+from zerotrain.operator.cluster.nodes import NodeStore
 from zerotrain.operator.cluster.store import PodStore, owner_key
-from zerotrain.operator.reconcile import Known, Observed, Problem, Protection, StacksView, YieldState
+from zerotrain.operator.reconcile import Known, LogView, Observed, Problem, Protection, StacksView, YieldState
 from zerotrain.operator.reconcile.capacity import Claim, Verdict
 from zerotrain.operator.reconcile.inspection import Inspection
 from zerotrain.operator.reconcile.queues import ClusterApis, QueueView
@@ -29,6 +30,7 @@ class JobMemory:
     stacks: StacksView | None = None
     known: Known = field(default_factory=Known)
     """The models of the last pass."""
+    log: LogView | None = None
     queue: QueueView | None = None
     capacity: Verdict | None = None
     ensured: int | None = None
@@ -40,6 +42,9 @@ class Memories:
     """By the job's UID."""
 
     jobs: dict[str, JobMemory] = field(default_factory=dict)
+    nodes: NodeStore = field(default_factory=NodeStore)
+    reads_logs: bool = False
+    """False on simulated nodes, which have none."""
     apis: ClusterApis | None = None
     queues_wanted: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once a job is in a queue: from then on the Workloads are watched."""
@@ -77,6 +82,8 @@ class Memories:
             yielding=memory.yielding,
             protection=memory.protection,
             problem=memory.problem,
+            nodes=self.nodes.of(pods),
+            log=memory.log or (LogView() if self.reads_logs else None),
             apis=self.apis,
             queue=memory.queue or (QueueView() if self.queues_known else None),
             capacity=memory.capacity,

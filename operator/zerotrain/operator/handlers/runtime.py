@@ -19,7 +19,9 @@ from zerotrain.operator.cluster.events import EventWriter
 from zerotrain.operator.cluster.executor import MAX_CREATIONS, Executor
 from zerotrain.operator.cluster.jobs import JobCache, JobClient
 from zerotrain.operator.cluster.kueue import WorkloadWatch
+from zerotrain.operator.cluster.listwatch import ListWatch
 from zerotrain.operator.cluster.memory import Memories
+from zerotrain.operator.cluster.nodes import PATH as NODES_PATH
 from zerotrain.operator.cluster.progress import ProgressPuller
 from zerotrain.operator.cluster.reflector import PodReflector
 from zerotrain.operator.cluster.store import JobKey, PodStore
@@ -82,6 +84,9 @@ class Runtime:
         self._spawn("queues", queues.run())
         board = CapacityBoard(api, controller.memories, controller.queue.add, controller.may_act)
         self._spawn("capacity", board.run())
+        controller.memories.nodes.changed = controller.node_changed
+        nodes = ListWatch(api, path=NODES_PATH, kind="nodes", sink=controller.memories.nodes)
+        self._spawn("nodes", nodes.run())
         self._spawn("loop lag", self._lag.run())
         for number in range(self.config.workers):
             self._spawn(f"worker {number}", controller.work())
@@ -101,7 +106,8 @@ class Runtime:
         await self._exits.aclose()
 
     def _make_controller(self, api: Api, channel: WorkerChannel) -> Controller:
-        store, memories = PodStore(), Memories()
+        silent = isinstance(channel, SilentChannel)
+        store, memories = PodStore(), Memories(reads_logs=not silent)
         executor = Executor(
             api=api,
             store=store,

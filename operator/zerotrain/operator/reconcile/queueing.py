@@ -1,21 +1,218 @@
-"""Waiting for admission: queues, gangs, room for all workers."""
+"""Waiting for admission: queues, gangs, room for all workers.
+
+In this order, before every attempt: Kueue admits the job (spec.scheduling.queueName), then the gang mechanism
+is found, then, with the operator's own, the cluster has room for all workers. What was decided goes into the
+shape of the attempt. An admission outlives an attempt: a restart after a failure does not queue again.
+"""
 
 from __future__ import annotations
 
+from datetime import timedelta
+
+from zerotrain.operator.api import AttemptShape, Phase
+from zerotrain.operator.api.scheduling import Gang, Scheduling
+from zerotrain.operator.constants import Reason
 from zerotrain.operator.reconcile.attempts import AttemptView
+from zerotrain.operator.reconcile.capacity import Verdict
 from zerotrain.operator.reconcile.draft import Draft
+from zerotrain.operator.reconcile.plan import AskQueue, AskRoom, DiscoverApis
+from zerotrain.operator.reconcile.queues import QueueStep
+from zerotrain.operator.resources.gang import GROUPS, OPERATOR
+
+REDISCOVER = timedelta(seconds=60)
+"""An API that was missing is looked for again after so long."""
+
+VERDICT_AGE = timedelta(seconds=30)
+"""Older words on the cluster's room are not acted upon."""
+
+_ORDER = (Gang.NATIVE, Gang.VOLCANO, Gang.COSCHEDULING)
 
 
-def hold(draft: Draft) -> tuple[str, str] | None:
+def hold(draft: Draft, shape: AttemptShape) -> tuple[str, str] | None:
     """Reason and message of what the next attempt waits for; None when it may start. Asks for the objects
     that make it move."""
-    return None
+    scheduling = _scheduling(draft)
+    if scheduling.queue_name is not None and (waits := _queue(draft, shape)) is not None:
+        return waits
+    if (waits := _gang_api(draft, shape)) is not None:
+        return waits
+    if _gang(draft, shape) != OPERATOR:
+        return None
+    verdict = ask_room(draft, shape.workers, shape=shape)
+    if verdict is None:
+        return Reason.WAITING_FOR_ROOM, "reading nodes and pods of the cluster"
+    return None if verdict.admitted else (Reason.WAITING_FOR_ROOM, verdict.message)
+
+
+def shaped(draft: Draft, shape: AttemptShape) -> AttemptShape:
+    """The shape with what admission decided: the gang's API, the queue's nodes, the chosen domain."""
+    gang, scheduling = _gang(draft, shape), _scheduling(draft)
+    updates: dict[str, object] = {"gang": gang}
+    selector: dict[str, str] = {}
+    queue, verdict = draft.observed.queue, draft.observed.capacity
+    if scheduling.queue_name is not None and queue is not None:
+        selector |= queue.node_selector
+        updates |= {
+            "tolerations": queue.tolerations,
+            "labels": dict(queue.labels),
+            "annotations": dict(queue.annotations),
+        }
+    if gang == OPERATOR and verdict is not None:
+        updates["avoided_nodes"] = verdict.avoid
+        if verdict.domain is not None and scheduling.topology_key is not None:
+            selector[scheduling.topology_key] = verdict.domain
+    return shape.model_copy(update={**updates, "node_selector": selector})
+
+
+def admission(draft: Draft) -> str:
+    """Who let the next attempt in, for the event."""
+    queue, name = draft.observed.queue, _scheduling(draft).queue_name
+    number = draft.status.attempt + 1
+    if name is not None and queue is not None:
+        return f"attempt {number} starts: admitted by queue {name} (ClusterQueue {queue.cluster_queue})"
+    return f"attempt {number} starts: there is room for all workers"
 
 
 def evicted(draft: Draft, view: AttemptView) -> str | None:
     """Why the running attempt has to give its resources back; None when it may go on."""
+    queue = draft.observed.queue
+    if _scheduling(draft).queue_name is None or queue is None:
+        return None
+    if queue.evicted is not None:
+        return f"evicted by the queue: {queue.evicted}"
+    if not queue.exists:
+        return "its Workload was deleted"
+    if not queue.admitted:
+        return "its Workload is not admitted any more"
     return None
 
 
 def settle(draft: Draft) -> None:
-    """In every pass, after the phase: tell the queue how far the job is."""
+    """In every pass, after the phase: tell the queue how far the job is, and drop questions of the past."""
+    if draft.observed.capacity is not None and not draft.asked_room:
+        draft.act(AskRoom(shape=None))
+    step = _next_step(draft)
+    if step is not None:
+        draft.act(AskQueue(step=step, workers=draft.size, message=f"the job is {draft.status.phase}"))
+
+
+def ask_room(
+    draft: Draft, workers: int, *, growing: bool = False, shape: AttemptShape | None = None
+) -> Verdict | None:
+    """The newest word on room for so many workers, and the wish to be told more; None while there is none.
+
+    To be called in every pass that wants to know: the first pass that does not call withdraws the question.
+    """
+    draft.asked_room = True
+    verdict = draft.observed.capacity
+    fresh = verdict is not None and verdict.at is not None and draft.now - verdict.at <= VERDICT_AGE
+    if verdict is None or not fresh or verdict.workers != workers:
+        wish = shape or _sized(draft, workers)
+        draft.act(AskRoom(shape=wish, growing=growing))
+        return None
+    return verdict
+
+
+def _sized(draft: Draft, workers: int) -> AttemptShape:
+    """As the current attempt, free in where its workers go."""
+    current = draft.status.shape or AttemptShape(workers=workers)
+    return AttemptShape(workers=workers, excluded_nodes=current.excluded_nodes)
+
+
+def _scheduling(draft: Draft) -> Scheduling:
+    return draft.job.spec.scheduling or Scheduling()
+
+
+def _queue(draft: Draft, shape: AttemptShape) -> tuple[str, str] | None:
+    name, queue = _scheduling(draft).queue_name, draft.observed.queue
+    apis = draft.observed.apis
+    if apis is None or (apis.kueue is None and _look_again(draft)):
+        draft.act(DiscoverApis())
+    if apis is None:
+        return Reason.QUEUED, "looking for Kueue"
+    if apis.kueue is None:
+        return (
+            Reason.QUEUE_MISSING,
+            "the cluster serves no kueue.x-k8s.io workloads: install Kueue, or remove "
+            "spec.scheduling.queueName while the job is suspended",
+        )
+    if queue is None:
+        draft.act(AskQueue(step=QueueStep.FOLLOW))
+        return Reason.QUEUED, f"asking queue {name}"
+    if not queue.exists:
+        draft.act(AskQueue(step=QueueStep.CREATE, workers=shape.workers))
+    elif queue.workers != shape.workers or queue.queue != name or queue.finished:
+        # Its pods cannot be changed: a job of another size queues anew.
+        draft.act(AskQueue(step=QueueStep.DELETE))
+    elif queue.evicted is not None:
+        if queue.holds_quota:
+            draft.act(AskQueue(step=QueueStep.RELEASE, message=queue.evicted))
+        return Reason.QUEUE_EVICTED, f"evicted by queue {name}: {queue.evicted}"
+    elif queue.problem is not None:
+        return Reason.QUEUED, f"admitted by queue {name}, but {queue.problem}"
+    elif queue.admitted:
+        return None
+    said = f": {queue.message}" if queue.message else ""
+    return Reason.QUEUED, f"waits for queue {name}{said}"
+
+
+def _gang_api(draft: Draft, shape: AttemptShape) -> tuple[str, str] | None:
+    """Until it is known which pod group the cluster takes."""
+    wish, apis = _scheduling(draft).gang, draft.observed.apis
+    if wish not in GROUPS and not (wish is Gang.AUTO and shape.workers > 1):
+        return None
+    missing = apis is not None and wish in GROUPS and wish not in apis.gangs
+    if apis is None or (missing and _look_again(draft)):
+        draft.act(DiscoverApis())
+    if apis is None:
+        return Reason.QUEUED, "looking for gang schedulers"
+    if missing and wish is not None:
+        return (
+            Reason.GANG_MISSING,
+            f"the cluster serves no pod groups of {GROUPS[wish]} that this version can write: install that "
+            "scheduler, or choose another spec.scheduling.gang while the job is suspended",
+        )
+    return None
+
+
+def _gang(draft: Draft, shape: AttemptShape) -> str:
+    """As the shape keeps it; call it only when `_gang_api` holds nothing up."""
+    scheduling, apis = _scheduling(draft), draft.observed.apis
+    wish, found = scheduling.gang, apis.gangs if apis is not None else {}
+    if wish is Gang.OPERATOR:
+        return OPERATOR
+    if wish is Gang.AUTO and shape.workers > 1:
+        served = next((found[gang] for gang in _ORDER if gang in found), None)
+        # Kueue has counted the room already, and two orders of admission could wait for each other.
+        return served or ("" if scheduling.queue_name is not None else OPERATOR)
+    return found.get(wish, "") if wish in GROUPS else ""
+
+
+def _look_again(draft: Draft) -> bool:
+    apis = draft.observed.apis
+    if apis is None:
+        return True
+    due = apis.at + REDISCOVER
+    if draft.now < due:
+        draft.wake(due)
+    return draft.now >= due
+
+
+def _next_step(draft: Draft) -> QueueStep | None:
+    """What the queue has not been told yet. Before an attempt, `hold` speaks with it."""
+    phase, queue = draft.status.phase, draft.observed.queue
+    if _scheduling(draft).queue_name is None or phase is Phase.QUEUED:
+        return None
+    if queue is None:
+        return QueueStep.FOLLOW
+    if not queue.exists or queue.finished:
+        return None
+    if phase in (Phase.SUSPENDED, Phase.STALLED):
+        return QueueStep.DELETE
+    if phase in (Phase.COMPLETED, Phase.FAILED):
+        return QueueStep.FINISH
+    if phase is Phase.RUNNING and not queue.pods_ready:
+        return QueueStep.PODS_READY
+    if phase in (Phase.PENDING, Phase.STARTING, Phase.RESTARTING) and queue.pods_ready:
+        return QueueStep.PODS_NOT_READY
+    return None

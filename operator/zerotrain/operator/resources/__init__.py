@@ -7,6 +7,7 @@ or reads a clock: the same job, attempt and options give the same objects.
 from zerotrain.operator.api import ZeroTrainingJob
 
 from .config_map import config_digest, config_map
+from .gang import pod_group
 from .identity import Json, ResourceOptions, pod_name, secret_name, selector
 from .network_policy import network_policy
 from .pod import worker_pod, worker_pods
@@ -34,17 +35,21 @@ __all__ = [
 def shared_objects(
     job: ZeroTrainingJob, attempt: int, operator_key: bytes, options: ResourceOptions
 ) -> list[Json]:
-    """What must exist before the pods of an attempt: Service, ConfigMap, NetworkPolicy, channel Secret.
+    """What must exist before the pods of an attempt: Service, ConfigMap, NetworkPolicy, channel Secret,
+    the pod group of a gang.
 
-    The Secret belongs to the attempt and is never changed; the others belong to the job. The Service comes
-    first, so that its endpoints are watched before a thousand pods appear; a job of one worker has none.
+    Secret and group belong to the attempt and are never changed; the others belong to the job. The Service
+    comes first, so that its endpoints are watched before a thousand pods appear; a job of one worker has
+    none.
     """
     headless = service(job)
+    group = pod_group(job, attempt, worker_pod(job, attempt, 0, options)) if job.shape.gang else None
     return [
         *([headless] if headless is not None else []),
         network_policy(job, options),
         config_map(job),
         channel_secret(job, attempt, operator_key),
+        *([group] if group is not None else []),
     ]
 
 

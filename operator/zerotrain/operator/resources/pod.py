@@ -11,12 +11,15 @@ from dataclasses import replace
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.api.core.containers import Container
 from zerotrain.operator.api.pod_template import PodTemplate
+from zerotrain.operator.api.scheduling import Scheduling
 from zerotrain.operator.constants import ANNOTATION_CONFIG_DIGEST, CONTAINER_NAME
 
 from .config_map import config_digest
 from .container import environment, grace_period_s, launch_spec, worker_container
+from .gang import join
 from .identity import Json, ResourceOptions, metadata, pod_name, worker_labels
 from .security import container_security_context, pod_security_context
+from .topology import keep_off, place
 from .volumes import MountedVolume, as_written, own_volumes
 
 
@@ -30,24 +33,28 @@ def worker_pods(
 ) -> Iterator[Json]:
     """The pods of these workers. They share the parts that do not depend on the index: send, never change."""
     volumes = own_volumes(job, attempt)
-    annotations = _annotations(job)
     container = worker_container(job, options, volumes)
-    spec = _pod_spec(job, volumes)
+    shared: Json = {
+        "metadata": {"labels": dict(job.shape.labels), "annotations": _annotations(job)},
+        "spec": _pod_spec(job, attempt, volumes),
+    }
+    join(shared, job, attempt)
     launch = launch_spec(job, attempt, options)
     for index in indices:
         name = pod_name(job.name, attempt, index)
-        meta = metadata(job, name, _labels(job, attempt, index))
-        meta["annotations"] = annotations
+        labels = {**shared["metadata"]["labels"], **_labels(job, attempt, index)}
+        meta = metadata(job, name, labels)
+        meta["annotations"] = shared["metadata"]["annotations"]
         env = environment(job, replace(launch, node_rank=index))
         yield {
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": meta,
-            "spec": {**spec, "hostname": name, "containers": [{**container, "env": env}]},
+            "spec": {**shared["spec"], "hostname": name, "containers": [{**container, "env": env}]},
         }
 
 
-def _pod_spec(job: ZeroTrainingJob, volumes: tuple[MountedVolume, ...]) -> Json:
+def _pod_spec(job: ZeroTrainingJob, attempt: int, volumes: tuple[MountedVolume, ...]) -> Json:
     """All of a pod's spec but its host name and the worker container."""
     spec: Json = {
         "restartPolicy": "Never",
@@ -62,6 +69,8 @@ def _pod_spec(job: ZeroTrainingJob, volumes: tuple[MountedVolume, ...]) -> Json:
     _add_scheduling(spec, job)
     if job.spec.pod_template is not None:
         _add_template(spec, job.spec.pod_template)
+    place(spec, job, attempt)
+    keep_off(spec, job.shape.avoided_nodes)
     return spec
 
 
@@ -78,20 +87,19 @@ def _annotations(job: ZeroTrainingJob) -> dict[str, str]:
         # Sidecars must not hide the ranks from `kubectl logs`.
         "kubectl.kubernetes.io/default-container": CONTAINER_NAME,
         **(given or {}),
+        **job.shape.annotations,
         ANNOTATION_CONFIG_DIGEST: config_digest(job),
     }
 
 
 def _add_scheduling(spec: Json, job: ZeroTrainingJob) -> None:
-    scheduling = job.spec.scheduling
-    if scheduling is None:
-        return
+    scheduling, shape = job.spec.scheduling or Scheduling(), job.shape
     if scheduling.priority_class_name is not None:
         spec["priorityClassName"] = scheduling.priority_class_name
-    if scheduling.node_selector:
-        spec["nodeSelector"] = dict(scheduling.node_selector)
-    if scheduling.tolerations:
-        spec["tolerations"] = [as_written(toleration) for toleration in scheduling.tolerations]
+    if selector := {**(scheduling.node_selector or {}), **shape.node_selector}:
+        spec["nodeSelector"] = selector
+    if tolerations := (*scheduling.tolerations, *shape.tolerations):
+        spec["tolerations"] = [as_written(toleration) for toleration in tolerations]
 
 
 def _add_template(spec: Json, template: PodTemplate) -> None:

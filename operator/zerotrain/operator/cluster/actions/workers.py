@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator
 
 from zerotrain.operator.api import ZeroTrainingJob
+from zerotrain.operator.cluster.actions import gangs
 from zerotrain.operator.cluster.actions.hands import (
     PATHS,
     Hands,
@@ -17,7 +18,7 @@ from zerotrain.operator.cluster.actions.hands import (
 )
 from zerotrain.operator.cluster.api import Json, Request
 from zerotrain.operator.cluster.errors import AlreadyExists, Conflict, NotFound
-from zerotrain.operator.constants import LABEL_ATTEMPT, LABEL_JOB_UID
+from zerotrain.operator.constants import LABEL_ATTEMPT, LABEL_JOB_UID, LABEL_RANK
 from zerotrain.operator.reconcile import CreateWorkers, DeletePods, DeleteWorkers
 from zerotrain.operator.resources import shared_objects, worker_pods
 
@@ -46,6 +47,8 @@ async def create(hands: Hands, body: Json, action: CreateWorkers) -> None:
 async def delete_attempt(hands: Hands, body: Json, action: DeleteWorkers) -> None:
     meta = body["metadata"]
     selector = f"{LABEL_JOB_UID}={meta['uid']},{LABEL_ATTEMPT}={action.attempt}"
+    if action.spared is not None:
+        selector = f"{selector},{LABEL_RANK}!={action.spared}"
     request = Request(
         method="DELETE",
         path=PATHS["Pod"].format(namespace=meta["namespace"]),
@@ -70,6 +73,8 @@ async def _ensure_shared(hands: Hands, job: ZeroTrainingJob, attempt: int) -> No
     if memory.ensured == digest:
         objects = [item for item in objects if item["kind"] == "Secret"]
     await asyncio.gather(*(hands.ensure(job, item) for item in objects))
+    if memory.ensured != digest and attempt > 1:
+        await gangs.forget(hands, job, attempt - 1)
     memory.ensured = digest
 
 

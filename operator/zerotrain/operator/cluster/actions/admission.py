@@ -1,0 +1,80 @@
+"""Asking for what lets an attempt start: the cluster's APIs, room for all workers, Kueue's admission."""
+
+from __future__ import annotations
+
+from zerotrain.operator.api import AttemptShape, ZeroTrainingJob
+from zerotrain.operator.api.scheduling import TopologyPolicy
+from zerotrain.operator.cluster.actions.hands import Hands
+from zerotrain.operator.cluster.api import Json
+from zerotrain.operator.cluster.discovery import discover as discover_apis
+from zerotrain.operator.cluster.kueue import WorkloadClient
+from zerotrain.operator.cluster.priorities import priority_of
+from zerotrain.operator.reconcile import AskQueue, AskRoom, DiscoverApis
+from zerotrain.operator.reconcile.capacity import Claim, Demand
+from zerotrain.operator.reconcile.clock import parse_time
+from zerotrain.operator.reconcile.placement import kind_of
+from zerotrain.operator.reconcile.queues import QueueStep
+from zerotrain.operator.resources import worker_pod
+from zerotrain.operator.resources.kueue import workload
+
+
+async def discover(hands: Hands, body: Json, action: DiscoverApis) -> None:
+    hands.memories.apis = await discover_apis(hands.api)
+
+
+async def ask_room(hands: Hands, body: Json, action: AskRoom) -> None:
+    """Leave a claim that is judged again and again until it is withdrawn; the answer comes into memory."""
+    uid = body["metadata"]["uid"]
+    if action.shape is None:
+        hands.memories.claims.pop(uid, None)
+        hands.memories.of(uid).capacity = None
+        return
+    job = _shaped(ZeroTrainingJob.parse(body), action.shape)
+    priority = await priority_of(hands.api, job)
+    meta = body["metadata"]
+    created = parse_time(meta.get("creationTimestamp"))
+    if created is None:
+        raise ValueError(f"job {meta['name']} has no metadata.creationTimestamp")
+    scheduling = job.spec.scheduling
+    demand = Demand(
+        workers=action.shape.workers,
+        kind=kind_of(worker_pod(job, _next_attempt(job), 0, hands.options)),
+        priority=priority.value,
+        preempts=priority.preempts,
+        topology_key=scheduling.topology_key if scheduling is not None else None,
+        spread=scheduling is not None and scheduling.topology_policy is TopologyPolicy.SPREAD,
+    )
+    name = f"{meta['namespace']}/{meta['name']}"
+    claim = Claim(uid=uid, name=name, created=created, demand=demand, growing=action.growing)
+    hands.memories.claims[uid] = claim
+    hands.memories.claims_changed.set()
+
+
+async def ask_queue(hands: Hands, body: Json, action: AskQueue) -> None:
+    """One step of the job's Workload; the watch brings what became of it."""
+    hands.memories.queues_wanted.set()
+    version = hands.memories.apis.kueue if hands.memories.apis is not None else None
+    if action.step is QueueStep.FOLLOW or version is None:
+        return
+    job = ZeroTrainingJob.parse(body)
+    client = WorkloadClient(hands.api, version, job)
+    if action.step is QueueStep.CREATE:
+        scheduling = job.spec.scheduling
+        named = scheduling is not None and scheduling.priority_class_name is not None
+        priority = (await priority_of(hands.api, job)).value if named else None
+        shaped = _shaped(job, AttemptShape(workers=action.workers))
+        worker = worker_pod(shaped, _next_attempt(job), 0, hands.options)
+        await hands.ensure(job, workload(job, version, action.workers, worker, priority))
+    elif action.step is QueueStep.DELETE:
+        await client.delete()
+    else:
+        await client.advance(action.step, action.message)
+
+
+def _shaped(job: ZeroTrainingJob, shape: AttemptShape) -> ZeroTrainingJob:
+    """The job as it will be when an attempt of this shape runs."""
+    return job.model_copy(update={"status": job.status.model_copy(update={"shape": shape})})
+
+
+def _next_attempt(job: ZeroTrainingJob) -> int:
+    return job.status.attempt + 1

@@ -1,0 +1,183 @@
+"""Reads nodes and pods while some job waits for room, and judges all claims together.
+
+Nothing is asked of the API server while nobody waits. One reading serves all claims; the next one comes the
+later the longer a reading takes, so that a large cluster is not read all the time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from zerotrain.operator.cluster.api import Api, Json, Request
+from zerotrain.operator.cluster.errors import ApiError
+from zerotrain.operator.cluster.memory import Memories
+from zerotrain.operator.cluster.store import JobKey
+from zerotrain.operator.constants import LABEL_HELPER, LABEL_JOB_UID
+from zerotrain.operator.reconcile.capacity import Claim, Demand, NodeUse, Verdict, admit
+from zerotrain.operator.reconcile.placement import kind_of, node_of
+from zerotrain.operator.resources.amounts import MILLI, PODS, Amounts, add, requests_of
+
+log = logging.getLogger(__name__)
+
+PAGE = 500
+PERIOD_S = 5.0
+"""Between two readings while jobs wait."""
+SETTLE_S = 0.5
+"""New claims come in bursts; one reading judges them together and in their order."""
+DUTY = 20
+"""A reading is followed by at least so many times its length without one."""
+STARTING_S = 30.0
+"""So long a job that was let in counts although its pods have not shown up."""
+RUNNING_PODS = "status.phase!=Succeeded,status.phase!=Failed"
+
+
+@dataclass(kw_only=True, slots=True)
+class Snapshot:
+    """One reading of the cluster, as `admit` wants it."""
+
+    nodes: list[NodeUse] = field(default_factory=list)
+    unbound: dict[str, Claim] = field(default_factory=dict)
+    """By UID of the job: workers that exist and have no node yet."""
+    seen: dict[str, int] = field(default_factory=dict)
+    """By UID of the job: its workers, with or without a node."""
+
+
+class CapacityBoard:
+    """`run()` until cancelled; `changed` is called with the key of every job whose verdict changed."""
+
+    def __init__(
+        self,
+        api: Api,
+        memories: Memories,
+        changed: Callable[[JobKey], None],
+        may_act: asyncio.Event,
+    ) -> None:
+        self._api, self._memories, self._changed, self._may_act = api, memories, changed, may_act
+        self._starting: dict[str, tuple[Claim, float]] = {}
+        """Claims that were let in, and when."""
+
+    async def run(self) -> None:
+        while True:
+            await self._next_round()
+            started = time.monotonic()
+            try:
+                await self._judge()
+            except ApiError as error:
+                log.warning("reading the cluster's capacity: %s", error)
+            await asyncio.sleep(DUTY * (time.monotonic() - started))
+
+    async def _next_round(self) -> None:
+        """At once for a new claim, else after the period, and not at all while nobody waits."""
+        await self._may_act.wait()
+        waiting = bool(self._memories.claims)
+        try:
+            await asyncio.wait_for(self._memories.claims_changed.wait(), PERIOD_S if waiting else None)
+        except TimeoutError:
+            return
+        self._memories.claims_changed.clear()
+        await asyncio.sleep(SETTLE_S)
+
+    async def _judge(self) -> None:
+        if not self._memories.claims:
+            return
+        snapshot = await self._read()
+        claims = list(self._memories.claims.values())
+        starting = [*snapshot.unbound.values(), *self._not_seen_yet(snapshot)]
+        # Pure, and seconds long with thousands of nodes: not on the event loop.
+        verdicts = await asyncio.to_thread(admit, snapshot.nodes, claims, starting)
+        now = datetime.now(UTC)
+        for claim in claims:
+            self._tell(claim, replace(verdicts[claim.uid], at=now))
+
+    def _tell(self, claim: Claim, verdict: Verdict) -> None:
+        uid = claim.uid
+        if self._memories.claims.get(uid) is not claim or not self._memories.knows(uid):
+            return  # withdrawn or asked anew while the round ran
+        if verdict.admitted and not claim.growing:
+            self._memories.claims.pop(uid)
+            self._starting[uid] = (claim, time.monotonic())
+        memory = self._memories.of(uid)
+        before, memory.capacity = memory.capacity, verdict
+        if before is None or replace(before, at=verdict.at) != verdict:
+            namespace, _, name = claim.name.partition("/")
+            self._changed(JobKey(namespace, name))
+
+    def _not_seen_yet(self, snapshot: Snapshot) -> list[Claim]:
+        """What is left of the jobs that were let in: pods that are still to be created."""
+        left = []
+        for uid, (claim, since) in list(self._starting.items()):
+            missing = claim.demand.workers - snapshot.seen.get(uid, 0)
+            if missing <= 0 or time.monotonic() - since > STARTING_S:
+                del self._starting[uid]
+            else:
+                left.append(replace(claim, demand=replace(claim.demand, workers=missing)))
+        return left
+
+    async def _read(self) -> Snapshot:
+        nodes = [node async for node in self._items("/api/v1/nodes", {})]
+        reader = SnapshotReader(nodes)
+        async for pod in self._items("/api/v1/pods", {"fieldSelector": RUNNING_PODS}):
+            reader.take(pod)
+        return reader.snapshot()
+
+    async def _items(self, path: str, params: Mapping[str, str]) -> AsyncIterator[Json]:
+        kind = path.rsplit("/", 1)[-1]
+        query = {**params, "limit": str(PAGE)}
+        while True:
+            answer = await self._api.call(Request(method="GET", path=path, kind=kind, params=query))
+            for item in answer.get("items", ()):
+                yield item
+            more = answer["metadata"].get("continue")
+            if not more:
+                return
+            query = {**query, "continue": more}
+
+
+class SnapshotReader:
+    """Adds up pods by node; their JSON is dropped as it comes."""
+
+    def __init__(self, nodes: Iterable[Mapping[str, Any]]) -> None:
+        self._nodes = [node_of(node) for node in nodes]
+        self._lasting: dict[str, dict[int, Amounts]] = {}
+        self._ours: dict[str, dict[str, dict[int, Amounts]]] = {}
+        self._unbound: dict[str, Claim] = {}
+        self._seen: dict[str, int] = {}
+
+    def take(self, pod: Mapping[str, Any]) -> None:
+        spec, meta = pod["spec"], pod["metadata"]
+        uid, node = meta.get("labels", {}).get(LABEL_JOB_UID), spec.get("nodeName")
+        if uid is not None and LABEL_HELPER not in meta["labels"]:
+            self._seen[uid] = self._seen.get(uid, 0) + 1
+        if node is None:
+            if uid is not None:
+                self._count_unbound(uid, pod)
+            return
+        held = self._lasting if uid is None else self._ours.setdefault(uid, {})
+        amounts = held.setdefault(node, {}).setdefault(int(spec.get("priority") or 0), {})
+        add(amounts, {**requests_of(spec), PODS: MILLI})
+
+    def snapshot(self) -> Snapshot:
+        uses = [
+            NodeUse(
+                node=node,
+                lasting=self._lasting.get(node.name, {}),
+                ours={uid: held[node.name] for uid, held in self._ours.items() if node.name in held},
+            )
+            for node in self._nodes
+        ]
+        return Snapshot(nodes=uses, unbound=self._unbound, seen=self._seen)
+
+    def _count_unbound(self, uid: str, pod: Mapping[str, Any]) -> None:
+        known = self._unbound.get(uid)
+        if known is None:
+            demand = Demand(workers=1, kind=kind_of(pod), priority=int(pod["spec"].get("priority") or 0))
+            claim = Claim(uid=uid, name="", created=datetime.now(UTC), demand=demand)
+        else:
+            claim = replace(known, demand=replace(known.demand, workers=known.demand.workers + 1))
+        self._unbound[uid] = claim

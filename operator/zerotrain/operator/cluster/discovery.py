@@ -1,0 +1,44 @@
+"""Which gang schedulers and queues the API server serves, in which versions: asked when a job wants one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from zerotrain.operator.cluster.api import Api, Request
+from zerotrain.operator.cluster.errors import NotFound
+from zerotrain.operator.reconcile.queues import ClusterApis
+from zerotrain.operator.resources.gang import GROUPS, RESOURCE_OF_VERSION, VERSIONS
+from zerotrain.operator.resources.kueue import KUEUE_GROUP, KUEUE_VERSIONS
+
+
+async def discover(api: Api) -> ClusterApis:
+    """Raises ApiError."""
+    gangs = {}
+    for gang, group in GROUPS.items():
+        found = await _newest(api, group, VERSIONS[gang], "podgroups")
+        if found is not None:
+            gangs[gang] = found
+    kueue = await _newest(api, KUEUE_GROUP, KUEUE_VERSIONS, "workloads")
+    return ClusterApis(at=datetime.now(UTC), gangs=gangs, kueue=kueue)
+
+
+async def _newest(api: Api, group: str, versions: Sequence[str], resource: str) -> str | None:
+    """The first of `versions` that the cluster serves with the resource."""
+    served = {item["version"] for item in (await _get(api, f"/apis/{group}")).get("versions", ())}
+    for version in versions:
+        name = f"{group}/{version}"
+        if version not in served:
+            continue
+        wanted = RESOURCE_OF_VERSION.get(name, resource)
+        listed = await _get(api, f"/apis/{name}")
+        if any(item["name"] == wanted for item in listed.get("resources", ())):
+            return name
+    return None
+
+
+async def _get(api: Api, path: str) -> dict[str, list[dict[str, str]]]:
+    try:
+        return await api.call(Request(method="GET", path=path, kind="discovery"))
+    except NotFound:
+        return {}

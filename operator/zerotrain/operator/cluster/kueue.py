@@ -1,0 +1,283 @@
+"""Kueue's Workloads of our jobs: one watch, started when the first job is in a queue, and their status.
+
+Status is read, changed and replaced at its version: Kueue writes it too, and a lost race is tried again by
+the next pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import aiohttp
+from pydantic import ValidationError
+
+from zerotrain.operator.api import ZeroTrainingJob
+from zerotrain.operator.api.core.meta import Toleration
+from zerotrain.operator.cluster.api import Api, Json, Request
+from zerotrain.operator.cluster.discovery import discover
+from zerotrain.operator.cluster.errors import ApiError, Gone, NotFound, error_of
+from zerotrain.operator.cluster.memory import Memories
+from zerotrain.operator.cluster.store import JobKey
+from zerotrain.operator.constants import LABEL_JOB, LABEL_JOB_UID
+from zerotrain.operator.reconcile.queues import QueueStep, QueueView
+from zerotrain.operator.resources.kueue import KUEUE_GROUP, workload_name
+
+log = logging.getLogger(__name__)
+
+PAGE = 500
+WATCH_SECONDS = 300
+MAX_PAUSE_S = 10.0
+
+REQUEUES = frozenset({"Preempted", "AdmissionCheck", "NodeFailures"})
+"""Evictions after which a Workload goes back into its queue at once, as Kueue's own jobs do."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flavor:
+    """What a ResourceFlavor asks of the pods."""
+
+    node_labels: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Toleration, ...] = ()
+    problem: str | None = None
+
+
+class WorkloadClient:
+    """The Workload of one job at the API server."""
+
+    def __init__(self, api: Api, version: str, job: ZeroTrainingJob) -> None:
+        self._api = api
+        self._path = f"/apis/{version}/namespaces/{job.namespace}/workloads/{workload_name(job)}"
+        self._uid = job.uid
+
+    async def delete(self) -> None:
+        try:
+            await self._api.call(Request(method="DELETE", path=self._path, kind="workloads"))
+        except NotFound:
+            log.debug("%s is gone already", self._path)
+
+    async def advance(self, step: QueueStep, message: str) -> None:
+        """Raises Conflict when Kueue wrote meanwhile."""
+        try:
+            found = await self._api.call(Request(method="GET", path=self._path, kind="workloads"))
+        except NotFound:
+            return
+        status = advanced(found.get("status", {}), step, message, generation=_generation(found))
+        body = {**found, "status": status}
+        path = f"{self._path}/status"
+        await self._api.call(Request(method="PUT", path=path, kind="workloads/status", body=body))
+
+
+def advanced(status: Mapping[str, Any], step: QueueStep, message: str, *, generation: int) -> Json:
+    """The Workload's status after one step of ours."""
+    changed = {**status, "conditions": [dict(item) for item in status.get("conditions", ())]}
+
+    def put(kind: str, value: bool, reason: str, text: str) -> None:
+        _put_condition(changed["conditions"], kind, value, (reason, text), generation)
+
+    match step:
+        case QueueStep.RELEASE:
+            reason = _condition(status, "Evicted").get("reason", "")
+            put("Requeued", reason in REQUEUES, reason or "Evicted", message)
+            put("QuotaReserved", False, "Pending", message)
+            put("Admitted", False, "NoReservation", "The workload has no reservation")
+            changed.pop("admission", None)
+        case QueueStep.FINISH:
+            put("Finished", True, "Failed" if message.endswith("Failed") else "Succeeded", message)
+        case QueueStep.PODS_READY:
+            put("PodsReady", True, "Started", "all ranks joined")
+        case QueueStep.PODS_NOT_READY:
+            put("PodsReady", False, "WaitForRecovery", message)
+    return changed
+
+
+class WorkloadWatch:
+    """`run()` until cancelled; idle until a job is in a queue."""
+
+    def __init__(self, api: Api, memories: Memories, changed: Callable[[JobKey], None]) -> None:
+        self._api, self._memories, self._changed = api, memories, changed
+        self._version: str | None = None
+        self._collection = ""
+
+    async def run(self) -> None:
+        await self._memories.queues_wanted.wait()
+        while True:
+            started = asyncio.get_running_loop().time()
+            try:
+                if self._version is None:
+                    await self._list()
+                if self._version is not None:
+                    await self._watch()
+            except Gone as error:
+                log.info("Workload watch: %s; listing again", error)
+                self._version = None
+            except (ApiError, aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+                log.warning("Workload watch: %r; trying again", error)
+            lasted = asyncio.get_running_loop().time() - started
+            await asyncio.sleep(random.uniform(0.05, 0.1) if lasted > MAX_PAUSE_S else random.uniform(0.5, 2))
+
+    async def _list(self) -> None:
+        if self._memories.apis is None or self._memories.apis.kueue is None:
+            self._memories.apis = await discover(self._api)
+        version = self._memories.apis.kueue
+        if version is None:
+            await asyncio.sleep(MAX_PAUSE_S)
+            return
+        self._collection = f"/apis/{version}/workloads"
+        listed: list[Json] = []
+        params = {"labelSelector": LABEL_JOB, "limit": str(PAGE)}
+        while True:
+            request = Request(method="GET", path=self._collection, kind="workloads", params=params)
+            answer = await self._api.call(request)
+            listed.extend(answer.get("items", ()))
+            more = answer["metadata"].get("continue")
+            if not more:
+                break
+            params = {**params, "continue": more}
+        alive = {item["metadata"].get("labels", {}).get(LABEL_JOB_UID) for item in listed}
+        for uid, memory in self._memories.jobs.items():
+            if uid not in alive:
+                memory.queue = None
+        self._memories.queues_known = True
+        for item in listed:
+            await self._take("ADDED", item)
+        self._version = answer["metadata"]["resourceVersion"]
+
+    async def _watch(self) -> None:
+        params = {
+            "labelSelector": LABEL_JOB,
+            "resourceVersion": self._version or "",
+            "timeoutSeconds": str(WATCH_SECONDS),
+        }
+        async for event in self._api.watch(self._collection, params, kind="workloads"):
+            kind, item = event["type"], event["object"]
+            if kind == "ERROR":
+                raise error_of("WATCH workloads", int(item.get("code", 500)), str(item).encode())
+            if kind != "BOOKMARK":
+                await self._take(kind, item)
+            self._version = item["metadata"]["resourceVersion"]
+
+    async def _take(self, kind: str, item: Json) -> None:
+        meta = item["metadata"]
+        labels = meta.get("labels", {})
+        uid, name = labels.get(LABEL_JOB_UID), labels.get(LABEL_JOB)
+        owned = any(owner.get("uid") == uid for owner in meta.get("ownerReferences", ()))
+        if not owned or uid is None or name is None or not self._memories.knows(uid):
+            return
+        view = None if kind == "DELETED" else await self._view(item)
+        memory = self._memories.of(uid)
+        if memory.queue != view:
+            memory.queue = view
+            self._changed(JobKey(meta["namespace"], name))
+
+    async def _view(self, item: Json) -> QueueView:
+        status, version = item.get("status", {}), item.get("apiVersion") or self._collection[6:-10]
+        names = flavors_of(status)
+        flavors = [await self._flavor(version, name) for name in names] if names else []
+        return queue_view(item, flavors)
+
+    async def _flavor(self, version: str, name: str) -> Flavor:
+        path = f"/apis/{version}/resourceflavors/{name}"
+        try:
+            found = await self._api.call(Request(method="GET", path=path, kind="resourceflavors"))
+        except NotFound:
+            return Flavor(problem=f"there is no ResourceFlavor {name}")
+        spec = found.get("spec", {})
+        return _flavor(f"ResourceFlavor {name}", spec.get("nodeLabels", {}), spec.get("tolerations", ()))
+
+
+def flavors_of(status: Mapping[str, Any]) -> tuple[str, ...]:
+    """The flavors of an admission, each once."""
+    assignments = status.get("admission", {}).get("podSetAssignments", ())
+    return tuple(sorted({name for item in assignments for name in item.get("flavors", {}).values()}))
+
+
+def queue_view(item: Mapping[str, Any], flavors: list[Flavor]) -> QueueView:
+    """The Workload as reconcile sees it, with its flavors and the updates of its admission checks."""
+    spec, status = item.get("spec", {}), item.get("status", {})
+    updates = [
+        update for check in status.get("admissionChecks", ()) for update in check.get("podSetUpdates", ())
+    ]
+    asked = [
+        *flavors,
+        *(
+            _flavor("an admission check", update.get("nodeSelector", {}), update.get("tolerations", ()))
+            for update in updates
+        ),
+    ]
+    evicted, quota = _condition(status, "Evicted"), _condition(status, "QuotaReserved")
+    return QueueView(
+        exists=True,
+        workers=sum(int(pods.get("count", 1)) for pods in spec.get("podSets", ())),
+        queue=spec.get("queueName", ""),
+        admitted=_is_true(_condition(status, "Admitted")),
+        evicted=f"{evicted.get('reason')}: {evicted.get('message', '')}" if _is_true(evicted) else None,
+        holds_quota=_is_true(quota),
+        finished=_is_true(_condition(status, "Finished")),
+        pods_ready=_is_true(_condition(status, "PodsReady")),
+        message="" if _is_true(quota) else str(quota.get("message", ""))[:500],
+        cluster_queue=status.get("admission", {}).get("clusterQueue", ""),
+        # The first word on a key counts, as in Kueue.
+        node_selector=_first_of(flavor.node_labels for flavor in asked),
+        tolerations=tuple(dict.fromkeys(each for flavor in asked for each in flavor.tolerations)),
+        labels=_first_of(update.get("labels", {}) for update in updates),
+        annotations=_first_of(update.get("annotations", {}) for update in updates),
+        problem=next((flavor.problem for flavor in asked if flavor.problem), None),
+    )
+
+
+def _flavor(what: str, labels: Mapping[str, str], tolerations: Any) -> Flavor:
+    try:
+        parsed = tuple(Toleration.model_validate(item) for item in tolerations)
+    except ValidationError as error:
+        return Flavor(problem=f"a toleration of {what} is not understood: {error.errors()[0]['msg']}")
+    return Flavor(node_labels=labels, tolerations=parsed)
+
+
+def _first_of(parts: Any) -> dict[str, str]:
+    merged: dict[str, str] = {}
+    for part in parts:
+        merged = {**part, **merged}
+    return merged
+
+
+def _condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
+    found = [item for item in status.get("conditions", ()) if item.get("type") == kind]
+    return dict(found[0]) if found else {}
+
+
+def _is_true(condition: Mapping[str, Any]) -> bool:
+    return condition.get("status") == "True"
+
+
+def _put_condition(
+    conditions: list[Json], kind: str, value: bool, words: tuple[str, str], generation: int
+) -> None:
+    word = "True" if value else "False"
+    old = next((item for item in conditions if item.get("type") == kind), None)
+    same = old is not None and old.get("status") == word
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    entry = {
+        "type": kind,
+        "status": word,
+        "reason": words[0],
+        "message": words[1][:1024],
+        "lastTransitionTime": old.get("lastTransitionTime", now) if same and old is not None else now,
+        "observedGeneration": generation,
+    }
+    if old is None:
+        conditions.append(entry)
+    else:
+        conditions[conditions.index(old)] = entry
+
+
+def _generation(item: Mapping[str, Any]) -> int:
+    return int(item["metadata"].get("generation", 0))
+
+
+__all__ = ["KUEUE_GROUP", "WorkloadClient", "WorkloadWatch", "advanced", "flavors_of", "queue_view"]

@@ -1,0 +1,296 @@
+"""All or nothing without a scheduler's help: which of the waiting jobs may create their pods now.
+
+`cluster.capacity` reads nodes and pods while a job waits and asks `admit`. Pure: the same cluster and the
+same claims give the same verdicts.
+
+Order: priority, then age. A job that fits starts. One that does not fit *keeps* the nodes that it will need,
+the emptiest ones, so that smaller jobs behind it cannot take what becomes free there, and it starts at the
+latest when these nodes have drained; jobs behind it may use all other nodes and are told to avoid the kept
+ones. A job that the cluster could not hold if it were idle keeps nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from zerotrain.operator.reconcile.placement import Kind, Node, is_suitable, short_of, slots
+from zerotrain.operator.resources.amounts import Amounts, add, subtract, times
+
+MAX_AVOIDED = 64
+"""Longest list of nodes that a pod is told to avoid; a job behind a larger kept area waits instead."""
+
+MAX_BLOCKED = 64
+"""Waiting jobs that are judged in one round beyond those that start; the others wait behind them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Demand:
+    """The workers of one attempt."""
+
+    workers: int
+    kind: Kind
+    priority: int = 0
+    preempts: bool = False
+    """Whether the scheduler may evict pods of lower priority for them."""
+    topology_key: str | None = None
+    spread: bool = False
+    """Over the values of the key, evenly; all on one value otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Claim:
+    """A job that waits, or one whose pods have no nodes yet."""
+
+    uid: str
+    name: str
+    """namespace/name, for messages."""
+    created: datetime
+    demand: Demand
+    growing: bool = False
+    """It runs already and asks how large it could be; it keeps nothing and waits for nobody."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """Whether the job may start, and what it should know."""
+
+    admitted: bool
+    workers: int
+    """How many were asked for."""
+    fits: int = 0
+    """Workers that the cluster could hold now; the job's own pods count as their places."""
+    at: datetime | None = None
+    """When the cluster was read; the reader fills it in."""
+    domain: str | None = None
+    """Value of the topology key that all workers go to."""
+    avoid: tuple[str, ...] = ()
+    """Nodes that are kept for jobs ahead."""
+    message: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeUse:
+    """One node and what its pods request."""
+
+    node: Node
+    lasting: Mapping[int, Amounts] = field(default_factory=dict)
+    """By priority: pods that are not ours, of which nobody knows when they end."""
+    ours: Mapping[str, Mapping[int, Amounts]] = field(default_factory=dict)
+    """By UID of the job and priority: workers of training jobs, which end."""
+
+
+def admit(
+    nodes: Sequence[NodeUse], waiting: Iterable[Claim], starting: Iterable[Claim] = ()
+) -> dict[str, Verdict]:
+    """Verdicts by UID for `waiting`. `starting` were let in before and have first call on what is free."""
+    ledger = _Ledger(nodes)
+    for claim in starting:
+        ledger.take(claim, claim.demand.workers)
+    verdicts: dict[str, Verdict] = {}
+    blocked: list[Claim] = []
+    for claim in sorted(waiting, key=_order):
+        if len(blocked) >= MAX_BLOCKED:
+            message = f"waits behind {len(blocked)} other jobs"
+            verdicts[claim.uid] = Verdict(admitted=False, workers=claim.demand.workers, message=message)
+            continue
+        verdict = _judge(ledger, claim, blocked)
+        if not verdict.admitted and not claim.growing:
+            blocked.append(claim)
+        verdicts[claim.uid] = verdict
+    return verdicts
+
+
+def _order(claim: Claim) -> tuple[bool, int, datetime, str]:
+    # Whoever has nothing comes before whoever wants more.
+    return claim.growing, -claim.demand.priority, claim.created, claim.uid
+
+
+def _judge(ledger: _Ledger, claim: Claim, blocked: Sequence[Claim]) -> Verdict:
+    demand = claim.demand
+    area = ledger.area(claim)
+    # A pod can be told to avoid a few nodes, not half a cluster: beyond that, those ahead go first.
+    kept = tuple(sorted(name for name in area.suitable if name in ledger.kept))
+    fits = min(area.room, demand.workers) if len(kept) <= MAX_AVOIDED else 0
+    if fits >= demand.workers:
+        ledger.take(claim, demand.workers, domain=area.domain)
+        return Verdict(admitted=True, workers=demand.workers, fits=fits, domain=area.domain, avoid=kept)
+    message = _shortage(demand, area, fits, kept=len(kept), ahead=[item.name for item in blocked])
+    possible = ledger.possible(claim)
+    if possible < demand.workers:
+        message += f"; without other training jobs it would hold {possible}"
+    elif not claim.growing:
+        ledger.keep(claim)
+    return Verdict(admitted=False, workers=demand.workers, fits=fits, message=message)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Area:
+    """Where a kind may run, and how much room is there."""
+
+    suitable: Mapping[str, int]
+    """Node -> slots that are free and not kept."""
+    short: Mapping[str, int]
+    """Resource -> on how many suitable nodes not even one worker's amount is free."""
+    unsuitable: int
+    room: int
+    domain: str | None = None
+
+
+class _Ledger:
+    """The amounts that are free while one round is decided."""
+
+    def __init__(self, nodes: Sequence[NodeUse]) -> None:
+        self._nodes = {use.node.name: use for use in nodes}
+        self._taken: dict[str, dict[int, Amounts]] = {}
+        """Node -> priority -> amounts of claims that were let in."""
+        self.kept: set[str] = set()
+        """Nodes that a blocked job waits for."""
+        self._suitable: dict[int, tuple[Kind, tuple[NodeUse, ...]]] = {}
+
+    def area(self, claim: Claim) -> _Area:
+        kind, suitable = claim.demand.kind, self._suitable_for(claim.demand.kind)
+        free = {use.node.name: self._free(use, claim) for use in suitable}
+        open_slots = {
+            name: 0 if name in self.kept else slots(kind, amounts) for name, amounts in free.items()
+        }
+        domain, room = self._room(claim.demand, open_slots)
+        return _Area(
+            suitable=open_slots,
+            short=Counter(name for amounts in free.values() for name in short_of(kind, amounts)),
+            unsuitable=len(self._nodes) - len(suitable),
+            room=room,
+            domain=domain,
+        )
+
+    def possible(self, claim: Claim) -> int:
+        """Workers that fit when no training job runs: what lasts stays."""
+        _, room = self._room(claim.demand, self._idle_slots(claim.demand.kind))
+        return room
+
+    def take(self, claim: Claim, workers: int, domain: str | None = None) -> None:
+        """Count the workers as if they were bound, fullest node first, so that whole nodes stay free."""
+        demand, found = claim.demand, []
+        for use in self._suitable_for(demand.kind):
+            if use.node.name in self.kept or (domain is not None and _domain(use, demand) != domain):
+                continue
+            count = slots(demand.kind, self._free(use, claim))
+            if count:
+                found.append((count, use.node.name))
+        for count, name in sorted(found):
+            used = self._taken.setdefault(name, {}).setdefault(demand.priority, {})
+            add(used, times(demand.kind.each, min(count, workers)))
+            workers -= count
+            if workers <= 0:
+                return
+
+    def keep(self, claim: Claim) -> None:
+        """Set aside the nodes that will hold the demand once they have drained: the emptiest ones."""
+        demand, idle = claim.demand, self._idle_slots(claim.demand.kind)
+        domain = self._emptiest_domain(claim, idle)
+        ranked = []
+        for use in self._suitable_for(demand.kind):
+            name = use.node.name
+            if name in self.kept or not idle[name] or domain not in (None, _domain(use, demand)):
+                continue
+            free = self._free(use, claim)
+            ranked.append((-slots(demand.kind, free), -_free_share(demand.kind, free, use.node), name))
+        missing = demand.workers
+        for _, _, name in sorted(ranked):
+            self.kept.add(name)
+            missing -= idle[name]
+            if missing <= 0:
+                return
+
+    def _suitable_for(self, kind: Kind) -> tuple[NodeUse, ...]:
+        found = self._suitable.get(id(kind))
+        if found is None:
+            uses = tuple(use for use in self._nodes.values() if is_suitable(kind, use.node))
+            # The kind is held with its answer: an id is unique only while the object lives.
+            found = self._suitable[id(kind)] = (kind, uses)
+        return found[1]
+
+    def _free(self, use: NodeUse, claim: Claim) -> Amounts:
+        demand, free = claim.demand, dict(use.node.allocatable)
+        others = [parts for uid, parts in use.ours.items() if uid != claim.uid]
+        for parts in (use.lasting, self._taken.get(use.node.name, {}), *others):
+            for priority, amounts in parts.items():
+                if not (demand.preempts and priority < demand.priority):
+                    subtract(free, amounts)
+        return free
+
+    def _idle_slots(self, kind: Kind) -> dict[str, int]:
+        found = {}
+        for use in self._suitable_for(kind):
+            free = dict(use.node.allocatable)
+            for amounts in use.lasting.values():
+                subtract(free, amounts)
+            found[use.node.name] = slots(kind, free)
+        return found
+
+    def _room(self, demand: Demand, open_slots: Mapping[str, int]) -> tuple[str | None, int]:
+        if demand.topology_key is None:
+            return None, sum(open_slots.values())
+        domains = self._by_domain(demand, open_slots)
+        if demand.spread:
+            return None, _even_room(demand.workers, list(domains.values()))
+        # The tightest domain that holds all leaves the larger ones to larger jobs.
+        fitting = [(room, domain) for domain, room in domains.items() if room >= demand.workers]
+        if fitting:
+            room, domain = min(fitting)
+            return domain, room
+        return None, max(domains.values(), default=0)
+
+    def _emptiest_domain(self, claim: Claim, idle: Mapping[str, int]) -> str | None:
+        demand = claim.demand
+        if demand.topology_key is None or demand.spread:
+            return None
+        now = self._by_domain(demand, self.area(claim).suitable)
+        possible = self._by_domain(demand, idle)
+        fitting = [domain for domain, room in possible.items() if room >= demand.workers]
+        return max(fitting, key=lambda domain: (now[domain], domain), default=None)
+
+    def _by_domain(self, demand: Demand, open_slots: Mapping[str, int]) -> Counter[str]:
+        """Nodes without the key belong to no domain."""
+        found: Counter[str] = Counter()
+        for name, count in open_slots.items():
+            domain = _domain(self._nodes[name], demand)
+            if domain is not None:
+                found[domain] += count
+        return found
+
+
+def _domain(use: NodeUse, demand: Demand) -> str | None:
+    return use.node.labels.get(demand.topology_key or "")
+
+
+def _free_share(kind: Kind, free: Mapping[str, int], node: Node) -> float:
+    """Of the scarcest resource that the kind requests."""
+    return min((free.get(name, 0) / max(node.allocatable.get(name, 0), 1) for name in kind.each), default=0.0)
+
+
+def _even_room(workers: int, rooms: Sequence[int]) -> int:
+    """The largest number up to `workers` that spreads over all domains with a difference of at most one."""
+    if not rooms:
+        return 0
+    least = min(rooms)
+    more = sum(1 for room in rooms if room > least)
+    return min(workers, least * len(rooms) + more)
+
+
+def _shortage(demand: Demand, area: _Area, room: int, *, kept: int, ahead: Sequence[str]) -> str:
+    """`room for 1 of 4 workers: nvidia.com/gpu is missing on 3 of 5 suitable nodes`."""
+    parts = [f"room for {room} of {demand.workers} workers"]
+    suitable = len(area.suitable)
+    if not suitable:
+        parts.append(f"none of {area.unsuitable} nodes matches the selectors and taints")
+    for name, nodes in sorted(area.short.items()):
+        parts.append(f"{name} is missing on {nodes} of {suitable} suitable nodes")
+    if demand.topology_key is not None and suitable:
+        together = "spread evenly over" if demand.spread else "within one value of"
+        parts.append(f"the workers must be {together} {demand.topology_key}")
+    if kept and ahead:
+        parts.append(f"{kept} suitable nodes are kept for {len(ahead)} jobs ahead (first {ahead[0]})")
+    return "; ".join(parts)

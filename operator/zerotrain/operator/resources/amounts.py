@@ -1,0 +1,85 @@
+"""What pods request, in exact thousandths of each resource: for pod groups, queues and the capacity check."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from zerotrain.operator.api.quantity import Quantity
+
+Amounts = dict[str, int]
+"""Resource -> amount in thousandths."""
+
+MILLI = 1000
+
+PODS = "pods"
+"""The resource that limits the number of pods of a node; every pod takes one."""
+
+
+def requests_of(spec: Mapping[str, Any]) -> Amounts:
+    """What the scheduler counts for a pod: containers and sidecars together, or its largest init step."""
+    running: Amounts = {}
+    for container in spec.get("containers", ()):
+        add(running, _requests(container))
+    beside: Amounts = {}
+    peak: Amounts = {}
+    for container in spec.get("initContainers", ()):
+        wanted = _requests(container)
+        if container.get("restartPolicy") == "Always":
+            add(beside, wanted)
+            wanted = {}
+        # An init step runs beside the sidecars that were started before it.
+        for name in wanted.keys() | beside.keys():
+            peak[name] = max(peak.get(name, 0), wanted.get(name, 0) + beside.get(name, 0))
+    add(running, beside)
+    total = {name: max(running.get(name, 0), peak.get(name, 0)) for name in running.keys() | peak.keys()}
+    add(total, {name: at_least(amount) for name, amount in spec.get("overhead", {}).items()})
+    return total
+
+
+def add(total: Amounts, more: Mapping[str, int]) -> None:
+    for name, amount in more.items():
+        total[name] = total.get(name, 0) + amount
+
+
+def subtract(total: Amounts, less: Mapping[str, int]) -> None:
+    for name, amount in less.items():
+        total[name] = total.get(name, 0) - amount
+
+
+def times(amounts: Mapping[str, int], count: int) -> Amounts:
+    return {name: amount * count for name, amount in amounts.items()}
+
+
+def resource_list(amounts: Mapping[str, int]) -> dict[str, str]:
+    """As Kubernetes writes it: whole numbers where they are whole."""
+    return {
+        name: str(amount // MILLI) if amount % MILLI == 0 else f"{amount}m"
+        for name, amount in sorted(amounts.items())
+    }
+
+
+def at_least(amount: object) -> int:
+    """For requests: rounded up."""
+    return _milli(str(amount))[1]
+
+
+def at_most(amount: object) -> int:
+    """For what a node offers: rounded down."""
+    return _milli(str(amount))[0]
+
+
+def _requests(container: Mapping[str, Any]) -> Amounts:
+    """A request that is not given is the limit, as the API server fills it in."""
+    resources = container.get("resources", {})
+    asked = {**resources.get("limits", {}), **resources.get("requests", {})}
+    return {name: at_least(amount) for name, amount in asked.items()}
+
+
+# A cluster repeats a handful of texts on thousands of pods, and exact fractions are slow.
+@lru_cache(maxsize=4096)
+def _milli(text: str) -> tuple[int, int]:
+    exact = Quantity(text).value * MILLI
+    return math.floor(exact), math.ceil(exact)

@@ -1,0 +1,121 @@
+"""Pod groups: what tells a scheduler that the workers of an attempt are placed together or not at all.
+
+Three schedulers, five API versions. The attempt's shape names the version that was found when it started, so
+that a pod that is made again joins the same group. A group belongs to one attempt: its size never changes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from zerotrain.operator.api import ZeroTrainingJob
+from zerotrain.operator.api.scheduling import Gang, Scheduling, TopologyPolicy
+from zerotrain.operator.constants import GROUP, KIND
+
+from .amounts import requests_of, resource_list, times
+from .identity import Json, attempt_labels, metadata
+
+OPERATOR: Final = "Operator"
+"""In a shape: the operator itself saw to it that there is room for all."""
+
+GROUPS: Final = {
+    Gang.NATIVE: "scheduling.k8s.io",
+    Gang.VOLCANO: "scheduling.volcano.sh",
+    Gang.COSCHEDULING: "scheduling.x-k8s.io",
+}
+VERSIONS: Final = {
+    Gang.NATIVE: ("v1", "v1beta1", "v1alpha3", "v1alpha2", "v1alpha1"),
+    Gang.VOLCANO: ("v1beta1",),
+    Gang.COSCHEDULING: ("v1alpha1",),
+}
+"""Those that this module can write, the newest first."""
+
+RESOURCE_OF_VERSION: Final = {"scheduling.k8s.io/v1alpha1": "workloads"}
+"""The group's resource where it is not `podgroups`: Kubernetes 1.35 kept groups inside a Workload."""
+
+_WORKERS = "workers"
+_SCHEDULERS = {Gang.VOLCANO: "volcano", Gang.COSCHEDULING: "scheduler-plugins-scheduler"}
+_COSCHEDULING_LABEL = "scheduling.x-k8s.io/pod-group"
+_VOLCANO_ANNOTATIONS = ("scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name")
+
+
+def group_name(job_name: str, attempt: int) -> str:
+    return f"{job_name}-{attempt}"
+
+
+def group_resource(version: str) -> str | None:
+    """Plural of the group's kind; None without a scheduler's gang."""
+    if _mechanism(version) is None:
+        return None
+    return RESOURCE_OF_VERSION.get(version, "podgroups")
+
+
+def pod_group(job: ZeroTrainingJob, attempt: int, worker: Json) -> Json | None:
+    """The group object of an attempt whose workers look like `worker`; None without a scheduler's gang."""
+    version = job.shape.gang
+    match _mechanism(version):
+        case Gang.NATIVE:
+            spec, kind = _native(job, version)
+        case Gang.VOLCANO:
+            spec, kind = _volcano(job, worker), "PodGroup"
+        case Gang.COSCHEDULING:
+            spec, kind = {"minMember": job.shape.workers, "minResources": _total(job, worker)}, "PodGroup"
+        case _:
+            return None
+    meta = metadata(job, group_name(job.name, attempt), attempt_labels(job, attempt))
+    return {"apiVersion": version, "kind": kind, "metadata": meta, "spec": spec}
+
+
+def join(pod: Json, job: ZeroTrainingJob, attempt: int) -> None:
+    """Make the pod (without its index) a member of the attempt's group."""
+    version, name = job.shape.gang, group_name(job.name, attempt)
+    mechanism = _mechanism(version)
+    spec, meta = pod["spec"], pod["metadata"]
+    scheduling = job.spec.scheduling
+    own = scheduling.scheduler_name if scheduling is not None else None
+    scheduler = own or (_SCHEDULERS.get(mechanism) if mechanism is not None else None)
+    if scheduler is not None:
+        spec["schedulerName"] = scheduler
+    match mechanism:
+        case Gang.NATIVE if version.endswith("/v1alpha1"):
+            spec["workloadRef"] = {"name": name, "podGroup": _WORKERS}
+        case Gang.NATIVE:
+            spec["schedulingGroup"] = {"podGroupName": name}
+        case Gang.VOLCANO:
+            meta["annotations"] |= dict.fromkeys(_VOLCANO_ANNOTATIONS, name)
+        case Gang.COSCHEDULING:
+            meta["labels"][_COSCHEDULING_LABEL] = name
+
+
+def _mechanism(version: str) -> Gang | None:
+    group = version.rpartition("/")[0]
+    return next((gang for gang, name in GROUPS.items() if name == group), None)
+
+
+def _native(job: ZeroTrainingJob, version: str) -> tuple[Json, str]:
+    policy = {"gang": {"minCount": job.shape.workers}}
+    number = version.rpartition("/")[2]
+    if number == "v1alpha1":
+        owner = {"apiGroup": GROUP, "kind": KIND, "name": job.name}
+        return {"controllerRef": owner, "podGroups": [{"name": _WORKERS, "policy": policy}]}, "Workload"
+    # Where the scheduler evicts one worker it may as well evict all: the others cannot go on without it.
+    mode: Any = "PodGroup" if number == "v1alpha2" else {"all": {}}
+    spec: Json = {"schedulingPolicy": policy, "disruptionMode": mode}
+    scheduling = job.spec.scheduling or Scheduling()
+    if scheduling.priority_class_name is not None:
+        spec["priorityClassName"] = scheduling.priority_class_name
+    if scheduling.topology_key is not None and scheduling.topology_policy is not TopologyPolicy.SPREAD:
+        spec["schedulingConstraints"] = {"topology": [{"key": scheduling.topology_key}]}
+    return spec, "PodGroup"
+
+
+def _volcano(job: ZeroTrainingJob, worker: Json) -> Json:
+    spec: Json = {"minMember": job.shape.workers, "minResources": _total(job, worker)}
+    scheduling = job.spec.scheduling
+    if scheduling is not None and scheduling.priority_class_name is not None:
+        spec["priorityClassName"] = scheduling.priority_class_name
+    return spec
+
+
+def _total(job: ZeroTrainingJob, worker: Json) -> dict[str, str]:
+    return resource_list(times(requests_of(worker["spec"]), job.shape.workers))

@@ -1,0 +1,79 @@
+"""The job as Kueue sees it: one Workload whose only pod set is the workers.
+
+The template holds what Kueue counts and matches (requests, selectors, tolerations, priority), not the
+program: environment and volumes are nobody else's business.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from zerotrain.operator.api import ZeroTrainingJob
+
+from .identity import Json, common_labels, metadata
+
+KUEUE_GROUP: Final = "kueue.x-k8s.io"
+KUEUE_VERSIONS: Final = ("v1", "v1beta2", "v1beta1")
+"""Those that this module can write, the newest first."""
+
+POD_SET: Final = "workers"
+_REQUIRED_TOPOLOGY = f"{KUEUE_GROUP}/podset-required-topology"
+_PREFERRED_TOPOLOGY = f"{KUEUE_GROUP}/podset-preferred-topology"
+_SCHEDULING = ("nodeSelector", "tolerations", "affinity", "priorityClassName", "schedulerName", "overhead")
+
+
+def workload_name(job: ZeroTrainingJob) -> str:
+    """Of this life of the job: a job that is made again must not find its namesake's admission."""
+    return f"zerotrain-{job.name}-{job.uid[:8]}"
+
+
+def workload(job: ZeroTrainingJob, version: str, workers: int, worker: Json, priority: int | None) -> Json:
+    """`worker` is one worker pod; `priority` the value of its class, if it has one."""
+    scheduling = job.spec.scheduling
+    spec: Json = {"podSets": [_pod_set(worker, workers)]}
+    if scheduling is not None:
+        spec["queueName"] = scheduling.queue_name
+        if scheduling.priority_class_name is not None and priority is not None:
+            spec |= _priority(version, scheduling.priority_class_name, priority)
+    labels = {**common_labels(job), f"{KUEUE_GROUP}/job-uid": job.uid}
+    return {
+        "apiVersion": version,
+        "kind": "Workload",
+        "metadata": metadata(job, workload_name(job), labels),
+        "spec": spec,
+    }
+
+
+def _pod_set(worker: Json, workers: int) -> Json:
+    spec = worker["spec"]
+    template: Json = {
+        "restartPolicy": "Never",
+        "containers": [_counted(item) for item in spec["containers"]],
+        **{name: spec[name] for name in _SCHEDULING if name in spec},
+    }
+    if before := spec.get("initContainers"):
+        template["initContainers"] = [_counted(item) for item in before]
+    pod_set: Json = {"name": POD_SET, "count": workers, "template": {"metadata": {}, "spec": template}}
+    annotations = worker["metadata"]["annotations"]
+    topology = {
+        level: annotations[name]
+        for level, name in (("required", _REQUIRED_TOPOLOGY), ("preferred", _PREFERRED_TOPOLOGY))
+        if name in annotations
+    }
+    return {**pod_set, "topologyRequest": topology} if topology else pod_set
+
+
+def _counted(container: Json) -> Json:
+    kept = ("name", "image", "resources", "restartPolicy")
+    return {name: container[name] for name in kept if name in container}
+
+
+def _priority(version: str, name: str, value: int) -> dict[str, Any]:
+    if version.endswith("/v1beta1"):
+        return {
+            "priorityClassName": name,
+            "priorityClassSource": "scheduling.k8s.io/priorityclass",
+            "priority": value,
+        }
+    reference = {"group": "scheduling.k8s.io", "kind": "PriorityClass", "name": name}
+    return {"priorityClassRef": reference, "priority": value}
