@@ -130,11 +130,6 @@ INVALID: list[tuple[str, dict[str, Any], str, str]] = [
 NOT_SUPPORTED: list[tuple[dict[str, Any], str]] = [
     ({"spec.resources.rdma": {"resourceName": "rdma/hca", "count": 1}}, "spec.resources.rdma"),
     ({"spec.nvme": {"size": "1Ti", "requireEncryptedVolume": True}}, "spec.nvme.requireEncryptedVolume"),
-    ({"spec.elastic": {"minWorkers": 1, "maxWorkers": 2}}, "spec.elastic"),
-    ({"spec.failurePolicy.rules": [{"onExitCodes": [1], "action": "FailJob"}]}, "spec.failurePolicy.rules"),
-    ({"spec.scheduling.gang": "Auto"}, "spec.scheduling.gang"),
-    ({"spec.scheduling.queueName": "team-a"}, "spec.scheduling.queueName"),
-    ({"spec.scheduling.topologyKey": "topology.kubernetes.io/zone"}, "spec.scheduling.topologyKey"),
 ]
 
 ACCEPTED: list[dict[str, Any]] = [
@@ -147,6 +142,7 @@ ACCEPTED: list[dict[str, Any]] = [
     {"spec.config": spilled(paths=["/local_nvme"], max_bytes=2**39), "spec.nvme": {"size": "1Ti"}},
     {"spec.hangPolicy": {"minTimeoutSeconds": 60, "action": "Report", "stragglerPercent": 200}},
     {"spec.scheduling": {"gang": "None", "priorityClassName": "high"}},
+    {"spec.elastic": {"minWorkers": 1, "maxWorkers": 4}},
     {"spec.resources": {"memory": "8Gi", "pinnedMemory": "4Gi", "sharedMemory": "2Gi"}},
     {"spec.model": {"factory": {"function": "pkg.mod:build", "args": {"depth": 3}}}},
     {"spec.model": {"path": "/models/llama"}},

@@ -78,13 +78,14 @@ def test_a_refused_spec_creates_nothing_until_it_is_corrected(
     control_plane: Cluster, namespace: str, operator_kubeconfig: Path, api: KubeJson, tmp_path: Path
 ) -> None:
     with operator(operator_kubeconfig, tmp_path), kubelet(api, namespace, KEY, steps=20) as double:
-        job = LiveJob(control_plane, namespace, elastic={"minWorkers": 1, "maxWorkers": 4})
+        job = LiveJob(control_plane, namespace, config__train_batch_size=3)
         job.wait_for("Stalled")
         stalled = job.condition("Stalled")
-        assert stalled["reason"] == "NotSupported"
-        assert "spec.elastic" in stalled["message"]
+        assert stalled["reason"] == "InvalidSpec"
+        assert "spec.config.train_batch_size" in stalled["message"]
         assert job.owned() == []
-        job.patch('{"elastic": null}')
+        job.patch('{"suspend": true, "config": {"train_batch_size": 4}}')
+        job.patch('{"suspend": false}')
         job.wait_for("Completed")
         judge_attempts(double, attempts=1)
 

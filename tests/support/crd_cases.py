@@ -120,6 +120,32 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
         "between elastic.minWorkers and elastic.maxWorkers",
     ),
     (
+        "elastic-config",
+        {
+            "spec.elastic": {"minWorkers": 1, "maxWorkers": 4},
+            "spec.config": ABSENT,
+            "spec.configFrom": {"configMapKeyRef": {"name": "d", "key": "k"}},
+        },
+        "spec.elastic",
+        "elastic needs config inline",
+    ),
+    (
+        "elastic-checkpoint",
+        {"spec.elastic": {"minWorkers": 1, "maxWorkers": 4}, "spec.checkpoint.onTermination": False},
+        "spec.elastic",
+        "a resize goes on from a checkpoint",
+    ),
+    (
+        "elastic-volume",
+        {
+            "spec.elastic": {"minWorkers": 1, "maxWorkers": 4},
+            "spec.workers": 1,
+            "spec.checkpoint.volume": {"emptyDir": {}},
+        },
+        "spec.elastic",
+        "on a volume that all workers see",
+    ),
+    (
         "rule-empty",
         {"spec.failurePolicy.rules": [{"action": "FailJob"}]},
         "spec.failurePolicy.rules[0]",
@@ -234,13 +260,18 @@ IMMUTABLE: list[tuple[dict[str, Any], str, str]] = [
     ({"spec.checkpoint.everySteps": 10}, "spec.checkpoint", "only while the job is suspended"),
     ({"spec.checkpoint.keepLast": 1}, "spec.checkpoint", "checkpoint.keepLast can be changed only while"),
     ({"spec.checkpoint.resumeFrom": "None"}, "spec.checkpoint", "checkpoint.resumeFrom can be changed only"),
-    ({"spec.scheduling.nodeSelector": {"a": "b"}}, "spec.scheduling", "scheduling.nodeSelector can be changed"),
+    (
+        {"spec.scheduling.nodeSelector": {"a": "b"}},
+        "spec.scheduling",
+        "scheduling.nodeSelector can be changed",
+    ),
     (
         {"spec.scheduling": {"priorityClassName": "high", "queueName": "q"}},
         "spec.scheduling",
         "scheduling.queueName can be changed only while the job is suspended",
     ),
     ({"spec.podTemplate.labels": {"a": "b"}}, "spec.podTemplate", "only while the job is suspended"),
+    ({"spec.elastic": {"minWorkers": 1, "maxWorkers": 4}}, "spec.elastic", "given or removed only while"),
 ]
 
 EDITABLE: list[dict[str, Any]] = [
