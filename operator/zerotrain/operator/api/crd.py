@@ -8,7 +8,8 @@ the user did not write stays absent. `structural.py` checks the result.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from zerotrain.operator.constants import GROUP, KIND, PLURAL, SHORT_NAME, SINGULAR, VERSION
@@ -77,8 +78,50 @@ PRINTER_COLUMNS: tuple[Schema, ...] = (
 )
 
 
-def custom_resource_definition() -> Schema:
-    """The CRD as plain JSON."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedVersion:
+    """One version of the API. All have the same schema and no conversion: etcd may hold any of them."""
+
+    name: str
+    storage: bool
+    """Whether objects are written in it; exactly one version is."""
+    served: bool = True
+    deprecation: str | None = None
+    """What `kubectl` prints to who still asks for it."""
+
+    def entry(self, schema: Schema) -> Schema:
+        """For spec.versions."""
+        warned: Schema = {}
+        if self.deprecation is not None:
+            warned = {"deprecated": True, "deprecationWarning": self.deprecation}
+        return {
+            "name": self.name,
+            "served": self.served,
+            "storage": self.storage,
+            **warned,
+            "additionalPrinterColumns": list(PRINTER_COLUMNS),
+            "subresources": {
+                "status": {},
+                "scale": {
+                    "specReplicasPath": ".spec.workers",
+                    "statusReplicasPath": ".status.workers.running",
+                    "labelSelectorPath": ".status.selector",
+                },
+            },
+            "schema": {"openAPIV3Schema": schema},
+        }
+
+
+VERSIONS = (ServedVersion(name=VERSION, storage=True),)
+"""docs/upgrading.md says how a version joins, becomes the stored one, and goes."""
+
+
+def custom_resource_definition(versions: Sequence[ServedVersion] = VERSIONS) -> Schema:
+    """The CRD as plain JSON. Raises ValueError unless exactly one version is stored."""
+    stored = [version.name for version in versions if version.storage]
+    if len(stored) != 1:
+        raise ValueError(f"exactly one version must be the stored one; got {stored or 'none'}")
+    schema = openapi_schema()
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -94,23 +137,8 @@ def custom_resource_definition() -> Schema:
                 "shortNames": [SHORT_NAME],
                 "categories": ["all"],
             },
-            "versions": [
-                {
-                    "name": VERSION,
-                    "served": True,
-                    "storage": True,
-                    "additionalPrinterColumns": list(PRINTER_COLUMNS),
-                    "subresources": {
-                        "status": {},
-                        "scale": {
-                            "specReplicasPath": ".spec.workers",
-                            "statusReplicasPath": ".status.workers.running",
-                            "labelSelectorPath": ".status.selector",
-                        },
-                    },
-                    "schema": {"openAPIV3Schema": openapi_schema()},
-                }
-            ],
+            "conversion": {"strategy": "None"},
+            "versions": [version.entry(schema) for version in versions],
         },
     }
 
