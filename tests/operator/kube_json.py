@@ -27,8 +27,10 @@ class KubeJson:
     def get(self, path: str) -> Json:
         return self._call("GET", path)
 
-    def post(self, path: str, body: Json, *, exists_ok: bool = False) -> Json:
-        return self._call("POST", path, body, ignore=(409,) if exists_ok else ())
+    def post(self, path: str, body: Json, *, exists_ok: bool = False, gone_ok: bool = False) -> Json:
+        """Empty when the object exists, or what it is about does not, and that is all right."""
+        ignore = (*((409,) if exists_ok else ()), *((404, 409) if gone_ok else ()))
+        return self._call("POST", path, body, ignore=ignore)
 
     def patch(self, path: str, body: Json) -> Json:
         """A merge patch; an object that is gone or another one by now is passed over."""

@@ -147,7 +147,7 @@ class KubeletDouble:
     def _bind(self, pod: Pod) -> None:
         target = {"apiVersion": "v1", "kind": "Node", "name": NODE}
         body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod.name}, "target": target}
-        self._api.post(f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/binding", body)
+        self._api.post(f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/binding", body, gone_ok=True)
 
     def _start(self, pod: Pod) -> None:
         number = next(self._addresses)

@@ -82,4 +82,4 @@ async def test_the_place_is_the_operators_innermost_frame() -> None:
     place = place_of(coroutine)
     task.cancel()
     assert place is not None
-    assert place.startswith("handlers/queue.py:WorkQueue.get:")
+    assert place.startswith("handlers/queue.py:WorkQueue.")

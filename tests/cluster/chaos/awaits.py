@@ -12,8 +12,14 @@ from contextvars import ContextVar
 from typing import Any
 
 OPERATOR = "/zerotrain/operator/"
-IDLE = frozenset({"WorkQueue.get"})
+IDLE = "handlers/queue.py:"
 """Where a worker waits between two passes."""
+
+PLUMBING = frozenset({"cluster/api.py", "cluster/rate.py", "cluster/connection.py"})
+"""What every request goes through."""
+
+MAX_FINALLY = 10
+"""Awaits in the `finally` blocks of one coroutine; each of them refuses its end once."""
 
 _in_pass: ContextVar[bool] = ContextVar("in_pass", default=False)
 """True in the tasks that take keys from the queue and in all that they start."""
@@ -24,12 +30,30 @@ class Gate:
 
     def __init__(self, suspended: Callable[[str, bool], bool], closed: Callable[[], None]) -> None:
         self._suspended, self._closed = suspended, closed
+        self._living: set[Watched] = set()
         self.shut = False
 
     def tasks(
-        self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], **options: Any
+        self, loop: asyncio.AbstractEventLoop, coroutine: Any, /, **options: Any
     ) -> asyncio.Task[Any]:
-        return asyncio.Task(Watched(coroutine, self), loop=loop, **options)
+        watched = Watched(coroutine, self)
+        self._living.add(watched)
+        return asyncio.Task(watched, loop=loop, **options)
+
+    def ended(self, watched: Watched) -> None:
+        self._living.discard(watched)
+
+    def bury(self) -> None:
+        """Unwind what stands still, with no loop running: the garbage collector would do it at some moment,
+        in the middle of another loop, where a `finally` that awaits would do the dead one's work."""
+        for watched in self._living:
+            for _ in range(MAX_FINALLY):
+                try:
+                    watched.close()
+                    break
+                except Exception:
+                    continue
+        self._living.clear()
 
     def close(self) -> None:
         """No coroutine of the loop takes another step."""
@@ -40,7 +64,7 @@ class Gate:
         place = place_of(coroutine)
         if place is None or self.shut:
             return
-        working = _in_pass.get() and not any(f":{name}:" in place for name in IDLE)
+        working = _in_pass.get() and not place.startswith(IDLE)
         if self._suspended(place, working):
             self.close()
 
@@ -57,14 +81,19 @@ class Watched(Coroutine[Any, Any, Any]):
             return _never()
         if self._works:
             _in_pass.set(True)  # tasks copy the context of the task that starts them
-        found = self._inner.send(value)
-        self._gate.passed(self._inner)
-        return found
+        return self._step(self._inner.send, value)
 
     def throw(self, *error: Any) -> Any:
         if self._gate.shut:
             return _never()
-        found = self._inner.throw(*error)
+        return self._step(self._inner.throw, *error)
+
+    def _step(self, resume: Callable[..., Any], *given: Any) -> Any:
+        try:
+            found = resume(*given)
+        except BaseException:
+            self._gate.ended(self)
+            raise
         self._gate.passed(self._inner)
         return found
 
@@ -76,16 +105,23 @@ class Watched(Coroutine[Any, Any, Any]):
 
 
 def place_of(coroutine: Any) -> str | None:
-    """`file:function:line` of the operator's innermost frame that waits; None outside of the operator."""
-    place = None
+    """`file:function:line` of the operator's innermost frame that waits; None outside of the operator.
+
+    Every request waits in the same lines of the client: there the caller is named, and which of the lines.
+    """
+    place, plumbing = None, ""
     while coroutine is not None:
         frame, following = _step(coroutine)
         if frame is not None:
             file = frame.f_code.co_filename.replace("\\", "/")
             if OPERATOR in file:
-                place = f"{file.rsplit(OPERATOR, 1)[1]}:{frame.f_code.co_qualname}:{frame.f_lineno}"
+                module, name = file.rsplit(OPERATOR, 1)[1], frame.f_code.co_qualname
+                if module in PLUMBING and place is not None:
+                    plumbing = f" in {name}"
+                else:
+                    place = f"{module}:{name}:{frame.f_lineno}"
         coroutine = following
-    return place
+    return None if place is None else place + plumbing
 
 
 def _step(coroutine: Any) -> tuple[Any, Any]:

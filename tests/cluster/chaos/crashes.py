@@ -41,7 +41,7 @@ class Doom:
 
     def __init__(self, chance: random.Random, record: Record) -> None:
         self._record = record
-        self._seeks = chance.random() < 0.4
+        self._seeks = chance.random() < 0.6
         self._anywhere = chance.random() < 0.2
         self._left = chance.randint(20, 80) if self._seeks else int(1.15 ** chance.uniform(0, 35))
 

@@ -117,7 +117,7 @@ class Incarnation:
                 await _feed(api, runtime)
         except ApiError:
             self._gate.close()  # it could not start: its container is restarted
-        except BaseException as error:
+        except Exception as error:
             self.error = error
             self._gate.close()
 
@@ -131,6 +131,7 @@ class Incarnation:
         self._loop.run_until_complete(asyncio.sleep(0))
         self._loop.run_until_complete(self._loop.shutdown_default_executor())
         self._loop.close()
+        self._gate.bury()
 
 
 async def _feed(api: Api, runtime: Runtime) -> None:

@@ -67,14 +67,17 @@ class Promises:
             job.deleted = True
             return
         new = seen.body.get("status", {})
-        self._attempt(job, seen, int(new.get("attempt", 0)), str(new.get("phase", "")))
+        charged = new.get("restarts", {}).get("total", 0) > job.status.get("restarts", {}).get("total", 0)
+        if charged:
+            job.left.add("Restarting")  # it may pass within one write, when no pod is left to wait for
+        self._attempt(job, seen, int(new.get("attempt", 0)))
         self._restarts(job, seen, job.status.get("restarts", {}), new)
         self._end(job, seen, new)
         self._suspended(job, seen, new)
         job.status, job.phase, job.attempt = new, str(new.get("phase", "")), int(new.get("attempt", 0))
         job.left.add(job.phase)
 
-    def _attempt(self, job: _Job, seen: Seen, attempt: int, phase: str) -> None:
+    def _attempt(self, job: _Job, seen: Seen, attempt: int) -> None:
         if attempt == job.attempt:
             return
         if attempt != job.attempt + 1:

@@ -81,7 +81,7 @@ class Season:
         deadline = time.monotonic() + timeout_s
         while open_ := [job for job in self.gremlin.live_jobs() if _phase(job) not in FINISHED]:
             if time.monotonic() > deadline:
-                told = "\n".join(f"{job['metadata']['name']}: {job.get('status')}" for job in open_)
+                told = "\n".join(map(_told, open_))
                 raise TimeoutError(f"{len(open_)} jobs do not end:\n{told}")
             time.sleep(0.2)
         for job in self.gremlin.live_jobs():
@@ -112,6 +112,15 @@ class Season:
             kind = listed["kind"].removesuffix("List")
             objects += [{"kind": kind, **item} for item in listed["items"]]
         return orphans(self.gremlin.live_jobs(), objects)
+
+
+def _told(job: Json) -> str:
+    """One line about a job that should have ended."""
+    status = job.get("status", {})
+    said = [item for item in status.get("conditions", ()) if item["type"] in ("Reconciling", "PodsScheduled")]
+    words = "; ".join(f"{item['reason']} {item['message']}" for item in said)
+    what = {name: status.get(name) for name in ("phase", "attempt", "podsCreated", "yieldRequest")}
+    return f"{job['metadata']['name']}: {what} {words}"
 
 
 def _phase(job: Json) -> str:

@@ -90,10 +90,20 @@ class Witness:
         )
         self._heard, self._tasks = asyncio.Condition(), []
         for kind, path in self._paths.items():
-            listed = await self._send("GET", path)
+            listed = await self._first(path)
             self._take(kind, (("ADDED", item) for item in listed["items"]))
             self._versions[kind] = int(listed["metadata"]["resourceVersion"])
             self._tasks.append(asyncio.create_task(self._watch(kind, path)))
+
+    async def _first(self, path: str) -> Json:
+        while True:
+            try:
+                return await self._send("GET", path)
+            except RuntimeError as error:
+                # A kind that has just been made answers 429 until its storage is ready.
+                if ": 429 " not in str(error):
+                    raise
+                await asyncio.sleep(0.5)
 
     async def _watch(self, kind: str, path: str) -> None:
         try:
