@@ -37,6 +37,9 @@ STARTING_S = 30.0
 RUNNING_PODS = "status.phase!=Succeeded,status.phase!=Failed"
 
 
+_EPOCH = datetime.fromtimestamp(0, UTC)
+
+
 @dataclass(kw_only=True, slots=True)
 class Snapshot:
     """One reading of the cluster, as `admit` wants it."""
@@ -91,7 +94,7 @@ class CapacityBoard:
         starting = [*snapshot.unbound.values(), *self._not_seen_yet(snapshot)]
         # Pure, and seconds long with thousands of nodes: not on the event loop.
         verdicts = await asyncio.to_thread(admit, snapshot.nodes, claims, starting)
-        now = datetime.now(UTC)
+        now = self._api.time.now()
         for claim in claims:
             self._tell(claim, replace(verdicts[claim.uid], at=now))
 
@@ -177,7 +180,7 @@ class SnapshotReader:
         known = self._unbound.get(uid)
         if known is None:
             demand = Demand(workers=1, kind=kind_of(pod), priority=int(pod["spec"].get("priority") or 0))
-            claim = Claim(uid=uid, name="", created=datetime.now(UTC), demand=demand)
+            claim = Claim(uid=uid, name="", created=_EPOCH, demand=demand)
         else:
             claim = replace(known, demand=replace(known.demand, workers=known.demand.workers + 1))
         self._unbound[uid] = claim

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 from zerotrain.operator.cluster.api import Api, Request
 from zerotrain.operator.cluster.errors import NotFound
@@ -20,7 +19,7 @@ async def discover(api: Api) -> ClusterApis:
         if found is not None:
             gangs[gang] = found
     kueue = await _newest(api, KUEUE_GROUP, KUEUE_VERSIONS, "workloads")
-    return ClusterApis(at=datetime.now(UTC), gangs=gangs, kueue=kueue)
+    return ClusterApis(at=api.time.now(), gangs=gangs, kueue=kueue)
 
 
 async def _newest(api: Api, group: str, versions: Sequence[str], resource: str) -> str | None:

@@ -11,7 +11,7 @@ import logging
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import aiohttp
@@ -26,7 +26,7 @@ from zerotrain.operator.cluster.memory import Memories
 from zerotrain.operator.cluster.store import JobKey
 from zerotrain.operator.constants import LABEL_JOB, LABEL_JOB_UID
 from zerotrain.operator.reconcile.queues import QueueStep, QueueView
-from zerotrain.operator.resources.kueue import KUEUE_GROUP, workload_name
+from zerotrain.operator.resources.kueue import workload_name
 
 log = logging.getLogger(__name__)
 
@@ -67,20 +67,33 @@ class WorkloadClient:
             found = await self._api.call(Request(method="GET", path=self._path, kind="workloads"))
         except NotFound:
             return
-        status = advanced(found.get("status", {}), step, message, generation=_generation(found))
+        said = Said(step=step, message=message, at=self._api.time.now(), generation=_generation(found))
+        status = advanced(found.get("status", {}), said)
         body = {**found, "status": status}
         path = f"{self._path}/status"
         await self._api.call(Request(method="PUT", path=path, kind="workloads/status", body=body))
 
 
-def advanced(status: Mapping[str, Any], step: QueueStep, message: str, *, generation: int) -> Json:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Said:
+    """One step of ours, as it stands in the Workload's conditions."""
+
+    step: QueueStep
+    message: str
+    at: datetime
+    generation: int
+
+
+def advanced(status: Mapping[str, Any], said: Said) -> Json:
     """The Workload's status after one step of ours."""
     changed = {**status, "conditions": [dict(item) for item in status.get("conditions", ())]}
+    message = said.message
 
     def put(kind: str, value: bool, reason: str, text: str) -> None:
-        _put_condition(changed["conditions"], kind, value, (reason, text), generation)
+        entry = {"type": kind, "status": "True" if value else "False", "reason": reason, "message": text}
+        _put_condition(changed["conditions"], entry, said)
 
-    match step:
+    match said.step:
         case QueueStep.RELEASE:
             reason = _condition(status, "Evicted").get("reason", "")
             put("Requeued", reason in REQUEUES, reason or "Evicted", message)
@@ -255,29 +268,25 @@ def _is_true(condition: Mapping[str, Any]) -> bool:
     return condition.get("status") == "True"
 
 
-def _put_condition(
-    conditions: list[Json], kind: str, value: bool, words: tuple[str, str], generation: int
-) -> None:
-    word = "True" if value else "False"
-    old = next((item for item in conditions if item.get("type") == kind), None)
-    same = old is not None and old.get("status") == word
-    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    entry = {
-        "type": kind,
-        "status": word,
-        "reason": words[0],
-        "message": words[1][:1024],
-        "lastTransitionTime": old.get("lastTransitionTime", now) if same and old is not None else now,
-        "observedGeneration": generation,
+def _put_condition(conditions: list[Json], entry: Json, said: Said) -> None:
+    old = next((item for item in conditions if item.get("type") == entry["type"]), None)
+    since = said.at.strftime("%Y-%m-%dT%H:%M:%SZ")
+    if old is not None and old.get("status") == entry["status"]:
+        since = old.get("lastTransitionTime", since)
+    new = {
+        **entry,
+        "message": entry["message"][:1024],
+        "lastTransitionTime": since,
+        "observedGeneration": said.generation,
     }
     if old is None:
-        conditions.append(entry)
+        conditions.append(new)
     else:
-        conditions[conditions.index(old)] = entry
+        conditions[conditions.index(old)] = new
 
 
 def _generation(item: Mapping[str, Any]) -> int:
     return int(item["metadata"].get("generation", 0))
 
 
-__all__ = ["KUEUE_GROUP", "WorkloadClient", "WorkloadWatch", "advanced", "flavors_of", "queue_view"]
+__all__ = ["Said", "WorkloadClient", "WorkloadWatch", "advanced", "flavors_of", "queue_view"]
