@@ -143,6 +143,14 @@ class PodStore:
         pods = self._jobs.get(owner)
         return pods is not None and pods.starting > 0 and not pods.ending and not pods.gone
 
+    def on_node(self, name: str) -> set[JobKey]:
+        """The jobs that have a pod on the node."""
+        return {
+            pods.key
+            for pods in self._jobs.values()
+            if any(entry.view.node == name for entry in pods.present.values())
+        }
+
     def forget_before(self, owner: str, attempt: int) -> None:
         """Drop the last views of attempts that are over."""
         pods = self._jobs.get(owner)

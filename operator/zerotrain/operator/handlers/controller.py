@@ -97,6 +97,11 @@ class Controller:
         quiet = starts and self.store.all_start_well(owner_key(key.namespace, job["metadata"]["uid"]))
         self.queue.add_after(key, START_SETTLE_S if quiet else PODS_SETTLE_S)
 
+    def node_changed(self, name: str) -> None:
+        """A node became NotReady, was cordoned, tainted or deleted, or is well again."""
+        for key in self.store.on_node(name):
+            self.queue.add(key)
+
     def all_changed(self) -> None:
         for key, _ in self.jobs:
             self.queue.add(key)

@@ -1,0 +1,55 @@
+"""Keeping the last lines of a rank that failed, before its pod is deleted."""
+
+from __future__ import annotations
+
+import logging
+
+from zerotrain.operator.api import ZeroTrainingJob
+from zerotrain.operator.cluster.actions.hands import (
+    ActionRefused,
+    Hands,
+    collection,
+    kind_of,
+    name_taken,
+    owned,
+)
+from zerotrain.operator.cluster.api import MERGE_PATCH, Json, Request
+from zerotrain.operator.cluster.errors import AlreadyExists, Conflict, Forbidden, NotFound, Unprocessable
+from zerotrain.operator.cluster.logs import last_lines, read_tail
+from zerotrain.operator.reconcile import LogView, SaveLog
+from zerotrain.operator.resources.failures import failures_config_map, outdated_keys
+
+log = logging.getLogger(__name__)
+
+
+async def save(hands: Hands, body: Json, action: SaveLog) -> None:
+    """Read and store; what is refused for good is remembered as the outcome and holds up nobody.
+
+    An API server that does not answer at all raises: then nothing is deleted either.
+    """
+    job = ZeroTrainingJob.parse(body)
+    text = await read_tail(hands.api, namespace=job.namespace, pod=action.pod)
+    kept = f"{action.title}\n{last_lines(text, action.rank)}"
+    error = ""
+    try:
+        await _store(hands, job, action.key, kept)
+    except (ActionRefused, Forbidden, NotFound, Conflict, Unprocessable) as refusal:
+        error = f"the last lines of {action.pod} were not kept: {refusal}"
+        log.warning("%s/%s: %s", job.namespace, job.name, error)
+    hands.memories.of(job.uid).log = LogView(attempt=action.attempt, error=error)
+
+
+async def _store(hands: Hands, job: ZeroTrainingJob, key: str, text: str) -> None:
+    item = failures_config_map(job, {key: text})
+    try:
+        await hands.post(item)
+        return
+    except AlreadyExists:
+        pass
+    path, kind = f"{collection(item)}/{item['metadata']['name']}", kind_of(item)
+    found = await hands.api.call(Request(method="GET", path=path, kind=kind))
+    if not owned(found, job.uid):
+        raise name_taken({"kind": "ConfigMap", **found})
+    old = outdated_keys(found.get("data") or {}, key)
+    patch = {"metadata": {"uid": found["metadata"]["uid"]}, "data": {key: text, **dict.fromkeys(old)}}
+    await hands.api.call(Request(method="PATCH", path=path, kind=kind, body=patch, content_type=MERGE_PATCH))

@@ -1,0 +1,90 @@
+"""One list in pages, then one watch, for the operator's life: the loop of a reflector without its store.
+
+A version that is too old (410) means a new list, everything else a new watch from where the last one ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+import time
+from typing import Protocol
+
+import aiohttp
+
+from zerotrain.operator.cluster.api import Api, Json, Request
+from zerotrain.operator.cluster.errors import ApiError, Gone, error_of
+
+log = logging.getLogger(__name__)
+
+PAGE = 500
+WATCH_SECONDS = 300
+MAX_PAUSE_S = 10.0
+
+
+class Sink(Protocol):
+    """Where the objects go."""
+
+    def put(self, item: Json) -> None:
+        """An object that was listed, added or changed."""
+
+    def remove(self, item: Json) -> None:
+        """An object that was deleted."""
+
+    def listed(self, names: set[str]) -> None:
+        """A full list is in, and these are all names there are."""
+
+
+class ListWatch:
+    """`run()` until cancelled."""
+
+    def __init__(self, api: Api, *, path: str, kind: str, sink: Sink) -> None:
+        self._api, self._path, self._kind, self._sink = api, path, kind, sink
+        self._version: str | None = None
+
+    async def run(self) -> None:
+        failures = 0
+        while True:
+            started = time.monotonic()
+            try:
+                if self._version is None:
+                    await self._list()
+                await self._watch()
+            except Gone as error:
+                log.info("watch of %s: %s; listing again", self._kind, error)
+                self._version = None
+            except (ApiError, aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+                log.warning("watch of %s: %r; trying again", self._kind, error)
+            failures = 0 if time.monotonic() - started > MAX_PAUSE_S else failures + 1
+            pause = min(0.1 * 2.0 ** min(failures, 10), MAX_PAUSE_S)
+            await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+
+    async def _list(self) -> None:
+        names: set[str] = set()
+        params = {"limit": str(PAGE)}
+        while True:
+            request = Request(method="GET", path=self._path, kind=self._kind, params=params)
+            answer = await self._api.call(request)
+            for item in answer.get("items", ()):
+                names.add(item["metadata"]["name"])
+                self._sink.put(item)
+            more = answer["metadata"].get("continue")
+            if not more:
+                break
+            params = {**params, "continue": more}
+        self._sink.listed(names)
+        self._version = answer["metadata"]["resourceVersion"]
+
+    async def _watch(self) -> None:
+        params = {"resourceVersion": self._version or "", "timeoutSeconds": str(WATCH_SECONDS)}
+        async for event in self._api.watch(self._path, params, kind=self._kind):
+            kind, item = event["type"], event["object"]
+            if kind == "ERROR":
+                raise error_of(f"WATCH {self._kind}", int(item.get("code", 500)), json.dumps(item).encode())
+            if kind == "DELETED":
+                self._sink.remove(item)
+            elif kind in ("ADDED", "MODIFIED"):
+                self._sink.put(item)
+            self._version = item["metadata"]["resourceVersion"]

@@ -1,0 +1,80 @@
+"""Reading the end of a worker's log through the API server, bounded in bytes and time."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+
+import aiohttp
+
+from zerotrain.operator.cluster.api import Api
+from zerotrain.operator.constants import CONTAINER_NAME
+
+MAX_LINES = 100
+"""Kept of the rank that failed."""
+
+MAX_KEPT_BYTES = 40 * 1024
+"""Of one failure's log in UTF-8: ten of them and their neighbours fit the 1 MiB of a ConfigMap."""
+
+MAX_LINE_CHARS = 2000
+TAIL_LINES = 2000
+"""Asked for: the lines of all ranks of the pod are mixed."""
+
+MAX_READ_BYTES = 8 << 20
+TIMEOUT_S = 5.0
+"""For the kubelet's answer; the job's next attempt waits for it."""
+
+_OTHER_RANK = re.compile(r"\[rank \d+\] ")
+_UNPRINTABLE = re.compile(r"[^\t\x20-\x7e\x80-\U0010ffff]|[\x80-\x9f]")
+
+
+async def read_tail(api: Api, *, namespace: str, pod: str) -> str:
+    """The container's last lines as text, or one line in brackets that says why there are none."""
+    path = f"/api/v1/namespaces/{namespace}/pods/{pod}/log"
+    params = {"container": CONTAINER_NAME, "tailLines": str(TAIL_LINES)}
+    timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
+    kept, length, total = deque[bytes](), 0, 0
+    try:
+        headers = await api.connection.headers()
+        url = api.connection.server + path
+        async with api.session.get(url, params=params, headers=headers, timeout=timeout) as answer:
+            api.telemetry.request("GET", "pods/log", answer.status)
+            # The stream ends with the newest lines, so what is too much goes from the front.
+            async for chunk in answer.content.iter_any():
+                kept.append(chunk)
+                length, total = length + len(chunk), total + len(chunk)
+                while length - len(kept[0]) > MAX_LINES * MAX_LINE_CHARS * 4:
+                    length -= len(kept.popleft())
+                if total > MAX_READ_BYTES:
+                    kept.append(b"\n(the log goes on; no more of it was read)\n")
+                    break
+            text = b"".join(kept).decode(errors="replace")
+            if answer.status >= 300:
+                return f"(the log cannot be read: {answer.status} {text[:300]})\n"
+            return text
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        api.telemetry.request("GET", "pods/log", 0)
+        return f"(the log cannot be read: {error!r})\n"
+
+
+def last_lines(text: str, rank: int | None) -> str:
+    """The last lines of one rank (of all, where it is not known or wrote none), printable and bounded."""
+    # What a terminal would show last: a progress bar rewrites its line after each carriage return.
+    lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.removesuffix("\n").split("\n")]
+    own = lines if rank is None else [line for line in lines if _is_of(line, rank)]
+    kept, room = list[str](), MAX_KEPT_BYTES
+    for line in reversed((own or lines)[-MAX_LINES:]):
+        # Whoever shows this in a terminal must not be shown what a program sent to one.
+        clean = _UNPRINTABLE.sub("?", line)[:MAX_LINE_CHARS]
+        room -= len(clean.encode(errors="replace")) + 1
+        if room < 0:
+            break
+        kept.append(clean)
+    return "".join(f"{line}\n" for line in reversed(kept))
+
+
+def _is_of(line: str, rank: int) -> bool:
+    """The launcher marks the lines of every rank but 0."""
+    if rank == 0:
+        return _OTHER_RANK.match(line) is None
+    return line.startswith(f"[rank {rank}] ")

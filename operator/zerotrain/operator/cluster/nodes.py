@@ -1,0 +1,88 @@
+"""Nodes that are not simply well, in memory: NotReady, cordoned, tainted for eviction, deleted.
+
+The whole cluster's nodes are watched, since any of them may hold a worker; a healthy one leaves nothing here
+but its name, and the heartbeats of a thousand of them wake nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from zerotrain.operator.cluster.api import Json
+from zerotrain.operator.reconcile import NodeTaint, NodeView, PodView
+from zerotrain.operator.reconcile.clock import parse_time
+from zerotrain.operator.reconcile.drains import LEAVING_TAINTS
+
+PATH = "/api/v1/nodes"
+
+NEVER_UPDATED = "NodeStatusNeverUpdated"
+"""The node controller's word for a node whose kubelet has never spoken: nothing of it has fallen silent."""
+
+NO_NODES: Mapping[str, NodeView] = {}
+
+
+class NodeStore:
+    """The sink of a ListWatch. `changed` is called with the name of a node whose view is another one now."""
+
+    def __init__(self, changed: Callable[[str], None] = lambda name: None) -> None:
+        self.changed = changed
+        self._troubled: dict[str, NodeView] = {}
+        self._known: set[str] = set()
+
+    def put(self, item: Json) -> None:
+        view = node_view(item)
+        self._known.add(view.name)
+        self._keep(view.name, None if is_well(view) else view)
+
+    def remove(self, item: Json) -> None:
+        self._bury(item["metadata"]["name"])
+
+    def listed(self, names: set[str]) -> None:
+        for name in self._known - names:
+            self._bury(name)
+
+    def of(self, pods: Iterable[PodView]) -> Mapping[str, NodeView]:
+        """Those of the pods' nodes that have something to say."""
+        troubled = self._troubled
+        if not troubled:  # the usual case; jobs may have thousands of pods
+            return NO_NODES
+        return {pod.node: troubled[pod.node] for pod in pods if pod.node is not None and pod.node in troubled}
+
+    def _bury(self, name: str) -> None:
+        # Kept until a node of that name comes back: pods name their node for as long as they exist.
+        self._known.discard(name)
+        self._keep(name, NodeView(name=name, ready=False, gone=True))
+
+    def _keep(self, name: str, view: NodeView | None) -> None:
+        if self._troubled.get(name) == view:
+            return
+        if view is None:
+            del self._troubled[name]
+        else:
+            self._troubled[name] = view
+        self.changed(name)
+
+
+def node_view(node: Mapping[str, Any]) -> NodeView:
+    """Read a node's JSON. A node that says nothing of its readiness counts as ready: nobody doubts it yet."""
+    spec, status = node.get("spec", {}), node.get("status", {})
+    conditions = {item["type"]: item for item in status.get("conditions", ())}
+    ready = conditions.get("Ready", {})
+    is_ready = ready.get("status", "True") == "True" or ready.get("reason") == NEVER_UPDATED
+    return NodeView(
+        name=node["metadata"]["name"],
+        ready=is_ready,
+        not_ready_since=None if is_ready else parse_time(ready.get("lastTransitionTime")),
+        unschedulable=bool(spec.get("unschedulable")),
+        taints=tuple(
+            NodeTaint(key=item["key"], value=item.get("value", ""), effect=item.get("effect", ""))
+            for item in spec.get("taints", ())
+        ),
+    )
+
+
+def is_well(view: NodeView) -> bool:
+    """Whether a job has no reason to care. Taints that only keep new pods away are how GPU nodes are."""
+    telling = any(taint.effect == "NoExecute" or taint.key in LEAVING_TAINTS for taint in view.taints)
+    return view.ready and not view.unschedulable and not telling and not view.out_of_service and not view.gone
