@@ -213,7 +213,7 @@ def _yielding(draft: Draft) -> None:
     if draft.job.spec.suspend:
         yielding.ask(draft, YieldReason.SUSPEND, "spec.suspend is true")
     view = draft.view()
-    failure = first_failure(view)
+    failure, own = first_failure(view), yielding.failed(draft, view)
     if view.all_in(frozenset({Fate.SUCCEEDED})):
         endings.complete(draft)
         _finished(draft)
@@ -221,13 +221,13 @@ def _yielding(draft: Draft) -> None:
         yielding.drop(draft)
         endings.after_failure(draft, failure)
         _go_on(draft)
-    elif yielding.failed(draft, view) is not None and _ended_badly(draft, view):
+    elif own is not None and yielding.is_move(draft) and _ended_badly(draft, view):
         if draft.status.phase is not Phase.YIELDING:
             yielding.drop(draft)
         _go_on(draft)
     else:
-        if failure is not None:
-            records.record(draft, failure, cause=None)
+        if own is not None:
+            records.record(draft, own, cause=None)
         if yielding.over(draft, view) and end_workers(draft, grace_s=KILL_GRACE_S):
             yielding.conclude(draft)
             _go_on(draft)

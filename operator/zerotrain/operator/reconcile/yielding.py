@@ -64,13 +64,18 @@ def ask(draft: Draft, reason: YieldReason, why: str) -> None:
 
 
 def failed(draft: Draft, view: AttemptView) -> Failure | None:
-    """A failure that ends a move like any other attempt; None for what the move itself did to the pods."""
+    """A failure of the ranks' own; None for what was done to their pods, by this request or a drain."""
     request, failure = draft.status.yield_request, first_failure(view)
-    moves = request is not None and request.reason in (YieldReason.DRAIN, YieldReason.RESIZE)
-    if failure is None or not moves or (request is not None and not request.joined):
+    if failure is None or (request is not None and not request.joined):
         return None
     pod = failure.worker.pod
     return failure if pod is not None and pod.deletion_at is None and not pod.disruption else None
+
+
+def is_move(draft: Draft) -> bool:
+    """Whether another attempt follows at once, so that a failure counts as it does while training."""
+    request = draft.status.yield_request
+    return request is not None and request.reason in (YieldReason.DRAIN, YieldReason.RESIZE)
 
 
 def over(draft: Draft, view: AttemptView) -> bool:

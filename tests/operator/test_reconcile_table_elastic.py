@@ -1,0 +1,386 @@
+"""reconcile of elastic jobs: the wish, lost room, room again, and what survives a crash in between."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tests.operator.reconcile_builders import (
+    NOW,
+    Row,
+    Want,
+    ago,
+    check,
+    ended,
+    job,
+    last_words,
+    pending,
+    progress,
+    ready,
+    run,
+    seen,
+    settled,
+    stamp,
+    status,
+)
+from zerotrain.operator.reconcile import (
+    CreateWorkers,
+    DeleteWorkers,
+    Observed,
+    Protection,
+    RequestYield,
+    UnprotectWorkers,
+)
+from zerotrain.operator.reconcile.capacity import Verdict
+
+ELASTIC = {"minWorkers": 1, "maxWorkers": 8}
+"""One rank per worker and micro batch 1: the global batch is the number of workers that it is meant for."""
+
+
+def elastic(size: int, /, *, wish: int = 4, base: int = 4, **state: Any) -> dict[str, Any]:
+    """A job that runs with `size` workers, whose user asks for `wish` and whose batch is that of `base`."""
+    chosen = {} if size == wish else {"workers": size, "reason": "Capacity", "since": stamp(ago(9000))}
+    decided = {"baseWorkers": base, "wish": wish, **chosen, **state}
+    stored = status("Running", shape={"workers": size}, elastic=decided, attemptStartTime=stamp(ago(9000)))
+    stored["protectedAttempt"] = 1
+    return job(spec={"elastic": ELASTIC, "workers": wish}, status=stored)
+
+
+def changed(row_job: dict[str, Any], spec: Mapping[str, Any] = {}, **stored: Any) -> dict[str, Any]:
+    return {**row_job, "spec": {**row_job["spec"], **spec}, "status": {**row_job["status"], **stored}}
+
+
+def team(size: int, **more: Any) -> Observed:
+    """All workers ready and training."""
+    pods = [ready(index) for index in range(size)]
+    return seen(*pods, progress=progress(30), protection=PROTECTED, **more)
+
+
+def room(fits: int, *, asked: int) -> Verdict:
+    return Verdict(admitted=fits >= asked, fits=fits, workers=asked, at=NOW)
+
+
+PROTECTED = Protection(attempt=1, exists=True)
+YIELD = RequestYield(attempt=1, pod="gpt-1-0", pod_ip="10.0.0.0")
+
+
+def yielding(row_job: dict[str, Any], reason: str, **stored: Any) -> dict[str, Any]:
+    """The same job, asked to yield ten seconds ago."""
+    asked = stamp(ago(10))
+    request = {"reason": reason, "requestedAt": asked, "joined": True}
+    return changed(
+        row_job, phase="Yielding", yieldRequest=request, checkpoint={"requestedAt": asked}, **stored
+    )
+
+
+WISHES = [
+    Row(
+        id="scaled down: all ranks are asked to yield, and the wish is stored with the request",
+        job=changed(elastic(4), {"workers": 2}),
+        seen=team(4),
+        want=Want(
+            phase="Yielding",
+            attempt=1,
+            actions=(YIELD,),
+            events=("Resizing",),
+            fields={"yieldRequest.reason": "Resize", "elastic.wish": 2, "elastic.baseWorkers": 4},
+            says={"event": "resizing from 4 to 2 workers"},
+        ),
+    ),
+    Row(
+        id="all yielded: the next attempt has the new size and costs no budget",
+        job=yielding(elastic(2, wish=2), "Resize", shape={"workers": 4}),
+        seen=seen(gone=tuple(ended(index, 75, termination=last_words(75, step=31)) for index in range(4))),
+        want=Want(
+            phase="Pending",
+            attempt=2,
+            actions=(CreateWorkers(attempt=2, indices=(0, 1)), UnprotectWorkers(attempt=1)),
+            fields={"shape.workers": 2, "restarts.total": 0, "yieldRequest": None, "workers.desired": 2},
+        ),
+    ),
+    Row(
+        id="another wish while the ranks yield: one resize, to the newest size",
+        job=changed(yielding(elastic(2, wish=2), "Resize", shape={"workers": 4}), {"workers": 1}),
+        seen=seen(gone=tuple(ended(index, 75) for index in range(4))),
+        want=Want(
+            phase="Pending",
+            attempt=2,
+            actions=(CreateWorkers(attempt=2, indices=(0,)), UnprotectWorkers(attempt=1)),
+        ),
+    ),
+    Row(
+        id="another wish while the new attempt starts: it is left alone until it trains",
+        job=changed(elastic(2, wish=2), {"workers": 1}, phase="Starting", shape={"workers": 2}),
+        seen=seen(ready(0), replace(pending(1), scheduled=True)),
+        want=Want(phase="Pending", attempt=1, events=(), fields={"elastic.wish": 1}),
+    ),
+    Row(
+        id="another wish before the first step: not yet",
+        job=changed(elastic(4), {"workers": 2}, attemptStartTime=stamp(ago(20))),
+        seen=seen(*(ready(index) for index in range(4))),
+        want=Want(phase="Running", actions=(), wake_in_s=40),
+    ),
+    Row(
+        id="a size that cannot keep the global batch is refused with the numbers; the job goes on",
+        job=changed(elastic(4), {"workers": 3}),
+        seen=team(4),
+        want=Want(
+            phase="Running",
+            events=("ResizeRefused",),
+            fields={"elastic.wish": 3, "elastic.workers": 4, "elastic.reason": "Refused"},
+            says={"event": "1, 2, 4."},
+        ),
+    ),
+    Row(
+        id="the refused size does not stall a restart either",
+        job=changed(
+            elastic(4, wish=3, workers=4, reason="Refused"), phase="Restarting", nextAttemptTime=None
+        ),
+        seen=seen(),
+        want=Want(phase="Pending", attempt=2, fields={"shape.workers": 4}),
+    ),
+    Row(
+        id="scaled up where there is room",
+        job=changed(elastic(2, wish=2), {"workers": 4}),
+        seen=team(2, capacity=room(4, asked=4)),
+        want=Want(phase="Yielding", events=("Resizing",), fields={"elastic.workers": None}),
+    ),
+    Row(
+        id="scaled up: whether there is room is asked first",
+        job=changed(elastic(2, wish=2), {"workers": 4}),
+        seen=team(2),
+        want=Want(phase="Running", events=(), fields={"elastic.wish": 4}),
+    ),
+    Row(
+        id="scaled up where nobody can tell: after a while pods find out",
+        job=changed(
+            elastic(2),
+            {"workers": 4},
+            elastic={
+                "baseWorkers": 4,
+                "wish": 4,
+                "since": stamp(ago(31)),
+            },
+        ),
+        seen=team(2),
+        want=Want(phase="Yielding", events=("Resizing",)),
+    ),
+    Row(
+        id="scaled up to more than there is room for: as far as it goes",
+        job=changed(elastic(2, wish=2, base=8), {"workers": 8}),
+        seen=team(2, capacity=room(5, asked=8)),
+        want=Want(phase="Yielding", fields={"elastic.workers": 4, "elastic.reason": "Capacity"}),
+    ),
+    Row(
+        id="scaled up without any room: the training goes on and waits for room",
+        job=changed(elastic(2, wish=2), {"workers": 4}),
+        seen=team(2, capacity=room(2, asked=4)),
+        want=Want(phase="Running", events=(), fields={"elastic.workers": 2, "elastic.reason": "Capacity"}),
+    ),
+    Row(
+        id="suspended while the ranks yield for a resize: suspended, in the new size afterwards",
+        job=changed(yielding(elastic(2, wish=2), "Resize", shape={"workers": 4}), {"suspend": True}),
+        seen=seen(gone=tuple(ended(index, 75) for index in range(4))),
+        want=Want(
+            phase="Suspended",
+            attempt=1,
+            actions=(UnprotectWorkers(attempt=1),),
+            fields={"elastic.wish": 2},
+        ),
+    ),
+]
+
+
+def starting(size: int, *, s_ago: float, **more: Any) -> dict[str, Any]:
+    began = {"attemptStartTime": stamp(ago(s_ago)), "progress": {"step": 30}, "protectedAttempt": None}
+    return changed(elastic(size, **more), phase="Pending", **began)
+
+
+def placed(count: int, size: int, **more: Any) -> Observed:
+    """`count` of the pods have a node."""
+    homeless = {"unscheduled_reason": "Unschedulable: 0/4 nodes are available"}
+    pods = [
+        pending(index, scheduled=True) if index < count else pending(index, **homeless)
+        for index in range(size)
+    ]
+    return seen(*pods, **more)
+
+
+ROOM = [
+    Row(
+        id="pods without a node: time is given",
+        job=starting(4, s_ago=100),
+        seen=placed(3, 4),
+        want=Want(phase="Pending", actions=(), wake_in_s=20),
+    ),
+    Row(
+        id="no room for all in time: the job goes on with what works, and nobody is asked to checkpoint",
+        job=starting(4, s_ago=120),
+        seen=placed(3, 4, capacity=room(3, asked=4)),
+        want=Want(
+            phase="Yielding",
+            events=("Resizing",),
+            actions=(DeleteWorkers(attempt=1, grace_s=1),),
+            fields={
+                "elastic.workers": 2,
+                "elastic.reason": "Capacity",
+                "elastic.message": "room for 3 of 4 workers",
+                "elastic.losses": 1,
+                "yieldRequest.joined": False,
+            },
+        ),
+    ),
+    Row(
+        id="without word on the room it goes by the pods that have nodes",
+        job=starting(4, s_ago=151),
+        seen=placed(2, 4),
+        want=Want(phase="Yielding", fields={"elastic.workers": 2}),
+    ),
+    Row(
+        id="no pod has a node and nobody can tell: one size smaller",
+        job=starting(4, s_ago=151),
+        seen=placed(0, 4),
+        want=Want(phase="Yielding", fields={"elastic.workers": 2}),
+    ),
+    Row(
+        id="not below minWorkers: it waits",
+        job=changed(starting(4, s_ago=500), {"elastic": {"minWorkers": 4, "maxWorkers": 8}}),
+        seen=placed(2, 4, capacity=room(2, asked=4)),
+        want=Want(phase="Pending", events=(), fields={"elastic.workers": None}),
+    ),
+    Row(
+        id="the patience is the user's",
+        job=changed(starting(4, s_ago=30), {"elastic": {**ELASTIC, "shrinkAfterSeconds": 20}}),
+        seen=placed(2, 4, capacity=room(2, asked=4)),
+        want=Want(phase="Yielding", fields={"elastic.workers": 2}),
+    ),
+    Row(
+        id="pods that have nodes and pull their image are no lack of room",
+        job=starting(4, s_ago=500),
+        seen=placed(4, 4),
+        want=Want(phase="Pending", events=()),
+    ),
+    Row(
+        id="the room is there again before the decision: the pods will find it",
+        job=starting(4, s_ago=500),
+        seen=placed(3, 4, capacity=room(4, asked=4)),
+        want=Want(phase="Pending", events=()),
+    ),
+    Row(
+        id="a job of fixed size waits",
+        job=job(status=status("Pending", attemptStartTime=stamp(ago(9000)))),
+        seen=placed(1, 2),
+        want=Want(phase="Pending", events=(), fields={"elastic": None}),
+    ),
+    Row(
+        id="the pods of the attempt that never ran are gone: the smaller one starts",
+        job=changed(
+            starting(2, s_ago=130, wish=4),
+            phase="Yielding",
+            shape={"workers": 4},
+            yieldRequest={"reason": "Resize", "requestedAt": stamp(ago(2)), "joined": False},
+            podsCreated=True,
+        ),
+        seen=seen(),
+        want=Want(
+            phase="Pending",
+            attempt=2,
+            actions=(CreateWorkers(attempt=2, indices=(0, 1)),),
+            fields={"failures.0": None, "restarts.total": 0},
+        ),
+    ),
+]
+
+GROWTH = [
+    Row(
+        id="room again: it must have been there for some time",
+        job=elastic(2, losses=1),
+        seen=team(2, capacity=room(4, asked=4)),
+        want=Want(phase="Running", actions=(), fields={"elastic.roomSince": stamp(NOW)}, wake_in_s=300),
+    ),
+    Row(
+        id="room for long enough: back to the wish",
+        job=elastic(2, losses=1, roomSince=stamp(ago(300))),
+        seen=team(2, capacity=room(4, asked=4)),
+        want=Want(
+            phase="Yielding",
+            events=("Resizing",),
+            fields={"elastic.workers": None, "elastic.roomSince": None, "elastic.losses": 1},
+        ),
+    ),
+    Row(
+        id="a young attempt is not stopped again",
+        job=changed(elastic(2, roomSince=stamp(ago(300))), attemptStartTime=stamp(ago(200))),
+        seen=team(2, capacity=room(4, asked=4)),
+        want=Want(phase="Running", actions=(), wake_in_s=100),
+    ),
+    Row(
+        id="room that went away again counts from the start",
+        job=elastic(2, roomSince=stamp(ago(200))),
+        seen=team(2, capacity=room(2, asked=4)),
+        want=Want(phase="Running", actions=(), fields={"elastic.roomSince": None}),
+    ),
+    Row(
+        id="room that was lost three times must last four times as long",
+        job=elastic(2, losses=3, roomSince=stamp(ago(300))),
+        seen=team(2, capacity=room(4, asked=4)),
+        want=Want(phase="Running", actions=(), wake_in_s=900),
+    ),
+    Row(
+        id="room for a part of it is taken as well",
+        job=elastic(2, wish=8, base=8, roomSince=stamp(ago(300))),
+        seen=team(2, capacity=room(7, asked=8)),
+        want=Want(phase="Yielding", fields={"elastic.workers": 4, "elastic.reason": "Capacity"}),
+    ),
+    Row(
+        id="nobody can tell: a training that runs is not stopped on a guess",
+        job=elastic(2, roomSince=stamp(ago(9000))),
+        seen=team(2),
+        want=Want(phase="Running", events=()),
+    ),
+    Row(
+        id="a refused wish is no reason to grow",
+        job=elastic(2, wish=3, workers=2, reason="Refused"),
+        seen=team(2),
+        want=Want(phase="Running", events=(), actions=()),
+    ),
+    Row(
+        id="back at the wish and training: earlier losses are forgotten",
+        job=elastic(4, losses=2),
+        seen=team(4),
+        want=Want(phase="Running", fields={"elastic.losses": 0}),
+    ),
+]
+
+
+@pytest.mark.parametrize("row", WISHES, ids=lambda row: row.id)
+def test_wish(row: Row) -> None:
+    check(row)
+
+
+@pytest.mark.parametrize("row", ROOM, ids=lambda row: row.id)
+def test_lost_room(row: Row) -> None:
+    check(row)
+
+
+@pytest.mark.parametrize("row", GROWTH, ids=lambda row: row.id)
+def test_growth(row: Row) -> None:
+    check(row)
+
+
+def test_the_first_attempt_says_whose_batch_is_kept() -> None:
+    _, after = run(Row(id="", job=job(spec={"elastic": ELASTIC, "workers": 4}), seen=seen(), want=Want()))
+    assert after["elastic"] == {"baseWorkers": 4, "wish": 4, "message": "", "losses": 0}
+    assert after["shape"]["workers"] == 4
+
+
+def test_what_was_decided_is_not_written_again() -> None:
+    for row in (*WISHES, *ROOM, *GROWTH):
+        observed = row.seen
+        again = settled(settled(row.job, observed), observed)
+        plan, _ = run(Row(id="", job=again, seen=observed, want=Want(), now=NOW + timedelta(seconds=0)))
+        assert plan.status is None, row.id
