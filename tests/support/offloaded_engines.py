@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 import zerotrain.runtime as zt
 from tests.support.training import world
+from tests.support.uneven_model import UnevenModel
 from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.zero import state as streams
 from zerotrain.runtime.zero.state import MASTER, whole
@@ -65,33 +65,13 @@ class Place:
         }
 
 
-class Model(nn.Module):
-    """Odd sizes, tied and frozen weights, a buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(VOCABULARY, WIDTH)
-        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
-        self.base = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
-        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
-        self.head.weight = self.embed.weight
-        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
-        self.calls: torch.Tensor
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        hidden = self.embed(ids[:, :-1])
-        for block in self.blocks:
-            hidden = hidden + functional.gelu(block(hidden))
-        logits = self.head(hidden + self.base(hidden))
-        return functional.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
-
-
 def make(place: Place, spill: Path, *, seed: int = 1, model: nn.Module | None = None) -> Engine:
     """An engine on the ranks of the default group."""
     spill.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
-    return zt.initialize(model=Model() if model is None else model, config=place.config(spill))[0]
+    return zt.initialize(
+        model=UnevenModel(VOCABULARY, WIDTH) if model is None else model, config=place.config(spill)
+    )[0]
 
 
 def spill_descriptors(folder: Path) -> list[int]:

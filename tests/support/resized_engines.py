@@ -7,10 +7,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn import functional
 
 import zerotrain.runtime as zt
+from tests.support.uneven_model import UnevenModel
 from zerotrain.runtime.engine import Engine
 
 OPTIMIZERS = ("AdamW", "SGD", "Lion", "Adagrad", "Lamb", "OneBitAdam")
@@ -18,29 +17,6 @@ STAGES = (0, 1, 2, 3)
 
 VOCABULARY, WIDTH = 257, 33
 """Sizes at which three ranks own parts of the embedding."""
-
-
-class UnevenModel(nn.Module):
-    """Odd sizes, tied and frozen weights, a buffer, and parameters small enough to stay whole at stage 3."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(VOCABULARY, WIDTH)
-        self.blocks = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
-        self.base = nn.Linear(WIDTH, WIDTH).requires_grad_(False)
-        self.scale = nn.Parameter(torch.ones(1))
-        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
-        self.head.weight = self.embed.weight
-        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
-        self.calls: torch.Tensor
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        hidden = self.embed(ids[:, :-1])
-        for block in self.blocks:
-            hidden = hidden + functional.gelu(block(hidden))
-        logits = self.head(hidden + self.base(hidden) * self.scale)
-        return functional.cross_entropy(logits.flatten(0, 1).float(), ids[:, 1:].flatten())
 
 
 def make(optimizer: str, stage: int, *, seed: int = 1) -> Engine:
@@ -57,7 +33,7 @@ def make(optimizer: str, stage: int, *, seed: int = 1) -> Engine:
         "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 50},
         "optimizer": {"type": optimizer, "params": params},
     }
-    return zt.initialize(model=UnevenModel(), config=config)[0]
+    return zt.initialize(model=UnevenModel(VOCABULARY, WIDTH), config=config)[0]
 
 
 def train(engine: Engine, steps: int) -> None:
