@@ -63,9 +63,11 @@ class KubeletDouble:
         """Pods that were there while one of another attempt of their job was."""
         self.start_up = True
         """False keeps new pods Pending."""
+        self.nodes = (NODE,)
+        """Where new pods go, by worker, in turn; see `ensure_node`."""
         self.obeys_sigterm = True
         """False leaves deleted pods Terminating for ever, as a node that is gone does."""
-        _ensure_node(api)
+        ensure_node(api, NODE)
 
     def start(self) -> None:
         self._thread.start()
@@ -145,7 +147,8 @@ class KubeletDouble:
         return pod
 
     def _bind(self, pod: Pod) -> None:
-        target = {"apiVersion": "v1", "kind": "Node", "name": NODE}
+        node = self.nodes[pod.launch.node_rank % len(self.nodes)]
+        target = {"apiVersion": "v1", "kind": "Node", "name": node}
         body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod.name}, "target": target}
         self._api.post(f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/binding", body, gone_ok=True)
 
@@ -214,9 +217,10 @@ class KubeletDouble:
             pod.server = None
 
 
-def _ensure_node(api: KubeJson) -> None:
+def ensure_node(api: KubeJson, name: str) -> None:
     """A node object that the scheduler leaves alone; pods of unknown nodes are garbage-collected."""
-    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}, "spec": {"unschedulable": True}}
+    taint = {"key": "zerotrain.dev/double", "effect": "NoSchedule"}
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "spec": {"taints": [taint]}}
     api.post("/api/v1/nodes", node, exists_ok=True)
 
 

@@ -1,5 +1,7 @@
 """The disruption budget of the running attempt: made once there is something to lose, gone with its pods.
 
+A job of one worker has none: there the eviction itself is the request to checkpoint and stop.
+
 Which attempt has one stands in status before it is made, and until the API server confirmed its end: an
 operator that crashes at any point neither forgets one nor leaves one behind.
 """
@@ -28,7 +30,7 @@ def settle(draft: Draft) -> None:
             draft.set(protected_attempt=None)
         else:
             draft.act(UnprotectWorkers(attempt=protected))
-    elif status.phase is Phase.RUNNING and _is_worth(draft):
+    elif status.phase is Phase.RUNNING and draft.size > 1 and _is_worth(draft):
         draft.set(protected_attempt=status.attempt)
         if known != Protection(attempt=status.attempt, exists=True):
             draft.act(ProtectWorkers(attempt=status.attempt, workers=draft.size))
