@@ -1,0 +1,274 @@
+"""Room for all workers at once: which jobs start, which wait for what, and that nobody waits for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from zerotrain.operator.reconcile.capacity import MAX_AVOIDED, Claim, Demand, NodeUse, Verdict, admit
+from zerotrain.operator.reconcile.placement import Kind, is_suitable, kind_of, node_of
+from zerotrain.operator.resources.amounts import MILLI, PODS, Amounts, requests_of, resource_list
+
+GPU = "nvidia.com/gpu"
+START = datetime(2026, 1, 1, tzinfo=UTC)
+ZONE = "topology.kubernetes.io/zone"
+
+
+def amounts(gpus: int, cpu: int = 0, pods: int = 1) -> Amounts:
+    wanted = {GPU: gpus * MILLI, "cpu": cpu * MILLI, PODS: pods * MILLI}
+    return {name: amount for name, amount in wanted.items() if amount}
+
+
+def node(name: str, gpus: int = 8, *, cpu: int = 64, used: int = 0, lasting: int = 0, **more: Any) -> NodeUse:
+    """`used` GPUs by a training job, `lasting` ones by a pod that stays."""
+    item = {
+        "metadata": {"name": name, "labels": more.get("labels", {})},
+        "spec": {"taints": more.get("taints", []), "unschedulable": more.get("cordoned", False)},
+        "status": {"allocatable": {GPU: str(gpus), "cpu": str(cpu), PODS: "110"}},
+    }
+    return NodeUse(
+        node=node_of(item),
+        ours={"running": {0: amounts(used)}} if used else {},
+        lasting={0: amounts(lasting)} if lasting else {},
+    )
+
+
+def claim(
+    name: str, workers: int, gpus: int = 8, *, age: int = 0, growing: bool = False, **demand: Any
+) -> Claim:
+    """Older with `age`."""
+    kind = demand.pop("kind", None) or Kind(each=amounts(gpus))
+    return Claim(
+        uid=name,
+        name=f"ml/{name}",
+        created=START - timedelta(seconds=age),
+        demand=Demand(workers=workers, kind=kind, **demand),
+        growing=growing,
+    )
+
+
+def let_in(verdicts: Mapping[str, Verdict]) -> set[str]:
+    return {uid for uid, verdict in verdicts.items() if verdict.admitted}
+
+
+TWO = [node("a"), node("b")]
+CASES: list[tuple[str, list[NodeUse], list[Claim], set[str]]] = [
+    ("fits", TWO, [claim("j", 2)], {"j"}),
+    ("all-or-nothing", TWO, [claim("j", 3)], set()),
+    ("two-share-what-is-there", TWO, [claim("i", 1), claim("j", 1)], {"i", "j"}),
+    ("several-workers-a-node", TWO, [claim("j", 4, 4)], {"j"}),
+    ("a-worker-is-not-split", [node("a", used=4), node("b", used=4)], [claim("j", 1, 8)], set()),
+    ("older-first", TWO, [claim("young", 2), claim("old", 2, age=9)], {"old"}),
+    ("priority-first", TWO, [claim("old", 2, age=9), claim("high", 2, priority=5)], {"high"}),
+    ("waits-for-what-is-kept", [*TWO, node("c", used=8)], [claim("big", 3, age=9), claim("small", 1)], set()),
+    (
+        "behind-past-what-is-kept",
+        [node("a", used=8, labels={"x": "y"}), node("b"), node("c")],
+        [claim("big", 1, kind=Kind(each=amounts(8), node_selector={"x": "y"}), age=9), claim("small", 2)],
+        {"small"},
+    ),
+    ("impossible-keeps-nothing", TWO, [claim("never", 5, age=9), claim("small", 2)], {"small"}),
+    ("lasting-pods-stay", [node("a", lasting=1), node("b")], [claim("j", 2, age=9), claim("k", 1)], {"k"}),
+    ("cpu-counts", [node("a", cpu=4)], [claim("j", 1, kind=Kind(each=amounts(1, cpu=5)))], set()),
+    ("cordoned", [node("a", cordoned=True), node("b")], [claim("j", 2)], set()),
+    ("growing-comes-last", TWO, [claim("big", 2, age=9, growing=True), claim("new", 2)], {"new"}),
+]
+
+
+@pytest.mark.parametrize(("nodes", "claims", "want"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+def test_who_starts(nodes: list[NodeUse], claims: list[Claim], want: set[str]) -> None:
+    assert let_in(admit(nodes, claims)) == want
+
+
+def test_the_order_of_asking_means_nothing() -> None:
+    claims = [claim("a", 1, age=3), claim("b", 2, age=2), claim("c", 1, age=1)]
+    assert admit(TWO, claims) == admit(list(reversed(TWO)), list(reversed(claims)))
+
+
+def test_jobs_that_were_let_in_keep_their_room_until_their_pods_have_nodes() -> None:
+    assert let_in(admit(TWO, [claim("j", 2)], [claim("started", 1)])) == set()
+
+
+def test_lower_priority_is_room_for_a_class_that_preempts() -> None:
+    full = [node("a", used=8), node("b", used=8)]
+    assert let_in(admit(full, [claim("high", 2, priority=5, preempts=True)])) == {"high"}
+    assert let_in(admit(full, [claim("high", 2, priority=5, preempts=False)])) == set()
+
+
+def test_a_job_is_told_what_is_missing_and_on_how_many_nodes() -> None:
+    nodes = [node("a", used=8), node("b", used=1), node("c"), node("d", taints=[TAINT])]
+    message = admit(nodes, [claim("j", 3)])["j"].message
+    assert message == "room for 1 of 3 workers; nvidia.com/gpu is missing on 2 of 3 suitable nodes"
+    nodes = [node("a", lasting=8), node("b")]
+    assert "without other training jobs it would hold 1" in admit(nodes, [claim("j", 2)])["j"].message
+    nowhere = admit([node("a", taints=[TAINT])], [claim("j", 1)])["j"].message
+    assert "none of 1 nodes matches the selectors and taints" in nowhere
+
+
+def test_a_job_that_passes_another_avoids_the_nodes_that_are_kept_for_it() -> None:
+    nodes = [node("a", used=4), node("b", used=4), node("c", gpus=4)]
+    verdicts = admit(nodes, [claim("big", 2, 8, age=9), claim("small", 1, 4)])
+    assert let_in(verdicts) == {"small"}
+    assert verdicts["small"].avoid == ("a", "b")
+
+
+def test_a_kept_area_too_large_to_avoid_is_waited_for() -> None:
+    busy = [node(f"n{index:03}", used=4) for index in range(MAX_AVOIDED + 1)]
+    verdicts = admit([*busy, node("free", gpus=4)], [claim("big", len(busy), age=9), claim("small", 1, 4)])
+    assert let_in(verdicts) == set()
+    assert "kept for 1 jobs ahead (first ml/big)" in verdicts["small"].message
+
+
+def test_how_large_a_running_job_could_be() -> None:
+    nodes = [node("a", used=8), node("b"), node("c", lasting=8)]
+    verdict = admit(nodes, [replace(claim("running", 3, growing=True), uid="running")])["running"]
+    assert (verdict.admitted, verdict.fits) == (False, 2)
+
+
+class Simulation:
+    """A cluster of 8-GPU nodes: jobs that start are placed where they may, and end after their time."""
+
+    def __init__(self, num_nodes: int) -> None:
+        self.names = [f"n{index}" for index in range(num_nodes)]
+        self.running: dict[str, tuple[int, dict[str, int]]] = {}
+        """UID -> when it ends, and its GPUs by node."""
+
+    def nodes(self) -> list[NodeUse]:
+        used = dict.fromkeys(self.names, 0)
+        for _, places in self.running.values():
+            for name, gpus in places.items():
+                used[name] += gpus
+        return [node(name, used=gpus) for name, gpus in used.items()]
+
+    def start(self, item: Claim, verdict: Verdict, *, until: int) -> None:
+        """On the emptiest nodes, as a scheduler that knows nothing of what is kept would."""
+        each = item.demand.kind.each[GPU] // MILLI
+        places: dict[str, int] = {}
+        for _ in range(item.demand.workers):
+            used = {use.node.name: sum(part[0][GPU] for part in use.ours.values()) for use in self.nodes()}
+            free = {
+                name: 8 - gpus // MILLI - places.get(name, 0)
+                for name, gpus in used.items()
+                if name not in verdict.avoid
+            }
+            best = max(free, key=lambda name: (free[name], name))
+            assert free[best] >= each, "a job was let in that does not fit"
+            places[best] = places.get(best, 0) + each
+        self.running[item.uid] = (until, places)
+
+
+@pytest.mark.parametrize("num_workers", [1, 3, 4])
+def test_a_large_job_is_not_starved_by_an_endless_stream_of_small_ones(num_workers: int) -> None:
+    cluster, waiting = Simulation(4), {"big": claim("big", num_workers, 8, age=-3)}
+    started: dict[str, int] = {}
+    for tick in range(60):
+        cluster.running = {uid: item for uid, item in cluster.running.items() if item[0] > tick}
+        for index in range(3):  # more than the cluster can ever work off
+            uid = f"small-{tick}-{index}"
+            waiting[uid] = claim(uid, 1, 4, age=-tick)
+        for uid, verdict in admit(cluster.nodes(), list(waiting.values())).items():
+            if verdict.admitted:
+                cluster.start(waiting.pop(uid), verdict, until=tick + 5)
+                started[uid] = tick
+    assert "big" in started, "it waited for ever"
+    # It came at tick 3, and what ran then ended within five ticks.
+    assert started["big"] <= 3 + 2 * 5
+    assert sum(1 for uid in started if uid.startswith("small")) > 40, "the small ones were locked out"
+
+
+SPREAD = {"topology_key": ZONE, "spread": True}
+TOGETHER = {"topology_key": ZONE}
+
+
+def zones(*rooms: int) -> list[NodeUse]:
+    """One node per free worker, in zones z0, z1, ..."""
+    return [
+        node(f"z{zone}-{index}", labels={ZONE: f"z{zone}"})
+        for zone, room in enumerate(rooms)
+        for index in range(room)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rooms", "workers", "policy", "domain", "fits"),
+    [
+        ((2, 3), 3, TOGETHER, "z1", True),
+        ((3, 4), 3, TOGETHER, "z0", True),
+        ((2, 2), 3, TOGETHER, None, False),
+        ((2, 2), 4, SPREAD, None, True),
+        ((1, 3), 3, SPREAD, None, True),
+        ((1, 3), 4, SPREAD, None, False),
+    ],
+)
+def test_topology(
+    rooms: tuple[int, ...], workers: int, policy: dict[str, Any], domain: str | None, fits: bool
+) -> None:
+    verdict = admit(zones(*rooms), [claim("j", workers, **policy)])["j"]
+    assert (verdict.admitted, verdict.domain) == (fits, domain)
+
+
+TAINT = {"key": "gpu", "value": "yes", "effect": "NoSchedule"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "suitable"),
+    [
+        ({}, False),
+        ({"tolerations": [{"key": "gpu", "operator": "Exists"}]}, True),
+        ({"tolerations": [{"key": "gpu", "value": "yes"}]}, True),
+        ({"tolerations": [{"key": "gpu", "value": "no"}]}, False),
+        ({"tolerations": [{"operator": "Exists", "effect": "NoExecute"}]}, False),
+        ({"tolerations": [{"operator": "Exists"}], "node_selector": {"disk": "nvme"}}, True),
+        ({"tolerations": [{"operator": "Exists"}], "node_selector": {"disk": "hdd"}}, False),
+        ({"tolerations": [{"operator": "Exists"}], "terms": []}, False),
+    ],
+)
+def test_selectors_and_taints(kind: dict[str, Any], suitable: bool) -> None:
+    use = node("a", labels={"disk": "nvme"}, taints=[TAINT])
+    assert is_suitable(Kind(each={}, **kind), use.node) is suitable
+
+
+@pytest.mark.parametrize(
+    ("key", "operator", "values", "holds"),
+    [
+        ("disk", "In", ["ssd", "nvme"], True),
+        ("disk", "NotIn", ["nvme"], False),
+        ("none", "NotIn", ["nvme"], True),
+        ("disk", "Exists", [], True),
+        ("none", "DoesNotExist", [], True),
+        ("size", "Gt", ["7"], True),
+        ("size", "Lt", ["7"], False),
+        ("disk", "Gt", ["7"], False),
+    ],
+)
+def test_required_affinity(key: str, operator: str, values: list[str], holds: bool) -> None:
+    terms = [{"matchExpressions": [{"key": key, "operator": operator, "values": values}]}]
+    use = node("a", labels={"disk": "nvme", "size": "8"})
+    assert is_suitable(Kind(each={}, terms=terms), use.node) is holds
+
+
+def test_nodes_that_a_pod_is_kept_off_by_name() -> None:
+    away = {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["a"]}]}
+    kind = Kind(each={}, terms=[away])
+    assert [is_suitable(kind, use.node) for use in TWO] == [False, True]
+
+
+def test_requests_are_counted_as_the_scheduler_counts_them() -> None:
+    def container(name: str, restart: str | None = None, **requests: str) -> dict[str, Any]:
+        return {"name": name, "resources": {"limits": requests}, "restartPolicy": restart}
+
+    spec = {
+        "containers": [container("worker", cpu="500m", memory="1Gi")],
+        "initContainers": [
+            container("before", cpu="3"),
+            container("sidecar", "Always", cpu="250m", memory="1Gi"),
+            container("after", cpu="1"),
+        ],
+        "overhead": {"cpu": "10m"},
+    }
+    assert resource_list(requests_of(spec)) == {"cpu": "3010m", "memory": str(2 * 2**30)}
+    assert kind_of({"spec": spec}).each[PODS] == MILLI
