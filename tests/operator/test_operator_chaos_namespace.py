@@ -1,0 +1,53 @@
+"""A namespace is deleted while the operator is down: nothing of ours holds it up, and nothing comes back."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.chaos.crashes import immortal
+from tests.cluster.chaos.incarnation import Incarnation, Setup, unheard_deaths
+from tests.cluster.chaos.season import heard_errors
+from tests.operator.kube_json import KubeJson
+from tests.operator.kubelet_double import kubelet, wait_for_step
+from tests.operator.live_job import LiveJob
+from tests.operator.operator_process import KEY
+from tests.support.devcluster import Cluster, wait_until
+
+pytestmark = pytest.mark.cluster
+
+
+def test_a_namespace_goes_without_its_operator(
+    control_plane: Cluster, namespace: str, operator_kubeconfig: Path, api: KubeJson, tmp_path: Path
+) -> None:
+    key = tmp_path / "channel.key"
+    key.write_bytes(KEY)
+    setup = Setup(kubeconfig=operator_kubeconfig, key_file=key)
+    doomed = f"doomed-{secrets.token_hex(3)}"
+    control_plane.kubectl("create", "namespace", doomed)
+    with heard_errors() as errors, unheard_deaths():
+        with kubelet(api, doomed, KEY, steps=1000) as double:
+            first = _leading(setup)
+            LiveJob(control_plane, doomed)
+            wait_for_step(double, 1)
+            first.kill()
+            control_plane.kubectl("delete", "namespace", doomed, "--wait=false")
+            gone = ("get", "namespace", doomed, "-o", "name", "--ignore-not-found")
+            wait_until(lambda: not control_plane.kubectl(*gone).stdout, "the namespace to go", timeout_s=60)
+            pods = len(double.created)
+        second = _leading(setup)
+        job = LiveJob(control_plane, namespace)
+        job.wait_for("Pending")
+        second.retire()
+    assert errors == []
+    assert pods == 2
+    assert [*first.ended, *second.ended] == []
+
+
+def _leading(setup: Setup) -> Incarnation:
+    life = Incarnation(setup, immortal)
+    life.start()
+    wait_until(life.leads, "the operator to lead")
+    return life
