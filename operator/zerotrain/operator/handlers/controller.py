@@ -162,7 +162,9 @@ class Controller:
         except ActionRefused as error:
             self._retry(key, job, error)
         except NotLeading as error:
-            log.info("%s: %s", key, error)  # whoever leads decides anew; so do we, should we lead again
+            # Whoever leads decides anew; so do we, where the next renewal shows that nobody took the lease.
+            log.info("%s: %s", key, error)
+            self.queue.add_after(key, RECHECK_S)
         except Exception as error:
             self.telemetry.reconcile_errors.inc()
             expected = isinstance(error, Unavailable)
