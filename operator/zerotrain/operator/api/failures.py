@@ -13,7 +13,7 @@ from .patterns import MAX_PATTERN_LENGTH, PatternError, compiled
 MAX_RANK = 639_999
 """10,000 workers of 64 ranks."""
 
-MAX_ALL_INSTRUCTIONS = 1024
+MAX_ALL_INSTRUCTIONS = 512
 """Of the patterns of all rules together: what one failure may cost the operator."""
 
 

@@ -34,6 +34,10 @@ class _Chars:
     def has(self, char: str) -> bool:
         return any(low <= char <= high for low, high in self.ranges) is not self.negated
 
+    def ascii(self) -> frozenset[str]:
+        """What of ASCII is in it."""
+        return frozenset(char for char in map(chr, range(128)) if self.has(char))
+
 
 class _Assertion(Enum):
     """What must hold between two characters."""
@@ -93,41 +97,35 @@ class Pattern:
 
     program: tuple[_Instruction, ...]
     ignores_case: bool
+    members: tuple[frozenset[str], ...]
+    """For each instruction that wants a character: those of ASCII that will do; empty for the others."""
 
     def found_in(self, text: str) -> bool:
         """Whether some part of `text` matches; at most len(program) x (len(text) + 1) small steps."""
         if self.ignores_case:
             text = text.lower()
+        program, members = self.program, self.members
         waiting: list[int] = []
-        for place in range(len(text) + 1):
-            before = text[place - 1] if place else None
-            char = text[place] if place < len(text) else None
-            ready = self._reachable([*waiting, 0], before, char)
-            if ready is None:
-                return True
-            waiting = [pc + 1 for pc, chars in ready if char is not None and chars.has(char)]
-        return False
-
-    def _reachable(
-        self, places: list[int], before: str | None, char: str | None
-    ) -> list[tuple[int, _Chars]] | None:
-        """The instructions that want a character next; None once the end is reached."""
-        seen, ready = set(places), list[tuple[int, _Chars]]()
-        while places:
-            pc = places.pop()
-            match self.program[pc]:
-                case _Match():
-                    return None
-                case _Chars() as chars:
-                    ready.append((pc, chars))
+        before: str | None = None
+        for char in (*text, None):
+            seen, places, following = bytearray(len(program)), [0, *waiting], list[int]()
+            while places:
+                pc = places.pop()
+                if seen[pc]:
                     continue
-                case _Split(targets):
-                    following = targets
-                case assertion:
-                    following = (pc + 1,) if _holds(assertion, before, char) else ()
-            places.extend(target for target in following if target not in seen)
-            seen.update(following)
-        return ready
+                seen[pc] = 1
+                step = program[pc]
+                if type(step) is _Chars:
+                    if char is not None and (char in members[pc] or (char > "\x7f" and step.has(char))):
+                        following.append(pc + 1)
+                elif type(step) is _Split:
+                    places += step.targets
+                elif step is _Match.FOUND:
+                    return True
+                elif _holds(step, before, char):
+                    places.append(pc + 1)
+            waiting, before = following, char
+        return False
 
 
 @lru_cache(maxsize=1024)
@@ -142,10 +140,12 @@ def compiled(text: str) -> Pattern:
         raise PatternError(f"comes to {size} instructions, at most {MAX_INSTRUCTIONS} are taken: repeat less")
     program: list[_Instruction] = []
     _emit(tree, program)
-    return Pattern((*program, _Match.FOUND), ignores_case)
+    program.append(_Match.FOUND)
+    members = tuple(step.ascii() if isinstance(step, _Chars) else frozenset[str]() for step in program)
+    return Pattern(tuple(program), ignores_case, members)
 
 
-def _holds(assertion: _Assertion, before: str | None, after: str | None) -> bool:
+def _holds(assertion: _Instruction, before: str | None, after: str | None) -> bool:
     if assertion is _Assertion.START:
         return before is None
     if assertion is _Assertion.END:
