@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from zerotrain.cli import checkpoint, config_show, explain, export, run, version
+from zerotrain.cli import checkpoint, config_show, explain, export, plan, run, version
 from zerotrain.cli.errors import CliError, show
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ checkpoint_app = typer.Typer(help="Look at the checkpoints of a run.", no_args_i
 explain_app = typer.Typer(help="Explain what the product says.", no_args_is_help=True)
 
 app.command("run", epilog=run.EXAMPLE)(run.run)
+app.command("plan", epilog=plan.EXAMPLE)(plan.plan)
 app.command("export", epilog=export.EXAMPLE)(export.export)
 app.command("zero-to-fp32", epilog=export.FP32_EXAMPLE)(export.zero_to_fp32)
 app.command("version", epilog=version.EXAMPLE)(version.version)
@@ -30,6 +31,7 @@ checkpoint_app.command("verify", epilog=checkpoint.VERIFY_EXAMPLE)(checkpoint.ve
 checkpoint_app.command("diff", epilog=checkpoint.DIFF_EXAMPLE)(checkpoint.diff)
 checkpoint_app.command("import", epilog=checkpoint.IMPORT_EXAMPLE)(checkpoint.import_checkpoint)
 explain_app.command("exit-codes", epilog=explain.EXAMPLE)(explain.exit_codes)
+explain_app.command("memory", epilog=explain.MEMORY_EXAMPLE)(explain.memory)
 app.add_typer(config_app, name="config")
 app.add_typer(checkpoint_app, name="checkpoint")
 app.add_typer(explain_app, name="explain")

@@ -1,0 +1,199 @@
+"""`zerotrain plan`: whether a job fits, what it needs of every tier, how fast it can be and what it costs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from zerotrain.cli.checkpoint import Output, OutputOption
+from zerotrain.cli.errors import CliError
+from zerotrain.contract.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from zerotrain.client.jobfile import JobFile
+    from zerotrain.contract.planner import Accelerator, ModelShape, Pace, Rates, Workload
+    from zerotrain.operator.api.planning import JobPlan
+
+EXAMPLE = "Example: zerotrain plan job.yaml --gpu H100-80GB --rate network=50 --price 24.80"
+
+
+def plan(
+    job_file: Annotated[Path, typer.Argument(metavar="JOB.YAML", help="A ZeroTrainingJob, as for kubectl.")],
+    gpu: Annotated[
+        str | None, typer.Option(help="The GPU, such as H100-80GB: its memory, and its speed by data sheet.")
+    ] = None,
+    model_config: Annotated[
+        Path | None, typer.Option(help="config.json (or its folder) of the model, for a job with model.path.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Plan for so many workers; the job's own unless given.")
+    ] = None,
+    rate: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="A speed that is really reached: tflops of a rank; GB/s of device, pcie and peer (of a rank), "
+            "of host, nvme and network (of a worker). Repeatable.",
+        ),
+    ] = None,
+    probe: Annotated[
+        Path | None,
+        typer.Option(help="Measure this machine: its memory, its processor or GPU, the disk of this folder."),
+    ] = None,
+    price: Annotated[
+        float | None, typer.Option(min=0.0, help="Of one worker and hour, any currency.")
+    ] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Say whether the job fits before anything runs, with the numbers and the nearest setting that would.
+
+    Memory comes from the formulas that the engine checks itself against; estimates are shown apart. The
+    operator makes the same plan before it creates pods. Ends with 67 when the job cannot fit.
+    """
+    from zerotrain.cli.plan_view import as_json, print_plan
+    from zerotrain.contract.planner import pace
+    from zerotrain.operator.api.planning import judge
+
+    file = _load(job_file)
+    device = _device(gpu)
+    workload = _workload(file, workers, _shape(model_config), device)
+    found = judge(workload, has_volume=file.job.spec.nvme is not None)
+    rates = _rates(file, device, workload, probe=probe, given=rate or [])
+    assert found.demand is not None  # judged from a demand
+    answer = Answer(
+        name=file.job.name, plan=found, pace=pace(found.demand, rates), rates=rates, price_per_worker=price
+    )
+    if output is Output.JSON:
+        typer.echo(json.dumps(as_json(answer), indent=1))
+    else:
+        print_plan(answer)
+    if answer.is_refused:
+        raise typer.Exit(int(ExitCode.DOES_NOT_FIT))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """All that is printed."""
+
+    name: str
+    plan: JobPlan
+    pace: Pace | None
+    rates: Rates
+    price_per_worker: float | None
+
+    @property
+    def is_refused(self) -> bool:
+        from zerotrain.contract.planner import Verdict
+
+        return self.plan.verdict is Verdict.DOES_NOT_FIT
+
+    @property
+    def cost_per_billion(self) -> float | None:
+        """Of tokens, where step time and price are known and no part of the step is left out."""
+        if (
+            self.pace is None
+            or self.price_per_worker is None
+            or self.plan.demand is None
+            or self.pace.missing
+        ):
+            return None
+        return self.pace.cost_per_billion(self.price_per_worker * self.plan.demand.workload.workers)
+
+
+def _load(job_file: Path) -> JobFile:
+    # Imported late: the models of the API take a second that no other command needs.
+    from zerotrain.client.jobfile import JobFileError, load_job
+    from zerotrain.operator.api.admission import refusals
+
+    try:
+        file = load_job(job_file)
+        if problems := [(item.path, item.message) for item in refusals(file.job.spec)]:
+            raise file.error(problems)
+    except JobFileError as error:
+        raise CliError(str(error), next_step=f"correct {job_file} and run the command again") from error
+    return file
+
+
+def _device(name: str | None) -> Accelerator | None:
+    from zerotrain.contract.planner import ACCELERATORS, accelerator
+
+    found = accelerator(name) if name is not None else None
+    if name is not None and found is None:
+        known = ", ".join(device.name for device in ACCELERATORS)
+        raise CliError(
+            f"--gpu {name!r} is unknown or ambiguous; known are {known}",
+            next_step="for another one give spec.resources.gpus.memory in the job and --rate tflops=...",
+        )
+    return found
+
+
+def _shape(model_config: Path | None) -> ModelShape | None:
+    from zerotrain.contract.planner import ShapeError, read_shape
+
+    try:
+        return read_shape(model_config) if model_config is not None else None
+    except ShapeError as error:
+        raise CliError(str(error), next_step="give another --model-config") from error
+
+
+def _workload(
+    file: JobFile, workers: int | None, shape: ModelShape | None, device: Accelerator | None
+) -> Workload:
+    from zerotrain.contract.planner import ShapeError
+    from zerotrain.operator.api.planning import workload_of
+
+    spec = file.job.spec
+    base = spec.workers if spec.elastic is not None else None
+    try:
+        return workload_of(spec, workers=workers, base_workers=base, shape=shape, device=device)
+    except ShapeError as error:
+        raise CliError(
+            f"{file.source} cannot be planned: {error}",
+            next_step="for a model.path give its config.json with --model-config, else spec.model.parameters",
+        ) from error
+
+
+def _rates(
+    file: JobFile, device: Accelerator | None, workload: Workload, *, probe: Path | None, given: Iterable[str]
+) -> Rates:
+    """By data sheet, then measured, then given: the last one counts."""
+    from zerotrain.contract.planner import rates_of
+    from zerotrain.operator.api.planning import device_of
+
+    rates = rates_of(device or device_of(file.job.spec)) if not workload.on_host else rates_of(None)
+    if probe is not None:
+        from zerotrain.cli.probe import ProbeError, measure
+
+        sharers = workload.ranks_per_worker if workload.on_host else 1
+        try:
+            rates = rates.given(measure(probe, ranks=sharers), "measured here")
+        except ProbeError as error:
+            raise CliError(str(error), next_step="name a folder that can be written in") from error
+    try:
+        return rates.given(dict(_pair(item) for item in given), "given")
+    except ValueError as error:
+        raise CliError(f"--rate: {error}", next_step=EXAMPLE) from error
+
+
+def _pair(text: str) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    try:
+        return name.strip(), float(value)
+    except ValueError:
+        raise ValueError(f"{text!r} is not NAME=NUMBER") from None
+
+
+def parse_count(text: str) -> int:
+    """7B, 7.5e9, 350M or 124439808. Raises ValueError."""
+    units = {"k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+    cleaned = text.strip().lower().replace("_", "")
+    factor = units.get(cleaned[-1:], 1)
+    number = float(cleaned[:-1] if factor != 1 else cleaned)
+    if not 1 <= number * factor < 10**16:
+        raise ValueError(f"{text!r} must be from 1 to 10^16")
+    return round(number * factor)

@@ -1,0 +1,108 @@
+"""How fast this machine is, for `zerotrain plan --probe`: a few seconds of copying, writing and multiplying.
+
+What one process can reach: a lower bound of what several ranks reach together, and an upper one of what is
+left to them beside other work. The network between workers cannot be measured from one of them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import mmap
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+from zerotrain.contract.planner.machines import GB
+
+COPY_BYTES = 256 << 20
+FILE_BYTES = 512 << 20
+BLOCK_BYTES = 1 << 20
+QUEUE = 16
+"""Requests in flight, as many threads."""
+SECONDS = 0.6
+MATMUL_PART = 0.7
+"""What training reaches of a bare matrix product."""
+
+
+class ProbeError(Exception):
+    """The folder cannot be written in."""
+
+
+def measure(folder: Path, *, ranks: int) -> dict[str, float]:
+    """Rates by their names in a plan. `ranks` share the processor. Raises ProbeError."""
+    found = {"host": host_gbps(), "nvme": disk_gbps(folder)}
+    tflops = matmul_tflops()
+    if tflops is not None:
+        found["tflops"] = MATMUL_PART * tflops / ranks
+    return found
+
+
+def host_gbps() -> float:
+    """Read and written by one thread that copies."""
+    source, target = memoryview(bytearray(COPY_BYTES)), memoryview(bytearray(COPY_BYTES))
+    target[:] = source
+    rounds, began = 0, time.perf_counter()
+    while (elapsed := time.perf_counter() - began) < SECONDS:
+        target[:] = source
+        rounds += 1
+    return 2 * rounds * COPY_BYTES / elapsed / GB
+
+
+def disk_gbps(folder: Path) -> float:
+    """A file is written and read again, past the page cache where the file system can; then it is gone."""
+    try:
+        handle = _open(folder)
+    except OSError as error:
+        raise ProbeError(f"--probe {folder}: {error.strerror}") from error
+    try:
+        began = time.perf_counter()
+        moved = _sweep(handle, writes=True) + _sweep(handle, writes=False)
+        return moved / (time.perf_counter() - began) / GB
+    except OSError as error:
+        raise ProbeError(f"--probe {folder}: {error.strerror}") from error
+    finally:
+        os.close(handle)
+
+
+def _open(folder: Path) -> int:
+    flags = os.O_RDWR | os.O_TMPFILE
+    with suppress(OSError):
+        return os.open(folder, flags | os.O_DIRECT, 0o600)
+    return os.open(folder, flags, 0o600)
+
+
+def _sweep(handle: int, *, writes: bool) -> int:
+    """Bytes moved until the time is up, the file is written whole at most once."""
+    until = time.perf_counter() + SECONDS
+
+    def lane(first: int) -> int:
+        block = mmap.mmap(-1, BLOCK_BYTES)  # page-aligned, as direct I/O wants it
+        moved = 0
+        for offset in range(first * BLOCK_BYTES, FILE_BYTES, QUEUE * BLOCK_BYTES):
+            if moved and time.perf_counter() > until:
+                break
+            moved += os.pwrite(handle, block, offset) if writes else os.preadv(handle, [block], offset)
+        return moved
+
+    with ThreadPoolExecutor(QUEUE) as pool:
+        return sum(pool.map(lane, range(QUEUE)))
+
+
+def matmul_tflops() -> float | None:
+    """Of the GPU if there is one, else of all cores; None without torch."""
+    if importlib.util.find_spec("torch") is None:
+        return None
+    import torch
+
+    on_cuda = torch.cuda.is_available()
+    size, device = (8192, "cuda") if on_cuda else (1024, "cpu")
+    left = torch.ones(size, size, dtype=torch.bfloat16, device=device)
+    rounds, began = -1, time.perf_counter()
+    while (elapsed := time.perf_counter() - began) < SECONDS:
+        (left @ left).sum().item()  # waits for the device
+        rounds += 1
+        if rounds == 0:
+            began = time.perf_counter()  # the first one warms up
+    return 2 * size**3 * max(1, rounds) / elapsed / 1e12
