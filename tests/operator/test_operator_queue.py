@@ -91,3 +91,23 @@ async def test_a_part_that_died_is_a_problem_of_health() -> None:
     ]
     await asyncio.wait(tasks)
     assert dead_tasks(tasks) == ["task 'pod reflector' ended: RuntimeError('gone')"]
+
+
+async def test_an_end_waits_for_the_passes_that_run_and_starts_no_other() -> None:
+    queue = WorkQueue[str]()
+    queue.add("a")
+    queue.add("b")
+    assert await take(queue) == "a"
+    draining = asyncio.create_task(queue.drain(5))
+    await asyncio.sleep(0)
+    await nothing(queue)
+    assert not draining.done()
+    queue.done("a")
+    assert await draining == 0
+
+
+async def test_an_end_does_not_wait_for_ever() -> None:
+    queue = WorkQueue[str]()
+    queue.add("a")
+    await take(queue)
+    assert await queue.drain(0.01) == 1

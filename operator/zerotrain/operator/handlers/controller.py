@@ -45,6 +45,13 @@ STARTING = frozenset({"Pending", "Starting"})
 """Phases of status in which pods come to run."""
 
 
+def conflict_backoff_s(lost: int) -> float:
+    """Pause after so many lost races in a row."""
+    if lost <= FREE_CONFLICTS:
+        return 0.0
+    return min(CONFLICT_BACKOFF_S * 2.0 ** min(lost - FREE_CONFLICTS - 1, 10), MAX_CONFLICT_BACKOFF_S)
+
+
 def _always() -> bool:
     return True
 
@@ -216,13 +223,7 @@ class Controller:
     def _after_conflict(self, key: JobKey, job: Json) -> None:
         memory = self.memories.of(job["metadata"]["uid"])
         memory.conflicts += 1
-        lost = memory.conflicts - FREE_CONFLICTS
-        if lost <= 0:
-            self.queue.add(key)
-        else:
-            self.queue.add_after(
-                key, min(CONFLICT_BACKOFF_S * 2.0 ** min(lost - 1, 10), MAX_CONFLICT_BACKOFF_S)
-            )
+        self.queue.add_after(key, conflict_backoff_s(memory.conflicts))
 
     def _retry(self, key: JobKey, job: Json, error: Exception) -> None:
         memory = self.memories.of(job["metadata"]["uid"])
