@@ -37,6 +37,7 @@ def memory(
     By several conventions side by side, as published tables differ in them. Activations, buffers and padding
     are in none of these figures; `zerotrain plan` has all of it.
     """
+    from zerotrain.cli.plan_view import wide_console
     from zerotrain.contract.planner import CONVENTIONS, count_text, model_state_bytes
 
     try:
@@ -55,6 +56,6 @@ def memory(
             model_state_bytes(count, ranks=ranks, stage=stage, convention=convention) for stage in range(4)
         ]
         table.add_row(convention.formula, convention.name, *(f"{size / GB:.6g}" for size in sizes))
-    console = Console(soft_wrap=True)
+    console = wide_console()
     console.print(f"{count_text(count)} parameters on {ranks} ranks, GB on each")
     console.print(table)

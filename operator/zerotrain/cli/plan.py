@@ -37,8 +37,8 @@ def plan(
         list[str] | None,
         typer.Option(
             metavar="NAME=VALUE",
-            help="A speed that is really reached: tflops of a rank; GB/s of device, pcie and peer (of a rank), "
-            "of host, nvme and network (of a worker). Repeatable.",
+            help="A speed that is reached: tflops of a rank; GB/s of device, pcie and peer (of a rank), of "
+            "host, nvme and network (of a worker). Repeatable.",
         ),
     ] = None,
     probe: Annotated[
@@ -64,9 +64,14 @@ def plan(
     workload = _workload(file, workers, _shape(model_config), device)
     found = judge(workload, has_volume=file.job.spec.nvme is not None)
     rates = _rates(file, device, workload, probe=probe, given=rate or [])
-    assert found.demand is not None  # judged from a demand
+    # The speed of what cannot run is of no use: then that of the nearest that can.
+    paced = found.proposal.demand if found.proposal is not None else found.demand
     answer = Answer(
-        name=file.job.name, plan=found, pace=pace(found.demand, rates), rates=rates, price_per_worker=price
+        name=file.job.name,
+        plan=found,
+        pace=pace(paced, rates) if paced is not None else None,
+        rates=rates,
+        price_per_worker=price,
     )
     if output is Output.JSON:
         typer.echo(json.dumps(as_json(answer), indent=1))
@@ -95,14 +100,9 @@ class Answer:
     @property
     def cost_per_billion(self) -> float | None:
         """Of tokens, where step time and price are known and no part of the step is left out."""
-        if (
-            self.pace is None
-            or self.price_per_worker is None
-            or self.plan.demand is None
-            or self.pace.missing
-        ):
+        if self.pace is None or self.price_per_worker is None or self.pace.missing:
             return None
-        return self.pace.cost_per_billion(self.price_per_worker * self.plan.demand.workload.workers)
+        return self.pace.cost_per_billion(self.price_per_worker * self.pace.workers)
 
 
 def _load(job_file: Path) -> JobFile:

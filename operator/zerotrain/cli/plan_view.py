@@ -30,17 +30,18 @@ STYLES = {
     Verdict.DOES_NOT_FIT: "bold red",
 }
 NAMES = {
-    Tier.GPU: "GPU",
-    Tier.HOST: "host",
+    Tier.GPU: "GPU of a rank",
+    Tier.HOST: "host of a worker",
     Tier.PINNED: "  of it pinned",
     Tier.SHARED: "  of it shared",
-    Tier.NVME: "NVMe",
+    Tier.NVME: "NVMe of a worker",
 }
+MIN_COLUMNS = 110
 
 
 def print_plan(answer: Answer) -> None:
     """The whole page; numbers of one kind stand below each other."""
-    console, found = Console(soft_wrap=True, highlight=False), answer.plan.demand
+    console, found = wide_console(), answer.plan.demand
     assert found is not None  # planned from a demand
     console.print(f"{answer.name}:", end=" ", markup=False)
     console.print(str(answer.plan.verdict), style=STYLES[answer.plan.verdict], end=": ")
@@ -54,6 +55,11 @@ def print_plan(answer: Answer) -> None:
     _traffic(console, found)
     _pace(console, answer)
     _assumptions(console, answer, found)
+
+
+def wide_console() -> Console:
+    """Numbers are never cut: a narrow terminal wraps the line."""
+    return Console(soft_wrap=True, highlight=False, width=max(MIN_COLUMNS, Console().width))
 
 
 def _first_sentence(answer: Answer) -> str:
@@ -92,11 +98,10 @@ def _table(*columns: str, title: str = "") -> Table:
 
 
 def _tiers(console: Console, found: Demand) -> None:
-    table = _table("memory", "of each", "engine", "activations", "estimated", "needed", "there", "margin", "")
+    table = _table("memory", "engine", "activations", "estimated", "needed", "there", "margin", "verdict")
     for tier in found.tiers:
-        per = "rank" if tier.tier is Tier.GPU else "worker"
         parts = (tier.exact_bytes, tier.activation_bytes, tier.overhead_bytes, tier.total_bytes)
-        table.add_row(NAMES[tier.tier], per, *(_size(part) for part in parts), *_margin(tier))
+        table.add_row(NAMES[tier.tier], *(_size(part) for part in parts), *_margin(tier))
     console.print(table, markup=False)
     console.print()
 
@@ -155,7 +160,8 @@ def _pace(console: Console, answer: Answer) -> None:
     if found is None:
         console.print("step time: no rate is known; give --gpu, --rate or --probe\n", markup=False)
         return
-    table = _table("phase", "waits for", "amount", "seconds", "", title="one step, estimated")
+    which = "one step of the nearest that fits" if answer.plan.proposal is not None else "one step"
+    table = _table("phase", "waits for", "amount", "seconds", "", title=f"{which}, estimated")
     for part in found.parts:
         hidden = "hidden" if part.is_hidden else ""
         table.add_row(part.phase, part.what, part.amount, f"{part.seconds:.3g}", hidden)

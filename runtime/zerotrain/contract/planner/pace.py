@@ -42,6 +42,7 @@ class Pace:
     seconds: float
     tokens: int
     """Of all ranks, in one step."""
+    workers: int
     bound_by: str
     """The part that weighs most."""
     missing: tuple[str, ...] = ()
@@ -90,6 +91,7 @@ def pace(demand: Demand, rates: Rates) -> Pace | None:
         parts=tuple(clock.parts),
         seconds=total,
         tokens=batch.train_batch_size * demand.workload.shape.context,
+        workers=demand.workload.workers,
         bound_by=f"{slowest.what} in {slowest.phase}",
         missing=tuple(dict.fromkeys(clock.missing)),
     )

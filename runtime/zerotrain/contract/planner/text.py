@@ -21,9 +21,8 @@ WHERE = {
 
 
 def bytes_text(num_bytes: float) -> str:
-    """In GiB from 0.1 GiB on, else in MiB; a sign stays."""
-    size = abs(num_bytes)
-    return f"{num_bytes / GIB:.1f} GiB" if size >= GIB / 10 else f"{num_bytes / MIB:.1f} MiB"
+    """In GiB from 1 GiB on, else in MiB; a sign stays."""
+    return f"{num_bytes / GIB:.1f} GiB" if abs(num_bytes) >= GIB else f"{num_bytes / MIB:.1f} MiB"
 
 
 def summary(demand: Demand) -> str:
