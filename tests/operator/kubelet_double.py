@@ -26,6 +26,7 @@ from zerotrain.operator.constants import CONTAINER_NAME, LABEL_JOB, LABEL_JOB_UI
 
 NODE = "double"
 TICK_S = 0.1
+HEARTBEAT_S = 5.0
 Json = dict[str, Any]
 
 
@@ -65,6 +66,9 @@ class KubeletDouble:
         """False keeps new pods Pending."""
         self.nodes = (NODE,)
         """Where new pods go, by worker, in turn; see `ensure_node`."""
+        self.silent: set[str] = set()
+        """Nodes that send no heartbeats any more."""
+        self._heartbeat_due = 0.0
         self.obeys_sigterm = True
         """False leaves deleted pods Terminating for ever, as a node that is gone does."""
         ensure_node(api, NODE)
@@ -99,6 +103,7 @@ class KubeletDouble:
                 continue  # the API server is down: containers run on
 
     def _tick(self) -> None:
+        self._heartbeat()
         for training in self._trainings.values():
             training.advance()
             self._durable[training.job_uid] = max(self._durable.get(training.job_uid, 0), training.durable)
@@ -111,6 +116,16 @@ class KubeletDouble:
             self._close(self._pods.pop(uid))
         for item in listed:
             self._sync(item)
+
+    def _heartbeat(self) -> None:
+        """Nodes that nobody hears of for 40 s are NotReady."""
+        if time.monotonic() < self._heartbeat_due:
+            return
+        self._heartbeat_due = time.monotonic() + HEARTBEAT_S
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "lastHeartbeatTime": now}
+        for name in set(self.nodes) - self.silent:
+            self._api.patch(f"/api/v1/nodes/{name}/status", {"status": {"conditions": [ready]}})
 
     def _sync(self, item: Json) -> None:
         pod = self._pods.get(item["metadata"]["uid"])
