@@ -15,6 +15,7 @@ from zerotrain.operator.resources import ResourceOptions
 
 FOLDER = REPOSITORY / "deploy" / "kustomize"
 
+
 def documents(name: str) -> list[dict[str, Any]]:
     return [dict(item) for item in YAML(typ="safe", pure=True).load_all(Path(FOLDER, name).read_text())]
 

@@ -165,7 +165,10 @@ FOLLOW = [
                 "checkpoint.verification.state": "Verified",
                 "checkpoint.verification.completionTime": "2026-01-01T12:00:00Z",
             },
-            conditions={"CheckpointDurable": ("True", "CheckpointVerified"), "Complete": ("True", "Completed")},
+            conditions={
+                "CheckpointDurable": ("True", "CheckpointVerified"),
+                "Complete": ("True", "Completed"),
+            },
         ),
     ),
     Row(
@@ -202,7 +205,9 @@ FOLLOW = [
         job=job(spec=verifying(), status=completed(tries=3, pod="gpt-1-verify-3")),
         seen=seen(
             *DONE,
-            helpers=(helper(ended(0, 1), "gpt-1-verify-3", termination=said("No module named zerotrain.cli")),),
+            helpers=(
+                helper(ended(0, 1), "gpt-1-verify-3", termination=said("No module named zerotrain.cli")),
+            ),
         ),
         want=Want(
             actions=(),
