@@ -9,8 +9,15 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from zerotrain.contract.channel_token import derive
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.contract.launch import WORKER_HTTP_PORT, LaunchSpec
-from zerotrain.contract.progress import CheckpointProgress, Phase, Progress
-from zerotrain.contract.worker_http import PROGRESS_PATH, YIELD_PATH, WorkerReport, bearer, yield_attempt
+from zerotrain.contract.progress import CheckpointProgress, Motion, Phase, Progress, Straggler
+from zerotrain.contract.worker_http import (
+    PROGRESS_PATH,
+    STACKS_PATH,
+    YIELD_PATH,
+    WorkerReport,
+    bearer,
+    yield_attempt,
+)
 
 
 class Training:
@@ -22,12 +29,19 @@ class Training:
         """The step resumed from, and the newest one."""
         self.durable = first
         self.yields_asked = 0
+        self.stacks_asked: list[int] = []
+        """Workers that were asked for their stacks, with the right token."""
+        self.stopped_rank: int | None = None
+        """Stopped as by SIGSTOP: no rank gets past the step any more."""
+        self.straggler: Straggler | None = None
+        """What rank 0 says of the slowest rank."""
         self.exit_code: int | None = None
         """What every worker of the attempt ends with from now on."""
         self._launch, self._total, self._step_s, self._every = launch, total, step_s, every
         self._joined: set[int] = set()
         self._started_at: float | None = None
         self._saved_at = time.time()
+        self._moved_at = time.monotonic()
         self._failed = False
 
     @property
@@ -43,7 +57,11 @@ class Training:
         """Catch up with the clock. After a failure no rank gets past its next collective."""
         if self._started_at is None or self.exit_code is not None or self._failed:
             return
+        if self.stopped_rank is not None:
+            return
         gained = int((time.monotonic() - self._started_at) / self._step_s)
+        if min(self.first + gained, self._total) != self.step:
+            self._moved_at = time.monotonic()
         self.step = min(self.first + gained, self._total)
         self._save(self.step // self._every * self._every)
         if self.step == self._total:
@@ -54,6 +72,8 @@ class Training:
         """All ranks stop at the same step with a durable checkpoint."""
         self.advance()
         self.yields_asked += 1
+        if self.stopped_rank is not None:
+            return
         if self.exit_code is None and not self._failed and self.joined:
             self._save(self.step)
             self.exit_code = ExitCode.YIELDED
@@ -80,6 +100,19 @@ class Training:
             heartbeat_at=time.time(),
             checkpoint=self.checkpoint(),
             resumed_from=self.first or None,
+            collective_wait_seconds=0.0 if rank == self.stopped_rank else 1.0,
+            straggler=self.straggler if rank == 0 else None,
+            motion=self._motion(rank),
+        )
+
+    def _motion(self, rank: int) -> Motion:
+        idle_s = time.monotonic() - self._moved_at
+        return Motion(
+            idle_seconds=idle_s,
+            silent_seconds=idle_s + 20 if rank == self.stopped_rank else 0.0,
+            steps_seen=self.step - self.first,
+            step_p99_seconds=self._step_s,
+            longest_step_seconds=self._step_s,
         )
 
     def _save(self, step: int) -> None:
@@ -96,6 +129,9 @@ class WorkerServer:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
+                if self.path == STACKS_PATH:
+                    self._stacks()
+                    return
                 if self.path != PROGRESS_PATH:
                     self._answer(404, "")
                     return
@@ -118,6 +154,19 @@ class WorkerServer:
                     return
                 training.request_stop()
                 self._answer(202, "{}")
+
+            def _stacks(self) -> None:
+                if not all(self.headers.get(name) == value for name, value in bearer(token).items()):
+                    self._answer(403, "{}")
+                    return
+                training.stacks_asked.append(launch.node_rank)
+                states = {
+                    rank: "stopped by a signal" if rank == training.stopped_rank else "sleeping"
+                    for rank in launch.ranks
+                }
+                self._answer(
+                    200, "".join(f"=== rank {rank} (pid 9, {state})\n" for rank, state in states.items())
+                )
 
             def _answer(self, code: int, text: str) -> None:
                 self.send_response(code)
