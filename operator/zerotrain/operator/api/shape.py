@@ -16,7 +16,7 @@ class AttemptShape(ObservedModel):
     workers: Int
     """Worker pods of the attempt; fewer than spec.workers after a job was shrunk."""
 
-    excluded_nodes: Annotated[tuple[str, ...], Field(json_schema_extra=ATOMIC)] = ()
+    excluded_nodes: Annotated[tuple[str, ...], Field(max_length=64, json_schema_extra=ATOMIC)] = ()
     """Nodes that the pods of the attempt must not run on: failures were laid at their door."""
 
     gang: str = ""

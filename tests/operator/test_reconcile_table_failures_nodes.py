@@ -1,0 +1,232 @@
+"""reconcile when nodes stop answering, are declared dead or vanish under their workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.operator.reconcile_builders import (
+    Row,
+    Want,
+    ago,
+    check,
+    ended,
+    going,
+    job,
+    pending,
+    progress,
+    ready,
+    seen,
+    status,
+)
+from zerotrain.operator.reconcile import DeletePods, DeleteWorkers, NodeTaint, NodeView, PodView
+
+END_ALL = DeleteWorkers(attempt=1, grace_s=1)
+FIRST_AT_ONCE = DeletePods(names_uids=(("gpt-1-0", "pod-1-0"),), grace_s=0)
+
+
+def silent(index: int, s_ago: float) -> NodeView:
+    return NodeView(name=f"node-{index}", ready=False, not_ready_since=ago(s_ago))
+
+
+def dead(index: int) -> NodeView:
+    taint = NodeTaint(key="node.kubernetes.io/out-of-service", value="nodeshutdown", effect="NoExecute")
+    return NodeView(name=f"node-{index}", ready=False, not_ready_since=ago(5), taints=(taint,))
+
+
+def vanished(index: int) -> NodeView:
+    return NodeView(name=f"node-{index}", ready=False, gone=True)
+
+
+def on(
+    *pods: PodView, id: str, nodes: tuple[NodeView, ...], want: Want, phase: str = "Running", **more: Any
+) -> Row:
+    """A first attempt of two workers on node-0 and node-1, of which these have something to say."""
+    observed = seen(*pods, nodes={node.name: node for node in nodes}, progress=more.pop("progress", None))
+    return Row(
+        id=id, job=job(spec=more.pop("spec", None), status=status(phase, **more)), seen=observed, want=want
+    )
+
+
+LOST = Want(
+    phase="Restarting",
+    actions=(END_ALL,),
+    events=("NodeLost",),
+    fields={
+        "restarts.infra": 1,
+        "restarts.app": 0,
+        "failures.0.reason": "NodeLost",
+        "failures.0.node": "node-0",
+        "failures.0.exitCode": None,
+    },
+    says={"event": "its node is not ready since 11:58:59 UTC"},
+)
+
+SILENCE = [
+    on(
+        ready(0),
+        ready(1),
+        id="a node that is not ready for too long is lost",
+        nodes=(silent(0, 61),),
+        want=LOST,
+    ),
+    on(
+        ready(0),
+        ready(1),
+        id="not before the policy's time, which is waited for",
+        nodes=(silent(0, 20),),
+        want=Want(phase="Running", events=(), wake_in_s=40),
+    ),
+    on(
+        ready(0),
+        ready(1),
+        id="the policy's time may be another",
+        spec={"failurePolicy": {"nodeNotReadySeconds": 600}},
+        nodes=(silent(0, 61),),
+        want=Want(phase="Running", events=()),
+    ),
+    on(
+        ready(0),
+        ready(1),
+        id="while steps come, every rank is alive, whatever the control plane knows of its node",
+        nodes=(silent(0, 3000),),
+        progress=progress(20, step_at=ago(2).timestamp()),
+        want=Want(phase="Running", events=(), fields={"restarts.infra": 0}),
+    ),
+    on(
+        ready(0),
+        ready(1),
+        id="once no step has come for as long, it is lost",
+        nodes=(silent(0, 3000),),
+        progress=progress(20, step_at=ago(61).timestamp()),
+        want=Want(phase="Restarting", fields={"failures.0.reason": "NodeLost"}),
+    ),
+    on(
+        ready(0),
+        ready(1),
+        id="a step from the future buys no time",
+        nodes=(silent(0, 30),),
+        progress=progress(20, step_at=ago(-(10**6)).timestamp()),
+        want=Want(phase="Running", wake_in_s=60),
+    ),
+    on(
+        ready(0),
+        ready(1),
+        id="a step of an earlier attempt says nothing",
+        nodes=(silent(0, 61),),
+        progress=progress(20, 0, step_at=ago(2).timestamp()),
+        want=Want(phase="Restarting"),
+    ),
+    on(
+        pending(0, node="node-0", scheduled=True),
+        ready(1),
+        id="a pod that has not started there is lost, too",
+        phase="Pending",
+        nodes=(silent(0, 61),),
+        want=Want(phase="Restarting", fields={"failures.0.reason": "NodeLost", "failures.0.log": ""}),
+    ),
+    on(
+        ended(0, 0),
+        ready(1),
+        id="a worker that is done stays done",
+        nodes=(silent(0, 61),),
+        want=Want(phase="Running", events=()),
+    ),
+    on(
+        ended(0, 65),
+        ready(1),
+        id="a code that its user must answer outweighs the node",
+        nodes=(silent(0, 61), silent(1, 61)),
+        want=Want(phase="Failed", fields={"failures.0.exitCode": 65}),
+    ),
+    on(
+        going(0, grace_s=1),
+        going(1, grace_s=1),
+        id="pods of a silent node get their time to go: it may still run and write",
+        phase="Restarting",
+        nodes=(silent(0, 100),),
+        want=Want(phase="Restarting", attempt=1, actions=()),
+    ),
+    on(
+        going(0, grace_s=1, asked_s_ago=121),
+        id="then they are removed by force",
+        phase="Restarting",
+        nodes=(silent(0, 200),),
+        want=Want(phase="Restarting", attempt=1, actions=(FIRST_AT_ONCE,)),
+    ),
+]
+
+FINAL = [
+    on(
+        ready(0),
+        ready(1),
+        id="out of service: lost at once, and its pods are removed without waiting for it",
+        nodes=(dead(0),),
+        want=Want(
+            phase="Restarting",
+            actions=(END_ALL, FIRST_AT_ONCE),
+            fields={"restarts.infra": 1, "failures.0.reason": "NodeLost"},
+            says={"event": "its node is out of service"},
+        ),
+    ),
+    on(
+        ready(0),
+        ready(1),
+        id="so with a node that was deleted",
+        nodes=(vanished(0),),
+        want=Want(
+            phase="Restarting", actions=(END_ALL, FIRST_AT_ONCE), says={"event": "its node was deleted"}
+        ),
+    ),
+    on(
+        going(0, grace_s=3600),
+        ready(1),
+        id="a pod that somebody is deleting there needs no patience",
+        nodes=(dead(0),),
+        want=Want(phase="Restarting", actions=(END_ALL, FIRST_AT_ONCE)),
+    ),
+    on(
+        going(0, grace_s=1),
+        going(1, grace_s=1),
+        id="declared dead while its pods go: they are removed at once",
+        phase="Restarting",
+        nodes=(dead(0),),
+        want=Want(phase="Restarting", attempt=1, actions=(FIRST_AT_ONCE,)),
+    ),
+    on(
+        ready(0),
+        ready(1),
+        id="a job in suspension does not wait for its checkpoint either",
+        phase="Suspending",
+        spec={"suspend": True},
+        checkpoint={"requestedAt": "2026-01-01T11:59:59Z"},
+        nodes=(dead(0),),
+        want=Want(phase="Suspending", fields={"failures.0.reason": "NodeLost", "restarts.total": 0}),
+    ),
+    on(
+        ready(0),
+        ready(1),
+        id="a rule about lost nodes",
+        spec={"failurePolicy": {"rules": [{"onReasons": ["NodeLost"], "action": "ReplaceNodeAndRestart"}]}},
+        nodes=(dead(1),),
+        want=Want(phase="Restarting", fields={"excludedNodes.0.name": "node-1", "failures.0.rule": 0}),
+    ),
+    on(
+        ready(0),
+        ready(1),
+        id="both nodes: the lower index is named, the other is in the record",
+        nodes=(dead(0), dead(1)),
+        want=Want(fields={"failures.0.ranks.0.node": "node-0", "failures.0.ranks.1.node": "node-1"}),
+    ),
+]
+
+
+@pytest.mark.parametrize("row", SILENCE, ids=lambda row: row.id)
+def test_nodes_that_do_not_answer(row: Row) -> None:
+    check(row)
+
+
+@pytest.mark.parametrize("row", FINAL, ids=lambda row: row.id)
+def test_nodes_that_will_not_come_back(row: Row) -> None:
+    check(row)
