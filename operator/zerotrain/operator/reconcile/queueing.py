@@ -19,7 +19,7 @@ from zerotrain.operator.reconcile.plan import AskQueue, AskRoom, DiscoverApis
 from zerotrain.operator.reconcile.queues import QueueStep
 from zerotrain.operator.resources.gang import GROUPS, OPERATOR
 
-REDISCOVER = timedelta(seconds=60)
+REDISCOVER = timedelta(seconds=10)
 """An API that was missing is looked for again after so long."""
 
 VERDICT_AGE = timedelta(seconds=30)

@@ -1,0 +1,162 @@
+"""All workers or none, on a real scheduler with its gang plugin, and by the operator's own count of the room.
+
+Simulated nodes of 8 GPUs; a pod that holds one of them makes room for one worker of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.operator.live_job import LiveJob
+from tests.operator.operator_process import OperatorProcess, install, operator
+from tests.support.devcluster import Cluster, Devcluster, wait_until
+from tests.support.jobs import ABSENT
+
+pytestmark = pytest.mark.cluster
+CRDS = Path(__file__).parent / "crds"
+GATES = ("--feature-gates", "GenericWorkload=true,GangScheduling=true,TopologyAwareWorkloadScheduling=true")
+NATIVE = ("--runtime-config", "scheduling.k8s.io/v1alpha2=true")
+GROUPS = "podgroups.scheduling.k8s.io"
+
+
+@pytest.fixture(scope="module")
+def gang_cluster(simulated_cluster: object) -> Iterator[Cluster]:
+    with Devcluster().lease("simulated", "--nodes", "2", *GATES, *NATIVE) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def process(gang_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
+    folder = tmp_path_factory.mktemp("gangs")
+    with operator(install(gang_cluster, folder), folder, {"ZEROTRAIN_OPERATOR_CHANNEL": "silent"}) as process:
+        yield process
+
+
+@pytest.fixture
+def space(gang_cluster: Cluster) -> Iterator[str]:
+    with gang_cluster.namespace() as name:
+        yield name
+        # The nodes are shared: the next test must find them free.
+        gang_cluster.kubectl("delete", "pods,ztj", "--all", "-n", name, "--grace-period=0", "--force")
+
+
+def two_whole_nodes(cluster: Cluster, space: str, **scheduling: Any) -> LiveJob:
+    return LiveJob(
+        cluster,
+        space,
+        workers=2,
+        checkpoint=ABSENT,
+        resources={"gpus": {"count": 8}, "cpu": "1", "memory": "1Gi"},
+        scheduling=scheduling,
+    )
+
+
+def block_a_node(cluster: Cluster, space: str) -> None:
+    """Returns when it runs: from then on one node is full."""
+    resources = {"limits": {"nvidia.com/gpu": "8"}}
+    containers = [{"name": "main", "image": "simulated", "resources": resources}]
+    cluster.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "blocker"},
+            "spec": {"containers": containers},
+        },
+        namespace=space,
+    )
+    cluster.kubectl("wait", "--for=condition=Ready", "pod/blocker", "-n", space, "--timeout=60s")
+
+
+def nodes_of(cluster: Cluster, space: str) -> list[str | None]:
+    pods = cluster.get("pods", "-n", space, "-l", "zerotrain.dev/job")["items"]
+    return [pod["spec"].get("nodeName") for pod in pods]
+
+
+def test_the_scheduler_binds_all_workers_or_none(
+    gang_cluster: Cluster, process: OperatorProcess, space: str
+) -> None:
+    block_a_node(gang_cluster, space)
+    job = two_whole_nodes(gang_cluster, space, gang="Auto", topologyKey="topology.kubernetes.io/region")
+    refused = wait_until(
+        lambda: (found := job.condition("PodsScheduled")).get("reason") == "Unschedulable" and found,
+        "the scheduler's refusal",
+    )
+    assert "gpu" in refused["message"] or "group" in refused["message"]
+    assert nodes_of(gang_cluster, space) == [None, None]
+    (group,) = gang_cluster.get(GROUPS, "-n", space)["items"]
+    assert group["spec"]["schedulingPolicy"] == {"gang": {"minCount": 2}}
+    assert group["spec"]["schedulingConstraints"]["topology"][0]["key"] == "topology.kubernetes.io/region"
+    assert job.status()["shape"]["gang"] == "scheduling.k8s.io/v1alpha2"
+    gang_cluster.kubectl("delete", "pod", "blocker", "-n", space, "--grace-period=0", "--force")
+    job.wait_for("Running")
+    assert sorted(map(str, nodes_of(gang_cluster, space))) == ["node-0", "node-1"]
+    fail = "devcluster.zerotrain.dev/exit-code=1"
+    gang_cluster.kubectl("annotate", "pod", "gpt-1-1", "-n", space, fail)
+    wait_until(lambda: job.status()["attempt"] == 2, "the next attempt")
+    job.wait_for("Running")
+    groups = [item["metadata"]["name"] for item in gang_cluster.get(GROUPS, "-n", space)["items"]]
+    assert groups == ["gpt-2"], "each attempt has a group of its own, and leaves none behind"
+
+
+def test_no_pod_exists_until_there_is_room_for_all(
+    gang_cluster: Cluster, process: OperatorProcess, space: str
+) -> None:
+    block_a_node(gang_cluster, space)
+    job = two_whole_nodes(gang_cluster, space, gang="Operator", topologyKey="topology.kubernetes.io/region")
+    wait_until(lambda: "room for 1" in job.condition("Admitted").get("message", ""), "the count of the room")
+    waits = job.condition("Admitted")
+    assert (waits["status"], waits["reason"]) == ("False", "WaitingForRoom")
+    assert "nvidia.com/gpu is missing on 1 of 2 suitable nodes" in waits["message"]
+    assert job.status()["phase"] == "Queued"
+    assert job.owned() == []
+    gang_cluster.kubectl("delete", "pod", "blocker", "-n", space, "--grace-period=0", "--force")
+    running = job.wait_for("Running")
+    assert running["shape"]["gang"] == "Operator"
+    assert running["shape"]["nodeSelector"] == {"topology.kubernetes.io/region": "region-1"}
+    assert "Admitted" in [reason for reason, _ in job.events()]
+
+
+def test_the_pod_groups_of_other_schedulers_are_found_and_written(
+    gang_cluster: Cluster, process: OperatorProcess, space: str
+) -> None:
+    priority = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "value": 5}
+    gang_cluster.apply({**priority, "metadata": {"name": "high"}})
+    gang_cluster.kubectl("apply", "-f", str(CRDS / "pod_groups.yaml"))
+    crds = ("crd/podgroups.scheduling.volcano.sh", "crd/podgroups.scheduling.x-k8s.io")
+    gang_cluster.kubectl("wait", "--for=condition=Established", *crds, "--timeout=30s")
+    two_whole_nodes(gang_cluster, space, gang="Volcano", priorityClassName="high")
+    other = LiveJob(
+        gang_cluster,
+        space,
+        "other",
+        checkpoint=ABSENT,
+        resources={"gpus": {"count": 2}, "cpu": "500m"},
+        scheduling={"gang": "Coscheduling"},
+    )
+    coscheduled = _group_of(gang_cluster, space, "podgroups.scheduling.x-k8s.io", "other-1")
+    assert coscheduled["spec"] == {
+        "minMember": 2,
+        "minResources": {"cpu": "1", "nvidia.com/gpu": "4"},
+    }
+    volcano = _group_of(gang_cluster, space, "podgroups.scheduling.volcano.sh", "gpt-1")
+    assert (volcano["spec"]["minMember"], volcano["spec"]["priorityClassName"]) == (2, "high")
+    assert volcano["spec"]["minResources"]["nvidia.com/gpu"] == "16"
+    wait_until(lambda: len(nodes_of(gang_cluster, space)) == 4, "the pods of both")
+    pods = {pod["metadata"]["name"]: pod for pod in gang_cluster.get("pods", "-n", space)["items"]}
+    assert pods["gpt-1-0"]["spec"]["schedulerName"] == "volcano"
+    assert pods["gpt-1-0"]["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == "gpt-1"
+    assert pods["other-1-1"]["spec"]["schedulerName"] == "scheduler-plugins-scheduler"
+    assert pods["other-1-1"]["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] == "other-1"
+    assert other.status()["shape"]["gang"] == "scheduling.x-k8s.io/v1alpha1"
+
+
+def _group_of(cluster: Cluster, space: str, resource: str, name: str) -> dict[str, Any]:
+    def there() -> dict[str, Any] | None:
+        items = cluster.get(resource, "-n", space)["items"]
+        return next((item for item in items if item["metadata"]["name"] == name), None)
+
+    return dict(wait_until(there, f"pod group {name}", timeout_s=90))
