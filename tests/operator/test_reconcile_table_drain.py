@@ -217,6 +217,28 @@ MOVES = [
         ),
     ),
     Row(
+        id="where a pod came back to the node all the same, the same cordon does not move it again",
+        job=job(status=status("Running", attempt=2, movedOff=["node-1"])),
+        seen=seen(ready(0, 2), ready(1, 2), nodes=CORDONED),
+        want=Want(phase="Running", events=(), fields={"movedOff": ["node-1"]}),
+    ),
+    Row(
+        id="another node of the same job does",
+        job=job(status=status("Running", attempt=2, movedOff=["node-0"])),
+        seen=seen(
+            ready(0, 2),
+            ready(1, 2),
+            nodes={**CORDONED, "node-0": NodeView(name="node-0", unschedulable=True)},
+        ),
+        want=Want(phase="Yielding", fields={"movedOff": ["node-0", "node-1"]}),
+    ),
+    Row(
+        id="a node that is well again may be drained another time",
+        job=job(status=status("Running", attempt=2, movedOff=["node-1", "node-7"])),
+        seen=seen(ready(0, 2), ready(1, 2)),
+        want=Want(phase="Running", fields={"movedOff": ["node-7"]}),
+    ),
+    Row(
         id="a suspended job is not moved",
         job=job(spec={"suspend": True}, status=status("Running")),
         seen=seen(ready(0), ready(1), nodes=CORDONED),

@@ -21,6 +21,7 @@ from .shape import AttemptShape
 from .yields import YieldRequest
 
 MAX_FAILURES = 10
+MAX_MOVED_OFF = 64
 MAX_RANK_FAILURES = 16
 MAX_EXCLUDED_NODES = 64
 MAX_CONDITIONS = 24
@@ -320,6 +321,10 @@ class ZeroTrainingJobStatus(ObservedModel):
 
     elastic: ElasticStatus | None = None
     """What was decided about the size of an elastic job; absent before its first attempt."""
+
+    moved_off: Annotated[tuple[str, ...], Field(max_length=MAX_MOVED_OFF, json_schema_extra=ATOMIC)] = ()
+    """Nodes that the job was moved off, newest last, at most 64: where a pod came back all the same, the same
+    cordon does not move it again."""
 
     protected_attempt: Int | None = None
     """Attempt whose pods a PodDisruptionBudget protects; absent while there is none."""

@@ -7,9 +7,10 @@ budget too young) has been told to stop, and all others follow it in the same mo
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from zerotrain.operator.api.core.meta import TaintEffect, Toleration
+from zerotrain.operator.api.status import MAX_MOVED_OFF
 from zerotrain.operator.reconcile.attempts import LIVE, AttemptView, Fate, Worker
 from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.nodes import NodeTaint, NodeView
@@ -33,24 +34,44 @@ _CORDON = NodeTaint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
 
 
 def move_wanted(draft: Draft, view: AttemptView) -> str | None:
-    """Why the attempt should move; None when no worker has to."""
-    leaving = [(worker, why) for worker in view.workers if (why := _why(draft, worker)) is not None]
-    if not leaving:
+    """Why the attempt should move; None when no worker has to. One cordon costs one move."""
+    left = _leaving_nodes(draft, view)
+    known = draft.status.moved_off
+    # A node that workers are on and that is well again may be drained another time.
+    well = {worker.pod.node for worker in view.workers if worker.pod is not None} - left.keys()
+    remembered = tuple(name for name in known if name not in well)
+    wanted = [(worker, why) for worker in view.workers if (why := _why(worker, left, remembered)) is not None]
+    if wanted:
+        remembered = tuple(dict.fromkeys((*remembered, *left)))[-MAX_MOVED_OFF:]
+    if remembered != known:
+        draft.set(moved_off=remembered)
+    if not wanted:
         return None
-    worker, why = leaving[0]
-    more = f" (and {len(leaving) - 1} more)" if len(leaving) > 1 else ""
+    worker, why = wanted[0]
+    more = f" (and {len(wanted) - 1} more)" if len(wanted) > 1 else ""
     return f"worker {worker.index} {why}{more}: all workers move"
 
 
-def _why(draft: Draft, worker: Worker) -> str | None:
+def _why(worker: Worker, left: Mapping[str, str], moved_off: Collection[str]) -> str | None:
     pod = worker.pod
     if pod is None or worker.fate not in LIVE:
         return None
     if worker.fate is Fate.GOING and pod.disruption is not None:
         return f"(pod {pod.name}) has to go ({pod.disruption})"
-    node = draft.observed.nodes.get(pod.node or "")
-    why = leaving(node, _tolerations(draft)) if node is not None else None
-    return f"(pod {pod.name}) has to leave node {pod.node}, which {why}" if why is not None else None
+    why = left.get(pod.node or "")
+    if why is None or pod.node in moved_off:
+        return None
+    return f"(pod {pod.name}) has to leave node {pod.node}, which {why}"
+
+
+def _leaving_nodes(draft: Draft, view: AttemptView) -> dict[str, str]:
+    """Nodes of the workers that their pods must leave, and what says so."""
+    found, tolerations = {}, _tolerations(draft)
+    for worker in view.workers:
+        node = draft.observed.nodes.get((worker.pod.node or "") if worker.pod is not None else "")
+        if node is not None and (why := leaving(node, tolerations)) is not None:
+            found[node.name] = why
+    return found
 
 
 def leaving(node: NodeView, tolerations: Iterable[Toleration]) -> str | None:
