@@ -15,7 +15,6 @@ from tests.operator.kube_json import KubeJson
 from tests.operator.operator_process import install
 from tests.support.devcluster import Cluster
 
-
 LAST = "test_operator_rbac.py"
 """Judges what the operators of all other tests did."""
 

@@ -29,8 +29,8 @@ def missing(before: Any, after: Any, path: str = "") -> list[str]:
         held = after if isinstance(after, dict) else {}
         return [item for key in before for item in missing(before[key], held.get(key), f"{path}.{key}")]
     if isinstance(before, list):
-        held = after if isinstance(after, list) else []
-        pairs = [(item, held[index] if index < len(held) else None) for index, item in enumerate(before)]
+        kept = after if isinstance(after, list) else []
+        pairs = [(item, kept[index] if index < len(kept) else None) for index, item in enumerate(before)]
         return [item for index, (a, b) in enumerate(pairs) for item in missing(a, b, f"{path}[{index}]")]
     return [] if before == after else [f"{path}: {before!r} became {after!r}"]
 

@@ -2,7 +2,7 @@
 
 `call_record.py` collects every kind of request from every operator process that a test started. One that no
 role grants fails here and, as a 403, in its own test. A right that no test's operator used is a right to
-remove, or a test that is missing: that way needs the whole folder, so a part is judged by the first way alone.
+remove, or a test that is missing: that way needs the whole folder; of a part only the first way is judged.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""SIGTERM in the middle of a large creation: the pass comes to its end, then the lease is free for the next."""
+"""SIGTERM in the middle of a large creation: the pass comes to its end, then the lease is free."""
 
 from __future__ import annotations
 

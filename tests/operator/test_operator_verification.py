@@ -1,5 +1,5 @@
-"""The verification of a live job: one pod whatever happens to the operator, its outcome in status and event, and
-a time to live that waits for it."""
+"""The verification of a live job: one pod whatever happens to the operator, its outcome in status and
+event, and a time to live that waits for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pod that verifies a checkpoint: restricted, read-only, no worker; and its program says what it means."""
+"""The pod that verifies a checkpoint: restricted, read-only, no worker; its program says what it means."""
 
 from __future__ import annotations
 

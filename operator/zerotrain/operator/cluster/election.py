@@ -123,7 +123,8 @@ class Leadership:
     async def run(self) -> None:
         try:
             while True:
-                await asyncio.sleep(await self.campaign())
+                pause_s = await self.campaign()
+                await asyncio.sleep(pause_s)
         finally:
             was_leader = self.held.is_set()
             self._step_down()
