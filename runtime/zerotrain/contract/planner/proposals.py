@@ -119,7 +119,7 @@ def _remainders(config: EngineConfig) -> Iterator[Change]:
     kind, known = (optimizer.type, optimizer.params) if optimizer is not None else (None, {})
     is_whole = precision.compute_dtype == "bf16" and not precision.store_param_remainders
     if is_whole and can_split_master(kind, known):
-        yield _change("remainders", 0.4, '"bf16": {"store_param_remainders": true}', _split)
+        yield _change("remainders", 0.7, '"bf16": {"store_param_remainders": true}', _split)
 
 
 def _live(config: EngineConfig) -> Iterator[Change]:

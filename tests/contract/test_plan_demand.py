@@ -1,0 +1,278 @@
+"""Verdicts, margins and proposals of the planner; the engine's part is its own check, byte for byte."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from zerotrain.contract.config import load, resolve
+from zerotrain.contract.memory.nearest import Hardware, needs_of
+from zerotrain.contract.planner import (
+    CONVENTIONS,
+    Demand,
+    Limit,
+    ModelShape,
+    Tier,
+    Verdict,
+    Workload,
+    accelerator,
+    bytes_text,
+    demand,
+    gpt_shape,
+    guessed_shape,
+    model_state_bytes,
+    nearest,
+    shape_of_config,
+    summary,
+    way_out,
+)
+from zerotrain.contract.presets import PRESETS
+
+GIB = 1 << 30
+GB = 10**9
+LLAMA_8B = shape_of_config(
+    {
+        "model_type": "llama",
+        "vocab_size": 128_256,
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 8192,
+    }
+)
+SMALL = gpt_shape(PRESETS["gpt-125m"], source="preset gpt-125m")
+BF16 = {"bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": 1}
+
+
+def workload(
+    shape: ModelShape = LLAMA_8B,
+    *,
+    ranks: int = 8,
+    per_worker: int = 8,
+    on_host: bool = False,
+    limits: dict[Tier, int] | None = None,
+    **config: Any,
+) -> Workload:
+    given = {tier: Limit(num_bytes=size, source=f"the {tier}") for tier, size in (limits or {}).items()}
+    return Workload(
+        shape=shape,
+        config=resolve(load({**BF16, **config}), world_size=ranks),
+        ranks_per_worker=per_worker,
+        on_host=on_host,
+        limits=given,
+    )
+
+
+def zero(stage: int, **more: Any) -> dict[str, Any]:
+    return {"stage": stage, **more}
+
+
+H100 = 85_520_809_984
+ROOMY = {Tier.GPU: H100, Tier.HOST: 2048 * GIB, Tier.NVME: 8192 * GIB}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "ranks", "expected_gb"),
+    [
+        (7_000_000_000, 8, (112.0, 38.5, 26.25, 14.0)),
+        (7_500_000_000, 64, (120.0, 31.40625, 16.640625, 1.875)),
+        (70_000_000_000, 8, (1120.0, 385.0, 262.5, 140.0)),
+    ],
+)
+def test_published_tables(parameters: int, ranks: int, expected_gb: tuple[float, ...]) -> None:
+    """Of the ZeRO paper and what copies it: 2 + 2 + 12 bytes, nothing else."""
+    found = [model_state_bytes(parameters, ranks=ranks, stage=stage) / GB for stage in range(4)]
+    assert found == list(expected_gb)
+
+
+def test_tables_that_count_otherwise() -> None:
+    """Without masters: 12 bytes and not 16; what 4 ranks need is no 44 and 30 GB by any convention."""
+    paper, engine, _, bare = CONVENTIONS
+    found = [model_state_bytes(70 * GB, ranks=8, stage=stage, convention=bare) / GB for stage in range(4)]
+    assert found == [840.0, 350.0, 227.5, 105.0]
+    four = {
+        (stage, convention.name): model_state_bytes(7 * GB, ranks=4, stage=stage, convention=convention) / GB
+        for stage, convention in itertools.product((1, 2), CONVENTIONS)
+    }
+    assert four[1, paper.name] == 49.0
+    assert four[2, paper.name] == 38.5
+    assert not {44.0, 30.0} & set(four.values())
+    assert model_state_bytes(7 * GB, ranks=8, stage=3, convention=engine) / GB == 15.75
+    with pytest.raises(ValueError, match="stage one of"):
+        model_state_bytes(1, ranks=1, stage=4)
+
+
+@pytest.mark.parametrize("on_host", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_engines_part_is_the_engines_check(ranks: int, on_host: bool) -> None:
+    """The same call that the engine makes before it allocates gives the planner's exact bytes."""
+    blocks: list[dict[str, Any]] = [
+        {},
+        {"offload_optimizer": {"device": "cpu"}},
+        {"offload_optimizer": {"device": "nvme"}, "offload_param": {"device": "nvme", "max_in_cpu": 0}},
+    ]
+    for stage, block in itertools.product((1, 2, 3), blocks):
+        if "offload_param" in block and stage < 3:
+            continue
+        load_ = workload(
+            SMALL, ranks=ranks, per_worker=ranks, on_host=on_host, zero_optimization=zero(stage, **block)
+        )
+        hardware = Hardware(on_host=on_host, shares_memory=on_host and ranks > 1, ranks_per_node=ranks)
+        needs = needs_of(load_.config, SMALL.units(load_.config, on_host=on_host), hardware)
+        found = demand(load_)
+        disk, host = found.tier(Tier.NVME), found.tier(Tier.HOST)
+        assert (disk.exact_bytes if disk else 0) == ranks * (needs.disk or 0)
+        formulas = found.formulas
+        peak = formulas.gpu.total_bytes + formulas.transient.peak_bytes
+        if on_host:
+            assert formulas.host.total_bytes + peak == needs.host
+        else:
+            assert host is not None
+            assert (host.exact_bytes, peak) == (ranks * (needs.host or 0), needs.accelerator)
+
+
+def verdicts(found: Demand) -> dict[str, str]:
+    return {str(tier.tier): str(tier.verdict) for tier in found.tiers}
+
+
+def test_verdicts() -> None:
+    fits = demand(workload(limits=ROOMY, zero_optimization=zero(3)))
+    assert fits.verdict is Verdict.FITS
+    gpu = fits.tier(Tier.GPU)
+    assert gpu is not None
+    assert gpu.total_bytes == gpu.exact_bytes + gpu.activation_bytes + gpu.overhead_bytes
+    assert gpu.least_bytes < gpu.total_bytes
+    for there, expected in (
+        (None, Verdict.UNKNOWN),
+        (gpu.least_bytes - 1, Verdict.DOES_NOT_FIT),
+        (gpu.least_bytes, Verdict.TIGHT),
+        (gpu.total_bytes, Verdict.TIGHT),
+        (gpu.total_bytes * 100 // 96, Verdict.TIGHT),
+        (gpu.total_bytes * 100 // 94, Verdict.FITS),
+    ):
+        limits = ROOMY if there is None else {**ROOMY, Tier.GPU: there}
+        limits = {tier: size for tier, size in limits.items() if there is not None or tier is not Tier.GPU}
+        found = demand(workload(limits=limits, zero_optimization=zero(3)))
+        assert found.verdict is expected, there
+        assert bytes_text(gpu.total_bytes) in summary(found)
+
+
+def test_pinned_memory_is_told_and_not_enforced() -> None:
+    offloads = {"offload_optimizer": {"device": "cpu"}}
+    found = demand(workload(limits={**ROOMY, Tier.PINNED: GIB}, zero_optimization=zero(2, **offloads)))
+    assert verdicts(found) == {"gpu": "Fits", "host": "Fits", "pinned": "Tight"}
+    assert found.verdict is Verdict.TIGHT
+    pageable = {"offload_optimizer": {"device": "cpu", "pin_memory": False}}
+    assert demand(workload(limits=ROOMY, zero_optimization=zero(2, **pageable))).tier(Tier.PINNED) is None
+
+
+def test_shared_memory_is_that_of_one_worker_on_cpus() -> None:
+    one = demand(workload(SMALL, ranks=2, per_worker=2, on_host=True, zero_optimization=zero(3)))
+    shared, host = one.tier(Tier.SHARED), one.tier(Tier.HOST)
+    assert shared is not None
+    assert host is not None
+    assert 0 < shared.exact_bytes < host.exact_bytes
+    two = demand(workload(SMALL, ranks=2, per_worker=1, on_host=True, zero_optimization=zero(3)))
+    assert two.tier(Tier.SHARED) is None
+    assert two.tier(Tier.GPU) is None
+
+
+def test_a_guess_refuses_by_what_is_sharded_alone() -> None:
+    shape = guessed_shape(8_030_261_248)
+    found = demand(workload(shape, zero_optimization=zero(3)))
+    gpu = found.tier(Tier.GPU)
+    assert gpu is not None
+    assert gpu.least_bytes == found.formulas.gpu.total_bytes
+    known = demand(workload(zero_optimization=zero(3))).tier(Tier.GPU)
+    assert known is not None
+    assert gpu.total_bytes == pytest.approx(known.total_bytes, rel=0.15)
+
+
+def test_phases() -> None:
+    found = demand(workload(zero_optimization=zero(3)))
+    by_name = {phase.name: phase for phase in found.phases}
+    assert by_name["between steps"].engine_bytes == found.formulas.gpu.total_bytes
+    assert by_name["step"].activation_bytes == 0
+    assert by_name["forward"].activation_bytes > 0
+    peak = max(phase.total_bytes for phase in found.phases)
+    gpu = found.tier(Tier.GPU)
+    assert gpu is not None
+    assert gpu.exact_bytes + gpu.activation_bytes == peak
+
+
+@pytest.mark.parametrize(
+    ("given", "changes"),
+    [
+        ({"zero_optimization": zero(0)}, ('"zero_optimization": {"stage": 2}',)),
+        (
+            {"zero_optimization": zero(3), "train_micro_batch_size_per_gpu": 8},
+            ('"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4',),
+        ),
+        (
+            {"zero_optimization": zero(3), "train_micro_batch_size_per_gpu": 7},
+            ('"activation_checkpointing": {}',),
+        ),
+    ],
+)
+def test_the_nearest_that_fits(given: dict[str, Any], changes: tuple[str, ...]) -> None:
+    tight = workload(limits=ROOMY, **given)
+    assert demand(tight).verdict is Verdict.DOES_NOT_FIT
+    found = nearest(tight)
+    assert found is not None
+    assert found.changes == changes
+    assert found.demand.verdict is Verdict.FITS
+    text = way_out(found, demand(tight))
+    assert text.startswith(f"Nearest that fits: {changes[0]} (")
+
+
+def test_proposals_keep_the_batch_and_really_fit() -> None:
+    """Whatever is proposed, a plan of the changed configuration says Fits, and the samples of a step stay."""
+    for limit in (24 * GIB, 40 * GIB, 60 * GIB):
+        for stage, micro in itertools.product((0, 1, 3), (1, 4)):
+            tight = workload(
+                limits={**ROOMY, Tier.GPU: limit},
+                zero_optimization=zero(stage),
+                train_micro_batch_size_per_gpu=micro,
+            )
+            if demand(tight).verdict is not Verdict.DOES_NOT_FIT:
+                continue
+            found = nearest(tight)
+            assert found is not None, (limit, stage, micro)
+            again = demand(replace(tight, config=found.demand.workload.config))
+            assert again.verdict is Verdict.FITS
+            batch, ranks = again.workload.config.batch, again.workload.config.world_size
+            if ranks == 8:
+                samples = batch.micro_batch_size * batch.gradient_accumulation_steps * ranks
+                assert samples == tight.config.batch.train_batch_size
+
+
+def test_a_drive_is_proposed_where_host_memory_is_short() -> None:
+    tight = workload(
+        SMALL, ranks=1, per_worker=1, on_host=True, limits={Tier.HOST: 1600 << 20}, zero_optimization=zero(0)
+    )
+    found = nearest(tight, has_volume=False, may_grow=False)
+    assert demand(tight).verdict is Verdict.DOES_NOT_FIT
+    assert found is not None
+    assert any('"device": "nvme"} with spec.nvme' in change for change in found.changes)
+
+
+def test_nothing_fits() -> None:
+    tight = workload(limits={**ROOMY, Tier.GPU: GIB // 8}, zero_optimization=zero(3))
+    assert nearest(tight) is None
+    text = way_out(None, demand(tight))
+    assert text.startswith("No setting that was looked at fits; each GPU would have to have ")
+
+
+def test_accelerators_by_name_and_label() -> None:
+    for name in ("H100-80GB", "h100", "NVIDIA-H100-80GB-HBM3"):
+        found = accelerator(name)
+        assert found is not None
+        assert found.name == "H100-80GB"
+        assert found.memory_bytes == H100
+    for name in ("a100", "", "V100", "TPU"):
+        assert accelerator(name) is None, name

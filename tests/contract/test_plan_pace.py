@@ -1,0 +1,115 @@
+"""Step times and costs: against sums done by hand, and what published figures come to in the same way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.contract.test_plan_demand import LLAMA_8B, SMALL, workload, zero
+from zerotrain.contract.planner import Pace, Rates, demand, flops_per_token, pace, rates_of
+from zerotrain.contract.planner.machines import accelerator
+
+RATES = Rates(tflops=100.0, device=1000.0, host=100.0, pcie=25.0, peer=100.0, network=10.0, nvme=5.0)
+PEAK_TFLOPS = {"A100": 312.0, "H100": 989.0}
+
+
+def paced(rates: Rates = RATES, **given: Any) -> Pace:
+    found = pace(demand(workload(**given)), rates)
+    assert found is not None
+    return found
+
+
+def seconds(found: Pace, phase: str, what: str) -> float:
+    return next(part.seconds for part in found.parts if (part.phase, part.what) == (phase, what))
+
+
+def test_compute() -> None:
+    found = paced(ranks=1, per_worker=1, zero_optimization=zero(0))
+    tokens = 2048
+    forward = flops_per_token(LLAMA_8B) * tokens / 100e12
+    assert seconds(found, "forward", "compute") == pytest.approx(forward)
+    assert seconds(found, "backward", "compute") == pytest.approx(2 * forward)
+    again = paced(ranks=1, per_worker=1, zero_optimization=zero(0), activation_checkpointing={})
+    assert seconds(again, "backward", "compute") == pytest.approx(3 * forward)
+    assert found.tokens == tokens
+    assert found.bound_by == "compute in backward"
+    update = LLAMA_8B.parameters * (4 + 2 * 12 + 2) / 1000e9
+    assert seconds(found, "optimizer", "device memory") == pytest.approx(update, rel=1e-3)
+    assert found.seconds == pytest.approx(3 * forward + update, rel=1e-3)
+    assert found.tokens_per_second == pytest.approx(tokens / found.seconds)
+
+
+def test_the_network_of_several_workers() -> None:
+    """3 M per rank at stage 3, of which (W - 1) / W leave a worker, over that worker's network."""
+    keep = {"stage3_max_reuse_distance": 0}
+    one = paced(ranks=8, per_worker=8, zero_optimization=zero(3, **keep))
+    two = paced(ranks=8, per_worker=4, zero_optimization=zero(3, **keep))
+    model = 2 * LLAMA_8B.parameters
+    assert seconds(one, "forward", "peers") == pytest.approx(model * 7 / 8 / 100e9, rel=0.01)
+    assert seconds(two, "forward", "network") == pytest.approx(model / 2 / 10e9, rel=0.01)
+    assert seconds(two, "backward", "network") == pytest.approx(2 * model / 2 / 10e9, rel=0.01)
+    assert two.bound_by == "network in backward"
+    assert two.seconds > one.seconds
+
+
+def test_offloaded_updates_hide_behind_forward() -> None:
+    given: dict[str, Any] = {"ranks": 1, "per_worker": 1, "train_micro_batch_size_per_gpu": 16}
+    cpu: dict[str, Any] = {"offload_optimizer": {"device": "cpu"}}
+    hidden = paced(zero_optimization=zero(0, **cpu), **given)
+    cpu["offload_optimizer"]["just_in_time"] = False
+    shown = paced(zero_optimization=zero(0, **cpu), **given)
+    update = seconds(shown, "optimizer", "host memory")
+    assert shown.seconds - hidden.seconds == pytest.approx(update)
+    assert all(part.is_hidden for part in hidden.parts if part.phase == "optimizer")
+    drive = {"offload_optimizer": {"device": "nvme"}}
+    bound = paced(ranks=1, per_worker=1, zero_optimization=zero(0, **drive))
+    assert bound.bound_by == "drive in optimizer"
+    assert seconds(bound, "optimizer", "drive") == pytest.approx(20 * LLAMA_8B.parameters / 5e9, rel=0.01)
+
+
+def test_unknown_rates_are_named() -> None:
+    found = paced(Rates(tflops=100.0), ranks=8, per_worker=4, zero_optimization=zero(3))
+    assert set(found.missing) == {"network", "device"}
+    assert pace(demand(workload(zero_optimization=zero(3))), Rates()) is None
+    shared = pace(demand(workload(SMALL, ranks=2, per_worker=2, on_host=True)), Rates(tflops=0.1, host=10.0))
+    assert shared is not None
+    assert shared.missing == (), "ranks of one worker on CPUs send nothing"
+    for values, words in (({"warp": 1.0}, "no rate; known are tflops"), ({"peer": 0.0}, "must be positive")):
+        with pytest.raises(ValueError, match=words):
+            Rates().given(values, "given")
+
+
+def test_cost() -> None:
+    """A published table: 55 hours and 24.80 an hour are 1,364 a billion tokens, and 5,051 tokens a second."""
+    found = Pace(parts=(), seconds=1.0, tokens=round(1e9 / 55 / 3600), workers=1, bound_by="")
+    assert found.cost_per_billion(24.80) == pytest.approx(1364.0, abs=0.5)
+    assert found.tokens_per_second == pytest.approx(5051, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "device", "tokens_per_second", "is_possible"),
+    [
+        (7e9, "A100", 8_500, False),
+        (13e9, "A100", 5_200, False),
+        (30e9, "A100", 2_800, False),
+        (70e9, "H100", 2_200, True),  # 93 % of the peak: nobody reaches it
+        (70e9, "H100", 950, True),
+    ],
+)
+def test_published_throughput(
+    parameters: float, device: str, tokens_per_second: float, is_possible: bool
+) -> None:
+    """Six operations per weight and token, recomputation not even counted, against the data sheet's peak."""
+    assert (6 * parameters * tokens_per_second / 1e12 < PEAK_TFLOPS[device]) is is_possible
+
+
+def test_data_sheets() -> None:
+    device = accelerator("H100")
+    assert device is not None
+    assert device.tflops == PEAK_TFLOPS["H100"]
+    rates = rates_of(device)
+    assert rates.tflops == pytest.approx(395.6)
+    assert rates.network is None
+    assert "data sheet" in rates.sources["tflops"]
+    assert rates_of(None) == Rates()

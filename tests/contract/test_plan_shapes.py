@@ -1,0 +1,238 @@
+"""The planner's view of a model equals the model that the trainer builds: units, and what forward keeps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from zerotrain.contract.config import EngineConfig, load, resolve
+from zerotrain.contract.memory import small_parameters
+from zerotrain.contract.planner import (
+    ModelShape,
+    ShapeError,
+    activations,
+    flops_per_token,
+    gpt_shape,
+    guessed_shape,
+    read_shape,
+    shape_of_config,
+)
+from zerotrain.contract.train_spec import GptSpec
+from zerotrain.runtime.models.factory import _next_token_loss
+from zerotrain.runtime.models.gpt import Gpt
+from zerotrain.runtime.models.huggingface import build_model
+from zerotrain.runtime.zero.plan import SmallParameters, plan_layout
+
+TOKENS = 64
+DECODER: dict[str, Any] = {
+    "vocab_size": 512,
+    "hidden_size": 128,
+    "intermediate_size": 352,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": TOKENS,
+    "sliding_window": None,
+}
+GPT2: dict[str, Any] = {
+    "model_type": "gpt2",
+    "vocab_size": 512,
+    "n_embd": 128,
+    "n_head": 4,
+    "n_layer": 3,
+    "n_positions": TOKENS,
+    "resid_pdrop": 0.0,
+    "embd_pdrop": 0.0,
+    "attn_pdrop": 0.0,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    **{family: {**DECODER, "model_type": family} for family in ("llama", "qwen2", "qwen3", "mistral")},
+    "tied": {**DECODER, "model_type": "llama", "tie_word_embeddings": True},
+    "all heads": {**DECODER, "model_type": "llama", "num_key_value_heads": 4},
+    "biases": {**DECODER, "model_type": "llama", "attention_bias": True, "mlp_bias": True},
+    "defaults": {
+        key: value
+        for key, value in {**DECODER, "model_type": "llama"}.items()
+        if key not in ("head_dim", "num_key_value_heads")
+    },
+    "wide": {**DECODER, "model_type": "llama", "hidden_size": 1024, "num_hidden_layers": 1},
+    "gpt2": GPT2,
+    "gpt2, own head": {**GPT2, "tie_word_embeddings": False, "n_inner": 320},
+}
+GPT = GptSpec(d_model=128, layers=3, heads=4, context=TOKENS)
+
+
+def configured(world_size: int = 1, **more: Any) -> EngineConfig:
+    return resolve(load({"train_micro_batch_size_per_gpu": 2, **more}), world_size=world_size)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_units_of_a_folder(name: str) -> None:
+    raw = CONFIGS[name]
+    with torch.device("meta"):
+        model = build_model(raw)
+    shape = shape_of_config(raw)
+    assert shape.parameters == sum(parameter.numel() for parameter in model.parameters())
+    for world_size, zero in (
+        (1, {"stage": 3}),
+        (3, {"stage": 2}),
+        (2, {"stage": 3}),
+        (
+            4,
+            {"stage": 3, "stage3_param_persistence_threshold": 20_000, "model_persistence_threshold": 50_000},
+        ),
+        (2, {"stage": 3, "stage3_module_granularity_threshold": 70_000}),
+    ):
+        config = configured(world_size, zero_optimization=zero)
+        largest, budget = small_parameters(config)
+        layout = plan_layout(
+            model,
+            world_size=world_size,
+            compute_dtype="bf16",
+            min_unit_numel=config.zero.module_granularity_threshold or 1024,
+            small=SmallParameters(numel=largest, budget=budget),
+        )
+        assert [(each.name, each.numel, each.padded_numel, not each.module) for each in layout.units] == [
+            (each.name, each.numel, each.padded_numel, each.whole_pass)
+            for each in shape.units(config, on_host=False)
+        ], zero
+
+
+def kept_bytes(model: nn.Module, run: Callable[[], torch.Tensor]) -> int:
+    """What autograd keeps of a forward pass, weights aside, each storage once."""
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    found: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            found[storage.data_ptr()] = storage  # held, so that no address is used twice
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        run()
+    return sum(storage.nbytes() for storage in found.values())
+
+
+def trained(shape_name: str) -> tuple[nn.Module, Callable[[nn.Module], torch.Tensor], ModelShape]:
+    torch.manual_seed(0)
+    ids = torch.randint(0, 256, (2, TOKENS + 1))
+    if shape_name == "gpt":
+        return Gpt(GPT), lambda model: model(ids), gpt_shape(GPT, source="")
+    raw = CONFIGS[shape_name]
+    return build_model(raw), lambda model: _next_token_loss(model, ids), shape_of_config(raw)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("name", ["gpt", "llama", "all heads", "qwen3", "gpt2"])
+def test_activations_of_a_forward_pass(name: str, dtype: str) -> None:
+    """To the byte but for what does not grow with the model: a loss, positions, a norm's fp32 statistics."""
+    model, loss, shape = trained(name)
+    if dtype == "bf16":
+        model = model.to(torch.bfloat16)
+    counted = kept_bytes(model, lambda: loss(model))
+    planned = activations(shape, configured(bf16={"enabled": dtype == "bf16"})).least_bytes
+    assert counted == pytest.approx(planned, rel=0.002)
+
+
+def test_recomputed_activations() -> None:
+    model, loss, shape = trained("llama")
+    model.gradient_checkpointing_enable()  # type: ignore[operator]
+    counted = kept_bytes(model, lambda: loss(model))
+    found = activations(shape, configured(activation_checkpointing={}))
+    # The angles are kept as arguments of the recomputation, which autograd does not see.
+    angles = 2 * 32 * TOKENS * 4
+    assert counted == pytest.approx(found.least_bytes - angles, rel=0.002)
+    assert found.block_work_bytes > found.kept_bytes, "a block is whole again in backward"
+    moved = activations(shape, configured(activation_checkpointing={"cpu_checkpointing": True}))
+    assert moved.host_bytes == 3 * 2 * TOKENS * 128 * 4
+    assert found.kept_bytes - moved.kept_bytes == moved.host_bytes
+
+
+def test_known_models() -> None:
+    """Sizes as their authors give them."""
+    llama3 = {
+        "model_type": "llama",
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128_256,
+    }
+    small = {"hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32}
+    large = {
+        "hidden_size": 8192,
+        "intermediate_size": 28_672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+    }
+    assert shape_of_config({**llama3, **small}).parameters == 8_030_261_248
+    assert shape_of_config({**llama3, **large}).parameters == 70_553_706_496
+    gpt2 = {"model_type": "gpt2", "vocab_size": 50_257, "n_embd": 768, "n_head": 12, "n_layer": 12}
+    assert shape_of_config({**gpt2, "n_positions": 1024}).parameters == 124_439_808
+
+
+def test_work_of_a_token() -> None:
+    """Two operations per weight of a matrix, and causal attention; tables are only looked up."""
+    shape = gpt_shape(GPT, source="")
+    looked_up = 256 * 128 + TOKENS * 128
+    assert shape.matmul_parameters == shape.parameters - looked_up + 256 * 128
+    assert flops_per_token(shape) == 2 * shape.matmul_parameters + 2 * 3 * TOKENS * 128
+
+
+@pytest.mark.parametrize("parameters", [1, 1_000, 124_439_808, 7_000_000_000, 70_553_706_496, 10**15])
+def test_a_guess_has_the_right_size(parameters: int) -> None:
+    shape = guessed_shape(parameters)
+    assert shape.parameters == parameters
+    assert shape.is_guess
+    if parameters == 7_000_000_000:
+        assert (shape.layers, shape.width) == (33, 4204)
+
+
+def test_a_context_of_ones_own(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(
+        json.dumps({**DECODER, "model_type": "llama", "max_position_embeddings": 8192})
+    )
+    assert read_shape(folder).context == 2048
+    assert read_shape(folder / "config.json", context=4096).context == 4096
+    with pytest.raises(ShapeError, match="context of 9000 exceeds the model's 8192"):
+        read_shape(folder, context=9000)
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (
+            {"model_type": "mamba"},
+            "model_type 'mamba' is not one whose sizes are known .*spec.model.parameters",
+        ),
+        ({"model_type": ["llama"]}, "model_type .* is not one"),
+        ({**DECODER, "model_type": "llama", "hidden_size": None}, "hidden_size is missing"),
+        ({**DECODER, "model_type": "llama", "hidden_size": "wide"}, "hidden_size must be a whole number"),
+        ({**DECODER, "model_type": "llama", "vocab_size": True}, "vocab_size must be a whole number"),
+        ({**DECODER, "model_type": "llama", "vocab_size": -5}, "vocab_size must be positive"),
+        ({**DECODER, "model_type": "llama", "vocab_size": 1e300}, "vocab_size must be positive and below"),
+        ({**DECODER, "model_type": "llama", "num_hidden_layers": 10**9}, "num_hidden_layers must be at most"),
+        ([], "must hold an object"),
+    ],
+)
+def test_unusable_configurations(raw: Any, words: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(ShapeError, match=words):
+        read_shape(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "\x00"])
+def test_files_that_are_no_json(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ShapeError, match="is not JSON"):
+        read_shape(tmp_path)
+    with pytest.raises(ShapeError, match="cannot be read"):
+        read_shape(tmp_path / "nothing")
