@@ -222,6 +222,24 @@ LADDER = [
         state=active(hang=alarm(5)),
     ),
     row(
+        "a rule for hangs may end the job",
+        both(inspection=look(), stacks=STACKS),
+        Want(phase="Failed", fields={"failures.0.reason": "Hang", "failures.0.stacks": "gpt-1-stacks"}),
+        state=active(hang=alarm(5)),
+    ),
+    row(
+        "or leave the node of the accused rank out",
+        both(inspection=look(), stacks=STACKS),
+        Want(phase="Restarting", fields={"excludedNodes.0.name": "node-1"}),
+        state=active(hang=alarm(5)),
+    ),
+    row(
+        "the third hang in a row is held off for longer, although steps were gained",
+        both(inspection=look(1200), stacks=STACKS),
+        Want(phase="Restarting", fields={"nextAttemptTime": "2026-01-01T12:00:20Z"}),
+        state=active(hang=alarm(5), restarts=restarts("app", 3000, 1500, reason="Hang")),
+    ),
+    row(
         "stacks that nobody could keep are not waited for",
         both(inspection=look(), stacks=StacksView(attempt=1)),
         Want(phase="Restarting", fields={"failures.0.stacks": ""}),
@@ -287,6 +305,16 @@ LADDER = [
     ),
 ]
 LADDER[-1].job["spec"]["suspend"] = True
+
+
+def with_rule(action: str, name: str) -> None:
+    """The row of that name gets a failure policy with a rule for hangs."""
+    (found,) = [item for item in LADDER if item.id == name]
+    found.job["spec"]["failurePolicy"] = {"rules": [{"onReasons": ["Hang"], "action": action}]}
+
+
+with_rule("FailJob", "a rule for hangs may end the job")
+with_rule("ReplaceNodeAndRestart", "or leave the node of the accused rank out")
 
 
 @pytest.mark.parametrize("item", DETECTION, ids=lambda item: item.id)

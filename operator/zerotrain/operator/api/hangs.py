@@ -28,7 +28,7 @@ class HangPolicy(ApiModel):
     """Never hung before so many seconds without a step, 1 to 31536000; 300 unless given. Mutable."""
 
     startup_timeout_seconds: Seconds | None = None
-    """Seconds from the start of a rank until it is ready for its first step: imports, the model, the
+    """Seconds that a rank may spend in one part of its start: imports and model, the rendezvous, loading a
     checkpoint; 1 to 31536000, 1800 unless given. Mutable."""
 
     first_step_timeout_seconds: Seconds | None = None

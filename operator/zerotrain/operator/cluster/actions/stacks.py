@@ -20,7 +20,7 @@ from zerotrain.operator.resources.stacks import stacks_config_map
 
 log = logging.getLogger(__name__)
 
-MAX_JOBS = 4
+MAX_JOBS = 8
 """Collections at once: when a file system hangs, every job hangs. Others wait for their turn."""
 
 
