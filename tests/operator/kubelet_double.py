@@ -68,6 +68,8 @@ class KubeletDouble:
         """Where new pods go, by worker, in turn; see `ensure_node`."""
         self.silent: set[str] = set()
         """Nodes that send no heartbeats any more."""
+        self.dead: set[str] = set()
+        """Nodes that end no pod any more."""
         self._heartbeat_due = 0.0
         self.obeys_sigterm = True
         """False leaves deleted pods Terminating for ever, as a node that is gone does."""
@@ -176,7 +178,7 @@ class KubeletDouble:
 
     def _terminate(self, pod: Pod, item: Json) -> None:
         """SIGTERM: a rank with time left makes all ranks yield, as the stop flag does."""
-        if not self.obeys_sigterm:
+        if not self.obeys_sigterm or item["spec"].get("nodeName") in self.dead:
             return
         grace = item["metadata"].get("deletionGracePeriodSeconds") or 0
         if pod.ended is None and pod.server is not None:
@@ -196,7 +198,12 @@ class KubeletDouble:
         durable = pod.training.checkpoint()
         rank = pod.launch.ranks.start if code not in (ExitCode.DONE, ExitCode.YIELDED) else None
         words = Termination(
-            attempt=pod.launch.attempt, code=int(code), rank=rank, exception=exception, checkpoint=durable
+            attempt=pod.launch.attempt,
+            code=int(code),
+            rank=rank,
+            exception=exception,
+            step=pod.training.step,
+            checkpoint=durable,
         )
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         why = "Completed" if code == 0 else reason
