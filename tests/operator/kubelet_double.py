@@ -185,7 +185,7 @@ class KubeletDouble:
             if grace > 5 and pod.training.joined:
                 pod.training.request_stop()
                 pod.training.advance()
-                if pod.training.exit_code is None:
+                if pod.training.exit_code is None and _before(item["metadata"]["deletionTimestamp"]):
                     return
             self._end(pod, pod.training.exit_code if pod.training.exit_code is not None else ExitCode.KILLED)
         self._close(pod)
@@ -237,6 +237,11 @@ class KubeletDouble:
         if pod.server is not None:
             pod.server.close()
             pod.server = None
+
+
+def _before(stamp: str) -> bool:
+    """Whether the moment is still to come: at the end of the grace there is SIGKILL."""
+    return datetime.now(UTC) < datetime.fromisoformat(stamp)
 
 
 def ensure_node(api: KubeJson, name: str) -> None:

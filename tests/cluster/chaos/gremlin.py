@@ -189,7 +189,11 @@ class Gremlin:
         self._edit(life, {"suspend": False})
 
     def _edit(self, life: Life, spec: Json) -> None:
-        self._api.patch(f"{self._jobs}/{life.name}", {"metadata": {"uid": life.uid}, "spec": spec})
+        try:
+            self._api.patch(f"{self._jobs}/{life.name}", {"metadata": {"uid": life.uid}, "spec": spec})
+        except RuntimeError as error:
+            if "metadata.uid" not in str(error):  # its name is another job's by now
+                raise
 
     def _delete_job(self, life: Life) -> bool:
         self._api.delete(f"{self._jobs}/{life.name}", life.uid)

@@ -215,7 +215,10 @@ class Controller:
         await self.executor.perform(job, plan.actions)
         cleared, memory.problem = memory.problem is not None, None
         # What was made is in the store already; an answer of a worker is in memory. Both may change the plan.
-        if cleared or any(isinstance(action, RequestYield) for action in plan.actions):
+        # A worker that does not answer is asked again, but not at once: a refused connection takes no time.
+        state = memory.yielding
+        answered = state is not None and (state.acked_at is not None or state.refused)
+        if cleared or (answered and any(isinstance(action, RequestYield) for action in plan.actions)):
             self.queue.add(key)
         else:
             self.queue.add_after(key, RECHECK_S)

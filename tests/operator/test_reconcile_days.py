@@ -1,0 +1,200 @@
+"""Days of a job's life on a bad cluster: whatever comes in whatever order, every attempt has its reason.
+
+Each history ends with a quiet hour, in which the job must be running, and with the end of its last step.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from tests.operator.day_world import TOTAL, DayWorld
+
+SECOND = timedelta(seconds=1)
+HOURS = 24
+SEEDS = (1, 2, 3)
+"""CI's; `python -m tests.operator.test_reconcile_days 500` runs more."""
+
+PAUSES_S = (1.0, 5.0, 30.0, 120.0, 600.0)
+"""Between two happenings: storms and long calms."""
+
+
+def rank_fails(world: DayWorld) -> None:
+    up = [pod for pod in world.pods.values() if pod.started and not pod.ended]
+    if up:
+        world.excuses += 1
+        world.end(world.chance.choice(up), world.chance.choice((1, 82, 137)))
+
+
+def pod_is_deleted(world: DayWorld) -> None:
+    if world.pods:
+        world.excuses += 1
+        world.delete(world.chance.choice(list(world.pods.values())), world.chance.choice((0, 1, 30)))
+
+
+def pod_is_evicted(world: DayWorld) -> None:
+    up = [pod for pod in world.pods.values() if pod.started and not pod.ended]
+    if up:
+        world.excuses += 1
+        pod = replace(world.chance.choice(up), disruption="EvictionByEvictionAPI")
+        world.delete(pod, 60)
+
+
+def node_dies(world: DayWorld) -> None:
+    alive = [machine for machine in world.machines.values() if machine.alive]
+    if len(alive) > 1:
+        world.excuses += 3  # a loss, perhaps a smaller attempt, and one that grows again
+        machine = world.chance.choice(alive)
+        machine.alive, machine.not_ready_since = False, world.now
+
+
+def node_returns(world: DayWorld) -> None:
+    for machine in world.machines.values():
+        if not machine.alive:
+            world.excuses += 2
+            machine.alive, machine.not_ready_since = True, None
+            return
+
+
+def node_is_cordoned(world: DayWorld) -> None:
+    open_ = [machine for machine in world.machines.values() if machine.open]
+    if len(open_) > 1:
+        world.excuses += 3
+        world.chance.choice(open_).cordoned = True
+        world.wake_at = world.now
+
+
+def node_is_opened(world: DayWorld) -> None:
+    for machine in world.machines.values():
+        if machine.cordoned:
+            world.excuses += 2
+            machine.cordoned = False
+            world.wake_at = world.now
+            return
+
+
+def suspend(world: DayWorld) -> None:
+    world.edit(suspend=True)
+
+
+def resume(world: DayWorld) -> None:
+    if world.job["spec"].get("suspend"):
+        world.excuses += 1
+        world.edit(suspend=False)
+
+
+def resize(world: DayWorld) -> None:
+    world.excuses += 2
+    world.edit(workers=world.chance.choice((1, 2, 4)))
+
+
+def operator_dies(world: DayWorld) -> None:
+    world.run_operator(dies_after=world.chance.randrange(3))
+
+
+def operator_is_away(world: DayWorld) -> None:
+    """Nobody looks for a while; the cluster goes on."""
+    world.wake_at = None
+    world.lagging = True
+    for _ in range(5):
+        world.now += world.chance.choice((1, 20)) * SECOND
+        world._live()
+    world.restart_operator()
+
+
+def watch_lags(world: DayWorld) -> None:
+    world.lagging = True
+    world.pass_time(world.chance.choice((1, 5)))
+    world.lagging = False
+
+
+def write_is_lost(world: DayWorld) -> None:
+    world.run_operator(loses=world.chance.choice(("refused", "unanswered")))
+
+
+HAPPENINGS: tuple[tuple[Callable[[DayWorld], None], int], ...] = (
+    (rank_fails, 4),
+    (pod_is_deleted, 3),
+    (pod_is_evicted, 3),
+    (node_dies, 2),
+    (node_returns, 4),
+    (node_is_cordoned, 2),
+    (node_is_opened, 4),
+    (suspend, 3),
+    (resume, 6),
+    (resize, 2),
+    (operator_dies, 6),
+    (operator_is_away, 2),
+    (watch_lags, 3),
+    (write_is_lost, 4),
+)
+
+
+def live_through(seed: int, hours: float = HOURS) -> DayWorld:
+    """One history, from the first pod to the end of the job."""
+    chance = random.Random(seed)
+    world = DayWorld(chance)
+    acts, weights = zip(*HAPPENINGS, strict=True)
+    end = world.now + timedelta(hours=hours)
+    told: list[str] = []
+    try:
+        while world.now < end:
+            act = chance.choices(acts, weights)[0]
+            told.append(
+                f"{world.now:%d %H:%M:%S} {act.__name__}, {world.status.get('phase')} {world.attempt}"
+            )
+            act(world)
+            world.pass_time(chance.choice(PAUSES_S))
+        come_to_rest(world)
+    except AssertionError as error:
+        lately = "\n".join(told[-25:])
+        raise AssertionError(f"seed {seed}: {error}\n{lately}") from error
+    return world
+
+
+def come_to_rest(world: DayWorld) -> None:
+    """A quiet hour, then the last step: the job runs, stays, and ends."""
+    for machine in world.machines.values():
+        machine.alive, machine.cordoned, machine.not_ready_since = True, False, None
+    world.edit(suspend=False)
+    world.excuses += 4
+    world.pass_time(3600)
+    assert world.status["phase"] == "Running", f"does not run after a quiet hour: {world._told()}"
+    attempt, writes = world.attempt, world.writes
+    world.pass_time(3600)
+    assert world.attempt == attempt, f"an attempt ended in quiet: {world._told()}"
+    assert world.writes - writes <= 3600 / 25, "status is written again and again"
+    world.programs[attempt].step = TOTAL
+    for pod in list(world.pods.values()):
+        world.end(pod, 0)
+    world.pass_time(600)
+    assert world.status["phase"] == "Completed", world._told()
+    assert len(world.budgets) == 0, f"disruption budgets are left: {world.budgets}"
+    passes = world.passes
+    world.pass_time(3600)
+    assert world.passes == passes, "a job that is over gives no peace"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_day(seed: int) -> None:
+    world = live_through(seed)
+    assert world.attempt > 10
+
+
+if __name__ == "__main__":
+    import sys
+
+    first, count = int(sys.argv[2]) if len(sys.argv) > 2 else 1000, int(sys.argv[1])
+    broken = 0
+    for number in range(first, first + count):
+        try:
+            live_through(number)
+        except AssertionError as error:
+            broken += 1
+            print(error, flush=True)
+    print(f"{count} days, {broken} broken")
+    sys.exit(1 if broken else 0)
