@@ -46,14 +46,14 @@ def stacks(launcher: RunningLauncher) -> str:
     return body.decode()
 
 
-def trainer_files(folder: Path) -> dict[str, Path]:
-    """Two real ranks at some twenty steps a second, for ever."""
+def trainer_file(folder: Path) -> Path:
+    """The training part of two real ranks at some twenty steps a second, for ever."""
     spec = job(steps=100_000, checkpoint={"every_steps": 100_000}, data_path=str(folder / "data.txt"))
     spec["model"]["factory_args"] = {"step_seconds": 0.05}
     (folder / "data.txt").write_text(TEXT)
     (folder / "train.json").write_text(json.dumps(spec))
     (folder / "ds_config.json").write_text(json.dumps(config()))
-    return {"train_spec_path": folder / "train.json"}
+    return folder / "train.json"
 
 
 def test_a_stopped_rank_of_a_real_training_is_told_from_the_rank_that_waits_for_it(
@@ -61,9 +61,13 @@ def test_a_stopped_rank_of_a_real_training_is_told_from_the_rank_that_waits_for_
 ) -> None:
     monkeypatch.setattr(inspection, "SILENT_S", QUIET_S)
     trainer = [sys.executable, "-m", "zerotrain.runtime.train"]
-    files = trainer_files(tmp_path)
     with launched(
-        tmp_path, "", command=trainer, token_path=token_file(tmp_path), master_port=free_port(), **files
+        tmp_path,
+        "",
+        command=trainer,
+        token_path=token_file(tmp_path),
+        master_port=free_port(),
+        train_spec_path=trainer_file(tmp_path),
     ) as launcher:
         eventually(lambda: motion_of(launcher, 0).steps_seen >= 20, what="twenty steps")
         assert 0.0 < (motion_of(launcher, 0).step_p99_seconds or 0.0) < 5.0, "what a step takes is learned"
