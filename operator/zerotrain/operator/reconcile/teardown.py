@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from zerotrain.operator.reconcile import logs
-from zerotrain.operator.reconcile.attempts import LIVE, AttemptView, strays
+from zerotrain.operator.reconcile.attempts import AttemptView, strays
 from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.nodes import Loss
 from zerotrain.operator.reconcile.observe import PodView
@@ -39,11 +39,8 @@ def end_strays(draft: Draft) -> None:
 
 def end_live_workers(draft: Draft, view: AttemptView, *, grace_s: int) -> None:
     """End what still runs and keep the ended pods, whose logs people want to read."""
-    live = [
-        worker.pod
-        for worker in view.workers
-        if worker.pod is not None and (worker.fate in LIVE or worker.loss is not None)
-    ]
+    # Also one that counts as lost because its node does not let it go.
+    live = [pod for pod in view.present if not pod.ended]
     due = [pod for pod in live if _needs_deletion(pod, grace_s)]
     spared = logs.unsaved(draft) if due else None
     _delete(draft, [pod for pod in due if spared is None or pod.uid != spared.uid], grace_s)
