@@ -17,7 +17,7 @@ ARGS ?=
 # Two workers: one for the tests that wait for clusters, one for those that compute. WORKERS=0 is one process.
 WORKERS ?= 2
 
-.PHONY: help demo test lint bench bench-offload bench-operator cluster-up cluster-down clean generate venv
+.PHONY: help demo test lint bench bench-offload bench-operator bench-suspend cluster-up cluster-down clean generate venv
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
@@ -60,6 +60,9 @@ bench-offload: venv ## the benchmarks of offloading: update kernel, spill file, 
 
 bench-operator: venv ## the operator beside plain Jobs on simulated nodes: speed, requests, memory (ARGS=--quick)
 	$(PY) -m tests.benchmarks.bench_operator $(ARGS)
+
+bench-suspend: venv ## 200 suspends, 20 of them with the real engine: is every checkpoint durable (ARGS="--real 0")
+	$(PY) -m tests.benchmarks.suspend_cycles $(ARGS)
 
 cluster-up: venv ## start a development cluster (PROFILE=control-plane|node|simulated NAME=dev)
 	$(PY) -m deploy.devcluster up --profile $(PROFILE) --name $(NAME) --cluster $(CLUSTER)
