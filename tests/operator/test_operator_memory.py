@@ -1,0 +1,35 @@
+"""A job that cannot fit, on the real API server: nothing of it exists until an annotation says otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.operator.kube_json import KubeJson
+from tests.operator.kubelet_double import kubelet
+from tests.operator.live_job import LiveJob
+from tests.operator.operator_process import KEY, operator
+from tests.support.devcluster import Cluster
+
+pytestmark = pytest.mark.cluster
+
+
+def test_a_job_that_cannot_fit_has_no_pods_until_it_is_overridden(
+    control_plane: Cluster, namespace: str, operator_kubeconfig: Path, api: KubeJson, tmp_path: Path
+) -> None:
+    with operator(operator_kubeconfig, tmp_path), kubelet(api, namespace, KEY, steps=20) as double:
+        job = LiveJob(control_plane, namespace, model={"preset": "gpt-1b"}, resources={"memory": "4Gi"})
+        stalled = job.wait_for("Stalled")
+        assert job.condition("Stalled")["reason"] == "DoesNotFit"
+        assert "Nearest that fits: " in job.condition("Stalled")["message"]
+        assert stalled["memoryPlan"]["verdict"] == "DoesNotFit"
+        assert (stalled["memoryPlan"]["ranks"], stalled.get("attempt", 0)) == (4, 0)
+        assert job.owned() == []
+        assert [reason for reason, _ in job.events()].count("DoesNotFit") == 1
+        ignore = "zerotrain.dev/ignore-memory-plan=true"
+        control_plane.kubectl("annotate", "ztj", job.name, "-n", namespace, ignore)
+        completed = job.wait_for("Completed")
+        assert completed["memoryPlan"]["overridden"] is True
+        assert "MemoryPlanIgnored" in [reason for reason, _ in job.events()]
+        assert {name for name, _ in double.created} == {"gpt-1-0", "gpt-1-1"}
