@@ -12,6 +12,7 @@ from datetime import timedelta
 from zerotrain.operator.api import AttemptShape, Phase
 from zerotrain.operator.api.scheduling import Gang, Scheduling
 from zerotrain.operator.constants import Reason
+from zerotrain.operator.reconcile import exclusions
 from zerotrain.operator.reconcile.attempts import AttemptView
 from zerotrain.operator.reconcile.capacity import Verdict
 from zerotrain.operator.reconcile.draft import Draft
@@ -107,16 +108,11 @@ def ask_room(
     verdict = draft.observed.capacity
     fresh = verdict is not None and verdict.at is not None and draft.now - verdict.at <= VERDICT_AGE
     if verdict is None or not fresh or verdict.workers != workers:
-        wish = shape or _sized(draft, workers)
-        draft.act(AskRoom(shape=wish, growing=growing))
+        wish = shape or AttemptShape(workers=workers)
+        away = {"excluded_nodes": exclusions.current(draft)}
+        draft.act(AskRoom(shape=wish.model_copy(update=away), growing=growing))
         return None
     return verdict
-
-
-def _sized(draft: Draft, workers: int) -> AttemptShape:
-    """As the current attempt, free in where its workers go."""
-    current = draft.status.shape or AttemptShape(workers=workers)
-    return AttemptShape(workers=workers, excluded_nodes=current.excluded_nodes)
 
 
 def _scheduling(draft: Draft) -> Scheduling:

@@ -1,0 +1,197 @@
+"""The cluster's side of admission: which APIs are there, how the room is read, what a Workload says."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from tests.operator.api_double import ApiDouble, Json, served
+from tests.operator.test_operator_executor import executor, job
+from zerotrain.operator.api import AttemptShape
+from zerotrain.operator.api.scheduling import Gang
+from zerotrain.operator.cluster.capacity import CapacityBoard, SnapshotReader
+from zerotrain.operator.cluster.discovery import discover
+from zerotrain.operator.cluster.kueue import Flavor, Said, advanced, flavors_of, queue_view
+from zerotrain.operator.cluster.store import JobKey
+from zerotrain.operator.constants import LABEL_JOB_UID
+from zerotrain.operator.reconcile import AskRoom
+from zerotrain.operator.reconcile.queues import QueueStep, QueueView
+from zerotrain.operator.resources.amounts import MILLI, PODS
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+PRIORITIES = "/apis/scheduling.k8s.io/v1/priorityclasses"
+
+
+def serve(double: ApiDouble, group: str, **versions: list[str]) -> None:
+    listed = [{"version": version} for version in versions]
+    double.on(f"GET /apis/{group}", (200, {"versions": listed}))
+    for version, resources in versions.items():
+        found = {"resources": [{"name": name} for name in resources]}
+        double.on(f"GET /apis/{group}/{version}", (200, found))
+
+
+async def test_the_newest_version_that_has_the_group_is_taken() -> None:
+    double = ApiDouble()
+    serve(double, "scheduling.k8s.io", v1=["priorityclasses"], v1alpha2=["podgroups"], v1beta1=["podgroups"])
+    serve(double, "kueue.x-k8s.io", v1beta1=["workloads"], v1beta2=["workloads", "resourceflavors"])
+    async with served(double) as api:
+        found = await discover(api)
+    assert found.gangs == {Gang.NATIVE: "scheduling.k8s.io/v1beta1"}
+    assert found.kueue == "kueue.x-k8s.io/v1beta2"
+
+
+async def test_groups_of_kubernetes_1_35_live_in_a_workload() -> None:
+    double = ApiDouble()
+    serve(double, "scheduling.k8s.io", v1=["priorityclasses"], v1alpha1=["workloads"])
+    async with served(double) as api:
+        found = await discover(api)
+    assert (found.gangs, found.kueue) == ({Gang.NATIVE: "scheduling.k8s.io/v1alpha1"}, None)
+
+
+def pod(uid: str | None, *, node: str | None, gpus: int, **more: Any) -> Json:
+    labels = {LABEL_JOB_UID: uid} if uid else {}
+    containers = [{"resources": {"requests": {"nvidia.com/gpu": str(gpus)}}}]
+    return {"metadata": {"labels": labels}, "spec": {"nodeName": node, "containers": containers, **more}}
+
+
+NODE = {"metadata": {"name": "a"}, "status": {"allocatable": {"nvidia.com/gpu": "8", "cpu": "8", PODS: "9"}}}
+
+
+def test_pods_are_added_up_by_who_they_belong_to() -> None:
+    reader = SnapshotReader([NODE])
+    reader.take(pod(None, node="a", gpus=1, priority=7))
+    reader.take(pod("j", node="a", gpus=2))
+    reader.take(pod("j", node="a", gpus=2))
+    reader.take(pod("k", node=None, gpus=3))
+    reader.take(pod("k", node=None, gpus=3))
+    reader.take(pod(None, node=None, gpus=8))
+    snapshot = reader.snapshot()
+    (use,) = snapshot.nodes
+    assert use.lasting == {7: {"nvidia.com/gpu": 1 * MILLI, PODS: MILLI}}
+    assert use.ours == {"j": {0: {"nvidia.com/gpu": 4 * MILLI, PODS: 2 * MILLI}}}
+    assert snapshot.unbound["k"].demand.workers == 2
+    assert snapshot.seen == {"j": 2, "k": 2}
+
+
+async def test_the_cluster_is_read_while_somebody_waits_and_not_before() -> None:
+    double = ApiDouble()
+    double.on(
+        "GET /api/v1/nodes", (200, {"metadata": {}, "items": [NODE, {**NODE, "metadata": {"name": "b"}}]})
+    )
+    double.on("GET /api/v1/pods", (200, {"metadata": {}, "items": []}))
+    double.on(f"GET {PRIORITIES}", (200, {"items": []}))
+    body = job()
+    body["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
+    uid, changed, may_act = body["metadata"]["uid"], asyncio.Queue[JobKey](), asyncio.Event()
+    may_act.set()
+    async with served(double) as api:
+        hands = executor(api)
+        board = CapacityBoard(api, hands.memories, changed.put_nowait, may_act)
+        task = asyncio.create_task(board.run())
+        await asyncio.sleep(0.1)
+        assert double.requests == []
+        hands.memories.of(uid)  # as the pass that asks has done
+        await hands.perform(body, [AskRoom(shape=AttemptShape(workers=2))])
+        assert await asyncio.wait_for(changed.get(), 10) == JobKey("ml", "gpt")
+        verdict = hands.memories.of(uid).capacity
+        assert verdict is not None
+        assert (verdict.admitted, verdict.workers) == (True, 2)
+        assert hands.memories.claims == {}
+        await hands.perform(body, [AskRoom(shape=None)])
+        assert hands.memories.of(uid).capacity is None
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+def item(status: Json, **spec: Any) -> Json:
+    pods = [{"name": "workers", "count": 2}]
+    return {"spec": {"podSets": pods, "queueName": "q", **spec}, "status": status}
+
+
+def conditions(**words: str) -> list[Json]:
+    """Type -> `True Reason message`."""
+    found = []
+    for kind, text in words.items():
+        value, reason, *message = text.split(" ", 2)
+        found.append({"type": kind, "status": value, "reason": reason, "message": " ".join(message)})
+    return found
+
+
+def test_a_workload_as_it_was_made() -> None:
+    assert queue_view(item({}), []) == QueueView(exists=True, workers=2, queue="q")
+
+
+def test_an_admission_with_flavors_and_the_updates_of_its_checks() -> None:
+    checks = [
+        {
+            "podSetUpdates": [
+                {"name": "workers", "labels": {"l": "1"}, "nodeSelector": {"pool": "x", "zone": "z"}}
+            ]
+        }
+    ]
+    status = {
+        "conditions": conditions(QuotaReserved="True Reserved", Admitted="True Admitted"),
+        "admission": {
+            "clusterQueue": "all",
+            "podSetAssignments": [{"name": "workers", "flavors": {"cpu": "f", "nvidia.com/gpu": "f"}}],
+        },
+        "admissionChecks": checks,
+    }
+    assert flavors_of(status) == ("f",)
+    view = queue_view(item(status), [Flavor(node_labels={"pool": "a100"})])
+    assert (view.admitted, view.holds_quota, view.cluster_queue) == (True, True, "all")
+    assert view.node_selector == {"pool": "a100", "zone": "z"}
+    assert view.labels == {"l": "1"}
+
+
+def test_a_toleration_of_a_newer_kueue_is_a_problem_and_no_crash() -> None:
+    update = {"name": "workers", "tolerations": [{"key": "a", "operator": "Newer"}]}
+    view = queue_view(item({"admissionChecks": [{"podSetUpdates": [update]}]}), [])
+    assert view.problem is not None
+    assert "admission check" in view.problem
+
+
+@pytest.mark.parametrize(
+    ("reason", "requeued"),
+    [
+        ("Preempted", "True"),
+        ("AdmissionCheck", "True"),
+        ("PodsReadyTimeout", "False"),
+        ("Deactivated", "False"),
+    ],
+)
+def test_a_release_clears_the_reservation_and_keeps_what_is_not_ours(reason: str, requeued: str) -> None:
+    before = {
+        "conditions": conditions(
+            Evicted=f"True {reason} why", QuotaReserved="True R", Admitted="True A", Other="True O"
+        ),
+        "admission": {"clusterQueue": "all"},
+        "requeueState": {"count": 1},
+    }
+    said = Said(step=QueueStep.RELEASE, message="why", at=NOW, generation=4)
+    after = advanced(before, said)
+    words = {each["type"]: each["status"] for each in after["conditions"]}
+    assert words == {
+        "Evicted": "True",
+        "QuotaReserved": "False",
+        "Admitted": "False",
+        "Other": "True",
+        "Requeued": requeued,
+    }
+    assert "admission" not in after
+    assert after["requeueState"] == {"count": 1}
+    assert before["admission"] == {"clusterQueue": "all"}, "the body of the watch was changed"
+    again = advanced(after, said)
+    assert again["conditions"] == after["conditions"], "a second release moves no time"
+
+
+@pytest.mark.parametrize(("phase", "reason"), [("Completed", "Succeeded"), ("Failed", "Failed")])
+def test_finished(phase: str, reason: str) -> None:
+    after = advanced({}, Said(step=QueueStep.FINISH, message=f"the job is {phase}", at=NOW, generation=1))
+    (condition,) = after["conditions"]
+    assert (condition["type"], condition["status"], condition["reason"]) == ("Finished", "True", reason)
