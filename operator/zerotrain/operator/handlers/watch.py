@@ -27,6 +27,39 @@ class EndlessBackoff:
             pause = min(pause * 2, 15.0)
 
 
+class _NoDiffs(kopf.DiffBaseStorage):
+    """kopf keeps what it last handled to find differences. Nobody asks for those here, and a copy of every job
+    at every event would be a tenth of the operator's work."""
+
+    def build(self, *, body: Any, extra_fields: Any = None) -> Any:
+        return {}
+
+    def fetch(self, *, body: Any) -> Any:
+        return None
+
+    def store(self, *, body: Any, patch: Any, essence: Any) -> None:
+        """Nothing: no annotation, no write."""
+
+
+class _NoProgress(kopf.ProgressStorage):
+    """The same for the state of handlers: ours have none."""
+
+    def fetch(self, *, key: Any, body: Any) -> Any:
+        return None
+
+    def store(self, *, key: Any, record: Any, body: Any, patch: Any) -> None:
+        """Nothing."""
+
+    def purge(self, *, key: Any, body: Any, patch: Any) -> None:
+        """Nothing."""
+
+    def touch(self, *, body: Any, patch: Any, value: Any) -> None:
+        """Nothing."""
+
+    def clear(self, *, essence: Any) -> Any:
+        return essence
+
+
 def configure(settings: kopf.OperatorSettings) -> None:
     """kopf's settings for production: bounded waits, no watches and no writes that we do not need."""
     settings.peering.standalone = True
@@ -42,6 +75,8 @@ def configure(settings: kopf.OperatorSettings) -> None:
     settings.networking.connect_timeout = 10
     settings.networking.enforce_retry_after = True
     settings.networking.error_backoffs = EndlessBackoff()
+    settings.persistence.diffbase_storage = _NoDiffs()
+    settings.persistence.progress_storage = _NoProgress()
     settings.queueing.worker_limit = 100
     settings.queueing.idle_timeout = 1.0
     settings.process.ultimate_exiting_timeout = 20

@@ -26,14 +26,26 @@ from .identity import Json, common_labels, config_map_name, metadata
 def config_map(job: ZeroTrainingJob) -> Json:
     """Without ds_config.json when the job refers to a ConfigMap of the user's."""
     meta = metadata(job, config_map_name(job), common_labels(job))
-    meta["annotations"] = {ANNOTATION_CONFIG_DIGEST: config_digest(job)}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": config_files(job)}
+    files = config_files(job)
+    meta["annotations"] = {ANNOTATION_CONFIG_DIGEST: _digest(files)}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": files}
 
 
 def config_digest(job: ZeroTrainingJob) -> str:
     """SHA-256 of the rendered files: equal digests mean that the ConfigMap is up to date."""
+    return _digest(config_files(job))
+
+
+def config_file_names(job: ZeroTrainingJob) -> tuple[str, ...]:
+    """The keys of `config_files` without rendering them."""
+    spec = job.spec
+    trains = spec.model is not None and spec.data is not None and spec.steps is not None
+    return (*((CONFIG_FILE,) if spec.config is not None else ()), *((TRAIN_SPEC_FILE,) if trains else ()))
+
+
+def _digest(files: dict[str, str]) -> str:
     digest = hashlib.sha256()
-    for name, text in sorted(config_files(job).items()):
+    for name, text in sorted(files.items()):
         digest.update(f"{name}\n{len(text)}\n{text}".encode())
     return digest.hexdigest()
 

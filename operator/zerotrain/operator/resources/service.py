@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zerotrain.contract.launch import MASTER_PORT, WORKER_HTTP_PORT
 from zerotrain.operator.api import ZeroTrainingJob
-from zerotrain.operator.constants import HTTP_PORT_NAME, RENDEZVOUS_PORT_NAME
+from zerotrain.operator.constants import HTTP_PORT_NAME, LABEL_RANK, RENDEZVOUS_PORT_NAME
 
 from .identity import Json, common_labels, metadata, selector
 
@@ -21,7 +21,7 @@ def service(job: ZeroTrainingJob) -> Json | None:
             "clusterIP": "None",
             # The ranks must find each other before the rendezvous, and pods are ready only after it.
             "publishNotReadyAddresses": True,
-            "selector": selector(job),
+            "selector": _named(job),
             "ports": [
                 {
                     "name": RENDEZVOUS_PORT_NAME,
@@ -38,3 +38,9 @@ def service(job: ZeroTrainingJob) -> Json | None:
             ],
         },
     }
+
+
+def _named(job: ZeroTrainingJob) -> dict[str, str]:
+    """The pods that get names. The built-in trainer needs worker 0's alone, where the ranks meet: every further
+    one would rewrite the endpoints of all when it starts. A program of the user's may ask for any."""
+    return selector(job) if job.spec.command else {**selector(job), LABEL_RANK: "0"}

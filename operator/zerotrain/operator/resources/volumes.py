@@ -20,7 +20,7 @@ from zerotrain.operator.constants import (
     TOKEN_KEY,
 )
 
-from .config_map import config_files
+from .config_map import config_file_names
 from .identity import Json, config_map_name, secret_name
 
 _OWNER_READS = 0o400
@@ -77,7 +77,7 @@ def as_written(part: ApiModel) -> Json:
 def _configuration(job: ZeroTrainingJob) -> MountedVolume:
     """Both files in one folder, whichever ConfigMap each comes from."""
     sources: list[Json] = []
-    own_files = sorted(config_files(job))
+    own_files = sorted(config_file_names(job))
     if own_files:
         sources.append(_files_of(config_map_name(job), {name: name for name in own_files}))
     reference = job.spec.config_from
@@ -98,7 +98,7 @@ def _files_of(config_map: str, paths: dict[str, str]) -> Json:
 
 
 def has_train_spec(job: ZeroTrainingJob) -> bool:
-    return TRAIN_SPEC_FILE in config_files(job)
+    return TRAIN_SPEC_FILE in config_file_names(job)
 
 
 def _channel(job: ZeroTrainingJob, attempt: int) -> MountedVolume:
