@@ -22,6 +22,7 @@ BLOCK_BYTES = 1 << 20
 QUEUE = 16
 """Requests in flight, as many threads."""
 SECONDS = 0.6
+MATMUL_SIZE = 1024
 MATMUL_PART = 0.7
 """What training reaches of a bare matrix product."""
 
@@ -97,7 +98,7 @@ def matmul_tflops() -> float | None:
     import torch
 
     on_cuda = torch.cuda.is_available()
-    size, device = (8192, "cuda") if on_cuda else (1024, "cpu")
+    size, device = (8 * MATMUL_SIZE, "cuda") if on_cuda else (MATMUL_SIZE, "cpu")
     left = torch.ones(size, size, dtype=torch.bfloat16, device=device)
     rounds, began = -1, time.perf_counter()
     while (elapsed := time.perf_counter() - began) < SECONDS:
