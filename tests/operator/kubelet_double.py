@@ -64,7 +64,7 @@ class KubeletDouble:
         """Pods that were there while one of another attempt of their job was."""
         self.start_up = True
         """False keeps new pods Pending."""
-        self.nodes = (NODE,)
+        self.nodes: tuple[str, ...] = (NODE,)
         """Where new pods go, by worker, in turn; see `ensure_node`."""
         self.silent: set[str] = set()
         """Nodes that send no heartbeats any more."""

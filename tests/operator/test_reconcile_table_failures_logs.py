@@ -24,6 +24,7 @@ from tests.operator.reconcile_builders import (
 from zerotrain.operator.reconcile import DeletePods, DeleteWorkers, LogView, NodeView, PodView, SaveLog
 
 TITLE = "attempt 1, pod gpt-1-0, node node-0: Killed, exit code 137"
+READABLE = LogView()
 SAVE = SaveLog(attempt=1, pod="gpt-1-0", rank=0, key="attempt-1.log", title=TITLE)
 THEN_IT = DeletePods(names_uids=(("gpt-1-0", "pod-1-0"),), grace_s=1)
 OTHERS = DeleteWorkers(attempt=1, grace_s=1, spared=0)
@@ -41,7 +42,7 @@ FAILURE = {
 
 
 def row(
-    *pods: PodView, id: str, want: Want, phase: str = "Running", log: LogView | None = LogView(), **more: Any
+    *pods: PodView, id: str, want: Want, phase: str = "Running", log: LogView | None = READABLE, **more: Any
 ) -> Row:
     observed = replace(seen(*pods, nodes=more.pop("nodes", {})), log=log)
     return Row(
