@@ -33,9 +33,7 @@ class Gate:
         self._living: set[Watched] = set()
         self.shut = False
 
-    def tasks(
-        self, loop: asyncio.AbstractEventLoop, coroutine: Any, /, **options: Any
-    ) -> asyncio.Task[Any]:
+    def tasks(self, loop: asyncio.AbstractEventLoop, coroutine: Any, /, **options: Any) -> asyncio.Task[Any]:
         watched = Watched(coroutine, self)
         self._living.add(watched)
         return asyncio.Task(watched, loop=loop, **options)

@@ -43,7 +43,7 @@ class Doom:
         self._record = record
         self._seeks = chance.random() < 0.6
         self._anywhere = chance.random() < 0.2
-        self._left = chance.randint(20, 80) if self._seeks else int(1.15 ** chance.uniform(0, 35))
+        self._left = chance.randint(40, 120) if self._seeks else int(1.15 ** chance.uniform(0, 40))
 
     def __call__(self, place: str, in_pass: bool) -> bool:
         self._record.passed[place] += 1

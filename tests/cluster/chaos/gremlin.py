@@ -22,6 +22,9 @@ Json = dict[str, Any]
 MAX_MISCHIEF = 4
 """Per job: its budget for lost pods is 20, and every job must come to its end."""
 
+PATIENCE = 0.85
+"""Likelihood that an act waits for a job that runs."""
+
 CODES = (137, 137, 1, 1, 82, 65)
 """Of ranks that end: killed, failed, lost its peers, and once in a while a failure that nothing helps."""
 

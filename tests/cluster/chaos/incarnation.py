@@ -128,8 +128,9 @@ class Incarnation:
         for transport in list(transports.values()):
             transport.abort()
         self._loop.set_task_factory(None)
-        self._loop.run_until_complete(asyncio.sleep(0))
-        self._loop.run_until_complete(self._loop.shutdown_default_executor())
+        with suppress(RuntimeError):  # killed once more while it is being buried
+            self._loop.run_until_complete(asyncio.sleep(0))
+            self._loop.run_until_complete(self._loop.shutdown_default_executor())
         self._loop.close()
         self._gate.bury()
 
