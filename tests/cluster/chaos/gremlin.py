@@ -149,12 +149,11 @@ class Gremlin:
             self.lives[made["metadata"]["uid"]] = Life(made["metadata"]["uid"], name)
 
     def _misbehave(self, jobs: list[Json]) -> None:
-        open_ = [
-            self.lives[job["metadata"]["uid"]]
-            for job in jobs
-            if not job.get("status", {}).get("completionTime")
-        ]
-        fit = [life for life in open_ if life.mischief < MAX_MISCHIEF and life.wakes_at is None]
+        open_ = [job for job in jobs if not job.get("status", {}).get("completionTime")]
+        if self._chance.random() < PATIENCE:  # else most jobs go before they ever run
+            open_ = [job for job in open_ if job.get("status", {}).get("phase") == "Running"]
+        lives = [self.lives[job["metadata"]["uid"]] for job in open_]
+        fit = [life for life in lives if life.mischief < MAX_MISCHIEF and life.wakes_at is None]
         if not fit:
             return
         life = self._chance.choice(fit)
