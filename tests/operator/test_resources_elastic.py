@@ -1,0 +1,64 @@
+"""The objects of an attempt in another size than the spec's, and the budget that protects one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.support.jobs import make_job
+from zerotrain.operator.api import ZeroTrainingJob
+from zerotrain.operator.resources import ResourceOptions, config_digest, shared_objects, worker_pods
+from zerotrain.operator.resources.budget import disruption_budget
+
+OPTIONS = ResourceOptions()
+BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+
+
+def resized(workers: int, **changes: Any) -> ZeroTrainingJob:
+    """The good job (2 workers of 2 ranks, micro batch 1, accumulation 4) in another size."""
+    return make_job(
+        {
+            "spec.elastic": {"minWorkers": 1, "maxWorkers": 8},
+            "spec.config.gradient_accumulation_steps": 4,
+            "status": {"shape": {"workers": workers}, "elastic": {"baseWorkers": 2, "wish": workers}},
+            **changes,
+        }
+    )
+
+
+def objects(job: ZeroTrainingJob) -> dict[str, dict[str, Any]]:
+    return {item["kind"]: item for item in shared_objects(job, 3, b"k" * 32, OPTIONS)}
+
+
+def test_each_size_has_its_configuration_under_its_own_name() -> None:
+    for workers, sizes in {1: (16, 1, 8), 2: (16, 1, 4), 8: (16, 1, 1)}.items():
+        job = resized(workers)
+        found = objects(job)["ConfigMap"]
+        assert found["metadata"]["name"] == f"gpt-config-{workers}"
+        config = json.loads(found["data"]["ds_config.json"])
+        assert tuple(config[name] for name in BATCH) == sizes
+        (pod, *_) = worker_pods(job, 3, (0,), OPTIONS)
+        sources = next(item for item in pod["spec"]["volumes"] if "projected" in item)["projected"]["sources"]
+        assert sources[0]["configMap"]["name"] == f"gpt-config-{workers}"
+    assert config_digest(resized(1)) != config_digest(resized(2))
+
+
+def test_ranks_and_service_are_those_of_the_attempt() -> None:
+    pods = list(worker_pods(resized(4), 3, range(4), OPTIONS))
+    env = {item["name"]: item.get("value") for item in pods[3]["spec"]["containers"][0]["env"]}
+    assert (env["WORLD_SIZE"], env["NODE_RANK"], env["MASTER_ADDR"]) == ("8", "3", "gpt-3-0.gpt")
+    assert "Service" in objects(resized(4))
+    assert "Service" not in objects(resized(1))
+
+
+def test_the_budget_counts_exactly_the_workers_of_its_attempt() -> None:
+    job = resized(4)
+    budget = disruption_budget(job, 3, 4)
+    (pod, *_) = worker_pods(job, 3, (0,), OPTIONS)
+    (other, *_) = worker_pods(job, 2, (0,), OPTIONS)
+    wanted = budget["spec"]["selector"]["matchLabels"].items()
+    assert wanted <= pod["metadata"]["labels"].items()
+    assert not wanted <= other["metadata"]["labels"].items()
+    assert budget["spec"]["minAvailable"] == 4
+    assert budget["metadata"]["name"] == "gpt-3"
+    assert budget["metadata"]["ownerReferences"][0]["uid"] == job.uid
