@@ -68,6 +68,8 @@ class Program:
     broken: bool = False
     step: int = 0
     durable: int = 0
+    told: int = 0
+    """Durable step in the last words of pods that stayed until the operator took them away."""
 
 
 @dataclass(slots=True)
@@ -219,10 +221,8 @@ class DayWorld:
             assert after <= self.excuses, f"attempt {after} for {self.excuses} reasons: {self._told()}"
         if new["phase"] == "Suspended" and old.get("phase") != "Suspended":
             assert not self.pods, f"suspended while {sorted(self.pods)} exist"
-            last = (new["checkpoint"].get("last") or {}).get("step", 0)
-            program = self.programs.get(after)
-            if program is not None and program.stops_at is not None and not program.broken:
-                assert last >= program.durable, f"knows step {last}, step {program.durable} was saved"
+            last, program = (new["checkpoint"].get("last") or {}).get("step", 0), self.programs.get(after)
+            assert program is None or last >= program.told, f"knows step {last}, {program.told} was told"
         charged = [item["attempt"] for item in new["restarts"]["recent"]]
         assert len(charged) == len(set(charged)), f"charged twice: {charged}"
         self.job = {**self.job, "status": new}
@@ -316,6 +316,8 @@ class DayWorld:
         words = last_words(code, pod.attempt, step=program.durable or None)
         if words.checkpoint is not None:
             words = replace(words, checkpoint=replace(words.checkpoint, time=self.now.timestamp()))
+        if code == 75 and pod.deletion_at is None:
+            program.told = program.durable
         over = ended(pod.index, code, pod.attempt, termination=words, **more)
         moment = {"finished_at": self.now, "ended_seen_at": None, "node": pod.node, "uid": pod.uid}
         kept = {"deletion_at": pod.deletion_at, "deletion_grace_s": pod.deletion_grace_s}

@@ -164,6 +164,10 @@ class Promises:
         job.names.add(seen.name)
 
     def _last_words(self, job: _Job, attempt: int, pod: Mapping[str, Any]) -> None:
+        """Of pods that stay until the operator takes them away. One that ends in its deletion goes at once,
+        and with it what it said, should no operator live; its checkpoint is found by the next attempt."""
+        if pod["metadata"].get("deletionTimestamp"):
+            return
         for container in pod.get("status", {}).get("containerStatuses", ()):
             ended = container.get("state", {}).get("terminated")
             if container["name"] == CONTAINER_NAME and ended and ended["exitCode"] == ExitCode.YIELDED:
