@@ -29,7 +29,7 @@ DRAIN_S = 3.0
 TIMEOUT_S = 600.0
 STAYS = {"devcluster.zerotrain.dev/exit-code": "0", "devcluster.zerotrain.dev/exit-after": "6h"}
 """Pods of batch/v1 Jobs succeed at once on simulated nodes unless they are told when."""
-REQUESTS = {"cpu": "100m", "memory": "64Mi"}
+REQUESTS = {"cpu": "100m", "memory": "1Gi"}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,11 @@ nothing is created; a field is never silently ignored.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 
-from zerotrain.contract.config import ConfigError, EngineConfig, load, resolve
+from zerotrain.contract.config import AutoValues, ConfigError, EngineConfig, load, resolve
 from zerotrain.contract.presets import PRESETS, auto_values
 from zerotrain.operator.constants import RESERVED_MOUNTS, Reason
 
@@ -36,7 +38,14 @@ def engine_config(spec: ZeroTrainingJobSpec, *, world_size: int | None = None) -
     gpt = spec.model.gpt if spec.model is not None else None
     preset = spec.model.preset if spec.model is not None else None
     auto = auto_values(d_model=gpt.d_model if gpt else None, preset=preset, steps=spec.steps)
-    return resolve(load(spec.config), world_size=world_size or spec.world_size, auto=auto)
+    # As text, since True, 1 and 1.0 are one key but not one value.
+    return _resolved(json.dumps(spec.config, sort_keys=True), world_size or spec.world_size, auto)
+
+
+@lru_cache(maxsize=256)
+def _resolved(config: str, world_size: int, auto: AutoValues) -> EngineConfig:
+    """Hundreds of keys are weighed for an answer that hundreds of jobs, and all attempts of one, share."""
+    return resolve(load(json.loads(config)), world_size=world_size, auto=auto)
 
 
 def _configuration(spec: ZeroTrainingJobSpec) -> Iterator[Refusal]:

@@ -10,9 +10,9 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
-from .base import ATOMIC, Bool, Int, Number, ObservedModel, keyed_by
+from .base import ATOMIC, ATOMIC_MAP, Bool, Int, Number, ObservedModel, keyed_by
 from .elastic import ElasticStatus
 from .hangs import HangStatus, StragglerStatus
 from .lifecycle import Verification
@@ -300,6 +300,10 @@ class Condition(ObservedModel):
 
 class ZeroTrainingJobStatus(ObservedModel):
     """What the operator observed."""
+
+    # One writer owns all of it: keeping record of who set each of its hundred fields would be the dearest
+    # part of a write.
+    model_config = ConfigDict(json_schema_extra=ATOMIC_MAP)
 
     observed_generation: Int = 0
     """metadata.generation that this status is about."""

@@ -19,6 +19,7 @@ from zerotrain.operator.cluster.telemetry import Telemetry
 
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
+STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 
 Json = dict[str, Any]
 
@@ -27,8 +28,8 @@ Json = dict[str, Any]
 class ApiLimits:
     """How hard the operator may press the API server."""
 
-    requests_per_second: float = 500.0
-    burst: int = 1000
+    requests_per_second: float = 1000.0
+    burst: int = 2000
     timeout_s: float = 30.0
     """Of one try. Watches have their own."""
     retries: int = 6
@@ -169,4 +170,4 @@ def _retry_after(response: aiohttp.ClientResponse) -> float | None:
         return None
 
 
-__all__ = ["JSON", "MERGE_PATCH", "Api", "ApiError", "ApiLimits", "Json", "Request"]
+__all__ = ["JSON", "MERGE_PATCH", "STRATEGIC_PATCH", "Api", "ApiError", "ApiLimits", "Json", "Request"]

@@ -61,7 +61,7 @@ class PodReflector:
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
 
     async def _list(self) -> None:
-        """Page by page into the store: the JSON of 20,000 pods at once would be the operator's largest object."""
+        """Page by page into the store: the JSON of 20,000 pods would be the operator's largest object."""
         listed: set[str] = set()
         changed: set[JobKey | None] = set()
         params = {"labelSelector": LABEL_JOB, "limit": str(PAGE)}

@@ -24,10 +24,10 @@ from zerotrain.operator.resources import shared_objects, worker_pods
 
 log = logging.getLogger(__name__)
 
-MAX_CREATIONS = 64
-"""Pods in creation at once, over all jobs: more only queue up inside the API server."""
+MAX_CREATIONS = 40
+"""Pods in creation at once, over all jobs: more queue up inside the API server, each with a connection."""
 
-MAX_OF_ONE_JOB = 40
+MAX_OF_ONE_JOB = 24
 """Pods of one job in creation at once: a job of thousands must not keep all others waiting."""
 
 
