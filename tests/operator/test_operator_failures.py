@@ -117,9 +117,7 @@ def test_rules_exclude_a_node_and_then_fail_the_job(
         assert reasons.count("RankFailed") == reasons.count("FailedByRule") == 1
 
 
-@pytest.mark.parametrize("end", ["taint", "delete"])
 def test_a_dead_node_is_waited_for_by_nobody(
-    end: str,
     control_plane: Cluster,
     namespace: str,
     node: str,
@@ -134,38 +132,10 @@ def test_a_dead_node_is_waited_for_by_nobody(
         wait_for_step(double, 5)
         double.nodes = (NODE,)
         double.dead = {node}
-        if end == "taint":
-            control_plane.kubectl("taint", "node", node, "node.kubernetes.io/out-of-service=down:NoExecute")
-        else:
-            control_plane.kubectl("delete", "node", node)
+        control_plane.kubectl("taint", "node", node, "node.kubernetes.io/out-of-service=down:NoExecute")
         wait_until(lambda: len(double.trainings()) == 2, "the second attempt to run", timeout_s=30)
         status = job.wait_for("Running")
         assert status["failures"][0]["reason"] == "NodeLost"
         assert status["failures"][0]["node"] == node
         assert status["restarts"] == {**status["restarts"], "infra": 1, "app": 0}
         judge_attempts(double, attempts=2)
-
-
-def test_a_node_that_is_not_ready_is_lost_once_no_step_comes(
-    control_plane: Cluster,
-    namespace: str,
-    node: str,
-    operator_kubeconfig: Path,
-    api: KubeJson,
-    tmp_path: Path,
-) -> None:
-    with operator(operator_kubeconfig, tmp_path), kubelet(api, namespace, KEY, steps=10**6) as double:
-        double.nodes = (NODE, node)
-        job = LiveJob(control_plane, namespace, failurePolicy__nodeNotReadySeconds=1)
-        wait_for_step(double, 5)
-        double.silent.add(node)
-        away = {"type": "Ready", "status": "Unknown", "lastTransitionTime": "2026-01-01T00:00:00Z"}
-        api.patch(f"/api/v1/nodes/{node}/status", {"status": {"conditions": [away]}})
-        step = double.trainings()[0].step
-        wait_for_step(double, step + 60)
-        assert job.status()["attempt"] == 1, "steps come, so every rank lives"
-        double.trainings()[0].stopped_rank = 1
-        double.nodes = (NODE,)
-        wait_until(lambda: job.status()["attempt"] == 2, "the second attempt", timeout_s=30)
-        failure = job.status()["failures"][0]
-        assert (failure["reason"], failure["node"], failure["log"]) == ("NodeLost", node, "")

@@ -130,9 +130,9 @@ class FailurePolicy(ApiModel):
     window_seconds: Seconds = 3600
     """Length of the sliding window in which restarts are counted; 3600 unless given."""
 
-    node_not_ready_seconds: Seconds = 60
-    """Seconds after which the workers of a node that is not ready count as lost, while no step comes; 60
-    unless given. A node that is deleted or tainted out-of-service is lost at once."""
+    node_not_ready_seconds: Annotated[Int, Field(ge=10, le=31_536_000)] = 60
+    """Seconds after which the workers of a node that is not ready count as lost, while no step comes; 10 or
+    more, 60 unless given. A node that is deleted or tainted out-of-service is lost at once."""
 
     node_exclusion_seconds: Seconds = 86400
     """Seconds for which the job keeps off a node that ReplaceNodeAndRestart excluded; 86400 unless given."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime
 
 
@@ -15,3 +16,13 @@ def parse_time(text: str | None) -> datetime | None:
 
 def from_unix(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
+
+
+def moment(unix_s: float) -> datetime | None:
+    """The same for a number that a tenant's program gave: None for what no calendar has."""
+    if not 0 < unix_s < math.inf:
+        return None
+    try:
+        return from_unix(unix_s)
+    except (ValueError, OverflowError, OSError):
+        return None

@@ -13,6 +13,7 @@ from typing import Any
 from zerotrain.operator.api import ZeroTrainingJobStatus
 from zerotrain.operator.constants import LABEL_JOB, LABEL_JOB_UID
 from zerotrain.operator.reconcile.attempts import AttemptView, view_attempt
+from zerotrain.operator.reconcile.clock import moment
 from zerotrain.operator.reconcile.job import JobView
 from zerotrain.operator.reconcile.nodes import NO_LOSSES, Loss, losses
 from zerotrain.operator.reconcile.observe import Observed
@@ -103,10 +104,14 @@ class Draft:
 
     def step_at(self) -> datetime | None:
         """When the newest step of the current attempt was made, by its own clock; never in the future."""
-        progress = self.status.progress
-        if progress.attempt != self.status.attempt or progress.last_step_time is None:
-            return None
-        return min(progress.last_step_time, self.now)
+        heard, written = self.observed.progress, self.status.progress
+        # Status is written more seldom than workers are heard.
+        step_at = (
+            moment(heard.step_at) if heard is not None and heard.attempt == self.status.attempt else None
+        )
+        if step_at is None and written.attempt == self.status.attempt:
+            step_at = written.last_step_time
+        return min(step_at, self.now) if step_at is not None else None
 
     def plan(self) -> Plan:
         return Plan(

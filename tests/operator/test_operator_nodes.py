@@ -1,0 +1,117 @@
+"""The operator's memory of nodes, and what it keeps of a log: nothing of well nodes, nothing unbounded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from tests.operator.api_double import ApiDouble, failure, served
+from tests.operator.reconcile_builders import running
+from zerotrain.operator.api import ZeroTrainingJob
+from zerotrain.operator.cluster.logs import MAX_KEPT_BYTES, last_lines, read_tail
+from zerotrain.operator.cluster.nodes import NodeStore
+from zerotrain.operator.resources.failures import failures_config_map, outdated_keys
+
+
+def node(
+    name: str = "node-0", *, ready: str | None = "True", reason: str = "x", **spec: Any
+) -> dict[str, Any]:
+    since = "2026-01-01T12:00:00Z"
+    condition = {"type": "Ready", "status": ready, "reason": reason, "lastTransitionTime": since}
+    return {"metadata": {"name": name}, "spec": spec, "status": {"conditions": [condition] if ready else []}}
+
+
+def taint(key: str, effect: str) -> dict[str, Any]:
+    return {"taints": [{"key": key, "effect": effect}]}
+
+
+@pytest.mark.parametrize(
+    ("item", "told"),
+    [
+        (node(), False),
+        (node(ready=None), False),
+        (node(ready="False"), True),
+        (node(ready="Unknown"), True),
+        (node(ready="Unknown", reason="NodeStatusNeverUpdated"), False),
+        (node(unschedulable=True), True),
+        (node(**taint("nvidia.com/gpu", "NoSchedule")), False),
+        (node(**taint("node.kubernetes.io/unreachable", "NoExecute")), True),
+        (node(**taint("node.kubernetes.io/out-of-service", "NoSchedule")), True),
+        (node(**taint("ToBeDeletedByClusterAutoscaler", "NoSchedule")), True),
+    ],
+)
+def test_only_nodes_with_something_to_say_are_kept(item: dict[str, Any], told: bool) -> None:
+    changed: list[str] = []
+    store = NodeStore(changed.append)
+    store.put(item)
+    assert ("node-0" in store.of([running(0)])) is told
+    store.put(item)
+    assert len(changed) == int(told), "a heartbeat wakes nobody"
+
+
+def test_a_node_that_was_deleted_is_told_of_until_its_name_comes_back() -> None:
+    store = NodeStore()
+    for name in ("node-0", "node-1", "node-2"):
+        store.put(node(name))
+    store.remove(node("node-0"))
+    store.listed({"node-2"})  # node-1 went while the watch was down
+    found = store.of([running(0), running(1), running(2)])
+    assert {name: view.gone for name, view in found.items()} == {"node-0": True, "node-1": True}
+    store.put(node("node-0"))
+    assert set(store.of([running(0), running(1)])) == {"node-1"}
+
+
+LOG = "".join(f"[rank {number % 3}] {number}\n" if number % 3 else f"{number}\n" for number in range(900))
+
+
+def test_the_last_hundred_lines_of_one_rank() -> None:
+    assert last_lines(LOG, 2).splitlines() == [f"[rank 2] {number}" for number in range(602, 900, 3)]
+    assert last_lines(LOG, 0).splitlines() == [str(number) for number in range(600, 900, 3)]
+    assert last_lines(LOG, None).splitlines() == LOG.splitlines()[-100:]
+    assert last_lines("launcher: no rank started\n", 5) == "launcher: no rank started\n"
+
+
+def test_what_a_program_writes_is_bounded_and_printable() -> None:
+    assert last_lines("10%\r20%\r30%\r\n\x1b[31mred\x00\x9b1m\n", None) == "30%\n?[31mred??1m\n"
+    kept = last_lines(("\u20ac" * 10**5 + "\n") * 200 + "the end\n", None)
+    assert len(kept.encode()) <= MAX_KEPT_BYTES
+    assert kept.endswith("the end\n")
+
+
+async def test_only_the_end_of_a_long_log_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def endless(request: web.Request) -> web.StreamResponse:
+        assert request.query["container"] == "worker"
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        for number in range(400):
+            await answer.write(f"{number} ".encode() + b"x" * 50_000 + b"\n")
+        return answer
+
+    double = ApiDouble()
+    double.on("GET /api/v1/namespaces/ml/pods/gpt-1-0/log", endless)
+    double.on("GET /api/v1/namespaces/ml/pods/gpt-1-1/log", failure(500, "InternalError", "no kubelet"))
+    async with served(double) as api:
+        text = await read_tail(api, namespace="ml", pod="gpt-1-0")
+        assert len(text) < 2 << 20
+        assert text.endswith("no more of it was read)\n")
+        refused = await read_tail(api, namespace="ml", pod="gpt-1-1")
+    assert refused.startswith("(the log cannot be read: 500")
+
+
+def test_the_failures_of_ten_attempts_fit_a_config_map(simple_job: ZeroTrainingJob) -> None:
+    keys = [f"attempt-{number}.log" for number in range(1, 31)] + ["notes"]
+    assert outdated_keys([*keys[:10], "notes"], "attempt-11.log") == ["attempt-1.log"]
+    assert outdated_keys(keys, "attempt-30.log") == sorted(keys[:20])
+    assert outdated_keys([], "attempt-1.log") == []
+    item = failures_config_map(simple_job, dict.fromkeys(keys[:10], "x" * MAX_KEPT_BYTES))
+    assert sum(map(len, item["data"].values())) < 1 << 20
+    assert item["metadata"]["ownerReferences"][0]["uid"] == simple_job.uid
+
+
+@pytest.fixture
+def simple_job() -> ZeroTrainingJob:
+    from tests.operator.reconcile_builders import job
+
+    return ZeroTrainingJob.parse(job())
