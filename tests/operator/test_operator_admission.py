@@ -44,12 +44,12 @@ async def test_the_newest_version_that_has_the_group_is_taken() -> None:
     assert found.kueue == "kueue.x-k8s.io/v1beta2"
 
 
-async def test_groups_of_kubernetes_1_35_live_in_a_workload() -> None:
+async def test_a_group_that_cannot_be_written_is_not_found() -> None:
     double = ApiDouble()
-    serve(double, "scheduling.k8s.io", v1=["priorityclasses"], v1alpha1=["workloads"])
+    serve(double, "scheduling.k8s.io", v1=["priorityclasses"], v1alpha1=["workloads"], v1beta1=[])
     async with served(double) as api:
         found = await discover(api)
-    assert (found.gangs, found.kueue) == ({Gang.NATIVE: "scheduling.k8s.io/v1alpha1"}, None)
+    assert (found.gangs, found.kueue) == ({}, None)
 
 
 def pod(uid: str | None, *, node: str | None, gpus: int, **more: Any) -> Json:

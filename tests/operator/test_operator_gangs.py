@@ -6,6 +6,7 @@ Simulated nodes of 8 GPUs; a pod that holds one of them makes room for one worke
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ def gang_cluster(simulated_cluster: object) -> Iterator[Cluster]:
 def process(gang_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
     folder = tmp_path_factory.mktemp("gangs")
     with operator(install(gang_cluster, folder), folder, {"ZEROTRAIN_OPERATOR_CHANNEL": "silent"}) as process:
+        process.expects_refusals = True  # a quota refuses with the code of a missing right
         yield process
 
 
@@ -94,18 +96,23 @@ def test_the_scheduler_binds_all_workers_or_none(
     gang_cluster.kubectl("delete", "pod", "blocker", "-n", space, "--grace-period=0", "--force")
     job.wait_for("Running")
     assert sorted(map(str, nodes_of(gang_cluster, space))) == ["node-0", "node-1"]
-    fail = "devcluster.zerotrain.dev/exit-code=1"
-    gang_cluster.kubectl("annotate", "pod", "gpt-1-1", "-n", space, fail)
-    wait_until(lambda: job.status()["attempt"] == 2, "the next attempt")
+    policy = {"schedulingPolicy": {"basic": {}}}
+    with foreign_group(gang_cluster, space, "scheduling.k8s.io/v1alpha2", "gpt-2", policy):
+        fail = "devcluster.zerotrain.dev/exit-code=1"
+        gang_cluster.kubectl("annotate", "pod", "gpt-1-1", "-n", space, fail)
+        wait_until(lambda: job.condition("Reconciling").get("reason") == "NameTaken", "the refusal")
     job.wait_for("Running")
-    groups = [item["metadata"]["name"] for item in gang_cluster.get(GROUPS, "-n", space)["items"]]
-    assert groups == ["gpt-2"], "each attempt has a group of its own, and leaves none behind"
+    assert job.status()["attempt"] == 2
+    assert names_of(gang_cluster, space, GROUPS) == ["gpt-2"]
 
 
 def test_no_pod_exists_until_there_is_room_for_all(
     gang_cluster: Cluster, process: OperatorProcess, space: str
 ) -> None:
     block_a_node(gang_cluster, space)
+    # Only one pod may exist once the blocker is gone.
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "one"}}
+    gang_cluster.apply({**quota, "spec": {"hard": {"pods": "1"}}}, namespace=space)
     job = two_whole_nodes(gang_cluster, space, gang="Operator", topologyKey="topology.kubernetes.io/region")
     wait_until(lambda: "room for 1" in job.condition("Admitted").get("message", ""), "the count of the room")
     waits = job.condition("Admitted")
@@ -114,6 +121,12 @@ def test_no_pod_exists_until_there_is_room_for_all(
     assert job.status()["phase"] == "Queued"
     assert job.owned() == []
     gang_cluster.kubectl("delete", "pod", "blocker", "-n", space, "--grace-period=0", "--force")
+    # There is room for both, but the quota lets only one exist: it must not take a node meanwhile.
+    wait_until(lambda: job.condition("Reconciling").get("reason") == "QuotaExceeded", "the quota's refusal")
+    assert nodes_of(gang_cluster, space) == [None]
+    (pod,) = gang_cluster.get("pods", "-n", space, "-l", "zerotrain.dev/job")["items"]
+    assert pod["spec"]["schedulingGates"] == [{"name": "zerotrain.dev/all-workers"}]
+    gang_cluster.kubectl("delete", "resourcequota", "one", "-n", space)
     running = job.wait_for("Running")
     assert running["shape"]["gang"] == "Operator"
     assert running["shape"]["nodeSelector"] == {"topology.kubernetes.io/region": "region-1"}
@@ -128,7 +141,7 @@ def test_the_pod_groups_of_other_schedulers_are_found_and_written(
     gang_cluster.kubectl("apply", "-f", str(CRDS / "pod_groups.yaml"))
     crds = ("crd/podgroups.scheduling.volcano.sh", "crd/podgroups.scheduling.x-k8s.io")
     gang_cluster.kubectl("wait", "--for=condition=Established", *crds, "--timeout=30s")
-    two_whole_nodes(gang_cluster, space, gang="Volcano", priorityClassName="high")
+    job = two_whole_nodes(gang_cluster, space, gang="Volcano", priorityClassName="high")
     other = LiveJob(
         gang_cluster,
         space,
@@ -152,6 +165,33 @@ def test_the_pod_groups_of_other_schedulers_are_found_and_written(
     assert pods["other-1-1"]["spec"]["schedulerName"] == "scheduler-plugins-scheduler"
     assert pods["other-1-1"]["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] == "other-1"
     assert other.status()["shape"]["gang"] == "scheduling.x-k8s.io/v1alpha1"
+    for each, version in ((job, "scheduling.volcano.sh/v1beta1"), (other, "scheduling.x-k8s.io/v1alpha1")):
+        with foreign_group(gang_cluster, space, version, f"{each.name}-2", {"minMember": 1}):
+            gang_cluster.kubectl("delete", "pod", f"{each.name}-1-0", "-n", space, "--wait=false")
+            wait_until(
+                lambda each=each: each.condition("Reconciling").get("reason") == "NameTaken", "the refusal"
+            )
+        resource = f"podgroups.{version.partition('/')[0]}"
+        wait_until(
+            lambda each=each, resource=resource: (
+                names_of(gang_cluster, space, resource) == [f"{each.name}-2"]
+                and each.condition("Reconciling")["reason"] != "NameTaken"
+            ),
+            "the group of the next attempt, alone",
+        )
+
+
+@contextmanager
+def foreign_group(cluster: Cluster, space: str, version: str, name: str, spec: Any) -> Iterator[None]:
+    """A group of somebody else that has the name of ours, until the end of the block."""
+    item = {"apiVersion": version, "kind": "PodGroup", "metadata": {"name": name}, "spec": spec}
+    cluster.apply(item, namespace=space)
+    yield
+    cluster.kubectl("delete", f"podgroups.{version.partition('/')[0]}", name, "-n", space)
+
+
+def names_of(cluster: Cluster, space: str, resource: str) -> list[str]:
+    return [item["metadata"]["name"] for item in cluster.get(resource, "-n", space)["items"]]
 
 
 def _group_of(cluster: Cluster, space: str, resource: str, name: str) -> dict[str, Any]:

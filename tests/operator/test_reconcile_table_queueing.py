@@ -24,13 +24,22 @@ from tests.operator.reconcile_builders import (
 from zerotrain.operator.api import AttemptShape
 from zerotrain.operator.api.core.meta import Toleration
 from zerotrain.operator.api.scheduling import Gang
-from zerotrain.operator.reconcile import AskQueue, AskRoom, CreateWorkers, DiscoverApis, Observed, reconcile
+from zerotrain.operator.reconcile import (
+    AskQueue,
+    AskRoom,
+    CreateWorkers,
+    DiscoverApis,
+    Observed,
+    OpenGates,
+    reconcile,
+)
 from zerotrain.operator.reconcile.capacity import Verdict
 from zerotrain.operator.reconcile.queues import ClusterApis, QueueStep, QueueView
 
 NATIVE = "scheduling.k8s.io/v1alpha2"
 VOLCANO = "scheduling.volcano.sh/v1beta1"
 TWO = AttemptShape(workers=2)
+OWN = {"workers": 2, "gang": "Operator"}
 CREATE = CreateWorkers(attempt=1, indices=(0, 1))
 
 
@@ -136,6 +145,27 @@ GANGS = [
         job(spec={"scheduling": {"gang": "Operator"}}, status=status("Pending", 1)),
         seen(pending(0), pending(1), capacity=room(True)),
         Want(phase="Pending", actions=(AskRoom(shape=None),)),
+    ),
+    case(
+        "gates-open-when-all-workers-exist",
+        job(spec={"scheduling": {"gang": "Operator"}}, status=status("Pending", 1, shape=OWN)),
+        seen(pending(0, gated=True), pending(1, gated=True)),
+        Want(phase="Pending", actions=(OpenGates(pods=("gpt-1-0", "gpt-1-1")),)),
+    ),
+    case(
+        "gates-stay-closed-while-one-is-missing",
+        job(
+            spec={"scheduling": {"gang": "Operator"}},
+            status=status("Pending", 1, shape=OWN, podsCreated=False),
+        ),
+        seen(pending(0, gated=True)),
+        Want(phase="Pending", actions=(CreateWorkers(attempt=1, indices=(1,)),)),
+    ),
+    case(
+        "gates-of-others-are-theirs",
+        job(status=status("Pending", 1)),
+        seen(pending(0, gated=True), pending(1, gated=True)),
+        Want(phase="Pending", actions=()),
     ),
     case(
         "an-old-word-is-not-acted-upon",

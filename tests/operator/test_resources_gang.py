@@ -9,7 +9,7 @@ import pytest
 from tests.support.jobs import make_job
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.resources import ResourceOptions, shared_objects, worker_pod
-from zerotrain.operator.resources.gang import OPERATOR, group_resource
+from zerotrain.operator.resources.gang import OPERATOR, has_group
 from zerotrain.operator.resources.kueue import workload, workload_name
 from zerotrain.operator.resources.topology import keep_off
 
@@ -30,23 +30,14 @@ def pod_of(job: ZeroTrainingJob) -> Json:
 
 def group_of(job: ZeroTrainingJob) -> Json | None:
     objects = shared_objects(job, 3, KEY, ResourceOptions())
-    return next((item for item in objects if item["kind"] in ("PodGroup", "Workload")), None)
+    return next((item for item in objects if item["kind"] == "PodGroup"), None)
 
 
 HIGH = {"spec.scheduling": {"priorityClassName": "high", "topologyKey": "rack"}}
 GANG = {"gang": {"minCount": 2}}
-GROUPS: list[tuple[str, str, Json]] = [
-    (
-        "scheduling.k8s.io/v1alpha1",
-        "Workload",
-        {
-            "controllerRef": {"apiGroup": "zerotrain.dev", "kind": "ZeroTrainingJob", "name": "gpt"},
-            "podGroups": [{"name": "workers", "policy": GANG}],
-        },
-    ),
+GROUPS: list[tuple[str, Json]] = [
     (
         "scheduling.k8s.io/v1alpha2",
-        "PodGroup",
         {
             "schedulingPolicy": GANG,
             "disruptionMode": "PodGroup",
@@ -56,7 +47,6 @@ GROUPS: list[tuple[str, str, Json]] = [
     ),
     (
         "scheduling.k8s.io/v1beta1",
-        "PodGroup",
         {
             "schedulingPolicy": GANG,
             "disruptionMode": {"all": {}},
@@ -66,7 +56,6 @@ GROUPS: list[tuple[str, str, Json]] = [
     ),
     (
         "scheduling.volcano.sh/v1beta1",
-        "PodGroup",
         {
             "minMember": 2,
             "minResources": {"cpu": "3", "memory": "2147483648"},
@@ -75,26 +64,24 @@ GROUPS: list[tuple[str, str, Json]] = [
     ),
     (
         "scheduling.x-k8s.io/v1alpha1",
-        "PodGroup",
         {"minMember": 2, "minResources": {"cpu": "3", "memory": "2147483648"}},
     ),
 ]
 
 
-@pytest.mark.parametrize(("version", "kind", "spec"), GROUPS, ids=[row[0] for row in GROUPS])
-def test_one_group_an_attempt(version: str, kind: str, spec: Json) -> None:
+@pytest.mark.parametrize(("version", "spec"), GROUPS, ids=[row[0] for row in GROUPS])
+def test_one_group_an_attempt(version: str, spec: Json) -> None:
     job = shaped({"gang": version}, HIGH)
     group = group_of(job)
     assert group is not None
-    assert (group["apiVersion"], group["kind"], group["spec"]) == (version, kind, spec)
+    assert (group["apiVersion"], group["kind"], group["spec"]) == (version, "PodGroup", spec)
     meta = group["metadata"]
     assert (meta["name"], meta["labels"]["zerotrain.dev/attempt"]) == ("gpt-3", "3")
     assert meta["ownerReferences"][0]["uid"] == job.uid
-    assert group_resource(version) == f"{kind.lower()}s"
+    assert has_group(version)
 
 
 MEMBERS: list[tuple[str, Json, Json]] = [
-    ("scheduling.k8s.io/v1alpha1", {"workloadRef": {"name": "gpt-3", "podGroup": "workers"}}, {}),
     ("scheduling.k8s.io/v1alpha2", {"schedulingGroup": {"podGroupName": "gpt-3"}}, {}),
     ("scheduling.k8s.io/v1beta1", {"schedulingGroup": {"podGroupName": "gpt-3"}}, {}),
     (
@@ -112,7 +99,7 @@ MEMBERS: list[tuple[str, Json, Json]] = [
         {"schedulerName": "scheduler-plugins-scheduler"},
         {"labels": {"scheduling.x-k8s.io/pod-group": "gpt-3"}},
     ),
-    (OPERATOR, {}, {}),
+    (OPERATOR, {"schedulingGates": [{"name": "zerotrain.dev/all-workers"}]}, {}),
     ("", {}, {}),
 ]
 
@@ -128,6 +115,12 @@ def test_pods_join_the_group_of_their_attempt(version: str, spec: Json, meta: Js
 @pytest.mark.parametrize("version", ["", OPERATOR])
 def test_no_group_without_a_scheduler_s_gang(version: str) -> None:
     assert group_of(shaped({"gang": version})) is None
+    assert not has_group(version)
+
+
+def test_a_single_worker_has_nobody_to_wait_for() -> None:
+    job = shaped({"gang": OPERATOR, "workers": 1})
+    assert "schedulingGates" not in worker_pod(job, 3, 0, ResourceOptions())["spec"]
 
 
 def test_a_named_scheduler_stays() -> None:

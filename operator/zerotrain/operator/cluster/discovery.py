@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from zerotrain.operator.cluster.api import Api, Request
 from zerotrain.operator.cluster.errors import NotFound
 from zerotrain.operator.reconcile.queues import ClusterApis
-from zerotrain.operator.resources.gang import GROUPS, RESOURCE_OF_VERSION, VERSIONS
+from zerotrain.operator.resources.gang import GROUPS, RESOURCE, VERSIONS
 from zerotrain.operator.resources.kueue import KUEUE_GROUP, KUEUE_VERSIONS
 
 
@@ -15,7 +15,7 @@ async def discover(api: Api) -> ClusterApis:
     """Raises ApiError."""
     gangs = {}
     for gang, group in GROUPS.items():
-        found = await _newest(api, group, VERSIONS[gang], "podgroups")
+        found = await _newest(api, group, VERSIONS[gang], RESOURCE)
         if found is not None:
             gangs[gang] = found
     kueue = await _newest(api, KUEUE_GROUP, KUEUE_VERSIONS, "workloads")
@@ -29,9 +29,8 @@ async def _newest(api: Api, group: str, versions: Sequence[str], resource: str) 
         name = f"{group}/{version}"
         if version not in served:
             continue
-        wanted = RESOURCE_OF_VERSION.get(name, resource)
         listed = await _get(api, f"/apis/{name}")
-        if any(item["name"] == wanted for item in listed.get("resources", ())):
+        if any(item["name"] == resource for item in listed.get("resources", ())):
             return name
     return None
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from zerotrain.operator.cluster.actions import (
     admission,
+    gangs,
     logs,
     protection,
     stacks,
@@ -29,6 +30,7 @@ from zerotrain.operator.reconcile import (
     DeletePods,
     DeleteWorkers,
     DiscoverApis,
+    OpenGates,
     ProtectWorkers,
     RequestYield,
     SaveLog,
@@ -52,6 +54,7 @@ _PERFORM: dict[type, Callable[[Hands, Json, Any], Awaitable[None]]] = {
     UnprotectWorkers: protection.unprotect,
     CollectStacks: stacks.collect,
     CreateVerification: verification.create,
+    OpenGates: gangs.open_gates,
     DiscoverApis: admission.discover,
     AskRoom: admission.ask_room,
     AskQueue: admission.ask_queue,

@@ -1,6 +1,5 @@
 """The decisions of the operator, pure: `reconcile(job, observed, now) -> Plan`."""
 
-from .capacity import Claim, Demand, NodeUse, Verdict, admit
 from .core import reconcile
 from .job import Known
 from .nodes import NodeTaint, NodeView
@@ -30,6 +29,7 @@ from .plan import (
     DiscoverApis,
     Event,
     EventType,
+    OpenGates,
     Plan,
     ProtectWorkers,
     RequestYield,
@@ -61,6 +61,7 @@ __all__ = [
     "NodeUse",
     "NodeView",
     "Observed",
+    "OpenGates",
     "Plan",
     "PodState",
     "PodView",

@@ -62,6 +62,8 @@ class PodView:
     ready: bool = False
     scheduled: bool = False
     unscheduled_reason: str | None = None
+    gated: bool = False
+    """The scheduler does not look at it yet: a scheduling gate is closed."""
     started: bool = False
     """The worker's container runs now or has run."""
     waiting: str | None = None
@@ -210,6 +212,7 @@ def pod_view(pod: Mapping[str, Any], *, seen_at: datetime) -> PodView | None:
         ready=_is_true(conditions.get("Ready")),
         scheduled=_is_true(conditions.get("PodScheduled")),
         unscheduled_reason=_unscheduled(conditions.get("PodScheduled")),
+        gated=bool(pod.get("spec", {}).get("schedulingGates")),
         started="running" in state or ended is not None,
         waiting=_waiting(state.get("waiting")),
         exit_code=code,

@@ -132,6 +132,8 @@ def _follow(draft: Draft, view: AttemptView) -> None:
     absent = view.indices(Fate.ABSENT)
     if absent:
         draft.act(CreateWorkers(attempt=view.number, indices=absent))
+    else:
+        queueing.open_gates(draft, view)
     for worker in view.workers:
         if worker.fate is Fate.GOING and worker.pod is not None and worker.pod.deletion_at is not None:
             # A node that died with the pod sends no event: look again when the pod counts as lost.

@@ -124,6 +124,13 @@ class CollectStacks:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class OpenGates:
+    """Let the scheduler have these pods."""
+
+    pods: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DiscoverApis:
     """Find out which gang schedulers and queues the cluster has."""
 
@@ -163,6 +170,7 @@ Action = (
     | UnprotectWorkers
     | CollectStacks
     | CreateVerification
+    | OpenGates
     | DiscoverApis
     | AskRoom
     | AskQueue

@@ -16,7 +16,7 @@ from zerotrain.operator.reconcile import exclusions
 from zerotrain.operator.reconcile.attempts import AttemptView
 from zerotrain.operator.reconcile.capacity import Verdict
 from zerotrain.operator.reconcile.draft import Draft
-from zerotrain.operator.reconcile.plan import AskQueue, AskRoom, DiscoverApis
+from zerotrain.operator.reconcile.plan import AskQueue, AskRoom, DiscoverApis, OpenGates
 from zerotrain.operator.reconcile.queues import QueueStep
 from zerotrain.operator.resources.gang import GROUPS, OPERATOR
 
@@ -72,6 +72,13 @@ def admission(draft: Draft) -> str:
     if name is not None and queue is not None:
         return f"attempt {number} starts: admitted by queue {name} (ClusterQueue {queue.cluster_queue})"
     return f"attempt {number} starts: there is room for all workers"
+
+
+def open_gates(draft: Draft, view: AttemptView) -> None:
+    """All workers exist: the scheduler may place them. Until then a quota may still refuse some."""
+    waiting = tuple(sorted(pod.name for pod in view.present if pod.gated))
+    if waiting and draft.status.shape is not None and draft.status.shape.gang == OPERATOR:
+        draft.act(OpenGates(pods=waiting))
 
 
 def evicted(draft: Draft, view: AttemptView) -> str | None:

@@ -1,7 +1,7 @@
 """Pod groups: what tells a scheduler that the workers of an attempt are placed together or not at all.
 
-Three schedulers, five API versions. The attempt's shape names the version that was found when it started, so
-that a pod that is made again joins the same group. A group belongs to one attempt: its size never changes.
+Three schedulers, several API versions. The attempt's shape names the version that was found when it started,
+so that a pod that is made again joins the same group. A group belongs to one attempt: its size never changes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.api.scheduling import Gang, Scheduling, TopologyPolicy
-from zerotrain.operator.constants import GROUP, KIND
+from zerotrain.operator.constants import GROUP
 
 from .amounts import requests_of, resource_list, times
 from .identity import Json, attempt_labels, metadata
@@ -24,16 +24,17 @@ GROUPS: Final = {
     Gang.COSCHEDULING: "scheduling.x-k8s.io",
 }
 VERSIONS: Final = {
-    Gang.NATIVE: ("v1", "v1beta1", "v1alpha3", "v1alpha2", "v1alpha1"),
+    Gang.NATIVE: ("v1beta1", "v1alpha3", "v1alpha2"),
     Gang.VOLCANO: ("v1beta1",),
     Gang.COSCHEDULING: ("v1alpha1",),
 }
 """Those that this module can write, the newest first."""
 
-RESOURCE_OF_VERSION: Final = {"scheduling.k8s.io/v1alpha1": "workloads"}
-"""The group's resource where it is not `podgroups`: Kubernetes 1.35 kept groups inside a Workload."""
+RESOURCE: Final = "podgroups"
 
-_WORKERS = "workers"
+GATE: Final = f"{GROUP}/all-workers"
+"""Scheduling gate of a pod whose peers do not all exist yet: without them it must not take a node."""
+
 _SCHEDULERS = {Gang.VOLCANO: "volcano", Gang.COSCHEDULING: "scheduler-plugins-scheduler"}
 _COSCHEDULING_LABEL = "scheduling.x-k8s.io/pod-group"
 _VOLCANO_ANNOTATIONS = ("scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name")
@@ -43,11 +44,9 @@ def group_name(job_name: str, attempt: int) -> str:
     return f"{job_name}-{attempt}"
 
 
-def group_resource(version: str) -> str | None:
-    """Plural of the group's kind; None without a scheduler's gang."""
-    if _mechanism(version) is None:
-        return None
-    return RESOURCE_OF_VERSION.get(version, "podgroups")
+def has_group(version: str) -> bool:
+    """Whether a scheduler's pod group places the attempt."""
+    return _mechanism(version) is not None
 
 
 def pod_group(job: ZeroTrainingJob, attempt: int, worker: Json) -> Json | None:
@@ -55,15 +54,15 @@ def pod_group(job: ZeroTrainingJob, attempt: int, worker: Json) -> Json | None:
     version = job.shape.gang
     match _mechanism(version):
         case Gang.NATIVE:
-            spec, kind = _native(job, version)
+            spec = _native(job, version)
         case Gang.VOLCANO:
-            spec, kind = _volcano(job, worker), "PodGroup"
+            spec = _volcano(job, worker)
         case Gang.COSCHEDULING:
-            spec, kind = {"minMember": job.shape.workers, "minResources": _total(job, worker)}, "PodGroup"
+            spec = {"minMember": job.shape.workers, "minResources": _total(job, worker)}
         case _:
             return None
     meta = metadata(job, group_name(job.name, attempt), attempt_labels(job, attempt))
-    return {"apiVersion": version, "kind": kind, "metadata": meta, "spec": spec}
+    return {"apiVersion": version, "kind": "PodGroup", "metadata": meta, "spec": spec}
 
 
 def join(pod: Json, job: ZeroTrainingJob, attempt: int) -> None:
@@ -77,14 +76,14 @@ def join(pod: Json, job: ZeroTrainingJob, attempt: int) -> None:
     if scheduler is not None:
         spec["schedulerName"] = scheduler
     match mechanism:
-        case Gang.NATIVE if version.endswith("/v1alpha1"):
-            spec["workloadRef"] = {"name": name, "podGroup": _WORKERS}
         case Gang.NATIVE:
             spec["schedulingGroup"] = {"podGroupName": name}
         case Gang.VOLCANO:
             meta["annotations"] |= dict.fromkeys(_VOLCANO_ANNOTATIONS, name)
         case Gang.COSCHEDULING:
             meta["labels"][_COSCHEDULING_LABEL] = name
+        case None if version == OPERATOR and job.shape.workers > 1:
+            spec["schedulingGates"] = [{"name": GATE}]
 
 
 def _mechanism(version: str) -> Gang | None:
@@ -92,21 +91,17 @@ def _mechanism(version: str) -> Gang | None:
     return next((gang for gang, name in GROUPS.items() if name == group), None)
 
 
-def _native(job: ZeroTrainingJob, version: str) -> tuple[Json, str]:
+def _native(job: ZeroTrainingJob, version: str) -> Json:
     policy = {"gang": {"minCount": job.shape.workers}}
-    number = version.rpartition("/")[2]
-    if number == "v1alpha1":
-        owner = {"apiGroup": GROUP, "kind": KIND, "name": job.name}
-        return {"controllerRef": owner, "podGroups": [{"name": _WORKERS, "policy": policy}]}, "Workload"
     # Where the scheduler evicts one worker it may as well evict all: the others cannot go on without it.
-    mode: Any = "PodGroup" if number == "v1alpha2" else {"all": {}}
+    mode: Any = "PodGroup" if version.endswith("/v1alpha2") else {"all": {}}
     spec: Json = {"schedulingPolicy": policy, "disruptionMode": mode}
     scheduling = job.spec.scheduling or Scheduling()
     if scheduling.priority_class_name is not None:
         spec["priorityClassName"] = scheduling.priority_class_name
     if scheduling.topology_key is not None and scheduling.topology_policy is not TopologyPolicy.SPREAD:
         spec["schedulingConstraints"] = {"topology": [{"key": scheduling.topology_key}]}
-    return spec, "PodGroup"
+    return spec
 
 
 def _volcano(job: ZeroTrainingJob, worker: Json) -> Json:
