@@ -27,10 +27,10 @@ from zerotrain.operator.reconcile import (
     ProtectWorkers,
     RequestYield,
     UnprotectWorkers,
-    Verdict,
     YieldState,
     reconcile,
 )
+from zerotrain.operator.reconcile.capacity import Verdict
 from zerotrain.operator.reconcile.observe import Protection
 
 SLOTS = 2

@@ -6,7 +6,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tests.cluster.chaos.incarnation import Incarnation
 from tests.cluster.chaos.season import Season
@@ -14,6 +14,9 @@ from tests.operator.operator_process import OperatorProcess
 
 MAX_LIFE_S = 3.0
 """A life that does not come to its doom is killed wherever it is."""
+
+CLOCKS_OFF_S = (0.0, 0.0, -7200.0, 7200.0)
+"""Of the machines that the lives run on: half of them are wrong by two hours."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -64,7 +67,8 @@ def crash(season: Season, count: int, *, told: Callable[[str], None] = lambda _t
     """So many lives in this process, one after the other, and one that sees all jobs to their end."""
     record, setup = Record(), season.setup()
     for number in range(count):
-        life = Incarnation(setup, Doom(season.chance, record))
+        machine = replace(setup, clock_off_s=season.chance.choice(CLOCKS_OFF_S))
+        life = Incarnation(machine, Doom(season.chance, record))
         life.start()
         end = time.monotonic() + MAX_LIFE_S
         season.while_(

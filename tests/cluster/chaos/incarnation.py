@@ -14,18 +14,22 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
 from tests.cluster.chaos.awaits import Gate
+from zerotrain.operator.cluster import api as operator_api
 from zerotrain.operator.cluster.api import Api, ApiLimits, Request
 from zerotrain.operator.cluster.channel import ChannelKind
 from zerotrain.operator.cluster.connection import connect
 from zerotrain.operator.cluster.errors import ApiError, Gone, error_of
 from zerotrain.operator.cluster.jobs import ALL_JOBS
+from zerotrain.operator.cluster.server_time import ServerTime
 from zerotrain.operator.cluster.telemetry import Telemetry
 from zerotrain.operator.constants import API_VERSION, KIND, PLURAL
 from zerotrain.operator.handlers.config import OperatorConfig
@@ -33,6 +37,21 @@ from zerotrain.operator.handlers.runtime import Runtime, dead_tasks
 
 QUICK = ApiLimits(first_backoff_s=0.05, max_backoff_s=0.5, timeout_s=10)
 """Production's retries at a tenth of its pauses: a run holds a thousand lives."""
+
+
+clock_off_s: ContextVar[float] = ContextVar("clock_off_s", default=0.0)
+"""Of the life that runs in this context."""
+
+
+class WrongTime(ServerTime):
+    """The operator's clock on a machine whose own clock is wrong."""
+
+    def __init__(self) -> None:
+        off_s = clock_off_s.get()
+        super().__init__(wall=lambda: datetime.now(UTC) + timedelta(seconds=off_s))
+
+
+setattr(operator_api, "ServerTime", WrongTime)  # noqa: B010  (mypy takes no assignment to a class)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +62,8 @@ class Setup:
     key_file: Path
     namespace: str = "zerotrain-system"
     identity: str = "operator-under-test"
+    clock_off_s: float = 0.0
+    """How wrong the machine's clock is in which this life runs."""
 
     def config(self) -> OperatorConfig:
         return OperatorConfig(
@@ -108,6 +129,7 @@ class Incarnation:
             self.dead.set()
 
     async def _operate(self) -> None:
+        clock_off_s.set(self._setup.clock_off_s)
         try:
             connection = await connect(self._setup.kubeconfig)
             runtime = Runtime(self._setup.config(), connection)
