@@ -26,19 +26,24 @@ from zerotrain.operator.reconcile import (
     UnprotectWorkers,
     reconcile,
 )
+from zerotrain.operator.reconcile.nodes import NodeView
 
 HAPPENINGS = (
     "pass", "pass", "pass", "crash after status", "crash after first action", "operator restarts",
     "pods start", "pods start", "one fails", "one fails for good", "one yields", "all yield", "all succeed",
-    "somebody deletes one", "pods go", "pods go", "suspend", "resume", "time passes",
+    "somebody deletes one", "pods go", "pods go", "suspend", "resume", "time passes", "time passes",
+    "scale", "cordon", "uncordon",
 )  # fmt: skip
 
 
+ELASTIC = {"minWorkers": 1, "maxWorkers": 2, "shrinkAfterSeconds": 10, "growAfterSeconds": 20}
+
+
 class World:
-    """An API server, its pods and their nodes; one job of two workers."""
+    """An API server, its pods and their nodes; one job of one or two workers."""
 
     def __init__(self) -> None:
-        self.job = job(spec={"failurePolicy": {"maxRestarts": 3}})
+        self.job = job(spec={"failurePolicy": {"maxRestarts": 3}, "elastic": ELASTIC})
         self.now = NOW
         self.pods: dict[str, PodView] = {}
         self.gone: list[PodView] = []
@@ -50,6 +55,7 @@ class World:
         self.budgets: set[int] = set()
         """Attempts that a disruption budget protects."""
         self.protection: Protection | None = None
+        self.cordoned: set[str] = set()
 
     def reconcile(self, *, actions: int = 99) -> Plan:
         """One pass; a crash leaves only the first `actions` of its actions done."""
@@ -58,6 +64,7 @@ class World:
             gone=tuple(self.gone),
             synced_at=self.synced_at,
             protection=self.protection,
+            nodes={name: NodeView(name=name, unschedulable=True) for name in self.cordoned},
         )
         plan = reconcile(self.job, observed, self.now)
         if plan.status is not None:
@@ -160,6 +167,12 @@ class World:
                     self.remove(pod)
             case "suspend" | "resume":
                 self.job = {**self.job, "spec": {**self.job["spec"], "suspend": what == "suspend"}}
+            case "scale":
+                self.job = {**self.job, "spec": {**self.job["spec"], "workers": index + 1}}
+            case "cordon":
+                self.cordoned.add(f"node-{index}")
+            case "uncordon":
+                self.cordoned.discard(f"node-{index}")
             case "time passes":
                 self.now += timedelta(seconds=7)
 

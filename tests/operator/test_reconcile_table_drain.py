@@ -239,6 +239,17 @@ MOVES = [
         want=Want(phase="Running", fields={"movedOff": ["node-7"]}),
     ),
     Row(
+        id="suspended during the move: the same request goes on, with its clock",
+        job={**moving(), "spec": {**moving()["spec"], "suspend": True}},
+        seen=seen(ready(0), ready(1), yielding=YieldState(attempt=1, acked_at=ago(9))),
+        want=Want(
+            phase="Suspending",
+            actions=(),
+            fields={"yieldRequest.reason": "Suspend", "yieldRequest.requestedAt": stamp(ago(10))},
+            wake_in_s=65,
+        ),
+    ),
+    Row(
         id="a suspended job is not moved",
         job=job(spec={"suspend": True}, status=status("Running")),
         seen=seen(ready(0), ready(1), nodes=CORDONED),
