@@ -17,7 +17,7 @@ from tests.operator.day_world import TOTAL, DayWorld
 SECOND = timedelta(seconds=1)
 HOURS = 24
 SEEDS = (1, 2, 3)
-"""CI's; `python -m tests.operator.test_reconcile_days 500` runs more."""
+"""CI's; `make chaos` lives through more."""
 
 PAUSES_S = (1.0, 5.0, 30.0, 120.0, 600.0)
 """Between two happenings: storms and long calms."""
@@ -183,18 +183,3 @@ def come_to_rest(world: DayWorld) -> None:
 def test_a_day(seed: int) -> None:
     world = live_through(seed)
     assert world.attempt > 10
-
-
-if __name__ == "__main__":
-    import sys
-
-    first, count = int(sys.argv[2]) if len(sys.argv) > 2 else 1000, int(sys.argv[1])
-    broken = 0
-    for number in range(first, first + count):
-        try:
-            live_through(number)
-        except AssertionError as error:
-            broken += 1
-            print(error, flush=True)
-    print(f"{count} days, {broken} broken")
-    sys.exit(1 if broken else 0)

@@ -1,8 +1,8 @@
 """`make chaos SEED= N=`: a thousand crashes in one process, then real SIGKILLs, against a real API server.
 
-    python -m tests.cluster.chaos --seed 1 --crashes 1000 --kills 50
+    python -m tests.cluster.chaos --seed 1 --crashes 1000 --kills 50 --takeovers 10 --days 50
 
-Prints what was done and every promise that was broken; exits with 1 if there was one.
+Takeovers are leaders that freeze and thaw, days are simulated. Prints what was done and every promise that was broken; exits with 1 if there was one.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tests.cluster.chaos.crashes import crash, sigkill
+from tests.cluster.chaos.frozen import freeze_and_thaw
 from tests.cluster.chaos.incarnation import unheard_deaths
 from tests.cluster.chaos.season import Season, heard_errors, season
 from tests.operator.operator_process import install
+from tests.operator.test_reconcile_days import live_through
 from tests.support.devcluster import Devcluster, build_tools, existing
 
 
@@ -31,11 +33,15 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None, help="of all choices; the timing is never the same")
     parser.add_argument("--crashes", type=int, default=1000, help="in this process")
     parser.add_argument("--kills", type=int, default=None, help="SIGKILLs; default: a 20th of the crashes")
+    parser.add_argument("--takeovers", type=int, default=None, help="default: a hundredth")
+    parser.add_argument("--days", type=int, default=None, help="default: a 20th")
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else int(time.time())
     kills = options.kills if options.kills is not None else options.crashes // 20
-    say(f"seed {seed}: {options.crashes} crashes, {kills} SIGKILLs")
-    broken = 0
+    takeovers = options.takeovers if options.takeovers is not None else options.crashes // 100
+    days = options.days if options.days is not None else options.crashes // 20
+    say(f"seed {seed}: {options.crashes} crashes, {kills} SIGKILLs, {takeovers} takeovers, {days} days")
+    broken = live_through_days(seed, days)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-")))
         cluster = existing()
@@ -46,6 +52,7 @@ def main() -> int:
         runs: tuple[tuple[str, int, Callable[[Season, int], list[str]]], ...] = (
             ("crashes", options.crashes, crashes),
             ("SIGKILLs", kills, sigkills),
+            ("takeovers", takeovers, freezes),
         )
         for name, count, act in runs:
             if count:
@@ -66,6 +73,26 @@ def sigkills(here: Season, count: int) -> list[str]:
     sigkill(here, count, told=say)
     log = (here.folder / "operator.log").read_text()
     return [f"the operator's log holds a traceback:\n{log[-3000:]}"] if "Traceback" in log else []
+
+
+def freezes(here: Season, count: int) -> list[str]:
+    nths = [here.chance.randint(1, 30) for _ in range(count)]
+    with heard_errors() as errors, unheard_deaths():
+        places = freeze_and_thaw(here, nths)
+    say("leaders froze at " + ", ".join(sorted(set(places))))
+    return list(errors)
+
+
+def live_through_days(seed: int, count: int) -> int:
+    started, broken = time.monotonic(), 0
+    for number in range(count):
+        try:
+            live_through(seed * 1000 + number)
+        except AssertionError as error:
+            broken += 1
+            say(f"BROKEN: {error}")
+    say(f"days: {count}, {time.monotonic() - started:.0f} s, {broken} broken")
+    return broken
 
 
 def tell(here: Season, name: str, problems: list[str], seconds: float) -> int:
