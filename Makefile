@@ -17,7 +17,7 @@ ARGS ?=
 # Two workers: one for the tests that wait for clusters, one for those that compute. WORKERS=0 is one process.
 WORKERS ?= 2
 
-.PHONY: help demo test lint bench bench-offload bench-operator bench-suspend cluster-up cluster-down clean generate venv
+.PHONY: help demo test lint bench bench-offload bench-operator bench-suspend chaos cluster-up cluster-down clean generate venv
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
@@ -63,6 +63,11 @@ bench-operator: venv ## the operator beside plain Jobs on simulated nodes: speed
 
 bench-suspend: venv ## 200 suspends, 20 of them with the real engine: is every checkpoint durable (ARGS="--real 0")
 	$(PY) -m tests.benchmarks.suspend_cycles $(ARGS)
+
+SEED ?= 1
+N ?= 1000
+chaos: venv ## kill the operator again and again in bad weather, and judge every version of every object (SEED=1 N=1000)
+	$(PY) -m tests.cluster.chaos --seed $(SEED) --crashes $(N)
 
 cluster-up: venv ## start a development cluster (PROFILE=control-plane|node|simulated NAME=dev)
 	$(PY) -m deploy.devcluster up --profile $(PROFILE) --name $(NAME) --cluster $(CLUSTER)

@@ -2,7 +2,8 @@
 
     python -m tests.cluster.chaos --seed 1 --crashes 1000 --kills 50 --takeovers 10 --days 50
 
-Takeovers are leaders that freeze and thaw, days are simulated. Prints what was done and every promise that was broken; exits with 1 if there was one.
+Takeovers are leaders that freeze and thaw, days are simulated. Prints what was done and every promise that
+was broken; exits with 1 if there was one.
 """
 
 from __future__ import annotations
