@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import itertools
+import socket
 import ssl
 import threading
 import time
@@ -168,8 +169,9 @@ class RunningWatch:
         sock = self._connection.sock
         if sock is not None:
             with suppress(OSError):
-                sock.close()
+                sock.shutdown(socket.SHUT_RDWR)  # a close alone would leave the thread in its read
         self._thread.join(timeout=5)
+        self._connection.close()
 
 
 class Bench:
