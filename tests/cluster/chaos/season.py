@@ -81,7 +81,7 @@ class Season:
         deadline = time.monotonic() + timeout_s
         while open_ := [job for job in self.gremlin.live_jobs() if _phase(job) not in FINISHED]:
             if time.monotonic() > deadline:
-                told = "\n".join(map(_told, open_))
+                told = "\n".join(_told(job) + self._pods_of(job) for job in open_)
                 raise TimeoutError(f"{len(open_)} jobs do not end:\n{told}")
             time.sleep(0.2)
         for job in self.gremlin.live_jobs():
@@ -104,6 +104,14 @@ class Season:
         wrong = [phase for phase in self.gremlin.ended if phase not in FINISHED]
         promises.complaints += [f"a job ended as {phase} for no reason" for phase in wrong]
         return promises
+
+    def _pods_of(self, job: Json) -> str:
+        """What its nodes know of a job that should have ended."""
+        uid = job["metadata"]["uid"]
+        path = f"/api/v1/namespaces/{self.namespace}/pods?labelSelector=zerotrain.dev/job-uid={uid}"
+        pods = [f"{pod['metadata']['name']} {pod['status']}" for pod in self.api.get(path)["items"]]
+        programs = [vars(training) for training in self.double.trainings() if training.job_uid == uid]
+        return "\n  ".join(["", *pods, *map(str, programs[-1:])])
 
     def _orphans(self) -> list[str]:
         objects: list[Json] = []
