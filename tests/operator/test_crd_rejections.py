@@ -101,3 +101,14 @@ def test_defaults_are_stored(control_plane: Cluster, namespace_of_module: str) -
     assert (spec["workers"], spec["suspend"], spec["managedBy"]) == (1, False, "zerotrain.dev/operator")
     assert spec["checkpoint"]["gracePeriodSeconds"] == 120
     assert not {"elastic", "hangPolicy", "nvme", "scheduling"} & set(spec)
+
+
+def test_a_pattern_that_does_not_compile(control_plane: Cluster, namespace_of_module: str) -> None:
+    """The API server's own RE2 says why; its path ends at the rule, since the rule could not be evaluated."""
+    rules = [{"onMessagePatterns": ["(a"], "action": "FailJob"}]
+    done = apply_all(
+        control_plane, [applied_job("pattern", namespace_of_module, {"spec.failurePolicy.rules": rules})]
+    )
+    assert "spec.failurePolicy.rules[0]: " in done.stderr
+    assert "missing closing )" in done.stderr
+    assert "regular expressions in RE2's syntax" in done.stderr

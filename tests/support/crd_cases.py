@@ -158,6 +158,24 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
         "Unsupported value",
     ),
     (
+        "rule-rank",
+        {"spec.failurePolicy.rules": [{"onRanks": [-1], "action": "FailJob"}]},
+        "spec.failurePolicy.rules[0].onRanks[0]",
+        "greater than or equal to 0",
+    ),
+    (
+        "rule-shrink",
+        {"spec.failurePolicy.rules": [{"onExitCodes": [1], "action": "ShrinkAndRestart"}]},
+        "spec.failurePolicy",
+        "ShrinkAndRestart needs elastic",
+    ),
+    (
+        "not-ready",
+        {"spec.failurePolicy.nodeNotReadySeconds": 5},
+        "spec.failurePolicy.nodeNotReadySeconds",
+        "greater than or equal to 10",
+    ),
+    (
         "restarts",
         {"spec.failurePolicy.maxRestarts": -1},
         "spec.failurePolicy.maxRestarts",
@@ -327,6 +345,7 @@ ACCEPTED: list[tuple[str, dict[str, Any]]] = [
                 "rules": [
                     {"onExitCodes": [64, 65], "action": "FailJob"},
                     {"onReasons": ["NodeLost", "Preempted"], "action": "RestartAllIgnoreBudget"},
+                    {"onRanks": [0, 7], "onMessagePatterns": [r"Xid \d+"], "action": "ReplaceNodeAndRestart"},
                 ],
             },
             "spec.hangPolicy": {

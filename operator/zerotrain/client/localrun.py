@@ -13,6 +13,7 @@ from zerotrain.client.jobfile import JobFile
 from zerotrain.contract.launch import LaunchSpec
 from zerotrain.contract.train_spec import CONFIG_FILE, TRAIN_SPEC_FILE, TrainSpecError
 from zerotrain.operator.api.admission import refusals
+from zerotrain.operator.api.failures import FailureRule
 from zerotrain.operator.api.storage import Nvme
 from zerotrain.operator.failure_policy import Budget
 from zerotrain.operator.resources.config_map import config_files, train_spec
@@ -49,6 +50,8 @@ class LocalRun:
     """The volume of the job; here a folder of the run."""
     grace_s: float
     budget: Budget
+    rules: tuple[FailureRule, ...] = ()
+    """Of the failure policy; on one machine there is no other node and no other size to go on with."""
 
     def write_files(self, run_dir: Path) -> None:
         """The files that the operator would put into the job's ConfigMap. Raises OSError."""
@@ -116,8 +119,12 @@ def local_run(file: JobFile, *, ranks: int | None = None, data: Path | None = No
         nvme=spec.nvme,
         grace_s=float(checkpoint.grace_period_seconds) if checkpoint else DEFAULT_GRACE_S,
         budget=Budget(
-            max_restarts=spec.failure_policy.max_restarts, window_s=spec.failure_policy.window_seconds
+            max_restarts=spec.failure_policy.max_restarts,
+            window_s=spec.failure_policy.window_seconds,
+            max_infra_restarts=spec.failure_policy.max_infrastructure_restarts,
+            max_idle_restarts=spec.failure_policy.max_restarts_without_progress,
         ),
+        rules=spec.failure_policy.rules,
     )
 
 

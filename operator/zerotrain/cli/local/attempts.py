@@ -21,7 +21,15 @@ from zerotrain.cli.local.view import View, view_for
 from zerotrain.client.localrun import LocalRun
 from zerotrain.contract.exit_codes import ExitCode, meaning_of
 from zerotrain.operator.api import RestartCause
-from zerotrain.operator.failure_policy import Budget, Decision, PastRestart, WorkerEnd, decide, judge
+from zerotrain.operator.failure_policy import (
+    Decision,
+    FailureFacts,
+    PastRestart,
+    WorkerEnd,
+    decide,
+    judge,
+    ruling_of,
+)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -82,7 +90,7 @@ def _until_over(plan: LocalRun, run_dir: Path, view: View, stop: Stop, history: 
         history.attempts += 1
         if end.code == ExitCode.DONE or stop.requested.is_set():
             return end
-        decision = _decide(end, history, plan.budget)
+        decision = _decide(end, history, plan)
         if not decision.restart:
             if decision.message:
                 view.note(f"no further attempt: {decision.message}")
@@ -116,7 +124,7 @@ def _one_attempt(plan: LocalRun, run_dir: Path, view: View, stop: Stop) -> Attem
     return end
 
 
-def _decide(end: AttemptEnd, history: History, budget: Budget) -> Decision:
+def _decide(end: AttemptEnd, history: History, plan: LocalRun) -> Decision:
     """Also records the restart that it grants."""
     now = datetime.now(UTC)
     if end.code == ExitCode.YIELDED:  # somebody else asked the ranks to stop: as a preemption in the cluster
@@ -124,11 +132,25 @@ def _decide(end: AttemptEnd, history: History, budget: Budget) -> Decision:
             PastRestart(time=now, cause=RestartCause.PREEMPTION, reason="Yielded", step=end.step)
         )
         return Decision(restart=True)
-    judgement = judge(WorkerEnd(exit_code=end.code))
-    decision = decide(judgement, history.restarts, budget, step=end.step, now=now)
+    said = end.termination
+    judgement = judge(WorkerEnd(exit_code=end.code, exception=said.exception))
+    facts = FailureFacts(
+        reason=judgement.reason,
+        exit_code=end.code,
+        ranks=frozenset({said.rank} if said.rank is not None else range(plan.num_ranks)),
+        texts=tuple(text for text in (said.exception, said.last_line) if text),
+    )
+    ruling = ruling_of(plan.rules, facts)
+    decision = decide(judgement, history.restarts, plan.budget, step=end.step, now=now, ruling=ruling)
     if decision.restart:
         history.restarts.append(
-            PastRestart(time=now, cause=judgement.cause, reason=str(judgement.reason), step=end.step)
+            PastRestart(
+                time=now,
+                cause=judgement.cause,
+                reason=str(judgement.reason),
+                step=end.step,
+                charged=decision.charged,
+            )
         )
     return decision
 
