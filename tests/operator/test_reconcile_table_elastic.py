@@ -196,13 +196,14 @@ WISHES = [
 
 
 def starting(size: int, *, s_ago: float, **more: Any) -> dict[str, Any]:
-    began = {"attemptStartTime": stamp(ago(s_ago)), "progress": {"step": 30}, "protectedAttempt": None}
+    began: dict[str, Any] = {"attemptStartTime": stamp(ago(s_ago)), "progress": {"step": 30}}
+    began["protectedAttempt"] = None
     return changed(elastic(size, **more), phase="Pending", **began)
 
 
 def placed(count: int, size: int, **more: Any) -> Observed:
     """`count` of the pods have a node."""
-    homeless = {"unscheduled_reason": "Unschedulable: 0/4 nodes are available"}
+    homeless: dict[str, Any] = {"unscheduled_reason": "Unschedulable: 0/4 nodes are available"}
     pods = [
         pending(index, scheduled=True) if index < count else pending(index, **homeless)
         for index in range(size)
