@@ -25,7 +25,9 @@ _collected = pytest.StashKey[frozenset[str]]()
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_deselected] = False
     if FILE_VARIABLE not in os.environ:
-        os.environ[FILE_VARIABLE] = str(Path(tempfile.mkdtemp(prefix="zerotrain-calls-"), "calls"))
+        folder = tempfile.TemporaryDirectory(prefix="zerotrain-calls-")
+        config.add_cleanup(folder.cleanup)
+        os.environ[FILE_VARIABLE] = str(Path(folder.name, "calls"))
 
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
