@@ -96,7 +96,7 @@ def test_the_scheduler_binds_all_workers_or_none(
     gang_cluster.kubectl("delete", "pod", "blocker", "-n", space, "--grace-period=0", "--force")
     job.wait_for("Running")
     assert sorted(map(str, nodes_of(gang_cluster, space))) == ["node-0", "node-1"]
-    policy = {"schedulingPolicy": {"basic": {}}}
+    policy: dict[str, Any] = {"schedulingPolicy": {"basic": {}}}
     with foreign_group(gang_cluster, space, "scheduling.k8s.io/v1alpha2", "gpt-2", policy):
         fail = "devcluster.zerotrain.dev/exit-code=1"
         gang_cluster.kubectl("annotate", "pod", "gpt-1-1", "-n", space, fail)

@@ -22,7 +22,7 @@ from tests.operator.reconcile_builders import (
     status,
 )
 from zerotrain.operator.api import AttemptShape
-from zerotrain.operator.api.core.meta import Toleration
+from zerotrain.operator.api.core.meta import Toleration, TolerationOperator
 from zerotrain.operator.api.scheduling import Gang
 from zerotrain.operator.reconcile import (
     AskQueue,
@@ -222,7 +222,7 @@ ADMITTED = replace(
     holds_quota=True,
     cluster_queue="all",
     node_selector={"pool": "gpu"},
-    tolerations=(Toleration(key="gpu", operator="Exists"),),
+    tolerations=(Toleration(key="gpu", operator=TolerationOperator.EXISTS),),
     labels={"a": "b"},
     annotations={"c": "d"},
 )
