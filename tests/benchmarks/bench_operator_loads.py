@@ -139,21 +139,42 @@ class RunningWatch:
 
     def __init__(self, cluster: Cluster, namespace: str, *, labels: str = "") -> None:
         self.times: list[float] = []
-        """When each pod was seen to run, on the monotonic clock."""
-        address = urlsplit(cluster.api_url)
-        tls = ssl.create_default_context(cadata=cluster.ca.decode())
-        self._connection = http.client.HTTPSConnection(address.hostname or "", address.port, context=tls)
+        """When each pod was first seen to run, on the monotonic clock."""
+        self._seen: set[bytes] = set()
+        self._closed = False
+        self._cluster = cluster
+        self._tls = ssl.create_default_context(cadata=cluster.ca.decode())
         query = f"watch=true&fieldSelector=status.phase%3DRunning&labelSelector={labels.replace('=', '%3D')}"
-        path = f"{collection('Pod', namespace)}?{query}"
-        self._connection.request("GET", path, headers={"Authorization": f"Bearer {cluster.token}"})
-        self._response = self._connection.getresponse()
-        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._path = f"{collection('Pod', namespace)}?{query}"
+        self._connect()
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
+    def _connect(self) -> None:
+        """Begins with what runs already, so that a new connection makes up for a lost one."""
+        address = urlsplit(self._cluster.api_url)
+        self._connection = http.client.HTTPSConnection(
+            address.hostname or "", address.port, context=self._tls
+        )
+        headers = {"Authorization": f"Bearer {self._cluster.token}"}
+        self._connection.request("GET", self._path, headers=headers)
+        self._response = self._connection.getresponse()
+
+    def _run(self) -> None:
+        while not self._closed:
+            # The API server ends a watch whose reader is too slow for it, as on a busy machine.
+            with suppress(OSError, ValueError, AttributeError, http.client.HTTPException):
+                self._read()
+                if not self._closed:
+                    time.sleep(0.05)
+                    self._connect()
+
     def _read(self) -> None:
-        with suppress(OSError, ValueError, AttributeError, http.client.HTTPException):
-            for line in self._response:
-                if line.startswith(b'{"type":"ADDED"'):
+        for line in self._response:
+            if line.startswith(b'{"type":"ADDED"'):
+                name = line[line.index(b'"name":"') :].split(b'"', 4)[3]
+                if name not in self._seen:
+                    self._seen.add(name)
                     self.times.append(time.monotonic())
 
     async def reached(self, number: int, *, timeout_s: float = TIMEOUT_S) -> float:
@@ -166,6 +187,7 @@ class RunningWatch:
         return self.times[number - 1]
 
     def close(self) -> None:
+        self._closed = True
         sock = self._connection.sock
         if sock is not None:
             with suppress(OSError):
