@@ -242,13 +242,13 @@ def rows(sizes: Sizes, results: Results) -> list[Row]:
     """The verdict, in the order of the requirements."""
     found: list[Row] = []
     for group, limit, requests in (("small", 1.5, 2.5), ("wide", 1.5, 2.5), ("large", 1.15, 1.2)):
-        if group in results.runs:
+        if all(results.runs.get(group, {"": []}).values()):
             size: Size = getattr(sizes, group)
             found += _contest_rows(group, size, results.runs[group], limit, requests)
     if results.restarts_s:
         took = statistics.median(results.restarts_s)
         found.append(_limit(f"restart of {sizes.restart} after one failure", took, 2.7, "s"))
-    if results.killed_s:
+    if results.killed_s and results.runs["small"][ZEROTRAIN]:
         undisturbed = statistics.median(run.running_s for run in results.runs["small"][ZEROTRAIN])
         cost = statistics.median(results.killed_s) - undisturbed
         found.append(
@@ -268,7 +268,8 @@ def _contest_rows(
     group: str, size: Size, runs: dict[str, list[Run]], limit: float, requests: float
 ) -> list[Row]:
     ours, plain = runs[ZEROTRAIN], runs[PLAIN]
-    ratios = [a.running_s / b.running_s for a, b in zip(ours, plain, strict=True)]
+    # Not strict: an interrupted run has no last round of the later contenders.
+    ratios = [a.running_s / b.running_s for a, b in zip(ours, plain, strict=False)]
     ratio = statistics.median(ratios)
     times = ", ".join(f"{name} {_median_s(runs[name]):.1f} s" for name in runs)
     cpu = {name: _per_pod(runs[name], size, lambda run: 1000 * run.spent.total_cpu_s) for name in runs}
@@ -351,6 +352,8 @@ def breakdown(results: Results) -> list[str]:
     lines = []
     for group, runs in results.runs.items():
         for name, several in runs.items():
+            if not several:
+                continue
             spent = several[-1].spent
             cpu = ", ".join(
                 f"{key} {value:.2f}" for key, value in sorted(spent.cpu_s.items()) if value >= 0.01
