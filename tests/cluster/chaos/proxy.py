@@ -135,7 +135,7 @@ class FaultProxy:
             await self._meddle(request.path.removesuffix("/status"))
         headers = {name: value for name, value in request.headers.items() if name.lower() not in HOP_BY_HOP}
         url = self._server + request.path_qs
-        async with self._session.request(request.method, url, data=body, headers=headers) as answer:
+        async with self._session.request(request.method, url, data=body or None, headers=headers) as answer:
             told = await answer.read()
         self.answers[answer.status] += 1
         if answer.status == 403:
