@@ -175,6 +175,12 @@ DETECTION = [
         state=active(restarts=restarts("app", 1800, reason="Hang")),
     ),
     row(
+        "one before the window does not",
+        both(inspection=look(300)),
+        replace(ALARM, fields={"hang.rank": 1}),
+        state=active(restarts=restarts("app", 3700, reason="Hang")),
+    ),
+    row(
         "but not more than four times",
         both(inspection=look(1200)),
         replace(ALARM, fields={"hang.rank": 1}),

@@ -1,0 +1,55 @@
+"""Which reports of the ranks are worth a status write: every write costs all watchers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.operator.reconcile_builders import NOW, ago, job, progress, ready, seen, settled, stamp, status
+from zerotrain.contract.progress import Phase
+from zerotrain.operator.reconcile import reconcile
+
+
+def writes(step: int, *, s_later: float, **more: Any) -> bool:
+    """Whether a record of that step, so many seconds after the stored one of step 40, is written."""
+    before = settled(
+        job(status=status("Running", attemptStartTime=stamp(ago(3600)))),
+        seen(ready(0), ready(1), progress=progress(40, heartbeat_at=ago(100).timestamp())),
+    )
+    record = progress(step, heartbeat_at=ago(100 - s_later).timestamp(), **more)
+    return reconcile(before, seen(ready(0), ready(1), progress=record), NOW).status is not None
+
+
+@pytest.mark.parametrize(
+    ("is_written", "step", "s_later", "more"),
+    [
+        (False, 41, 9, {}),
+        (True, 41, 10, {}),
+        (False, 40, 29, {}),
+        (True, 40, 30, {}),
+        (True, 40, 1, {"phase": Phase.CHECKPOINT}),
+        (True, 40, 1, {"saved": 40}),
+    ],
+    ids=[
+        "a step after nine seconds",
+        "a step after ten",
+        "a heartbeat after 29 seconds",
+        "a heartbeat after 30",
+        "another phase at once",
+        "a durable checkpoint at once",
+    ],
+)
+def test_written(is_written: bool, step: int, s_later: float, more: dict[str, Any]) -> None:
+    assert writes(step, s_later=s_later, **more) is is_written
+
+
+def test_a_write_for_another_reason_takes_the_step_along() -> None:
+    before = settled(
+        job(status=status("Running")),
+        seen(ready(0), ready(1), progress=progress(40, heartbeat_at=ago(100).timestamp())),
+    )
+    record = progress(47, heartbeat_at=ago(99).timestamp())
+    plan = reconcile(before, seen(ready(0, ready=False), ready(1), progress=record), NOW)
+    assert plan.status is not None
+    assert plan.status.progress.step == 47
