@@ -7,7 +7,7 @@ Called by the planner. Every figure can be replaced by a given or a measured one
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
 MIB = 1 << 20
@@ -80,10 +80,6 @@ def accelerator(name: str) -> Accelerator | None:
     begun = [item for item in ACCELERATORS if _plain(item.name).startswith(wanted)]
     found = exact or begun
     return found[0] if len(found) == 1 else None
-
-
-def names(devices: Iterable[Accelerator] = ACCELERATORS) -> str:
-    return ", ".join(device.name for device in devices)
 
 
 def _plain(name: str) -> str:
