@@ -50,6 +50,16 @@ def test_no_more_restarts_than_allowed(tmp_path: Path) -> None:
     assert "exit code:  7 (the training program failed, rank" in done.stdout
 
 
+def test_a_rule_ends_the_run(tmp_path: Path) -> None:
+    policy = {"rules": [{"onMessagePatterns": ["bad sector$"], "action": "FailJob"}]}
+    program = "print('disk nvme0n1: bad sector', flush=True)\nsys.exit(7)"
+    job = job_file(tmp_path, program, failurePolicy=policy)
+    done = zerotrain("run", job, "--run-dir", tmp_path / "run")
+    assert done.returncode == 7
+    assert "failurePolicy.rules[0] says FailJob" in done.stdout
+    assert "attempts:   1\n" in done.stdout
+
+
 @pytest.mark.parametrize("code", [64, 65, 66, 69, 83])
 def test_what_the_user_must_correct_is_never_retried(tmp_path: Path, code: int) -> None:
     job = job_file(tmp_path, f"print('data/x.txt: no such file', flush=True)\nsys.exit({code})")
