@@ -5,6 +5,7 @@ It acts by itself on every `tick`, by chance and by the clock, and keeps count o
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections import Counter
@@ -36,6 +37,7 @@ class Life:
     uid: str
     name: str
     mischief: int = 0
+    elastic: bool = False
     may_fail: bool = False
     wakes_at: float | None = None
     """When a suspended job is resumed."""
@@ -60,8 +62,61 @@ class Temper:
             "job replaced": 1,
             "node deaf": 1,
             "node full": 1,
+            "drain": 1,
+            "resize": 3,
         }
     )
+
+
+class Nodes:
+    """What befalls the doubles' nodes, each thing for a while."""
+
+    def __init__(self, api: KubeJson, double: KubeletDouble, chance: random.Random) -> None:
+        self._api, self._double, self._chance = api, double, chance
+        self._restore: list[tuple[float, Callable[[], None]]] = []
+
+    def heal(self, now: float) -> None:
+        """Undo what has lasted long enough; `math.inf` undoes everything."""
+        for due, restore in self._restore:
+            if due <= now:
+                restore()
+        self._restore = [item for item in self._restore if item[0] > now]
+
+    def deafen(self) -> bool:
+        """Nodes do not answer: deleted pods stay Terminating until they are forced away."""
+        self._double.obeys_sigterm = False
+        self._restore.append((time.monotonic() + self._chance.uniform(0.5, 5), self._hear))
+        return True
+
+    def fill(self) -> bool:
+        """No room: new pods stay Pending."""
+        self._double.start_up = False
+        self._restore.append((time.monotonic() + self._chance.uniform(0.2, 2), self._empty))
+        return True
+
+    def drain(self) -> bool:
+        """A node is cordoned for a while: the workers that it holds move, with all others of their jobs."""
+        if len(self._double.nodes) == 1:
+            return False
+        node = self._chance.choice(self._double.nodes)
+        nodes, self._double.nodes = self._double.nodes, tuple(n for n in self._double.nodes if n != node)
+        self._cordon(node, True)
+
+        def open_again() -> None:
+            self._cordon(node, False)
+            self._double.nodes = nodes
+
+        self._restore.append((time.monotonic() + self._chance.uniform(2, 6), open_again))
+        return True
+
+    def _cordon(self, node: str, closed: bool) -> None:
+        self._api.patch(f"/api/v1/nodes/{node}", {"spec": {"unschedulable": closed}})
+
+    def _hear(self) -> None:
+        self._double.obeys_sigterm = True
+
+    def _empty(self) -> None:
+        self._double.start_up = True
 
 
 class Gremlin:
@@ -81,16 +136,18 @@ class Gremlin:
         """Jobs that came to their end, by phase."""
         self._due = 0.0
         self._number = 0
-        self._restore: list[tuple[float, Callable[[], None]]] = []
+        self._nodes = nodes = Nodes(api, double, chance)
         self._acts: dict[str, Callable[[Life, list[Json]], bool]] = {
             "rank ends": self._end_rank,
             "pod deleted": lambda life, pods: self._delete_pod(pods, grace_s=30),
             "pod forced": lambda life, pods: self._delete_pod(pods, grace_s=0),
             "suspend": lambda life, pods: self._suspend(life),
-            "job deleted": lambda life, pods: self._delete_job(life),
-            "job replaced": lambda life, pods: self._replace_job(life),
-            "node deaf": lambda life, pods: self._deafen(),
-            "node full": lambda life, pods: self._fill(),
+            "job deleted": lambda life, pods: self._delete_job(life, again=False),
+            "job replaced": lambda life, pods: self._delete_job(life, again=True),
+            "node deaf": lambda life, pods: nodes.deafen(),
+            "node full": lambda life, pods: nodes.fill(),
+            "drain": lambda life, pods: nodes.drain(),
+            "resize": lambda life, pods: self._resize(life),
         }
 
     def tick(self) -> None:
@@ -100,16 +157,14 @@ class Gremlin:
             return
         self._due = now + self._chance.uniform(*self._temper.pause_s)
         with suppress(ApiDown):
-            self._heal(now)
+            self._nodes.heal(now)
             jobs = self._api.get(self._jobs)["items"]
             self._tend(jobs, now)
             self._misbehave(jobs)
 
     def rest(self) -> None:
         """Everything works again, and nobody is suspended."""
-        for _, restore in self._restore:
-            restore()
-        self._restore = []
+        self._nodes.heal(math.inf)
         for life in self.lives.values():
             if life.wakes_at is not None:
                 self._resume(life)
@@ -135,18 +190,24 @@ class Gremlin:
         self.ended[phase if phase == "Completed" or life.may_fail else f"{phase} ({life.name})"] += 1
 
     def _create(self, name: str) -> None:
-        body = job_json(
-            {
-                "metadata": {"name": name, "namespace": self._namespace},
-                "spec.workers": self._chance.choice(self._temper.workers),
-                "spec.failurePolicy.maxRestarts": 100,
-                "spec.runPolicy.terminationTimeoutSeconds": 3,
-                "spec.checkpoint.gracePeriodSeconds": 10,
-            }
-        )
-        made = self._api.post(self._jobs, body, exists_ok=True)
+        changes = {
+            "metadata": {"name": name, "namespace": self._namespace},
+            "spec.workers": self._chance.choice(self._temper.workers),
+            "spec.failurePolicy.maxRestarts": 100,
+            "spec.runPolicy.terminationTimeoutSeconds": 3,
+            "spec.checkpoint.gracePeriodSeconds": 10,
+        }
+        elastic = self._chance.random() < 0.5
+        if elastic:
+            changes |= {"spec.elastic.minWorkers": 1, "spec.elastic.maxWorkers": 4}
+        if self._chance.random() < 0.3:
+            # The doubles' nodes, for the gang; the scheduler itself stays away for want of the volume.
+            accepted = [{"key": "zerotrain.dev/double", "operator": "Exists"}]
+            changes |= {"spec.scheduling.gang": "Operator", "spec.scheduling.tolerations": accepted}
+        made = self._api.post(self._jobs, job_json(changes), exists_ok=True)
         if made:  # otherwise its namesake is not quite gone
-            self.lives[made["metadata"]["uid"]] = Life(made["metadata"]["uid"], name)
+            uid = made["metadata"]["uid"]
+            self.lives[uid] = Life(uid, name, elastic=elastic)
 
     def _misbehave(self, jobs: list[Json]) -> None:
         open_ = [job for job in jobs if not job.get("status", {}).get("completionTime")]
@@ -197,36 +258,14 @@ class Gremlin:
             if "metadata.uid" not in str(error):  # its name is another job's by now
                 raise
 
-    def _delete_job(self, life: Life) -> bool:
+    def _delete_job(self, life: Life, *, again: bool) -> bool:
+        """With `again` it is made anew at once: the new job meets the old one's pods."""
         self._api.delete(f"{self._jobs}/{life.name}", life.uid)
+        if again:
+            self._create(life.name)
         return True
 
-    def _replace_job(self, life: Life) -> bool:
-        """Deleted and at once made again: the new job meets the old one's pods."""
-        self._delete_job(life)
-        self._create(life.name)
-        return True
-
-    def _deafen(self) -> bool:
-        """Nodes do not answer: deleted pods stay Terminating until they are forced away."""
-        self._double.obeys_sigterm = False
-        self._restore.append((time.monotonic() + self._chance.uniform(0.5, 5), self._hear))
-        return True
-
-    def _fill(self) -> bool:
-        """No room: new pods stay Pending."""
-        self._double.start_up = False
-        self._restore.append((time.monotonic() + self._chance.uniform(0.2, 2), self._empty))
-        return True
-
-    def _hear(self) -> None:
-        self._double.obeys_sigterm = True
-
-    def _empty(self) -> None:
-        self._double.start_up = True
-
-    def _heal(self, now: float) -> None:
-        for due, restore in self._restore:
-            if due <= now:
-                restore()
-        self._restore = [item for item in self._restore if item[0] > now]
+    def _resize(self, life: Life) -> bool:
+        if life.elastic:
+            self._edit(life, {"workers": self._chance.choice((1, 2, 4))})
+        return life.elastic

@@ -21,11 +21,13 @@ from tests.cluster.chaos.judge import FINISHED, Promises, orphans
 from tests.cluster.chaos.proxy import CALM, ROUGH, FaultProxy, Weather
 from tests.cluster.chaos.witness import Witness
 from tests.operator.kube_json import KubeJson
-from tests.operator.kubelet_double import KubeletDouble, kubelet
+from tests.operator.kubelet_double import KubeletDouble, ensure_node, kubelet
 from tests.operator.operator_process import KEY, write_kubeconfig
 from tests.support.devcluster import Cluster
 
 Json = dict[str, Any]
+
+NODES = ("double", "double-b")
 
 ENTITLED = ("is being terminated", "exceeded quota")
 """Refusals with 403 that are no missing permission."""
@@ -151,6 +153,7 @@ def season(
     with ExitStack() as stack:
         namespace = stack.enter_context(cluster.namespace())
         double = stack.enter_context(kubelet(api, namespace, KEY, steps=steps))
+        double.nodes = _nodes(api)
         proxy = FaultProxy(cluster, random.Random(chance.random()))
         stack.callback(proxy.stop)
         witness = Witness(cluster, namespace)
@@ -168,6 +171,16 @@ def season(
             gremlin=Gremlin(api, namespace, double, random.Random(chance.random()), temper or Temper()),
             kubeconfig=through(proxy, cluster, operator_kubeconfig, folder),
         )
+
+
+def _nodes(api: KubeJson) -> tuple[str, ...]:
+    """Two, with room for everybody, so that one can be drained."""
+    room = {"cpu": "1000", "memory": "4Ti", "pods": "1000", "ephemeral-storage": "4Ti"}
+    for name in NODES:
+        ensure_node(api, name)
+        api.patch(f"/api/v1/nodes/{name}/status", {"status": {"allocatable": room, "capacity": room}})
+        api.patch(f"/api/v1/nodes/{name}", {"spec": {"unschedulable": False}})
+    return NODES
 
 
 def through(proxy: FaultProxy, cluster: Cluster, kubeconfig: Path, folder: Path) -> Path:
