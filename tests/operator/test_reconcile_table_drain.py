@@ -116,6 +116,12 @@ MOVES = [
         want=Want(phase="Running", events=()),
     ),
     Row(
+        id="nor is one whose taint says so before its condition does",
+        job=job(status=status("Running")),
+        seen=seen(ready(0), ready(1), nodes=tainted("node.kubernetes.io/unreachable")),
+        want=Want(phase="Running", events=()),
+    ),
+    Row(
         id="a worker that is preempted takes all others along, through the channel",
         job=job(status=status("Running")),
         seen=seen(ready(0), going(1, disruption="PreemptionByScheduler")),
@@ -137,8 +143,8 @@ MOVES = [
         want=Want(phase="Yielding", actions=(), events=()),
     ),
     Row(
-        id="all yielded: the checkpoint is in status before the pods go",
-        job=moving(),
+        id="all yielded: the checkpoint is in status before the pods go, whatever the clock of its node",
+        job=moving(s_ago=2),
         seen=seen(ended(0, 75, termination=last_words(75, step=42)), ended(1, 75), nodes=CORDONED),
         want=Want(
             phase="Yielding",

@@ -103,6 +103,21 @@ WISHES = [
         ),
     ),
     Row(
+        id="a configuration that names all three sizes is judged at the size that it was written for",
+        job=changed(
+            yielding(elastic(2, wish=2), "Resize", shape={"workers": 4}),
+            {
+                "config": {
+                    "train_batch_size": 4,
+                    "train_micro_batch_size_per_gpu": 1,
+                    "gradient_accumulation_steps": 1,
+                }
+            },
+        ),
+        seen=seen(gone=tuple(ended(index, 75) for index in range(4))),
+        want=Want(phase="Pending", attempt=2, fields={"shape.workers": 2}),
+    ),
+    Row(
         id="another wish while the ranks yield: one resize, to the newest size",
         job=changed(yielding(elastic(2, wish=2), "Resize", shape={"workers": 4}), {"workers": 1}),
         seen=seen(gone=tuple(ended(index, 75) for index in range(4))),

@@ -64,6 +64,6 @@ def largest_size(spec: ZeroTrainingJobSpec, base: int, *, at_most: int) -> int |
     sizes = batch_of(spec, base).workers(
         ranks_per_worker=spec.num_ranks_per_worker,
         lowest=spec.elastic.min_workers,
-        highest=min(at_most, spec.elastic.max_workers),
+        highest=at_most,
     )
     return next((size for size in reversed(sizes) if refusal_of_size(spec, base, size) is None), None)

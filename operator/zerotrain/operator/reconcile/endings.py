@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from zerotrain.operator.api import Phase, YieldReason
+from zerotrain.operator.api import Phase, YieldReason, YieldRequest
 from zerotrain.operator.api.failures import FailureAction
 from zerotrain.operator.api.status import Restart
 from zerotrain.operator.constants import Reason
@@ -103,16 +103,17 @@ def after_yield(draft: Draft, view: AttemptView) -> None:
     _announce(draft, YIELDED_JUDGEMENT.reason, told, decision, warning=False)
 
 
-def after_move(draft: Draft, reason: YieldReason) -> None:
+def after_move(draft: Draft, request: YieldRequest) -> None:
     """The ranks stopped so that all of them can go on elsewhere, or in another size: at once, unless one
     drain follows the other and no step is gained in between."""
     attempt, decision = draft.status.attempt, Decision(restart=True)
-    if reason is YieldReason.DRAIN:
+    if request.reason is YieldReason.DRAIN:
         decision = _decide(draft, MOVED_JUDGEMENT)
         _restart(draft, MOVED_JUDGEMENT, decision)
     else:
         draft.set(phase=Phase.RESTARTING, next_attempt_time=None)
-    _announce(draft, Reason.YIELDED, f"attempt {attempt} yielded", decision, warning=False)
+    told = f"attempt {attempt} {'yielded' if request.joined else 'ended before its ranks had met'}"
+    _announce(draft, Reason.YIELDED, told, decision, warning=False)
 
 
 def _carry_out(draft: Draft, failure: Failure, action: FailureAction) -> tuple[str, ...]:

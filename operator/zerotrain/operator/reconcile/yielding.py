@@ -117,8 +117,8 @@ def conclude(draft: Draft) -> None:
     reason = request.reason if request is not None else YieldReason.SUSPEND
     last = draft.status.checkpoint.last
     drop(draft)
-    if reason in (YieldReason.DRAIN, YieldReason.RESIZE):
-        endings.after_move(draft, reason)
+    if request is not None and reason in (YieldReason.DRAIN, YieldReason.RESIZE):
+        endings.after_move(draft, request)
         return
     kept = f"the newest checkpoint is step {last.step}" if last is not None else "there is no checkpoint"
     phase = Phase.SUSPENDED if reason is YieldReason.SUSPEND else Phase.QUEUED
