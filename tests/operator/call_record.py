@@ -17,6 +17,9 @@ from ruamel.yaml import YAML
 FILE_VARIABLE = "ZEROTRAIN_TEST_CALLS"
 """Names the file that calls are appended to; without it an operator is started as it is shipped."""
 
+REFUSALS_VARIABLE = "ZEROTRAIN_TEST_REFUSALS"
+"""Names the file of one operator with every 403 that it got; quotas and ending namespaces answer so, too."""
+
 _WITH_NAME = {"GET": "get", "PUT": "update", "PATCH": "patch", "DELETE": "delete", "POST": "create"}
 _WITHOUT_NAME = {"GET": "list", "POST": "create", "DELETE": "deletecollection"}
 
@@ -55,9 +58,13 @@ def call_of(method: str, url: str) -> Call | None:
 
 
 def append(file: Path, call: Call) -> None:
-    """One short line, whole even when several operators write."""
+    write(file, " ".join((call.verb, call.group or "-", call.resource)))
+
+
+def write(file: Path, line: str) -> None:
+    """One line at the end, whole even when several operators write."""
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "w") as out:
-        out.write(" ".join((call.verb, call.group or "-", call.resource)) + "\n")
+        out.write(line + "\n")
 
 
 def recorded(file: Path) -> set[Call]:

@@ -12,12 +12,12 @@ from typing import Any
 
 import aiohttp
 
-from tests.operator.call_record import FILE_VARIABLE, Call, append, call_of
+from tests.operator.call_record import FILE_VARIABLE, REFUSALS_VARIABLE, Call, append, call_of, write
 from zerotrain.operator import main
 
 __all__ = ["main"]
 
-_FILE = Path(os.environ[FILE_VARIABLE])
+_FILE, _REFUSALS = Path(os.environ[FILE_VARIABLE]), Path(os.environ[REFUSALS_VARIABLE])
 _seen: set[Call] = set()
 
 
@@ -28,9 +28,16 @@ async def _note(session: object, context: object, params: aiohttp.TraceRequestSt
         append(_FILE, call)
 
 
+async def _note_refusal(session: object, context: object, params: aiohttp.TraceRequestEndParams) -> None:
+    if params.response.status == 403 and call_of(params.method, str(params.url)) is not None:
+        said = (await params.response.text()).replace("\n", " ")
+        write(_REFUSALS, f"{params.method} {params.url.path}: {said}")
+
+
 def _traced() -> aiohttp.TraceConfig:
     trace = aiohttp.TraceConfig()
     trace.on_request_start.append(_note)
+    trace.on_request_end.append(_note_refusal)
     return trace
 
 

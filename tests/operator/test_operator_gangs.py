@@ -34,7 +34,6 @@ def gang_cluster(simulated_cluster: object) -> Iterator[Cluster]:
 def process(gang_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OperatorProcess]:
     folder = tmp_path_factory.mktemp("gangs")
     with operator(install(gang_cluster, folder), folder, {"ZEROTRAIN_OPERATOR_CHANNEL": "silent"}) as process:
-        process.expects_refusals = True  # a quota refuses with the code of a missing right
         yield process
 
 

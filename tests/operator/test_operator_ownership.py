@@ -42,8 +42,7 @@ def test_a_quota_is_said_and_waited_for(
     control_plane: Cluster, namespace: str, operator_kubeconfig: Path, api: KubeJson, tmp_path: Path
 ) -> None:
     control_plane.kubectl("create", "quota", "small", "--hard=pods=1", "-n", namespace)
-    with kubelet(api, namespace, KEY, steps=10) as double, operator(operator_kubeconfig, tmp_path) as process:
-        process.expects_refusals = True
+    with kubelet(api, namespace, KEY, steps=10) as double, operator(operator_kubeconfig, tmp_path):
         job = LiveJob(control_plane, namespace)
         assert "exceeded quota" in wait_for_reason(job, "QuotaExceeded")
         control_plane.kubectl("delete", "quota", "small", "-n", namespace)

@@ -1,5 +1,5 @@
-"""reconcile and spec.runPolicy: what ends with a job, when, and what edits of the policy do to a job that runs
-or has ended."""
+"""reconcile and spec.runPolicy: what ends with a job, when, and what edits of the policy do to a job
+that runs or has ended."""
 
 from __future__ import annotations
 

@@ -262,6 +262,12 @@ AROUND = [
         want=Want(actions=(), wake_in_s=7200 - 60),
     ),
     Row(
+        id="the pass that learns the outcome asks for another: no event would bring one",
+        job=job(spec=verifying(runPolicy={"ttlSecondsAfterFinished": 0}), status=completed(tries=1)),
+        seen=seen(*DONE, helpers=(helper(ended(0, 0)),)),
+        want=Want(actions=(), events=("CheckpointVerified",), wake_in_s=0.05),
+    ),
+    Row(
         id="with the outcome the time to live counts from the job's end",
         job=job(
             spec=verifying(runPolicy={"ttlSecondsAfterFinished": 30}),

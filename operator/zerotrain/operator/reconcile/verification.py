@@ -147,6 +147,7 @@ def _conclude(draft: Draft, record: Verification, outcome: _Outcome) -> None:
     message = cut(outcome.told)
     update = {"state": outcome.state, "message": message, "completion_time": draft.stamp}
     _set(draft, record.model_copy(update=update))
+    draft.wake(draft.now)  # the time to live, which waited for the outcome, had its turn in this pass
     verified = outcome.state is VerificationState.VERIFIED
     where = f"checkpoint {record.checkpoint} of step {record.step}"
     draft.emit(outcome.reason, f"{where}: {message}", warning=not verified)
