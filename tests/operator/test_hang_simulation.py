@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import pytest
-
 from tests.operator.reconcile_builders import job, pending, ready, settled
 from zerotrain.contract.progress import Phase, Progress
 from zerotrain.contract.worker_http import WorkerReport
@@ -172,10 +170,9 @@ def day(seed: int, *, lose: float = 0.1) -> Iterator[tuple[float, Ranks, Operato
         yield now_s, ranks, operator
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_a_day_of_slow_but_healthy_steps_gives_no_alarm(seed: int) -> None:
+def test_a_day_of_slow_but_healthy_steps_gives_no_alarm() -> None:
     suspected = 0
-    for _, ranks, operator in day(seed):  # noqa: B007
+    for _, ranks, operator in day(1):  # noqa: B007
         suspected += operator.inspection is not None
     told = {reason for _, reason, _ in operator.events}
     assert told <= {"AllRanksJoined"}, operator.events

@@ -31,7 +31,7 @@ def test_a_stopped_rank_is_named_and_the_job_goes_on_from_its_checkpoint(
 ) -> None:
     with (
         operator(operator_kubeconfig, tmp_path) as process,
-        kubelet(api, namespace, KEY, steps=100, step_s=0.1) as double,
+        kubelet(api, namespace, KEY, steps=5000) as double,
     ):
         job = LiveJob(control_plane, namespace, hangPolicy=POLICY)
         wait_for_step(double, 2)
@@ -45,11 +45,11 @@ def test_a_stopped_rank_is_named_and_the_job_goes_on_from_its_checkpoint(
         # What was found survives the operator; the stacks are collected before any pod goes.
         process.kill()
         process.start()
-        job.wait_for("Completed")
+        wait_until(lambda: job.status().get("attempt") == 2, "the second attempt", timeout_s=60)
+        after = job.wait_for("Running")
         first = double.trainings()[0]
         assert set(first.stacks_asked) == {0, 1}
         judge_attempts(double, attempts=2)
-        after = job.status()
         (failure,) = after["failures"]
         assert (failure["reason"], failure["rank"], failure["attempt"]) == ("Hang", RANK, 1)
         assert after["restarts"]["app"] == after["restarts"]["total"] == 1
@@ -65,7 +65,7 @@ def test_a_stopped_rank_is_named_and_the_job_goes_on_from_its_checkpoint(
 def test_action_report_says_so_and_leaves_the_attempt_alone(
     control_plane: Cluster, namespace: str, operator_kubeconfig: Path, api: KubeJson, tmp_path: Path
 ) -> None:
-    with operator(operator_kubeconfig, tmp_path), kubelet(api, namespace, KEY, steps=500) as double:
+    with operator(operator_kubeconfig, tmp_path), kubelet(api, namespace, KEY, steps=5000) as double:
         job = LiveJob(control_plane, namespace, hangPolicy={**POLICY, "action": "Report"})
         wait_for_step(double, 3)
         stop_rank(double)
