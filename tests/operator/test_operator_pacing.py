@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tests.operator.api_double import Json, pod_json
-from tests.operator.reconcile_builders import NOW, job, pending, ready, seen, settled, status
+from tests.operator.reconcile_builders import NOW, job, pending, ready, running, seen, settled, status
 from tests.support.jobs import make_job
 from zerotrain.operator.api import ZeroTrainingJobStatus
 from zerotrain.operator.cluster.store import PodStore, owner_key
@@ -61,6 +61,11 @@ def test_counts_of_starting_pods_can_wait() -> None:
     [
         pytest.param(job(), seen(), id="the attempt, before its pods"),
         pytest.param(job(status=status("Pending")), seen(ready(0), ready(1)), id="all ranks joined"),
+        pytest.param(
+            settled(job(status=status("Pending")), seen(pending(0), pending(1))),
+            seen(running(0), running(1)),
+            id="a phase without event",
+        ),
         pytest.param(
             job(spec={"suspend": True}, status=status("Running")), seen(ready(0), ready(1)), id="suspend"
         ),
