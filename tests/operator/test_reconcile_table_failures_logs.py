@@ -123,6 +123,15 @@ ROWS = [
     ),
     row(
         ended(0, 137),
+        ready(1, 2),
+        id="nor does a pod that an earlier attempt left behind spare one of this",
+        phase="Restarting",
+        attempt=2,
+        failures=[FAILURE],
+        want=Want(actions=(ALL, DeleteWorkers(attempt=2, grace_s=1))),
+    ),
+    row(
+        ended(0, 137),
         ready(1),
         id="what could not be stored is told, and holds up nobody",
         phase="Restarting",

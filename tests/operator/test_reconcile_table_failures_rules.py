@@ -377,6 +377,25 @@ NEXT_ATTEMPT = [
         ),
     ),
     Row(
+        id="so where status still shows the exclusion that is over",
+        job=job(
+            status=status(
+                "Pending",
+                attempt=2,
+                shape={"workers": 2, "excludedNodes": ["node-1"]},
+                excludedNodes=[{"name": "node-1", "until": stamp(ago(1))}],
+            )
+        ),
+        seen=seen(running(0, 2), pending(1, 2)),
+        want=Want(phase="Restarting", events=("ExclusionExpired",)),
+    ),
+    Row(
+        id="not where all pods have nodes and one has not started yet",
+        job=job(status=status("Pending", attempt=2, shape={"workers": 2, "excludedNodes": ["node-1"]})),
+        seen=seen(running(0, 2), pending(1, 2, scheduled=True, node="node-2")),
+        want=Want(phase="Pending", attempt=2, events=()),
+    ),
+    Row(
         id="while it is not over, it is waited for",
         job=job(
             status=status(
