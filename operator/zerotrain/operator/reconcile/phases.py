@@ -178,6 +178,8 @@ def _go_on(draft: Draft) -> None:
         _restarting(draft)
     elif draft.status.phase is Phase.QUEUED:
         _queued(draft)
+    elif draft.status.phase is Phase.SUSPENDED:
+        _suspended(draft)  # resumed meanwhile: our own write brings no event
     elif draft.status.phase in FINISHED:
         _finished(draft)
 
