@@ -22,13 +22,13 @@ class AttemptShape(ObservedModel):
     gang: str = ""
     """API version of the pod group that places the workers together, or Operator; empty without a gang."""
 
-    avoided_nodes: Annotated[tuple[str, ...], Field(json_schema_extra=ATOMIC)] = ()
+    avoided_nodes: Annotated[tuple[str, ...], Field(max_length=64, json_schema_extra=ATOMIC)] = ()
     """Nodes that are kept for jobs that waited longer."""
 
     node_selector: dict[str, str] = Field(default_factory=dict)
     """Labels that the nodes must have beyond spec.scheduling: from the queue, or the chosen topology."""
 
-    tolerations: Annotated[tuple[Toleration, ...], Field(json_schema_extra=ATOMIC)] = ()
+    tolerations: Annotated[tuple[Toleration, ...], Field(max_length=128, json_schema_extra=ATOMIC)] = ()
     """Taints that the workers accept beyond spec.scheduling: from the queue."""
 
     labels: dict[str, str] = Field(default_factory=dict)
