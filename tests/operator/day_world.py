@@ -9,7 +9,6 @@ here, so a decision that forgets to ask for its next look stands still and is fo
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -142,7 +141,7 @@ class DayWorld:
             told = self.scratch.yielding is not None and self.scratch.yielding.acked_at is not None
             if told and any(isinstance(action, RequestYield) for action in plan.actions):
                 self.wake_at = self.now
-        raise AssertionError(f"passes without an end at {self.now}: {self._told()}")
+        raise AssertionError(f"passes without an end at {self.now}: {self.told()}")
 
     def restart_operator(self) -> None:
         self.scratch = Scratch(synced_at=self.now)
@@ -183,7 +182,20 @@ class DayWorld:
             capacity=self._verdict(),
             nodes=self._nodes(),
         )
-        return reconcile(self.job, observed, self.now)
+        plan = reconcile(self.job, observed, self.now)
+        self._check_that_it_ends(plan, observed)
+        return plan
+
+    def _check_that_it_ends(self, plan: Plan, observed: Observed) -> None:
+        """What a pass writes brings no event: it says all there is to say now, or asks for the next look."""
+        if plan.status is None or plan.actions or plan.wake_at is not None:
+            return
+        stored = plan.status.model_dump(mode="json", by_alias=True, exclude_none=True)
+        again = reconcile({**self.job, "status": stored}, observed, self.now)
+        left = again.status.model_dump(mode="json", by_alias=True, exclude_none=True) if again.status else stored
+        late = {name: (stored.get(name), left.get(name)) for name in left if stored.get(name) != left[name]}
+        assert not late, f"would follow at once: {late}"
+        assert not again.actions, f"{again.actions} would follow at once after {plan.status.phase}"
 
     def _nodes(self) -> dict[str, NodeView]:
         used = {pod.node for pod in self.seen.values()}
@@ -218,7 +230,7 @@ class DayWorld:
         assert after in (before, before + 1), f"attempt {after} follows {before}"
         if after != before:
             assert not self.pods, f"attempt {after} was decided on while {sorted(self.pods)} existed"
-            assert after <= self.excuses, f"attempt {after} for {self.excuses} reasons: {self._told()}"
+            assert after <= self.excuses, f"attempt {after} for {self.excuses} reasons: {self.told()}"
         if new["phase"] == "Suspended" and old.get("phase") != "Suspended":
             assert not self.pods, f"suspended while {sorted(self.pods)} exist"
             last, program = (new["checkpoint"].get("last") or {}).get("step", 0), self.programs.get(after)
@@ -330,7 +342,7 @@ class DayWorld:
             soon = [end, self.now + timedelta(seconds=20 if seconds < 600 else 120)]
             soon += [at for at in (self.wake_at, *self._timers()) if at is not None and at > self.now]
             self.now = min(soon)
-            self._live()
+            self.live()
             self.run_operator()
 
     def _timers(self) -> list[datetime]:
@@ -338,7 +350,7 @@ class DayWorld:
         found += [program.stops_at for program in self.programs.values() if program.stops_at is not None]
         return found
 
-    def _live(self) -> None:
+    def live(self) -> None:
         """What nodes and programs do by themselves."""
         for pod in list(self.pods.values()):
             self._live_pod(pod)
@@ -389,11 +401,8 @@ class DayWorld:
             return 0
         return SLOTS - sum(1 for pod in self.pods.values() if pod.node == name)
 
-    def _told(self) -> str:
+    def told(self) -> str:
         brief = {name: self.status.get(name) for name in ("phase", "attempt", "yieldRequest", "elastic")}
         failures = [item["reason"] for item in self.status.get("failures", ())]
         pods = [(pod.name, pod.state.value, pod.node) for pod in self.pods.values()]
         return f"{brief}, failures {failures}, pods {pods}"
-
-
-Happening = Callable[[DayWorld], None]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 
@@ -19,8 +19,11 @@ HOURS = 24
 SEEDS = (1, 2, 3)
 """CI's; `make chaos` lives through more."""
 
-PAUSES_S = (1.0, 5.0, 30.0, 120.0, 600.0)
+PAUSES_S = (1.0, 5.0, 30.0, 120.0, 600.0, 1500.0)
 """Between two happenings: storms and long calms."""
+
+ALWAYS_UP_S = 1500.0
+"""After so long without a happening a job runs that may, whatever came before."""
 
 
 def rank_fails(world: DayWorld) -> None:
@@ -50,6 +53,7 @@ def node_dies(world: DayWorld) -> None:
         world.excuses += 3  # a loss, perhaps a smaller attempt, and one that grows again
         machine = world.chance.choice(alive)
         machine.alive, machine.not_ready_since = False, world.now
+        world.wake_at = world.now  # as the watch of nodes does
 
 
 def node_returns(world: DayWorld) -> None:
@@ -57,6 +61,7 @@ def node_returns(world: DayWorld) -> None:
         if not machine.alive:
             world.excuses += 2
             machine.alive, machine.not_ready_since = True, None
+            world.wake_at = world.now
             return
 
 
@@ -102,7 +107,7 @@ def operator_is_away(world: DayWorld) -> None:
     world.lagging = True
     for _ in range(5):
         world.now += world.chance.choice((1, 20)) * SECOND
-        world._live()
+        world.live()
     world.restart_operator()
 
 
@@ -148,7 +153,10 @@ def live_through(seed: int, hours: float = HOURS) -> DayWorld:
                 f"{world.now:%d %H:%M:%S} {act.__name__}, {world.status.get('phase')} {world.attempt}"
             )
             act(world)
-            world.pass_time(chance.choice(PAUSES_S))
+            pause_s = chance.choice(PAUSES_S)
+            world.pass_time(pause_s)
+            if pause_s >= ALWAYS_UP_S:
+                check_that_it_runs(world)
         come_to_rest(world)
     except AssertionError as error:
         lately = "\n".join(told[-25:])
@@ -156,23 +164,38 @@ def live_through(seed: int, hours: float = HOURS) -> DayWorld:
     return world
 
 
+def check_that_it_runs(world: DayWorld) -> None:
+    """Nothing has happened for long, and at least one node is up: a job that may run runs."""
+    due = world.status.get("nextAttemptTime")
+    held_off = due is not None and datetime.fromisoformat(due) > world.now
+    no_room = not any(machine.open for machine in world.machines.values())
+    if world.job["spec"].get("suspend") or held_off or no_room:
+        return
+    assert world.status["phase"] == "Running", f"does not run after a long calm: {world.told()}"
+    up = [pod for pod in world.pods.values() if pod.started and not pod.ended]
+    assert len(up) == world.status["shape"]["workers"], f"workers are missing: {world.told()}"
+    program = world.programs[world.attempt]
+    assert not program.broken, f"ranks wait for peers that never come: {world.told()}"
+
+
 def come_to_rest(world: DayWorld) -> None:
     """A quiet hour, then the last step: the job runs, stays, and ends."""
     for machine in world.machines.values():
         machine.alive, machine.cordoned, machine.not_ready_since = True, False, None
-    world.edit(suspend=False)
+    if world.job["spec"].get("suspend"):
+        world.edit(suspend=False)
     world.excuses += 4
     world.pass_time(3600)
-    assert world.status["phase"] == "Running", f"does not run after a quiet hour: {world._told()}"
+    check_that_it_runs(world)
     attempt, writes = world.attempt, world.writes
     world.pass_time(3600)
-    assert world.attempt == attempt, f"an attempt ended in quiet: {world._told()}"
+    assert world.attempt == attempt, f"an attempt ended in quiet: {world.told()}"
     assert world.writes - writes <= 3600 / 25, "status is written again and again"
     world.programs[attempt].step = TOTAL
     for pod in list(world.pods.values()):
         world.end(pod, 0)
     world.pass_time(600)
-    assert world.status["phase"] == "Completed", world._told()
+    assert world.status["phase"] == "Completed", world.told()
     assert len(world.budgets) == 0, f"disruption budgets are left: {world.budgets}"
     passes = world.passes
     world.pass_time(3600)

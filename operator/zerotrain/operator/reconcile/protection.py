@@ -26,11 +26,11 @@ def settle(draft: Draft) -> None:
     status, known = draft.status, draft.observed.protection
     protected = status.protected_attempt
     if protected is not None and (protected != status.attempt or status.phase not in _WITH_PODS):
-        if known == Protection(attempt=protected, exists=False):
-            draft.set(protected_attempt=None)
-        else:
+        if known != Protection(attempt=protected, exists=False):
             draft.act(UnprotectWorkers(attempt=protected))
-    elif status.phase is Phase.RUNNING and draft.size > 1 and _is_worth(draft):
+            return
+        draft.set(protected_attempt=None)
+    if status.phase is Phase.RUNNING and draft.size > 1 and _is_worth(draft):
         draft.set(protected_attempt=status.attempt)
         if known != Protection(attempt=status.attempt, exists=True):
             draft.act(ProtectWorkers(attempt=status.attempt, workers=draft.size))
