@@ -144,6 +144,8 @@ def _follow(draft: Draft, view: AttemptView) -> None:
     if draft.status.phase is Phase.RUNNING or joined:
         if draft.status.phase is not Phase.RUNNING:
             draft.emit(Reason.ALL_RANKS_JOINED, f"attempt {view.number}: all ranks joined")
+            if draft.job.spec.elastic is not None:
+                draft.wake(draft.now)  # whether it should grow is asked of running jobs only
         draft.set(phase=Phase.RUNNING)
         stragglers.tell(draft, view)
     else:
