@@ -1,4 +1,4 @@
-"""Patterns of failure rules: they find what `re` finds, refuse what they do not know, and cannot explode."""
+"""Patterns of failure rules: they find what `re` finds, are refused with the reason, and cannot explode."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zerotrain.operator.api.patterns import MAX_INSTRUCTIONS, PatternError, compiled
+from zerotrain.operator.api.patterns import PatternError, compiled
 
 FOUND = [
     ("CUDA error", "RuntimeError: CUDA error: an illegal memory access"),
@@ -41,23 +41,17 @@ NOT_FOUND = [
     (r"[^a]", "aaa"),
 ]
 REFUSED = [
-    (r"(a", "nothing closes"),
-    (r"a)", "nothing opened"),
-    (r"*a", "nothing to repeat"),
-    (r"a**", "repeats a repetition"),
-    (r"a{3,1}", "the lower one first"),
-    (r"a{1000}", "counts go up to"),
-    (r"(?=a)", "no look-around"),
-    (r"(?P<n>a)", "no names"),
-    (r"(a)\1", r"has \1"),
-    (r"\pL", r"has \p"),
-    (r"[[:alpha:]]", "write its ranges"),
-    (r"[z-a]", "in a class"),
-    (r"[a", "ends in the middle"),
-    ("a\\", "ends in the middle"),
-    (r"[\W]", "inside a class"),
-    (r"((((a{99}){99}){99}){99}){99}", "repeat less"),
-    ("(" * 40 + "a" + ")" * 40, "nests more than"),
+    (r"(a", "missing )"),
+    (r"a)", "unexpected )"),
+    (r"*a", "no argument for repetition"),
+    (r"a{3,1}", "invalid repetition size"),
+    (r"(?=a)", "invalid perl operator"),
+    (r"(a)\1", "invalid escape sequence"),
+    (r"[z-a]", "invalid character class range"),
+    (r"[a", "missing ]"),
+    ("a\\", "trailing"),
+    (r"((((a{99}){99}){99}){99}){99}", "invalid repetition size"),
+    (r"((\pL{30}){30})", "too large"),
     ("a" * 257, "at most 256"),
 ]
 
@@ -122,7 +116,6 @@ def test_agrees_with_re(pattern: str, text: str) -> None:
 def test_what_makes_others_explode_costs_a_bounded_number_of_steps(pattern: str) -> None:
     """Each of these keeps `re` busy for minutes or more. CPU time, since the machine is shared."""
     program = compiled(pattern)
-    assert len(program.program) <= MAX_INSTRUCTIONS
     started = time.process_time()
     assert not program.found_in("a" * 1000 + "!")
     assert time.process_time() - started < 1.0

@@ -13,7 +13,7 @@ from .patterns import MAX_PATTERN_LENGTH, PatternError, compiled
 MAX_RANK = 639_999
 """10,000 workers of 64 ranks."""
 
-MAX_ALL_INSTRUCTIONS = 512
+MAX_ALL_INSTRUCTIONS = 8192
 """Of the patterns of all rules together: what one failure may cost the operator."""
 
 
@@ -101,7 +101,7 @@ class FailureRule(ApiModel):
     on_message_patterns: Annotated[
         tuple[MessagePattern, ...], Field(min_length=1, max_length=16, json_schema_extra=SET)
     ] = ()
-    """Regular expressions (a part of RE2's syntax, no look-around and no back-references, at most 256
+    """Regular expressions (RE2's syntax: no look-around and no back-references; at most 256
     characters); one of them must be found in the failure's message or last line. Any unless given."""
 
     action: FailureAction
@@ -155,7 +155,7 @@ def _is_usable(pattern: str) -> bool:
 
 
 def _affordable(rules: tuple[FailureRule, ...]) -> tuple[FailureRule, ...]:
-    size = sum(len(compiled(pattern).program) for rule in rules for pattern in rule.on_message_patterns)
+    size = sum(compiled(pattern).num_instructions for rule in rules for pattern in rule.on_message_patterns)
     if size > MAX_ALL_INSTRUCTIONS:
         raise ValueError(
             f"the patterns of all rules come to {size} instructions, at most {MAX_ALL_INSTRUCTIONS} are "
