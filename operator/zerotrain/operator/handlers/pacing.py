@@ -1,4 +1,4 @@
-"""How long status writes that can wait do wait: the more jobs start at once, the longer. The controller asks."""
+"""How long status writes that can wait do wait: the longer, the more jobs start at once. For the controller."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class WorkQueue(Generic[K]):
         """The earliest moment of each delayed key; later entries in the heap are void."""
         self._count = 0
         self._takers: deque[asyncio.Future[None]] = deque()
-        """Those that wait in `get`. One is woken for one key: thirty that wake for it cost more than its pass."""
+        """Those that wait in `get`. One is woken for one key: thirty would cost more than its pass."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._quiet = asyncio.Event()

@@ -28,8 +28,8 @@ class EndlessBackoff:
 
 
 class _NoDiffs(kopf.DiffBaseStorage):
-    """kopf keeps what it last handled to find differences. Nobody asks for those here, and a copy of every job
-    at every event would be a tenth of the operator's work."""
+    """kopf keeps what it last handled to find differences. Nobody asks for those here, and a copy of every
+    job at every event would be a tenth of the operator's work."""
 
     def build(self, *, body: Any, extra_fields: Any = None) -> Any:
         return {}

@@ -34,7 +34,7 @@ class JobView:
 
 @dataclass(slots=True)
 class Known:
-    """The models of a job's last pass: reading them again is the greatest part of a pass that changes nothing.
+    """The models of a job's last pass: reading them again is most of a pass that changes nothing.
 
     A spec is the same while its generation is, a status while the resource version is. Forgetting is
     harmless.

@@ -41,6 +41,6 @@ def service(job: ZeroTrainingJob) -> Json | None:
 
 
 def _named(job: ZeroTrainingJob) -> dict[str, str]:
-    """The pods that get names. The built-in trainer needs worker 0's alone, where the ranks meet: every further
-    one would rewrite the endpoints of all when it starts. A program of the user's may ask for any."""
+    """The pods that get names. The built-in trainer needs worker 0's alone, where the ranks meet: every
+    further one would rewrite the endpoints of all when it starts. A program of the user's may ask for any."""
     return selector(job) if job.spec.command else {**selector(job), LABEL_RANK: "0"}
