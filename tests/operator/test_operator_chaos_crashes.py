@@ -23,9 +23,9 @@ SEED = 20260101
 def test_fifty_crashes_at_await_points(
     control_plane: Cluster, operator_kubeconfig: Path, tmp_path: Path
 ) -> None:
-    temper = Temper(jobs=4)
+    temper = Temper(jobs=3)
     with (
-        season(control_plane, operator_kubeconfig, tmp_path, seed=SEED, temper=temper, steps=30) as here,
+        season(control_plane, operator_kubeconfig, tmp_path, seed=SEED, temper=temper, steps=20) as here,
         heard_errors() as errors,
         unheard_deaths(),
     ):
@@ -39,7 +39,7 @@ def test_fifty_crashes_at_await_points(
 
 def test_five_kills_of_the_process(control_plane: Cluster, operator_kubeconfig: Path, tmp_path: Path) -> None:
     temper = Temper(jobs=3)
-    with season(control_plane, operator_kubeconfig, tmp_path, seed=SEED, temper=temper, steps=30) as here:
+    with season(control_plane, operator_kubeconfig, tmp_path, seed=SEED, temper=temper, steps=20) as here:
         sigkill(here, 5)
         assert here.judge().complaints == []
         assert here.gremlin.ended["Completed"] >= 2

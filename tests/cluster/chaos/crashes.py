@@ -12,7 +12,7 @@ from tests.cluster.chaos.incarnation import Incarnation
 from tests.cluster.chaos.season import Season
 from tests.operator.operator_process import OperatorProcess
 
-MAX_LIFE_S = 3.0
+MAX_LIFE_S = 1.5
 """A life that does not come to its doom is killed wherever it is."""
 
 CLOCKS_OFF_S = (0.0, 0.0, -7200.0, 7200.0)
