@@ -4,7 +4,8 @@
 
 One job per kind of damage: a rank process, a rank of worker 0, either launcher, the operator ten times in a
 row, the API server for 20 seconds. Every job must complete with the same loss at every step as a job that
-nobody disturbed, in the expected number of attempts, and with no pod too many.
+nobody disturbed, in the expected number of attempts, and with no pod too many; a strike that costs an attempt
+must be made up for, from the kill to the first step of the next attempt, within 20 s.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ STEPS = 120
 STRIKE_PAST_STEP = 30
 TIMEOUT_SECONDS = 400.0
 OPERATOR_KILLS = 10
+MAX_RECOVERY_S = 20.0
 
 JOB = """
 apiVersion: zerotrain.dev/v1alpha1
@@ -138,9 +140,22 @@ STRIKES = (
 )
 
 
-def run_job(kubectl: Kubectl, strike: Strike) -> tuple[dict[str, Any], dict[int, float], set[str]]:
-    """One job under one strike: its last status, loss by step, and the names of all its pods."""
-    log, names, done = LossLog(kubectl, strike.name), set[str](), False
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How a job came through its strike."""
+
+    status: dict[str, Any]
+    losses: dict[int, float]
+    """By step."""
+    names: set[str]
+    """Of all its pods."""
+    recovery_s: float | None
+    """From the strike to the first step of the next attempt; None without one."""
+
+
+def run_job(kubectl: Kubectl, strike: Strike) -> Outcome:
+    """One job under one strike."""
+    log, names, done, struck_at = LossLog(kubectl, strike.name), set[str](), False, 0.0
     kubectl.run("apply", "-f", "-", stdin=JOB.format(name=strike.name, steps=STEPS))
     deadline = time.monotonic() + TIMEOUT_SECONDS
     status: dict[str, Any] = {}
@@ -154,11 +169,17 @@ def run_job(kubectl: Kubectl, strike: Strike) -> tuple[dict[str, Any], dict[int,
             names |= {pod["metadata"]["name"] for pod in pods}
             follow(log, pods)
         if not done and log.points and log.points[-1].step > STRIKE_PAST_STEP:
-            done = True
+            done, struck_at = True, time.monotonic()
             strike.act(kubectl, strike.name)
             log.forget()  # a stream that broke with the API server is opened again
     follow_end(log, int(status["attempt"]))
-    return status, {point.step: point.loss for point in log.points}, names
+    again = [point.seen_at for point in log.points if point.attempt > 1]
+    return Outcome(
+        status=status,
+        losses={point.step: point.loss for point in log.points},
+        names=names,
+        recovery_s=min(again) - struck_at if again else None,
+    )
 
 
 def follow(log: LossLog, pods: list[dict[str, Any]]) -> None:
@@ -175,13 +196,8 @@ def follow_end(log: LossLog, attempt: int) -> None:
     log.close()
 
 
-def problems(
-    strike: Strike,
-    status: dict[str, Any],
-    losses: dict[int, float],
-    names: set[str],
-    wanted: dict[int, float],
-) -> list[str]:
+def problems(strike: Strike, outcome: Outcome, wanted: dict[int, float]) -> list[str]:
+    status, losses, names = outcome.status, outcome.losses, outcome.names
     expected = {
         f"{strike.name}-{attempt}-{index}" for attempt in range(1, strike.attempts + 1) for index in (0, 1)
     }
@@ -196,6 +212,8 @@ def problems(
         found.append(f"no loss for steps {missing[:5]} (of {len(missing)})")
     if different := [step for step, loss in losses.items() if wanted and wanted.get(step) != loss]:
         found.append(f"other losses than undisturbed at steps {different[:5]} (of {len(different)})")
+    if outcome.recovery_s is not None and outcome.recovery_s > MAX_RECOVERY_S:
+        found.append(f"{outcome.recovery_s:.1f} s to the next step, at most {MAX_RECOVERY_S:.0f} are allowed")
     return found
 
 
@@ -212,13 +230,14 @@ def main() -> int:
         kubectl.run("apply", "-f", str(ROOT / "deploy" / "examples" / "volume.yaml"))
         for strike in STRIKES:
             started = time.monotonic()
-            status, losses, names = run_job(kubectl, strike)
-            wrong = problems(strike, status, losses, names, wanted)
-            wanted = wanted or losses
-            restarts = status.get("restarts", {}).get("total", 0)
+            outcome = run_job(kubectl, strike)
+            wrong = problems(strike, outcome, wanted)
+            wanted = wanted or outcome.losses
+            restarts = outcome.status.get("restarts", {}).get("total", 0)
+            recovery = f"{outcome.recovery_s:.1f} s" if outcome.recovery_s is not None else "-"
             print(
-                f"{strike.name:12} attempts {status.get('attempt')} restarts {restarts} "
-                f"steps {len(losses)} {time.monotonic() - started:5.0f} s  {'; '.join(wrong) or 'ok'}",
+                f"{strike.name:12} attempts {outcome.status.get('attempt')} restarts {restarts} "
+                f"steps {len(outcome.losses)} kill to next step {recovery} {time.monotonic() - started:5.0f} s  {'; '.join(wrong) or 'ok'}",
                 flush=True,
             )
             failed += bool(wrong)
