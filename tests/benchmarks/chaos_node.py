@@ -237,7 +237,8 @@ def main() -> int:
             recovery = f"{outcome.recovery_s:.1f} s" if outcome.recovery_s is not None else "-"
             print(
                 f"{strike.name:12} attempts {outcome.status.get('attempt')} restarts {restarts} "
-                f"steps {len(outcome.losses)} kill to next step {recovery} {time.monotonic() - started:5.0f} s  {'; '.join(wrong) or 'ok'}",
+                f"steps {len(outcome.losses)} kill to next step {recovery} "
+                f"{time.monotonic() - started:5.0f} s  {'; '.join(wrong) or 'ok'}",
                 flush=True,
             )
             failed += bool(wrong)

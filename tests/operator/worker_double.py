@@ -120,6 +120,11 @@ class Training:
             self.durable, self._saved_at = step, time.time()
 
 
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A caller that died before its answer came is nobody's error here."""
+
+
 class WorkerServer:
     """One worker's HTTP."""
 
@@ -177,7 +182,7 @@ class WorkerServer:
             def log_message(self, format: str, *args: object) -> None:
                 """Silent."""
 
-        self._server = ThreadingHTTPServer((address, WORKER_HTTP_PORT), Handler)
+        self._server = _Server((address, WORKER_HTTP_PORT), Handler)
         self._server.daemon_threads = True
         threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
