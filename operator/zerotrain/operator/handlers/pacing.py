@@ -1,4 +1,4 @@
-"""How long status writes that can wait do wait: the longer, the more jobs start at once. For the controller."""
+"""How long status writes that can wait do wait: the longer, the more jobs start at once. Asked by passes."""
 
 from __future__ import annotations
 
