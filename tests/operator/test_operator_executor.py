@@ -53,6 +53,9 @@ class Channel:
         if self._error is not None:
             raise self._error
 
+    async def stacks(self, worker: Worker, *, token: str) -> str:
+        raise ChannelError("not asked here")
+
 
 def executor(api: Api, channel: Channel | None = None) -> Executor:
     return Executor(

@@ -24,7 +24,7 @@ from zerotrain.operator.reconcile import (
     yielding,
 )
 from zerotrain.operator.reconcile.admit import refusal_of
-from zerotrain.operator.reconcile.attempts import OVER, AttemptView, Fate, first_failure
+from zerotrain.operator.reconcile.attempts import OVER, AttemptView, Failure, Fate, first_failure
 from zerotrain.operator.reconcile.conditions import FINISHED
 from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.nodes import lost_at
@@ -164,14 +164,18 @@ def _fear_for_nodes(draft: Draft) -> None:
 def _ended_badly(draft: Draft, view: AttemptView) -> bool:
     """Whether a failure was taken into status in this pass (a fresh one may have to settle first)."""
     failure = first_failure(view) or hangs.hang_of(draft, view)
-    if failure is None:
-        return False
+    if failure is not None:
+        _take_failure(draft, view, failure)
+    return failure is not None
+
+
+def _take_failure(draft: Draft, view: AttemptView, failure: Failure) -> None:
+    """Into status, once no surer evidence can come in."""
     settled_at = endings.settled_at(draft, view, failure, echo=ECHO_SETTLE, sync=SYNC_SETTLE)
     if settled_at is not None and draft.now < settled_at:
         draft.wake(settled_at)
-        return True
-    endings.after_failure(draft, failure)
-    return True
+    else:
+        endings.after_failure(draft, failure)
 
 
 def _go_on(draft: Draft) -> None:
@@ -219,15 +223,17 @@ def _yielding(draft: Draft) -> None:
     if draft.job.spec.suspend:
         yielding.ask(draft, YieldReason.SUSPEND, "spec.suspend is true")
     view = draft.view()
-    failure, own = first_failure(view), yielding.failed(draft, view)
+    # What our own request does to a pod is no failure: rules and budgets are for the ranks' own.
+    own = yielding.failed(draft, view)
     if view.all_in(frozenset({Fate.SUCCEEDED})):
         endings.complete(draft)
         _finished(draft)
-    elif failure is not None and endings.is_permanent(draft, failure):
+    elif own is not None and endings.is_permanent(draft, own):
         yielding.drop(draft)
-        endings.after_failure(draft, failure)
+        endings.after_failure(draft, own)
         _go_on(draft)
-    elif own is not None and yielding.is_move(draft) and _ended_badly(draft, view):
+    elif own is not None and yielding.is_move(draft):
+        _take_failure(draft, view, own)
         if draft.status.phase is not Phase.YIELDING:
             yielding.drop(draft)
         _go_on(draft)

@@ -12,7 +12,15 @@ from datetime import timedelta
 from zerotrain.operator.api import Phase, YieldReason, YieldRequest
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.reconcile import drains, endings, queueing, sizing
-from zerotrain.operator.reconcile.attempts import OVER, AttemptView, Failure, Fate, first_failure
+from zerotrain.operator.reconcile.attempts import (
+    OVER,
+    AttemptView,
+    Failure,
+    Fate,
+    cause_order,
+    failures_of,
+    first_failure,
+)
 from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.plan import DeleteWorkers, RequestYield
 from zerotrain.operator.resources.container import DEFAULT_GRACE_S
@@ -65,11 +73,18 @@ def ask(draft: Draft, reason: YieldReason, why: str) -> None:
 
 def failed(draft: Draft, view: AttemptView) -> Failure | None:
     """A failure of the ranks' own; None for what was done to their pods, by this request or a drain."""
-    request, failure = draft.status.yield_request, first_failure(view)
-    if failure is None or (request is not None and not request.joined):
+    request = draft.status.yield_request
+    if request is not None and not request.joined:
         return None
+    return min((item for item in failures_of(view) if _is_own(item, view)), key=cause_order, default=None)
+
+
+def _is_own(failure: Failure, view: AttemptView) -> bool:
     pod = failure.worker.pod
-    return failure if pod is not None and pod.deletion_at is None and not pod.disruption else None
+    if pod is None or pod.deletion_at is not None or pod.disruption:
+        return False
+    # Of a pod that is merely gone nobody knows who took it away.
+    return pod.ended or any(pod is item for item in view.present)
 
 
 def is_move(draft: Draft) -> bool:

@@ -1,0 +1,94 @@
+"""reconcile for pods that end while they are asked to stop: rules are for the ranks' own failures alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.operator.reconcile_builders import (
+    Row,
+    Want,
+    ago,
+    check,
+    ended,
+    going,
+    job,
+    ready,
+    running,
+    seen,
+    stamp,
+    status,
+)
+from zerotrain.operator.reconcile import Observed, PodView
+
+ANY = {"action": "FailJob", "onMessagePatterns": ["."]}
+KILLED = {"action": "FailJob", "onExitCodes": [137, 143]}
+LOST = {"action": "FailJob", "onReasons": ["PodLost"]}
+PHASES = {"Suspend": "Suspending", "QueueEviction": "Suspending", "Drain": "Yielding", "Resize": "Yielding"}
+
+
+def killed(index: int, code: int = 137) -> PodView:
+    """Ended by the deletion that the operator asked for."""
+    return replace(ended(index, code), deletion_at=ago(5), deletion_grace_s=1)
+
+
+def asked(reason: str, *rules: dict[str, Any], joined: bool = True, s_ago: float = 80) -> dict[str, Any]:
+    """A job that was asked to yield for this reason."""
+    request = {"reason": reason, "requestedAt": stamp(ago(s_ago)), "message": "why", "joined": joined}
+    spec: dict[str, Any] = {"failurePolicy": {"rules": list(rules)}, "suspend": reason == "Suspend"}
+    more: dict[str, Any] = {"yieldRequest": request, "checkpoint": {"requestedAt": stamp(ago(s_ago))}}
+    return job(spec=spec, status=status(PHASES[reason], **more))
+
+
+def row(name: str, what: dict[str, Any], observed: Observed, want: Want) -> Row:
+    return Row(id=name, job=what, seen=observed, want=want)
+
+
+ROWS = [
+    *(
+        row(
+            f"{reason}: a kill at the end of the grace is none of the rules' business",
+            asked(reason, KILLED, LOST, ANY),
+            seen(killed(0), killed(1, 143)),
+            Want(phase=PHASES[reason], fields={"failures.0": None, "restarts.total": 0}),
+        )
+        for reason in PHASES
+    ),
+    row(
+        "nor is a pod that somebody drained",
+        asked("Suspend", KILLED, ANY, s_ago=5),
+        seen(ended(0, 143, disruption="EvictionByEvictionAPI"), going(1)),
+        Want(phase="Suspending", fields={"failures.0": None}),
+    ),
+    row(
+        "nor one that is gone",
+        asked("Suspend", LOST, ANY, s_ago=5),
+        seen(ready(1), gone=(running(0),)),
+        Want(phase="Suspending", fields={"failures.0": None}),
+    ),
+    row(
+        "nor what ranks that never met are ended with",
+        asked("Suspend", KILLED, ANY, joined=False, s_ago=3),
+        seen(killed(0), going(1)),
+        Want(phase="Suspending", fields={"failures.0": None}),
+    ),
+    row(
+        "a rank that fails by itself is, also beside one that was killed",
+        asked("Suspend", {"action": "FailJob", "onExitCodes": [3]}),
+        seen(ended(0, 3), killed(1)),
+        Want(phase="Failed", events=("FailedByRule",), fields={"failures.0.exitCode": 3}),
+    ),
+    row(
+        "a move counts the rank's own failure, not our kill",
+        asked("Drain", KILLED, s_ago=20),
+        seen(ended(0, 3), killed(1)),
+        Want(phase="Restarting", fields={"failures.0.exitCode": 3, "restarts.app": 1}),
+    ),
+]
+
+
+@pytest.mark.parametrize("item", ROWS, ids=lambda item: item.id)
+def test_failures_while_yielding(item: Row) -> None:
+    check(item)
