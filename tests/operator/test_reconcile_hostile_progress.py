@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from tests.operator.reconcile_builders import NOW, job, progress, ready, seen, status
-from zerotrain.contract.progress import CheckpointProgress, Progress, RejectedCheckpoint
+from zerotrain.contract.progress import (
+    MAX_PATH_CHARS,
+    CheckpointProgress,
+    Progress,
+    RejectedCheckpoint,
+    Termination,
+)
 from zerotrain.contract.worker_http import WorkerReport
 from zerotrain.operator.cluster.events import event_body
 from zerotrain.operator.reconcile import Event, reconcile
@@ -53,3 +59,41 @@ def test_what_does_not_fit_a_record_is_refused(changes: dict[str, Any]) -> None:
 def test_what_is_no_report_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"nested|must"):
         WorkerReport.from_json(text)
+
+
+LONG = "\x01" * 1_000_000
+
+
+@pytest.mark.parametrize("kind", [Progress, Termination])
+def test_the_path_of_a_checkpoint_is_bounded(kind: type[Progress | Termination]) -> None:
+    def record(path: str) -> str:
+        checkpoint = {"step": 1, "path": path, "time": 1.0}
+        return json.dumps({"rank": 0, "attempt": 1, "code": 1, "checkpoint": checkpoint})
+
+    assert kind.from_json(record("x" * MAX_PATH_CHARS)).checkpoint is not None
+    with pytest.raises(
+        ValueError, match=r"CheckpointProgress.path must have at most 1024 characters; got 1025"
+    ):
+        kind.from_json(record("x" * (MAX_PATH_CHARS + 1)))
+
+
+def test_other_texts_lose_their_middle() -> None:
+    words = Termination.from_json(json.dumps({"attempt": 1, "code": 1, "last_line": LONG, "exception": LONG}))
+    assert len(words.last_line or "") < 3000
+    assert len(words.exception or "") < 3000
+    damaged = {"path": LONG, "reason": LONG}
+    read = Progress.from_json(json.dumps({"rank": 0, "attempt": 1, "rejected_checkpoints": [damaged]}))
+    assert len(read.rejected_checkpoints[0].path) < 3000
+
+
+def test_an_error_does_not_repeat_a_megabyte() -> None:
+    with pytest.raises(ValueError, match="step") as caught:
+        Progress.from_json(json.dumps({"rank": 0, "attempt": 1, "step": LONG}))
+    assert len(str(caught.value)) < 500
+
+
+def test_a_status_stays_small_whatever_the_ranks_say() -> None:
+    saved = CheckpointProgress(step=3, path=LONG, time=1.0)
+    plan = reconcile(RUNNING, seen(ready(0), ready(1), progress=progress(5, checkpoint=saved)), NOW)
+    assert plan.status is not None
+    assert len(json.dumps(plan.status.model_dump(mode="json"))) < 20_000

@@ -16,6 +16,13 @@ from typing import Any, TypeVar
 MAX_TERMINATION_BYTES = 4096
 """kubelet keeps no more of a container's termination message."""
 
+MAX_PATH_CHARS = 1024
+"""Of a checkpoint's folder. It goes into the job's status, where each character may take twelve bytes; a
+path that was cut would be another one, so a longer one is refused."""
+
+MAX_TEXT_CHARS = 2000
+"""Of any other text; a longer one loses its middle."""
+
 T = TypeVar("T")
 
 
@@ -133,7 +140,7 @@ class Progress:
                 data[name] = _build(kind, _known(kind, data[name]))
         if not isinstance(data.get("rejected_checkpoints", []), list):
             raise ValueError(
-                f"Progress.rejected_checkpoints must be a list; got {data['rejected_checkpoints']!r}"
+                f"Progress.rejected_checkpoints must be a list; got {_shown(data['rejected_checkpoints'])}"
             )
         data["rejected_checkpoints"] = tuple(
             _build(RejectedCheckpoint, _known(RejectedCheckpoint, item))
@@ -205,7 +212,7 @@ def _object(text: str, what: str) -> dict[str, Any]:
 
 def _known(cls: type, data: Any) -> dict[str, Any]:
     if not isinstance(data, Mapping):
-        raise ValueError(f"{cls.__name__} must be a JSON object; got {data!r}")
+        raise ValueError(f"{cls.__name__} must be a JSON object; got {_shown(data)}")
     names = {item.name for item in fields(cls)}
     return {key: value for key, value in data.items() if key in names}
 
@@ -229,11 +236,23 @@ def _build(cls: type[T], data: dict[str, Any]) -> T:
     for item in fields(cls):  # type: ignore[arg-type]
         allowed = _KINDS.get(item.type, (object,))
         if item.name in data and (not isinstance(data[item.name], allowed) or data[item.name] is True):
-            raise ValueError(f"{cls.__name__}.{item.name} must be {item.type}; got {data[item.name]!r}")
+            raise ValueError(f"{cls.__name__}.{item.name} must be {item.type}; got {_shown(data[item.name])}")
     try:
-        return cls(**data)
+        return cls(**{name: _bounded(f"{cls.__name__}.{name}", value) for name, value in data.items()})
     except TypeError as error:
         raise ValueError(f"{cls.__name__}: {error}") from error
+
+
+def _bounded(name: str, value: Any) -> Any:
+    if not isinstance(value, str) or isinstance(value, StrEnum):
+        return value
+    if name == "CheckpointProgress.path" and len(value) > MAX_PATH_CHARS:
+        raise ValueError(f"{name} must have at most {MAX_PATH_CHARS} characters; got {len(value)}")
+    return _cut(value, MAX_TEXT_CHARS)
+
+
+def _shown(value: object) -> str:
+    return _cut(repr(value), 200) or ""
 
 
 def _cut(text: str | None, limit: int) -> str | None:
