@@ -161,6 +161,9 @@ class CheckpointRecord(ObservedModel):
     time: datetime | None = None
     """When it was committed."""
 
+    attempt: Int = 0
+    """Attempt whose ranks told of it: they wrote it, or began with it."""
+
     durable: Bool = False
     """Whether manifest and shards are complete and synced to the volume."""
 

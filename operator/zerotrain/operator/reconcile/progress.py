@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from datetime import datetime, timedelta
 
-from zerotrain.contract.progress import CheckpointProgress, Phase, Progress, Termination
+from zerotrain.contract.progress import MAX_PATH_CHARS, CheckpointProgress, Phase, Progress, Termination
 from zerotrain.operator.api import ZeroTrainingJobStatus
 from zerotrain.operator.api.status import CheckpointRecord, ProgressStatus
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.reconcile.clock import from_unix
-from zerotrain.operator.reconcile.draft import Draft
+from zerotrain.operator.reconcile.draft import Draft, cut
 
 STEP_WRITE_S = 10
 """A moved step alone is written no oftener than this: every status write costs all watchers. A write for
@@ -57,7 +57,7 @@ def _take_progress(draft: Draft, progress: Progress) -> None:
     starting = progress.phase in (Phase.INIT, Phase.RENDEZVOUS) and progress.step == 0
     new = ProgressStatus(
         attempt=progress.attempt,
-        step=old.step if starting else progress.step,
+        step=old.step if starting else _possible(draft, progress.step),
         total_steps=progress.total_steps or old.total_steps,
         loss=_finite(progress.loss, digits=5),
         tokens_per_second=_finite(progress.tokens_per_second, digits=1),
@@ -86,21 +86,30 @@ def _is_news(old: ProgressStatus, new: ProgressStatus) -> bool:
 def _take_checkpoint(draft: Draft, candidates: list[CheckpointProgress]) -> None:
     if not candidates:
         return
-    best = max(candidates, key=lambda item: (item.time, item.step))
-    record = CheckpointRecord(step=best.step, path=best.path, time=_moment(best.time), durable=True)
+    best = max(candidates, key=lambda item: (item.step, item.time))
+    moment = _moment(best.time)
+    record = CheckpointRecord(
+        step=_possible(draft, best.step),
+        path=cut(best.path, MAX_PATH_CHARS),
+        time=min(moment, draft.stamp) if moment is not None else None,
+        attempt=draft.status.attempt,
+        durable=True,
+    )
     last = draft.status.checkpoint.last
-    # By time, not by step: after a damaged checkpoint the job goes on from an earlier step.
-    # Status holds whole seconds, and a yield may follow a periodic checkpoint within one: then by step.
-    if last is None or last.time is None or _age(record) > _age(last):
+    # Within an attempt steps only grow. Between attempts neither steps nor times tell: after a damaged
+    # checkpoint a job goes on from an earlier step, and on a node whose clock is behind.
+    if last is None or last.attempt != record.attempt or record.step > last.step:
         draft.set(checkpoint=draft.status.checkpoint.model_copy(update={"last": record}))
 
 
-def _age(record: CheckpointRecord) -> tuple[float, int]:
-    return record.time.timestamp() if record.time is not None else 0.0, record.step
+def _possible(draft: Draft, step: int) -> int:
+    """The step, within what the job has: a number that was told once must not outlast its attempt."""
+    return max(0, min(step, draft.job.spec.steps or step))
 
 
 def _take_last_step(draft: Draft, step: int) -> None:
     """The ranks' last steps come after the last answer to a poll, if any ever came."""
+    step = _possible(draft, step)
     if step > draft.status.progress.step:
         update = {"step": step, "attempt": draft.status.attempt}
         draft.set(progress=draft.status.progress.model_copy(update=update))
