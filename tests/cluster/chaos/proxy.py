@@ -43,7 +43,7 @@ class Weather:
     conflict: float = 0.0
     """Somebody writes to the job just before its status is written."""
     stale: float = 0.0
-    """A job or a list of pods as it was up to three seconds ago."""
+    """An object as it was up to three seconds ago."""
     dropped: float = 0.0
     """The watch ends within `watch_s`, on average after half of it."""
     watch_s: float = 4.0
@@ -149,8 +149,10 @@ class FaultProxy:
         return web.Response(status=answer.status, body=told, headers=passed)
 
     def _remembered(self, request: web.Request, told: bytes) -> bytes:
-        """The answer, or one to the same question from a moment ago. Leases are never old: see ADR 0024."""
-        if "/leases/" in request.path:
+        """The answer, or one to the same question from a moment ago, where an API server may give one: lists
+        are read by quorum unless they ask for less, and so are leases (see ADR 0024)."""
+        listed = b'"items":' in told and request.query.get("resourceVersion") != "0"
+        if "/leases/" in request.path or listed:
             return told
         now, key = time.monotonic(), request.path_qs
         earlier = [item for item in self._earlier.get(key, ()) if now - item[0] < MAX_STALE_S]
