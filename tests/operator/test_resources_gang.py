@@ -179,7 +179,7 @@ def test_together_and_apart_by_a_label_of_the_nodes() -> None:
 def test_the_workload_holds_what_the_queue_counts_and_not_the_program() -> None:
     job = shaped({}, {"spec.scheduling": {"queueName": "team-a", "priorityClassName": "high"}})
     made = workload(job, "kueue.x-k8s.io/v1beta2", 5, pod_of(job), 100)
-    assert made["metadata"]["name"] == workload_name(job) == f"zerotrain-gpt-{job.uid[:8]}"
+    assert made["metadata"]["name"] == workload_name(job.name, job.uid) == f"zerotrain-gpt-{job.uid[:8]}"
     assert made["spec"]["queueName"] == "team-a"
     assert (made["spec"]["priority"], made["spec"]["priorityClassRef"]["name"]) == (100, "high")
     (pods,) = made["spec"]["podSets"]

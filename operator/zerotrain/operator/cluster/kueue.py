@@ -23,7 +23,7 @@ from zerotrain.operator.cluster.api import Api, Json, Request
 from zerotrain.operator.cluster.discovery import discover
 from zerotrain.operator.cluster.errors import ApiError, Gone, NotFound, error_of
 from zerotrain.operator.cluster.memory import Memories
-from zerotrain.operator.cluster.store import JobKey
+from zerotrain.operator.cluster.store import JobKey, owner_key
 from zerotrain.operator.constants import LABEL_JOB, LABEL_JOB_UID
 from zerotrain.operator.reconcile.queues import QueueStep, QueueView
 from zerotrain.operator.resources.kueue import workload_name
@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 PAGE = 500
 WATCH_SECONDS = 300
 MAX_PAUSE_S = 10.0
+FLAVOR_AGE_S = 30.0
+"""So long a ResourceFlavor is not asked for again."""
 
 REQUEUES = frozenset({"Preempted", "AdmissionCheck", "NodeFailures"})
 """Evictions after which a Workload goes back into its queue at once, as Kueue's own jobs do."""
@@ -52,7 +54,9 @@ class WorkloadClient:
 
     def __init__(self, api: Api, version: str, job: ZeroTrainingJob) -> None:
         self._api = api
-        self._path = f"/apis/{version}/namespaces/{job.namespace}/workloads/{workload_name(job)}"
+        self._path = (
+            f"/apis/{version}/namespaces/{job.namespace}/workloads/{workload_name(job.name, job.uid)}"
+        )
         self._uid = job.uid
 
     async def delete(self) -> None:
@@ -116,6 +120,8 @@ class WorkloadWatch:
         self._api, self._memories, self._changed = api, memories, changed
         self._version: str | None = None
         self._collection = ""
+        self._flavors: dict[str, tuple[Flavor, float]] = {}
+        """With the moment of asking: every event of every Workload of a flavor needs it."""
 
     async def run(self) -> None:
         await self._memories.queues_wanted.wait()
@@ -129,19 +135,22 @@ class WorkloadWatch:
             except Gone as error:
                 log.info("Workload watch: %s; listing again", error)
                 self._version = None
+            except NotFound as error:
+                log.warning("Workload watch: %s; looking for the versions that are served", error)
+                self._version = self._memories.apis = None
             except (ApiError, aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
                 log.warning("Workload watch: %r; trying again", error)
             lasted = asyncio.get_running_loop().time() - started
             await asyncio.sleep(random.uniform(0.05, 0.1) if lasted > MAX_PAUSE_S else random.uniform(0.5, 2))
 
     async def _list(self) -> None:
-        if self._memories.apis is None or self._memories.apis.kueue is None:
-            self._memories.apis = await discover(self._api)
-        version = self._memories.apis.kueue
-        if version is None:
+        apis = self._memories.apis
+        if apis is None or apis.kueue is None:
+            apis = self._memories.apis = await discover(self._api)
+        if apis.kueue is None:
             await asyncio.sleep(MAX_PAUSE_S)
             return
-        self._collection = f"/apis/{version}/workloads"
+        self._collection = f"/apis/{apis.kueue}/workloads"
         listed: list[Json] = []
         params = {"labelSelector": LABEL_JOB, "limit": str(PAGE)}
         while True:
@@ -152,13 +161,13 @@ class WorkloadWatch:
             if not more:
                 break
             params = {**params, "continue": more}
-        alive = {item["metadata"].get("labels", {}).get(LABEL_JOB_UID) for item in listed}
-        for uid, memory in self._memories.jobs.items():
-            if uid not in alive:
-                memory.queue = None
+        found = {key: await self._view(item) for item in listed if (key := _owner(item)) is not None}
+        before, self._memories.queues = self._memories.queues, found
         self._memories.queues_known = True
         for item in listed:
-            await self._take("ADDED", item)
+            key = _owner(item)
+            if key is not None and before.get(key) != found[key]:
+                self._changed(_job_key(item))
         self._version = answer["metadata"]["resourceVersion"]
 
     async def _watch(self) -> None:
@@ -176,17 +185,16 @@ class WorkloadWatch:
             self._version = item["metadata"]["resourceVersion"]
 
     async def _take(self, kind: str, item: Json) -> None:
-        meta = item["metadata"]
-        labels = meta.get("labels", {})
-        uid, name = labels.get(LABEL_JOB_UID), labels.get(LABEL_JOB)
-        owned = any(owner.get("uid") == uid for owner in meta.get("ownerReferences", ()))
-        if not owned or uid is None or name is None or not self._memories.knows(uid):
+        key, queues = _owner(item), self._memories.queues
+        if key is None:
             return
-        view = None if kind == "DELETED" else await self._view(item)
-        memory = self._memories.of(uid)
-        if memory.queue != view:
-            memory.queue = view
-            self._changed(JobKey(meta["namespace"], name))
+        before = queues.get(key)
+        if kind == "DELETED":
+            queues.pop(key, None)
+        else:
+            queues[key] = await self._view(item)
+        if queues.get(key) != before:
+            self._changed(_job_key(item))
 
     async def _view(self, item: Json) -> QueueView:
         status, version = item.get("status", {}), item.get("apiVersion") or self._collection[6:-10]
@@ -195,13 +203,36 @@ class WorkloadWatch:
         return queue_view(item, flavors)
 
     async def _flavor(self, version: str, name: str) -> Flavor:
+        now = asyncio.get_running_loop().time()
+        known = self._flavors.get(name)
+        if known is not None and now - known[1] < FLAVOR_AGE_S:
+            return known[0]
         path = f"/apis/{version}/resourceflavors/{name}"
         try:
             found = await self._api.call(Request(method="GET", path=path, kind="resourceflavors"))
         except NotFound:
+            self._flavors.pop(name, None)
             return Flavor(problem=f"there is no ResourceFlavor {name}")
         spec = found.get("spec", {})
-        return _flavor(f"ResourceFlavor {name}", spec.get("nodeLabels", {}), spec.get("tolerations", ()))
+        flavor = _flavor(f"ResourceFlavor {name}", spec.get("nodeLabels", {}), spec.get("tolerations", ()))
+        self._flavors[name] = flavor, now
+        return flavor
+
+
+def _owner(item: Json) -> str | None:
+    """The job whose Workload it is; None for what only carries our labels: whoever may create objects in
+    some namespace could write those, and the UID of another namespace's job besides."""
+    meta = item["metadata"]
+    labels = meta.get("labels", {})
+    uid, name = labels.get(LABEL_JOB_UID), labels.get(LABEL_JOB)
+    owned = any(owner.get("uid") == uid for owner in meta.get("ownerReferences", ()))
+    if not owned or uid is None or name is None or meta["name"] != workload_name(name, uid):
+        return None
+    return owner_key(meta["namespace"], uid)
+
+
+def _job_key(item: Json) -> JobKey:
+    return JobKey(item["metadata"]["namespace"], item["metadata"]["labels"][LABEL_JOB])
 
 
 def flavors_of(status: Mapping[str, Any]) -> tuple[str, ...]:

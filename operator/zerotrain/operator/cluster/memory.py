@@ -31,7 +31,6 @@ class JobMemory:
     known: Known = field(default_factory=Known)
     """The models of the last pass."""
     log: LogView | None = None
-    queue: QueueView | None = None
     capacity: Verdict | None = None
     ensured: int | None = None
     """Hash of the shared objects that are known to exist as they should for one attempt."""
@@ -48,6 +47,9 @@ class Memories:
     apis: ClusterApis | None = None
     queues_wanted: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once a job is in a queue: from then on the Workloads are watched."""
+    queues: dict[str, QueueView] = field(default_factory=dict)
+    """By `owner_key`: Workloads, whether or not the job has had a pass: the list may come
+    before the job does."""
     queues_known: bool = False
     """All Workloads have been listed, so that a job without one has none."""
     claims: dict[str, Claim] = field(default_factory=dict)
@@ -69,12 +71,13 @@ class Memories:
 
     def observe(self, namespace: str, uid: str, store: PodStore) -> Observed:
         """Everything outside the job's own object, at this moment."""
-        pods, gone = store.of_job(owner_key(namespace, uid))
+        key = owner_key(namespace, uid)
+        pods, gone = store.of_job(key)
         memory = self.of(uid)
         return Observed(
             pods=pods,
             gone=gone,
-            helpers=store.helpers_of(owner_key(namespace, uid)),
+            helpers=store.helpers_of(key),
             synced_at=store.synced_at,
             progress=memory.progress,
             inspection=memory.inspection,
@@ -85,6 +88,6 @@ class Memories:
             nodes=self.nodes.of(pods),
             log=memory.log or (LogView() if self.reads_logs else None),
             apis=self.apis,
-            queue=memory.queue or (QueueView() if self.queues_known else None),
+            queue=self.queues.get(key, QueueView()) if self.queues_known else None,
             capacity=memory.capacity,
         )

@@ -22,9 +22,9 @@ _PREFERRED_TOPOLOGY = f"{KUEUE_GROUP}/podset-preferred-topology"
 _SCHEDULING = ("nodeSelector", "tolerations", "affinity", "priorityClassName", "schedulerName", "overhead")
 
 
-def workload_name(job: ZeroTrainingJob) -> str:
+def workload_name(job: str, uid: str) -> str:
     """Of this life of the job: a job that is made again must not find its namesake's admission."""
-    return f"zerotrain-{job.name}-{job.uid[:8]}"
+    return f"zerotrain-{job}-{uid[:8]}"
 
 
 def workload(job: ZeroTrainingJob, version: str, workers: int, worker: Json, priority: int | None) -> Json:
@@ -39,7 +39,7 @@ def workload(job: ZeroTrainingJob, version: str, workers: int, worker: Json, pri
     return {
         "apiVersion": version,
         "kind": "Workload",
-        "metadata": metadata(job, workload_name(job), labels),
+        "metadata": metadata(job, workload_name(job.name, job.uid), labels),
         "spec": spec,
     }
 

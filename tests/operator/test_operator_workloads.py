@@ -1,0 +1,149 @@
+"""The watch of Kueue's Workloads: what it believes, what it keeps, and how often it asks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tests.operator.reconcile_builders import NOW, UID
+from zerotrain.operator.cluster.api import Json, Request
+from zerotrain.operator.cluster.errors import NotFound
+from zerotrain.operator.cluster.kueue import WorkloadWatch
+from zerotrain.operator.cluster.memory import Memories
+from zerotrain.operator.cluster.store import JobKey, PodStore
+from zerotrain.operator.reconcile.queues import ClusterApis, QueueView
+
+VERSION = "kueue.x-k8s.io/v1beta1"
+
+
+class Server:
+    """Answers lists of Workloads, flavors and discovery; counts what it was asked."""
+
+    def __init__(self, *items: Json) -> None:
+        self.items = list(items)
+        self.asked: Counter[str] = Counter()
+        self.served = VERSION
+        self.watched = asyncio.Event()
+
+    @property
+    def time(self) -> Server:
+        return self
+
+    def now(self) -> Any:
+        return NOW
+
+    async def call(self, request: Request) -> Json:
+        self.asked[request.path] += 1
+        if "/resourceflavors/" in request.path:
+            return {"spec": {"nodeLabels": {"pool": "a"}}}
+        if request.path == "/apis/kueue.x-k8s.io":
+            return {"versions": [{"version": self.served.rsplit("/", 1)[-1]}]}
+        if request.path == f"/apis/{self.served}":
+            return {"resources": [{"name": "workloads"}]}
+        if request.path == f"/apis/{self.served}/workloads":
+            return {"metadata": {"resourceVersion": "5"}, "items": self.items}
+        raise NotFound(request.path, status=404)
+
+    async def watch(self, path: str, params: Any, *, kind: str) -> AsyncIterator[Json]:
+        self.asked[f"watch {path}"] += 1
+        if not path.startswith(f"/apis/{self.served}/"):
+            raise NotFound(path, status=404)
+        self.watched.set()
+        await asyncio.Event().wait()
+        yield {}
+
+
+def workload(uid: str = UID, *, namespace: str = "ml", name: str | None = None) -> Json:
+    conditions = [{"type": kind, "status": "True"} for kind in ("QuotaReserved", "Admitted")]
+    admission = {"podSetAssignments": [{"flavors": {"cpu": "a", "gpu": "a"}}]}
+    return {
+        "apiVersion": VERSION,
+        "metadata": {
+            "name": name or f"zerotrain-gpt-{uid[:8]}",
+            "namespace": namespace,
+            "labels": {"zerotrain.dev/job": "gpt", "zerotrain.dev/job-uid": uid},
+            "ownerReferences": [{"uid": uid}],
+            "resourceVersion": "4",
+        },
+        "spec": {"queueName": "q", "podSets": [{"count": 2}]},
+        "status": {"conditions": conditions, "admission": admission},
+    }
+
+
+def watch_of(server: Server) -> tuple[WorkloadWatch, Memories, list[JobKey]]:
+    memories, changed = Memories(apis=ClusterApis(at=NOW, kueue=VERSION)), list[JobKey]()
+    return WorkloadWatch(server, memories, changed.append), memories, changed  # type: ignore[arg-type]
+
+
+def queue_of(memories: Memories, uid: str = UID, namespace: str = "ml") -> QueueView | None:
+    return memories.observe(namespace, uid, PodStore()).queue
+
+
+def test_the_list_may_come_before_the_first_pass_of_a_job() -> None:
+    """A job that runs is not told that its Workload was deleted because nobody remembered it yet."""
+    watch, memories, changed = watch_of(Server(workload("early-uid"), workload()))
+    memories.of("early-uid")
+    assert queue_of(memories) is None
+    asyncio.run(watch._list())
+    found = queue_of(memories)
+    assert found is not None
+    assert (found.exists, found.admitted) == (True, True)
+    assert queue_of(memories, "without-one") == QueueView()
+    assert changed == [JobKey("ml", "gpt")] * 2
+
+
+def test_what_is_not_listed_any_more_is_gone() -> None:
+    server = Server(workload())
+    watch, memories, _ = watch_of(server)
+    asyncio.run(watch._list())
+    server.items = []
+    asyncio.run(watch._list())
+    assert queue_of(memories) == QueueView()
+
+
+@pytest.mark.parametrize("forged", [{"namespace": "evil"}, {"name": "another"}], ids=["namespace", "name"])
+def test_a_forged_workload_admits_and_evicts_nobody(forged: dict[str, str]) -> None:
+    watch, memories, _ = watch_of(Server())
+
+    async def take() -> None:
+        await watch._list()
+        await watch._take("ADDED", workload(**forged))
+        assert queue_of(memories) == QueueView()
+        await watch._take("ADDED", workload())
+        await watch._take("DELETED", workload(**forged))
+
+    asyncio.run(take())
+    assert queue_of(memories) != QueueView()
+
+
+def test_a_flavor_is_asked_for_once_for_many_workloads() -> None:
+    server = Server(*(workload(f"{number:08}-uid") for number in range(50)))
+    watch, memories, _ = watch_of(server)
+    asyncio.run(watch._list())
+    assert server.asked[f"/apis/{VERSION}/resourceflavors/a"] == 1
+    assert all(view.node_selector == {"pool": "a"} for view in memories.queues.values())
+
+
+def test_a_version_that_goes_away_is_looked_for_again() -> None:
+    server = Server(workload())
+    watch, memories, _ = watch_of(server)
+    memories.queues_wanted.set()
+
+    async def run_until_watched() -> None:
+        server.watched.clear()
+        running = asyncio.create_task(watch.run())
+        await asyncio.wait_for(server.watched.wait(), 20)
+        running.cancel()
+
+    async def upgrade() -> None:
+        await run_until_watched()
+        server.served, watch._version = "kueue.x-k8s.io/v1beta2", None
+        await run_until_watched()
+
+    asyncio.run(upgrade())
+    assert memories.apis is not None
+    assert memories.apis.kueue == "kueue.x-k8s.io/v1beta2"
