@@ -321,6 +321,23 @@ UNASKED = [
             phase="Restarting", events=("Yielded",), fields={"restarts.preemption": 1, "restarts.infra": 0}
         ),
     ),
+    *(
+        Row(
+            id=f"a node that puts its pod out ({reason}) does not undo the yield",
+            job=job(status=status("Running")),
+            seen=seen(ended(0, 75, s_ago=1, pod_reason=reason, disruption="TerminationByKubelet"), ready(1)),
+            want=Want(phase="Running", actions=(), events=()),
+        )
+        for reason in ("Terminated", "Evicted")
+    ),
+    Row(
+        id="all yielded on nodes that shut down: a preemption, whatever the pods' reason",
+        job=job(status=status("Running")),
+        seen=seen(ended(0, 75, pod_reason="Evicted"), ended(1, 75, pod_reason="Terminated")),
+        want=Want(
+            phase="Restarting", events=("Yielded",), fields={"restarts.preemption": 1, "restarts.infra": 0}
+        ),
+    ),
     Row(
         id="the drained pod yielded and is gone, its peer writes still",
         job=job(status=status("Running")),

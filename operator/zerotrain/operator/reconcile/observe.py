@@ -86,10 +86,13 @@ class PodView:
 
     @property
     def state(self) -> PodState:
+        # A rank that came to its end says so, also where its node was just putting the pod out.
+        if self.exit_code == ExitCode.DONE:
+            return PodState.SUCCEEDED
+        if self.exit_code == ExitCode.YIELDED:
+            return PodState.YIELDED
         if self.exit_code is not None and self.pod_reason is None:
-            if self.exit_code == ExitCode.DONE:
-                return PodState.SUCCEEDED
-            return PodState.YIELDED if self.exit_code == ExitCode.YIELDED else PodState.FAILED
+            return PodState.FAILED
         if self.phase == "Failed":
             return PodState.FAILED
         if self.phase == "Succeeded":
