@@ -15,10 +15,12 @@ from tests.operator.reconcile_builders import (
     ago,
     check,
     ended,
+    going,
     job,
     pending,
     ready,
     seen,
+    stamp,
     status,
 )
 from zerotrain.operator.api import AttemptShape
@@ -31,6 +33,7 @@ from zerotrain.operator.reconcile import (
     DiscoverApis,
     Observed,
     OpenGates,
+    RequestYield,
     reconcile,
 )
 from zerotrain.operator.reconcile.capacity import Verdict
@@ -243,6 +246,11 @@ def told(step: QueueStep, phase: str) -> AskQueue:
     return AskQueue(step=step, workers=2, message=f"the job is {phase}")
 
 
+def held_off(body: dict[str, Any]) -> dict[str, Any]:
+    due = stamp(NOW + timedelta(seconds=290))
+    return {**body, "status": {**body["status"], "nextAttemptTime": due}}
+
+
 BOTH = (ready(0), ready(1))
 DONE = (ended(0, 0), ended(1, 0))
 QUEUES = [
@@ -387,6 +395,79 @@ QUEUES = [
         queued("Queued", 1),
         seen(apis=KUEUE, queue=ADMITTED),
         Want(phase="Pending", attempt=2),
+    ),
+    case(
+        "evicted-in-the-hold-off-gives-the-quota-back-at-once",
+        held_off(queued("Restarting", 1)),
+        seen(apis=KUEUE, queue=EVICTED),
+        Want(
+            phase="Restarting",
+            actions=(ask(QueueStep.RELEASE, message="Preempted: by ml/other"),),
+            wake_in_s=290,
+        ),
+    ),
+    case(
+        "evicted-in-the-hold-off-while-a-pod-is-left",
+        held_off(queued("Restarting", 1)),
+        seen(going(0, grace_s=1), apis=KUEUE, queue=EVICTED),
+        Want(phase="Restarting", actions=()),
+    ),
+    case(
+        "released-once",
+        held_off(queued("Restarting", 1)),
+        seen(apis=KUEUE, queue=replace(EVICTED, holds_quota=False, admitted=False)),
+        Want(phase="Restarting", actions=()),
+    ),
+    case(
+        "time-in-the-queue-is-not-active-time",
+        queued("Restarting", 1, runPolicy={"activeDeadlineSeconds": 700}),
+        seen(apis=KUEUE, queue=EVICTED),
+        Want(phase="Queued", fields={"startTime": None}),
+    ),
+    case(
+        "time-in-the-queue-is-not-active-time-after-a-resize",
+        queued("Restarting", 1, runPolicy={"activeDeadlineSeconds": 700}),
+        seen(apis=KUEUE, queue=QueueView()),
+        Want(phase="Queued", fields={"startTime": None}),
+    ),
+    case(
+        "a-deadline-does-not-pass-in-the-queue",
+        queued("Queued", 1, runPolicy={"activeDeadlineSeconds": 60}),
+        seen(apis=KUEUE, queue=IN_QUEUE),
+        Want(phase="Queued", events=(), fields={"startTime": None}),
+    ),
+    case(
+        "a-restart-that-keeps-its-admission-keeps-its-clock",
+        queued("Restarting", 1, runPolicy={"activeDeadlineSeconds": 700}),
+        seen(apis=KUEUE, queue=ADMITTED),
+        Want(phase="Pending", attempt=2, fields={"startTime": stamp(ago(600))}),
+    ),
+    case(
+        "waiting-for-room-is-active-time",
+        job(
+            spec={"scheduling": {"gang": "Operator"}, "runPolicy": {"activeDeadlineSeconds": 700}},
+            status=status("Restarting", 1),
+        ),
+        seen(capacity=NOT_YET),
+        Want(phase="Queued", fields={"startTime": stamp(ago(600))}),
+    ),
+    case(
+        "a-queue-name-that-is-gone-keeps-no-quota",
+        job(spec={"suspend": True}, status=status("Suspended", 1)),
+        seen(apis=KUEUE, queue=ADMITTED),
+        Want(phase="Suspended", actions=(told(QueueStep.DELETE, "Suspended"),)),
+    ),
+    case(
+        "a-queue-name-that-is-gone-keeps-the-quota-of-pods-that-yield",
+        job(spec={"suspend": True}, status=status("Running", 1)),
+        seen(*BOTH, apis=KUEUE, queue=RUNNING),
+        Want(phase="Suspending", actions=(RequestYield(attempt=1, pod="gpt-1-0", pod_ip="10.0.0.0"),)),
+    ),
+    case(
+        "a-queue-name-that-is-gone-at-the-end",
+        job(status=status("Running", 1)),
+        seen(*DONE, apis=KUEUE, queue=RUNNING),
+        Want(phase="Completed", actions=(told(QueueStep.DELETE, "Completed"),)),
     ),
     case(
         "suspended-leaves-the-queue",

@@ -5,6 +5,7 @@ Called by reconcile when it decides on a size, and by resources when they render
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from zerotrain.contract.config import AutoValues, ConfigError, EngineConfig, load, resolve
@@ -57,8 +58,10 @@ def refusal_of_size(spec: ZeroTrainingJobSpec, base: int, workers: int) -> str |
     )
 
 
-def largest_size(spec: ZeroTrainingJobSpec, base: int, *, at_most: int) -> int | None:
-    """The largest size up to `at_most` that works and is not below elastic.minWorkers."""
+def largest_size(
+    spec: ZeroTrainingJobSpec, base: int, *, at_most: int, fits: Callable[[int], bool]
+) -> int | None:
+    """The largest size up to `at_most` that works, `fits` and is not below elastic.minWorkers."""
     if spec.elastic is None:
         return None
     sizes = batch_of(spec, base).workers(
@@ -66,4 +69,5 @@ def largest_size(spec: ZeroTrainingJobSpec, base: int, *, at_most: int) -> int |
         lowest=spec.elastic.min_workers,
         highest=at_most,
     )
-    return next((size for size in reversed(sizes) if refusal_of_size(spec, base, size) is None), None)
+    good = (size for size in reversed(sizes) if refusal_of_size(spec, base, size) is None and fits(size))
+    return next(good, None)

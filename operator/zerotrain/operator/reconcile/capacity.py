@@ -26,6 +26,10 @@ MAX_BLOCKED = 64
 """Waiting jobs that are judged in one round beyond those that start; the others wait behind them."""
 
 
+VERDICT_AGE_S = 30.0
+"""Older words on the cluster's room are not acted upon, unless the reader says so."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Demand:
     """The workers of one attempt."""
@@ -64,6 +68,8 @@ class Verdict:
     """Workers that the cluster could hold now; the job's own pods count as their places."""
     at: datetime | None = None
     """When the cluster was read; the reader fills it in."""
+    good_for_s: float = VERDICT_AGE_S
+    """How long the word is worth acting upon; a reader that reads more seldom stands by it for longer."""
     domain: str | None = None
     """Value of the topology key that all workers go to."""
     avoid: tuple[str, ...] = ()

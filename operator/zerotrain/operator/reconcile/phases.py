@@ -58,26 +58,45 @@ def _gate(draft: Draft) -> None:
         draft.set(phase=Phase.SUSPENDED, start_time=None, next_attempt_time=None)
         return
     sizing.prepare(draft)
-    refusal = refusal_of(sizing.admissible(draft)) or memory.does_not_fit(draft)
-    if refusal is not None:
-        if draft.status.phase is not Phase.STALLED:
-            draft.emit(refusal[0], refusal[1], warning=True)
-        draft.set(phase=Phase.STALLED)
-        draft.stalled = refusal
+    if _stalls(draft):
         return
     shape = sizing.next_shape(draft)
     draft.held = queueing.hold(draft, shape)
     if draft.held is not None and sizing.short(draft):
+        if _stalls(draft):
+            return
         shape = sizing.next_shape(draft)
         draft.held = queueing.hold(draft, shape)
     if draft.held is not None:
         if draft.status.phase is not Phase.QUEUED:
             draft.emit(draft.held[0], draft.held[1])
         draft.set(phase=Phase.QUEUED, next_attempt_time=None)
+        _stop_clock(draft)
         return
     if draft.status.phase is Phase.QUEUED:
         draft.emit(Reason.ADMITTED, queueing.admission(draft))
     _start_attempt(draft, queueing.shaped(draft, shape))
+
+
+def _stalls(draft: Draft) -> bool:
+    """Whether the user must change the spec before an attempt of the size that would start now."""
+    refusal = refusal_of(sizing.admissible(draft)) or memory.does_not_fit(draft)
+    if refusal is not None and sizing.give_up_choice(draft):
+        # The size was the operator's own idea: the user need not know of it.
+        refusal = refusal_of(sizing.admissible(draft)) or memory.does_not_fit(draft)
+    if refusal is None:
+        return False
+    if draft.status.phase is not Phase.STALLED:
+        draft.emit(refusal[0], refusal[1], warning=True)
+    draft.set(phase=Phase.STALLED)
+    draft.stalled = refusal
+    return True
+
+
+def _stop_clock(draft: Draft) -> None:
+    """Time in a queue is not active time, however the job came there; activeDeadlineSeconds starts anew."""
+    if draft.status.start_time is not None and queueing.waits_in_queue(draft):
+        draft.set(start_time=None)
 
 
 def _start_attempt(draft: Draft, shape: AttemptShape) -> None:
@@ -246,6 +265,7 @@ def _yielding(draft: Draft) -> None:
 
 
 def _queued(draft: Draft) -> None:
+    _stop_clock(draft)
     if _deadline_passed(draft):
         _fail_by_deadline(draft)
     elif end_workers(draft, grace_s=KILL_GRACE_S):
@@ -280,7 +300,8 @@ def _finished(draft: Draft) -> None:
 
 def _deadline_passed(draft: Draft) -> bool:
     seconds, start = draft.job.spec.run_policy.active_deadline_seconds, draft.status.start_time
-    if seconds is None or start is None:
+    # Of a job that was suspended in time nobody knows how long the operator did not look.
+    if seconds is None or start is None or draft.job.spec.suspend:
         return False
     due = start + timedelta(seconds=seconds)
     if draft.now < due:

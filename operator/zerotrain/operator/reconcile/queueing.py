@@ -23,8 +23,8 @@ from zerotrain.operator.resources.gang import GROUPS, OPERATOR
 REDISCOVER = timedelta(seconds=10)
 """An API that was missing is looked for again after so long."""
 
-VERDICT_AGE = timedelta(seconds=30)
-"""Older words on the cluster's room are not acted upon."""
+_IDLE = frozenset({Phase.SUSPENDED, Phase.STALLED, Phase.COMPLETED, Phase.FAILED})
+"""Phases whose pods, if any are left, have ended or are about to."""
 
 _ORDER = (Gang.NATIVE, Gang.VOLCANO, Gang.COSCHEDULING)
 
@@ -99,8 +99,10 @@ def settle(draft: Draft) -> None:
     """In every pass, after the phase: tell the queue how far the job is, and drop questions of the past."""
     if draft.observed.capacity is not None and not draft.asked_room:
         draft.act(AskRoom(shape=None))
-    step = _next_step(draft)
-    if step is not None:
+    step, queue = _next_step(draft), draft.observed.queue
+    if step is QueueStep.RELEASE and queue is not None:
+        draft.act(AskQueue(step=step, message=queue.evicted or ""))
+    elif step is not None:
         draft.act(AskQueue(step=step, workers=draft.size, message=f"the job is {draft.status.phase}"))
 
 
@@ -112,14 +114,31 @@ def ask_room(
     To be called in every pass that wants to know: the first pass that does not call withdraws the question.
     """
     draft.asked_room = True
-    verdict = draft.observed.capacity
-    fresh = verdict is not None and verdict.at is not None and draft.now - verdict.at <= VERDICT_AGE
-    if verdict is None or not fresh or verdict.workers != workers:
+    verdict = word_on_room(draft, workers)
+    if verdict is None:
         wish = shape or AttemptShape(workers=workers)
         away = {"excluded_nodes": exclusions.current(draft)}
         draft.act(AskRoom(shape=wish.model_copy(update=away), growing=growing))
-        return None
     return verdict
+
+
+def word_on_room(draft: Draft, workers: int) -> Verdict | None:
+    """The newest word on room for so many workers, if it is worth acting upon."""
+    verdict = draft.observed.capacity
+    if verdict is None or verdict.at is None or verdict.workers != workers:
+        return None
+    return verdict if draft.now - verdict.at <= timedelta(seconds=verdict.good_for_s) else None
+
+
+def in_queue(draft: Draft) -> bool:
+    """Whether a queue decides how much room the job may have."""
+    return _scheduling(draft).queue_name is not None
+
+
+def waits_in_queue(draft: Draft) -> bool:
+    """Whether the queue has not let the job in, or wants it out: such time is not the job's own."""
+    queue = draft.observed.queue
+    return in_queue(draft) and queue is not None and not (queue.admitted and queue.evicted is None)
 
 
 def _scheduling(draft: Draft) -> Scheduling:
@@ -204,7 +223,12 @@ def _look_again(draft: Draft) -> bool:
 def _next_step(draft: Draft) -> QueueStep | None:
     """What the queue has not been told yet. Before an attempt, `hold` speaks with it."""
     phase, queue = draft.status.phase, draft.observed.queue
-    if _scheduling(draft).queue_name is None or phase is Phase.QUEUED:
+    if not in_queue(draft):
+        # Its name was taken out of the spec: quota is kept no longer than pods may use it.
+        left = queue is not None and queue.exists
+        idle = phase in _IDLE or not draft.observed.pods
+        return QueueStep.DELETE if left and idle else None
+    if phase is Phase.QUEUED:
         return None
     if queue is None:
         return QueueStep.FOLLOW
@@ -214,6 +238,8 @@ def _next_step(draft: Draft) -> QueueStep | None:
         return QueueStep.DELETE
     if phase in (Phase.COMPLETED, Phase.FAILED):
         return QueueStep.FINISH
+    if phase is Phase.RESTARTING and queue.evicted and queue.holds_quota and not draft.observed.pods:
+        return QueueStep.RELEASE  # the hold-off is no reason to keep others waiting
     if phase is Phase.RUNNING and not queue.pods_ready:
         return QueueStep.PODS_READY
     if phase in (Phase.PENDING, Phase.STARTING, Phase.RESTARTING) and queue.pods_ready:

@@ -11,16 +11,18 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+from zerotrain.contract.planner import Verdict
 from zerotrain.operator.api import AttemptShape, Phase, ZeroTrainingJobSpec
 from zerotrain.operator.api.elastic import Elastic, ElasticStatus, SizeReason
+from zerotrain.operator.api.planning import plan_job
 from zerotrain.operator.api.sizes import largest_size, refusal_of_size
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.reconcile.attempts import AttemptView, Fate
 from zerotrain.operator.reconcile.draft import Draft
-from zerotrain.operator.reconcile.queueing import ask_room
+from zerotrain.operator.reconcile.queueing import ask_room, in_queue, word_on_room
 
 VERDICT_WAIT = timedelta(seconds=30)
-"""For an answer on whether there is room; without one a wish is granted and pods find out."""
+"""For an answer on whether there is room; without one, pods that have no node are counted."""
 
 UNDER_WAY = timedelta(seconds=60)
 """An attempt that reports no steps counts as training after so long."""
@@ -32,8 +34,21 @@ def prepare(draft: Draft) -> None:
     """Before the gate looks at the next attempt: take in a wish that changed meanwhile."""
     _take_wish(draft)
     state = draft.status.elastic
-    if state is not None and state.short_since is not None and draft.status.phase is not Phase.QUEUED:
+    if state is None:
+        return
+    if state.short_since is not None and draft.status.phase is not Phase.QUEUED:
         _update(draft, short_since=None)
+    if draft.status.phase is Phase.SUSPENDED and state.reason is SizeReason.CAPACITY:
+        _forget_choice(draft)  # how much room there was is long ago
+
+
+def give_up_choice(draft: Draft) -> bool:
+    """The size of the next attempt is refused: back to the wish where the operator had chosen it."""
+    state = draft.status.elastic
+    if state is None or state.reason not in (SizeReason.CAPACITY, SizeReason.FAILURE):
+        return False
+    _forget_choice(draft)
+    return True
 
 
 def admissible(draft: Draft) -> ZeroTrainingJobSpec:
@@ -56,9 +71,23 @@ def started(draft: Draft) -> None:
 
 
 def short(draft: Draft) -> bool:
-    """The gate holds the next attempt. True when the job goes on smaller: then the gate may look again."""
+    """The gate holds the next attempt. True when the job goes on smaller: then the gate may look again.
+
+    Only nodes that were counted are a reason. A turn in a queue, an API that is missing, or a count that is
+    not there yet say nothing about room.
+    """
     elastic, state = draft.job.spec.elastic, draft.status.elastic
     if elastic is None or state is None:
+        return False
+    waits_for_room = draft.held is not None and draft.held[0] == Reason.WAITING_FOR_ROOM
+    size = _target(draft)
+    verdict = word_on_room(draft, size) if waits_for_room else None
+    if waits_for_room and verdict is None:
+        return False  # a count is on its way; until then the clock runs on
+    # With room for all of it, it waits for its turn and not for nodes.
+    if verdict is None or verdict.fits >= size:
+        if state.short_since is not None:
+            _update(draft, short_since=None)
         return False
     since = state.short_since
     if since is None:
@@ -67,10 +96,7 @@ def short(draft: Draft) -> bool:
     if draft.now < due:
         draft.wake(due)
         return False
-    size, verdict = _target(draft), draft.observed.capacity
-    # With room for all of it, it waits for its turn and not for nodes.
-    room = verdict.fits if verdict is not None else size - 1
-    if room >= size or (smaller := _lose(draft, size, room)) is None:
+    if (smaller := _lose(draft, size, verdict.fits)) is None:
         return False
     draft.emit(Reason.SHRUNK, f"no room for {size} workers: attempt {draft.status.attempt + 1} has {smaller}")
     return True
@@ -84,7 +110,8 @@ def shrink(draft: Draft, why: str) -> str | None:
     smaller = _largest(draft, draft.size - 1)
     if smaller is None:
         least = draft.job.spec.elastic.min_workers
-        return f"no size from elastic.minWorkers {least} to {draft.size - 1} keeps the global batch"
+        sizes = f"from elastic.minWorkers {least} to {draft.size - 1}"
+        return f"no size {sizes} keeps the global batch and fits the memory"
     _decide(draft, smaller, SizeReason.FAILURE, why)
     return None
 
@@ -105,9 +132,22 @@ def resize_wanted(draft: Draft, view: AttemptView) -> str | None:
         return _as_wished(draft)
     if draft.size < draft.job.spec.workers:
         return _growth(draft, elastic)
-    if draft.status.elastic is not None and draft.status.elastic.losses:
-        _update(draft, losses=0)
+    _forget_losses(draft, elastic)
     return None
+
+
+def _forget_losses(draft: Draft, elastic: Elastic) -> None:
+    """Once the full size has lasted as long as the next growth would have to wait: room that comes and goes
+    is no room."""
+    state = draft.status.elastic
+    if state is None or not state.losses:
+        return
+    began = draft.status.attempt_start_time or draft.stamp
+    due = began + timedelta(seconds=elastic.grow_after_s * 2 ** min(state.losses, MAX_DOUBLINGS))
+    if draft.now < due:
+        draft.wake(due)
+    else:
+        _update(draft, losses=0)
 
 
 def _take_wish(draft: Draft) -> None:
@@ -143,44 +183,59 @@ def _target(draft: Draft) -> int:
 
 def _while_starting(draft: Draft, view: AttemptView, elastic: Elastic) -> str | None:
     """An attempt whose pods find no node has nothing to lose: another size is taken at once."""
-    unplaced = [
-        worker
+    size, target = draft.size, _target(draft)
+    refused = _refused(draft, view)
+    placed = sum(1 for worker in view.workers if worker.pod is not None and worker.pod.scheduled)
+    homeless = refused + sum(
+        1
         for worker in view.workers
         if worker.fate is Fate.PENDING and worker.pod is not None and not worker.pod.scheduled
-    ]
-    if not unplaced:
+    )
+    if not homeless:
         return None
-    size, target = draft.size, _target(draft)
     if target != size:
-        return f"going on with {target} workers: {len(unplaced)} of {size} pods have no node"
+        return f"going on with {target} workers: {homeless} of {size} pods have no node"
     began = draft.status.attempt_start_time or draft.now
     due = began + timedelta(seconds=elastic.shrink_after_s)
     if draft.now < due:
         draft.wake(due)
         return None
-    verdict, placed = ask_room(draft, size), size - len(unplaced)
+    verdict = ask_room(draft, size)
     if verdict is None and draft.now < due + VERDICT_WAIT:
         draft.wake(due + VERDICT_WAIT)
         return None
-    # Where no pod at all has a node and nobody can tell how many would fit, sizes are tried one by one.
-    known = verdict.fits if verdict is not None else (size - 1 if placed == 0 else 0)
-    room = max(placed, known)
+    if verdict is not None:
+        known = verdict.fits
+    elif refused:
+        known = size
+    else:
+        # Where no pod at all has a node and nobody can tell how many would fit, sizes are tried one by one.
+        known = size - 1 if placed == 0 else 0
+    room = min(max(placed, known), size - refused)
     smaller = _lose(draft, size, room) if room < size else None
     if smaller is None:
         return None
     return f"no room for {size} workers within {elastic.shrink_after_s} s: going on with {smaller}"
 
 
+def _refused(draft: Draft, view: AttemptView) -> int:
+    """Pods that a quota does not let in. Where it refuses every one, a smaller size would not start either,
+    and the job waits."""
+    problem = draft.observed.problem
+    if problem is None or problem.reason != Reason.QUOTA_EXCEEDED:
+        return 0
+    return view.count(Fate.ABSENT)
+
+
 def _as_wished(draft: Draft) -> str | None:
     """The wish changed: smaller at once, larger where there is room."""
-    size, target, state = draft.size, _target(draft), draft.status.elastic
-    if target > size and state is not None:
+    size, target = draft.size, _target(draft)
+    # Free nodes are not quota: with a queue the user's word is enough, and the queue decides.
+    if target > size and not in_queue(draft):
         verdict = ask_room(draft, target, growing=True)
-        since = state.since or draft.now
-        if verdict is None and draft.now < since + VERDICT_WAIT:
-            draft.wake(since + VERDICT_WAIT)
-            return None
-        if verdict is not None and verdict.fits < target:
+        if verdict is None:
+            return None  # a training that runs is not stopped on a guess
+        if verdict.fits < target:
             target = max(_largest(draft, verdict.fits) or size, size)
             _decide(draft, target, SizeReason.CAPACITY, _room(draft, verdict.fits))
             if target == size:
@@ -191,7 +246,8 @@ def _as_wished(draft: Draft) -> str | None:
 def _growth(draft: Draft, elastic: Elastic) -> str | None:
     """Back towards the wish, when there has been room for long enough."""
     size, state = draft.size, draft.status.elastic
-    if state is None or state.reason is SizeReason.REFUSED:
+    # An admission of a queue is not given up because nodes are free: those are not quota.
+    if state is None or state.reason is SizeReason.REFUSED or in_queue(draft):
         return None
     verdict = ask_room(draft, draft.job.spec.workers, growing=True)
     if verdict is None:
@@ -210,7 +266,7 @@ def _growth(draft: Draft, elastic: Elastic) -> str | None:
         draft.wake(due)
         return None
     if larger == draft.job.spec.workers:
-        _update(draft, workers=None, reason=None, message="", since=draft.stamp, room_since=None)
+        _forget_choice(draft)
     else:
         _decide(draft, larger, SizeReason.CAPACITY, _room(draft, verdict.fits))
     return f"there is room for {larger} workers again: growing from {size}"
@@ -230,7 +286,18 @@ def _lose(draft: Draft, size: int, room: int) -> int | None:
 def _largest(draft: Draft, at_most: int) -> int | None:
     spec, state = draft.job.spec, draft.status.elastic
     base = state.base_workers if state is not None else draft.size
-    return largest_size(spec, base, at_most=min(at_most, spec.workers))
+
+    def fits(workers: int) -> bool:
+        # With fewer ranks each holds a larger part of the model.
+        found = plan_job(spec, workers=workers, base_workers=base).verdict
+        return found is not Verdict.DOES_NOT_FIT or draft.job.identity.ignores_memory_plan
+
+    return largest_size(spec, base, at_most=min(at_most, spec.workers), fits=fits)
+
+
+def _forget_choice(draft: Draft) -> None:
+    """The next attempt has the size that the user asks for."""
+    _update(draft, workers=None, reason=None, message="", since=draft.stamp, room_since=None)
 
 
 def _decide(draft: Draft, workers: int, reason: SizeReason, message: str) -> None:
