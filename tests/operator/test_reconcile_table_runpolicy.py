@@ -73,6 +73,18 @@ DEADLINE = [
         want=Want(phase="Suspending"),
     ),
     Row(
+        id="a job that was suspended while no operator looked: its checkpoint, not the deadline",
+        job=job(spec={"suspend": True, **policy(activeDeadlineSeconds=600)}, status=status("Running")),
+        seen=seen(ready(0), ready(1)),
+        want=Want(phase="Suspending", events=("CheckpointRequested",)),
+    ),
+    Row(
+        id="nor between two attempts",
+        job=job(spec={"suspend": True, **policy(activeDeadlineSeconds=600)}, status=status("Restarting")),
+        seen=seen(),
+        want=Want(phase="Suspended"),
+    ),
+    Row(
         id="a failure in the same pass is told as what it is: the deadline",
         job=job(spec=policy(activeDeadlineSeconds=600), status=status("Running")),
         seen=seen(ended(0, 1), ready(1)),
@@ -98,6 +110,15 @@ CLEANING = [
         job=job(spec=policy(cleanPodPolicy="All"), status=finished("Failed")),
         seen=seen(ended(0, 65), ready(1)),
         want=Want(actions=(DeleteWorkers(attempt=1, grace_s=1),)),
+    ),
+    *(
+        Row(
+            id=f"{phase}: a pod of an earlier attempt that shows up late goes, under any policy",
+            job=job(spec=policy(cleanPodPolicy="None"), status={**finished(phase), "attempt": 2}),
+            seen=seen(ended(0, 0, 2), ended(1, 0, 2), running(0, 1)),
+            want=Want(actions=(DeleteWorkers(attempt=1, grace_s=1),)),
+        )
+        for phase in ("Completed", "Failed")
     ),
     Row(
         id="All takes what an earlier attempt left",

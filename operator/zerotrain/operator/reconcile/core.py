@@ -13,12 +13,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from zerotrain.operator.api import Phase, ZeroTrainingJobSpec
+from zerotrain.operator.api.lifecycle import CleanPodPolicy
 from zerotrain.operator.api.status import Count
 from zerotrain.operator.constants import MANAGER
 from zerotrain.operator.reconcile import memory, protection, queueing, verification
 from zerotrain.operator.reconcile.admit import unreadable
 from zerotrain.operator.reconcile.attempts import AttemptView
-from zerotrain.operator.reconcile.conditions import ACTIVE, update_conditions
+from zerotrain.operator.reconcile.conditions import ACTIVE, FINISHED, update_conditions
 from zerotrain.operator.reconcile.draft import Draft, worker_selector
 from zerotrain.operator.reconcile.job import JobView, Known, identity_of
 from zerotrain.operator.reconcile.observe import Observed
@@ -49,7 +50,9 @@ def reconcile(job: Mapping[str, Any], observed: Observed, now: datetime, known: 
     )
     merge_progress(draft)
     memory.observe_peaks(draft)
-    if status.phase in ACTIVE:
+    all_go = spec.run_policy.clean_pod_policy is CleanPodPolicy.ALL
+    if status.phase in ACTIVE or (status.phase in FINISHED and not all_go):
+        # A pod whose creation got no answer may show up as late as after the job's end.
         end_strays(draft)
     advance(draft)
     verification.advance(draft)

@@ -1,0 +1,10 @@
+"""The names that `reconcile` promises to others are there."""
+
+from __future__ import annotations
+
+from zerotrain.operator import reconcile
+
+
+def test_every_name_in_all_exists() -> None:
+    missing = [name for name in reconcile.__all__ if not hasattr(reconcile, name)]
+    assert missing == []
