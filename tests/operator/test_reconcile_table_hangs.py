@@ -45,6 +45,13 @@ COLLECT = CollectStacks(
         StackSource(worker=0, pod="gpt-1-0", pod_ip="10.0.0.0"),
     ),
 )
+UNACCUSED: dict[str, Any] = {
+    "rank": None,
+    "worker": None,
+    "pod": "",
+    "node": "",
+    "message": "no rank stands out",
+}
 STACKS = StacksView(attempt=1, config_map="gpt-1-stacks")
 
 
@@ -164,7 +171,7 @@ DETECTION = [
             ALARM,
             actions=None,
             conditions={"Hung": ("True", "Hang")},
-            fields={"hang.rank": None},
+            fields={"hang.rank": None, "hang.worker": None, "hang.pod": "", "hang.node": ""},
             says={"event": "no rank stands out"},
         ),
     ),
@@ -240,6 +247,36 @@ LADDER = [
         state=active(hang=alarm(5)),
     ),
     row(
+        "where no rank stands out nobody pays: no node is left out, no rank and no pod is named",
+        both(inspection=look(accused=None), stacks=STACKS),
+        Want(
+            phase="Restarting",
+            fields={
+                "excludedNodes.0": None,
+                "failures.0.rank": None,
+                "failures.0.pod": "",
+                "failures.0.node": "",
+                "failures.0.log": "",
+                "failures.0.ranks.0": None,
+                "failures.0.stacks": "gpt-1-stacks",
+            },
+            says={"event": "there is no node to replace"},
+        ),
+        state=active(hang=alarm(5, **UNACCUSED)),
+    ),
+    row(
+        "nor does worker 0 of a status from before that was told apart",
+        both(inspection=look(accused=None), stacks=STACKS),
+        Want(phase="Restarting", fields={"excludedNodes.0": None, "failures.0.pod": ""}),
+        state=active(hang=alarm(5, **{**UNACCUSED, "worker": 0, "pod": "gpt-1-0", "node": "node-0"})),
+    ),
+    row(
+        "and no rule about ranks speaks of it",
+        both(inspection=look(accused=None), stacks=STACKS),
+        Want(phase="Restarting", fields={"failures.0.rule": None}),
+        state=active(hang=alarm(5, **UNACCUSED)),
+    ),
+    row(
         "the third hang in a row is held off for longer, although steps were gained",
         both(inspection=look(1200), stacks=STACKS),
         Want(phase="Restarting", fields={"nextAttemptTime": "2026-01-01T12:00:20Z"}),
@@ -313,13 +350,16 @@ LADDER = [
 LADDER[-1].job["spec"]["suspend"] = True
 
 
-def with_rule(action: str, name: str) -> None:
+def with_rule(action: str, name: str, **more: Any) -> None:
     """The row of that name gets a failure policy with a rule for hangs."""
     (found,) = [item for item in LADDER if item.id == name]
-    found.job["spec"]["failurePolicy"] = {"rules": [{"onReasons": ["Hang"], "action": action}]}
+    found.job["spec"]["failurePolicy"] = {"rules": [{"onReasons": ["Hang"], "action": action, **more}]}
 
 
 with_rule("FailJob", "a rule for hangs may end the job")
+for nobody in ("where no rank stands out nobody", "nor does worker 0"):
+    with_rule("ReplaceNodeAndRestart", next(item.id for item in LADDER if item.id.startswith(nobody)))
+with_rule("FailJob", "and no rule about ranks speaks of it", onRanks=[0, 1])
 with_rule("ReplaceNodeAndRestart", "or leave the node of the accused rank out")
 
 

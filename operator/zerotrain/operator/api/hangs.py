@@ -69,8 +69,8 @@ class HangStatus(ObservedModel):
     rank: Int | None = None
     """Rank that holds up the others, where one stands out."""
 
-    worker: Int = 0
-    """Index of the worker of that rank."""
+    worker: Int | None = None
+    """Index of the worker of that rank; absent where no rank stands out."""
 
     pod: str = ""
     """Pod of that rank."""

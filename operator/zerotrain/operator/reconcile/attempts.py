@@ -54,6 +54,10 @@ class Worker:
     """Lost together with its node."""
 
 
+NOBODY = Worker(index=0, fate=Fate.RUNNING)
+"""In the place of a worker to blame."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
     """The worker whose end explains the attempt's, and what that end means."""
@@ -66,6 +70,8 @@ class Failure:
     """What happened, where the pod cannot say it because its program still runs."""
     stacks: str = ""
     """ConfigMap with the stacks of the ranks."""
+    accuses: bool = True
+    """Whether the worker is to blame; False where the attempt stands and nobody stands out."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -58,7 +58,7 @@ def settled_at(
     draft: Draft, view: AttemptView, failure: Failure, *, echo: timedelta, sync: timedelta
 ) -> datetime | None:
     """Until when surer evidence may still come in; None when this failure is as clear as it gets."""
-    if view.all_in(OVER):
+    if view.all_in(OVER) or not failure.accuses:
         return None
     pod = failure.worker.pod
     if pod is None:

@@ -17,9 +17,9 @@ from zerotrain.operator.api import HangAction, HangStatus
 from zerotrain.operator.api.status import Restart
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.failure_policy import HUNG
-from zerotrain.operator.reconcile.attempts import AttemptView, Failure, Worker
+from zerotrain.operator.reconcile.attempts import NOBODY, AttemptView, Failure, Worker
 from zerotrain.operator.reconcile.draft import Draft
-from zerotrain.operator.reconcile.inspection import Inspection, Laggard, Pace
+from zerotrain.operator.reconcile.inspection import Inspection, Pace
 from zerotrain.operator.reconcile.observe import PodView
 from zerotrain.operator.reconcile.plan import CollectStacks, StackSource
 
@@ -132,10 +132,22 @@ def hang_of(draft: Draft, view: AttemptView) -> Failure | None:
     is_sure = inspection.at >= hang.detected_at + SECOND_LOOK
     if not (is_sure and _has_stacks(draft, hang)) or _action(draft) is HangAction.REPORT:
         return None
-    worker = view.workers[hang.worker] if hang.worker < len(view.workers) else view.workers[0]
+    worker = _accused(view, hang)
     return Failure(
-        worker=_present(view, worker), judgement=HUNG, rank=hang.rank, told=_what(hang), stacks=hang.stacks
+        worker=worker or NOBODY,
+        judgement=HUNG,
+        rank=hang.rank,
+        told=_what(hang),
+        stacks=hang.stacks,
+        accuses=worker is not None,
     )
+
+
+def _accused(view: AttemptView, hang: HangStatus) -> Worker | None:
+    """The worker to blame. Where no rank stands out there is none, and its node must not pay for it."""
+    if hang.rank is None or hang.worker is None or not hang.worker < len(view.workers):
+        return None
+    return _present(view, view.workers[hang.worker])
 
 
 def _verdict(draft: Draft, view: AttemptView) -> tuple[Inspection, int | None] | None:
@@ -182,26 +194,23 @@ def _end_alarm(draft: Draft, hang: HangStatus, why: str) -> None:
 
 
 def _detected(draft: Draft, view: AttemptView, inspection: Inspection, limit_s: int) -> HangStatus:
-    laggard = inspection.laggard or _nobody(inspection)
-    pod = _pod(view, laggard.worker)
-    return HangStatus(
-        attempt=view.number,
-        detected_at=draft.stamp,
-        step=inspection.step,
-        phase=laggard.phase,
-        limit_seconds=limit_s,
-        rank=laggard.rank if inspection.laggard is not None else None,
-        worker=laggard.worker,
-        pod=pod.name if pod is not None else "",
-        node=(pod.node or "") if pod is not None else "",
-        message=laggard.why,
+    found = HangStatus(
+        attempt=view.number, detected_at=draft.stamp, step=inspection.step, limit_seconds=limit_s
     )
-
-
-def _nobody(inspection: Inspection) -> Laggard:
-    phase = ", ".join(sorted(inspection.paces))
-    why = "no rank stands out; see the stacks"
-    return Laggard(rank=0, worker=0, step=inspection.step, phase=phase, why=why)
+    laggard = inspection.laggard
+    if laggard is None:
+        phases = ", ".join(sorted(inspection.paces))
+        return found.model_copy(update={"phase": phases, "message": "no rank stands out; see the stacks"})
+    pod = _pod(view, laggard.worker)
+    accused = {
+        "phase": laggard.phase,
+        "rank": laggard.rank,
+        "worker": laggard.worker,
+        "pod": pod.name if pod is not None else "",
+        "node": (pod.node or "") if pod is not None else "",
+        "message": laggard.why,
+    }
+    return found.model_copy(update=accused)
 
 
 def _with_stacks(draft: Draft, view: AttemptView, hang: HangStatus) -> HangStatus:
@@ -211,7 +220,7 @@ def _with_stacks(draft: Draft, view: AttemptView, hang: HangStatus) -> HangStatu
         hang = hang.model_copy(update={"stacks": known.config_map})
         draft.set(hang=hang)
     if not _has_stacks(draft, hang):
-        draft.act(CollectStacks(attempt=hang.attempt, sources=_sources(view, first=hang.worker)))
+        draft.act(CollectStacks(attempt=hang.attempt, sources=_sources(view, first=hang.worker or 0)))
         draft.wake(min(draft.now + STACKS_RETRY, hang.detected_at + STACKS_WAIT))
     return hang
 

@@ -57,11 +57,12 @@ def facts_of(draft: Draft, failure: Failure) -> FailureFacts:
     """The failure as rules look at it. Texts are what status shows, and as long."""
     pod, rank, each = failure.worker.pod, rank_of(draft, failure), draft.job.spec.num_ranks_per_worker
     first = failure.worker.index * each
+    suspects = range(first, first + each) if failure.accuses else ()
     end = pod.termination if pod is not None else None
     return FailureFacts(
         reason=failure.judgement.reason,
         exit_code=pod.exit_code if pod is not None else None,
-        ranks=frozenset({rank} if rank is not None else range(first, first + each)),
+        ranks=frozenset({rank} if rank is not None else suspects),
         texts=(cut(cause_text(draft, failure)), cut((end.last_line or "") if end is not None else "")),
     )
 
@@ -69,6 +70,8 @@ def facts_of(draft: Draft, failure: Failure) -> FailureFacts:
 def describe(draft: Draft, failure: Failure) -> str:
     """Which worker of which attempt, where, and what happened to it."""
     worker, pod = failure.worker, failure.worker.pod
+    if not failure.accuses:
+        return f"attempt {draft.status.attempt}: {cause_text(draft, failure)}"
     rank = rank_of(draft, failure)
     where = [f"rank {rank}"] if rank is not None else []
     where += [f"pod {pod.name}"] if pod is not None else []
@@ -78,9 +81,9 @@ def describe(draft: Draft, failure: Failure) -> str:
 
 
 def rank_of(draft: Draft, failure: Failure) -> int | None:
-    """The rank to blame; None where only its worker is known."""
+    """The rank to blame; None where only its worker is known, or nobody is to blame."""
     pod = failure.worker.pod
-    if failure.rank is not None:
+    if failure.rank is not None or not failure.accuses:
         return failure.rank
     if pod is not None and pod.termination is not None and pod.termination.rank is not None:
         return pod.termination.rank
@@ -137,6 +140,8 @@ def _has_log(draft: Draft, failure: Failure) -> bool:
 def _ranks(draft: Draft, first: Failure) -> tuple[RankFailure, ...]:
     others = sorted(failures_of(draft.view()), key=cause_order)
     named = [first, *(item for item in others if item.worker.index != first.worker.index)]
+    if not first.accuses:
+        named = others
     return tuple(_rank_failure(draft, item) for item in named[:MAX_RANK_FAILURES])
 
 
