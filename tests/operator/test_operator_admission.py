@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from tests.operator.api_double import ApiDouble, Json, served
 from tests.operator.test_operator_executor import executor, job
 from zerotrain.operator.api import AttemptShape
 from zerotrain.operator.api.scheduling import Gang
-from zerotrain.operator.cluster.capacity import CapacityBoard, SnapshotReader
+from zerotrain.operator.cluster import capacity
+from zerotrain.operator.cluster.api import Api
+from zerotrain.operator.cluster.capacity import DUTY, PERIOD_S, STARTING_S, CapacityBoard, SnapshotReader
 from zerotrain.operator.cluster.discovery import discover
+from zerotrain.operator.cluster.executor import Executor
 from zerotrain.operator.cluster.kueue import Flavor, Said, advanced, flavors_of, queue_view
 from zerotrain.operator.cluster.store import JobKey
 from zerotrain.operator.constants import LABEL_JOB_UID
@@ -77,35 +84,127 @@ def test_pods_are_added_up_by_who_they_belong_to() -> None:
     assert snapshot.seen == {"j": 2, "k": 2}
 
 
-async def test_the_cluster_is_read_while_somebody_waits_and_not_before() -> None:
-    double = ApiDouble()
-    double.on(
-        "GET /api/v1/nodes", (200, {"metadata": {}, "items": [NODE, {**NODE, "metadata": {"name": "b"}}]})
-    )
+def cluster(double: ApiDouble, *, priorities: list[Json] | None = None) -> None:
+    """Two free nodes of eight GPUs."""
+    nodes = [NODE, {**NODE, "metadata": {"name": "b"}}]
+    double.on("GET /api/v1/nodes", (200, {"metadata": {}, "items": nodes}))
     double.on("GET /api/v1/pods", (200, {"metadata": {}, "items": []}))
-    double.on(f"GET {PRIORITIES}", (200, {"items": []}))
+    double.on(f"GET {PRIORITIES}", (200, {"items": priorities or []}))
+
+
+def waiting_job() -> Json:
     body = job()
     body["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z"
-    uid, changed, may_act = body["metadata"]["uid"], asyncio.Queue[JobKey](), asyncio.Event()
+    return body
+
+
+@asynccontextmanager
+async def board(api: Api, hands: Executor) -> AsyncIterator[asyncio.Queue[JobKey]]:
+    """A board that runs; the jobs that it tells of something."""
+    changed, may_act = asyncio.Queue[JobKey](), asyncio.Event()
     may_act.set()
-    async with served(double) as api:
-        hands = executor(api)
-        board = CapacityBoard(api, hands.memories, changed.put_nowait, may_act)
-        task = asyncio.create_task(board.run())
-        await asyncio.sleep(0.1)
-        assert double.requests == []
-        hands.memories.of(uid)  # as the pass that asks has done
-        await hands.perform(body, [AskRoom(shape=AttemptShape(workers=2))])
-        assert await asyncio.wait_for(changed.get(), 10) == JobKey("ml", "gpt")
-        verdict = hands.memories.of(uid).capacity
-        assert verdict is not None
-        assert (verdict.admitted, verdict.workers) == (True, 2)
-        assert hands.memories.claims == {}
-        await hands.perform(body, [AskRoom(shape=None)])
-        assert hands.memories.of(uid).capacity is None
+    task = asyncio.create_task(CapacityBoard(api, hands.memories, changed.put_nowait, may_act).run())
+    try:
+        yield changed
+    finally:
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
+
+
+async def test_the_cluster_is_read_while_somebody_waits_and_not_before() -> None:
+    double, body = ApiDouble(), waiting_job()
+    cluster(double)
+    uid = body["metadata"]["uid"]
+    async with served(double) as api:
+        hands = executor(api)
+        async with board(api, hands) as changed:
+            await asyncio.sleep(0.1)
+            assert double.requests == []
+            hands.memories.of(uid)  # as the pass that asks has done
+            await hands.perform(body, [AskRoom(shape=AttemptShape(workers=2))])
+            assert await asyncio.wait_for(changed.get(), 10) == JobKey("ml", "gpt")
+            verdict = hands.memories.of(uid).capacity
+            assert verdict is not None
+            assert (verdict.admitted, verdict.workers) == (True, 2)
+            assert verdict.good_for_s == STARTING_S
+            assert hands.memories.claims == {}
+            await hands.perform(body, [AskRoom(shape=None)])
+            assert hands.memories.of(uid).capacity is None
+
+
+async def test_a_question_that_is_repeated_while_the_cluster_is_read_is_answered() -> None:
+    """Each pass without an answer asks again, and reading a large cluster takes longer than a pass."""
+    double, body = ApiDouble(), waiting_job()
+    cluster(double)
+    question = AskRoom(shape=AttemptShape(workers=2))
+    async with served(double) as api:
+        hands = executor(api)
+
+        async def slow(request: web.Request) -> web.Response:
+            await hands.perform(body, [question])
+            return web.json_response({"metadata": {}, "items": []})
+
+        double.on("GET /api/v1/pods", slow)
+        hands.memories.of(body["metadata"]["uid"])
+        async with board(api, hands) as changed:
+            await hands.perform(body, [question])
+            assert await asyncio.wait_for(changed.get(), 10) == JobKey("ml", "gpt")
+    assert double.asked("GET /api/v1/pods") == 1
+
+
+async def test_another_question_meanwhile_is_not_answered_by_the_old_reading() -> None:
+    double, body = ApiDouble(), waiting_job()
+    cluster(double)
+    async with served(double) as api:
+        hands = executor(api)
+
+        async def slow(request: web.Request) -> web.Response:
+            await hands.perform(body, [AskRoom(shape=AttemptShape(workers=1))])
+            return web.json_response({"metadata": {}, "items": []})
+
+        double.on("GET /api/v1/pods", slow)
+        memory = hands.memories.of(body["metadata"]["uid"])
+        async with board(api, hands) as changed:
+            await hands.perform(body, [AskRoom(shape=AttemptShape(workers=2))])
+            await asyncio.wait_for(changed.get(), 10)
+            assert memory.capacity is not None
+            assert memory.capacity.workers == 1
+
+
+async def test_a_word_is_good_until_the_next_reading_even_if_that_is_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = itertools.count(0.0, 4.0)
+    monkeypatch.setattr(capacity, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    double, body = ApiDouble(), waiting_job()
+    cluster(double)
+    async with served(double) as api:
+        hands = executor(api)
+        memory = hands.memories.of(body["metadata"]["uid"])
+        async with board(api, hands) as changed:
+            await hands.perform(body, [AskRoom(shape=AttemptShape(workers=50))])
+            await asyncio.wait_for(changed.get(), 10)
+    assert memory.capacity is not None
+    assert not memory.capacity.admitted
+    assert memory.capacity.good_for_s > (DUTY + 1) * 4.0 + PERIOD_S
+
+
+async def test_jobs_that_ask_together_list_the_priorities_once() -> None:
+    double, body = ApiDouble(), waiting_job()
+    cluster(double, priorities=[{"metadata": {"name": "high"}, "value": 7, "globalDefault": True}])
+    async with served(double) as api:
+        hands = executor(api)
+        question = AskRoom(shape=AttemptShape(workers=2))
+        await asyncio.gather(*(hands.perform(body, [question]) for _ in range(5)))
+        assert double.asked(f"GET {PRIORITIES}") == 1
+        (claim,) = hands.memories.claims.values()
+        assert claim.demand.priority == 7
+        cluster(double, priorities=[{"metadata": {"name": "new"}, "value": 9}])
+        body["spec"]["scheduling"] = {"gang": "Operator", "priorityClassName": "new"}
+        await hands.perform(body, [question])
+        (claim,) = hands.memories.claims.values()
+        assert claim.demand.priority == 9, "a class that is younger than the list was not found"
 
 
 def item(status: Json, **spec: Any) -> Json:

@@ -19,7 +19,7 @@ from zerotrain.operator.cluster.errors import ApiError
 from zerotrain.operator.cluster.memory import Memories
 from zerotrain.operator.cluster.store import JobKey
 from zerotrain.operator.constants import LABEL_HELPER, LABEL_JOB_UID
-from zerotrain.operator.reconcile.capacity import Claim, Demand, NodeUse, Verdict, admit
+from zerotrain.operator.reconcile.capacity import VERDICT_AGE_S, Claim, Demand, NodeUse, Verdict, admit
 from zerotrain.operator.reconcile.placement import kind_of, node_of
 from zerotrain.operator.resources.amounts import MILLI, PODS, Amounts, add, requests_of
 
@@ -34,6 +34,8 @@ DUTY = 20
 """A reading is followed by at least so many times its length without one."""
 STARTING_S = 30.0
 """So long a job that was let in counts although its pods have not shown up."""
+SLACK = 2.0
+"""Times the distance to the next reading that a verdict stays good: that reading may take longer."""
 RUNNING_PODS = "status.phase!=Succeeded,status.phase!=Failed"
 
 
@@ -89,25 +91,31 @@ class CapacityBoard:
     async def _judge(self) -> None:
         if not self._memories.claims:
             return
+        started = time.monotonic()
         snapshot = await self._read()
         claims = list(self._memories.claims.values())
         starting = [*snapshot.unbound.values(), *self._not_seen_yet(snapshot)]
         # Pure, and seconds long with thousands of nodes: not on the event loop.
         verdicts = await asyncio.to_thread(admit, snapshot.nodes, claims, starting)
         now = self._api.time.now()
+        again_s = PERIOD_S + SETTLE_S + (DUTY + 1) * (time.monotonic() - started)
         for claim in claims:
-            self._tell(claim, replace(verdicts[claim.uid], at=now))
+            verdict = verdicts[claim.uid]
+            # Who is let in has its place kept for STARTING_S; all others hear of every reading.
+            good_for_s = STARTING_S if _lets_in(claim, verdict) else max(VERDICT_AGE_S, SLACK * again_s)
+            self._tell(claim, replace(verdict, at=now, good_for_s=good_for_s))
 
     def _tell(self, claim: Claim, verdict: Verdict) -> None:
         uid = claim.uid
-        if self._memories.claims.get(uid) is not claim or not self._memories.knows(uid):
-            return  # withdrawn or asked anew while the round ran
-        if verdict.admitted and not claim.growing:
+        # By value: passes repeat their question while the round runs.
+        if self._memories.claims.get(uid) != claim or not self._memories.knows(uid):
+            return  # withdrawn, or another question by now
+        if _lets_in(claim, verdict):
             self._memories.claims.pop(uid)
             self._starting[uid] = (claim, time.monotonic())
         memory = self._memories.of(uid)
         before, memory.capacity = memory.capacity, verdict
-        if before is None or replace(before, at=verdict.at) != verdict:
+        if before is None or replace(before, at=verdict.at, good_for_s=verdict.good_for_s) != verdict:
             namespace, _, name = claim.name.partition("/")
             self._changed(JobKey(namespace, name))
 
@@ -140,6 +148,10 @@ class CapacityBoard:
             if not more:
                 return
             query = {**query, "continue": more}
+
+
+def _lets_in(claim: Claim, verdict: Verdict) -> bool:
+    return verdict.admitted and not claim.growing
 
 
 class SnapshotReader:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from zerotrain.contract.progress import Progress
 from zerotrain.operator.cluster.nodes import NodeStore
+from zerotrain.operator.cluster.priorities import Priorities
 from zerotrain.operator.cluster.store import PodStore, owner_key
 from zerotrain.operator.reconcile import Known, LogView, Observed, Problem, Protection, StacksView, YieldState
 from zerotrain.operator.reconcile.capacity import Claim, Verdict
@@ -55,6 +56,7 @@ class Memories:
     claims: dict[str, Claim] = field(default_factory=dict)
     """Jobs that want to know whether the cluster could hold them."""
     claims_changed: asyncio.Event = field(default_factory=asyncio.Event)
+    priorities: Priorities = field(default_factory=Priorities)
     collections: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     """Stacks that are being collected; also what keeps the tasks alive."""
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from zerotrain.operator.api import ZeroTrainingJob
-from zerotrain.operator.cluster.api import Api, Request
+from zerotrain.operator.cluster.api import Api, Json, Request
 
 PATH = "/apis/scheduling.k8s.io/v1/priorityclasses"
+
+MAX_AGE_S = 10.0
+"""So long a list is good for those who ask later."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,14 +25,38 @@ class Priority:
     preempts: bool = True
 
 
-async def priority_of(api: Api, job: ZeroTrainingJob) -> Priority:
-    """Of the job's workers: its class, else the cluster's default. A class that does not exist counts as
-    none; the API server will refuse the pods by its name."""
-    listed = await api.call(Request(method="GET", path=PATH, kind="priorityclasses"))
-    scheduling = job.spec.scheduling
-    wanted = scheduling.priority_class_name if scheduling is not None else None
-    for item in listed.get("items", ()):
-        if item["metadata"]["name"] == wanted or (wanted is None and item.get("globalDefault")):
-            preempts = item.get("preemptionPolicy", "PreemptLowerPriority") != "Never"
-            return Priority(value=int(item["value"]), preempts=preempts)
-    return Priority()
+class Priorities:
+    """The cluster's classes, listed once for all jobs that ask within seconds: each waiting job asks in
+    every pass until it has an answer."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._classes: list[Json] = []
+        self._listed_at = -math.inf
+        self._lock = asyncio.Lock()
+
+    async def of(self, api: Api, job: ZeroTrainingJob) -> Priority:
+        """Of the job's workers: its class, else the cluster's default. A class that does not exist counts
+        as none; the API server will refuse the pods by its name."""
+        scheduling = job.spec.scheduling
+        wanted = scheduling.priority_class_name if scheduling is not None else None
+        asked_at = self._clock()
+        async with self._lock:
+            found = self._find(wanted) if asked_at - self._listed_at <= MAX_AGE_S else None
+            # A name that is not in the list may be younger than the list.
+            if found is None and (wanted is not None or asked_at - self._listed_at > MAX_AGE_S):
+                await self._list(api)
+                found = self._find(wanted)
+        return found or Priority()
+
+    async def _list(self, api: Api) -> None:
+        started = self._clock()
+        listed = await api.call(Request(method="GET", path=PATH, kind="priorityclasses"))
+        self._classes, self._listed_at = listed.get("items", []), started
+
+    def _find(self, wanted: str | None) -> Priority | None:
+        for item in self._classes:
+            if item["metadata"]["name"] == wanted or (wanted is None and item.get("globalDefault")):
+                preempts = item.get("preemptionPolicy", "PreemptLowerPriority") != "Never"
+                return Priority(value=int(item["value"]), preempts=preempts)
+        return None

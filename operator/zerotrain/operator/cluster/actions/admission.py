@@ -8,7 +8,6 @@ from zerotrain.operator.cluster.actions.hands import Hands
 from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.cluster.discovery import discover as discover_apis
 from zerotrain.operator.cluster.kueue import WorkloadClient
-from zerotrain.operator.cluster.priorities import priority_of
 from zerotrain.operator.reconcile import AskQueue, AskRoom, DiscoverApis
 from zerotrain.operator.reconcile.capacity import Claim, Demand
 from zerotrain.operator.reconcile.clock import parse_time
@@ -30,7 +29,7 @@ async def ask_room(hands: Hands, body: Json, action: AskRoom) -> None:
         hands.memories.of(uid).capacity = None
         return
     job = _shaped(ZeroTrainingJob.parse(body), action.shape)
-    priority = await priority_of(hands.api, job)
+    priority = await hands.memories.priorities.of(hands.api, job)
     meta = body["metadata"]
     created = parse_time(meta.get("creationTimestamp"))
     if created is None:
@@ -46,8 +45,9 @@ async def ask_room(hands: Hands, body: Json, action: AskRoom) -> None:
     )
     name = f"{meta['namespace']}/{meta['name']}"
     claim = Claim(uid=uid, name=name, created=created, demand=demand, growing=action.growing)
-    hands.memories.claims[uid] = claim
-    hands.memories.claims_changed.set()
+    if hands.memories.claims.get(uid) != claim:
+        hands.memories.claims[uid] = claim
+        hands.memories.claims_changed.set()
 
 
 async def ask_queue(hands: Hands, body: Json, action: AskQueue) -> None:
@@ -61,7 +61,7 @@ async def ask_queue(hands: Hands, body: Json, action: AskQueue) -> None:
     if action.step is QueueStep.CREATE:
         scheduling = job.spec.scheduling
         named = scheduling is not None and scheduling.priority_class_name is not None
-        priority = (await priority_of(hands.api, job)).value if named else None
+        priority = (await hands.memories.priorities.of(hands.api, job)).value if named else None
         shaped = _shaped(job, AttemptShape(workers=action.workers))
         worker = worker_pod(shaped, _next_attempt(job), 0, hands.options)
         await hands.ensure(job, workload(job, version, action.workers, worker, priority))
