@@ -8,8 +8,8 @@ under a field is what `kubectl explain` prints, and what OpenAPI cannot say stan
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import (
@@ -48,10 +48,14 @@ class Rule:
     loc: tuple[str, ...]
     """The same for pydantic's errors; may also name what no schema describes (metadata.name)."""
 
+    message_cel: str | None = None
+    """What computes the message; `message` stands in for it when that fails."""
+
     def entry(self) -> dict[str, Any]:
         """For x-kubernetes-validations."""
         place = {} if self.field_path is None else {"fieldPath": self.field_path}
-        return {"rule": self.cel, "message": self.message, **place}
+        computed = {} if self.message_cel is None else {"messageExpression": self.message_cel}
+        return {"rule": self.cel, "message": self.message, **computed, **place}
 
     def error(self) -> InitErrorDetails:
         """For a ValidationError. The template keeps braces of the message from being placeholders."""
@@ -72,6 +76,22 @@ def rule(
         raise ValueError(f"rule {message!r}: give `holds` unless the rule compares with oldSelf")
     place = tuple(field_path.strip(".").split(".")) if field_path else loc
     return Rule(cel=cel, message=message, holds=holds, field_path=field_path, loc=place)
+
+
+def one_for_changes(path: str, rules: Sequence[Rule], message: str) -> Rule:
+    """All rules about changes of the object at `path` as one, whose message names each field at fault.
+
+    The API server evaluates every rule at every write, of the status too, and every `self.field` costs it a
+    copy of the list of all fields. So an object that did not change is found with one comparison.
+    """
+    for item in rules:
+        if item.holds is not None or "'" in item.message:
+            raise ValueError(f"rule {item.message!r}: only rules about changes, without quotes, can be one")
+    told = " + ".join(
+        f"(({item.cel}) ? '' : '{path}{item.field_path or ''}: {item.message}. ')" for item in rules
+    )
+    folded = rule(f"self == oldSelf || ({' && '.join(f'({item.cel})' for item in rules)})", message)
+    return replace(folded, message_cel=f"({told}).trim()")
 
 
 def one_of(*fields: str, note: str = "", field_path: str | None = None) -> Rule:

@@ -8,7 +8,7 @@ from pydantic import Field, StringConstraints
 
 from zerotrain.operator.constants import MANAGER, MAX_WORKERS
 
-from .base import ATOMIC, ApiModel, Argument, Bool, Int, Rule, one_of, rule
+from .base import ATOMIC, ApiModel, Argument, Bool, Int, Rule, one_for_changes, one_of, rule
 from .compute import Resources
 from .core.containers import Image
 from .elastic import Elastic
@@ -69,6 +69,45 @@ def _needed_without_command(field: str) -> Rule:
     )
 
 
+_CHANGES = (
+    rule(
+        "has(self.elastic) == has(oldSelf.elastic) || self.suspend || oldSelf.suspend",
+        "elastic can be given or removed only while the job is suspended",
+        field_path=".elastic",
+    ),
+    rule(
+        "self.workers == oldSelf.workers || has(self.elastic)",
+        "workers is immutable unless elastic is given",
+        field_path=".workers",
+    ),
+    rule(
+        "has(self.checkpoint) == has(oldSelf.checkpoint) "
+        "&& (!has(self.checkpoint) || self.checkpoint.volume == oldSelf.checkpoint.volume)",
+        "checkpoint.volume is immutable: the job would lose its checkpoints",
+        field_path=".checkpoint",
+    ),
+    _immutable("model", "checkpoints hold its parameters"),
+    _immutable("ranksPerWorker", "make a new job"),
+    _immutable("resources", "make a new job"),
+    _immutable("nvme", "make a new job"),
+    _immutable("seed", "a resumed job must draw the same data"),
+    _immutable("managedBy", "two operators must never hold one job"),
+    _frozen("image"),
+    _frozen("command"),
+    _frozen("args"),
+    _frozen("config"),
+    _frozen("configFrom"),
+    _frozen("data"),
+    _frozen("steps"),
+    _frozen("logEverySteps"),
+    # The volume has its own rule; a verification is a pod of its own, made after the last attempt.
+    *_frozen_but("checkpoint", Checkpoint, "volume", "verify", "verifyTimeoutSeconds"),
+    # Of running pods the priority stays: it is that of the queue and of the next attempt's pods.
+    *_frozen_but("scheduling", Scheduling, "priorityClassName"),
+    _frozen("podTemplate"),
+)
+
+
 _RULES = (
     one_of("config", "configFrom", field_path=".config"),
     _needed_without_command("model"),
@@ -112,11 +151,6 @@ _RULES = (
         field_path=".elastic",
     ),
     rule(
-        "has(self.elastic) == has(oldSelf.elastic) || self.suspend || oldSelf.suspend",
-        "elastic can be given or removed only while the job is suspended",
-        field_path=".elastic",
-    ),
-    rule(
         "has(self.elastic) || !has(self.failurePolicy) || !has(self.failurePolicy.rules) "
         "|| !self.failurePolicy.rules.exists(item, item.action == 'ShrinkAndRestart')",
         "failurePolicy.rules: ShrinkAndRestart needs elastic, which says how small the job may get",
@@ -140,36 +174,7 @@ _RULES = (
         holds=lambda self: self.checkpoint is None or self.workers == 1 or self.checkpoint.volume.shared,
         field_path=".checkpoint.volume",
     ),
-    rule(
-        "self.workers == oldSelf.workers || has(self.elastic)",
-        "workers is immutable unless elastic is given",
-        field_path=".workers",
-    ),
-    rule(
-        "has(self.checkpoint) == has(oldSelf.checkpoint) "
-        "&& (!has(self.checkpoint) || self.checkpoint.volume == oldSelf.checkpoint.volume)",
-        "checkpoint.volume is immutable: the job would lose its checkpoints",
-        field_path=".checkpoint",
-    ),
-    _immutable("model", "checkpoints hold its parameters"),
-    _immutable("ranksPerWorker", "make a new job"),
-    _immutable("resources", "make a new job"),
-    _immutable("nvme", "make a new job"),
-    _immutable("seed", "a resumed job must draw the same data"),
-    _immutable("managedBy", "two operators must never hold one job"),
-    _frozen("image"),
-    _frozen("command"),
-    _frozen("args"),
-    _frozen("config"),
-    _frozen("configFrom"),
-    _frozen("data"),
-    _frozen("steps"),
-    _frozen("logEverySteps"),
-    # The volume has its own rule; a verification is a pod of its own, made after the last attempt.
-    *_frozen_but("checkpoint", Checkpoint, "volume", "verify", "verifyTimeoutSeconds"),
-    # Of running pods the priority stays: it is that of the queue and of the next attempt's pods.
-    *_frozen_but("scheduling", Scheduling, "priorityClassName"),
-    _frozen("podTemplate"),
+    one_for_changes("spec", _CHANGES, "a field cannot be changed, or only while the job is suspended"),
 )
 
 
