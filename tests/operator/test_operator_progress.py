@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tests.operator.api_double import Json, pod_json
-from zerotrain.contract.progress import CheckpointProgress, Motion, Phase, Progress
+from zerotrain.contract.progress import CheckpointProgress, Motion, Phase, Progress, Straggler
 from zerotrain.contract.worker_http import WorkerReport
 from zerotrain.operator.cluster.channel import ChannelError, Worker
 from zerotrain.operator.cluster.jobs import JobCache
@@ -38,6 +38,7 @@ class Workers:
         self.idle_s = 1.0
         """Since any step moved."""
         self.checkpoint: CheckpointProgress | None = None
+        self.straggler: Straggler | None = None
 
     async def report(self, worker: Worker) -> WorkerReport:
         self.asked.append(worker.pod)
@@ -50,6 +51,7 @@ class Workers:
             step=self.steps[worker.pod],
             phase=Phase.STEP,
             checkpoint=self.checkpoint,
+            straggler=self.straggler,
             motion=Motion(idle_seconds=self.idle_s, silent_seconds=1.0),
         )
         return WorkerReport(
@@ -159,6 +161,24 @@ async def test_a_record_that_says_nothing_new_gets_no_pass_at_once() -> None:
     assert len(bench.changed) == 2, "a durable checkpoint"
     await bench.after(PASS_INTERVAL_S)
     assert len(bench.changed) == 3, "the step, now and then"
+
+
+async def test_the_seconds_of_the_slowest_rank_are_no_news_but_a_straggler_is() -> None:
+    workers = Workers({"gpt-1-0": 7})
+    bench = Bench(workers)
+    for rank, own in ((0, 1.01), (1, 1.02), (0, 1.03), (1, 1.0)):
+        workers.straggler = Straggler(rank=rank, own_seconds=own, median_seconds=1.0)
+        await bench.after(MIN_INTERVAL_S)
+    assert len(bench.changed) == 1, "every look shows other seconds"
+    workers.straggler = Straggler(rank=1, own_seconds=2.0, median_seconds=1.0)
+    await bench.after(MIN_INTERVAL_S)
+    assert len(bench.changed) == 2, "a straggler"
+    workers.straggler = Straggler(rank=0, own_seconds=2.1, median_seconds=1.0)
+    await bench.after(MIN_INTERVAL_S)
+    assert len(bench.changed) == 2, "another rank of its node"
+    workers.straggler = Straggler(rank=0, own_seconds=1.1, median_seconds=1.0)
+    await bench.after(MIN_INTERVAL_S)
+    assert len(bench.changed) == 3, "its end"
 
 
 LIMIT_S = 300

@@ -39,6 +39,7 @@ NAMED = Want(
 )
 NOBODY = Want(events=(), fields={"straggler": None})
 KEPT = Want(events=(), fields={"straggler.rank": 1, "straggler.percent": 180})
+TAKEN = Want(events=("Straggler",), fields={"straggler.rank": 0, "straggler.percent": 260})
 GONE = Want(events=("StragglerGone",), fields={"straggler": None})
 
 ROWS = [
@@ -51,11 +52,14 @@ ROWS = [
     row("near the threshold it stays", told(1.3), KEPT, known=KNOWN),
     row("well below the alarm ends", told(1.2), GONE, known=KNOWN),
     row(
-        "another rank takes its place",
-        told(1.6, rank=0),
-        Want(events=("StragglerGone", "Straggler")),
+        "another rank of a slow node is the slowest now: no second alarm",
+        told(1.9, rank=0),
+        KEPT,
         known=KNOWN,
     ),
+    row("unless it is far worse", told(2.6, rank=0), TAKEN, known=KNOWN),
+    row("which the same rank may be", told(9.0), KEPT, known=KNOWN),
+    row("all keep up, whoever is the slowest", told(1.2, rank=0), GONE, known=KNOWN),
     row("another attempt's record", told(9.0, attempt=2), NOBODY),
     row("a rank that the job does not have", told(9.0, rank=2), NOBODY),
     row("a negative one", told(9.0, rank=-1), NOBODY),

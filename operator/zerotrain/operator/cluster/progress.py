@@ -21,7 +21,7 @@ from zerotrain.operator.cluster.channel import ChannelError, Worker, WorkerChann
 from zerotrain.operator.cluster.jobs import JobCache
 from zerotrain.operator.cluster.memory import JobMemory, Memories
 from zerotrain.operator.cluster.store import JobKey, PodStore, owner_key
-from zerotrain.operator.reconcile import PodView
+from zerotrain.operator.reconcile import PodView, stragglers
 from zerotrain.operator.reconcile.hangs import HangLimits, stands_still, suspect_after_s
 from zerotrain.operator.reconcile.inspection import inspect
 
@@ -126,11 +126,17 @@ class ProgressPuller:
         # Durable checkpoints and damaged ones come with unmoved steps; the end of an alarm with a moved one.
         news = (
             (progress.attempt, progress.phase, progress.step > 0, progress.total_steps),
-            (progress.checkpoint, progress.rejected_checkpoints, progress.straggler, progress.resumed_from),
+            (progress.checkpoint, progress.rejected_checkpoints, progress.resumed_from),
+            # Its seconds change with every look.
+            stragglers.level_of(progress, self._straggler_percent(key)),
         )
         if alarmed or news != poll.news or poll.answered_at - poll.passed_at >= PASS_INTERVAL_S:
             poll.news, poll.passed_at = news, poll.answered_at
             self._changed(key)
+
+    def _straggler_percent(self, key: JobKey) -> int:
+        policy = (self._jobs.get(key) or {}).get("spec", {}).get("hangPolicy") or {}
+        return policy.get("stragglerPercent") or stragglers.DEFAULT_PERCENT
 
     def _has_alarm(self, key: JobKey) -> bool:
         job = self._jobs.get(key)

@@ -6,6 +6,7 @@ An alarm ends later than it begins, so that a rank at the threshold does not com
 from __future__ import annotations
 
 import math
+from enum import Enum
 
 from zerotrain.contract.progress import Progress
 from zerotrain.operator.api import StragglerStatus
@@ -17,6 +18,9 @@ DEFAULT_PERCENT = 150
 KEPT_SHARE = 0.5
 """Part of the excess below which a straggler is none any more."""
 
+MUCH_WORSE = 2.0
+"""Times the excess of the rank that is named, from which another one takes its place."""
+
 MIN_LOSS = 0.1
 """A rank whose excess is a smaller part of the whole step slows nobody down."""
 
@@ -27,17 +31,39 @@ def tell(draft: Draft, view: AttemptView) -> None:
     if progress is None or progress.attempt != view.number or progress.straggler is None:
         return
     said, known = progress.straggler, draft.status.straggler
-    percent = _percent(progress)
-    if percent is None:
-        return
     policy = draft.job.spec.hang_policy
     limit = (policy.straggler_percent if policy is not None else None) or DEFAULT_PERCENT
-    if known is not None and (known.rank != said.rank or percent < 100 + (limit - 100) * KEPT_SHARE):
+    percent, level = _percent(progress), level_of(progress, limit)
+    if percent is None or level is None:
+        return
+    if level is Level.LOW and known is not None:
         draft.set(straggler=None)
-        draft.emit(Reason.STRAGGLER_GONE, f"attempt {view.number}: rank {known.rank} keeps up again")
-        known = None
-    if known is None and percent >= limit and _is_rank(draft, said.rank):
+        draft.emit(Reason.STRAGGLER_GONE, f"attempt {view.number}: no rank slows the others down any more")
+    # The slowest of several slow ranks is another one at every report: the first that was named stands for
+    # all of them, until one is far worse.
+    worse = known is None or (known.rank != said.rank and percent - 100 >= MUCH_WORSE * (known.percent - 100))
+    if level is Level.HIGH and worse and _is_rank(draft, said.rank):
         _accuse(draft, view, rank=said.rank, percent=percent, limit=limit)
+
+
+class Level(Enum):
+    """What a report says of the slowest rank; only a change of it is news."""
+
+    LOW = "low"
+    """It ends an alarm."""
+    BETWEEN = "between"
+    HIGH = "high"
+    """It raises one."""
+
+
+def level_of(progress: Progress, limit: int) -> Level | None:
+    """None for a report without a straggler, or of one that cannot be."""
+    percent = _percent(progress)
+    if percent is None:
+        return None
+    if percent >= limit:
+        return Level.HIGH
+    return Level.LOW if percent < 100 + (limit - 100) * KEPT_SHARE else Level.BETWEEN
 
 
 def _percent(progress: Progress) -> int | None:
