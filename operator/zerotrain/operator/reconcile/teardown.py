@@ -17,6 +17,9 @@ from zerotrain.operator.reconcile.plan import DeletePods, DeleteWorkers
 KILL_GRACE_S = 1
 """For ranks whose peers are gone: their work since the last checkpoint is lost either way."""
 
+LATE_CREATIONS = timedelta(seconds=2)
+"""A request that its sender did not live to see answered may wait in the API server for so long."""
+
 
 def end_workers(draft: Draft, *, grace_s: int) -> bool:
     """Ask for the end of every pod up to the current attempt; True once none exists any more."""
@@ -24,7 +27,18 @@ def end_workers(draft: Draft, *, grace_s: int) -> bool:
     pods = [pod for pod in draft.observed.pods if pod.attempt <= attempt]
     for number in sorted({pod.attempt for pod in pods}):
         _end(draft, number, [pod for pod in pods if pod.attempt == number], grace_s)
-    return not pods
+    return not pods and not _may_appear(draft)
+
+
+def _may_appear(draft: Draft) -> bool:
+    """Whether a creation that an operator before this one asked for may still be carried out."""
+    synced = draft.observed.synced_at
+    if draft.status.pods_created or draft.status.attempt == 0 or synced is None:
+        return False
+    if draft.now < synced + LATE_CREATIONS:
+        draft.wake(synced + LATE_CREATIONS)
+        return True
+    return False
 
 
 def end_strays(draft: Draft) -> None:
