@@ -212,3 +212,16 @@ def settled(row_job: dict[str, Any], observed: Observed, now: datetime = NOW) ->
 
 def with_pods(observed: Observed, *pods: PodView) -> Observed:
     return replace(observed, pods=pods)
+
+
+def rule(action: str, **on: Any) -> dict[str, Any]:
+    return {"action": action, **on}
+
+
+def ruled(
+    *pods: PodView, id: str, rules: list[dict[str, Any]], want: Want, now: Any = NOW, **more: Any
+) -> Row:
+    """A running first attempt of two workers under these failure rules."""
+    spec = {"failurePolicy": {"rules": rules, **more.pop("policy", {})}, **more.pop("spec", {})}
+    observed = seen(*pods, progress=more.pop("progress", None))
+    return Row(id=id, job=job(spec=spec, status=status("Running", **more)), seen=observed, want=want, now=now)

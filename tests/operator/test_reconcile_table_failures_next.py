@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from tests.operator.reconcile_builders import (
@@ -18,6 +16,8 @@ from tests.operator.reconcile_builders import (
     progress,
     ready,
     restarts,
+    rule,
+    ruled,
     running,
     seen,
     stamp,
@@ -25,24 +25,10 @@ from tests.operator.reconcile_builders import (
 )
 from zerotrain.operator.api import RestartCause
 from zerotrain.operator.failure_policy import HUNG, Budget, PastRestart, WorkerEnd, decide, judge
-from zerotrain.operator.reconcile import CreateWorkers, DeleteWorkers, PodView
+from zerotrain.operator.reconcile import CreateWorkers, DeleteWorkers
 
 DAY_LATER = "2026-01-02T12:00:00Z"
 END_ALL = (DeleteWorkers(attempt=1, grace_s=1),)
-
-
-def rule(action: str, **on: Any) -> dict[str, Any]:
-    return {"action": action, **on}
-
-
-def ruled(
-    *pods: PodView, id: str, rules: list[dict[str, Any]], want: Want, now: Any = NOW, **more: Any
-) -> Row:
-    """A running first attempt of two workers under these rules."""
-    spec = {"failurePolicy": {"rules": rules, **more.pop("policy", {})}, **more.pop("spec", {})}
-    observed = seen(*pods, progress=more.pop("progress", None))
-    return Row(id=id, job=job(spec=spec, status=status("Running", **more)), seen=observed, want=want, now=now)
-
 
 NEXT_ATTEMPT = [
     Row(

@@ -2,44 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from tests.operator.reconcile_builders import (
-    NOW,
     Row,
     Want,
     ago,
     check,
     ended,
-    job,
     last_words,
     progress,
     ready,
     restarts,
-    seen,
+    rule,
+    ruled,
     stamp,
-    status,
 )
-from zerotrain.operator.reconcile import DeleteWorkers, PodView
+from zerotrain.operator.reconcile import DeleteWorkers
 
 DAY_LATER = "2026-01-02T12:00:00Z"
 END_ALL = (DeleteWorkers(attempt=1, grace_s=1),)
-
-
-def rule(action: str, **on: Any) -> dict[str, Any]:
-    return {"action": action, **on}
-
-
-def ruled(
-    *pods: PodView, id: str, rules: list[dict[str, Any]], want: Want, now: Any = NOW, **more: Any
-) -> Row:
-    """A running first attempt of two workers under these rules."""
-    spec = {"failurePolicy": {"rules": rules, **more.pop("policy", {})}, **more.pop("spec", {})}
-    observed = seen(*pods, progress=more.pop("progress", None))
-    return Row(id=id, job=job(spec=spec, status=status("Running", **more)), seen=observed, want=want, now=now)
-
 
 FAILED = Want(phase="Failed", events=("FailedByRule",), conditions={"Failed": ("True", "FailedByRule")})
 RESTARTED = Want(phase="Restarting", actions=END_ALL)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,8 +15,7 @@ from zerotrain.contract.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from zerotrain.client.jobfile import JobFile
-    from zerotrain.contract.planner import Accelerator, ModelShape, Pace, Rates, Workload
-    from zerotrain.operator.api.planning import JobPlan
+    from zerotrain.contract.planner import Accelerator, ModelShape, Rates, Workload
 
 EXAMPLE = "Example: zerotrain plan job.yaml --gpu H100-80GB --rate network=50 --price 24.80"
 
@@ -55,7 +53,7 @@ def plan(
     Memory comes from the formulas that the engine checks itself against; estimates are shown apart. The
     operator makes the same plan before it creates pods. Ends with 67 when the job cannot fit.
     """
-    from zerotrain.cli.plan_view import as_json, print_plan
+    from zerotrain.cli.plan_view import Answer, as_json, print_plan
     from zerotrain.contract.planner import pace
     from zerotrain.operator.api.planning import judge
 
@@ -79,30 +77,6 @@ def plan(
         print_plan(answer)
     if answer.is_refused:
         raise typer.Exit(int(ExitCode.DOES_NOT_FIT))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
-    """All that is printed."""
-
-    name: str
-    plan: JobPlan
-    pace: Pace | None
-    rates: Rates
-    price_per_worker: float | None
-
-    @property
-    def is_refused(self) -> bool:
-        from zerotrain.contract.planner import Verdict
-
-        return self.plan.verdict is Verdict.DOES_NOT_FIT
-
-    @property
-    def cost_per_billion(self) -> float | None:
-        """Of tokens, where step time and price are known and no part of the step is left out."""
-        if self.pace is None or self.price_per_worker is None or self.pace.missing:
-            return None
-        return self.pace.cost_per_billion(self.price_per_worker * self.pace.workers)
 
 
 def _load(job_file: Path) -> JobFile:

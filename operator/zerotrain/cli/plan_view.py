@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -12,6 +12,8 @@ from zerotrain.contract.planner import (
     ASSUMPTIONS,
     ESTIMATES,
     Demand,
+    Pace,
+    Rates,
     Tier,
     TierDemand,
     Verdict,
@@ -21,7 +23,7 @@ from zerotrain.contract.planner import (
 )
 
 if TYPE_CHECKING:
-    from zerotrain.cli.plan import Answer
+    from zerotrain.operator.api.planning import JobPlan
 
 STYLES = {
     Verdict.FITS: "bold green",
@@ -37,6 +39,28 @@ NAMES = {
     Tier.NVME: "NVMe of a worker",
 }
 MIN_COLUMNS = 110
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """All that is printed."""
+
+    name: str
+    plan: JobPlan
+    pace: Pace | None
+    rates: Rates
+    price_per_worker: float | None
+
+    @property
+    def is_refused(self) -> bool:
+        return self.plan.verdict is Verdict.DOES_NOT_FIT
+
+    @property
+    def cost_per_billion(self) -> float | None:
+        """Of tokens, where step time and price are known and no part of the step is left out."""
+        if self.pace is None or self.price_per_worker is None or self.pace.missing:
+            return None
+        return self.pace.cost_per_billion(self.price_per_worker * self.pace.workers)
 
 
 def print_plan(answer: Answer) -> None:
