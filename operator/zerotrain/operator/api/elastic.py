@@ -38,12 +38,13 @@ class Elastic(ApiModel):
     """The most workers that spec.workers (kubectl scale) may ask for, 1 to 10000."""
 
     shrink_after_seconds: Seconds | None = None
-    """The job goes on with fewer workers when there was no room for all of them for so many seconds; 120
-    unless given."""
+    """The job goes on with fewer workers when nodes for all of them were missing for so many seconds; 120
+    unless given. A turn in a queue does not count."""
 
     grow_after_seconds: Seconds | None = None
     """A job that was shrunk grows back when there has been room for so many seconds and its attempt has
-    lasted as long; 300 unless given. Doubles, up to 32 times, with each time that room was lost again."""
+    lasted as long; 300 unless given. Doubles, up to 32 times, with each time that room was lost again.
+    A job in a queue (queueName) does not grow by itself."""
 
     @property
     def shrink_after_s(self) -> int:
@@ -93,4 +94,4 @@ class ElasticStatus(ObservedModel):
     """Since when there is room for more workers."""
 
     losses: Int = 0
-    """Times that room was lost since the job last ran at spec.workers."""
+    """Times that room was lost since the job last ran at spec.workers for growAfterSeconds x 2^losses."""

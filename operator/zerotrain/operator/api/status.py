@@ -318,7 +318,8 @@ class ZeroTrainingJobStatus(ObservedModel):
     """Number of the current attempt, counted from 1. Written before the pods of that attempt are created."""
 
     start_time: datetime | None = None
-    """When the job first became active; anew on resume. activeDeadlineSeconds counts from it."""
+    """When the job first became active; anew on resume, and when a queue lets it in again.
+    activeDeadlineSeconds counts from it."""
 
     shape: AttemptShape | None = None
     """What the pods of the current attempt depend on beyond the spec. Written together with its number."""
