@@ -20,6 +20,7 @@ from tests.operator.reconcile_builders import (
     last_words,
     pending,
     ready,
+    restarts,
     running,
     seen,
     stamp,
@@ -349,6 +350,46 @@ UNASKED = [
         job=job(status=status("Running")),
         seen=seen(ended(0, 75, s_ago=70), ready(1)),
         want=Want(phase="Restarting", actions=(DeleteWorkers(attempt=1, grace_s=1),)),
+    ),
+    Row(
+        id="a yield that nobody asked for is a failure once no step is gained",
+        job=job(status=status("Running", restarts=restarts("preemption", 60, reason="Yielded", steps=[30]))),
+        seen=seen(ended(0, 75, termination=last_words(75, step=30)), ended(1, 75)),
+        want=Want(
+            phase="Restarting",
+            events=("Yielded",),
+            fields={
+                "restarts.app": 1,
+                "restarts.preemption": 1,
+                "failures.0.exitCode": 75,
+                "failures.0.cause": "app",
+            },
+            says={"event": "ended with code 75 (yielded) though nobody asked it to, and no step was gained"},
+        ),
+    ),
+    Row(
+        id="and ends the job in the end",
+        job=job(
+            spec={"failurePolicy": {"maxRestarts": 2}},
+            status=status("Running", restarts=restarts("app", 900, 300, reason="Yielded", steps=[30, 30])),
+        ),
+        seen=seen(ended(0, 75, termination=last_words(75, step=30)), ended(1, 75)),
+        want=Want(phase="Failed", conditions={"Failed": ("True", "RestartsExhausted")}),
+    ),
+    *(
+        Row(
+            id=f"but not where {name}",
+            job=job(status=status("Running", restarts=restarts("preemption", 60, steps=[30]))),
+            seen=seen(ended(0, 75, termination=last_words(75, step=step)), *more.pods, gone=more.gone),
+            want=Want(phase="Restarting", events=("Yielded",), fields={"restarts.preemption": 2}),
+        )
+        for name, step, more in (
+            ("a step was gained", 31, seen(ended(1, 75))),
+            ("a worker was deleted", 30, replace(seen(), gone=(ended(1, 75),))),
+            ("a worker is being deleted", 30, seen(replace(ended(1, 75), deletion_at=ago(1)))),
+            ("a worker was disrupted", 30, seen(ended(1, 75, disruption="EvictionByEvictionAPI"))),
+            ("a node shut down", 30, seen(ended(1, 75, pod_reason="Terminated"))),
+        )
     ),
     Row(
         id="a peer that failed instead of yielding is a failure",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 
-from zerotrain.operator.api import Phase, YieldReason, YieldRequest
+from zerotrain.operator.api import Phase, RestartCause, YieldReason, YieldRequest
 from zerotrain.operator.api.failures import FailureAction
 from zerotrain.operator.api.status import Restart
 from zerotrain.operator.constants import Reason
@@ -27,6 +28,7 @@ from zerotrain.operator.reconcile.attempts import (
     AttemptView,
     Failure,
     Fate,
+    Worker,
 )
 from zerotrain.operator.reconcile.budgets import charge, history_of
 from zerotrain.operator.reconcile.draft import Draft
@@ -97,10 +99,30 @@ def after_expiry(draft: Draft, names: Sequence[str]) -> None:
 def after_yield(draft: Draft, view: AttemptView) -> None:
     """The ranks stopped at one step with a durable checkpoint, though nobody suspended the job: go on."""
     decision = _decide(draft, YIELDED_JUDGEMENT)
+    if decision.hold_off_s and (first := _unprovoked(view)) is not None:
+        # 75 is also what programs of other conventions end with: one that does so for ever must end.
+        judgement = replace(YIELDED_JUDGEMENT, cause=RestartCause.APP)
+        told = "ended with code 75 (yielded) though nobody asked it to, and no step was gained"
+        after_failure(draft, Failure(worker=first, judgement=judgement, told=told))
+        return
     _restart(draft, YIELDED_JUDGEMENT, decision)
     stopped = ", ".join(str(index) for index in view.indices(Fate.YIELDED)[:5])
     told = f"attempt {view.number} yielded (workers {stopped}{', ...' if len(view.workers) > 5 else ''})"
     _announce(draft, YIELDED_JUDGEMENT.reason, told, decision, warning=False)
+
+
+def _unprovoked(view: AttemptView) -> Worker | None:
+    """The first worker that yielded, where nothing is known to have told any of them to stop."""
+    if any(_was_told_to_go(worker, view) for worker in view.workers):
+        return None
+    return next((worker for worker in view.workers if worker.fate is Fate.YIELDED), None)
+
+
+def _was_told_to_go(worker: Worker, view: AttemptView) -> bool:
+    pod = worker.pod
+    if pod is None or all(pod is not item for item in view.present):
+        return True  # deleted
+    return worker.fate is Fate.LOST or bool(pod.deletion_at or pod.disruption or pod.pod_reason)
 
 
 def after_move(draft: Draft, request: YieldRequest) -> None:
