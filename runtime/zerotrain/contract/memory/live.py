@@ -41,6 +41,14 @@ class _Replay:
         self.live: set[int] = set()
         self.numel = whole_pass
         """Whole now."""
+        self._ahead = 0
+        self._next = 0
+        self._order: Sequence[int] = ()
+
+    def start(self, order: Sequence[int]) -> int:
+        """A pass over the units in this order begins; the elements that are whole then."""
+        self._order, self._next, self._ahead = order, 0, 0
+        return self._prefetch()
 
     def free(self, index: int) -> None:
         if index in self.live:
@@ -52,22 +60,31 @@ class _Replay:
             self.live.add(index)
             self.numel += self.sizes[index]
 
-    def use(self, index: int | None, upcoming: Sequence[int]) -> int:
-        """Gather one unit and what comes next; the elements that are whole then."""
-        if index is not None:
-            self._gather(index)
-        ahead = 0
-        for following in upcoming if self.rules.prefetch else ():
+    def use(self, place: int) -> int:
+        """Gather the unit at this place of the order and what comes next; the elements that are whole then."""
+        index = self._order[place]
+        self._gather(index)
+        if self._next > place:
+            self._ahead -= self.sizes[index]
+        else:
+            self._next, self._ahead = place + 1, 0
+        return self._prefetch()
+
+    def _prefetch(self) -> int:
+        """What lies between the unit in use and the next one to look at is whole already, `_ahead` elements of
+        it: nothing is freed before its use. So every unit is looked at once, however far ahead that is."""
+        prefetch = self.rules.prefetch
+        while prefetch and self._ahead < prefetch and self._next < len(self._order):
+            following = self._order[self._next]
             size = self.sizes[following]
-            ahead += size
-            if ahead > max(size, self.rules.prefetch):
+            if self._ahead + size > max(size, prefetch):
                 break
             if following not in self.live:
                 if self.numel + size > self.rules.max_live:
                     break
                 self._gather(following)
-            if ahead >= self.rules.prefetch:
-                break
+            self._ahead += size
+            self._next += 1
         return self.numel
 
     def keeps(self, numel: int, following: int) -> bool:
@@ -84,18 +101,18 @@ def replay_live(
     to the last use of both forward and backward."""
     replay = _Replay(sizes, whole_pass, rules)
     order = range(len(sizes))
-    forward, following = replay.use(None, order), sum(sizes)
+    forward, following = replay.start(order), sum(sizes)
     for index in order:
-        forward = max(forward, replay.use(index, order[index + 1 :]))
+        forward = max(forward, replay.use(index))
         following -= sizes[index]
         if not replay.keeps(sizes[index], following):
             replay.free(index)
     kept = sum(sizes[index] for index in replay.live) + (whole_pass if replay.keeps(0, 0) else 0)
     back = order[::-1]
-    replay.use(None, back)
+    replay.start(back)
     backward = [replay.numel] if not sizes else []
     for position, index in enumerate(back):
-        backward.append(replay.use(index, back[position + 1 :]))
+        backward.append(replay.use(position))
         replay.free(index)
     return LiveWeights(
         forward=forward, backward=max(backward[min(reduce_buffers, len(backward)) - 1 :]), kept=kept

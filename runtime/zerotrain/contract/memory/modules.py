@@ -51,17 +51,38 @@ def arrange_units(
     their own (`small_parameters` of a configuration).
     """
     (largest, budget), members = small, dict[tuple[str, bool], list[int]]()
+    splits: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
     for module, home in zip(modules, _homes(modules, min_unit_numel), strict=True):
-        for numel in module.parameters:
-            key = home
-            if largest and numel <= min(largest, budget):
-                budget -= numel
-                key = (SMALL_UNIT, True)
-            members.setdefault(key, []).append(numel)
+        sizes = module.parameters
+        if sizes not in splits:
+            splits[sizes] = _within(sizes, largest, largest * len(sizes))
+        little, rest = splits[sizes]
+        if budget - sum(little) < largest:
+            little, rest = _within(sizes, largest, budget)
+        budget -= sum(little)
+        parts = [((SMALL_UNIT, True), little), (home, rest)]
+        if little and little[0] != sizes[0]:
+            parts.reverse()
+        for key, part in parts:
+            if part:
+                members.setdefault(key, []).extend(part)
     of_model_first = sorted(members.items(), key=lambda item: not item[0][1])
+    numels: dict[tuple[int, ...], int] = {}
     return tuple(
-        _unit(name, sizes, world_size, whole_pass=whole_pass) for (name, whole_pass), sizes in of_model_first
+        _unit(name, _numel(tuple(sizes), numels), world_size, whole_pass=whole_pass)
+        for (name, whole_pass), sizes in of_model_first
     )
+
+
+def _within(sizes: Sequence[int], largest: int, budget: int) -> tuple[list[int], list[int]]:
+    """Those that stay whole while the budget lasts, and the others."""
+    little: list[int] = []
+    rest: list[int] = []
+    for numel in sizes:
+        stays = 0 < largest and numel <= min(largest, budget)
+        budget -= numel if stays else 0
+        (little if stays else rest).append(numel)
+    return little, rest
 
 
 def _homes(modules: Sequence[ModuleSize], min_unit_numel: int) -> Iterable[tuple[str, bool]]:
@@ -73,10 +94,18 @@ def _homes(modules: Sequence[ModuleSize], min_unit_numel: int) -> Iterable[tuple
             yield module.name, module.is_tied
 
 
-def _unit(name: str, parameters: Sequence[int], world_size: int, *, whole_pass: bool) -> UnitSize:
-    numel = 0
-    for parameter in parameters:
-        numel = -(-numel // SEGMENT_ALIGN_NUMEL) * SEGMENT_ALIGN_NUMEL + parameter
+def _numel(parameters: tuple[int, ...], known: dict[tuple[int, ...], int]) -> int:
+    """Elements of a unit with these parameters; the layers of a model are alike, so answers are kept."""
+    found = known.get(parameters)
+    if found is None:
+        found = 0
+        for parameter in parameters:
+            found = -(-found // SEGMENT_ALIGN_NUMEL) * SEGMENT_ALIGN_NUMEL + parameter
+        known[parameters] = found
+    return found
+
+
+def _unit(name: str, numel: int, world_size: int, *, whole_pass: bool) -> UnitSize:
     return UnitSize(
         name=name,
         numel=numel,

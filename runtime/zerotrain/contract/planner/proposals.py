@@ -1,7 +1,8 @@
 """The nearest configuration that fits: the mildest combination of changes, by a fixed price list.
 
-Searched by price, cheapest first, so that the first that fits is the nearest. Bounded: the operator asks on
-its event loop. The engine's own check at the start of a job (`memory/nearest.py`) looks at fewer changes.
+Searched by price, cheapest first, so that the first that fits is the nearest. Bounded by the size of
+the model: the operator asks on its event loop. The engine's own check at the start of a job
+(`memory/nearest.py`) looks at fewer changes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from zerotrain.contract.config.schema import OffloadConfig
 from .demand import Demand, Verdict, Workload, demand
 
 MAX_EVALUATIONS = 400
+MAX_MODULES = 10_000
+"""Modules in all configurations that are looked at, which is what a search costs: of a model of 96 layers 100
+configurations, of one of 1,024 layers nine."""
 MAX_WORKER_FACTOR = 16
 
 
@@ -49,7 +53,8 @@ def nearest(workload: Workload, *, has_volume: bool = True, may_grow: bool = Tru
     kinds = _by_kind(_changes(workload, has_volume=has_volume, may_grow=may_grow))
     queue: list[tuple[float, int, tuple[Change, ...], int]] = [(0.0, 0, (), 0)]
     pushed = looked_at = 0
-    while queue and looked_at < MAX_EVALUATIONS:
+    most = min(MAX_EVALUATIONS, max(1, MAX_MODULES // max(1, len(workload.shape.modules))))
+    while queue and looked_at < most:
         _, _, chosen, first = heapq.heappop(queue)
         if chosen:
             looked_at += 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
 from zerotrain.contract.config import EngineConfig
 from zerotrain.contract.memory import (
@@ -23,6 +24,7 @@ from zerotrain.contract.train_spec import GptSpec
 
 BYTE_VOCABULARY = 256
 GUESSED_VOCABULARY = 32_000
+MAX_GUESSED_LAYERS = 256
 GUESSED_ASPECT = 128
 """Width over layers of a model that only its number of parameters is known of; 7 B models have about that."""
 
@@ -84,12 +86,16 @@ class ModelShape:
 
     def units(self, config: EngineConfig, *, on_host: bool) -> tuple[UnitSize, ...]:
         """The units that the engine makes of it under this configuration."""
-        return arrange_units(
-            self.modules,
-            world_size=config.world_size,
-            min_unit_numel=config.zero.module_granularity_threshold or MIN_UNIT_NUMEL,
-            small=small_parameters(config, on_host=on_host),
-        )
+        least = config.zero.module_granularity_threshold or MIN_UNIT_NUMEL
+        return _arranged(self.modules, config.world_size, least, small_parameters(config, on_host=on_host))
+
+
+@lru_cache(maxsize=16)
+def _arranged(
+    modules: tuple[ModuleSize, ...], world_size: int, least: int, small: tuple[int, int]
+) -> tuple[UnitSize, ...]:
+    """Kept for a search, most of whose configurations differ in other things."""
+    return arrange_units(modules, world_size=world_size, min_unit_numel=least, small=small)
 
 
 _TABLES = frozenset(
@@ -119,7 +125,7 @@ def guessed_shape(parameters: int, *, context: int | None = None) -> ModelShape:
     are guesses."""
     if parameters < 1:
         raise ShapeError(f"model.parameters must be at least 1; got {parameters}")
-    layers = max(1, round((parameters / (12 * GUESSED_ASPECT**2)) ** (1 / 3)))
+    layers = min(MAX_GUESSED_LAYERS, max(1, round((parameters / (12 * GUESSED_ASPECT**2)) ** (1 / 3))))
     width = max(1, round((parameters / (12 * layers)) ** 0.5))
     vocabulary = min(GUESSED_VOCABULARY, parameters // (8 * width))
     heads = max(1, width // 128)
