@@ -16,6 +16,7 @@ import aiohttp
 
 from zerotrain.operator.cluster.api import Api, Json, Request
 from zerotrain.operator.cluster.errors import ApiError, Gone, error_of
+from zerotrain.operator.cluster.store import version_of
 
 log = logging.getLogger(__name__)
 
@@ -27,22 +28,29 @@ MAX_PAUSE_S = 10.0
 class Sink(Protocol):
     """Where the objects go."""
 
-    def put(self, item: Json) -> None:
-        """An object that was listed, added or changed."""
+    def put(self, item: Json) -> str:
+        """An object that was listed, added or changed. Returns what tells it from all others."""
 
     def remove(self, item: Json) -> None:
         """An object that was deleted."""
 
-    def listed(self, names: set[str]) -> None:
-        """A full list is in, and these are all names there are."""
+    def listed(self, keys: set[str], version: int) -> None:
+        """A full list is in, as of this version, and `put` returned these for all there are."""
 
 
 class ListWatch:
     """`run()` until cancelled."""
 
-    def __init__(self, api: Api, *, path: str, kind: str, sink: Sink) -> None:
+    def __init__(self, api: Api, *, path: str, kind: str, sink: Sink, label_selector: str = "") -> None:
         self._api, self._path, self._kind, self._sink = api, path, kind, sink
+        self._selection = {"labelSelector": label_selector} if label_selector else {}
         self._version: str | None = None
+        self._alive_at = time.monotonic()
+
+    @property
+    def age_s(self) -> float:
+        """Since the last list, event or bookmark."""
+        return time.monotonic() - self._alive_at
 
     async def run(self) -> None:
         failures = 0
@@ -62,24 +70,29 @@ class ListWatch:
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
 
     async def _list(self) -> None:
-        names: set[str] = set()
-        params = {"limit": str(PAGE)}
+        """Page by page into the sink: the JSON of 20,000 pods would be the operator's largest object."""
+        keys: set[str] = set()
+        params = {**self._selection, "limit": str(PAGE)}
         while True:
             request = Request(method="GET", path=self._path, kind=self._kind, params=params)
             answer = await self._api.call(request)
-            for item in answer.get("items", ()):
-                names.add(item["metadata"]["name"])
-                self._sink.put(item)
+            keys.update(map(self._sink.put, answer.get("items", ())))
             more = answer["metadata"].get("continue")
             if not more:
                 break
             params = {**params, "continue": more}
-        self._sink.listed(names)
+        self._alive_at = time.monotonic()
+        self._sink.listed(keys, version_of(answer))
         self._version = answer["metadata"]["resourceVersion"]
 
     async def _watch(self) -> None:
-        params = {"resourceVersion": self._version or "", "timeoutSeconds": str(WATCH_SECONDS)}
+        params = {
+            **self._selection,
+            "resourceVersion": self._version or "",
+            "timeoutSeconds": str(WATCH_SECONDS),
+        }
         async for event in self._api.watch(self._path, params, kind=self._kind):
+            self._alive_at = time.monotonic()
             kind, item = event["type"], event["object"]
             if kind == "ERROR":
                 raise error_of(f"WATCH {self._kind}", int(item.get("code", 500)), json.dumps(item).encode())

@@ -30,16 +30,17 @@ class NodeStore:
         self._troubled: dict[str, NodeView] = {}
         self._known: set[str] = set()
 
-    def put(self, item: Json) -> None:
+    def put(self, item: Json) -> str:
         view = node_view(item)
         self._known.add(view.name)
         self._keep(view.name, None if is_well(view) else view)
+        return view.name
 
     def remove(self, item: Json) -> None:
         self._bury(item["metadata"]["name"])
 
-    def listed(self, names: set[str]) -> None:
-        for name in self._known - names:
+    def listed(self, keys: set[str], version: int) -> None:
+        for name in self._known - keys:
             self._bury(name)
 
     def of(self, pods: Iterable[PodView]) -> Mapping[str, NodeView]:
