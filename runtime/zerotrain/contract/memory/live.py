@@ -61,7 +61,7 @@ class _Replay:
             self.numel += self.sizes[index]
 
     def use(self, place: int) -> int:
-        """Gather the unit at this place of the order and what comes next; the elements that are whole then."""
+        """Gather the unit at this place of the order and what comes next; the elements whole then."""
         index = self._order[place]
         self._gather(index)
         if self._next > place:
@@ -71,8 +71,8 @@ class _Replay:
         return self._prefetch()
 
     def _prefetch(self) -> int:
-        """What lies between the unit in use and the next one to look at is whole already, `_ahead` elements of
-        it: nothing is freed before its use. So every unit is looked at once, however far ahead that is."""
+        """What lies between the unit in use and the next one to look at is whole already, `_ahead` elements:
+        nothing is freed before its use. So every unit is looked at once, however far ahead that is."""
         prefetch = self.rules.prefetch
         while prefetch and self._ahead < prefetch and self._next < len(self._order):
             following = self._order[self._next]

@@ -79,7 +79,7 @@ def _within(sizes: Sequence[int], largest: int, budget: int) -> tuple[list[int],
     little: list[int] = []
     rest: list[int] = []
     for numel in sizes:
-        stays = 0 < largest and numel <= min(largest, budget)
+        stays = largest > 0 and numel <= min(largest, budget)
         budget -= numel if stays else 0
         (little if stays else rest).append(numel)
     return little, rest

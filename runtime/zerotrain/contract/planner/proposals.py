@@ -19,9 +19,9 @@ from zerotrain.contract.config.schema import OffloadConfig
 from .demand import Demand, Verdict, Workload, demand
 
 MAX_EVALUATIONS = 400
-MAX_MODULES = 10_000
-"""Modules in all configurations that are looked at, which is what a search costs: of a model of 96 layers 100
-configurations, of one of 1,024 layers nine."""
+MAX_MODULES = 20_000
+"""Modules in all configurations that are looked at, which is what a search costs: of a model of 96 layers 200
+configurations, of one of 1,024 layers 19."""
 MAX_WORKER_FACTOR = 16
 
 
