@@ -192,7 +192,9 @@ class DayWorld:
             return
         stored = plan.status.model_dump(mode="json", by_alias=True, exclude_none=True)
         again = reconcile({**self.job, "status": stored}, observed, self.now)
-        left = again.status.model_dump(mode="json", by_alias=True, exclude_none=True) if again.status else stored
+        left = stored
+        if again.status is not None:
+            left = again.status.model_dump(mode="json", by_alias=True, exclude_none=True)
         late = {name: (stored.get(name), left.get(name)) for name in left if stored.get(name) != left[name]}
         assert not late, f"would follow at once: {late}"
         assert not again.actions, f"{again.actions} would follow at once after {plan.status.phase}"
