@@ -21,8 +21,8 @@ class RunPolicy(ApiModel):
     """Deadlines and clean-up."""
 
     active_deadline_seconds: Seconds | None = None
-    """The job fails once it has been active for so long. Suspended time and time in a queue (queueName) do not
-    count: the clock starts anew afterwards. No deadline unless given. May be changed at any time."""
+    """The job fails once it has been active for so long. Suspended time and time in a queue (queueName) do
+    not count: the clock starts anew afterwards. No deadline unless given. May be changed at any time."""
 
     ttl_seconds_after_finished: Annotated[Int, Field(ge=0, le=31_536_000)] | None = None
     """The finished job is deleted after so many seconds, and after the verification of its checkpoint where
