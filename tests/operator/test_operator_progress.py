@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tests.operator.api_double import Json, pod_json
@@ -161,6 +161,21 @@ async def test_a_record_that_says_nothing_new_gets_no_pass_at_once() -> None:
     assert len(bench.changed) == 2, "a durable checkpoint"
     await bench.after(PASS_INTERVAL_S)
     assert len(bench.changed) == 3, "the step, now and then"
+
+
+async def test_a_step_is_timed_by_the_clock_of_the_operator() -> None:
+    workers = Workers({"gpt-1-0": 7})
+    bench = Bench(workers)
+    workers.idle_s = 40.0
+    await bench.after(0)
+    first = NOW - timedelta(seconds=40)
+    assert bench.memory.step_moved_at == first, "when it moved, not when it was first heard of"
+    workers.idle_s = 1.0
+    await bench.after(MIN_INTERVAL_S)
+    assert bench.memory.step_moved_at == first, "another phase is no step"
+    workers.steps["gpt-1-0"], workers.idle_s = 8, float("nan")
+    await bench.after(MIN_INTERVAL_S)
+    assert bench.memory.step_moved_at == NOW
 
 
 async def test_the_seconds_of_the_slowest_rank_are_no_news_but_a_straggler_is() -> None:

@@ -18,6 +18,7 @@ from tests.operator.reconcile_builders import (
     progress,
     ready,
     seen,
+    stamp,
     status,
 )
 from zerotrain.operator.reconcile import DeletePods, DeleteWorkers, NodeTaint, NodeView, PodView
@@ -43,7 +44,10 @@ def on(
     *pods: PodView, id: str, nodes: tuple[NodeView, ...], want: Want, phase: str = "Running", **more: Any
 ) -> Row:
     """A first attempt of two workers on node-0 and node-1, of which these have something to say."""
-    observed = seen(*pods, nodes={node.name: node for node in nodes}, progress=more.pop("progress", None))
+    heard = {name: more.pop(name) for name in ("progress", "step_moved_at", "synced_at") if name in more}
+    observed = seen(*pods, nodes={node.name: node for node in nodes}, **heard)
+    if "status_progress" in more:
+        more["progress"] = more.pop("status_progress")
     return Row(
         id=id, job=job(spec=more.pop("spec", None), status=status(phase, **more)), seen=observed, want=want
     )
@@ -108,7 +112,37 @@ SILENCE = [
         id="a step from the future buys no time",
         nodes=(silent(0, 30),),
         progress=progress(20, step_at=ago(-(10**6)).timestamp()),
-        want=Want(phase="Running", wake_in_s=60),
+        want=Want(phase="Running", wake_in_s=30),
+    ),
+    on(
+        ready(0),
+        ready(1),
+        id="nor does the clock of rank 0's node, ten minutes ahead, at every pass",
+        nodes=(silent(0, 3000),),
+        progress=progress(20, step_at=ago(-600).timestamp()),
+        step_moved_at=ago(61),
+        want=Want(
+            phase="Restarting",
+            fields={"failures.0.reason": "NodeLost", "progress.lastStepTime": stamp(ago(61))},
+        ),
+    ),
+    on(
+        ready(0),
+        ready(1),
+        id="and one that is behind does not take any",
+        nodes=(silent(0, 3000),),
+        progress=progress(20, step_at=ago(600).timestamp()),
+        step_moved_at=ago(2),
+        want=Want(phase="Running", wake_in_s=58),
+    ),
+    on(
+        ready(0),
+        ready(1),
+        id="a future time in a status of before counts as the start of this operator",
+        nodes=(silent(0, 3000),),
+        status_progress={"attempt": 1, "step": 20, "lastStepTime": stamp(ago(-600))},
+        synced_at=ago(5),
+        want=Want(phase="Running", wake_in_s=55),
     ),
     on(
         ready(0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from zerotrain.contract.progress import Progress
 from zerotrain.operator.cluster.nodes import NodeStore
@@ -27,6 +28,8 @@ class JobMemory:
     yielding: YieldState | None = None
     protection: Protection | None = None
     progress: Progress | None = None
+    step_moved_at: datetime | None = None
+    """When its step was seen to move, by the clock that passes are decided at."""
     inspection: Inspection | None = None
     stacks: StacksView | None = None
     known: Known = field(default_factory=Known)
@@ -82,6 +85,7 @@ class Memories:
             helpers=store.helpers_of(key),
             synced_at=store.synced_at,
             progress=memory.progress,
+            step_moved_at=memory.step_moved_at,
             inspection=memory.inspection,
             stacks=memory.stacks,
             yielding=memory.yielding,

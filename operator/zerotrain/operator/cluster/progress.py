@@ -13,8 +13,9 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
+from zerotrain.contract.progress import Progress
 from zerotrain.contract.worker_http import WorkerReport
 from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.cluster.channel import ChannelError, Worker, WorkerChannel
@@ -46,6 +47,9 @@ ALARM_INTERVAL_S = 5.0
 
 INSPECTION_CALLS_PER_SECOND = 25.0
 
+MAX_IDLE_S = 30 * 86_400.0
+"""More than that is not believed of a step that was just heard of."""
+
 
 @dataclass(slots=True)
 class _Poll:
@@ -55,6 +59,8 @@ class _Poll:
     due: float = 0.0
     inspection_due: float = 0.0
     seen: tuple[int, int, str] = (0, 0, "")
+    step: tuple[int, int] | None = None
+    """Attempt and step of the last record."""
     news: object = None
     """What the last record said that is worth a pass at once."""
     passed_at: float = -math.inf
@@ -118,6 +124,9 @@ class ProgressPuller:
     def _take(self, key: JobKey, uid: str, report: WorkerReport, poll: _Poll) -> None:
         memory, progress = self._memories.of(uid), report.ranks[0]
         memory.progress = progress
+        step = (progress.attempt, progress.step)
+        if step != poll.step or memory.step_moved_at is None:
+            poll.step, memory.step_moved_at = step, self._now() - _idle(progress)
         poll.answered_at = self._clock()
         seen = (progress.attempt, progress.step, str(progress.phase))
         if seen != poll.seen:
@@ -185,6 +194,12 @@ class ProgressPuller:
 
 def _phase(job: Json) -> str:
     return str(job.get("status", {}).get("phase", ""))
+
+
+def _idle(progress: Progress) -> timedelta:
+    """How long the step had stood when it was reported, by the launcher's clock, which never jumps."""
+    idle_s = progress.motion.idle_seconds if progress.motion is not None else 0.0
+    return timedelta(seconds=min(max(idle_s, 0.0), MAX_IDLE_S)) if math.isfinite(idle_s) else timedelta(0)
 
 
 def _limits(job: Json) -> HangLimits:

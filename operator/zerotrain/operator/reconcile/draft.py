@@ -103,15 +103,21 @@ class Draft:
         return losses(self.observed.nodes, patience=patience, step_at=self.step_at(), now=self.now)
 
     def step_at(self) -> datetime | None:
-        """When the newest step of the current attempt was made, by its own clock; never in the future."""
+        """When the newest step of the current attempt was made; never in the future."""
         heard, written = self.observed.progress, self.status.progress
         # Status is written more seldom than workers are heard.
         step_at = (
             moment(heard.step_at) if heard is not None and heard.attempt == self.status.attempt else None
         )
-        if step_at is None and written.attempt == self.status.attempt:
+        if step_at is not None:
+            # The clock of a node may be wrong: what counts is when this operator saw the step move.
+            step_at = self.observed.step_moved_at or step_at
+        elif written.attempt == self.status.attempt:
             step_at = written.last_step_time
-        return min(step_at, self.now) if step_at is not None else None
+        if step_at is not None and step_at > self.now:
+            # At the latest before this operator began to look; else each pass would see a step of just now.
+            return self.observed.synced_at
+        return step_at
 
     def plan(self) -> Plan:
         return Plan(

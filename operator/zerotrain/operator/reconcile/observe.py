@@ -166,6 +166,8 @@ class Observed:
     """When this operator first had a full list of the pods; what was missing then has no earlier history."""
     progress: Progress | None = None
     """Newest record of rank 0."""
+    step_moved_at: datetime | None = None
+    """When its step was seen to move, by this operator's clock."""
     inspection: Inspection | None = None
     """The last look at all workers; made only when rank 0's step went stale or its pod does not answer."""
     stacks: StacksView | None = None

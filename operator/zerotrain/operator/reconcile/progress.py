@@ -52,7 +52,7 @@ def newest_step(status: ZeroTrainingJobStatus) -> int:
 
 
 def _take_progress(draft: Draft, progress: Progress) -> None:
-    old = draft.status.progress
+    old, step_at = draft.status.progress, draft.step_at()
     # Until it has loaded its checkpoint a rank knows no step, which is no reason to show none.
     starting = progress.phase in (Phase.INIT, Phase.RENDEZVOUS) and progress.step == 0
     new = ProgressStatus(
@@ -64,7 +64,7 @@ def _take_progress(draft: Draft, progress: Progress) -> None:
         step_seconds=_finite(progress.step_seconds, digits=4),
         phase=str(progress.phase),
         last_heartbeat=_moment(progress.heartbeat_at),
-        last_step_time=_moment(progress.step_at),
+        last_step_time=step_at.replace(microsecond=0) if step_at is not None else None,
     )
     draft.set(progress=new)
     draft.progress_is_news = _is_news(old, new)
