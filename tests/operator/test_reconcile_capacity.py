@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 
-from zerotrain.operator.reconcile.capacity import MAX_AVOIDED, Claim, Demand, NodeUse, Verdict, admit
+from zerotrain.operator.reconcile.capacity import (
+    MAX_AVOIDED,
+    MAX_BLOCKED,
+    MAX_IMPOSSIBLE,
+    Claim,
+    Demand,
+    NodeUse,
+    Verdict,
+    admit,
+)
 from zerotrain.operator.reconcile.placement import Kind, is_suitable, kind_of, node_of
 from zerotrain.operator.resources.amounts import MILLI, PODS, Amounts, requests_of, resource_list
 
@@ -127,6 +136,28 @@ def test_how_large_a_running_job_could_be() -> None:
     nodes = [node("a", used=8), node("b"), node("c", lasting=8)]
     verdict = admit(nodes, [replace(claim("running", 3, growing=True), uid="running")])["running"]
     assert (verdict.admitted, verdict.fits) == (False, 2)
+
+
+def test_jobs_that_can_never_fit_hold_nobody_up() -> None:
+    """However many there are, of one tenant or of several."""
+    impossible = [
+        replace(claim(f"imp{number:03}", 1, gpus=16, age=1000 - number), name=f"ns{number % 2}/imp")
+        for number in range(3 * MAX_BLOCKED)
+    ]
+    verdicts = admit([node("a"), node("b")], [*impossible, claim("small", 2)])
+    assert verdicts["small"].admitted
+    assert verdicts["small"].avoid == ()
+    told = [verdicts[item.uid].message for item in impossible]
+    assert all("it would hold 0" in message for message in told)
+    assert sum("is missing on 2 of 2 suitable nodes" in message for message in told) == 2 * MAX_IMPOSSIBLE
+
+
+def test_what_lasts_counts_only_where_it_cannot_be_pushed_aside() -> None:
+    lasting = {5: amounts(8)}
+    nodes = [replace(node("a"), lasting=lasting), replace(node("b"), ours={"x": {9: amounts(8)}})]
+    pushing, meek = claim("p", 2, priority=7, preempts=True, age=2), claim("m", 2, priority=7, age=1)
+    assert "it would hold 1" in admit(nodes, [meek])["m"].message
+    assert "it would hold" not in admit(nodes, [pushing])["p"].message
 
 
 class Simulation:

@@ -6,7 +6,7 @@ same claims give the same verdicts.
 Order: priority, then age. A job that fits starts. One that does not fit *keeps* the nodes that it will need,
 the emptiest ones, so that smaller jobs behind it cannot take what becomes free there, and it starts at the
 latest when these nodes have drained; jobs behind it may use all other nodes and are told to avoid the kept
-ones. A job that the cluster could not hold if it were idle keeps nothing.
+ones. A job that the cluster could not hold if it were idle keeps nothing and holds nobody up.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ MAX_AVOIDED = 64
 """Longest list of nodes that a pod is told to avoid; a job behind a larger kept area waits instead."""
 
 MAX_BLOCKED = 64
-"""Waiting jobs that are judged in one round beyond those that start; the others wait behind them."""
+"""Waiting jobs that nodes are kept for in one round; the others wait behind them."""
+
+MAX_IMPOSSIBLE = 16
+"""Jobs of one namespace that even an idle cluster could not hold and that are told in detail why."""
 
 
 VERDICT_AGE_S = 30.0
@@ -97,16 +100,34 @@ def admit(
         ledger.take(claim, claim.demand.workers)
     verdicts: dict[str, Verdict] = {}
     blocked: list[Claim] = []
+    impossible: Counter[str] = Counter()
     for claim in sorted(waiting, key=_order):
         if len(blocked) >= MAX_BLOCKED:
-            message = f"waits behind {len(blocked)} other jobs"
-            verdicts[claim.uid] = Verdict(admitted=False, workers=claim.demand.workers, message=message)
+            verdicts[claim.uid] = _refused(claim, 0, f"waits behind {len(blocked)} other jobs")
             continue
-        verdict = _judge(ledger, claim, blocked)
-        if not verdict.admitted and not claim.growing:
+        possible = ledger.possible(claim)
+        if possible < claim.demand.workers and not claim.growing:
+            impossible[_namespace(claim)] += 1
+            if impossible[_namespace(claim)] > MAX_IMPOSSIBLE:
+                verdicts[claim.uid] = _refused(claim, 0, _without_others(possible, claim.demand))
+                continue
+        verdicts[claim.uid] = verdict = _judge(ledger, claim, blocked, possible)
+        if not verdict.admitted and not claim.growing and possible >= claim.demand.workers:
+            ledger.keep(claim)
             blocked.append(claim)
-        verdicts[claim.uid] = verdict
     return verdicts
+
+
+def _namespace(claim: Claim) -> str:
+    return claim.name.partition("/")[0]
+
+
+def _refused(claim: Claim, fits: int, message: str) -> Verdict:
+    return Verdict(admitted=False, workers=claim.demand.workers, fits=fits, message=message)
+
+
+def _without_others(possible: int, demand: Demand) -> str:
+    return f"without other training jobs it would hold {possible} of {demand.workers}"
 
 
 def _order(claim: Claim) -> tuple[bool, int, datetime, str]:
@@ -114,7 +135,7 @@ def _order(claim: Claim) -> tuple[bool, int, datetime, str]:
     return claim.growing, -claim.demand.priority, claim.created, claim.uid
 
 
-def _judge(ledger: _Ledger, claim: Claim, blocked: Sequence[Claim]) -> Verdict:
+def _judge(ledger: _Ledger, claim: Claim, blocked: Sequence[Claim], possible: int) -> Verdict:
     demand = claim.demand
     area = ledger.area(claim)
     # A pod can be told to avoid a few nodes, not half a cluster: beyond that, those ahead go first.
@@ -124,12 +145,9 @@ def _judge(ledger: _Ledger, claim: Claim, blocked: Sequence[Claim]) -> Verdict:
         ledger.take(claim, demand.workers, domain=area.domain)
         return Verdict(admitted=True, workers=demand.workers, fits=fits, domain=area.domain, avoid=kept)
     message = _shortage(demand, area, fits, kept=len(kept), ahead=[item.name for item in blocked])
-    possible = ledger.possible(claim)
     if possible < demand.workers:
         message += f"; without other training jobs it would hold {possible}"
-    elif not claim.growing:
-        ledger.keep(claim)
-    return Verdict(admitted=False, workers=demand.workers, fits=fits, message=message)
+    return _refused(claim, fits, message)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,7 +172,8 @@ class _Ledger:
         """Node -> priority -> amounts of claims that were let in."""
         self.kept: set[str] = set()
         """Nodes that a blocked job waits for."""
-        self._suitable: dict[int, tuple[Kind, tuple[NodeUse, ...]]] = {}
+        self._suitable: dict[str, tuple[NodeUse, ...]] = {}
+        self._idle: dict[tuple[str, int | None], dict[str, int]] = {}
 
     def area(self, claim: Claim) -> _Area:
         kind, suitable = claim.demand.kind, self._suitable_for(claim.demand.kind)
@@ -172,8 +191,8 @@ class _Ledger:
         )
 
     def possible(self, claim: Claim) -> int:
-        """Workers that fit when no training job runs: what lasts stays."""
-        _, room = self._room(claim.demand, self._idle_slots(claim.demand.kind))
+        """Workers that fit when no training job runs: what lasts stays, unless they may push it aside."""
+        _, room = self._room(claim.demand, self._idle_slots(claim.demand))
         return room
 
     def take(self, claim: Claim, workers: int, domain: str | None = None) -> None:
@@ -194,7 +213,7 @@ class _Ledger:
 
     def keep(self, claim: Claim) -> None:
         """Set aside the nodes that will hold the demand once they have drained: the emptiest ones."""
-        demand, idle = claim.demand, self._idle_slots(claim.demand.kind)
+        demand, idle = claim.demand, self._idle_slots(claim.demand)
         domain = self._emptiest_domain(claim, idle)
         ranked = []
         for use in self._suitable_for(demand.kind):
@@ -211,12 +230,12 @@ class _Ledger:
                 return
 
     def _suitable_for(self, kind: Kind) -> tuple[NodeUse, ...]:
-        found = self._suitable.get(id(kind))
+        key = repr(kind)
+        found = self._suitable.get(key)
         if found is None:
-            uses = tuple(use for use in self._nodes.values() if is_suitable(kind, use.node))
-            # The kind is held with its answer: an id is unique only while the object lives.
-            found = self._suitable[id(kind)] = (kind, uses)
-        return found[1]
+            found = tuple(use for use in self._nodes.values() if is_suitable(kind, use.node))
+            self._suitable[key] = found
+        return found
 
     def _free(self, use: NodeUse, claim: Claim) -> Amounts:
         demand, free = claim.demand, dict(use.node.allocatable)
@@ -227,13 +246,18 @@ class _Ledger:
                     subtract(free, amounts)
         return free
 
-    def _idle_slots(self, kind: Kind) -> dict[str, int]:
-        found = {}
-        for use in self._suitable_for(kind):
-            free = dict(use.node.allocatable)
-            for amounts in use.lasting.values():
-                subtract(free, amounts)
-            found[use.node.name] = slots(kind, free)
+    def _idle_slots(self, demand: Demand) -> Mapping[str, int]:
+        """Once for all jobs that ask for the same: those that can never start are many at times."""
+        key = repr(demand.kind), demand.priority if demand.preempts else None
+        found = self._idle.get(key)
+        if found is None:
+            found = self._idle[key] = {}
+            for use in self._suitable_for(demand.kind):
+                free = dict(use.node.allocatable)
+                for priority, amounts in use.lasting.items():
+                    if not (demand.preempts and priority < demand.priority):
+                        subtract(free, amounts)
+                found[use.node.name] = slots(demand.kind, free)
         return found
 
     def _room(self, demand: Demand, open_slots: Mapping[str, int]) -> tuple[str | None, int]:
