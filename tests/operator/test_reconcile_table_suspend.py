@@ -26,7 +26,13 @@ from tests.operator.reconcile_builders import (
     stamp,
     status,
 )
-from zerotrain.operator.reconcile import CreateWorkers, DeletePods, DeleteWorkers, RequestYield, YieldState
+from zerotrain.operator.reconcile import (
+    CreateWorkers,
+    DeletePods,
+    DeleteWorkers,
+    RequestYield,
+    YieldState,
+)
 
 SUSPENDED = {"suspend": True}
 YIELD = RequestYield(attempt=1, pod="gpt-1-0", pod_ip="10.0.0.0")

@@ -19,6 +19,15 @@ class AttemptShape(ObservedModel):
     excluded_nodes: Annotated[tuple[str, ...], Field(max_length=64, json_schema_extra=ATOMIC)] = ()
     """Nodes that the pods of the attempt must not run on: failures were laid at their door."""
 
+    grace_period_seconds: Int | None = None
+    """checkpoint.gracePeriodSeconds that the pods were made with, in seconds."""
+
+    generation: Int = 0
+    """Generation of the spec that the attempt was begun under."""
+
+    frozen_hash: str = ""
+    """Hash of the part of that spec which changes only while the job is suspended."""
+
     gang: str = ""
     """API version of the pod group that places the workers together, or Operator; empty without a gang."""
 

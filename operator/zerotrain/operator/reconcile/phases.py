@@ -107,7 +107,7 @@ def _start_attempt(draft: Draft, shape: AttemptShape) -> None:
     draft.set(
         phase=Phase.PENDING,
         attempt=number,
-        shape=shape.model_copy(update={"excluded_nodes": exclusions.current(draft)}),
+        shape=shape.model_copy(update={"excluded_nodes": exclusions.current(draft), **yielding.basis(draft)}),
         yield_request=None,
         hang=None,
         straggler=None,

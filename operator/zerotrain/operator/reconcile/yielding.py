@@ -7,9 +7,12 @@ checkpoint is in status by then. Ranks that never met have nothing to save and a
 
 from __future__ import annotations
 
+import hashlib
+import json
 from datetime import timedelta
+from typing import Any
 
-from zerotrain.operator.api import Phase, YieldReason, YieldRequest
+from zerotrain.operator.api import Phase, YieldReason, YieldRequest, ZeroTrainingJobSpec
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.reconcile import drains, endings, queueing, sizing
 from zerotrain.operator.reconcile.attempts import (
@@ -31,6 +34,26 @@ FALLBACK = timedelta(seconds=10)
 SLACK = timedelta(seconds=5)
 """Added to the grace for the way there and back."""
 
+FROZEN = {
+    "image",
+    "command",
+    "args",
+    "config",
+    "config_from",
+    "data",
+    "steps",
+    "log_every_steps",
+    "checkpoint",
+    "scheduling",
+    "pod_template",
+}
+"""Fields of the spec that change only while suspended, but for parts of them."""
+
+THAWED: dict[str, Any] = {
+    "checkpoint": {"volume", "verify", "verify_timeout_seconds"},
+    "scheduling": {"priority_class_name"},
+}
+
 _PHASE = {
     YieldReason.SUSPEND: Phase.SUSPENDING,
     YieldReason.QUEUE_EVICTION: Phase.SUSPENDING,
@@ -47,6 +70,9 @@ _EVENT = {
 
 def wanted(draft: Draft, view: AttemptView) -> tuple[YieldReason, str] | None:
     """Why ranks that are well should stop, and what led to it; None when they go on."""
+    if _is_outdated(draft):
+        # As the suspension in between, which no pass saw, would have had it.
+        return YieldReason.SUSPEND, "the spec was changed while the job was suspended for a moment"
     if (why := queueing.evicted(draft, view)) is not None:
         return YieldReason.QUEUE_EVICTION, why
     if (why := drains.move_wanted(draft, view)) is not None:
@@ -67,7 +93,8 @@ def ask(draft: Draft, reason: YieldReason, why: str) -> None:
     request = YieldRequest(reason=reason, requested_at=asked, message=why, joined=joined)
     draft.set(phase=_PHASE[reason], checkpoint=checkpoint, yield_request=request)
     attempt = draft.status.attempt
-    said = f"suspending attempt {attempt}" if reason is YieldReason.SUSPEND else f"attempt {attempt}: {why}"
+    suspends = reason is YieldReason.SUSPEND and draft.job.spec.suspend
+    said = f"suspending attempt {attempt}" if suspends else f"attempt {attempt}: {why}"
     draft.emit(_EVENT[reason], said)
 
 
@@ -163,6 +190,37 @@ def _joined(draft: Draft) -> bool:
 
 
 def grace(draft: Draft) -> timedelta:
-    """From the request to SIGKILL, as the pods have it."""
-    checkpoint = draft.job.spec.checkpoint
-    return timedelta(seconds=checkpoint.grace_period_seconds if checkpoint is not None else DEFAULT_GRACE_S)
+    """From the request to SIGKILL, as the pods have it, whatever the spec says by now."""
+    shape = draft.status.shape
+    kept = shape.grace_period_seconds if shape is not None else None
+    return timedelta(seconds=kept if kept is not None else _grace_s(draft.job.spec))
+
+
+def _grace_s(spec: ZeroTrainingJobSpec) -> int:
+    return spec.checkpoint.grace_period_seconds if spec.checkpoint is not None else DEFAULT_GRACE_S
+
+
+def basis(draft: Draft) -> dict[str, object]:
+    """What an attempt that begins now keeps of the spec, as fields of its shape."""
+    return {
+        "grace_period_seconds": _grace_s(draft.job.spec),
+        "generation": draft.job.identity.generation,
+        "frozen_hash": frozen_hash(draft.job.spec),
+    }
+
+
+def frozen_hash(spec: ZeroTrainingJobSpec) -> str:
+    """Of what changes only while suspended. Without defaults: another version of the operator, with fields
+    that this one does not know, must come to the same."""
+    kept = spec.model_dump(mode="json", include=FROZEN, exclude=THAWED, exclude_defaults=True)
+    # A part of which nothing is frozen is the same as none.
+    kept = {name: value for name, value in kept.items() if value not in ({}, None)}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _is_outdated(draft: Draft) -> bool:
+    """Whether the attempt's pods were made from another spec, of which nobody told them."""
+    shape = draft.status.shape
+    if shape is None or not shape.frozen_hash or shape.generation == draft.job.identity.generation:
+        return False
+    return shape.frozen_hash != frozen_hash(draft.job.spec)
