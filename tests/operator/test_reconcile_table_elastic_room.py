@@ -224,6 +224,14 @@ MEMORY = [
         ),
     ),
     Row(
+        id="a spec that is refused for another reason: the size that a failure led to stays",
+        job=changed(
+            elastic(4, base=8, wish=8, reason="Failure"), {"config": {"nonsense": 1}}, phase="Restarting"
+        ),
+        seen=seen(),
+        want=Want(phase="Stalled", fields={"elastic.workers": 4, "elastic.reason": "Failure"}),
+    ),
+    Row(
         id="a wish that does not fit is the user's to change",
         job=changed(elastic(4, wish=4, base=8), HUGE, phase="Restarting"),
         seen=seen(),

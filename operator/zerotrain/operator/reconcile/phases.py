@@ -80,10 +80,11 @@ def _gate(draft: Draft) -> None:
 
 def _stalls(draft: Draft) -> bool:
     """Whether the user must change the spec before an attempt of the size that would start now."""
-    refusal = refusal_of(sizing.admissible(draft)) or memory.does_not_fit(draft)
-    if refusal is not None and sizing.give_up_choice(draft):
-        # The size was the operator's own idea: the user need not know of it.
-        refusal = refusal_of(sizing.admissible(draft)) or memory.does_not_fit(draft)
+    refusal = refusal_of(sizing.admissible(draft))
+    if refusal is None:
+        refusal = memory.does_not_fit(draft)
+        if refusal is not None and sizing.give_up_choice(draft):
+            refusal = memory.does_not_fit(draft)  # the other size was the operator's idea, not the user's
     if refusal is None:
         return False
     if draft.status.phase is not Phase.STALLED:
