@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from zerotrain.contract import channel_token
 from zerotrain.contract.exit_codes import EXIT_CODES, NEVER_RETRIED, ExitCode, RetryClass, meaning_of
-from zerotrain.contract.launch import CommEnv, LaunchError, LaunchSpec, RankEnv
+from zerotrain.contract.launch import LAUNCH_VARIABLE, CommEnv, LaunchError, LaunchSpec, RankEnv, unfolded
 from zerotrain.contract.progress import (
     MAX_TERMINATION_BYTES,
     CheckpointProgress,
@@ -46,6 +46,25 @@ def test_environment_round_trips() -> None:
     assert LaunchSpec.from_env(spec.to_env()) == spec
     assert list(spec.ranks) == [4, 5, 6, 7]
     assert spec.num_workers == 2
+
+
+def test_a_launcher_gets_one_variable_that_wins_over_others() -> None:
+    spec = launch(nvme_path=Path("/nvme"), nvme_bytes=10**12)
+    folded = spec.to_variable()
+    assert list(folded) == [LAUNCH_VARIABLE]
+    given = {**folded, "WORLD_SIZE": "1", "PATH": "/bin"}
+    assert LaunchSpec.from_env(given) == spec
+    assert unfolded(given) == {**spec.to_env(), "PATH": "/bin"}
+    assert unfolded({"PATH": "/bin"}) == {"PATH": "/bin"}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("{", "is not JSON"), ("[]", "JSON object of strings"), ('{"WORLD_SIZE":4}', "JSON object of strings")],
+)
+def test_an_unreadable_variable_of_the_launcher_is_refused(text: str, words: str) -> None:
+    with pytest.raises(LaunchError, match=f"{LAUNCH_VARIABLE}.*{words}"):
+        LaunchSpec.from_env({LAUNCH_VARIABLE: text})
 
 
 def test_every_field_has_its_own_variable() -> None:

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from tests.support.jobs import make_job
+from zerotrain.contract.launch import unfolded
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.resources import ResourceOptions, config_digest, shared_objects, worker_pods
 from zerotrain.operator.resources.budget import disruption_budget
@@ -45,7 +46,7 @@ def test_each_size_has_its_configuration_under_its_own_name() -> None:
 
 def test_ranks_and_service_are_those_of_the_attempt() -> None:
     pods = list(worker_pods(resized(4), 3, range(4), OPTIONS))
-    env = {item["name"]: item.get("value") for item in pods[3]["spec"]["containers"][0]["env"]}
+    env = unfolded({item["name"]: item.get("value", "") for item in pods[3]["spec"]["containers"][0]["env"]})
     assert (env["WORLD_SIZE"], env["NODE_RANK"], env["MASTER_ADDR"]) == ("8", "3", "gpt-3-0.gpt")
     assert "Service" in objects(resized(4))
     assert "Service" not in objects(resized(1))

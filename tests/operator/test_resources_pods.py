@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.jobs import ABSENT, make_job
-from zerotrain.contract.launch import LaunchSpec
+from zerotrain.contract.launch import LAUNCH_VARIABLE, LaunchSpec, unfolded
 from zerotrain.operator.resources import ResourceOptions, worker_pod, worker_pods
 
 OPTIONS = ResourceOptions()
@@ -178,12 +178,12 @@ def test_pods_are_ready_after_the_rendezvous_and_leave_a_message() -> None:
 
 
 def test_variables_of_the_user_replace_ours_but_not_the_launchers() -> None:
-    env = [{"name": "HOME", "value": "/data"}, {"name": "A", "value": "b"}]
+    env = [{"name": "HOME", "value": "/data"}, {"name": "A", "value": "b"}, {"name": "JOB", "value": "x"}]
     found = [(item["name"], item["value"]) for item in _worker(_pod({"spec.podTemplate.env": env}))["env"]]
     assert ("HOME", "/data") in found
     assert ("A", "b") in found
-    assert ("WORLD_SIZE", "4") in found
-    assert len({name for name, _ in found}) == len(found)
+    assert [name for name, _ in found] == ["HOME", "A", "JOB", LAUNCH_VARIABLE]
+    assert unfolded({**dict(found), "WORLD_SIZE": "1"})["WORLD_SIZE"] == "4"
 
 
 def test_template_and_scheduling_are_merged() -> None:

@@ -125,7 +125,10 @@ def test_orphans_of_ranks_are_reaped_while_the_rank_runs(tmp_path: Path) -> None
 
 def test_ranks_find_their_static_place_in_the_environment(tmp_path: Path) -> None:
     names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE NODE_RANK MASTER_ADDR MASTER_PORT ZEROTRAIN_ATTEMPT"
-    text = f"print([os.environ[name] for name in {names.split()}], flush=True)"
+    text = f"""
+    print([os.environ[name] for name in {names.split()}], flush=True)
+    sys.exit("ZEROTRAIN_LAUNCH" in os.environ)
+    """
     with launched(tmp_path, text, world_size=4, node_rank=1) as launcher:
         code, output = launcher.finish()
     assert code == 0

@@ -272,6 +272,7 @@ IMMUTABLE: list[tuple[dict[str, Any], str, str]] = [
     ({"spec.checkpoint": ABSENT}, "spec.checkpoint", "immutable"),
     ({"spec.image": "other:1"}, "spec.image", "only while the job is suspended"),
     ({"spec.steps": 101}, "spec.steps", "only while the job is suspended"),
+    ({"spec.steps": 9, "spec.image": "a:1"}, "spec.image", "suspended. spec.steps: steps can be changed"),
     ({"spec.command": ["python", "x.py"]}, "spec.command", "only while the job is suspended"),
     ({"spec.data.path": "/data"}, "spec.data", "only while the job is suspended"),
     ({"spec.config.zero_optimization.stage": 2}, "spec.config", "only while the job is suspended"),

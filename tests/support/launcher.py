@@ -131,7 +131,7 @@ def launched(
     paths = [str(ROOT / "operator"), str(ROOT / "runtime"), os.environ.get("PYTHONPATH", "")]
     popen = subprocess.Popen(
         [sys.executable, "-c", DRIVER, json.dumps(limits), "--", *(command or rank_program(folder, text))],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **spec.to_env()},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **spec.to_variable()},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )

@@ -1,11 +1,13 @@
 """The environment of a worker: written by the operator or `zerotrain run`, read by launcher and ranks.
 
 No other module spells the name of a variable. `MASTER_ADDR`, `MASTER_PORT`, `WORLD_SIZE`, `RANK` and
-`LOCAL_RANK` are torch's `env://` names; the rest is ours.
+`LOCAL_RANK` are torch's `env://` names; the rest is ours. A launcher gets all of it in one variable, as every
+variable of a pod costs the API server time at each of the pod's writes; its ranks see them one by one.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -14,6 +16,8 @@ from typing import Any
 WORKER_HTTP_PORT = 8471
 MASTER_PORT = 29400
 TERMINATION_LOG = "/dev/termination-log"
+LAUNCH_VARIABLE = "ZEROTRAIN_LAUNCH"
+"""All variables of a LaunchSpec as one JSON object of strings."""
 
 
 class LaunchError(ValueError):
@@ -105,9 +109,14 @@ class LaunchSpec:
         """The variables of this worker; fields that are None are left out."""
         return _written(self)
 
+    def to_variable(self) -> dict[str, str]:
+        """The same folded into LAUNCH_VARIABLE, for a launcher."""
+        return {LAUNCH_VARIABLE: json.dumps(self.to_env(), separators=(",", ":"))}
+
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> LaunchSpec:
-        """Read the variables back. Raises LaunchError naming every missing or unreadable one."""
+        """Read the variables, folded or not. Raises LaunchError naming every missing or unreadable one."""
+        environ = unfolded(environ)
         values: dict[str, Any] = {}
         problems: list[str] = []
         for item in fields(cls):
@@ -222,6 +231,21 @@ class CommEnv:
     def from_env(cls, environ: Mapping[str, str]) -> CommEnv:
         """Read the variables. Raises LaunchError for an unreadable one."""
         return cls(**_parsed(cls, environ))
+
+
+def unfolded(environ: Mapping[str, str]) -> Mapping[str, str]:
+    """The environment with what LAUNCH_VARIABLE holds in its place; it wins over what an image or a Secret of
+    the user's sets. Raises LaunchError when it cannot be read."""
+    text = environ.get(LAUNCH_VARIABLE, "")
+    if not text:
+        return environ
+    try:
+        held = json.loads(text)
+    except ValueError as error:
+        raise LaunchError(f"launch environment: {LAUNCH_VARIABLE} is not JSON: {error}") from error
+    if not isinstance(held, dict) or not all(isinstance(value, str) for value in held.values()):
+        raise LaunchError(f"launch environment: {LAUNCH_VARIABLE} must be a JSON object of strings")
+    return {**{name: value for name, value in environ.items() if name != LAUNCH_VARIABLE}, **held}
 
 
 def _parsed(

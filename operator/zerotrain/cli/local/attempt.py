@@ -59,7 +59,7 @@ class Attempt:
         self._popen = subprocess.Popen(
             # If this command is killed, the launcher checkpoints and ends, as if asked to stop.
             guarded([sys.executable, "-m", "zerotrain.runtime.launch", "--", *plan.program], signal.SIGTERM),
-            env={**os.environ, **plan.environ, **spec.to_env()},
+            env={**os.environ, **plan.environ, **spec.to_variable()},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -133,7 +133,7 @@ def environment(job: ZeroTrainingJob, launch: LaunchSpec) -> list[Json]:
     }
     if job.spec.pod_template is not None:
         merged |= {variable.name: as_written(variable) for variable in job.spec.pod_template.env}
-    merged |= {name: {"name": name, "value": value} for name, value in launch.to_env().items()}
+    merged |= {name: {"name": name, "value": value} for name, value in launch.to_variable().items()}
     return list(merged.values())
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zerotrain.contract.exit_codes import ExitCode
-from zerotrain.contract.launch import TERMINATION_LOG, LaunchError, LaunchSpec
+from zerotrain.contract.launch import TERMINATION_LOG, LaunchError, LaunchSpec, unfolded
 from zerotrain.contract.progress import Termination
 from zerotrain.runtime.launch import leftovers, termination
 from zerotrain.runtime.launch.board import Board
@@ -42,6 +42,7 @@ def main(
     """
     program = list(argv[1:] if argv[:1] == ["--"] else argv)
     try:
+        environ = unfolded(environ)  # the ranks see the variables one by one
         spec = LaunchSpec.from_env(environ)
         token = None if spec.token_path is None else _read_token(spec.token_path)
         socket_path = _prepare_run_dir(spec.run_dir)
