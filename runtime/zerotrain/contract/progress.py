@@ -237,18 +237,19 @@ def _build(cls: type[T], data: dict[str, Any]) -> T:
         allowed = _KINDS.get(item.type, (object,))
         if item.name in data and (not isinstance(data[item.name], allowed) or data[item.name] is True):
             raise ValueError(f"{cls.__name__}.{item.name} must be {item.type}; got {_shown(data[item.name])}")
+    texts = {name: _bounded(cls, name, value) for name, value in data.items() if isinstance(value, str)}
     try:
-        return cls(**{name: _bounded(f"{cls.__name__}.{name}", value) for name, value in data.items()})
+        return cls(**{**data, **texts})
     except TypeError as error:
         raise ValueError(f"{cls.__name__}: {error}") from error
 
 
-def _bounded(name: str, value: Any) -> Any:
-    if not isinstance(value, str) or isinstance(value, StrEnum):
-        return value
-    if name == "CheckpointProgress.path" and len(value) > MAX_PATH_CHARS:
-        raise ValueError(f"{name} must have at most {MAX_PATH_CHARS} characters; got {len(value)}")
-    return _cut(value, MAX_TEXT_CHARS)
+def _bounded(cls: type, name: str, text: str) -> str | None:
+    if cls is CheckpointProgress and name == "path" and len(text) > MAX_PATH_CHARS:
+        raise ValueError(
+            f"CheckpointProgress.path must have at most {MAX_PATH_CHARS} characters; got {len(text)}"
+        )
+    return _cut(text, MAX_TEXT_CHARS)
 
 
 def _shown(value: object) -> str:
