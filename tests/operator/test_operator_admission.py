@@ -26,6 +26,7 @@ from zerotrain.operator.cluster.kueue import Flavor, Said, advanced, flavors_of,
 from zerotrain.operator.cluster.store import JobKey
 from zerotrain.operator.constants import LABEL_JOB_UID
 from zerotrain.operator.reconcile import AskRoom
+from zerotrain.operator.reconcile.capacity import Verdict
 from zerotrain.operator.reconcile.queues import QueueStep, QueueView
 from zerotrain.operator.resources.amounts import MILLI, PODS
 
@@ -294,3 +295,23 @@ def test_finished(phase: str, reason: str) -> None:
     after = advanced({}, Said(step=QueueStep.FINISH, message=f"the job is {phase}", at=NOW, generation=1))
     (condition,) = after["conditions"]
     assert (condition["type"], condition["status"], condition["reason"]) == ("Finished", "True", reason)
+
+
+async def test_another_question_drops_the_word_on_the_one_before() -> None:
+    double, body = ApiDouble(), waiting_job()
+    cluster(double)
+    async with served(double) as api:
+        hands = executor(api)
+        memory, question = hands.memories.of(body["metadata"]["uid"]), AskRoom(shape=AttemptShape(workers=2))
+        word = Verdict(admitted=False, workers=2)
+        await hands.perform(body, [question])
+        memory.capacity = word
+        await hands.perform(body, [question])
+        assert (memory.capacity, memory.question) == (word, question)
+        away = AskRoom(shape=AttemptShape(workers=2, excluded_nodes=("a",)))
+        await hands.perform(body, [away])
+        assert memory.capacity is None
+        assert memory.question == away
+        await hands.perform(body, [AskRoom(shape=None)])
+        assert memory.question is None
+        assert hands.memories.claims == {}

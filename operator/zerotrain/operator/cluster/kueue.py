@@ -259,6 +259,7 @@ def queue_view(item: Mapping[str, Any], flavors: list[Flavor]) -> QueueView:
         exists=True,
         workers=sum(int(pods.get("count", 1)) for pods in spec.get("podSets", ())),
         queue=spec.get("queueName", ""),
+        priority_class=spec.get("priorityClassName") or spec.get("priorityClassRef", {}).get("name", ""),
         admitted=_is_true(_condition(status, "Admitted")),
         evicted=f"{evicted.get('reason')}: {evicted.get('message', '')}" if _is_true(evicted) else None,
         holds_quota=_is_true(quota),

@@ -13,6 +13,7 @@ from zerotrain.operator.cluster.store import PodStore, owner_key
 from zerotrain.operator.reconcile import Known, LogView, Observed, Problem, Protection, StacksView, YieldState
 from zerotrain.operator.reconcile.capacity import Claim, Verdict
 from zerotrain.operator.reconcile.inspection import Inspection
+from zerotrain.operator.reconcile.plan import AskRoom
 from zerotrain.operator.reconcile.queues import ClusterApis, QueueView
 
 
@@ -36,6 +37,8 @@ class JobMemory:
     """The models of the last pass."""
     log: LogView | None = None
     capacity: Verdict | None = None
+    question: AskRoom | None = None
+    """What `capacity` answers, or will."""
     ensured: int | None = None
     """Hash of the shared objects that are known to exist as they should for one attempt."""
 
@@ -95,5 +98,7 @@ class Memories:
             log=memory.log or (LogView() if self.reads_logs else None),
             apis=self.apis,
             queue=self.queues.get(key, QueueView()) if self.queues_known else None,
+            follows_queues=self.queues_wanted.is_set(),
             capacity=memory.capacity,
+            question=memory.question,
         )

@@ -38,7 +38,7 @@ def reconcile(job: Mapping[str, Any], observed: Observed, now: datetime, known: 
     identity = identity_of(job)
     stored = job.get("spec", {})
     if identity.deleting or stored.get("managedBy", MANAGER) != MANAGER:
-        return NOTHING
+        return Plan(actions=queueing.withdrawn(observed)) if queueing.withdrawn(observed) else NOTHING
     known = known or Known()
     status = known.read_status(job)
     try:
@@ -76,6 +76,7 @@ _EMPTY = ZeroTrainingJobSpec.model_construct(image="unreadable")
 def _unreadable(job: JobView, observed: Observed, now: datetime, error: ValidationError) -> Plan:
     """Say so and touch nothing: pods that run were started from a spec that was readable."""
     draft = Draft(job=job, observed=observed, now=now, status=job.status, stalled=unreadable(error))
+    draft.actions.extend(queueing.withdrawn(observed))
     if job.status.attempt == 0:
         draft.set(phase=Phase.STALLED)
     update_conditions(draft, draft.view())

@@ -14,6 +14,13 @@ def current(draft: Draft) -> tuple[str, ...]:
     return tuple(sorted(item.name for item in draft.status.excluded_nodes if item.until > draft.now))
 
 
+def wake_at_next_end(draft: Draft) -> None:
+    """For jobs that wait: a node that comes back may be the one they wait for."""
+    for item in draft.status.excluded_nodes:
+        if item.until > draft.now:
+            draft.wake(item.until)
+
+
 def exclude(draft: Draft, node: str, reason: str) -> ExcludedNode:
     """Keep off the node from now on; a second failure there makes the time start anew."""
     seconds = draft.job.spec.failure_policy.node_exclusion_seconds

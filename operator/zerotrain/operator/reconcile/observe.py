@@ -25,7 +25,9 @@ from zerotrain.operator.reconcile.capacity import Verdict
 from zerotrain.operator.reconcile.clock import parse_time
 from zerotrain.operator.reconcile.inspection import Inspection
 from zerotrain.operator.reconcile.nodes import NodeView
+from zerotrain.operator.reconcile.plan import AskRoom
 from zerotrain.operator.reconcile.queues import ClusterApis, QueueView
+from zerotrain.operator.resources.gang import GATE
 
 
 class PodState(Enum):
@@ -63,7 +65,7 @@ class PodView:
     scheduled: bool = False
     unscheduled_reason: str | None = None
     gated: bool = False
-    """The scheduler does not look at it yet: a scheduling gate is closed."""
+    """The scheduler does not look at it yet: our scheduling gate is closed."""
     started: bool = False
     """The worker's container runs now or has run."""
     waiting: str | None = None
@@ -180,8 +182,12 @@ class Observed:
     """Gang schedulers and queues of the cluster; None until somebody asked."""
     queue: QueueView | None = None
     """The job's Workload in Kueue; None while it is not known whether there is one."""
+    follows_queues: bool = False
+    """Workloads are watched, or looked for, whether or not `queue` is known yet."""
     capacity: Verdict | None = None
     """Whether the cluster could hold the attempt that was asked about."""
+    question: AskRoom | None = None
+    """What was asked; None when nothing was, or when nobody remembers."""
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
     """By name, those that hold pods of this job and are not simply well; empty while they are not known."""
     log: LogView | None = None
@@ -217,7 +223,7 @@ def pod_view(pod: Mapping[str, Any], *, seen_at: datetime) -> PodView | None:
         ready=_is_true(conditions.get("Ready")),
         scheduled=_is_true(conditions.get("PodScheduled")),
         unscheduled_reason=_unscheduled(conditions.get("PodScheduled")),
-        gated=bool(pod.get("spec", {}).get("schedulingGates")),
+        gated=any(gate.get("name") == GATE for gate in pod.get("spec", {}).get("schedulingGates", ())),
         started="running" in state or ended is not None,
         waiting=_waiting(state.get("waiting")),
         exit_code=code,

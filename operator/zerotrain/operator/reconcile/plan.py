@@ -143,6 +143,7 @@ class AskRoom:
     """None withdraws the question."""
     growing: bool = False
     """Pods of the job run meanwhile and count as places that it has."""
+    priority_class: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

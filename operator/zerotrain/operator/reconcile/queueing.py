@@ -16,8 +16,9 @@ from zerotrain.operator.reconcile import exclusions
 from zerotrain.operator.reconcile.attempts import AttemptView
 from zerotrain.operator.reconcile.capacity import Verdict
 from zerotrain.operator.reconcile.draft import Draft
+from zerotrain.operator.reconcile.observe import Observed
 from zerotrain.operator.reconcile.plan import AskQueue, AskRoom, DiscoverApis, OpenGates
-from zerotrain.operator.reconcile.queues import QueueStep
+from zerotrain.operator.reconcile.queues import QueueStep, QueueView
 from zerotrain.operator.resources.gang import GROUPS, OPERATOR
 
 REDISCOVER = timedelta(seconds=10)
@@ -25,6 +26,9 @@ REDISCOVER = timedelta(seconds=10)
 
 _IDLE = frozenset({Phase.SUSPENDED, Phase.STALLED, Phase.COMPLETED, Phase.FAILED})
 """Phases whose pods, if any are left, have ended or are about to."""
+
+LISTED_AGAIN = timedelta(seconds=2)
+"""Until the Workloads are listed a job looks so often whether they are."""
 
 _ORDER = (Gang.NATIVE, Gang.VOLCANO, Gang.COSCHEDULING)
 
@@ -97,13 +101,19 @@ def evicted(draft: Draft, view: AttemptView) -> str | None:
 
 def settle(draft: Draft) -> None:
     """In every pass, after the phase: tell the queue how far the job is, and drop questions of the past."""
-    if draft.observed.capacity is not None and not draft.asked_room:
-        draft.act(AskRoom(shape=None))
+    if not draft.asked_room:
+        draft.actions.extend(withdrawn(draft.observed))
     step, queue = _next_step(draft), draft.observed.queue
     if step is QueueStep.RELEASE and queue is not None:
         draft.act(AskQueue(step=step, message=queue.evicted or ""))
     elif step is not None:
         draft.act(AskQueue(step=step, workers=draft.size, message=f"the job is {draft.status.phase}"))
+
+
+def withdrawn(observed: Observed) -> tuple[AskRoom, ...]:
+    """What takes back a question on room that nobody asks any more: it may keep nodes from others."""
+    asked = observed.capacity is not None or observed.question is not None
+    return (AskRoom(shape=None),) if asked else ()
 
 
 def ask_room(
@@ -114,11 +124,17 @@ def ask_room(
     To be called in every pass that wants to know: the first pass that does not call withdraws the question.
     """
     draft.asked_room = True
-    verdict = word_on_room(draft, workers)
+    wish = shape or AttemptShape(workers=workers)
+    question = AskRoom(
+        shape=wish.model_copy(update={"excluded_nodes": exclusions.current(draft)}),
+        growing=growing,
+        priority_class=_scheduling(draft).priority_class_name,
+    )
+    exclusions.wake_at_next_end(draft)
+    is_asked = draft.observed.question in (None, question)
+    verdict = word_on_room(draft, workers) if is_asked else None
     if verdict is None:
-        wish = shape or AttemptShape(workers=workers)
-        away = {"excluded_nodes": exclusions.current(draft)}
-        draft.act(AskRoom(shape=wish.model_copy(update=away), growing=growing))
+        draft.act(question)
     return verdict
 
 
@@ -159,12 +175,14 @@ def _queue(draft: Draft, shape: AttemptShape) -> tuple[str, str] | None:
             "spec.scheduling.queueName while the job is suspended",
         )
     if queue is None:
-        draft.act(AskQueue(step=QueueStep.FOLLOW))
+        if not draft.observed.follows_queues:
+            draft.act(AskQueue(step=QueueStep.FOLLOW))
+        draft.wake(draft.now + LISTED_AGAIN)
         return Reason.QUEUED, f"asking queue {name}"
     if not queue.exists:
         draft.act(AskQueue(step=QueueStep.CREATE, workers=shape.workers))
-    elif queue.workers != shape.workers or queue.queue != name or queue.finished:
-        # Its pods cannot be changed: a job of another size queues anew.
+    elif queue.workers != shape.workers or queue.queue != name or queue.finished or _outranked(draft, queue):
+        # Its pods and its priority cannot be changed: a job of another size or priority queues anew.
         draft.act(AskQueue(step=QueueStep.DELETE))
     elif queue.evicted is not None:
         if queue.holds_quota:
@@ -176,6 +194,11 @@ def _queue(draft: Draft, shape: AttemptShape) -> tuple[str, str] | None:
         return None
     said = f": {queue.message}" if queue.message else ""
     return Reason.QUEUED, f"waits for queue {name}{said}"
+
+
+def _outranked(draft: Draft, queue: QueueView) -> bool:
+    """Whether the job waits in the queue with a priority that its spec does not name any more."""
+    return not queue.holds_quota and queue.priority_class != (_scheduling(draft).priority_class_name or "")
 
 
 def _gang_api(draft: Draft, shape: AttemptShape) -> tuple[str, str] | None:
@@ -231,7 +254,7 @@ def _next_step(draft: Draft) -> QueueStep | None:
     if phase is Phase.QUEUED:
         return None
     if queue is None:
-        return QueueStep.FOLLOW
+        return None if draft.observed.follows_queues else QueueStep.FOLLOW
     if not queue.exists or queue.finished:
         return None
     if phase in (Phase.SUSPENDED, Phase.STALLED):

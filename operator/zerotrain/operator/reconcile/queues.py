@@ -31,6 +31,7 @@ class QueueView:
     workers: int = 0
     """How many the Workload was made for."""
     queue: str = ""
+    priority_class: str = ""
     admitted: bool = False
     evicted: str | None = None
     """Why the queue wants its resources back: `Preempted: ...`."""

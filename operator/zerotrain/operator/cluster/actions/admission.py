@@ -24,9 +24,10 @@ async def discover(hands: Hands, body: Json, action: DiscoverApis) -> None:
 async def ask_room(hands: Hands, body: Json, action: AskRoom) -> None:
     """Leave a claim that is judged again and again until it is withdrawn; the answer comes into memory."""
     uid = body["metadata"]["uid"]
+    memory = hands.memories.of(uid)
     if action.shape is None:
         hands.memories.claims.pop(uid, None)
-        hands.memories.of(uid).capacity = None
+        memory.capacity = memory.question = None
         return
     job = _shaped(ZeroTrainingJob.parse(body), action.shape)
     priority = await hands.memories.priorities.of(hands.api, job)
@@ -45,6 +46,8 @@ async def ask_room(hands: Hands, body: Json, action: AskRoom) -> None:
     )
     name = f"{meta['namespace']}/{meta['name']}"
     claim = Claim(uid=uid, name=name, created=created, demand=demand, growing=action.growing)
+    if memory.question != action:
+        memory.capacity, memory.question = None, action  # an older word answers another question
     if hands.memories.claims.get(uid) != claim:
         hands.memories.claims[uid] = claim
         hands.memories.claims_changed.set()
