@@ -60,6 +60,13 @@ def key_of(job: Mapping[str, Any]) -> JobKey:
     return JobKey(job["metadata"]["namespace"], job["metadata"]["name"])
 
 
+def _without_empty(part: Json) -> Json:
+    """Without lists that hold nothing, which read back as such: the API server checks and copies each of them
+    at every write. An empty part may stand for itself and stays."""
+    kept = {name: value for name, value in part.items() if value != []}
+    return {name: _without_empty(value) if isinstance(value, dict) else value for name, value in kept.items()}
+
+
 class JobClient:
     """Jobs at the API server."""
 
@@ -102,7 +109,7 @@ class JobClient:
             "apiVersion": API_VERSION,
             "kind": KIND,
             "metadata": job["metadata"],
-            "status": status.model_dump(mode="json", by_alias=True, exclude_none=True),
+            "status": _without_empty(status.model_dump(mode="json", by_alias=True, exclude_none=True)),
         }
         path = f"{job_path(key_of(job))}/status"
         return await self._api.call(Request(method="PUT", path=path, kind=f"{PLURAL}/status", body=body))

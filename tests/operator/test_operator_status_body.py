@@ -1,0 +1,31 @@
+"""What a status write sends: nothing that is empty, and all that is read back."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from tests.operator.reconcile_builders import job, status
+from zerotrain.operator.api import ZeroTrainingJobStatus
+from zerotrain.operator.cluster.jobs import JobClient
+
+
+class _Recorder:
+    def __init__(self) -> None:
+        self.body: dict[str, Any] = {}
+
+    async def call(self, request: Any) -> dict[str, Any]:
+        self.body = request.body
+        return self.body
+
+
+def test_empty_lists_are_left_out_and_zeros_are_not() -> None:
+    given = ZeroTrainingJobStatus.model_validate(status("Pending", shape={"workers": 2}, excludedNodes=[]))
+    recorder = _Recorder()
+    asyncio.run(JobClient(recorder).write_status(job(), given))  # type: ignore[arg-type]
+    written = recorder.body["status"]
+    assert written["shape"]["workers"] == 2
+    assert written["restarts"]["total"] == 0
+    assert not {"excludedNodes", "failures", "conditions"} & set(written)
+    assert not {"tolerations", "excludedNodes"} & set(written["shape"])
+    assert ZeroTrainingJobStatus.model_validate(written) == given
