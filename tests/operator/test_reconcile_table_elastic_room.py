@@ -22,8 +22,9 @@ from tests.operator.reconcile_builders import (
     stamp,
 )
 from tests.operator.test_reconcile_table_elastic import changed, elastic, placed, room, starting, team
+from zerotrain.operator.api import AttemptShape
 from zerotrain.operator.constants import ANNOTATION_IGNORE_MEMORY_PLAN
-from zerotrain.operator.reconcile import Problem
+from zerotrain.operator.reconcile import AskRoom, Problem
 from zerotrain.operator.reconcile.queues import ClusterApis, QueueView
 
 APIS = ClusterApis(at=ago(5), kueue="kueue.x-k8s.io/v1beta2")
@@ -74,6 +75,16 @@ GATE = [
         id="a count for another size is none",
         job=waiting(OURS),
         seen=seen(apis=APIS, capacity=room(1, asked=2)),
+        want=Want(phase="Queued", events=(), fields=STAYS),
+    ),
+    Row(
+        id="a count of nodes that meanwhile are kept off, or not any more, is none",
+        job=waiting(OURS),
+        seen=seen(
+            apis=APIS,
+            capacity=room(2, asked=4),
+            question=AskRoom(shape=AttemptShape(workers=4, excluded_nodes=("node-7",))),
+        ),
         want=Want(phase="Queued", events=(), fields=STAYS),
     ),
     Row(

@@ -132,13 +132,13 @@ def ask_room(
     )
     exclusions.wake_at_next_end(draft)
     is_asked = draft.observed.question in (None, question)
-    verdict = word_on_room(draft, workers) if is_asked else None
+    draft.room = verdict = _word_on_room(draft, workers) if is_asked else None
     if verdict is None:
         draft.act(question)
     return verdict
 
 
-def word_on_room(draft: Draft, workers: int) -> Verdict | None:
+def _word_on_room(draft: Draft, workers: int) -> Verdict | None:
     """The newest word on room for so many workers, if it is worth acting upon."""
     verdict = draft.observed.capacity
     if verdict is None or verdict.at is None or verdict.workers != workers:

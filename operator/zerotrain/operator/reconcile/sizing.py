@@ -19,7 +19,7 @@ from zerotrain.operator.api.sizes import largest_size, refusal_of_size
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.reconcile.attempts import AttemptView, Fate
 from zerotrain.operator.reconcile.draft import Draft
-from zerotrain.operator.reconcile.queueing import ask_room, in_queue, word_on_room
+from zerotrain.operator.reconcile.queueing import ask_room, in_queue
 
 VERDICT_WAIT = timedelta(seconds=30)
 """For an answer on whether there is room; without one, pods that have no node are counted."""
@@ -81,7 +81,7 @@ def short(draft: Draft) -> bool:
         return False
     waits_for_room = draft.held is not None and draft.held[0] == Reason.WAITING_FOR_ROOM
     size = _target(draft)
-    verdict = word_on_room(draft, size) if waits_for_room else None
+    verdict = draft.room if waits_for_room else None
     if waits_for_room and verdict is None:
         return False  # a count is on its way; until then the clock runs on
     # With room for all of it, it waits for its turn and not for nodes.
