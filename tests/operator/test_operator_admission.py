@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from aiohttp import web
@@ -22,7 +22,9 @@ from zerotrain.operator.cluster.api import Api
 from zerotrain.operator.cluster.capacity import DUTY, PERIOD_S, STARTING_S, CapacityBoard, SnapshotReader
 from zerotrain.operator.cluster.discovery import discover
 from zerotrain.operator.cluster.executor import Executor
+from zerotrain.operator.cluster.jobs import JobCache
 from zerotrain.operator.cluster.kueue import Flavor, Said, advanced, flavors_of, queue_view
+from zerotrain.operator.cluster.memory import Memories
 from zerotrain.operator.cluster.store import JobKey
 from zerotrain.operator.constants import LABEL_JOB_UID
 from zerotrain.operator.reconcile import AskRoom
@@ -31,6 +33,7 @@ from zerotrain.operator.reconcile.queues import QueueStep, QueueView
 from zerotrain.operator.resources.amounts import MILLI, PODS
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
+UID = job()["metadata"]["uid"]
 PRIORITIES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 
 
@@ -69,8 +72,12 @@ def pod(uid: str | None, *, node: str | None, gpus: int, **more: Any) -> Json:
 NODE = {"metadata": {"name": "a"}, "status": {"allocatable": {"nvidia.com/gpu": "8", "cpu": "8", PODS: "9"}}}
 
 
+def by_label(item: Mapping[str, Any]) -> str | None:
+    return cast("str | None", item["metadata"]["labels"].get(LABEL_JOB_UID))
+
+
 def test_pods_are_added_up_by_who_they_belong_to() -> None:
-    reader = SnapshotReader([NODE])
+    reader = SnapshotReader([NODE], by_label, now=NOW)
     reader.take(pod(None, node="a", gpus=1, priority=7))
     reader.take(pod("j", node="a", gpus=2))
     reader.take(pod("j", node="a", gpus=2))
@@ -83,6 +90,56 @@ def test_pods_are_added_up_by_who_they_belong_to() -> None:
     assert use.ours == {"j": {0: {"nvidia.com/gpu": 4 * MILLI, PODS: 2 * MILLI}}}
     assert snapshot.unbound["k"].demand.workers == 2
     assert snapshot.seen == {"j": 2, "k": 2}
+
+
+def owned_pod(*, namespace: str = "ml", owner: str = UID, controls: bool = True) -> Json:
+    item = pod(UID, node=None, gpus=8)
+    owners = [{"uid": owner, "controller": controls}]
+    labels = {**item["metadata"]["labels"], "zerotrain.dev/job": "gpt"}
+    return {**item, "metadata": {"namespace": namespace, "labels": labels, "ownerReferences": owners}}
+
+
+@pytest.mark.parametrize(
+    ("item", "counts"),
+    [
+        (owned_pod(), True),
+        (owned_pod(namespace="evil"), False),
+        (owned_pod(owner="another"), False),
+        (owned_pod(controls=False), False),
+    ],
+    ids=["ours", "namespace", "owner", "not-its-controller"],
+)
+def test_only_pods_of_jobs_take_their_room(item: Json, counts: bool) -> None:
+    jobs = JobCache()
+    body = waiting_job()
+    jobs.put({**body, "metadata": {**body["metadata"], "resourceVersion": "1"}})
+    board = CapacityBoard(None, Memories(), lambda key: None, asyncio.Event(), jobs)  # type: ignore[arg-type]
+    reader = SnapshotReader([NODE], board._owner, now=NOW)
+    reader.take(item)
+    assert (UID in reader.snapshot().unbound) is counts
+
+
+def refused(s_ago: float) -> Json:
+    since = (NOW - timedelta(seconds=s_ago)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    said = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    return {"conditions": [{**said, "lastTransitionTime": since}]}
+
+
+@pytest.mark.parametrize(
+    ("more", "counts"),
+    [
+        ({"spec": {"schedulingGates": [{"name": "zerotrain.dev/all-workers"}]}}, True),
+        ({"spec": {"schedulingGates": [{"name": "somebody/else"}]}}, False),
+        ({"status": refused(30)}, True),
+        ({"status": refused(61)}, False),
+    ],
+    ids=["our-gate", "foreign-gate", "no-place-yet", "no-place-for-long"],
+)
+def test_pods_that_can_have_no_node_take_no_room(more: Json, counts: bool) -> None:
+    item = pod("k", node=None, gpus=8)
+    reader = SnapshotReader([NODE], by_label, now=NOW)
+    reader.take({**item, "spec": {**item["spec"], **more.get("spec", {})}, "status": more.get("status", {})})
+    assert ("k" in reader.snapshot().unbound) is counts
 
 
 def cluster(double: ApiDouble, *, priorities: list[Json] | None = None) -> None:
@@ -104,7 +161,9 @@ async def board(api: Api, hands: Executor) -> AsyncIterator[asyncio.Queue[JobKey
     """A board that runs; the jobs that it tells of something."""
     changed, may_act = asyncio.Queue[JobKey](), asyncio.Event()
     may_act.set()
-    task = asyncio.create_task(CapacityBoard(api, hands.memories, changed.put_nowait, may_act).run())
+    task = asyncio.create_task(
+        CapacityBoard(api, hands.memories, changed.put_nowait, may_act, JobCache()).run()
+    )
     try:
         yield changed
     finally:
@@ -310,8 +369,8 @@ async def test_another_question_drops_the_word_on_the_one_before() -> None:
         assert (memory.capacity, memory.question) == (word, question)
         away = AskRoom(shape=AttemptShape(workers=2, excluded_nodes=("a",)))
         await hands.perform(body, [away])
-        assert memory.capacity is None
+        assert hands.memories.of(body["metadata"]["uid"]).capacity is None
         assert memory.question == away
         await hands.perform(body, [AskRoom(shape=None)])
-        assert memory.question is None
+        assert hands.memories.of(body["metadata"]["uid"]).question is None
         assert hands.memories.claims == {}

@@ -11,17 +11,21 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from zerotrain.operator.cluster.api import Api, Json, Request
 from zerotrain.operator.cluster.errors import ApiError
+from zerotrain.operator.cluster.jobs import JobCache
 from zerotrain.operator.cluster.memory import Memories
 from zerotrain.operator.cluster.store import JobKey
-from zerotrain.operator.constants import LABEL_HELPER, LABEL_JOB_UID
+from zerotrain.operator.constants import LABEL_HELPER, LABEL_JOB
+from zerotrain.operator.reconcile import job_uid_of
 from zerotrain.operator.reconcile.capacity import VERDICT_AGE_S, Claim, Demand, NodeUse, Verdict, admit
+from zerotrain.operator.reconcile.clock import parse_time
 from zerotrain.operator.reconcile.placement import kind_of, node_of
 from zerotrain.operator.resources.amounts import MILLI, PODS, Amounts, add, requests_of
+from zerotrain.operator.resources.gang import GATE
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +40,8 @@ STARTING_S = 30.0
 """So long a job that was let in counts although its pods have not shown up."""
 SLACK = 2.0
 """Times the distance to the next reading that a verdict stays good: that reading may take longer."""
+STUCK_S = 60.0
+"""So long a worker that the scheduler finds no place for counts as one that starts."""
 RUNNING_PODS = "status.phase!=Succeeded,status.phase!=Failed"
 
 
@@ -62,8 +68,10 @@ class CapacityBoard:
         memories: Memories,
         changed: Callable[[JobKey], None],
         may_act: asyncio.Event,
+        jobs: JobCache,
     ) -> None:
         self._api, self._memories, self._changed, self._may_act = api, memories, changed, may_act
+        self._jobs = jobs
         self._starting: dict[str, tuple[Claim, float]] = {}
         """Claims that were let in, and when."""
 
@@ -75,6 +83,9 @@ class CapacityBoard:
                 await self._judge()
             except ApiError as error:
                 log.warning("reading the cluster's capacity: %s", error)
+            except Exception:
+                # One object that is not understood must not end the admission of all jobs.
+                log.exception("reading the cluster's capacity")
             await asyncio.sleep(DUTY * (time.monotonic() - started))
 
     async def _next_round(self) -> None:
@@ -132,10 +143,19 @@ class CapacityBoard:
 
     async def _read(self) -> Snapshot:
         nodes = [node async for node in self._items("/api/v1/nodes", {})]
-        reader = SnapshotReader(nodes)
+        reader = SnapshotReader(nodes, self._owner, now=self._api.time.now())
         async for pod in self._items("/api/v1/pods", {"fieldSelector": RUNNING_PODS}):
             reader.take(pod)
         return reader.snapshot()
+
+    def _owner(self, pod: Mapping[str, Any]) -> str | None:
+        """UID of the job that the pod is a part of. Labels are its author's word, and so is an owner of
+        another namespace: whoever may create pods could take all room without using any."""
+        uid, meta = job_uid_of(pod), pod["metadata"]
+        if uid is None:
+            return None
+        job = self._jobs.get(JobKey(meta["namespace"], meta["labels"].get(LABEL_JOB, "")))
+        return uid if job is not None and job["metadata"]["uid"] == uid else None
 
     async def _items(self, path: str, params: Mapping[str, str]) -> AsyncIterator[Json]:
         kind = path.rsplit("/", 1)[-1]
@@ -150,15 +170,34 @@ class CapacityBoard:
             query = {**query, "continue": more}
 
 
+def _is_stuck(pod: Mapping[str, Any], now: datetime) -> bool:
+    """Whether the pod uses no room and will not soon: the scheduler has no place for it, or may not look for
+    one. Room that it cannot have is others'."""
+    if any(gate.get("name") != GATE for gate in pod["spec"].get("schedulingGates", ())):
+        return True
+    conditions = pod.get("status", {}).get("conditions", ())
+    found: Mapping[str, Any] = next((item for item in conditions if item.get("type") == "PodScheduled"), {})
+    since = parse_time(found.get("lastTransitionTime"))
+    refused = found.get("status") == "False" and found.get("reason") == "Unschedulable"
+    return refused and since is not None and now - since > timedelta(seconds=STUCK_S)
+
+
 def _lets_in(claim: Claim, verdict: Verdict) -> bool:
     return verdict.admitted and not claim.growing
 
 
 class SnapshotReader:
-    """Adds up pods by node; their JSON is dropped as it comes."""
+    """Adds up pods by node; their JSON is dropped as it comes. `owner` tells the job of a pod."""
 
-    def __init__(self, nodes: Iterable[Mapping[str, Any]]) -> None:
+    def __init__(
+        self,
+        nodes: Iterable[Mapping[str, Any]],
+        owner: Callable[[Mapping[str, Any]], str | None],
+        *,
+        now: datetime,
+    ) -> None:
         self._nodes = [node_of(node) for node in nodes]
+        self._owner, self._now = owner, now
         self._lasting: dict[str, dict[int, Amounts]] = {}
         self._ours: dict[str, dict[str, dict[int, Amounts]]] = {}
         self._unbound: dict[str, Claim] = {}
@@ -166,11 +205,11 @@ class SnapshotReader:
 
     def take(self, pod: Mapping[str, Any]) -> None:
         spec, meta = pod["spec"], pod["metadata"]
-        uid, node = meta.get("labels", {}).get(LABEL_JOB_UID), spec.get("nodeName")
+        uid, node = self._owner(pod), spec.get("nodeName")
         if uid is not None and LABEL_HELPER not in meta["labels"]:
             self._seen[uid] = self._seen.get(uid, 0) + 1
         if node is None:
-            if uid is not None:
+            if uid is not None and not _is_stuck(pod, self._now):
                 self._count_unbound(uid, pod)
             return
         held = self._lasting if uid is None else self._ours.setdefault(uid, {})

@@ -82,7 +82,9 @@ class Runtime:
         self._spawn("progress", puller.run())
         queues = WorkloadWatch(api, controller.memories, controller.queue.add)
         self._spawn("queues", queues.run())
-        board = CapacityBoard(api, controller.memories, controller.queue.add, controller.may_act)
+        board = CapacityBoard(
+            api, controller.memories, controller.queue.add, controller.may_act, controller.jobs
+        )
         self._spawn("capacity", board.run())
         controller.memories.nodes.changed = controller.node_changed
         nodes = ListWatch(api, path=NODES_PATH, kind="nodes", sink=controller.memories.nodes)
