@@ -21,7 +21,7 @@ from zerotrain.operator.cluster import capacity
 from zerotrain.operator.cluster.api import Api
 from zerotrain.operator.cluster.capacity import DUTY, PERIOD_S, STARTING_S, CapacityBoard, SnapshotReader
 from zerotrain.operator.cluster.discovery import discover
-from zerotrain.operator.cluster.executor import Executor
+from zerotrain.operator.cluster.executor import ActionRefused, Executor
 from zerotrain.operator.cluster.jobs import JobCache
 from zerotrain.operator.cluster.kueue import Flavor, Said, advanced, flavors_of, queue_view
 from zerotrain.operator.cluster.memory import Memories
@@ -29,7 +29,7 @@ from zerotrain.operator.cluster.store import JobKey
 from zerotrain.operator.constants import LABEL_JOB_UID
 from zerotrain.operator.reconcile import AskRoom
 from zerotrain.operator.reconcile.capacity import Verdict
-from zerotrain.operator.reconcile.queues import QueueStep, QueueView
+from zerotrain.operator.reconcile.queues import ClusterApis, QueueStep, QueueView
 from zerotrain.operator.resources.amounts import MILLI, PODS
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -374,3 +374,24 @@ async def test_another_question_drops_the_word_on_the_one_before() -> None:
         await hands.perform(body, [AskRoom(shape=None)])
         assert hands.memories.of(body["metadata"]["uid"]).question is None
         assert hands.memories.claims == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "version", "reason"),
+    [
+        ("PodGroup", "scheduling.k8s.io/v1alpha2", "GangMissing"),
+        ("Workload", "kueue.x-k8s.io/v1beta1", "QueueMissing"),
+    ],
+)
+async def test_an_api_that_went_away_is_told_and_looked_for_again(
+    kind: str, version: str, reason: str
+) -> None:
+    double = ApiDouble()
+    async with served(double) as api:
+        hands = executor(api)
+        hands.memories.apis = ClusterApis(at=NOW)
+        item = {"apiVersion": version, "kind": kind, "metadata": {"name": "x", "namespace": "ml"}}
+        with pytest.raises(ActionRefused) as caught:
+            await hands.post(item)
+    assert caught.value.problem.reason == reason
+    assert hands.memories.apis is None

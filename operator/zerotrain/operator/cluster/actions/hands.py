@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.cluster.api import MERGE_PATCH, Api, Json, Request
 from zerotrain.operator.cluster.channel import WorkerChannel
-from zerotrain.operator.cluster.errors import AlreadyExists, ApiError, Conflict, Forbidden
+from zerotrain.operator.cluster.errors import AlreadyExists, ApiError, Conflict, Forbidden, NotFound
 from zerotrain.operator.cluster.memory import Memories
 from zerotrain.operator.cluster.store import PodStore
 from zerotrain.operator.constants import Reason
@@ -23,6 +23,10 @@ PATHS = {
     "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies",
     "PodDisruptionBudget": "/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets",
 }
+
+
+_OF_OTHERS = {"PodGroup": Reason.GANG_MISSING, "Workload": Reason.QUEUE_MISSING}
+"""Kinds whose APIs come and go with somebody else's software, and what is missing then."""
 
 
 class ActionRefused(Exception):
@@ -80,6 +84,12 @@ class Hands:
             raise ActionRefused(reason, str(error)) from error
         except (AlreadyExists, Conflict):
             raise
+        except NotFound as error:
+            if item["kind"] not in _OF_OTHERS:
+                raise
+            # Found once and gone since: its API was removed or upgraded. What is served is looked for anew.
+            self.memories.apis = None
+            raise ActionRefused(_OF_OTHERS[item["kind"]], f"{item['apiVersion']} is gone: {error}") from error
         except ApiError as error:
             if error.status in (400, 422):
                 raise ActionRefused(Reason.API_REFUSED, str(error)) from error
