@@ -35,7 +35,7 @@ EXISTS = failure(409, "AlreadyExists")
 
 
 def job() -> Json:
-    return job_json()
+    return job_json({"metadata.resourceVersion": "7"})
 
 
 class Channel:
@@ -182,12 +182,15 @@ async def test_a_pod_is_deleted_in_one_life_only() -> None:
     assert body["gracePeriodSeconds"] == 0
 
 
-async def test_the_job_is_deleted_in_one_life_only() -> None:
+async def test_the_job_is_deleted_in_the_version_that_was_decided_by() -> None:
     path = "/apis/zerotrain.dev/v1alpha1/namespaces/ml/zerotrainingjobs/gpt"
     double = ApiDouble()
     double.on(f"DELETE {path}", (200, {}))
     await perform(double, DeleteJob())
-    assert double.bodies(f"DELETE {path}")[0]["preconditions"] == {"uid": job()["metadata"]["uid"]}
+    assert double.bodies(f"DELETE {path}")[0]["preconditions"] == {
+        "uid": job()["metadata"]["uid"],
+        "resourceVersion": "7",
+    }
 
 
 YIELD = RequestYield(attempt=3, pod="gpt-3-0", pod_ip="10.0.0.1")
