@@ -28,7 +28,6 @@ def changed(job: Path, **spec: object) -> Path:
         ({"command": None}, "must be given, unless command names a program of your own"),
         ({"config": None}, "exactly one of config, configFrom must be given"),
         ({"config": {"zero_optimisation": {"stage": 3}}}, "zero_optimization"),
-        ({"elastic": {"minWorkers": 1, "maxWorkers": 4}}, "spec.elastic: not supported by this version"),
         (
             {"config": None, "configFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}},
             "spec.configFrom reads a ConfigMap of the cluster",
