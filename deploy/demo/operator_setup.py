@@ -18,7 +18,7 @@ def install(kubectl: Kubectl) -> None:
     operator.run("apply", "-f", str(MANIFESTS / "namespace.yaml"))
     _ensure_key(operator)
     operator.run("apply", "-k", str(MANIFESTS))
-    operator.run("wait", "--for=condition=Established", "crd/zerotrainingjobs.zerotrain.dev", "--timeout=30s")
+    wait_for("the custom resource to be served", lambda: _established(operator), seconds=30)
     wait_for("the operator's Deployment to become available", lambda: _available(operator), seconds=120)
 
 
@@ -36,6 +36,13 @@ def _ensure_key(operator: Kubectl) -> None:
             + "}\n"
         )
         operator.run("create", "-f", "-", stdin=manifest)
+
+
+def _established(operator: Kubectl) -> bool:
+    # `kubectl wait` gives up on a CRD that has no conditions at all yet.
+    found = operator.get("crd", "zerotrainingjobs.zerotrain.dev")
+    conditions = found.get("status", {}).get("conditions") or ()
+    return any(item["type"] == "Established" and item["status"] == "True" for item in conditions)
 
 
 def _available(operator: Kubectl) -> bool:

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.operator.call_record import FILE_VARIABLE, REFUSALS_VARIABLE
+from tests.support.crd import CRD_NAME, wait_established
 from tests.support.devcluster import REPOSITORY, Cluster, wait_until
 
 KEY = b"0123456789abcdef0123456789abcdef"
@@ -26,8 +27,7 @@ def install(cluster: Cluster, folder: Path) -> Path:
     manifests = REPOSITORY / "deploy" / "kustomize"
     cluster.kubectl("apply", "-k", str(manifests))
     cluster.kubectl("delete", "deployment", "zerotrain-operator", "-n", NAMESPACE)
-    crd = "crd/zerotrainingjobs.zerotrain.dev"
-    cluster.kubectl("wait", "--for=condition=Established", crd, "--timeout=30s")
+    wait_established(cluster, CRD_NAME)
     token = cluster.kubectl("create", "token", "zerotrain-operator", "-n", NAMESPACE, "--duration=2h").stdout
     return write_kubeconfig(cluster, token.strip(), folder / "operator.kubeconfig")
 

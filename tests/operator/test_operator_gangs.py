@@ -14,6 +14,7 @@ import pytest
 
 from tests.operator.live_job import LiveJob
 from tests.operator.operator_process import OperatorProcess, install, operator
+from tests.support.crd import wait_established
 from tests.support.devcluster import Cluster, Devcluster, wait_until
 from tests.support.jobs import ABSENT
 
@@ -138,8 +139,7 @@ def test_the_pod_groups_of_other_schedulers_are_found_and_written(
     priority = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "value": 5}
     gang_cluster.apply({**priority, "metadata": {"name": "high"}})
     gang_cluster.kubectl("apply", "-f", str(CRDS / "pod_groups.yaml"))
-    crds = ("crd/podgroups.scheduling.volcano.sh", "crd/podgroups.scheduling.x-k8s.io")
-    gang_cluster.kubectl("wait", "--for=condition=Established", *crds, "--timeout=30s")
+    wait_established(gang_cluster, "podgroups.scheduling.volcano.sh", "podgroups.scheduling.x-k8s.io")
     job = two_whole_nodes(gang_cluster, space, gang="Volcano", priorityClassName="high")
     other = LiveJob(
         gang_cluster,

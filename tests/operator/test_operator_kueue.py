@@ -11,6 +11,7 @@ from tests.operator.kubelet_double import kubelet, wait_for_step
 from tests.operator.kueue_double import KueueDouble
 from tests.operator.live_job import LiveJob, judge_attempts
 from tests.operator.operator_process import KEY, operator
+from tests.support.crd import wait_established
 from tests.support.devcluster import Cluster, wait_until
 
 pytestmark = pytest.mark.cluster
@@ -27,8 +28,7 @@ FLAVOR = {
 def queues(control_plane: Cluster) -> Cluster:
     """The cluster with Kueue's kinds and nobody behind them."""
     control_plane.kubectl("apply", "-f", str(CRDS))
-    crds = ("crd/workloads.kueue.x-k8s.io", "crd/resourceflavors.kueue.x-k8s.io")
-    control_plane.kubectl("wait", "--for=condition=Established", *crds, "--timeout=30s")
+    wait_established(control_plane, "workloads.kueue.x-k8s.io", "resourceflavors.kueue.x-k8s.io")
     control_plane.apply(FLAVOR)
     return control_plane
 

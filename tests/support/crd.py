@@ -18,7 +18,7 @@ CRD_NAME = "zerotrainingjobs.zerotrain.dev"
 def install_crd(cluster: Cluster) -> str:
     """Apply crds/ and wait until it is served; returns what kubectl printed. Safe to repeat."""
     applied = cluster.kubectl("apply", "-f", str(CRD_FILE))
-    cluster.kubectl("wait", "--for=condition=Established", f"crd/{CRD_NAME}", "--timeout=30s")
+    wait_established(cluster, CRD_NAME)
     # Discovery and OpenAPI follow a little later; kubectl needs both for short names and explain.
     wait_until(
         lambda: cluster.kubectl("explain", "ztj.spec", check=False).returncode == 0,
@@ -26,6 +26,19 @@ def install_crd(cluster: Cluster) -> str:
         timeout_s=30,
     )
     return f"{applied.stdout}{applied.stderr}"
+
+
+def wait_established(cluster: Cluster, *names: str) -> None:
+    """Until these CRDs are served. `kubectl wait` gives up on one that has no conditions at all yet."""
+    for name in names:
+        wait_until(
+            lambda name=name: any(
+                item["type"] == "Established" and item["status"] == "True"
+                for item in cluster.get("crd", name).get("status", {}).get("conditions") or ()
+            ),
+            f"{name} to be established",
+            timeout_s=30,
+        )
 
 
 def applied_job(name: str, namespace: str, changes: Mapping[str, Any]) -> dict[str, Any]:
