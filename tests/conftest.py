@@ -33,6 +33,8 @@ PROFILE_OF_FIXTURE = {
 CLUSTER_GROUP = "clusters"
 
 
+# Before xdist reads the groups.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests on clusters wait more than they compute: one worker of `pytest -n 2 --dist loadgroup` takes them
     all, from the start, and the other what needs cores. Without workers only the order shows."""
