@@ -14,7 +14,7 @@ INSTANCES := build/devcluster/instances
 DEVCLUSTER := build/devcluster/bin/devcluster
 # pytest arguments, for example: make test ARGS="tests/runtime -k resume"
 ARGS ?=
-# Two workers: one for the tests that wait for clusters, one for those that compute. WORKERS=0 is one process.
+# Test processes, each with files of its own. WORKERS=0 is one process with everything.
 WORKERS ?= 2
 
 .PHONY: help demo test lint bench bench-offload bench-operator bench-suspend chaos cluster-up cluster-down clean generate venv
@@ -37,7 +37,7 @@ $(INSTALLED): pyproject.toml $(NATIVE_SOURCES)
 	@rm -f $(VENV)/.installed-* && touch $@
 
 test: venv lint ## run all checks and tests
-	$(PY) -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: venv ## ruff, mypy --strict, import-linter
 	$(VENV)/bin/ruff check .

@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
+from tests.operator.call_record import FILE_VARIABLE
 from tests.support.devcluster import (
     IMAGES,
     Cluster,
@@ -30,18 +33,18 @@ PROFILE_OF_FIXTURE = {
 }
 
 
-CLUSTER_GROUP = "clusters"
+def pytest_configure(config: pytest.Config) -> None:
+    """One record of the operators' requests for all workers of `pytest -n`, which inherit the variable."""
+    if FILE_VARIABLE not in os.environ:
+        folder = tempfile.TemporaryDirectory(prefix="zerotrain-calls-")
+        config.add_cleanup(folder.cleanup)
+        os.environ[FILE_VARIABLE] = str(Path(folder.name, "calls"))
 
 
-# Before xdist reads the groups.
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests on clusters wait more than they compute: one worker of `pytest -n 2 --dist loadgroup` takes them
-    all, from the start, and the other what needs cores. Without workers only the order shows."""
-    for item in items:
-        if _needs_cluster(item):
-            item.add_marker(pytest.mark.xdist_group(CLUSTER_GROUP))
-    items.sort(key=lambda item: not _needs_cluster(item))  # stable: files stay together
+    """Tests on clusters come first: they wait more than they compute, so two workers hardly disturb each
+    other, and a build that fails is known early. Files stay together."""
+    items.sort(key=lambda item: not _needs_cluster(item))
 
 
 def _needs_cluster(item: pytest.Item) -> bool:

@@ -3,14 +3,11 @@ those operators ask of it (`call_record.py`)."""
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.operator.call_record import FILE_VARIABLE
 from tests.operator.kube_json import KubeJson
 from tests.operator.operator_process import install
 from tests.support.devcluster import Cluster
@@ -24,10 +21,6 @@ _collected = pytest.StashKey[frozenset[str]]()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_deselected] = False
-    if FILE_VARIABLE not in os.environ:
-        folder = tempfile.TemporaryDirectory(prefix="zerotrain-calls-")
-        config.add_cleanup(folder.cleanup)
-        os.environ[FILE_VARIABLE] = str(Path(folder.name, "calls"))
 
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
