@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -208,10 +208,6 @@ def settled(row_job: dict[str, Any], observed: Observed, now: datetime = NOW) ->
     if plan.status is None:
         return row_job
     return {**row_job, "status": plan.status.model_dump(mode="json", by_alias=True, exclude_none=True)}
-
-
-def with_pods(observed: Observed, *pods: PodView) -> Observed:
-    return replace(observed, pods=pods)
 
 
 def rule(action: str, **on: Any) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import asyncio
 import gc
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -204,11 +203,3 @@ def unheard_deaths() -> Iterator[None]:
             gc.collect()
     finally:
         sys.unraisablehook = spoken
-
-
-def wait_for_death(life: Incarnation, seconds: float) -> None:
-    """Let it live until its doom, at most so long; then it is killed wherever it is."""
-    deadline = time.monotonic() + seconds
-    while not life.dead.wait(0.005) and time.monotonic() < deadline:
-        pass
-    life.kill()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from zerotrain.operator.api import RestartCause
 from zerotrain.operator.api.status import MAX_RECENT_RESTARTS, Restart, Restarts
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.failure_policy import Budget, PastRestart, still_counts
@@ -34,9 +33,3 @@ def charge(restarts: Restarts, restart: Restart, *, budget: Budget, now: datetim
     field = restart.cause.value if restart.charged else "uncharged"
     count = {field: getattr(restarts, field) + 1, "total": restarts.total + 1}
     return restarts.model_copy(update={**count, "recent": (*kept, restart)[-MAX_RECENT_RESTARTS:]})
-
-
-def causes_line(restarts: Restarts) -> str:
-    """`2 app, 1 infra` for events; empty when there was none."""
-    parts = [f"{getattr(restarts, cause.value)} {cause.value}" for cause in RestartCause]
-    return ", ".join(part for part in parts if not part.startswith("0 "))
