@@ -10,7 +10,6 @@ from zerotrain.contract.config import load, resolve
 from zerotrain.contract.memory import (
     MemoryInputs,
     Offloaded,
-    breakdown,
     disk_bytes,
     fitting,
     gpt_units,
@@ -209,13 +208,6 @@ def test_secondary_shards() -> None:
     sharded = second.trainable_numel + second.frozen_numel - whole
     assert gpu_persistent(second).secondary_bytes == 2 * sharded // 2
     assert gpu_persistent(inputs(3)).secondary_bytes == 0
-
-
-def test_peak_is_the_sum() -> None:
-    whole = breakdown(inputs(3))
-    assert whole.gpu_peak_bytes(activation_bytes=5, overhead_bytes=7) == (
-        whole.gpu.total_bytes + whole.transient.backward_bytes + 12
-    )
 
 
 def test_padding() -> None:

@@ -21,10 +21,6 @@ class MemoryBreakdown:
     """Encrypted spill."""
     traffic: StepTraffic
 
-    def gpu_peak_bytes(self, *, activation_bytes: int = 0, overhead_bytes: int = 0) -> int:
-        """Highest bytes on the accelerator: persistent + worst phase + activations + context and channels."""
-        return self.gpu.total_bytes + self.transient.peak_bytes + activation_bytes + overhead_bytes
-
 
 def breakdown(inputs: MemoryInputs) -> MemoryBreakdown:
     """All tiers and phases of one rank, in bytes."""

@@ -12,9 +12,6 @@ ALIGN_NUMEL = 2048
 ADAM_STATE_BYTES = 12
 """[K] fp32 master weight, first and second moment, bytes per element."""
 
-SPLIT_ADAM_STATE_BYTES = 10
-"""[K'] as ADAM_STATE_BYTES where the bf16 weight is the upper half of the master weight."""
-
 TILE_NUMEL = 1 << 20
 """[T] elements of one tile of the NVMe tier."""
 
