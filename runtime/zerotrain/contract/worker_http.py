@@ -18,6 +18,9 @@ from zerotrain.contract.progress import CheckpointProgress, Progress
 TOKEN_HEADER = "Zerotrain-Channel-Token"
 METRICS_PATH = "/metrics"
 PROGRESS_PATH = "/progress"
+HISTORY_PATH = "/history"
+"""The job's history as JSON lines (`contract.history`), of all attempts that its folder holds; worker 0 alone
+has it."""
 READY_PATH = "/ready"
 """200 once every rank of this worker is past its rendezvous, 503 before."""
 STACKS_PATH = "/stacks"

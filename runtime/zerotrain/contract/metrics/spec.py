@@ -1,0 +1,136 @@
+"""What a metric is: its name, kind, labels and meaning, as plain data.
+
+The exporters (`runtime.metrics`, `runtime.launch`, `operator.cluster.telemetry`) build their series from
+these rows; `docs/metrics.md`, `zerotrain explain metric` and the checks of rules and dashboards read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+STEP_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+
+
+class Kind(Enum):
+    """Prometheus' type of the family."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+    INFO = "info"
+
+
+class Source(Enum):
+    """Who exports a family."""
+
+    RANK = "rank"
+    """A rank's program, through its launcher."""
+    LAUNCHER = "launcher"
+    """The launcher, of each of its ranks, also where the program reports nothing."""
+    WORKER = "worker"
+    """The launcher, of its container."""
+    OPERATOR = "operator"
+    """Every replica of the operator."""
+    JOB = "job"
+    """The replica of the operator that leads, of each job."""
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What all of its series have, beside the labels of the scrape's target (namespace, pod, node)."""
+        return _LABELS[self]
+
+
+_LABELS = {
+    Source.RANK: ("job_name", "rank"),
+    Source.LAUNCHER: ("job_name", "rank"),
+    Source.WORKER: ("job_name", "worker"),
+    Source.OPERATOR: (),
+    Source.JOB: ("namespace", "job_name"),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MetricSpec:
+    """One family."""
+
+    name: str
+    """As it is written in the exposition: counters with `_total`, info with `_info`."""
+    kind: Kind
+    help: str
+    source: Source = Source.RANK
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Label beside the source's -> its values; no values: they are not known beforehand."""
+    buckets: tuple[float, ...] = STEP_BUCKETS_S
+    only: str = ""
+    """Where the family is; empty: everywhere, and every label set is there at 0 from the start, as
+    `increase()` misses a series that is born at 1."""
+    exemplars: bool = False
+    """Its samples carry the step as an exemplar, in the OpenMetrics format."""
+
+    @property
+    def all_labels(self) -> tuple[str, ...]:
+        """The source's and its own."""
+        return (*self.source.labels, *self.labels)
+
+    def samples(self) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """Name and labels of every sample, as a query sees them."""
+        if self.kind is Kind.HISTOGRAM:
+            yield f"{self.name}_bucket", (*self.all_labels, "le")
+            yield f"{self.name}_sum", self.all_labels
+            yield f"{self.name}_count", self.all_labels
+        else:
+            yield self.name, self.all_labels
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rows:
+    """Makes rows of one source, so that a catalogue reads as a table."""
+
+    source: Source
+    only: str = ""
+
+    def counter(
+        self, name: str, text: str, *, exemplars: bool = False, **labels: tuple[str, ...]
+    ) -> MetricSpec:
+        return self._row(name, Kind.COUNTER, text, labels, exemplars=exemplars)
+
+    def gauge(self, name: str, text: str, **labels: tuple[str, ...]) -> MetricSpec:
+        return self._row(name, Kind.GAUGE, text, labels)
+
+    def seconds(
+        self,
+        name: str,
+        text: str,
+        buckets: tuple[float, ...] = STEP_BUCKETS_S,
+        *,
+        exemplars: bool = False,
+        **labels: tuple[str, ...],
+    ) -> MetricSpec:
+        """A histogram of durations."""
+        return self._row(name, Kind.HISTOGRAM, text, labels, buckets=buckets, exemplars=exemplars)
+
+    def info(self, name: str, text: str, *labels: str) -> MetricSpec:
+        return self._row(name, Kind.INFO, text, dict.fromkeys(labels, ()))
+
+    def _row(
+        self,
+        name: str,
+        kind: Kind,
+        text: str,
+        labels: Mapping[str, tuple[str, ...]],
+        *,
+        buckets: tuple[float, ...] = STEP_BUCKETS_S,
+        exemplars: bool = False,
+    ) -> MetricSpec:
+        return MetricSpec(
+            name=name,
+            kind=kind,
+            help=text,
+            source=self.source,
+            labels=labels,
+            buckets=buckets,
+            only=self.only,
+            exemplars=exemplars,
+        )
