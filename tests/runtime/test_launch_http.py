@@ -12,7 +12,8 @@ import pytest
 
 from tests.support.launcher import eventually, launched
 from zerotrain.contract import channel_token
-from zerotrain.contract.worker_http import TOKEN_HEADER, WorkerReport, bearer, yield_body
+from zerotrain.contract.history import HISTORY_DIR, AttemptRecord, Point, file_name, read_lines, to_line
+from zerotrain.contract.worker_http import HISTORY_PATH, TOKEN_HEADER, WorkerReport, bearer, yield_body
 
 TOKEN = channel_token.derive(b"k" * 32, "uid-1", 3)
 
@@ -39,6 +40,23 @@ def waiting_for_a_peer_that_never_comes():
 
 waiting_for_a_peer_that_never_comes()
 """
+
+
+def test_the_history_beside_the_checkpoints_is_served_by_the_first_worker(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints" / HISTORY_DIR
+    folder.mkdir(parents=True)
+    for attempt, uid in ((2, "uid-1"), (3, "uid-1"), (1, "another-job")):
+        record = AttemptRecord(attempt=attempt, job="demo", job_uid=uid, time=float(attempt))
+        (folder / file_name(attempt, uid)).write_text(to_line(record) + to_line(Point(step=attempt)) + "torn")
+    place = tmp_path / "checkpoints"
+    with launched(tmp_path, TRAINING, checkpoint_dir=place, token_path=token_file(tmp_path)) as launcher:
+        status, body = launcher.request(HISTORY_PATH)
+        assert status == 200
+        history = read_lines(body.decode().splitlines())
+        assert [(item.record.attempt, item.last_step) for item in history.attempts] == [(2, 2), (3, 3)]
+        assert history.unreadable == 0
+        launcher.popen.send_signal(signal.SIGTERM)
+        launcher.finish()
 
 
 def token_file(folder: Path) -> Path:

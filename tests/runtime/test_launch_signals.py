@@ -18,7 +18,7 @@ while not stop:
     time.sleep(0.02)
 for _ in range(50):
     time.sleep(0.02)
-print("signals", len(stop), flush=True)
+print(f"signals {len(stop)}", flush=True)
 sys.exit(75)
 """
 

@@ -15,6 +15,7 @@ from tests.support.trainer_runs import TrainerRun, config, job
 from zerotrain.contract.launch import LaunchSpec, RankEnv
 from zerotrain.runtime.channel import RankChannel
 from zerotrain.runtime.train.main import describe_spill
+from zerotrain.runtime.train.measuring import measure
 from zerotrain.runtime.train.report import Reporter, StepReport
 from zerotrain.runtime.zero.core import has_lost_spill
 
@@ -51,6 +52,7 @@ def reported(folder: str, encryption: str) -> dict[str, float | None]:
     assert status.tier_bytes["disk"] == status.planned_disk_bytes == 10 * NUMEL
     assert "offloaded, by formula" in str(status)
     assert "spill: read" in str(status)
+    measure(reporter.metrics, engine)
     found = everything(reporter)
     engine.close()
     return {**{f"born {name}": value for name, value in born.items()}, **found}
@@ -63,7 +65,7 @@ def everything(reporter: Reporter) -> dict[str, float | None]:
     found = {name: read(f"zerotrain_{name}_seconds_total", common) for name in names}
     for direction in ("h2d", "d2h", "spill_read", "spill_write"):
         found[direction] = read("zerotrain_transfer_bytes_total", {**common, "direction": direction})
-    found["nvme"] = read("zerotrain_memory_peak_bytes", {**common, "tier": "nvme", "phase": "optimizer"})
+    found["nvme"] = read("zerotrain_memory_peak_bytes", {**common, "tier": "nvme", "phase": "step"})
     found["plain"] = sum(
         sample.value
         for family in reporter.metrics.registry.collect()

@@ -162,7 +162,7 @@ def test_disk_that_fills_up_ends_all_ranks(tmp_path: Path, asynchronous: bool) -
     for rank in (0, 1):
         assert "CheckpointNoSpace" in run.log(rank)
         assert "rank 1 cannot write (the file size limit has no room" in run.log(rank)
-    assert sorted(path.name for path in (tmp_path / "c").iterdir()) == ["fence.json", "fence.lock"]
+    assert sorted(path.name for path in (tmp_path / "c").iterdir()) == ["fence.json", "fence.lock", "history"]
 
 
 def test_unknown_failures_are_the_applications() -> None:

@@ -194,7 +194,7 @@ def test_a_vault_that_cannot_be_closed_is_wiped_all_the_same(tmp_path: Path) -> 
     """The key and the limit do not wait for the file."""
     vault = make_vault(tmp_path, limit_bytes=1 << 30)
     pairs = filled(vault, 64)
-    limit = vault._place.limit
+    limit = vault.place.limit
     assert limit is not None
     assert limit.used_bytes == vault.memory.file
 

@@ -60,10 +60,10 @@ def test_a_growth_that_the_system_refuses_gives_the_limit_back(tmp_path: Path) -
         refuse([Refusal("fallocate", errno.ENOSPC)])
         with pytest.raises(SpillDoesNotFit, match="No space left"):
             vault.add("b", [4096] * 10)
-        assert vault._place.limit is not None
-        used = vault._place.limit.used_bytes
+        assert vault.place.limit is not None
+        used = vault.place.limit.used_bytes
         vault.close()
-        return [used, vault._place.limit.used_bytes, folder.stat().st_mode & 0o777]
+        return [used, vault.place.limit.used_bytes, folder.stat().st_mode & 0o777]
 
     assert in_child(work) == [10 * 4096, 0, 0o700]
 

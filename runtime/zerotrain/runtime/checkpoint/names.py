@@ -3,6 +3,7 @@
 fence.json                       newest attempt that owns the folder
 latest                           JSON: name of the newest committed step folder
 step-0000000040-attempt-2/       one checkpoint: COMMIT, manifest.json, rank-00000-of-00002.safetensors, ...
+history/                         what every step came to, for `zerotrain report`
 .tmp-*  .trash-*                 unfinished save, half-removed checkpoint: never read
 """
 
@@ -14,6 +15,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from zerotrain.contract.history import HISTORY_DIR
 
 FENCE = "fence.json"
 LOCK = "fence.lock"
@@ -61,7 +64,7 @@ def rank_file(rank: int, world_size: int) -> str:
 
 def check_tag(tag: str) -> str:
     """Return `tag` when it can be a folder name of ours. Raises ValueError otherwise."""
-    if not _TAG.fullmatch(tag) or tag in (LATEST, FENCE, LOCK):
+    if not _TAG.fullmatch(tag) or tag in (LATEST, FENCE, LOCK, HISTORY_DIR):
         raise ValueError(
             f"checkpoint tag {tag!r} is not usable as a folder name; take up to 100 letters, digits, dots, "
             "dashes and underscores, not starting with a dot"

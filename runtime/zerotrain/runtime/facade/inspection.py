@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -24,11 +25,12 @@ from zerotrain.runtime.facade.parts import EngineParts
 from zerotrain.runtime.facade.steplog import StepLog
 from zerotrain.runtime.offload.fit import unit_sizes
 from zerotrain.runtime.step import StepResult
-from zerotrain.runtime.zero.core import used_vault
+from zerotrain.runtime.zero.core import has_lost_spill, used_vault
 from zerotrain.runtime.zero.layout import ModelLayout
 from zerotrain.runtime.zero.ledger import Kind, Tier
 
 if TYPE_CHECKING:  # compiled code, loaded only where something is spilled
+    from zerotrain.runtime.vault.probe import VolumeSpace
     from zerotrain.runtime.vault.store import VaultInfo
 
 StepHook = Callable[[StepResult], None]
@@ -66,16 +68,47 @@ class Inspection(EngineParts):
         )
 
     def offload_totals(self) -> OffloadTotals:
-        """What offloading has moved so far on this rank; without waiting for what is under way."""
+        """What offloading has moved so far on this rank, but for `probe_spill`; without waiting for what is
+        under way, and also after the spill was lost."""
         updates, traffic = self.global_steps - self.skipped_steps, self._traffic()
-        vault = used_vault(self.core)
-        return OffloadTotals(
-            h2d_bytes=updates * traffic.pcie_up_bytes,
-            d2h_bytes=updates * traffic.pcie_down_bytes,
-            spill_read_bytes=0 if vault is None else vault.file.bytes_read,
-            spill_written_bytes=0 if vault is None else vault.file.bytes_written,
-            spill_wait_seconds=0.0 if vault is None else vault.totals.wait_s,
+        moved = OffloadTotals(
+            h2d_bytes=updates * traffic.pcie_up_bytes, d2h_bytes=updates * traffic.pcie_down_bytes
         )
+        vault = used_vault(self.core)
+        if vault is None:
+            return moved
+        faults, totals, probed = vault.faults, vault.totals, vault.probed
+        moved = replace(
+            moved,
+            spill_wait_seconds=totals.wait_s - probed.wait_s,
+            spill_pass_seconds=totals.total_s - probed.total_s,
+            spill_pass_bytes=totals.num_bytes - probed.num_bytes,
+            spill_io_errors=faults.io_errors,
+            spill_auth_failures=faults.auth_failures,
+        )
+        if faults.io_errors or has_lost_spill(self.core):
+            return moved  # its file answers nothing any more
+        return replace(
+            moved,
+            spill_read_bytes=vault.file.bytes_read - probed.bytes_read,
+            spill_written_bytes=vault.file.bytes_written - probed.bytes_written,
+        )
+
+    def probe_spill(self) -> float | None:
+        """Bytes per second of a pass over a part of the spill file, as the drive gives them now; None where
+        no optimizer state is spilled. Takes up to a second on a slow drive; not while an update is under way.
+        """
+        from zerotrain.runtime.vault.probe import probe
+
+        vault = used_vault(self.core)
+        return None if vault is None else probe(vault)
+
+    def spill_space(self) -> VolumeSpace | None:
+        """Free space and size of the spill file's volumes; None without a spill."""
+        from zerotrain.runtime.vault.probe import space
+
+        vault = used_vault(self.core)
+        return None if vault is None else space(vault)
 
     def _traffic(self) -> StepTraffic:
         layout = self.core.layout

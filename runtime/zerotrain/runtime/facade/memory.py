@@ -78,6 +78,14 @@ class OffloadTotals:
     spill_written_bytes: int = 0
     spill_wait_seconds: float = 0.0
     """In which nothing but the drive was at work for an update."""
+    spill_pass_seconds: float = 0.0
+    """Of passes over the spill file that have ended."""
+    spill_pass_bytes: int = 0
+    """Read and written by them."""
+    spill_io_errors: int = 0
+    """Reads and writes that the system refused."""
+    spill_auth_failures: int = 0
+    """Reads whose bytes failed authentication; a second read may have passed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,13 +12,12 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.registry import Collector
 
 from zerotrain.contract.launch import LaunchSpec
+from zerotrain.contract.metrics import LAUNCHER_METRICS, WORKER_METRICS
 from zerotrain.contract.progress import Phase, Progress
 from zerotrain.contract.worker_http import WorkerReport
 from zerotrain.runtime.launch.motion import MotionTracker
-from zerotrain.runtime.metrics.catalogue import LAUNCHER_CATALOGUE
-from zerotrain.runtime.metrics.families import Families
-from zerotrain.runtime.metrics.merge import MergedCollector
-from zerotrain.runtime.metrics.snapshot import restore
+from zerotrain.runtime.metrics import Families, MergedCollector, restore
+from zerotrain.runtime.offload.room import memory_room
 
 BEFORE_RENDEZVOUS = frozenset({Phase.INIT, Phase.RENDEZVOUS})
 
@@ -59,7 +58,13 @@ class Board:
             )
             for rank in spec.ranks
         }
-        self._families = {rank: Families(LAUNCHER_CATALOGUE, job=spec.job, rank=rank) for rank in spec.ranks}
+        self._families = {
+            rank: Families(LAUNCHER_METRICS, {"job_name": spec.job, "rank": str(rank)}) for rank in spec.ranks
+        }
+        for families in self._families.values():
+            families.gauge("zerotrain_attempt_start_timestamp_seconds").set(clock())
+            families.gauge("zerotrain_world_size").set(spec.world_size)
+        self._container = Families(WORKER_METRICS, {"job_name": spec.job, "worker": str(spec.node_rank)})
         self._merged = MergedCollector(spec.job)
 
     @property
@@ -127,14 +132,22 @@ class Board:
             )
 
     def registry(self) -> CollectorRegistry:
-        """A fresh registry with the newest metrics of all ranks and the launcher's own of each rank."""
+        """A fresh registry with the newest metrics of all ranks, the launcher's own of each rank, and the
+        container's."""
         with self._lock:
-            running = {rank: state.running for rank, state in self._ranks.items()}
+            seen = {rank: (state.running, state.progress) for rank, state in self._ranks.items()}
         own = MergedCollector(self._spec.job)
         for rank, families in self._families.items():
-            families.gauge("zerotrain_rank_up").set(running[rank])
-            own.update(rank, list(families.registry.collect()))
-        collectors: tuple[Collector, ...] = (own, self._merged)
+            is_running, progress = seen[rank]
+            families.gauge("zerotrain_rank_up").set(is_running)
+            for phase in Phase:
+                is_now = progress.heartbeat_at > 0 and progress.phase is phase
+                families.gauge("zerotrain_rank_phase", str(phase)).set(is_now)
+            own.update(rank, list(families.collect()))
+        room = memory_room()
+        self._container.gauge("zerotrain_host_memory_used_bytes").set(room.used)
+        self._container.gauge("zerotrain_host_memory_limit_bytes").set(room.limit)
+        collectors: tuple[Collector, ...] = (own, self._container, self._merged)
         registry = CollectorRegistry(auto_describe=False)
         for collector in collectors:
             registry.register(collector)

@@ -21,6 +21,7 @@ from prometheus_client.exposition import choose_encoder
 
 from zerotrain.contract import channel_token
 from zerotrain.contract.worker_http import (
+    HISTORY_PATH,
     METRICS_PATH,
     PROGRESS_PATH,
     READY_PATH,
@@ -36,6 +37,7 @@ MAX_BODY_BYTES = 4096
 MAX_CONNECTIONS = 32
 SOCKET_TIMEOUT_S = 10.0
 JSON = "application/json"
+JSON_LINES = "application/x-ndjson"
 TEXT = "text/plain; charset=utf-8"
 
 
@@ -50,6 +52,8 @@ class WorkerApi:
     request_stop: Callable[[], None]
     collect_stacks: Callable[[], str]
     """Blocks for at most a few seconds. Raises TimeoutError."""
+    read_history: Callable[[], bytes]
+    """JSON lines, empty where this worker has none; reads from the checkpoint volume, so it may block."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,6 +76,7 @@ class WorkerHttpServer(ThreadingHTTPServer):
         """Binds at once; port 0 takes a free one. Raises OSError when the address is not to be had."""
         self.api = api
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._reading = threading.Lock()
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _Handler)
 
@@ -81,6 +86,15 @@ class WorkerHttpServer(ThreadingHTTPServer):
 
     def start(self) -> None:
         threading.Thread(target=self.serve_forever, name="zerotrain-http", daemon=True).start()
+
+    def history(self) -> Answer:
+        """One reader at a time: a volume that hangs must not take all connections with it."""
+        if not self._reading.acquire(blocking=False):
+            return _problem(HTTPStatus.SERVICE_UNAVAILABLE, "another request reads the history; try again")
+        try:
+            return Answer(status=HTTPStatus.OK, body=self.api.read_history(), content_type=JSON_LINES)
+        finally:
+            self._reading.release()
 
     def server_bind(self) -> None:
         # HTTPServer.server_bind asks DNS for the host's full name, which may hang for seconds in a pod.
@@ -121,13 +135,17 @@ class _Handler(BaseHTTPRequestHandler):
                 )
             case str(path) if path == PROGRESS_PATH:
                 self._send(Answer(status=HTTPStatus.OK, body=api.board.report().to_json().encode()))
+            case str(path) if path == HISTORY_PATH:
+                self._send(self.server.history())
             case str(path) if path == READY_PATH:
                 self._send(_ready(api.board))
             case str(path) if path == STACKS_PATH:
                 self._send(self._stacks())
             case _:
                 self._send(
-                    _problem(HTTPStatus.NOT_FOUND, "known are /metrics /progress /ready /stacks /yield")
+                    _problem(
+                        HTTPStatus.NOT_FOUND, "known are /metrics /progress /history /ready /stacks /yield"
+                    )
                 )
 
     def do_POST(self) -> None:

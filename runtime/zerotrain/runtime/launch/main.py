@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zerotrain.contract.exit_codes import ExitCode
+from zerotrain.contract.history import HISTORY_DIR, history_lines, read_folder
 from zerotrain.contract.launch import TERMINATION_LOG, LaunchError, LaunchSpec, unfolded
 from zerotrain.contract.progress import Termination
 from zerotrain.runtime.launch import leftovers, termination
@@ -134,7 +135,16 @@ class _Worker:
             token=self.token,
             request_stop=request_stop,
             collect_stacks=collect_stacks,
+            read_history=lambda: _history(self.spec),
         )
+
+
+def _history(spec: LaunchSpec) -> bytes:
+    """Rank 0 writes it, so it is worker 0's; all that the job's folder has of earlier attempts, too."""
+    if spec.node_rank != 0:
+        return b""
+    folder = (spec.checkpoint_dir or spec.run_dir) / HISTORY_DIR
+    return "".join(history_lines(read_folder(folder, job_uid=spec.job_uid))).encode()
 
 
 def _read_token(path: Path) -> str:

@@ -1,18 +1,19 @@
 """What a worker exports to Prometheus.
 
 `WorkerMetrics` is a rank's private registry; its snapshots travel over the channel, and the launcher's
-`MergedCollector` serves all ranks of the pod as one exposition. Nothing here imports torch.
+`MergedCollector` serves all ranks of the pod as one exposition. The rows are in `zerotrain.contract.metrics`.
+Nothing here imports torch.
 """
 
-from zerotrain.runtime.metrics.catalogue import CATALOGUE, MetricSpec
 from zerotrain.runtime.metrics.merge import MergedCollector
+from zerotrain.runtime.metrics.series import Families
 from zerotrain.runtime.metrics.snapshot import restore, snapshot
-from zerotrain.runtime.metrics.worker import RankIdentity, StepSample, WorkerMetrics
+from zerotrain.runtime.metrics.worker import OffloadSample, RankIdentity, StepSample, WorkerMetrics
 
 __all__ = [
-    "CATALOGUE",
+    "Families",
     "MergedCollector",
-    "MetricSpec",
+    "OffloadSample",
     "RankIdentity",
     "StepSample",
     "WorkerMetrics",

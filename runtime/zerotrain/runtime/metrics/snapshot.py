@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -9,8 +10,27 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 from prometheus_client.samples import Exemplar, Sample
 
+from zerotrain.contract.metrics import RANK_METRICS
+
 MAX_FAMILIES = 1000
 MAX_SAMPLES = 20_000
+MAX_EXEMPLAR_CHARS = 128
+"""OpenMetrics' limit; a scrape with more fails as a whole."""
+
+_OWN = {spec.name.removesuffix("_total").removesuffix("_info"): spec.kind.value for spec in RANK_METRICS}
+"""Families of ours that a rank exports -> their type."""
+_OF_OTHERS = ("zerotrain_", "DCGM_", "ALERTS", "scrape_")
+_ENDS = {
+    "counter": ("_total",),
+    "gauge": ("",),
+    "unknown": ("",),
+    "stateset": ("",),
+    "info": ("_info",),
+    "summary": ("", "_count", "_sum"),
+    "histogram": ("_bucket", "_count", "_sum"),
+    "gaugehistogram": ("_bucket", "_gcount", "_gsum"),
+}
+"""Type -> what its samples' names end with."""
 
 
 def snapshot(registry: CollectorRegistry) -> list[dict[str, Any]]:
@@ -29,23 +49,37 @@ def snapshot(registry: CollectorRegistry) -> list[dict[str, Any]]:
 
 
 def restore(families: Sequence[Mapping[str, Any]]) -> list[Metric]:
-    """The families again. Raises ValueError when the data is no snapshot or exceeds its bounds."""
+    """The families again, but those under names of others. Raises ValueError when the data is no snapshot or
+    exceeds its bounds: it comes from a tenant's program."""
     try:
         if len(families) > MAX_FAMILIES or sum(len(family["samples"]) for family in families) > MAX_SAMPLES:
             raise ValueError(f"snapshot exceeds {MAX_FAMILIES} families or {MAX_SAMPLES} samples")
-        return [_restore_family(family) for family in families]
+        return [_restore_family(family) for family in families if not _speaks_for_others(family["name"])]
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a metrics snapshot: {error!r}") from error
 
 
 def _restore_family(family: Mapping[str, Any]) -> Metric:
-    name, text = family["name"], family["help"]
+    name, text, kind, unit = family["name"], family["help"], family["type"], family["unit"]
     # prometheus_client accepts any UTF-8 name; one that older scrapers refuse spoils the whole exposition.
-    if not isinstance(text, str) or not _is_identifier(name):
-        raise ValueError(f"family {name!r} must have an ASCII identifier as name and a text as help")
-    metric = Metric(name, text, family["type"], family["unit"])
-    metric.samples = [_unpack(sample, name) for sample in family["samples"]]
+    if not (_is_text(text) and _is_text(kind) and _is_identifier(name)):
+        raise ValueError(f"family {name!r} must have an ASCII identifier as name and texts as help and type")
+    # The exposition writes the unit as it is.
+    if not _is_text(unit) or (unit and not name.endswith(f"_{unit}")):
+        raise ValueError(f"unit of {name} must be empty or how the name ends; got {unit!r}")
+    own = _OWN.get(name)
+    if own is not None and kind != own:
+        raise ValueError(f"{name} is a {own}; got a {kind}")
+    metric = Metric(name, text, kind, unit)
+    metric.samples = [_unpack(sample, metric) for sample in family["samples"]]
     return metric
+
+
+def _speaks_for_others(name: object) -> bool:
+    """Names that operator, launcher, GPU exporter or Prometheus have, and that rules believe."""
+    if not isinstance(name, str) or name in _OWN:
+        return False
+    return name == "up" or name.startswith(_OF_OTHERS)
 
 
 def _pack(sample: Sample) -> list[Any]:
@@ -54,19 +88,46 @@ def _pack(sample: Sample) -> list[Any]:
     return [sample.name, sample.labels, sample.value, packed]
 
 
-def _unpack(packed: Sequence[Any], family: str) -> Sample:
+def _unpack(packed: Sequence[Any], family: Metric) -> Sample:
     name, labels, value, exemplar = packed
-    if not _is_identifier(name) or not name.startswith(family):
-        raise ValueError(f"sample {name!r} does not belong to family {family!r}")
+    # Not just the same beginning: a family `z` would hold anything of ours.
+    if not isinstance(name, str) or name not in {family.name + end for end in _ENDS[family.type]}:
+        raise ValueError(f"sample {name!r} does not belong to the {family.type} {family.name!r}")
     if not _are_labels(labels.items()):
         raise ValueError(f"labels of {name} must be texts under identifiers; got {labels!r}")
-    restored = None if exemplar is None else Exemplar(exemplar[0], float(exemplar[1]), exemplar[2])
+    restored = None
+    if exemplar is not None:
+        if not name.endswith(("_total", "_bucket")):
+            raise ValueError(f"{name} is no counter or bucket, so it has no exemplar")
+        restored = _exemplar(*exemplar)
     return Sample(name, dict(labels), float(value), None, restored)
 
 
+def _exemplar(labels: Mapping[str, str], value: Any, timestamp: Any) -> Exemplar:
+    """Every part is checked, for the encoder writes them as they are: a line break would begin a series."""
+    moment = None if timestamp is None else float(timestamp)
+    if not _are_labels(labels.items()) or sum(map(len, (*labels, *labels.values()))) > MAX_EXEMPLAR_CHARS:
+        raise ValueError(f"an exemplar has at most {MAX_EXEMPLAR_CHARS} characters of labels; got {labels!r}")
+    if moment is not None and not math.isfinite(moment):
+        raise ValueError(f"an exemplar's time must be finite; got {moment}")
+    return Exemplar(dict(labels), float(value), moment)
+
+
 def _are_labels(items: Iterable[tuple[Any, Any]]) -> bool:
-    return all(_is_identifier(key) and isinstance(value, str) for key, value in items)
+    # Prometheus keeps `__` for itself and refuses an answer with a second `__name__`.
+    return all(_is_identifier(key) and not key.startswith("__") and _is_text(value) for key, value in items)
 
 
 def _is_identifier(name: object) -> bool:
     return isinstance(name, str) and name.isascii() and name.isidentifier()
+
+
+def _is_text(value: object) -> bool:
+    """Half a surrogate pair is no text: encoding it would fail, and with it the answer for all ranks."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

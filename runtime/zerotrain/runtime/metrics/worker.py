@@ -1,14 +1,17 @@
-"""A rank's metrics: the trainer tells what happened, this turns it into the families of the catalogue."""
+"""A rank's metrics: the trainer tells what happened, this turns it into the families of the catalogue.
+
+One thread tells; any thread may collect.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from zerotrain.runtime.metrics.catalogue import CATALOGUE
-from zerotrain.runtime.metrics.families import Families
+from zerotrain.contract.metrics import RANK_METRICS
+from zerotrain.runtime.metrics.series import Families
 from zerotrain.runtime.metrics.spikes import SpikeDetector, SpikeRule
 
 COMPUTE_PHASES = frozenset({"forward", "backward", "optimizer"})
@@ -45,7 +48,24 @@ class StepSample:
     """The update was left out (overflow)."""
     replayed: bool = False
     """An earlier attempt had reached this step already: the time is not productive."""
+    wait_seconds: float = 0.0
+    """Part of `seconds` in which the rank could only wait for collectives."""
+    background_seconds: float = 0.0
+    """What updates beside the forward pass took."""
     phase_seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OffloadSample:
+    """Totals since the engine was made."""
+
+    moved_bytes: Mapping[str, int] = field(default_factory=dict)
+    """By transfer direction."""
+    wait_seconds: float = 0.0
+    pass_seconds: float = 0.0
+    pass_bytes: int = 0
+    io_errors: int = 0
+    auth_failures: int = 0
 
 
 class WorkerMetrics:
@@ -53,69 +73,94 @@ class WorkerMetrics:
 
     def __init__(self, identity: RankIdentity, *, clock: Callable[[], float] = time.time) -> None:
         """`clock` gives Unix seconds."""
-        self._families = Families(CATALOGUE, job=identity.job, rank=identity.rank)
-        self.registry = self._families.registry
+        self._families = Families(RANK_METRICS, {"job_name": identity.job, "rank": str(identity.rank)})
+        self.registry = self._families.registry()
         self._clock = clock
         self._grad_norm_spikes = SpikeDetector(SpikeRule(factor=5.0))
         self._loss_spikes = SpikeDetector(SpikeRule(factor=1.5))
+        self._has_stepped = False
         self._facts = {
             "attempt": str(identity.attempt),
             "world_size": str(identity.world_size),
             "local_rank": str(identity.local_rank),
             **identity.facts,
         }
-        self._families.info("zerotrain_rank_info").info(self._facts)
+        self._families.info("zerotrain_rank_info").set(self._facts)
         self._families.gauge("zerotrain_loss").set(math.nan)
         self._families.gauge("zerotrain_grad_norm").set(math.nan)
         self._families.gauge("zerotrain_loss_scale").set(1.0)
+        self._born_at = clock()
         for name in ("zerotrain_last_step_timestamp_seconds", "zerotrain_last_checkpoint_timestamp_seconds"):
-            self._families.gauge(name).set(clock())
+            self._families.gauge(name).set(self._born_at)
 
     def add_facts(self, **facts: str) -> None:
         """Further labels of zerotrain_rank_info, known once the engine exists."""
         self._facts.update(facts)
-        self._families.info("zerotrain_rank_info").info(self._facts)
+        self._families.info("zerotrain_rank_info").set(self._facts)
+
+    def set(self, name: str, value: float, *labels: str) -> None:
+        """A gauge of the catalogue that nothing else is derived from."""
+        self._families.gauge(name, *labels).set(value)
 
     def observe_step(self, sample: StepSample) -> None:
-        """One optimizer step is done; the step number becomes the histogram's exemplar."""
-        exemplar = {"step": str(sample.step)}
-        self._families.histogram("zerotrain_step_duration_seconds").observe(sample.seconds, exemplar)
-        for phase, seconds in sample.phase_seconds.items():
-            self._families.histogram("zerotrain_phase_duration_seconds", phase).observe(seconds)
+        """One optimizer step is done; the step number becomes the exemplar of what it is counted in."""
+        with self._families.lock:
+            self._observe_step(sample)
+
+    def _observe_step(self, sample: StepSample) -> None:
+        families, step, phases = self._families, sample.step, sample.phase_seconds
+        families.histogram("zerotrain_step_duration_seconds").observe(sample.seconds, step)
+        for phase, seconds in phases.items():
+            families.histogram("zerotrain_phase_duration_seconds", phase).observe(seconds, step)
             if phase in COMPUTE_PHASES:
-                self._families.counter("zerotrain_compute_seconds_total").inc(seconds)
-        if "optimizer" in sample.phase_seconds:
-            self.observe_optimizer(sample.phase_seconds["optimizer"])
-        if "data" in sample.phase_seconds:
-            self._families.counter("zerotrain_data_wait_seconds_total").inc(sample.phase_seconds["data"])
-        self._families.counter("zerotrain_tokens_total").inc(sample.tokens)
-        self._families.counter("zerotrain_samples_total").inc(sample.samples)
-        if sample.skipped:
-            self._families.counter("zerotrain_skipped_steps_total").inc()
-        elif not sample.replayed:
-            self._families.counter("zerotrain_productive_seconds_total").inc(sample.seconds)
+                families.counter("zerotrain_compute_seconds_total").inc(seconds)
+        if "optimizer" in phases:
+            families.histogram("zerotrain_optimizer_step_duration_seconds").observe(phases["optimizer"], step)
+            families.counter("zerotrain_optimizer_exposed_seconds_total").inc(phases["optimizer"])
+        families.counter("zerotrain_optimizer_background_seconds_total").inc(sample.background_seconds)
+        families.counter("zerotrain_data_wait_seconds_total").inc(phases.get("data", 0.0))
+        # Waits between two steps are told with the later one, and may be longer than that step took.
+        waited = min(sample.wait_seconds, sample.seconds)
+        families.counter("zerotrain_collective_wait_seconds_total").inc(waited)
+        families.counter("zerotrain_step_own_seconds_total").inc(sample.seconds - waited)
+        families.counter("zerotrain_tokens_total").inc(sample.tokens)
+        families.counter("zerotrain_samples_total").inc(sample.samples)
+        if not self._has_stepped:
+            self._has_stepped = True
+            startup = self._clock() - self._born_at - sample.seconds
+            families.counter("zerotrain_lost_seconds_total", "startup").inc(max(startup, 0.0))
+        _account(families, sample)
         self._observe_numbers(sample)
-        self._families.gauge("zerotrain_step").set(sample.step)
-        self._families.gauge("zerotrain_last_step_timestamp_seconds").set(self._clock())
+        families.gauge("zerotrain_step").set(step)
+        families.gauge("zerotrain_last_step_timestamp_seconds").set(self._clock())
 
-    def observe_collective(self, op: str, seconds: float, num_bytes: int = 0) -> None:
-        """One collective finished; `num_bytes` is its payload on this rank."""
-        self._families.histogram("zerotrain_collective_duration_seconds", op).observe(seconds)
-        self._families.counter("zerotrain_collective_bytes_total", op).inc(num_bytes)
+    def observe_collectives(self, op: str, seconds: Iterable[float], num_bytes: int = 0) -> None:
+        """These collectives finished; `num_bytes` is what this rank gave to others in all of them."""
+        with self._families.lock:
+            self._families.histogram("zerotrain_collective_duration_seconds", op).observe_all(seconds)
+            self._families.counter("zerotrain_collective_bytes_total", op).inc(num_bytes)
 
-    def observe_optimizer(self, seconds: float) -> None:
-        """One parameter update; `observe_step` calls it when it is given a phase "optimizer"."""
-        self._families.histogram("zerotrain_optimizer_step_duration_seconds").observe(seconds)
+    def observe_digest(self, *, step: int, is_equal: bool) -> None:
+        """The ranks compared what all of them hold; whether this rank's was rank 0's."""
+        self._families.counter("zerotrain_state_digest_checks_total").inc()
+        if not is_equal:
+            self._families.counter("zerotrain_state_digest_mismatch_total").inc(step=step)
 
     def observe_checkpoint(self, *, step: int, seconds: float, num_bytes: int = 0) -> None:
         """A checkpoint of `step` is durable."""
-        self._families.histogram("zerotrain_checkpoint_duration_seconds", "save").observe(seconds)
+        self._families.histogram("zerotrain_checkpoint_duration_seconds", "save").observe(seconds, step)
         self._families.counter("zerotrain_checkpoint_bytes_total").inc(num_bytes)
+        self._families.gauge("zerotrain_checkpoint_size_bytes").set(num_bytes)
         self.set_last_checkpoint(step=step, at=self._clock())
+
+    def observe_stall(self, *, step: int, seconds: float) -> None:
+        """Training stood still for a checkpoint."""
+        self._families.histogram("zerotrain_phase_duration_seconds", "checkpoint").observe(seconds, step)
+        self._families.counter("zerotrain_lost_seconds_total", "checkpoint").inc(seconds)
 
     def observe_resume(self, *, step: int, seconds: float, at: float) -> None:
         """The checkpoint of `step`, committed at Unix time `at`, was loaded."""
-        self._families.histogram("zerotrain_checkpoint_duration_seconds", "load").observe(seconds)
+        self._families.histogram("zerotrain_checkpoint_duration_seconds", "load").observe(seconds, step)
         self.set_last_checkpoint(step=step, at=at)
         self._families.gauge("zerotrain_step").set(step)
 
@@ -127,12 +172,6 @@ class WorkerMetrics:
         self._families.gauge("zerotrain_last_checkpoint_timestamp_seconds").set(at)
         self._families.gauge("zerotrain_last_checkpoint_step").set(step)
 
-    def set_plan(self, *, total_steps: int, checkpoint_interval_seconds: float | None = None) -> None:
-        """What the job asks for; the interval is estimated when the policy counts steps."""
-        self._families.gauge("zerotrain_total_steps").set(total_steps)
-        if checkpoint_interval_seconds is not None:
-            self._families.gauge("zerotrain_checkpoint_interval_seconds").set(checkpoint_interval_seconds)
-
     def set_spill(self, *, engine: str, direct: bool, encryption: str, backend: str, reason: str) -> None:
         """This rank spills; `encryption` is AEAD or None, `reason` says why not a faster way."""
         labels = {
@@ -142,25 +181,23 @@ class WorkerMetrics:
             "backend": backend,
             "reason": reason,
         }
-        self._families.info("zerotrain_spill_info").info(labels)
+        self._families.info("zerotrain_spill_info").set(labels)
 
-    def observe_offload(
-        self, *, moved: Mapping[str, int], spill_wait_seconds: float, optimizer: Mapping[str, float]
-    ) -> None:
-        """What one step added: bytes by transfer direction, and the update's `exposed` and `background`
-        seconds."""
-        for direction, num_bytes in moved.items():
-            self._families.counter("zerotrain_transfer_bytes_total", direction).inc(num_bytes)
-        self._families.counter("zerotrain_spill_wait_seconds_total").inc(spill_wait_seconds)
-        for how, seconds in optimizer.items():
-            self._families.counter(f"zerotrain_optimizer_{how}_seconds_total").inc(seconds)
-
-    def set_memory_peak(self, tier: str, phase: str, num_bytes: int) -> None:
-        """Peak of `tier` within `phase` of the last step."""
-        self._families.gauge("zerotrain_memory_peak_bytes", tier, phase).set(num_bytes)
+    def set_offload(self, sample: OffloadSample) -> None:
+        """What offloading did so far."""
+        families = self._families
+        for direction, num_bytes in sample.moved_bytes.items():
+            families.counter("zerotrain_transfer_bytes_total", direction).raise_to(num_bytes)
+        families.counter("zerotrain_spill_wait_seconds_total").raise_to(sample.wait_seconds)
+        families.counter("zerotrain_spill_pass_seconds_total").raise_to(sample.pass_seconds)
+        families.counter("zerotrain_spill_pass_bytes_total").raise_to(sample.pass_bytes)
+        families.counter("zerotrain_spill_io_errors_total").raise_to(sample.io_errors)
+        families.counter("zerotrain_spill_auth_failures_total").raise_to(sample.auth_failures)
 
     def _observe_numbers(self, sample: StepSample) -> None:
         finite = True
+        # The scale of fp16 finds its place by overflows: a skipped step is not the model's.
+        is_overflow = sample.skipped and sample.loss_scale not in (None, 1.0)
         for name, value, spikes in (
             ("zerotrain_loss", sample.loss, self._loss_spikes),
             ("zerotrain_grad_norm", sample.grad_norm, self._grad_norm_spikes),
@@ -168,12 +205,23 @@ class WorkerMetrics:
             if value is None:
                 continue
             self._families.gauge(name).set(value)
-            finite = finite and math.isfinite(value)
+            finite = finite and (math.isfinite(value) or (is_overflow and name == "zerotrain_grad_norm"))
             if spikes.observe(value):
-                self._families.counter(f"{name}_spikes_total").inc()
+                self._families.counter(f"{name}_spikes_total").inc(step=sample.step)
         if not finite:
-            self._families.counter("zerotrain_nonfinite_steps_total").inc()
+            self._families.counter("zerotrain_nonfinite_steps_total").inc(step=sample.step)
         if sample.loss_scale is not None:
             self._families.gauge("zerotrain_loss_scale").set(sample.loss_scale)
         if sample.learning_rate is not None:
             self._families.gauge("zerotrain_learning_rate").set(sample.learning_rate)
+
+
+def _account(families: Families, sample: StepSample) -> None:
+    """To what the step's time goes: progress, or one of the losses."""
+    if sample.skipped:
+        families.counter("zerotrain_skipped_steps_total").inc(step=sample.step)
+        families.counter("zerotrain_lost_seconds_total", "skipped").inc(sample.seconds)
+    elif sample.replayed:
+        families.counter("zerotrain_lost_seconds_total", "replayed").inc(sample.seconds)
+    else:
+        families.counter("zerotrain_productive_seconds_total").inc(sample.seconds)

@@ -15,6 +15,7 @@ from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.contract.progress import Phase
 from zerotrain.runtime.checkpoint import CheckpointError
 from zerotrain.runtime.step import StepResult
+from zerotrain.runtime.train import digest
 from zerotrain.runtime.train.exits import Diverged, StoppedWithoutCheckpoint
 from zerotrain.runtime.train.report import Reporter, StepReport
 from zerotrain.runtime.train.saving import Checkpoints, is_due
@@ -36,6 +37,8 @@ class TrainingLoop:
     stop: StopRequest
     _nonfinite_steps: int = 0
     _skipped_steps: int = 0
+    _is_first: bool = True
+    """Of this process."""
 
     def run(self) -> ExitCode:
         """DONE after the last step or YIELDED on request. Raises Diverged, and what data and disk raise."""
@@ -62,8 +65,14 @@ class TrainingLoop:
         engine = self.session.engine
         began = time.perf_counter()
         losses, data_seconds, result = self._micro_batches()
+        looks = digest.is_due(engine, is_first=self._is_first)
+        self._is_first = False
         rows = engine.comm.gather_record(
-            [float(torch.stack(losses).double().mean()), float(self.checkpoints.is_time_up)]
+            [
+                float(torch.stack(losses).double().mean()),
+                float(self.checkpoints.is_time_up),
+                digest.digest(engine) if looks else 0.0,
+            ]
         )
         loss = sum(row[0] for row in rows) / len(rows)
         self.reporter.step(
@@ -74,6 +83,7 @@ class TrainingLoop:
                 data_seconds=data_seconds,
                 tokens=self.session.tokens_per_step,
                 samples=engine.config.batch.micro_batch_size * len(losses),
+                agrees=rows[engine.rank][2] == rows[0][2] if looks else None,
             ),
             engine=engine,
         )
@@ -148,8 +158,10 @@ class TrainingLoop:
 
     def _save(self, *, wait: bool) -> None:
         self.reporter.phase(Phase.CHECKPOINT)
+        began = time.perf_counter()
         with self._counting_failures():
             self.checkpoints.save(wait=wait)
+        self.reporter.stood_still(time.perf_counter() - began)
         self._tell_saved()
         self.reporter.phase(Phase.STEP)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from zerotrain.contract.exit_codes import ExitCode
@@ -14,7 +15,9 @@ from zerotrain.contract.progress import Phase
 from zerotrain.runtime.channel import RankChannel
 from zerotrain.runtime.train import rendezvous
 from zerotrain.runtime.train.exits import exit_code_of, is_the_users
+from zerotrain.runtime.train.history import event, open_history
 from zerotrain.runtime.train.loop import TrainingLoop
+from zerotrain.runtime.train.replay import reached_step
 from zerotrain.runtime.train.report import Reporter
 from zerotrain.runtime.train.saving import Checkpoints
 from zerotrain.runtime.train.session import Session, Settings, build, check_inputs
@@ -53,13 +56,42 @@ def train(environ: Mapping[str, str], channel: RankChannel) -> ExitCode:
     checkpoints = Checkpoints(session=session)
     describe(session, reporter)
     resume(checkpoints, reporter)
+    reporter.reached = reached(session)
     loop = TrainingLoop(session=session, checkpoints=checkpoints, reporter=reporter, stop=stop)
-    code = loop.run()
+    with keeping_history(session, checkpoints, reporter):
+        probe_spill(session, reporter)
+        code = loop.run()
     stop.finished()
     reporter.done()
     session.engine.close()
     rendezvous.leave()
     return code
+
+
+@contextlib.contextmanager
+def keeping_history(session: Session, checkpoints: Checkpoints, reporter: Reporter) -> Iterator[None]:
+    """What every step comes to is written down; at the end also how it ended."""
+    reporter.history = history = open_history(session, checkpoints, say=reporter.say)
+    ended = "stopped in order"
+    try:
+        yield
+    except BaseException as error:
+        # The type alone: a message may quote what a tenant's model was fed with.
+        ended = type(error).__name__
+        reporter.failed()
+        raise
+    finally:
+        if history is not None:
+            history.add(event("ended", step=session.engine.global_steps, text=ended))
+            history.close()
+
+
+def reached(session: Session) -> int:
+    """The step that earlier attempts came to, as rank 0 reads it beside the checkpoints. Collective."""
+    launch, found = session.settings.launch, 0
+    if launch.checkpoint_dir is not None and session.settings.rank.rank == 0:
+        found = reached_step(launch.checkpoint_dir, job_uid=launch.job_uid)
+    return int(session.engine.comm.gather_record([float(found)])[0][0])
 
 
 def resume(checkpoints: Checkpoints, reporter: Reporter) -> None:
@@ -84,7 +116,7 @@ def describe(session: Session, reporter: Reporter) -> None:
         f"batch {config.batch.train_batch_size} x {session.model.context} tokens"
     )
     comm = session.engine.comm
-    reporter.metrics.add_facts(transport=comm.transport)
+    reporter.ready(session.engine)
     reporter.say(f"collectives: {comm.transport} ({comm.transport_reason})")
     if session.engine.spill_info is not None:
         describe_spill(session.engine.spill_info, reporter)
@@ -114,6 +146,14 @@ def describe_spill(info: VaultInfo, reporter: Reporter) -> None:
     )
     if is_encrypted:
         reporter.say(f"spill {info.key_memory}; {info.secrecy or 'cores are not refused'}")
+
+
+def probe_spill(session: Session, reporter: Reporter) -> None:
+    """What the drive gives before anything waits for it: later passes are held against it."""
+    rate = session.engine.probe_spill()
+    if rate is not None:
+        reporter.metrics.set("zerotrain_spill_calibrated_bytes_per_second", rate)
+        reporter.say(f"spill: {rate / 1e6:.0f} MB/s read and written in a pass without arithmetic")
 
 
 def report_failure(error: Exception, channel: RankChannel) -> int:

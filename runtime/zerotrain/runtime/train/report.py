@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import resource
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -15,14 +13,15 @@ from zerotrain.contract.train_spec import CheckpointPolicy, TrainSpec
 from zerotrain.runtime.channel import RankChannel
 from zerotrain.runtime.checkpoint import LoadResult, SaveResult
 from zerotrain.runtime.engine import Engine
-from zerotrain.runtime.facade.memory import OffloadTotals
 from zerotrain.runtime.metrics import RankIdentity, StepSample, WorkerMetrics
 from zerotrain.runtime.step import StepResult
+from zerotrain.runtime.train import measuring
+from zerotrain.runtime.train.history import HistoryWriter, event, step_point
 from zerotrain.runtime.train.straggling import OwnTimes
-from zerotrain.runtime.zero.ledger import Kind, Tier
+from zerotrain.runtime.zero.ledger import Kind
 
-METRICS_INTERVAL_S = 2.0
-"""Seconds between two snapshots to the launcher; a scrape is rarer than that."""
+METRICS_INTERVAL_S = 5.0
+"""Seconds between two snapshots to the launcher, each of which costs a millisecond; a scrape is rarer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +38,8 @@ class StepReport:
     """Of all ranks."""
     samples: int
     """Of this rank."""
+    agrees: bool | None = None
+    """Whether what all ranks hold was found equal to rank 0's; None where nobody looked."""
 
 
 @dataclass
@@ -66,8 +67,13 @@ class Reporter:
     progress: Progress
     log_every_steps: int = 10
     policy: CheckpointPolicy = field(default_factory=CheckpointPolicy)
+    history: HistoryWriter | None = None
+    """On rank 0, once the engine is ready."""
     _interval: _Interval = field(default_factory=_Interval)
-    _offloaded: OffloadTotals = field(default_factory=OffloadTotals)
+    reached: int = 0
+    """Step that earlier attempts had reached; up to it steps are done again."""
+    _engine: Engine | None = None
+    """Once it is there."""
     _metrics_at: float = 0.0
     _own_times: OwnTimes = field(init=False)
 
@@ -110,8 +116,15 @@ class Reporter:
         """What the job asks for."""
         self.log_every_steps = spec.log_every_steps
         self.policy = spec.checkpoint
-        self.metrics.set_plan(total_steps=spec.steps)
+        self.metrics.set("zerotrain_total_steps", spec.steps)
         self._publish(total_steps=spec.steps)
+
+    def ready(self, engine: Engine) -> None:
+        """The engine is there: what is known of it from now on."""
+        self._engine = engine
+        self.metrics.add_facts(**measuring.facts_of(engine))
+        measuring.set_plan_of_memory(self.metrics, engine)
+        self._publish()
 
     def resumed(self, result: LoadResult, *, seconds: float, last: CheckpointProgress) -> None:
         """This attempt goes on from a checkpoint."""
@@ -126,6 +139,7 @@ class Reporter:
         """Damaged checkpoints were passed over."""
         for item in checkpoints:
             self.say(f"checkpoint passed over: {item.path}: {item.reason}")
+        self.metrics.set("zerotrain_checkpoint_rejected", len(checkpoints))
         self._publish(rejected_checkpoints=checkpoints)
 
     def saved(self, result: SaveResult, last: CheckpointProgress) -> None:
@@ -135,32 +149,29 @@ class Reporter:
         self.say(
             f"checkpoint of step {result.step} is durable: {result.path} ({result.seconds:.2f} s{removed})"
         )
+        if self.history is not None:
+            self.history.add(
+                event(
+                    "checkpoint",
+                    step=result.step,
+                    seconds=result.seconds,
+                    num_bytes=result.num_bytes,
+                    text=result.path.name,
+                )
+            )
         self._publish(checkpoint=last)
+
+    def stood_still(self, seconds: float) -> None:
+        """Training waited for a checkpoint."""
+        if self._engine is not None:
+            self.metrics.observe_stall(step=self._engine.global_steps, seconds=seconds)
 
     def step(self, report: StepReport, *, engine: Engine) -> None:
         """A step is done: metrics always, progress always, a log line at every interval."""
-        result = report.result
+        result, self._engine = report.result, engine
         self._interval.add(report)
-        self.metrics.observe_step(
-            StepSample(
-                step=result.step,
-                seconds=report.seconds,
-                loss=report.loss,
-                grad_norm=result.grad_norm,
-                loss_scale=result.loss_scale,
-                learning_rate=result.lr,
-                tokens=report.tokens // self.launch.world_size,
-                samples=report.samples,
-                skipped=result.skipped,
-                phase_seconds=_phases(result.seconds, report.data_seconds),
-            )
-        )
-        self._observe_offload(result, engine)
-        while engine.comm.timings:
-            sample = engine.comm.timings.popleft()
-            self.metrics.observe_collective(sample.op, sample.seconds, sample.num_bytes)
-        peak = peak_memory_bytes()
-        self.metrics.set_memory_peak("gpu" if torch.cuda.is_available() else "cpu", "optimizer", peak)
+        self._observe(report, engine)
+        peak = measuring.peak_memory_bytes()
         if self.rank.rank == 0:
             self._own_times.add(result)
         interval = self._interval
@@ -174,47 +185,53 @@ class Reporter:
             tokens_per_second=rate,
             step_seconds=interval.seconds / interval.steps,
             memory_peak_bytes=peak,
-            host_peak_bytes=resident_peak_bytes(),
+            host_peak_bytes=measuring.resident_peak_bytes(),
             spill_peak_bytes=engine.memory.peak_bytes(Kind.SPILL),
             straggler=self._own_times.slowest,
         )
+        if self.history is not None:
+            phases = measuring.phases_of(result.seconds, report.data_seconds)
+            self.history.add(step_point(report, phases=phases, engine=engine, progress=self.progress))
         if result.step % self.log_every_steps == 0 or result.step == self.progress.total_steps:
             self.say(step_line(self.progress, result))
             self._interval = _Interval()
-            self.metrics.set_plan(
-                total_steps=self.progress.total_steps,
-                checkpoint_interval_seconds=expected_interval(self.policy, self.progress.step_seconds or 0.0),
-            )
+            interval_s = expected_interval(self.policy, self.progress.step_seconds or 0.0)
+            self.metrics.set("zerotrain_checkpoint_interval_seconds", interval_s)
 
-    def _observe_offload(self, result: StepResult, engine: Engine) -> None:
-        """What the step added, and the tiers' peaks so far."""
-        zero = engine.config.zero
-        if zero.offload_optimizer is None and zero.offload_param is None:
-            return
-        before, now = self._offloaded, engine.offload_totals()
-        self._offloaded = now
-        self.metrics.observe_offload(
-            moved={
-                "h2d": now.h2d_bytes - before.h2d_bytes,
-                "d2h": now.d2h_bytes - before.d2h_bytes,
-                "spill_read": now.spill_read_bytes - before.spill_read_bytes,
-                "spill_write": now.spill_written_bytes - before.spill_written_bytes,
-            },
-            spill_wait_seconds=now.spill_wait_seconds - before.spill_wait_seconds,
-            optimizer={
-                "exposed": result.seconds.get("optimizer", 0.0),
-                "background": result.seconds.get("optimizer_background", 0.0),
-            },
+    def _observe(self, report: StepReport, engine: Engine) -> None:
+        """The step's events, for the metrics."""
+        result, metrics = report.result, self.metrics
+        metrics.observe_step(
+            StepSample(
+                step=result.step,
+                seconds=report.seconds,
+                loss=report.loss,
+                grad_norm=result.grad_norm,
+                loss_scale=result.loss_scale,
+                learning_rate=result.lr,
+                tokens=report.tokens // self.launch.world_size,
+                samples=report.samples,
+                skipped=result.skipped,
+                replayed=result.step <= self.reached,
+                wait_seconds=measuring.wait_of(result),
+                background_seconds=result.seconds.get("optimizer_background", 0.0),
+                phase_seconds=measuring.phases_of(result.seconds, report.data_seconds),
+            )
         )
-        tiers = {"pinned": Tier.HOST} if torch.cuda.is_available() else {}
-        for name, tier in {**tiers, "nvme": Tier.DISK}.items():
-            peak = sum(engine.memory.peak_bytes(kind) for kind in Kind if kind.tier is tier)
-            self.metrics.set_memory_peak(name, "optimizer", peak)
+        if report.agrees is not None:
+            metrics.observe_digest(step=result.step, is_equal=report.agrees)
+
+    def failed(self) -> None:
+        """The run ends with an error: the last numbers, if somebody still comes to read them."""
+        if self._engine is not None:
+            measuring.set_offload(self.metrics, self._engine)
+            measuring.drain_collectives(self.metrics, self._engine)
+        self.channel.publish_metrics()
 
     def done(self) -> None:
         """Nothing more will come."""
+        self._metrics_at = 0.0  # the last word is never too early
         self._publish(phase=Phase.DONE)
-        self.channel.publish_metrics()
 
     def _publish(self, **changes: object) -> None:
         self.progress = replace(self.progress, heartbeat_at=time.time(), **changes)  # type: ignore[arg-type]
@@ -222,6 +239,8 @@ class Reporter:
         now = time.monotonic()
         if now - self._metrics_at >= METRICS_INTERVAL_S:
             self._metrics_at = now
+            if self._engine is not None:
+                measuring.measure(self.metrics, self._engine)
             self.channel.publish_metrics()
 
 
@@ -240,21 +259,3 @@ def expected_interval(policy: CheckpointPolicy, step_seconds: float) -> float:
     by_steps = policy.every_steps * step_seconds if policy.every_steps is not None else None
     known = [value for value in (by_steps, policy.every_seconds) if value is not None]
     return min(known, default=0.0)
-
-
-def peak_memory_bytes() -> int:
-    """Largest memory of this process so far: on the accelerator if there is one, else resident."""
-    if torch.cuda.is_available():
-        return int(torch.cuda.max_memory_allocated())
-    return resident_peak_bytes()
-
-
-def resident_peak_bytes() -> int:
-    """Largest resident size of this process so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _phases(seconds: Mapping[str, float], data_seconds: float) -> dict[str, float]:
-    known = {name: seconds[name] for name in ("forward", "backward", "reduce") if name in seconds}
-    optimizer = seconds.get("optimizer", 0.0) + seconds.get("gather", 0.0)
-    return {"data": data_seconds, **known, "optimizer": optimizer}

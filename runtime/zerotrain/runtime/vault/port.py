@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,6 +23,16 @@ if TYPE_CHECKING:
     from zerotrain.runtime._native import UpdateTask
 
 
+@dataclass(slots=True)
+class SpillFaults:
+    """How often something went wrong, for the metrics; also after the vault has failed."""
+
+    io_errors: int = 0
+    """Reads and writes that the system refused."""
+    auth_failures: int = 0
+    """Reads whose bytes failed authentication, the first and the second ones of a chunk."""
+
+
 class Port:
     """Reads and writes of chunks, by ticket. Thread-safe."""
 
@@ -31,6 +42,7 @@ class Port:
         self.file: SpillFile | None = None
         self.num_rereads = 0
         """Times that a second read was needed; the second one passed or the vault has failed."""
+        self.faults = SpillFaults()
         self._failure: BaseException | None = None
         self._lock = threading.Lock()
         self._owner = os.getpid()
@@ -73,6 +85,7 @@ class Port:
         try:
             self.file.wait(ticket)
         except OSError as error:
+            self.faults.io_errors += 1
             offset = getattr(error, "offset", None)
             raise self.fail(
                 SpillIOError(
@@ -91,10 +104,12 @@ class Port:
         try:
             self.sealer.open(ref.batch(data))
         except SpillIntegrityError as first:
+            self.faults.auth_failures += 1
             self._read_again(ref, data)
             try:
                 self.sealer.open(ref.batch(data))
             except SpillIntegrityError as error:
+                self.faults.auth_failures += 1
                 raise self.fail(error) from first
 
     def update(self, ref: TileRef, data: torch.Tensor, task: UpdateTask, origin: int) -> None:
@@ -105,11 +120,13 @@ class Port:
         except SpillIntegrityError as first:
             # The others are updated and sealed again by now.
             for chunk in first.failed:
+                self.faults.auth_failures += 1
                 one, piece = TileRef(ref.record, chunk, chunk + 1), data[ref.inner(chunk)]
                 self._read_again(one, piece)
                 try:
                     self.sealer.update(one.batch(piece), task, origin=origin)
                 except SpillIntegrityError as error:
+                    self.faults.auth_failures += 1
                     raise self.fail(error) from first
 
     def seal(self, ref: TileRef, data: torch.Tensor) -> None:

@@ -128,9 +128,16 @@ class Vault:
             )
         self.totals = SweepStats()
         """Of all sweeps that have ended."""
-        self._place, self._identity = place, identity
+        self.probed = SweepStats()
+        """The part of it that `probe` made."""
+        self.place = place
+        """Where the file is kept."""
+        self._identity = identity
         self._port = Port(sealer, identity)
-        self._records: dict[int, Record] = {}
+        self.records: dict[int, Record] = {}
+        """By the sealer's number; for reading."""
+        self.faults = self._port.faults
+        """Counted also where the vault has failed."""
         self._extents = Extents()
         self._ring_tiles = ring_tiles
         self._ring = Ring(ring_tiles, 0)
@@ -154,7 +161,7 @@ class Vault:
                 except BaseException:
                     self._port.sealer.forget(sealed)
                     raise
-            self._records[sealed.id] = record
+            self.records[sealed.id] = record
             self._fit_ring()
             return record
 
@@ -164,17 +171,17 @@ class Vault:
             if self._port.file is not None:
                 return
             extents = Extents()
-            places = {key: extents.take(record.num_bytes) for key, record in self._records.items()}
-            self._port.file = spill.open_spill_file(self._place, extents.end, self._identity)
+            places = {key: extents.take(record.num_bytes) for key, record in self.records.items()}
+            self._port.file = spill.open_spill_file(self.place, extents.end, self._identity)
             self._extents = extents
             for key, offset in places.items():
-                self._records[key].offset = offset
+                self.records[key].offset = offset
             self._fit_ring()
 
     def forget(self, record: Record) -> None:
         """The record's bytes may be overwritten; reading it is an error from here on."""
         with self._layout:
-            if self._records.pop(record.sealed.id, None) is None:
+            if self.records.pop(record.sealed.id, None) is None:
                 raise VaultError(f"record {record.name!r} is not in this vault")
             self._port.sealer.forget(record.sealed)
             if record.offset >= 0:
@@ -190,11 +197,11 @@ class Vault:
             file, self._port.file = self._port.file, None
             try:
                 if file is not None:
-                    spill.close(file, self._place)
+                    spill.close(file, self.place)
             finally:
                 self._port.sealer.close()
                 self._ring = Ring(self._ring_tiles, 0)
-                self._records.clear()
+                self.records.clear()
 
     def sweep(self, tiles: Sequence[TileRef], *, writes: bool, reads: bool = True) -> Sweep:
         """A pass over the tiles in this order, as a context manager; waits for another one to end.
@@ -272,7 +279,7 @@ class Vault:
             backend=sealer.backend,
             key_memory=sealer.memory,
             secrecy=granted_text(),
-            folders=tuple(map(str, self._place.folders)),
+            folders=tuple(map(str, self.place.folders)),
             file_bytes=file.num_bytes,
         )
 
@@ -297,7 +304,7 @@ class Vault:
         file = self._port.usable()
         offset = self._extents.take(record.num_bytes)
         try:
-            spill.grow(file, self._place, self._extents.end, self._identity)
+            spill.grow(file, self.place, self._extents.end, self._identity)
         except BaseException:
             self._extents.give_back(offset, record.num_bytes)
             raise
@@ -306,7 +313,7 @@ class Vault:
     def _fit_ring(self) -> Ring:
         """Buffers for the largest tile, unless a sweep has them; its successor then sees to it."""
         with self._layout:
-            tile_bytes = largest_tile_bytes(self._records.values())
+            tile_bytes = largest_tile_bytes(self.records.values())
             if self._port.file is not None and self._ring.tile_bytes != tile_bytes and self._ring.is_whole:
                 self._ring = Ring(self._ring_tiles, tile_bytes)
             return self._ring

@@ -74,6 +74,11 @@ class SweepStats:
     """Seconds in which nothing but the drive was at work."""
     total_s: float = 0.0
 
+    @property
+    def num_bytes(self) -> int:
+        """Moved in both directions."""
+        return self.bytes_read + self.bytes_written
+
     def add(self, other: SweepStats) -> None:
         """Sums, field by field."""
         self.num_tiles += other.num_tiles

@@ -70,32 +70,35 @@ class MemoryLedger:
     def __init__(self) -> None:
         self._live: Counter[Kind] = Counter()
         self._peak: Counter[Kind] = Counter()
+        self._in_tier = dict.fromkeys(Tier, 0)
         self._peak_total = 0
         self._phase_peak: dict[str, int] = {}
+        self._tier_peak: dict[tuple[str, Tier], int] = {}
         self._lock = Lock()  # updates in the background count what they borrow
 
     def add(self, kind: Kind, num_bytes: int) -> None:
         """Count an allocation (negative: a release)."""
+        tier = kind.tier
         with self._lock:
             self._live[kind] += num_bytes
-            self._peak[kind] = max(self._peak[kind], self._live[kind])
-            self._note()
+            self._in_tier[tier] += num_bytes
+            if num_bytes > 0:
+                self._peak[kind] = max(self._peak[kind], self._live[kind])
+                self._note(tier)
 
-    def _note(self) -> None:
-        total = self._sum()
+    def _note(self, *tiers: Tier) -> None:
+        total = self._in_tier[Tier.DEVICE] + self._in_tier[Tier.HOST]
         self._peak_total = max(self._peak_total, total)
         self._phase_peak[self.phase] = max(self._phase_peak.get(self.phase, 0), total)
-
-    def _sum(self, tier: Tier | None = None) -> int:
-        if tier is None:
-            return sum(size for kind, size in self._live.items() if kind.tier is not Tier.DISK)
-        return sum(size for kind, size in self._live.items() if kind.tier is tier)
+        for tier in tiers:
+            key = self.phase, tier
+            self._tier_peak[key] = max(self._tier_peak.get(key, 0), self._in_tier[tier])
 
     def enter(self, phase: str) -> None:
         """From now on it is `phase`."""
         with self._lock:
             self.phase = phase
-            self._note()
+            self._note(*Tier)
 
     def count(self, kind: Kind, tensor: torch.Tensor) -> torch.Tensor:
         """Count a tensor that lives as long as the engine, and hand it back."""
@@ -104,7 +107,10 @@ class MemoryLedger:
 
     def live_bytes(self, kind: Kind | None = None, *, tier: Tier | None = None) -> int:
         """Bytes allocated now, of one kind, of one tier, or of all memory."""
-        return self._sum(tier) if kind is None else self._live[kind]
+        if kind is not None:
+            return self._live[kind]
+        in_tier = self._in_tier
+        return in_tier[Tier.DEVICE] + in_tier[Tier.HOST] if tier is None else in_tier[tier]
 
     def peak_bytes(self, kind: Kind | None = None) -> int:
         """Largest `live_bytes` since the start or the last `reset_peak`."""
@@ -113,6 +119,10 @@ class MemoryLedger:
     def phase_peaks(self) -> dict[str, int]:
         """Largest sum of live bytes by phase, since the start or the last `reset_peak`."""
         return dict(self._phase_peak)
+
+    def tier_peaks(self) -> dict[tuple[str, Tier], int]:
+        """Largest sum of live bytes by phase and tier, likewise."""
+        return dict(self._tier_peak)
 
     @property
     def persistent_bytes(self) -> int:
@@ -128,5 +138,6 @@ class MemoryLedger:
         """Start measuring peaks anew from what is live."""
         with self._lock:
             self._peak = self._live.copy()
-            self._peak_total = self._sum()
+            self._peak_total = self._in_tier[Tier.DEVICE] + self._in_tier[Tier.HOST]
             self._phase_peak.clear()
+            self._tier_peak.clear()

@@ -1,0 +1,226 @@
+"""Writes the history of an attempt (`contract.history`) on rank 0, beside the checkpoints.
+
+The file may be on a volume that is slow, full or gone: a thread of its own writes, nothing ever waits for it
+but the end of the process, and that for a bounded time. What cannot be written is told once and left out;
+training goes on. Lines are appended whole, so a kill leaves at most one torn line, which readers pass over.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zerotrain.contract.history import (
+    HISTORY_DIR,
+    MAX_EVENTS,
+    MAX_FILES,
+    MAX_POINTS,
+    AttemptRecord,
+    Event,
+    Point,
+    file_name,
+    files_of,
+    halved,
+    to_line,
+)
+
+if TYPE_CHECKING:
+    from zerotrain.contract.progress import Progress
+    from zerotrain.runtime.engine import Engine
+    from zerotrain.runtime.train.report import StepReport
+    from zerotrain.runtime.train.saving import Checkpoints
+    from zerotrain.runtime.train.session import Session
+
+WRITE_INTERVAL_S = 1.0
+CLOSE_TIMEOUT_S = 2.0
+MAX_WAITING = 20_000
+"""Records that wait for a volume that does not answer; older ones go."""
+
+
+class HistoryWriter:
+    """The history of this attempt. All methods return at once, and from `close` on do nothing."""
+
+    def __init__(self, folder: Path, record: AttemptRecord, *, say: Callable[[str], None]) -> None:
+        """`say` gets one line if the history cannot be written."""
+        self._file = HistoryFile(folder, record)
+        self._say = say
+        self._waiting: deque[Point | Event] = deque(maxlen=MAX_WAITING)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="zerotrain-history", daemon=True)
+        self._thread.start()
+
+    def add(self, item: Point | Event) -> None:
+        """A step or an event; on its way to the file."""
+        self._waiting.append(item)
+
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """Write what waits, unless the volume takes too long."""
+        self._closing.set()
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            self._file.start()
+            while not self._closing.wait(WRITE_INTERVAL_S):
+                self._file.extend(self._taken())
+            self._file.extend(self._taken())
+            self._file.finish()
+        except OSError as error:
+            self._say(f"the history of this attempt is not kept from here on: {error}")
+
+    def _taken(self) -> list[Point | Event]:
+        return [self._waiting.popleft() for _ in range(len(self._waiting))]
+
+
+class HistoryFile:
+    """The file itself: bounded, by merging neighbouring points when it is full. Methods raise OSError."""
+
+    def __init__(self, folder: Path, record: AttemptRecord, *, max_points: int = MAX_POINTS) -> None:
+        self._folder = folder
+        self._path = folder / file_name(record.attempt, record.job_uid)
+        self._record = record
+        self._max_points = max_points
+        self._points: list[Point] = []
+        self._events: list[Event] = []
+        self._stride = 1
+        """Steps of one point."""
+        self._open_point: Point | None = None
+        """Has fewer than that so far."""
+
+    def start(self) -> None:
+        """Make room and write the first line."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        by_age = sorted(files_of(self._folder), key=lambda path: path.stat().st_mtime)
+        for old in by_age[: -(MAX_FILES - 1)]:
+            old.unlink(missing_ok=True)
+        self._rewrite()
+
+    def extend(self, items: Sequence[Point | Event]) -> None:
+        """Append what is whole; a point that is not yet full waits."""
+        lines = [to_line(item) for given in items for item in self._taken_in(given)]
+        if len(self._points) >= self._max_points or len(self._events) > MAX_EVENTS:
+            self._merge()
+            self._rewrite()
+        elif lines:
+            self._append(lines)
+
+    def finish(self) -> None:
+        """The last point, full or not."""
+        if self._open_point is not None:
+            point, self._open_point = self._open_point, None
+            self._append([to_line(point)])
+
+    def _taken_in(self, item: Point | Event) -> list[Point | Event]:
+        if isinstance(item, Event):
+            self._events.append(item)
+            return [item]
+        joined = item if self._open_point is None else self._open_point.merged(item)
+        if joined.steps < self._stride:
+            self._open_point = joined
+            return []
+        self._open_point = None
+        self._points.append(joined)
+        return [joined]
+
+    def _merge(self) -> None:
+        while len(self._points) >= self._max_points:
+            self._points = halved(self._points)
+            self._stride *= 2
+        del self._events[:-MAX_EVENTS]
+
+    def _rewrite(self) -> None:
+        """At once: a reader sees the old file or the new one."""
+        lines = [to_line(self._record), *map(to_line, self._points), *map(to_line, self._events)]
+        partial = self._path.with_suffix(f".{os.getpid()}.partial")
+        with partial.open("w") as file:
+            file.writelines(lines)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(self._path)
+
+    def _append(self, lines: Sequence[str]) -> None:
+        # One write: lines of two writers or of a killed one are never mixed within a line.
+        with self._path.open("ab", buffering=0) as file:
+            file.write("".join(lines).encode())
+
+
+def open_history(
+    session: Session, checkpoints: Checkpoints, *, say: Callable[[str], None]
+) -> HistoryWriter | None:
+    """Of this attempt, on rank 0; None on every other. After the resume, so that it is part of the record."""
+    launch = session.settings.launch
+    place = launch.checkpoint_dir or launch.run_dir
+    # Without a launcher the scratch is not there, and is nobody's to make.
+    if session.settings.rank.rank != 0 or (launch.checkpoint_dir is None and not place.is_dir()):
+        return None
+    config, last = session.settings.config, checkpoints.last
+    status = session.engine.memory_status()
+    record = AttemptRecord(
+        attempt=launch.attempt,
+        job=launch.job,
+        job_uid=launch.job_uid,
+        time=time.time(),
+        world_size=launch.world_size,
+        total_steps=session.settings.spec.steps,
+        resumed_from=None if last is None else last.step,
+        facts={
+            "ZeRO stage": str(config.zero.stage),
+            "precision": config.precision.compute_dtype,
+            "device": session.engine.device.type,
+            "collectives": session.engine.comm.transport,
+            "batch": f"{config.batch.train_batch_size} x {session.model.context} tokens",
+        },
+        planned={
+            "engine": status.planned_peak_bytes + status.planned_host_bytes,
+            "spill": status.planned_disk_bytes,
+        },
+    )
+    writer = HistoryWriter(place / HISTORY_DIR, record, say=say)
+    for item in checkpoints.rejected:
+        writer.add(event("rejected", step=record.resumed_from or 0, text=f"{item.path}: {item.reason}"))
+    return writer
+
+
+def event(
+    name: str, *, step: int, seconds: float | None = None, num_bytes: int | None = None, text: str = ""
+) -> Event:
+    """Something that happens now."""
+    return Event(event=name, step=step, time=time.time(), seconds=seconds, num_bytes=num_bytes, text=text)
+
+
+def step_point(
+    report: StepReport, *, phases: Mapping[str, float], engine: Engine, progress: Progress
+) -> Point:
+    """The point of one step; what is not finite is counted instead of kept. `progress`: after the step."""
+    result = report.result
+    loss = report.loss if math.isfinite(report.loss) else None
+    norm = result.grad_norm if math.isfinite(result.grad_norm) else None
+    memory = {
+        "gpu": progress.memory_peak_bytes if engine.device.type != "cpu" else 0,
+        "process": progress.host_peak_bytes,
+        "engine": engine.memory.peak_bytes(),
+        "spill": progress.spill_peak_bytes,
+    }
+    return Point(
+        step=result.step,
+        time=time.time(),
+        loss=loss,
+        loss_low=loss,
+        loss_high=loss,
+        grad_norm=norm,
+        grad_norm_high=norm,
+        nonfinite=int(loss is None or norm is None),
+        skipped=int(result.skipped),
+        learning_rate=result.lr,
+        loss_scale=result.loss_scale,
+        seconds=report.seconds,
+        tokens=report.tokens,
+        phases=phases,
+        memory={tier: size for tier, size in memory.items() if size},
+    )

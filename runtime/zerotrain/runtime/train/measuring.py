@@ -1,0 +1,181 @@
+"""What of a rank's metrics is a state, not an event: looked at when a snapshot goes out, not at every step.
+
+Memory by tier and phase, the spill's volumes, the GPU, facts of the engine. Called by the reporter.
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from zerotrain.runtime.engine import Engine
+from zerotrain.runtime.metrics import OffloadSample, WorkerMetrics
+from zerotrain.runtime.step import StepResult
+from zerotrain.runtime.zero.ledger import Kind, Tier
+
+RECORD_LABEL = "step record"
+"""Of the gathers that exchange a few numbers (`Comm.gather_record`)."""
+
+
+def phases_of(seconds: Mapping[str, float], data_seconds: float) -> dict[str, float]:
+    """A step's phases under the names of the metrics; weights are gathered for the update."""
+    known = {name: seconds[name] for name in ("forward", "backward", "reduce") if name in seconds}
+    optimizer = seconds.get("optimizer", 0.0) + seconds.get("gather", 0.0)
+    return {"data": data_seconds, **known, "optimizer": optimizer}
+
+
+def facts_of(engine: Engine) -> dict[str, str]:
+    """Labels of zerotrain_rank_info that are known once the engine is there."""
+    zero = engine.config.zero
+    offloaded = {block.device for block in (zero.offload_optimizer, zero.offload_param) if block is not None}
+    facts = {
+        "transport": engine.comm.transport,
+        "zero_stage": str(zero.stage),
+        "dtype": engine.config.precision.compute_dtype,
+        "offload": next((tier for tier in ("nvme", "cpu") if tier in offloaded), "none"),
+        "version": _version(),
+        "gpu_uuid": "",
+        "gpu_name": "",
+    }
+    if engine.device.type == "cuda":
+        properties = torch.cuda.get_device_properties(engine.device)
+        # As DCGM and nvidia-smi write it.
+        facts |= {"gpu_uuid": f"GPU-{properties.uuid}", "gpu_name": properties.name}
+    return facts
+
+
+def set_plan_of_memory(metrics: WorkerMetrics, engine: Engine) -> None:
+    """What the byte formulas say, beside which the peaks are looked at."""
+    status, tiers = engine.memory_status(), _tier_names(engine)
+    planned = dict.fromkeys(tiers.values(), 0)
+    planned[tiers[Tier.DEVICE]] += status.planned_peak_bytes
+    planned[tiers[Tier.HOST]] += status.planned_host_bytes
+    planned[tiers[Tier.DISK]] += status.planned_disk_bytes
+    for tier, num_bytes in planned.items():
+        metrics.set("zerotrain_memory_planned_bytes", num_bytes, tier)
+
+
+def measure(metrics: WorkerMetrics, engine: Engine) -> None:
+    """Everything that is looked at for a snapshot."""
+    set_offload(metrics, engine)
+    drain_collectives(metrics, engine)
+    resident = _resident_bytes()
+    metrics.set("zerotrain_process_resident_bytes", resident)
+    # The kernel counts both per thread and adds up now and then.
+    metrics.set("zerotrain_process_resident_peak_bytes", max(resident, resident_peak_bytes()))
+    for (tier, phase), num_bytes in _peaks(engine).items():
+        metrics.set("zerotrain_memory_peak_bytes", num_bytes, tier, phase)
+    if engine.device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(engine.device)
+        metrics.set("zerotrain_gpu_memory_used_bytes", total - free)
+        metrics.set("zerotrain_gpu_memory_total_bytes", total)
+        peak = torch.cuda.max_memory_allocated(engine.device)
+        metrics.set("zerotrain_gpu_memory_allocated_peak_bytes", peak)
+    with suppress(OSError):  # a volume that is gone has no size
+        space = engine.spill_space()
+        if space is not None:
+            metrics.set("zerotrain_spill_free_bytes", space.free)
+            metrics.set("zerotrain_spill_capacity_bytes", space.capacity)
+            metrics.set("zerotrain_spill_file_bytes", engine.memory.live_bytes(Kind.SPILL))
+
+
+def set_offload(metrics: WorkerMetrics, engine: Engine) -> None:
+    """What offloading did so far; also after the spill was lost."""
+    zero = engine.config.zero
+    if zero.offload_optimizer is None and zero.offload_param is None:
+        return
+    totals = engine.offload_totals()
+    metrics.set_offload(
+        OffloadSample(
+            moved_bytes={
+                "h2d": totals.h2d_bytes,
+                "d2h": totals.d2h_bytes,
+                "spill_read": totals.spill_read_bytes,
+                "spill_write": totals.spill_written_bytes,
+            },
+            wait_seconds=totals.spill_wait_seconds,
+            pass_seconds=totals.spill_pass_seconds,
+            pass_bytes=totals.spill_pass_bytes,
+            io_errors=totals.spill_io_errors,
+            auth_failures=totals.spill_auth_failures,
+        )
+    )
+
+
+def drain_collectives(metrics: WorkerMetrics, engine: Engine) -> None:
+    """Those that finished since the last call. The step records are apart: they last as long as the slowest
+    rank, and say nothing of the network."""
+    timings = engine.comm.timings
+    seconds: dict[str, list[float]] = {}
+    sent: dict[str, int] = {}
+    for _ in range(len(timings)):  # a thread may add some meanwhile
+        sample = timings.popleft()
+        op = "record" if sample.label == RECORD_LABEL else sample.op
+        seconds.setdefault(op, []).append(sample.seconds)
+        sent[op] = sent.get(op, 0) + sample.num_bytes
+    for op, values in seconds.items():
+        metrics.observe_collectives(op, values, sent[op])
+
+
+def wait_of(result: StepResult) -> float:
+    """Seconds of the step in which this rank could only wait for collectives."""
+    wait = result.seconds.get("wait", 0.0)
+    return wait if math.isfinite(wait) else 0.0
+
+
+def _peaks(engine: Engine) -> dict[tuple[str, str], int]:
+    """By tier and phase. On a CPU the device is the host: the sum of both peaks once, as of one moment."""
+    tiers = _tier_names(engine)
+    peaks = {
+        (tiers[tier], phase): num_bytes for (phase, tier), num_bytes in engine.memory.tier_peaks().items()
+    }
+    if tiers[Tier.DEVICE] == tiers[Tier.HOST]:
+        peaks |= {("cpu", phase): num_bytes for phase, num_bytes in engine.memory.phase_peaks().items()}
+    return {key: num_bytes for key, num_bytes in peaks.items() if key[1] in _PHASES}
+
+
+_PHASES = frozenset({"start", "forward", "backward", "step"})
+
+
+def _tier_names(engine: Engine) -> dict[Tier, str]:
+    on_cuda, zero = engine.device.type == "cuda", engine.config.zero
+    blocks = [block for block in (zero.offload_optimizer, zero.offload_param) if block is not None]
+    is_pinned = on_cuda and any(block.pin_memory for block in blocks)
+    return {
+        Tier.DEVICE: "gpu" if on_cuda else "cpu",
+        Tier.HOST: "pinned" if is_pinned else "cpu",
+        Tier.DISK: "nvme",
+    }
+
+
+def peak_memory_bytes() -> int:
+    """Largest memory of this process so far: on the accelerator if there is one, else resident."""
+    if torch.cuda.is_available():
+        return int(torch.cuda.max_memory_allocated())
+    return resident_peak_bytes()
+
+
+def resident_peak_bytes() -> int:
+    """Largest resident size of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _resident_bytes() -> int:
+    """From statm: the kernel walks all pages for smaps."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _version() -> str:
+    try:
+        return version("zerotrain")
+    except PackageNotFoundError:  # run from a source tree
+        return ""

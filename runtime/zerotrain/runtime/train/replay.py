@@ -1,0 +1,47 @@
+"""How far earlier attempts of the job came: steps up to there are done again, and that is no progress."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from zerotrain.contract.history import HISTORY_DIR, file_name, files_of
+
+TAIL_BYTES = 64 << 10
+"""Of a file; its last lines are the newest."""
+
+MAX_FILES = 8
+"""Newest attempts that are looked at."""
+
+
+def reached_step(folder: Path, *, job_uid: str) -> int:
+    """The last step in the histories of this job in its checkpoint folder; 0 without one. Raises nothing."""
+    files = files_of(folder / HISTORY_DIR)
+    own = [path for path in files if path.name == _own_name(path.name, job_uid)]
+    return max((_last_step(path) for path in own[-MAX_FILES:]), default=0)
+
+
+def _own_name(name: str, job_uid: str) -> str:
+    """What the file would be called if it were this job's."""
+    return file_name(int(name.split("-")[1]), job_uid)
+
+
+def _last_step(path: Path) -> int:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            lines = file.read(TAIL_BYTES).splitlines()
+    except OSError:
+        return 0
+    return max((_step(line) for line in lines), default=0)
+
+
+def _step(line: bytes) -> int:
+    """Of a point; 0 for anything else, a torn line for instance."""
+    try:
+        item = json.loads(line)
+        step = item["step"] if item["kind"] == "point" else 0
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return 0
+    return step if isinstance(step, int) and 0 <= step < 1 << 53 else 0

@@ -1,0 +1,67 @@
+"""What the spill file's drive gives: a pass over some of the records at the start of a training, timed.
+
+The pass does what an optimizer step's passes do but the arithmetic: it reads, opens, seals and writes, a few
+tiles ahead and behind. So later passes that wait for the drive and are much slower than this one say that the
+drive has become slower, or that somebody else uses it. Called by the engine for the trainer.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from zerotrain.runtime.vault.chunks import TileRef
+from zerotrain.runtime.vault.store import Vault
+
+PROBE_BYTES = 64 << 20
+"""Read, and as many written: less than a second of most drives."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VolumeSpace:
+    """Bytes of the volumes that hold a spill file, each counted once."""
+
+    free: int
+    capacity: int
+
+
+def probe(vault: Vault, *, max_bytes: int = PROBE_BYTES) -> float | None:
+    """Bytes per second, read and written, of one pass; None where nothing is swept.
+
+    Every record must have been written. The bytes stay the same. Raises SpillIOError, SpillIntegrityError.
+    """
+    tiles: list[TileRef] = []
+    chosen = 0
+    for record in list(vault.records.values()):
+        for ref in record.tiles() if record.swept else ():
+            if chosen < max_bytes:
+                tiles.append(ref)
+                chosen += ref.num_bytes
+    if not tiles:
+        return None
+    with vault.sweep(tiles, writes=True) as sweep:
+        for tile in sweep:
+            tile.open()
+            tile.seal()
+    vault.probed.add(sweep.stats)
+    return sweep.stats.num_bytes / sweep.stats.total_s
+
+
+def space(vault: Vault) -> VolumeSpace:
+    """Of the volumes of the spill file's folders, which need not be there any more."""
+    free = capacity = 0
+    seen: set[int] = set()
+    for folder in vault.place.folders:
+        there = _existing(folder)
+        device = there.stat().st_dev
+        if device not in seen:
+            seen.add(device)
+            stat = os.statvfs(there)
+            free += stat.f_bavail * stat.f_frsize
+            capacity += stat.f_blocks * stat.f_frsize
+    return VolumeSpace(free=free, capacity=capacity)
+
+
+def _existing(folder: Path) -> Path:
+    return next((parent for parent in (folder, *folder.parents) if parent.exists()), Path("/"))
