@@ -141,15 +141,16 @@ async def rounds(here: Session, results: Results, group: str, size: Size, number
     """All contenders in turn."""
     found = results.runs.setdefault(group, {name: [] for name in CONTENDERS})
     with here.operator() as process:
-        for turn in range(number):
+        for _ in range(number):
             for name in CONTENDERS:
                 run = await here.bench.measure(name, size, process)
                 found[name].append(run)
                 spent = run.spent
                 say(
-                    f"{group} {size} round {turn + 1} {name}: {run.running_s:.1f} s, "
+                    f"{group} {size} round {len(found[name])} {name}: {run.running_s:.1f} s, "
                     f"{1000 * spent.total_cpu_s / size.pods:.1f} ms of processor and "
-                    f"{spent.requests / size.pods:.2f} requests per pod"
+                    f"{spent.requests / size.pods:.2f} requests per pod, "
+                    f"{spent.allocated_bytes / size.pods / MIB:.2f} MiB allocated by the API server"
                 )
 
 

@@ -32,6 +32,7 @@ CLIENT_OF_FLOW = {
 }
 _REQUESTS = re.compile(r"^apiserver_request_total\{(.*)\} (\S+)$", re.MULTILINE)
 _DISPATCHED = re.compile(r"^apiserver_flowcontrol_dispatched_requests_total\{(.*)\} (\S+)$", re.MULTILINE)
+_ALLOCATED = re.compile(r"^go_memstats_alloc_bytes_total (\S+)$", re.MULTILINE)
 _OWN = re.compile(r"^zerotrain_operator_api_requests_total\{(.*)\} (\S+)$", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
@@ -43,7 +44,7 @@ class CountingTelemetry(Telemetry):
         super().__init__()
         self.count = 0
 
-    def request(self, verb: str, resource: str, code: int) -> None:
+    def request(self, verb: str, resource: str, code: int, seconds: float | None = None) -> None:
         if verb != "WATCH":
             self.count += 1
 
@@ -59,6 +60,8 @@ class Snapshot:
     requests: float = 0.0
     """Of all clients; leases and watches apart."""
     by_client: Mapping[str, float] = field(default_factory=dict)
+    allocated_bytes: float = 0.0
+    """By the API server, ever: what its work costs, whatever else the machine does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +73,7 @@ class Spent:
     machine_cpu_s: float
     requests: float
     by_client: Mapping[str, float]
+    allocated_bytes: float
 
     @property
     def total_cpu_s(self) -> float:
@@ -84,6 +88,24 @@ class Spent:
             machine_cpu_s=after.machine_cpu_s - before.machine_cpu_s,
             requests=after.requests - before.requests,
             by_client=_minus(after.by_client, before.by_client),
+            allocated_bytes=after.allocated_bytes - before.allocated_bytes,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted:
+    """What the API server's own metrics tell."""
+
+    requests: float
+    by_client: Mapping[str, float]
+    allocated_bytes: float
+
+    def with_cpu(self, cpu: Snapshot) -> Snapshot:
+        return replace(
+            cpu,
+            requests=self.requests,
+            by_client=self.by_client,
+            allocated_bytes=self.allocated_bytes,
         )
 
 
@@ -110,10 +132,10 @@ class Meter:
 
     async def all(self, operator: OperatorProcess | None) -> Snapshot:
         """Everything; the processor time is read last, so that a window begins after the counting."""
-        requests, by_client = await self.requests(operator)
-        return replace(self.cpu(operator), requests=requests, by_client=by_client)
+        counted = await self.requests(operator)
+        return counted.with_cpu(self.cpu(operator))
 
-    async def requests(self, operator: OperatorProcess | None) -> tuple[float, dict[str, float]]:
+    async def requests(self, operator: OperatorProcess | None) -> Counted:
         text = (await self._api.call_raw(Request(method="GET", path="/metrics", kind="metrics"))).decode()
         total = sum(
             value
@@ -127,7 +149,10 @@ class Meter:
                 clients[client] = clients.get(client, 0.0) + value
         if operator is not None:
             clients |= operator_requests(operator)
-        return total, clients
+        allocated = _ALLOCATED.search(text)
+        return Counted(
+            requests=total, by_client=clients, allocated_bytes=float(allocated[1]) if allocated else 0.0
+        )
 
 
 def operator_requests(operator: OperatorProcess) -> dict[str, float]:

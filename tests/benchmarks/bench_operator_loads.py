@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -237,11 +237,11 @@ class Bench:
                 await disturbing
             await asyncio.sleep(DRAIN_S)
             cpu = self.meter.cpu(operator)
-            requests, by_client = await self.meter.requests(operator)
+            counted = await self.meter.requests(operator)
         finally:
             watch.close()
             await self.clean(namespace)
-        after = replace(cpu, requests=requests, by_client=by_client)
+        after = counted.with_cpu(cpu)
         return Run(
             running_s=running - started,
             created_s=created - started,

@@ -62,6 +62,6 @@ class KubeJson:
                 return {}
             if error.code >= 500 or error.code == 429:
                 raise ApiDown(f"{method} {path}: {error.code}") from error
-            raise RuntimeError(f"{method} {path}: {error.code} {said[:300]}") from error
+            raise RuntimeError(f"{method} {path}: {error.code} {said[:1000]}") from error
         except OSError as error:
             raise ApiDown(f"{method} {path}: {error}") from error

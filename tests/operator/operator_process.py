@@ -17,6 +17,7 @@ from pathlib import Path
 from tests.operator.call_record import FILE_VARIABLE, REFUSALS_VARIABLE
 from tests.support.crd import CRD_NAME, wait_established
 from tests.support.devcluster import REPOSITORY, Cluster, wait_until
+from zerotrain.operator.handlers.config import scope_flags
 
 KEY = b"0123456789abcdef0123456789abcdef"
 NAMESPACE = "zerotrain-system"
@@ -78,7 +79,7 @@ class OperatorProcess:
         module = (
             "tests.operator.recorded_operator" if FILE_VARIABLE in os.environ else "zerotrain.operator.main"
         )
-        command = [sys.executable, "-m", "kopf", "run", "--all-namespaces", "-m", module]
+        command = [sys.executable, "-m", "kopf", "run", *scope_flags(self._env), "-m", module]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, env=self._env, stdout=log, stderr=subprocess.STDOUT, cwd=REPOSITORY
@@ -86,7 +87,7 @@ class OperatorProcess:
         if wait:
             self.wait_until_leading()
 
-    def wait_until_leading(self, *, timeout_s: float = 60) -> None:
+    def wait_until_leading(self, *, timeout_s: float = 180) -> None:
         try:
             wait_until(self.leads, "the operator to lead", timeout_s=timeout_s)
         except TimeoutError as error:
@@ -132,9 +133,13 @@ class OperatorProcess:
         same code in other words."""
         if self.expects_refusals:
             return
-        told = self._refusals.read_text().splitlines() if self._refusals.exists() else []
-        refused = [line for line in told if " cannot " in line and " resource " in line]
+        refused = self.refusals()
         assert not refused, f"the API server refused: {refused}"
+
+    def refusals(self) -> list[str]:
+        """`VERB path: words` for all that the roles did not allow, where requests are recorded."""
+        told = self._refusals.read_text().splitlines() if self._refusals.exists() else []
+        return [line for line in told if " cannot " in line and " resource " in line]
 
     def tail(self, lines: int = 60) -> str:
         return "\n".join(self.log.read_text().splitlines()[-lines:])
@@ -146,7 +151,11 @@ def operator(
 ) -> Iterator[OperatorProcess]:
     """A leading operator for the length of the block; ended with SIGTERM, so that the lease is free."""
     process = OperatorProcess(kubeconfig, folder, env)
-    process.start()
+    try:
+        process.start()
+    except BaseException:
+        process.kill()
+        raise
     try:
         yield process
     finally:

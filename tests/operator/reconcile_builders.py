@@ -137,7 +137,8 @@ class Want:
     actions: tuple[Action, ...] | None = None
     events: tuple[str, ...] | None = None
     """Reasons, in order."""
-    conditions: Mapping[str, tuple[str, str]] | None = None
+    conditions: Mapping[str, tuple[str, str] | None] | None = None
+    """Status and reason by type; None where there must be none."""
     """Type -> (status, reason)."""
     fields: Mapping[str, Any] | None = None
     """Dotted path below status, in the API's spelling -> value (absent fields are None)."""
@@ -182,8 +183,9 @@ def check(row: Row) -> None:
     if want.wake_in_s is not None:
         assert plan.wake_at == row.now + timedelta(seconds=want.wake_in_s)
     found = {item["type"]: item for item in after.get("conditions", ())}
-    for kind, (word, reason) in (want.conditions or {}).items():
-        assert (found[kind]["status"], found[kind]["reason"]) == (word, reason), kind
+    for kind, wanted in (want.conditions or {}).items():
+        item = found.get(kind)
+        assert (item and (item["status"], item["reason"])) == wanted, kind
     for kind, text in (want.says or {}).items():
         told = (
             " | ".join(event.message for event in plan.events) if kind == "event" else found[kind]["message"]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.operator.kube_json import KubeJson
 from tests.support.crd import (
     applied_job,
     apply_all,
@@ -51,6 +52,21 @@ def test_unknown_keys_are_refused(control_plane: Cluster, namespace_of_module: s
         assert f'unknown field "{path}"' in done.stderr
 
 
+def test_a_token_of_a_service_account_is_refused_by_name_where_unknown_keys_are_dropped(
+    namespace_of_module: str, api: KubeJson
+) -> None:
+    """Only kubectl asks the server to be strict: other clients get the schema's refusal, not a silent cut."""
+    source = {"serviceAccountToken": {"path": "token", "audience": "vault"}}
+    volume = {"name": "t", "projected": {"sources": [source]}}
+    job = applied_job("token", namespace_of_module, {"spec.podTemplate.volumes": [volume]})
+    with pytest.raises(RuntimeError) as refusal:
+        api.post(f"/apis/zerotrain.dev/v1alpha1/namespaces/{namespace_of_module}/zerotrainingjobs", job)
+    message = str(refusal.value)
+    assert "spec.podTemplate.volumes[0].projected.sources[0]" in message
+    assert "serviceAccountToken is not offered" in message
+    assert "in a Secret" in message
+
+
 @pytest.fixture(scope="module")
 def changed(control_plane: Cluster, namespace_of_module: str) -> str:
     created = apply_all(control_plane, [applied_job("steady", namespace_of_module, {})])
@@ -67,6 +83,21 @@ def changed(control_plane: Cluster, namespace_of_module: str) -> str:
 )
 def test_immutable(changed: str, change: dict[str, Any], path: str, text: str) -> None:
     assert any(f"{path}:" in line and text in line for line in changed.splitlines()), changed
+
+
+def test_a_status_in_the_same_write_does_not_open_the_spec(
+    control_plane: Cluster, namespace_of_module: str, api: KubeJson
+) -> None:
+    """The rule about changes lets writes of the status pass by their phase."""
+    path = f"/apis/zerotrain.dev/v1alpha1/namespaces/{namespace_of_module}/zerotrainingjobs/sly"
+    apply_all(control_plane, [applied_job("sly", namespace_of_module, {})])
+    assert api.patch(f"{path}/status", {"status": {"phase": "Pending"}})["status"]["phase"] == "Pending"
+    change = {"spec": {"steps": 101}, "status": {"phase": "Running"}}
+    with pytest.raises(RuntimeError) as refusal:
+        api.patch(path, change)
+    assert "spec.steps" in str(refusal.value)
+    written = api.patch(f"{path}/status", change)
+    assert (written["spec"]["steps"], written["status"]["phase"]) == (100, "Running")
 
 
 def test_a_suspended_job_may_be_changed(control_plane: Cluster, namespace_of_module: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 from aiohttp import web
 
-from tests.operator.api_double import ApiDouble, Json, served
+from tests.operator.api_double import ApiDouble, Json, failure, served
 from tests.operator.test_operator_executor import executor, job
 from zerotrain.operator.api import AttemptShape
 from zerotrain.operator.api.scheduling import Gang
@@ -157,12 +157,12 @@ def waiting_job() -> Json:
 
 
 @asynccontextmanager
-async def board(api: Api, hands: Executor) -> AsyncIterator[asyncio.Queue[JobKey]]:
+async def board(api: Api, hands: Executor, blind_s: float = 0.0) -> AsyncIterator[asyncio.Queue[JobKey]]:
     """A board that runs; the jobs that it tells of something."""
     changed, may_act = asyncio.Queue[JobKey](), asyncio.Event()
     may_act.set()
     task = asyncio.create_task(
-        CapacityBoard(api, hands.memories, changed.put_nowait, may_act, JobCache()).run()
+        CapacityBoard(api, hands.memories, changed.put_nowait, may_act, JobCache(), blind_s).run()
     )
     try:
         yield changed
@@ -395,3 +395,29 @@ async def test_an_api_that_went_away_is_told_and_looked_for_again(
             await hands.post(item)
     assert caught.value.problem.reason == reason
     assert hands.memories.apis is None
+
+
+@pytest.mark.parametrize(("blind_s", "asked"), [(60.0, 1), (0.0, 3)], ids=["soon", "later"])
+async def test_who_may_not_see_the_room_keeps_nobody_waiting(
+    blind_s: float, asked: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An operator for a few namespaces may read all nodes, but not all pods. Nodes that nobody can fill are
+    not read for every claim, and a right that is granted later is found."""
+    monkeypatch.setattr(capacity, "SETTLE_S", 0.0)
+    double, body = ApiDouble(), waiting_job()
+    cluster(double)
+    double.on("GET /api/v1/pods", failure(403, "Forbidden", "pods of the whole cluster"))
+    async with served(double) as api:
+        hands = executor(api)
+        async with board(api, hands, blind_s) as changed:
+            for _ in range(3):
+                memory = hands.memories.of(UID)
+                memory.capacity = memory.question = None
+                await hands.perform(body, [AskRoom(shape=AttemptShape(workers=2))])
+                assert await asyncio.wait_for(changed.get(), 10) == JobKey("ml", "gpt")
+                verdict = hands.memories.of(UID).capacity
+                assert verdict is not None
+                assert verdict.admitted
+                assert not hands.memories.claims
+    assert double.asked("GET /api/v1/nodes") == asked
+    assert caplog.text.count("room cannot be counted") == 1

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from tests.operator.api_double import ApiDouble, Json, failure, served
-from tests.operator.reconcile_builders import UID, job
+from tests.operator.reconcile_builders import NOW, UID, job
 from zerotrain.operator.cluster.api import Api
 from zerotrain.operator.cluster.channel import SilentChannel
 from zerotrain.operator.cluster.events import EventWriter
@@ -29,6 +30,7 @@ PATH = "/apis/zerotrain.dev/v1alpha1/namespaces/ml/zerotrainingjobs/gpt"
 def controller(api: Api) -> Controller:
     store, memories, may_act = PodStore(), Memories(), asyncio.Event()
     may_act.set()
+    store.sight.gained(None, now=NOW)
     executor = Executor(
         api=api,
         store=store,
@@ -87,3 +89,51 @@ async def test_a_problem_ends_with_the_wish_that_caused_it(monkeypatch: pytest.M
         await turn(hands)
         await turn(hands)
         assert hands.memories.of(UID).problem is None
+
+
+def elsewhere(uid: str) -> Json:
+    found = job(resourceVersion="1")
+    found["metadata"] = {**found["metadata"], "namespace": "open", "uid": uid}
+    return found
+
+
+async def test_a_job_whose_pods_cannot_be_read_gets_no_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    decided = []
+
+    def nothing(body: Json, *_: object) -> Plan:
+        decided.append(body["metadata"]["namespace"])
+        return Plan(status=None, events=(), actions=(), wake_at=None)
+
+    monkeypatch.setattr(module, "reconcile", nothing)
+    async with served(ApiDouble()) as api:
+        hands = controller(api)
+        hands.store.sight.lost(None)
+        hands.store.sight.gained("open", now=NOW)
+        hands.job_changed(stored())
+        hands.job_changed(elsewhere("other-uid"))
+        await turn(hands)
+        await turn(hands)
+        assert decided == ["open"]
+        # The list that brings its pods brings the pass, and to no other namespace.
+        hands.store.sight.gained("ml", now=NOW)
+        hands.all_changed("ml")
+        await turn(hands)
+        assert decided == ["open", "ml"]
+
+
+async def test_a_namespace_that_is_refused_is_no_end_of_the_resync() -> None:
+    double, of = ApiDouble(), "GET /apis/zerotrain.dev/v1alpha1/namespaces/{}/zerotrainingjobs"
+    double.on(of.format("ml"), failure(403, "Forbidden"))
+    listed = {"metadata": {}, "items": [elsewhere("other-uid")]}
+    double.on(of.format("open"), (200, listed))
+    async with served(double) as api:
+        hands = replace(controller(api), client=JobClient(api, ("ml", "open")))
+        hands.jobs.put(stored())
+        resync = asyncio.create_task(hands.resync(0.01))
+        async with asyncio.timeout(5):
+            assert await hands.queue.get() == KEY  # after both lists
+        resync.cancel()
+        assert hands.jobs.get(JobKey("open", "gpt")) is not None
+        # Nobody looked for the job that the refused list could not show.
+        assert hands.jobs.get(KEY) is not None
+        assert not double.asked(f"GET {PATH}")

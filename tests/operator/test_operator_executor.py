@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from tests.operator.api_double import ApiDouble, Json, failure, served
-from tests.support.jobs import job_json
+from tests.support.jobs import job_json, make_job
 from zerotrain.contract.channel_token import derive
 from zerotrain.contract.worker_http import WorkerReport
 from zerotrain.operator.cluster.api import Api
@@ -26,7 +26,7 @@ from zerotrain.operator.reconcile import (
     Event,
     RequestYield,
 )
-from zerotrain.operator.resources import ResourceOptions
+from zerotrain.operator.resources import ResourceOptions, network_policy
 
 KEY = b"k" * 32
 CORE = "/api/v1/namespaces/ml"
@@ -117,6 +117,28 @@ async def test_objects_of_an_earlier_attempt_are_adopted_and_brought_up_to_date(
     await perform(double, CREATE)
     (patch,) = double.bodies(f"PATCH {CORE}/configmaps/gpt-config")
     assert set(patch["data"]) == {"ds_config.json", "train.json"}
+
+
+async def test_a_policy_that_differs_is_brought_back_and_one_that_does_not_is_left() -> None:
+    """After a change of the installation's networks, or of the policy by a tenant."""
+    wanted = network_policy(make_job(), ResourceOptions())["spec"]
+    opened = {
+        **wanted,
+        "podSelector": {"matchLabels": {**wanted["podSelector"]["matchLabels"], "no": "pod"}},
+        "ingress": [{}],
+    }
+    for spec, patches in ((wanted, 0), (opened, 1)):
+        double = ApiDouble()
+        accept_all(double)
+        double.on(f"POST {POLICIES}", EXISTS)
+        double.on(f"GET {POLICIES}/gpt", (200, mine({"spec": spec})))
+        double.on(f"PATCH {POLICIES}/gpt", (200, {}))
+        await perform(double, CREATE)
+        assert double.asked(f"PATCH {POLICIES}/gpt") == patches
+    (patch,) = double.bodies(f"PATCH {POLICIES}/gpt")
+    assert patch["spec"]["ingress"] == wanted["ingress"]
+    # In a merge patch null takes a key away; without it the label would stay, and the policy bind no pod.
+    assert patch["spec"]["podSelector"]["matchLabels"]["no"] is None
 
 
 async def test_a_secret_that_exists_is_never_read() -> None:

@@ -92,3 +92,17 @@ def test_a_suspended_job_leaves_its_queue_and_a_new_operator_follows_it(
             job.wait_for("Suspended")
             wait_until(lambda: script.workloads() == [], "the Workload to go")
     judge_attempts(double, attempts=1)
+
+
+def test_a_queue_left_while_nobody_looked_keeps_no_quota(
+    queues: Cluster, namespace: str, operator_kubeconfig: Path, tmp_path: Path
+) -> None:
+    """No other job is in a queue, and this one names none any more."""
+    script = KueueDouble(queues, namespace)
+    with operator(operator_kubeconfig, tmp_path):
+        job = LiveJob(queues, namespace, scheduling={"queueName": "team-a"})
+        script.the_workload()
+    job.patch('{"suspend": true, "scheduling": null}')
+    with operator(operator_kubeconfig, tmp_path):
+        job.wait_for("Suspended")
+        wait_until(lambda: script.workloads() == [], "the Workload to go")

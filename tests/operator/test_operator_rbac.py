@@ -76,8 +76,11 @@ def test_a_right_for_the_rare_ways_is_used(
             seen.wait_for("get", "zerotrainingjobs")
         job.patch('{"suspend": true}')
         job.wait_for("Suspended")
+        policies = f"/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies"
+        api.patch(f"{policies}/gpt", {"spec": {"egress": [{}]}})
         job.patch('{"suspend": false, "config": {"gradient_clipping": 0.5}}')
         seen.wait_for("patch", "configmaps")
+        seen.wait_for("patch", "networkpolicies")
         for resource in ("services", "networkpolicies", "configmaps"):
             seen.wait_for("get", resource)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
 import pytest
 from aiohttp import web
 
-from tests.operator.api_double import ApiDouble, Json, pod_json, served
+from tests.operator.api_double import ApiDouble, Json, failure, pod_json, served
 from zerotrain.operator.cluster.reflector import PATH, PodReflector
 from zerotrain.operator.cluster.store import JobKey, PodStore, owner_key
 
@@ -200,3 +202,101 @@ async def test_a_deletion_on_the_watch() -> None:
     assert present(store) == []
     assert gone(store) == [0]
     assert changed == [KEY, KEY]
+
+
+class Roles:
+    """Lists and watches of the pods of one namespace, while its role is there."""
+
+    def __init__(self, *pods: Json, granted: bool) -> None:
+        self.pods, self.granted, self.code, self.refused = pods, granted, 403, 0
+        self.revoked = asyncio.Event()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if not self.granted:
+            self.refused += 1
+            code, body = failure(self.code, "Forbidden", "no role")
+            return web.json_response(body, status=code)
+        if "watch" not in request.query:
+            return web.json_response(page(*self.pods, version=7)[1])
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await self.revoked.wait()
+        return response
+
+    def revoke(self) -> None:
+        """Watches that are open end, as they do every few minutes."""
+        self.granted = False
+        self.revoked.set()
+
+
+@asynccontextmanager
+async def watching(**spaces: Roles) -> AsyncIterator[tuple[PodReflector, PodStore, list[str | None]]]:
+    """A reflector of these namespaces; the list tells which came into sight."""
+    double, store, seen = ApiDouble(), PodStore(), list[str | None]()
+    for name, roles in spaces.items():
+        double.on(f"GET /api/v1/namespaces/{name}/pods", roles.answer)
+    async with served(double) as api:
+        reflector = PodReflector(api, store, lambda key: None, tuple(spaces), seen.append)
+        task = asyncio.create_task(reflector.run())
+        try:
+            async with asyncio.timeout(20):
+                yield reflector, store, seen
+        finally:
+            task.cancel()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110 - what is waited for has no event
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("code", [403, 404])
+async def test_a_namespace_that_is_refused_keeps_no_other_waiting(
+    code: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    lost = Roles(granted=False)
+    lost.code = code
+    given = Roles(pod_json(0, version=2), granted=True)
+    async with watching(ml=given, lost=lost) as (reflector, store, seen):
+        await reflector.synced.wait()
+        await until(lambda: lost.refused > 2)
+        assert present(store) == [(0, "Pending")]
+        assert (seen, reflector.unseen) == (["ml"], ("lost",))
+        assert store.sight.since("ml") is not None
+        assert store.sight.since("lost") is None
+        # A watch that may not look says nothing about the health of those that may.
+        reflector._watches["lost"]._alive_at -= 1000
+        assert reflector.age_s < 100
+    assert caplog.text.count("pods cannot be watched") == 1
+
+
+async def test_a_role_that_comes_back_is_noticed() -> None:
+    space = Roles(pod_json(0, version=2), granted=False)
+    async with watching(other=Roles(granted=True), ml=space) as (reflector, store, seen):
+        await until(lambda: space.refused > 0 and "other" in seen)
+        space.granted = True
+        await until(lambda: "ml" in seen)
+        assert present(store) == [(0, "Pending")]
+        assert (store.sight.since("ml") is not None, reflector.unseen) == (True, ())
+
+
+async def test_a_role_that_goes_ends_the_sight_until_a_new_list() -> None:
+    space = Roles(pod_json(0, version=2), granted=True)
+    async with watching(ml=space, other=Roles(granted=True)) as (reflector, store, seen):
+        await reflector.synced.wait()
+        space.revoke()
+        await until(lambda: store.sight.since("ml") is None)
+        assert store.sight.since("other") is not None
+        space.pods, space.granted = (pod_json(1, version=3),), True
+        await until(lambda: seen.count("ml") == 2)
+        assert (present(store), gone(store)) == ([(1, "Pending")], [0])
+
+
+async def test_an_operator_that_may_read_nothing_is_not_ready() -> None:
+    one, two = Roles(granted=False), Roles(granted=False)
+    async with watching(one=one, two=two) as (reflector, _, _):
+        await until(lambda: min(one.refused, two.refused) > 1)
+        assert not reflector.synced.is_set()
+        assert reflector.unseen == ("one", "two")
+        reflector._watches["one"]._alive_at -= 1000
+        assert reflector.age_s > 900

@@ -33,7 +33,18 @@ def test_variables_are_read() -> None:
     assert config.resources.extra_egress_cidrs == ("10.1.0.0/16", "10.2.0.0/16")
 
 
-@pytest.mark.parametrize(("name", "value"), [("WORKERS", "many"), ("CHANNEL", "carrier pigeon")])
+def test_dns_is_read() -> None:
+    given = {"NAMESPACE": "dns", "LABELS": "k8s-app=dns, tier=", "CIDRS": "169.254.20.10/32"}
+    found = OperatorConfig.from_env({f"ZEROTRAIN_OPERATOR_DNS_{name}": text for name, text in given.items()})
+    assert found.resources.dns_namespace == "dns"
+    assert found.resources.dns_labels == {"k8s-app": "dns", "tier": ""}
+    assert found.resources.dns_cidrs == ("169.254.20.10/32",)
+    assert OperatorConfig.from_env({}).resources.dns_labels == {"k8s-app": "kube-dns"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("WORKERS", "many"), ("CHANNEL", "carrier pigeon"), ("DNS_LABELS", "kube-dns")]
+)
 def test_a_wrong_variable_is_named(name: str, value: str) -> None:
     with pytest.raises(OperatorConfigError, match=f"ZEROTRAIN_OPERATOR_{name}='{value}'"):
         OperatorConfig.from_env({f"ZEROTRAIN_OPERATOR_{name}": value})

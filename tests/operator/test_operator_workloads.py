@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from tests.operator.reconcile_builders import NOW, UID
 from zerotrain.operator.cluster.api import Json, Request
-from zerotrain.operator.cluster.errors import NotFound
-from zerotrain.operator.cluster.kueue import WorkloadWatch
+from zerotrain.operator.cluster.errors import Forbidden, NotFound
+from zerotrain.operator.cluster.kueue import MAX_PAUSE_S, WorkloadWatch, workload_watches
 from zerotrain.operator.cluster.memory import Memories
 from zerotrain.operator.cluster.store import JobKey, PodStore
 from zerotrain.operator.reconcile.queues import ClusterApis, QueueView
@@ -44,7 +44,7 @@ class Server:
             return {"versions": [{"version": self.served.rsplit("/", 1)[-1]}]}
         if request.path == f"/apis/{self.served}":
             return {"resources": [{"name": "workloads"}]}
-        if request.path == f"/apis/{self.served}/workloads":
+        if request.path.startswith(f"/apis/{self.served}/") and request.path.endswith("/workloads"):
             return {"metadata": {"resourceVersion": "5"}, "items": self.items}
         raise NotFound(request.path, status=404)
 
@@ -147,3 +147,65 @@ def test_a_version_that_goes_away_is_looked_for_again() -> None:
     asyncio.run(upgrade())
     assert memories.apis is not None
     assert memories.apis.kueue == "kueue.x-k8s.io/v1beta2"
+
+
+@pytest.mark.parametrize(
+    ("server", "found"),
+    [(Server(workload()), True), (Server(), False)],
+    ids=["a workload is left", "none is left"],
+)
+def test_who_begins_to_lead_looks_for_what_was_left_behind(server: Server, found: bool) -> None:
+    """A job whose `queueName` was removed while no operator ran asks for no watch itself."""
+    watch, memories, _ = watch_of(server)
+    memories.apis = None
+    asyncio.run(watch.look())
+    assert memories.queues_wanted.is_set() is found
+    assert server.asked[f"/apis/{VERSION}/workloads"] == 1
+
+
+def test_nothing_is_looked_for_where_kueue_is_not_served() -> None:
+    server = Server()
+    server.served = "kueue.x-k8s.io/v1alpha1"
+    watch, memories, _ = watch_of(server)
+    asyncio.run(watch.look())
+    assert not memories.queues_wanted.is_set()
+    assert server.asked[f"/apis/{VERSION}/workloads"] == 0
+
+
+def test_a_refusal_ends_the_look_and_an_error_does_not() -> None:
+    class Refusing(Server):
+        errors: ClassVar[list[Exception]] = [TimeoutError("no answer"), Forbidden("may not", status=403)]
+
+        async def call(self, request: Request) -> Json:
+            if request.path.endswith("/workloads"):
+                self.asked["refused"] += 1
+                raise self.errors[self.asked["refused"] - 1]
+            return await super().call(request)
+
+    server = Refusing(workload())
+    watch, memories, _ = watch_of(server)
+    asyncio.run(watch.look())
+    assert server.asked["refused"] == 2
+    assert not memories.queues_wanted.is_set()
+
+
+def test_a_namespace_that_is_refused_keeps_no_others_jobs_waiting(caplog: pytest.LogCaptureFixture) -> None:
+    memories = Memories(apis=ClusterApis(at=NOW, kueue=VERSION))
+    server: Any = Server(workload())
+    seen, lost = workload_watches(server, memories, lambda key: None, ["ml", "lost"])
+    asyncio.run(seen._list())
+    assert queue_of(memories, "without-one") == QueueView()
+    assert queue_of(memories, "without-one", "lost") is None
+    asyncio.run(lost._list())
+    assert queue_of(memories, "without-one", "lost") == QueueView()
+
+    async def refuse(pause_s: float) -> None:
+        assert pause_s == MAX_PAUSE_S
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncio, "sleep", refuse)
+        for _ in range(3):
+            asyncio.run(lost._be_refused(Forbidden("no role", status=403)))
+    assert queue_of(memories, "without-one", "lost") is None
+    assert queue_of(memories, "without-one") == QueueView()
+    assert [record.levelname for record in caplog.records if "Workloads" in record.message] == ["WARNING"]

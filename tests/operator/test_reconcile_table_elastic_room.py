@@ -21,10 +21,18 @@ from tests.operator.reconcile_builders import (
     seen,
     stamp,
 )
-from tests.operator.test_reconcile_table_elastic import changed, elastic, placed, room, starting, team
+from tests.operator.test_reconcile_table_elastic import (
+    changed,
+    elastic,
+    placed,
+    room,
+    starting,
+    team,
+    yielding,
+)
 from zerotrain.operator.api import AttemptShape
 from zerotrain.operator.constants import ANNOTATION_IGNORE_MEMORY_PLAN
-from zerotrain.operator.reconcile import AskRoom, Problem
+from zerotrain.operator.reconcile import AskRoom, DeleteWorkers, Problem
 from zerotrain.operator.reconcile.queues import ClusterApis, QueueView
 
 APIS = ClusterApis(at=ago(5), kueue="kueue.x-k8s.io/v1beta2")
@@ -131,6 +139,12 @@ IN_QUEUE = [
         job=changed(elastic(2, wish=2), {**QUEUE, "workers": 4}),
         seen=team(2, apis=APIS, queue=LET_IN),
         want=Want(phase="Yielding", events=("Resizing",), fields={"elastic.workers": None}),
+    ),
+    Row(
+        id="while the ranks yield for another size the admission is kept",
+        job=changed(yielding(elastic(4), "Resize", shape={"workers": 2}), QUEUE),
+        seen=team(2, apis=APIS, queue=LET_IN),
+        want=Want(phase="Yielding", actions=(DeleteWorkers(attempt=1, grace_s=None),)),
     ),
 ]
 

@@ -92,7 +92,7 @@ def row(
 
 
 QUIET = Want(phase="Running", actions=(), events=("AllRanksJoined",), fields={"hang": None})
-QUIET = replace(QUIET, events=(), conditions={"Hung": ("False", "NotHung")})
+QUIET = replace(QUIET, events=(), conditions={"Hung": None})
 ALARM = Want(
     phase="Running",
     attempt=1,

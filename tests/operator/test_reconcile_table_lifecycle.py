@@ -223,7 +223,7 @@ END = [
             conditions={
                 "Complete": ("True", "Completed"),
                 "Ready": ("True", "Completed"),
-                "Failed": ("False", "NotFinished"),
+                "Failed": None,
             },
             fields={"completionTime": "2026-01-01T12:00:00Z"},
         ),

@@ -267,7 +267,7 @@ RESUME = [
             actions=(CreateWorkers(attempt=2, indices=ALL),),
             events=("Resumed",),
             fields={"podsCreated": False, "startTime": stamp(NOW)},
-            conditions={"Suspended": ("False", "NotSuspended")},
+            conditions={"Suspended": None},
         ),
     ),
     Row(

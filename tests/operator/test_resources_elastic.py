@@ -39,8 +39,8 @@ def test_each_size_has_its_configuration_under_its_own_name() -> None:
         config = json.loads(found["data"]["ds_config.json"])
         assert tuple(config[name] for name in BATCH) == sizes
         (pod, *_) = worker_pods(job, 3, (0,), OPTIONS)
-        sources = next(item for item in pod["spec"]["volumes"] if "projected" in item)["projected"]["sources"]
-        assert sources[0]["configMap"]["name"] == f"gpt-config-{workers}"
+        volume = next(item for item in pod["spec"]["volumes"] if item["name"] == "zerotrain-config")
+        assert volume["configMap"]["name"] == f"gpt-config-{workers}"
     assert config_digest(resized(1)) != config_digest(resized(2))
 
 

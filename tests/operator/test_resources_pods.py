@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from tests.support.jobs import ABSENT, make_job
 from zerotrain.contract.launch import LAUNCH_VARIABLE, LaunchSpec, unfolded
@@ -232,6 +233,26 @@ def test_the_pull_policy_is_the_installers_choice() -> None:
     assert "imagePullPolicy" not in _worker(_pod())
     pod = worker_pod(make_job(), 1, 0, ResourceOptions(image_pull_policy="Never"))
     assert _worker(pod)["imagePullPolicy"] == "Never"
+
+
+def test_no_volume_brings_a_token_along() -> None:
+    """Neither the account's own nor one for others: whoever may make jobs would get it from the logs."""
+    where = "/var/run/secrets/kubernetes.io/serviceaccount"
+    root = {"configMap": {"name": "kube-root-ca.crt"}}
+
+    def template(*sources: Json) -> Json:
+        return {
+            "spec.podTemplate": {
+                "serviceAccountName": "deployer",
+                "volumes": [{"name": "t", "projected": {"sources": list(sources)}}],
+                "volumeMounts": [{"name": "t", "mountPath": where}],
+            }
+        }
+
+    assert "serviceAccountToken" not in json.dumps(_pod(template(root)))
+    for token in ({"path": "token"}, {"path": "token", "audience": "vault"}):
+        with pytest.raises(ValidationError, match="serviceAccountToken"):
+            _pod(template({"serviceAccountToken": token}, root))
 
 
 def test_every_container_has_a_read_only_root_and_no_token() -> None:

@@ -41,7 +41,7 @@ def test_every_object_goes_with_its_job() -> None:
         assert owner["blockOwnerDeletion"] is False
         assert meta["namespace"] == "ml"
         assert (meta["labels"][LABEL_JOB], meta["labels"][LABEL_JOB_UID]) == ("gpt", job.uid)
-        assert meta["labels"]["app.kubernetes.io/instance"] == "gpt"
+        assert meta["labels"]["app.kubernetes.io/name"] == "zerotrain"
 
 
 def test_names_and_order() -> None:
@@ -158,6 +158,21 @@ def test_ranks_reach_each_other_and_dns_alone() -> None:
     assert "ports" not in out[0]
     assert {port["port"] for port in out[1]["ports"]} == {53, 5353}
     assert all("to" in rule for rule in out)
+
+
+def test_dns_is_where_the_installer_says() -> None:
+    options = ResourceOptions(
+        dns_namespace="openshift-dns", dns_labels={"dns": "default"}, dns_cidrs=("169.254.20.10/32",)
+    )
+    dns = network_policy(make_job(), options)["spec"]["egress"][1]
+    assert dns["to"] == [
+        {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "openshift-dns"}},
+            "podSelector": {"matchLabels": {"dns": "default"}},
+        },
+        {"ipBlock": {"cidr": "169.254.20.10/32"}},
+    ]
+    assert {port["port"] for port in dns["ports"]} == {53, 5353}
 
 
 def test_further_destinations_are_the_installers_choice() -> None:

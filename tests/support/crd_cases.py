@@ -7,6 +7,7 @@ from typing import Any
 from tests.support.jobs import ABSENT
 
 VOLUME = {"name": "data", "emptyDir": {}}
+APPARMOR = "container.apparmor.security.beta.kubernetes.io"
 
 # Name of the job, change to the good job, path that the API server must name, part of its message.
 REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
@@ -197,6 +198,18 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
         "are reserved",
     ),
     (
+        "apparmor-off",
+        {"spec.podTemplate.annotations": {f"{APPARMOR}/worker": "unconfined"}},
+        "spec.podTemplate.annotations",
+        "must be runtime/default or localhost/",
+    ),
+    (
+        "apparmor-off-for-a-sidecar",
+        {"spec.podTemplate.annotations": {f"{APPARMOR}/log": "runtime/default ", "note": "x"}},
+        "spec.podTemplate.annotations",
+        "must be runtime/default or localhost/",
+    ),
+    (
         "env-ours",
         {"spec.podTemplate.env": [{"name": "MASTER_ADDR", "value": "x"}]},
         "spec.podTemplate.env",
@@ -250,6 +263,14 @@ UNKNOWN: list[tuple[dict[str, Any], str]] = [
     (
         {"spec.podTemplate.volumes": [{"name": "d", "hostPath": {"path": "/"}}]},
         "spec.podTemplate.volumes[0].hostPath",
+    ),
+    (
+        {
+            "spec.podTemplate.volumes": [
+                {"name": "t", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}}
+            ]
+        },
+        "spec.podTemplate.volumes[0].projected.sources[0].serviceAccountToken",
     ),
     ({"spec.podTemplate.hostNetwork": True}, "spec.podTemplate.hostNetwork"),
     (
@@ -379,7 +400,7 @@ ACCEPTED: list[tuple[str, dict[str, Any]]] = [
         {
             "spec.podTemplate": {
                 "labels": {"team": "a"},
-                "annotations": {"note": "x"},
+                "annotations": {"note": "x", f"{APPARMOR}/worker": "localhost/training"},
                 "env": [
                     {"name": "A", "value": "1"},
                     {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},

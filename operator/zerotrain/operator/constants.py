@@ -145,7 +145,7 @@ class Reason(StrEnum):
     DRAINING = "Draining"
     RESIZING = "Resizing"
     RESIZE_REFUSED = "ResizeRefused"
-    """The size asked for cannot keep the global batch; the job goes on in the one it has."""
+    """The size asked for cannot keep the global batch or does not fit the memory; the job keeps its own."""
     SHRUNK = "Shrunk"
     """The next attempt has fewer workers than spec.workers."""
     QUEUE_EVICTED = "QueueEvicted"

@@ -104,7 +104,9 @@ def sigkill(season: Season, count: int, *, told: Callable[[str], None] = lambda 
         for number in range(count):
             process.start(wait=False)
             if number % 4:
-                season.while_(lambda: not process.leads(), timeout_s=90, what=f"no leader:\n{process.tail()}")
+                season.while_(
+                    lambda: not process.leads(), timeout_s=90, what=lambda: f"no leader:\n{process.tail()}"
+                )
             season.pass_time(season.chance.uniform(0.0, 1.5))
             process.kill()
             if number % 10 == 9:

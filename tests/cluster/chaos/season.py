@@ -63,13 +63,16 @@ class Season:
         key.write_bytes(KEY)
         return Setup(kubeconfig=self.kubeconfig, key_file=key, identity=identity)
 
-    def while_(self, condition: Callable[[], bool], *, timeout_s: float, what: str) -> None:
-        """Let things happen for as long as the condition holds."""
+    def while_(
+        self, condition: Callable[[], bool], *, timeout_s: float, what: str | Callable[[], str]
+    ) -> None:
+        """Let things happen for as long as the condition holds. `what` may be asked when time is up."""
         deadline = time.monotonic() + timeout_s
         while condition():
             self.gremlin.tick()
             if time.monotonic() > deadline:
-                raise TimeoutError(f"after {timeout_s:.0f} s: {what}")
+                said = what if isinstance(what, str) else what()
+                raise TimeoutError(f"after {timeout_s:.0f} s: {said}")
             time.sleep(0.01)
 
     def pass_time(self, seconds: float) -> None:

@@ -7,6 +7,7 @@ under a field is what `kubectl explain` prints, and what OpenAPI cannot say stan
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -78,19 +79,32 @@ def rule(
     return Rule(cel=cel, message=message, holds=holds, field_path=field_path, loc=place)
 
 
+_STATUS_WRITE = (
+    "(has(self.status) && (!has(oldSelf.status) || (has(self.status.phase) && has(oldSelf.status.phase) && "
+    "self.status.phase != oldSelf.status.phase)))"
+)
+"""True for the writes of a status that every job sees. The API server lets such a write change nothing else,
+and puts the stored status into every other write before it looks at rules."""
+
+
 def one_for_changes(path: str, rules: Sequence[Rule], message: str) -> Rule:
-    """All rules about changes of the object at `path` as one, whose message names each field at fault.
+    """All rules about changes of the field `path` as one rule of the whole object, whose message names each
+    field at fault.
 
     The API server evaluates every rule at every write, of the status too, and every `self.field` costs it a
-    copy of the list of all fields. So an object that did not change is found with one comparison.
+    copy of the list of all fields, a comparison of two objects one per field. So the writes of a status by
+    which a job comes to run are told by their phase, and whatever else did not change by one comparison.
     """
     for item in rules:
         if item.holds is not None or "'" in item.message:
             raise ValueError(f"rule {item.message!r}: only rules about changes, without quotes, can be one")
+    cels = [re.sub(r"\b(self|oldSelf)\.", rf"\1.{path}.", item.cel) for item in rules]
     told = " + ".join(
-        f"(({item.cel}) ? '' : '{path}{item.field_path or ''}: {item.message}. ')" for item in rules
+        f"(({cel}) ? '' : '{path}{item.field_path or ''}: {item.message}. ')"
+        for cel, item in zip(cels, rules, strict=True)
     )
-    folded = rule(f"self == oldSelf || ({' && '.join(f'({item.cel})' for item in rules)})", message)
+    same = f"{_STATUS_WRITE} || self.{path} == oldSelf.{path}"
+    folded = rule(f"{same} || ({' && '.join(f'({cel})' for cel in cels)})", message, field_path=f".{path}")
     return replace(folded, message_cel=f"({told}).trim()")
 
 

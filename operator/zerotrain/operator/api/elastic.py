@@ -63,7 +63,7 @@ class SizeReason(StrEnum):
     FAILURE = "Failure"
     """A rule of failurePolicy asked for it."""
     REFUSED = "Refused"
-    """spec.workers is a size that cannot keep the global batch."""
+    """spec.workers is a size that cannot keep the global batch, or that does not fit the memory."""
 
 
 class ElasticStatus(ObservedModel):

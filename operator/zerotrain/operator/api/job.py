@@ -13,7 +13,7 @@ from zerotrain.operator.constants import API_VERSION, KIND, MAX_JOB_NAME_LENGTH
 from .base import ApiModel, rule
 from .core.meta import ObjectMeta
 from .shape import AttemptShape
-from .spec import ZeroTrainingJobSpec
+from .spec import RULE_FOR_CHANGES, ZeroTrainingJobSpec
 from .status import ZeroTrainingJobStatus
 
 # A headless Service carries the job's name, and a Service name must be a DNS-1035 label: no leading digit.
@@ -38,6 +38,7 @@ class ZeroTrainingJob(ApiModel):
             holds=lambda self: len(self.metadata.name) <= MAX_JOB_NAME_LENGTH,
             loc=("metadata", "name"),
         ),
+        RULE_FOR_CHANGES,
     )
 
     api_version: Literal["zerotrain.dev/v1alpha1"] = API_VERSION

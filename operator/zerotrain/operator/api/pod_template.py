@@ -30,6 +30,14 @@ def _reserved_keys(field: str) -> Rule:
     )
 
 
+_APPARMOR = "container.apparmor.security.beta.kubernetes.io/"
+"""The one annotation that Pod Security looks at: other values take a container's profile away."""
+
+
+def _keeps_apparmor(key: str, value: str) -> bool:
+    return not key.startswith(_APPARMOR) or value == "runtime/default" or value.startswith("localhost/")
+
+
 _RESERVED_ENV = tuple(sorted(name for name in LaunchSpec.env_names() if not name.startswith("ZEROTRAIN_")))
 
 
@@ -43,6 +51,13 @@ class PodTemplate(ApiModel):
     RULES = (
         _reserved_keys("labels"),
         _reserved_keys("annotations"),
+        rule(
+            f"!has(self.annotations) || self.annotations.all(key, !key.startsWith('{_APPARMOR}') || "
+            "self.annotations[key] == 'runtime/default' || self.annotations[key].startsWith('localhost/'))",
+            f"the value of {_APPARMOR}* must be runtime/default or localhost/PROFILE",
+            holds=lambda self: all(_keeps_apparmor(*item) for item in (self.annotations or {}).items()),
+            field_path=".annotations",
+        ),
         rule(
             "!has(self.env) || self.env.all(variable, !variable.name.startsWith('ZEROTRAIN_') "
             f"&& !(variable.name in {list(_RESERVED_ENV)}))",

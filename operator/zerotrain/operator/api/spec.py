@@ -174,8 +174,13 @@ _RULES = (
         holds=lambda self: self.checkpoint is None or self.workers == 1 or self.checkpoint.volume.shared,
         field_path=".checkpoint.volume",
     ),
-    one_for_changes("spec", _CHANGES, "a field cannot be changed, or only while the job is suspended"),
 )
+
+
+RULE_FOR_CHANGES = one_for_changes(
+    "spec", _CHANGES, "a field cannot be changed, or only while the job is suspended"
+)
+"""Stands at the job: it looks at the status, too."""
 
 
 class ZeroTrainingJobSpec(ApiModel):

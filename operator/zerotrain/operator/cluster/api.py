@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 import aiohttp
@@ -22,6 +24,14 @@ MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 
 Json = dict[str, Any]
+
+
+class Answer(StrEnum):
+    """How much of an object comes back; in the words of the Accept header."""
+
+    WHOLE = JSON
+    METADATA = f"{JSON};as=PartialObjectMetadata;g=meta.k8s.io;v=v1,{JSON}"
+    """For writes: the rest is what was sent, and costs the API server and us as much as the writing of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +58,7 @@ class Request:
     body: Json | None = None
     params: Mapping[str, str] = field(default_factory=dict)
     content_type: str = JSON
+    answer: Answer = Answer.WHOLE
     retries: int | None = None
     """Fewer than the limits' where waiting is worse than failing."""
     urgent: bool = False
@@ -121,13 +132,14 @@ class Api:
 
     async def _try(self, request: Request) -> bytes:
         await self._bucket.take(urgent=request.urgent)
-        headers = await self.connection.headers()
+        headers = {**await self.connection.headers(), "Accept": request.answer.value}
         data = None
         if request.body is not None:
             data = json.dumps(request.body, separators=(",", ":")).encode()
             headers["Content-Type"] = request.content_type
         told = f"{request.method} {request.path}"
         self._check_fence(request, told)
+        started = time.monotonic()
         try:
             async with self.session.request(
                 request.method,
@@ -138,7 +150,8 @@ class Api:
                 timeout=aiohttp.ClientTimeout(total=self.limits.timeout_s),
             ) as response:
                 body = await response.read()
-                self.telemetry.request(request.method, request.kind, response.status)
+                took_s = time.monotonic() - started
+                self.telemetry.request(request.method, request.kind, response.status, took_s)
                 self.time.heard(response.headers.get("Date"))
                 if response.status < 300:
                     return body
@@ -147,7 +160,7 @@ class Api:
                     error.retry_after_s = _retry_after(response)
                 raise error
         except (aiohttp.ClientError, TimeoutError, OSError) as cause:
-            self.telemetry.request(request.method, request.kind, 0)
+            self.telemetry.request(request.method, request.kind, 0, time.monotonic() - started)
             raise Unavailable(f"{told}: no answer: {cause!r}") from cause
 
     def _check_fence(self, request: Request, told: str) -> None:
@@ -170,4 +183,14 @@ def _retry_after(response: aiohttp.ClientResponse) -> float | None:
         return None
 
 
-__all__ = ["JSON", "MERGE_PATCH", "STRATEGIC_PATCH", "Api", "ApiError", "ApiLimits", "Json", "Request"]
+__all__ = [
+    "JSON",
+    "MERGE_PATCH",
+    "STRATEGIC_PATCH",
+    "Answer",
+    "Api",
+    "ApiError",
+    "ApiLimits",
+    "Json",
+    "Request",
+]

@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from zerotrain.operator.cluster.api import Api, Json, Request
-from zerotrain.operator.cluster.errors import ApiError
+from zerotrain.operator.cluster.errors import ApiError, Forbidden
 from zerotrain.operator.cluster.jobs import JobCache
 from zerotrain.operator.cluster.memory import Memories
 from zerotrain.operator.cluster.store import JobKey
@@ -42,6 +42,9 @@ SLACK = 2.0
 """Times the distance to the next reading that a verdict stays good: that reading may take longer."""
 STUCK_S = 60.0
 """So long a worker that the scheduler finds no place for counts as one that starts."""
+BLIND_S = 60.0
+"""For an operator with namespaces of its own, which may see all nodes but not the pods on them: a large
+cluster has many nodes. For others a refusal is a matter of moments, as while an API server starts."""
 RUNNING_PODS = "status.phase!=Succeeded,status.phase!=Failed"
 
 
@@ -69,11 +72,15 @@ class CapacityBoard:
         changed: Callable[[JobKey], None],
         may_act: asyncio.Event,
         jobs: JobCache,
+        blind_s: float = 0.0,
     ) -> None:
+        """`blind_s`: so long nothing is read again where a part was refused."""
         self._api, self._memories, self._changed, self._may_act = api, memories, changed, may_act
-        self._jobs = jobs
+        self._jobs, self._blind_s = jobs, blind_s
         self._starting: dict[str, tuple[Claim, float]] = {}
         """Claims that were let in, and when."""
+        self._blind_until: float | None = None
+        """By `time.monotonic()`; None where nothing was ever refused."""
 
     async def run(self) -> None:
         while True:
@@ -81,6 +88,9 @@ class CapacityBoard:
             started = time.monotonic()
             try:
                 await self._judge()
+            except Forbidden as error:
+                self._be_blind(error)
+                self._let_all_in()
             except ApiError as error:
                 log.warning("reading the cluster's capacity: %s", error)
             except Exception:
@@ -103,6 +113,9 @@ class CapacityBoard:
         if not self._memories.claims:
             return
         started = time.monotonic()
+        if self._blind_until is not None and started < self._blind_until:
+            self._let_all_in()
+            return
         snapshot = await self._read()
         claims = list(self._memories.claims.values())
         starting = [*snapshot.unbound.values(), *self._not_seen_yet(snapshot)]
@@ -115,6 +128,25 @@ class CapacityBoard:
             # Who is let in has its place kept for STARTING_S; all others hear of every reading.
             good_for_s = STARTING_S if _lets_in(claim, verdict) else max(VERDICT_AGE_S, SLACK * again_s)
             self._tell(claim, replace(verdict, at=now, good_for_s=good_for_s))
+
+    def _be_blind(self, error: Forbidden) -> None:
+        if self._blind_until is None:
+            log.warning("the cluster's room cannot be counted, so that no job waits for it: %s", error)
+        self._blind_until = time.monotonic() + self._blind_s
+
+    def _let_all_in(self) -> None:
+        """Who may not see the cluster's nodes and pods cannot say that there is no room: nobody waits for a
+        count that never comes, and nobody grows on a guess."""
+        now = self._api.time.now()
+        for claim in list(self._memories.claims.values()):
+            workers = claim.demand.workers
+            fits = 0 if claim.growing else workers
+            self._tell(
+                claim,
+                Verdict(
+                    admitted=not claim.growing, workers=workers, fits=fits, at=now, good_for_s=STARTING_S
+                ),
+            )
 
     def _tell(self, claim: Claim, verdict: Verdict) -> None:
         uid = claim.uid

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
-from zerotrain.operator.cluster.api import Api, Json, Request
+from zerotrain.operator.cluster.api import Answer, Api, Json, Request
 from zerotrain.operator.cluster.errors import AlreadyExists, ApiError
 from zerotrain.operator.cluster.rate import Budgets
 from zerotrain.operator.constants import MANAGER
@@ -43,7 +43,11 @@ class EventWriter:
                 continue
             path = f"/apis/events.k8s.io/v1/namespaces/{job['metadata']['namespace']}/events"
             try:
-                await self._api.call(Request(method="POST", path=path, kind="events", body=body, retries=2))
+                await self._api.call(
+                    Request(
+                        method="POST", path=path, kind="events", body=body, answer=Answer.METADATA, retries=2
+                    )
+                )
             except AlreadyExists:
                 pass
             except ApiError as error:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 from zerotrain.operator.api import ZeroTrainingJobStatus
-from zerotrain.operator.cluster.api import Api, Json, Request
+from zerotrain.operator.cluster.api import Answer, Api, Json, Request
 from zerotrain.operator.cluster.errors import NotFound
+from zerotrain.operator.cluster.scope import scoped
 from zerotrain.operator.cluster.store import JobKey, version_of
 from zerotrain.operator.constants import API_VERSION, GROUP, KIND, PLURAL, VERSION
 
@@ -70,8 +71,8 @@ def _without_empty(part: Json) -> Json:
 class JobClient:
     """Jobs at the API server."""
 
-    def __init__(self, api: Api) -> None:
-        self._api = api
+    def __init__(self, api: Api, namespaces: Sequence[str] = ()) -> None:
+        self._api, self._namespaces = api, tuple(namespaces)
 
     async def wait_until_served(self) -> None:
         """Until the API server knows our kind: kopf looks for it once, when it starts."""
@@ -89,10 +90,17 @@ class JobClient:
     async def get(self, key: JobKey) -> Json:
         return await self._api.call(Request(method="GET", path=job_path(key), kind=PLURAL))
 
-    async def list(self) -> AsyncIterator[Json]:
+    @property
+    def scopes(self) -> tuple[str | None, ...]:
+        """What is listed one by one: the namespaces, or None for the whole cluster."""
+        return self._namespaces or (None,)
+
+    async def list(self, namespace: str | None = None) -> AsyncIterator[Json]:
+        """The jobs of one scope."""
+        (path,) = scoped(ALL_JOBS, () if namespace is None else (namespace,))
         params = {"limit": str(PAGE)}
         while True:
-            answer = await self._api.call(Request(method="GET", path=ALL_JOBS, kind=PLURAL, params=params))
+            answer = await self._api.call(Request(method="GET", path=path, kind=PLURAL, params=params))
             for job in answer.get("items", ()):
                 # Items of a list come without their kind.
                 yield {"apiVersion": API_VERSION, "kind": KIND, **job}
@@ -108,11 +116,15 @@ class JobClient:
         body = {
             "apiVersion": API_VERSION,
             "kind": KIND,
-            "metadata": job["metadata"],
+            "metadata": {
+                name: job["metadata"][name] for name in ("name", "namespace", "uid", "resourceVersion")
+            },
             "status": _without_empty(status.model_dump(mode="json", by_alias=True, exclude_none=True)),
         }
         path = f"{job_path(key_of(job))}/status"
-        return await self._api.call(Request(method="PUT", path=path, kind=f"{PLURAL}/status", body=body))
+        request = Request(method="PUT", path=path, kind=f"{PLURAL}/status", body=body, answer=Answer.METADATA)
+        answer = await self._api.call(request)
+        return {**job, "metadata": answer["metadata"], "status": body["status"]}
 
     async def delete(self, job: Json) -> None:
         """Delete exactly the version that was reconciled; its objects follow by their ownerReferences. Raises

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -21,8 +21,9 @@ from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.api.core.meta import Toleration
 from zerotrain.operator.cluster.api import Api, Json, Request
 from zerotrain.operator.cluster.discovery import discover
-from zerotrain.operator.cluster.errors import ApiError, Gone, NotFound, error_of
+from zerotrain.operator.cluster.errors import ApiError, Forbidden, Gone, NotFound, error_of
 from zerotrain.operator.cluster.memory import Memories
+from zerotrain.operator.cluster.scope import scoped
 from zerotrain.operator.cluster.store import JobKey, owner_key
 from zerotrain.operator.constants import LABEL_JOB, LABEL_JOB_UID
 from zerotrain.operator.reconcile.queues import QueueStep, QueueView
@@ -114,12 +115,20 @@ def advanced(status: Mapping[str, Any], said: Said) -> Json:
 
 
 class WorkloadWatch:
-    """`run()` until cancelled; idle until a job is in a queue."""
+    """`run()` until cancelled; idle until a job is in a queue. Of the whole cluster, or of one namespace:
+    then a refusal costs the jobs of that namespace alone."""
 
-    def __init__(self, api: Api, memories: Memories, changed: Callable[[JobKey], None]) -> None:
+    def __init__(
+        self,
+        api: Api,
+        memories: Memories,
+        changed: Callable[[JobKey], None],
+        namespace: str | None = None,
+    ) -> None:
         self._api, self._memories, self._changed = api, memories, changed
+        self._namespace, self._refused = namespace, False
         self._version: str | None = None
-        self._collection = ""
+        self._collection = self._api_version = ""
         self._flavors: dict[str, tuple[Flavor, float]] = {}
         """With the moment of asking: every event of every Workload of a flavor needs it."""
 
@@ -138,10 +147,49 @@ class WorkloadWatch:
             except NotFound as error:
                 log.warning("Workload watch: %s; looking for the versions that are served", error)
                 self._version = self._memories.apis = None
+            except Forbidden as error:
+                await self._be_refused(error)
             except (ApiError, aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
                 log.warning("Workload watch: %r; trying again", error)
             lasted = asyncio.get_running_loop().time() - started
             await asyncio.sleep(random.uniform(0.05, 0.1) if lasted > MAX_PAUSE_S else random.uniform(0.5, 2))
+
+    async def _be_refused(self, error: Forbidden) -> None:
+        """Said once, until it is granted. What is known of the namespace's Workloads is not complete now."""
+        level = logging.DEBUG if self._refused else logging.WARNING
+        log.log(level, "Workloads cannot be watched, and jobs in queues wait until they can: %s", error)
+        self._refused, self._version = True, None
+        self._memories.queues_listed.discard(self._namespace)
+        await asyncio.sleep(MAX_PAUSE_S)
+
+    async def look(self) -> None:
+        """Begin to watch if Workloads of our jobs are there. For a replica that begins to lead: a job whose
+        `queueName` was removed while nobody looked asks for no watch, and its Workload would keep quota."""
+        while not self._memories.queues_wanted.is_set():
+            try:
+                if await self._any_left():
+                    self._memories.queues_wanted.set()
+                return
+            except Forbidden as error:
+                log.info("Workloads that are left behind are not looked for: %s", error)
+                return
+            except (ApiError, aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+                log.warning("looking for Workloads that are left behind: %r; trying again", error)
+                await asyncio.sleep(random.uniform(0.5, 2))
+
+    async def _any_left(self) -> bool:
+        version = (await discover(self._api)).kueue
+        if version is None:
+            return False
+        params = {"labelSelector": LABEL_JOB, "limit": "1"}
+        request = Request(method="GET", path=self._path(version), kind="workloads", params=params)
+        try:
+            return bool((await self._api.call(request)).get("items"))
+        except NotFound:
+            return False  # taken out of the cluster in this moment, with all that there was
+
+    def _path(self, version: str) -> str:
+        return scoped(f"/apis/{version}/workloads", [self._namespace] if self._namespace else [])[0]
 
     async def _list(self) -> None:
         apis = self._memories.apis
@@ -150,7 +198,7 @@ class WorkloadWatch:
         if apis.kueue is None:
             await asyncio.sleep(MAX_PAUSE_S)
             return
-        self._collection = f"/apis/{apis.kueue}/workloads"
+        self._collection, self._api_version = self._path(apis.kueue), apis.kueue
         listed: list[Json] = []
         params = {"labelSelector": LABEL_JOB, "limit": str(PAGE)}
         while True:
@@ -162,13 +210,22 @@ class WorkloadWatch:
                 break
             params = {**params, "continue": more}
         found = {key: await self._view(item) for item in listed if (key := _owner(item)) is not None}
-        before, self._memories.queues = self._memories.queues, found
-        self._memories.queues_known = True
+        before = self._memories.queues
+        self._memories.queues = {**self._of_others(before), **found}
+        self._memories.queues_listed.add(self._namespace)
+        self._refused = False
         for item in listed:
             key = _owner(item)
             if key is not None and before.get(key) != found[key]:
                 self._changed(_job_key(item))
         self._version = answer["metadata"]["resourceVersion"]
+
+    def _of_others(self, queues: Mapping[str, QueueView]) -> dict[str, QueueView]:
+        """The views that the watches of other namespaces keep."""
+        if self._namespace is None:
+            return {}
+        own = owner_key(self._namespace, "")
+        return {key: view for key, view in queues.items() if not key.startswith(own)}
 
     async def _watch(self) -> None:
         params = {
@@ -197,7 +254,7 @@ class WorkloadWatch:
             self._changed(_job_key(item))
 
     async def _view(self, item: Json) -> QueueView:
-        status, version = item.get("status", {}), item.get("apiVersion") or self._collection[6:-10]
+        status, version = item.get("status", {}), item.get("apiVersion") or self._api_version
         names = flavors_of(status)
         flavors = [await self._flavor(version, name) for name in names] if names else []
         return queue_view(item, flavors)
@@ -213,10 +270,19 @@ class WorkloadWatch:
         except NotFound:
             self._flavors.pop(name, None)
             return Flavor(problem=f"there is no ResourceFlavor {name}")
+        except Forbidden:
+            return Flavor(problem=f"ResourceFlavor {name} may not be read: grant `get` on resourceflavors")
         spec = found.get("spec", {})
         flavor = _flavor(f"ResourceFlavor {name}", spec.get("nodeLabels", {}), spec.get("tolerations", ()))
         self._flavors[name] = flavor, now
         return flavor
+
+
+def workload_watches(
+    api: Api, memories: Memories, changed: Callable[[JobKey], None], namespaces: Sequence[str]
+) -> list[WorkloadWatch]:
+    """One for the whole cluster, or one for each namespace."""
+    return [WorkloadWatch(api, memories, changed, namespace) for namespace in namespaces or (None,)]
 
 
 def _owner(item: Json) -> str | None:

@@ -1,6 +1,7 @@
 """One list in pages, then one watch, for the operator's life: the loop of a reflector without its store.
 
-A version that is too old (410) means a new list, everything else a new watch from where the last one ended.
+A version that is too old (410) means a new list, and so does a refusal that ended; everything else a new
+watch from where the last one ended.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ import json
 import logging
 import random
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 import aiohttp
 
 from zerotrain.operator.cluster.api import Api, Json, Request
-from zerotrain.operator.cluster.errors import ApiError, Gone, error_of
+from zerotrain.operator.cluster.errors import ApiError, Forbidden, Gone, NotFound, error_of
 from zerotrain.operator.cluster.store import version_of
 
 log = logging.getLogger(__name__)
@@ -39,12 +41,24 @@ class Sink(Protocol):
 
 
 class ListWatch:
-    """`run()` until cancelled."""
+    """`run()` until cancelled. `lost_sight` hears when the API server begins to refuse."""
 
-    def __init__(self, api: Api, *, path: str, kind: str, sink: Sink, label_selector: str = "") -> None:
+    def __init__(
+        self,
+        api: Api,
+        *,
+        path: str,
+        kind: str,
+        sink: Sink,
+        label_selector: str = "",
+        lost_sight: Callable[[], None] = lambda: None,
+    ) -> None:
         self._api, self._path, self._kind, self._sink = api, path, kind, sink
         self._selection = {"labelSelector": label_selector} if label_selector else {}
         self._version: str | None = None
+        self._lost_sight = lost_sight
+        self.refused = False
+        """Whether the API server says no, or knows no such place; until the next list."""
         self._alive_at = time.monotonic()
 
     @property
@@ -63,11 +77,23 @@ class ListWatch:
             except Gone as error:
                 log.info("watch of %s: %s; listing again", self._kind, error)
                 self._version = None
+            except (Forbidden, NotFound) as error:
+                self._be_refused(error)
             except (ApiError, aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
                 log.warning("watch of %s: %r; trying again", self._kind, error)
             failures = 0 if time.monotonic() - started > MAX_PAUSE_S else failures + 1
             pause = min(0.1 * 2.0 ** min(failures, 10), MAX_PAUSE_S)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+
+    def _be_refused(self, error: ApiError) -> None:
+        """Said once, until it is granted: an operator for a few namespaces may have been given no more, and a
+        namespace takes its roles along when it goes."""
+        level = logging.DEBUG if self.refused else logging.WARNING
+        log.log(level, "%s cannot be watched, and go unseen until they can: %s", self._kind, error)
+        self._version = None  # what happens meanwhile is seen by a list alone
+        if not self.refused:
+            self.refused = True
+            self._lost_sight()
 
     async def _list(self) -> None:
         """Page by page into the sink: the JSON of 20,000 pods would be the operator's largest object."""
@@ -82,6 +108,9 @@ class ListWatch:
                 break
             params = {**params, "continue": more}
         self._alive_at = time.monotonic()
+        if self.refused:
+            log.info("%s are seen again: %s", self._kind, self._path)
+        self.refused = False
         self._sink.listed(keys, version_of(answer))
         self._version = answer["metadata"]["resourceVersion"]
 

@@ -57,8 +57,8 @@ class Memories:
     queues: dict[str, QueueView] = field(default_factory=dict)
     """By `owner_key`: Workloads, whether or not the job has had a pass: the list may come
     before the job does."""
-    queues_known: bool = False
-    """All Workloads have been listed, so that a job without one has none."""
+    queues_listed: set[str | None] = field(default_factory=set)
+    """Namespaces (None: all) whose Workloads are known, so that a job there without one has none."""
     claims: dict[str, Claim] = field(default_factory=dict)
     """Jobs that want to know whether the cluster could hold them."""
     claims_changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -82,11 +82,12 @@ class Memories:
         key = owner_key(namespace, uid)
         pods, gone = store.of_job(key)
         memory = self.of(uid)
+        known = not self.queues_listed.isdisjoint((None, namespace))
         return Observed(
             pods=pods,
             gone=gone,
             helpers=store.helpers_of(key),
-            synced_at=store.synced_at,
+            synced_at=store.sight.since(namespace),
             progress=memory.progress,
             step_moved_at=memory.step_moved_at,
             inspection=memory.inspection,
@@ -97,7 +98,7 @@ class Memories:
             nodes=self.nodes.of(pods),
             log=memory.log or (LogView() if self.reads_logs else None),
             apis=self.apis,
-            queue=self.queues.get(key, QueueView()) if self.queues_known else None,
+            queue=self.queues.get(key, QueueView()) if known else None,
             follows_queues=self.queues_wanted.is_set(),
             capacity=memory.capacity,
             question=memory.question,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -10,6 +11,9 @@ from dataclasses import dataclass
 
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.cluster.api import Api, Json, Request
+from zerotrain.operator.cluster.errors import Forbidden
+
+log = logging.getLogger(__name__)
 
 PATH = "/apis/scheduling.k8s.io/v1/priorityclasses"
 
@@ -33,6 +37,7 @@ class Priorities:
         self._clock = clock
         self._classes: list[Json] = []
         self._listed_at = -math.inf
+        self._refused = False
         self._lock = asyncio.Lock()
 
     async def of(self, api: Api, job: ZeroTrainingJob) -> Priority:
@@ -51,7 +56,13 @@ class Priorities:
 
     async def _list(self, api: Api) -> None:
         started = self._clock()
-        listed = await api.call(Request(method="GET", path=PATH, kind="priorityclasses"))
+        try:
+            listed = await api.call(Request(method="GET", path=PATH, kind="priorityclasses"))
+        except Forbidden as error:
+            # An operator for a few namespaces need not see them: then all jobs wait by their age alone.
+            if not self._refused:
+                log.warning("priority classes cannot be read, all jobs count as priority 0: %s", error)
+            self._refused, listed = True, {}
         self._classes, self._listed_at = listed.get("items", []), started
 
     def _find(self, wanted: str | None) -> Priority | None:

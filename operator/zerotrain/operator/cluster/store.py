@@ -70,13 +70,32 @@ def owner_key(namespace: str, uid: str) -> str:
     return f"{namespace}/{uid}"
 
 
+class Sight:
+    """Of which namespaces (None: of all) the pods are known, and since when; whoever lists says."""
+
+    def __init__(self) -> None:
+        self._since: dict[str | None, datetime] = {}
+
+    def since(self, namespace: str) -> datetime | None:
+        """None while its pods are not known: then what the store holds of them is no complete picture."""
+        whole = self._since.get(None)
+        return whole if whole is not None else self._since.get(namespace)
+
+    def gained(self, namespace: str | None, *, now: datetime) -> bool:
+        """A full list is in; whether it ends a time without."""
+        return self._since.setdefault(namespace, now) is now
+
+    def lost(self, namespace: str | None) -> None:
+        """The pods may not be read any more."""
+        self._since.pop(namespace, None)
+
+
 class PodStore:
     """Not thread-safe: one event loop owns it. `owner` is an `owner_key`."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, _Pods] = {}
-        self.synced_at: datetime | None = None
-        """When the first full list was in."""
+        self.sight = Sight()
 
     def put(self, pod: Mapping[str, Any], *, now: datetime) -> JobKey | None:
         """Take in a newer view of a pod; the key of its job when that changed anything."""
@@ -108,19 +127,20 @@ class PodStore:
         for pod in pods:
             listed.add(pod["metadata"]["uid"])
             changed.add(self.put(pod, now=now))
-        return {key for key in changed if key is not None} | self.retain(listed, version=version, now=now)
+        return {key for key in changed if key is not None} | self.retain(listed, version=version)
 
-    def retain(self, listed: Set[str], *, version: int, now: datetime) -> set[JobKey]:
-        """The list as of `version` is complete: pods whose UIDs are not in it are gone."""
+    def retain(self, listed: Set[str], *, version: int, namespace: str | None = None) -> set[JobKey]:
+        """The list as of `version` is complete, of one namespace or of all: pods whose UIDs are not in it are
+        gone."""
         changed: set[JobKey | None] = set()
         for owner, held in list(self._jobs.items()):
+            if namespace not in (None, held.key.namespace):
+                continue
             # A pod that is newer than the list was created while the list was on its way.
             lost = [
                 uid for uid, entry in held.present.items() if uid not in listed and entry.version <= version
             ]
             changed.update(self._bury(owner, uid) for uid in lost)
-        if self.synced_at is None:
-            self.synced_at = now
         return {key for key in changed if key is not None}
 
     def of_job(self, owner: str) -> tuple[tuple[PodView, ...], tuple[PodView, ...]]:

@@ -1,56 +1,102 @@
-"""The operator's own metrics, in a registry of their own so that tests can have several operators."""
+"""The operator's own metrics, in a registry of their own so that tests can have several operators.
+
+The rows are in `zerotrain.contract.metrics.operator`. What is a state (queue, watches, jobs by phase) is
+looked at when somebody scrapes, not when it changes.
+"""
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 
-_SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    ProcessCollector,
+    disable_created_metrics,
+)
+from prometheus_client.registry import Collector
+
+from zerotrain.contract.metrics import OPERATOR_METRICS
+from zerotrain.contract.metrics.operator import JOB_PHASES, VERBS, WATCHES
+
+USUAL_CODES = ("0", "200", "201", "403", "404", "409", "410", "422", "429", "500", "503")
+"""There from the first request of a verb and resource on: an alert's `increase()` misses the first one of a
+series that is born with it."""
+
+_SPECS = {spec.name: spec for spec in OPERATOR_METRICS}
 
 
 class Telemetry:
     """What /metrics of the operator shows."""
 
     def __init__(self) -> None:
+        # The text format would show creation times as families of their own; nothing reads them.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
-        self._requests = Counter(
-            "zerotrain_operator_api_requests_total",
-            "Requests to the API server by verb, resource and status code (0: no answer).",
-            ("verb", "resource", "code"),
-            registry=self.registry,
+        ProcessCollector(registry=self.registry)
+        self._requests = self._counter("zerotrain_operator_api_requests_total")
+        self._known_requests: dict[tuple[str, str], dict[int, Counter]] = {}
+        self._request_seconds = self._histogram("zerotrain_operator_api_request_duration_seconds")
+        self._seconds_of = {verb: self._request_seconds.labels(verb) for verb in VERBS}
+        self.reconcile_seconds = self._histogram("zerotrain_operator_reconcile_duration_seconds")
+        self.reconcile_errors = self._counter("zerotrain_operator_reconcile_errors_total")
+        self.queue_depth = self._gauge("zerotrain_operator_queue_depth")
+        self.queue_oldest_age_seconds = self._gauge("zerotrain_operator_queue_oldest_age_seconds")
+        self._jobs = self._gauge("zerotrain_operator_jobs")
+        self.leader = self._gauge("zerotrain_operator_leader")
+        self.loop_lag_seconds = self._gauge("zerotrain_operator_loop_lag_seconds")
+        self._watch_age_seconds = self._gauge("zerotrain_operator_watch_age_seconds")
+        self.count_jobs({})
+        self.set_watch_ages(dict.fromkeys(WATCHES, 0.0))
+        self._info = Info(
+            "zerotrain_operator", _SPECS["zerotrain_operator_info"].help, registry=self.registry
         )
-        self.reconcile_seconds = Histogram(
-            "zerotrain_operator_reconcile_duration_seconds",
-            "Duration of one pass over a job, its API requests included.",
-            buckets=_SECONDS,
-            registry=self.registry,
-        )
-        self.reconcile_errors = Counter(
-            "zerotrain_operator_reconcile_errors_total",
-            "Passes that ended in an error and are repeated.",
-            registry=self.registry,
-        )
-        self.queue_depth = Gauge(
-            "zerotrain_operator_queue_depth", "Jobs that wait for a pass.", registry=self.registry
-        )
-        self.jobs = Gauge("zerotrain_operator_jobs", "Jobs by phase.", ("phase",), registry=self.registry)
-        self.leader = Gauge(
-            "zerotrain_operator_leader", "1 while this replica holds the lease.", registry=self.registry
-        )
-        self.loop_lag_seconds = Gauge(
-            "zerotrain_operator_loop_lag_seconds",
-            "How late the event loop woke up at the last check.",
-            registry=self.registry,
-        )
-        self.watch_age_seconds = Gauge(
-            "zerotrain_operator_watch_age_seconds",
-            "Time since the pod watch last brought an event or bookmark.",
-            registry=self.registry,
-        )
+        self._info.info({"version": _version()})
 
-    def request(self, verb: str, resource: str, code: int) -> None:
-        self._requests.labels(verb, resource, str(code)).inc()
+    def request(self, verb: str, resource: str, code: int, seconds: float | None = None) -> None:
+        """A request was answered (0: was not), after so long; None for a watch, which goes on."""
+        known = self._known_requests.get((verb, resource))
+        if known is None:
+            known = self._known_requests[verb, resource] = {
+                int(usual): self._requests.labels(verb, resource, usual) for usual in USUAL_CODES
+            }
+        if code not in known:
+            known[code] = self._requests.labels(verb, resource, str(code))
+        known[code].inc()
+        if seconds is not None:
+            self._seconds_of[verb].observe(seconds)
 
-    def count_jobs(self, by_phase: dict[str, int]) -> None:
-        self.jobs.clear()
-        for phase, number in by_phase.items():
-            self.jobs.labels(phase).set(number)
+    def count_jobs(self, by_phase: Mapping[str, int]) -> None:
+        for phase in (*JOB_PHASES, *(name for name in by_phase if name not in JOB_PHASES)):
+            self._jobs.labels(phase).set(by_phase.get(phase, 0))
+
+    def set_watch_ages(self, by_resource: Mapping[str, float]) -> None:
+        for resource, seconds in by_resource.items():
+            self._watch_age_seconds.labels(resource).set(seconds)
+
+    def watch_jobs(self, collector: Collector) -> None:
+        """Export the jobs' series, too."""
+        self.registry.register(collector)
+
+    def _counter(self, name: str) -> Counter:
+        spec = _SPECS[name]
+        return Counter(name, spec.help, tuple(spec.labels), registry=self.registry)
+
+    def _gauge(self, name: str) -> Gauge:
+        spec = _SPECS[name]
+        return Gauge(name, spec.help, tuple(spec.labels), registry=self.registry)
+
+    def _histogram(self, name: str) -> Histogram:
+        spec = _SPECS[name]
+        return Histogram(name, spec.help, tuple(spec.labels), buckets=spec.buckets, registry=self.registry)
+
+
+def _version() -> str:
+    try:
+        return version("zerotrain")
+    except PackageNotFoundError:  # run from a source tree
+        return ""

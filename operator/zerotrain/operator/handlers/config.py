@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import socket
 from collections.abc import Callable, Mapping
@@ -41,6 +42,8 @@ class OperatorConfig:
     """`host:port` of /healthz and /metrics; nothing is served when empty."""
     channel: ChannelKind | None = None
     """None picks: by pod IP inside the cluster, through the API server outside."""
+    namespaces: tuple[str, ...] = ()
+    """Those whose jobs are looked after; empty for the whole cluster."""
     workers: int = 32
     """Passes at once, over all jobs."""
     resync_s: float = 300.0
@@ -61,6 +64,7 @@ class OperatorConfig:
             key_file=read.get("KEY_FILE", Path, None),
             http_address=read.get("HTTP_ADDRESS", str, defaults.http_address),
             channel=read.get("CHANNEL", ChannelKind, None),
+            namespaces=read.get("NAMESPACES", _namespaces, ()),
             workers=read.get("WORKERS", int, defaults.workers),
             resync_s=read.get("RESYNC_SECONDS", float, defaults.resync_s),
             limits=ApiLimits(
@@ -70,6 +74,9 @@ class OperatorConfig:
             resources=ResourceOptions(
                 operator_namespace=namespace,
                 monitoring_namespace=read.get("MONITORING_NAMESPACE", str, resources.monitoring_namespace),
+                dns_namespace=read.get("DNS_NAMESPACE", str, resources.dns_namespace),
+                dns_labels=read.get("DNS_LABELS", _labels, resources.dns_labels),
+                dns_cidrs=read.get("DNS_CIDRS", _names, ()),
                 extra_egress_cidrs=read.get("EXTRA_EGRESS_CIDRS", _names, ()),
                 extra_http_cidrs=read.get("EXTRA_HTTP_CIDRS", _names, ()),
                 image_pull_policy=read.get("IMAGE_PULL_POLICY", str, None),
@@ -128,6 +135,31 @@ class _Reader:
             return parse(text)
         except ValueError as error:
             raise OperatorConfigError(f"{PREFIX}{name}={text!r}: {error}") from error
+
+
+def scope_flags(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """kopf's own words for the namespaces. Raises OperatorConfigError."""
+    namespaces: tuple[str, ...] = _Reader(environ).get("NAMESPACES", _namespaces, ())
+    return [f"--namespace={name}" for name in namespaces] or ["--all-namespaces"]
+
+
+def _namespaces(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(_names(text)))
+    for name in names:
+        # kopf reads patterns, and a pattern needs the right to list all namespaces.
+        if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", name):
+            raise ValueError(f"{name!r} is no name of a namespace; give names, with commas in between")
+    return names
+
+
+def _labels(text: str) -> dict[str, str]:
+    labels = {}
+    for part in _names(text):
+        key, equals, value = (word.strip() for word in part.partition("="))
+        if not (key and equals):
+            raise ValueError(f"{part!r} is no label; give key=value, with commas in between")
+        labels[key] = value
+    return labels
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from zerotrain.operator.cluster.api import Json
-from zerotrain.operator.cluster.errors import ApiError, Conflict, NotFound, NotLeading, Unavailable
+from zerotrain.operator.cluster.errors import ApiError, Conflict, Forbidden, NotFound, NotLeading, Unavailable
 from zerotrain.operator.cluster.events import EventWriter
 from zerotrain.operator.cluster.executor import ActionRefused, Executor
 from zerotrain.operator.cluster.jobs import JobCache, JobClient
@@ -20,7 +20,8 @@ from zerotrain.operator.cluster.store import JobKey, PodStore, owner_key
 from zerotrain.operator.cluster.telemetry import Telemetry
 from zerotrain.operator.handlers.pacing import Pace
 from zerotrain.operator.handlers.queue import WorkQueue
-from zerotrain.operator.reconcile import Plan, RequestYield, can_wait, reconcile
+from zerotrain.operator.handlers.starts import Starts
+from zerotrain.operator.reconcile import CreateWorkers, Plan, RequestYield, can_wait, reconcile
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,10 @@ def conflict_backoff_s(lost: int) -> float:
     return min(CONFLICT_BACKOFF_S * 2.0 ** min(lost - FREE_CONFLICTS - 1, 10), MAX_CONFLICT_BACKOFF_S)
 
 
+def _pods_to_create(plan: Plan) -> int:
+    return sum(len(action.indices) for action in plan.actions if isinstance(action, CreateWorkers))
+
+
 def _always() -> bool:
     return True
 
@@ -75,6 +80,7 @@ class Controller:
     may_act: asyncio.Event
     """Set while this replica leads and its pod store is complete."""
     pace: Pace = field(default_factory=Pace)
+    starts: Starts[JobKey] = field(default_factory=Starts)
     leads: Callable[[], bool] = _always
     """Whether nobody else can have the lease yet; asked before every pass, as a process that was stopped for
     a while finds its events as it left them."""
@@ -109,9 +115,11 @@ class Controller:
         for key in self.store.on_node(name):
             self.queue.add(key)
 
-    def all_changed(self) -> None:
+    def all_changed(self, namespace: str | None = None) -> None:
+        """A pass for every job, of one namespace or of all."""
         for key, _ in self.jobs:
-            self.queue.add(key)
+            if namespace in (None, key.namespace):
+                self.queue.add(key)
 
     async def work(self) -> None:
         """Take keys until cancelled."""
@@ -120,6 +128,8 @@ class Controller:
             try:
                 await self._pass(key)
             finally:
+                for following in self.starts.leave(key):
+                    self.queue.add(following)
                 self.queue.done(key)
                 self.telemetry.queue_depth.set(len(self.queue))
 
@@ -127,17 +137,18 @@ class Controller:
         """List all jobs now and then: a watch that died silently must not cost a job."""
         while True:
             await asyncio.sleep(every_s)
-            try:
-                listed = [job async for job in self.client.list()]
-            except ApiError as error:
-                log.warning("listing the jobs again: %s", error)
-                continue
-            alive = {job["metadata"]["uid"] for job in listed}
-            for job in listed:
-                self.jobs.put(job)
-            for _, job in self.jobs:
-                if job["metadata"]["uid"] not in alive:
-                    await self._refresh(JobKey(job["metadata"]["namespace"], job["metadata"]["name"]))
+            for namespace in self.client.scopes:
+                try:
+                    listed = [job async for job in self.client.list(namespace)]
+                except ApiError as error:  # one namespace that is refused costs no other its turn
+                    log.warning("listing the jobs again: %s", error)
+                    continue
+                alive = {job["metadata"]["uid"] for job in listed}
+                for job in listed:
+                    self.jobs.put(job)
+                for key, job in self.jobs:
+                    if namespace in (None, key.namespace) and job["metadata"]["uid"] not in alive:
+                        await self._refresh(key)
             self.store.prune({owner_key(key.namespace, job["metadata"]["uid"]) for key, job in self.jobs})
             self.telemetry.count_jobs(self.phases())
             self.all_changed()
@@ -149,6 +160,8 @@ class Controller:
         job = self.jobs.get(key)
         if job is None or not self.may_act.is_set():
             return
+        if self.store.sight.since(key.namespace) is None:
+            return  # its pods cannot be read; the list that ends this brings the pass
         if not self.leads():
             self.queue.add_after(key, RECHECK_S)  # the next renewal says whether the lease is still ours
             return
@@ -174,7 +187,7 @@ class Controller:
             self.queue.add_after(key, RECHECK_S)
         except Exception as error:
             self.telemetry.reconcile_errors.inc()
-            expected = isinstance(error, Unavailable)
+            expected = isinstance(error, (Unavailable, Forbidden))
             log.log(
                 logging.WARNING if expected else logging.ERROR, "%s: %s", key, error, exc_info=not expected
             )
@@ -187,6 +200,8 @@ class Controller:
         known = self.memories.of(uid).known
         observed = self.memories.observe(key.namespace, uid, self.store)
         plan = reconcile(job, observed, self.clock(), known)
+        if not self.starts.enter(key, pods=_pods_to_create(plan)):
+            return
         if plan.status is not None and not self._postponed(key, uid, can_wait(known.read_status(job), plan)):
             job = await self.client.write_status(job, plan.status)
             self.jobs.put(job)

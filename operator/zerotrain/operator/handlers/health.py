@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -52,8 +52,11 @@ async def serve(
     synced: Callable[[], bool],
     registry: CollectorRegistry,
     before_scrape: Callable[[], None],
+    unseen: Callable[[], Sequence[str]] = tuple,
 ) -> Callable[[], Awaitable[None]]:
-    """Listen on `host:port`; the returned function stops it. Raises OSError when the address is taken."""
+    """Listen on `host:port`; the returned function stops it. `unseen` names the namespaces that may not be
+    read: no reason to be restarted, and said to whoever asks whether the operator is ready. Raises OSError
+    when the address is taken."""
 
     async def healthz(_: web.Request) -> web.Response:
         wrong = problems()
@@ -61,14 +64,16 @@ async def serve(
 
     async def readyz(_: web.Request) -> web.Response:
         ready = synced()
-        return web.Response(
-            text="ok" if ready else "the first list of pods is not in", status=200 if ready else 503
-        )
+        lines = ["ok" if ready else "the first list of pods is not in"]
+        lines += [f"namespace {name}: its pods may not be read, no job is looked after" for name in unseen()]
+        return web.Response(text="\n".join(lines), status=200 if ready else 503)
 
     async def metrics(request: web.Request) -> web.Response:
         before_scrape()
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        return web.Response(body=encode(registry), headers={"Content-Type": content_type})
+        # Thousands of jobs take a few tenths of a second, in which the loop has other things to do.
+        body = await asyncio.to_thread(encode, registry)
+        return web.Response(body=body, headers={"Content-Type": content_type})
 
     app = web.Application()
     app.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz), web.get("/metrics", metrics)])

@@ -20,8 +20,8 @@ class WorkQueue(Generic[K]):
 
     def __init__(self) -> None:
         self._ready: deque[K] = deque()
-        self._waiting: set[K] = set()
-        """Keys in `_ready`, plus those that became due while their pass runs."""
+        self._waiting: dict[K, float] = {}
+        """Keys in `_ready`, plus those that became due while their pass runs; since when."""
         self._busy: set[K] = set()
         self._heap: list[tuple[float, int, K]] = []
         self._due: dict[K, float] = {}
@@ -38,11 +38,16 @@ class WorkQueue(Generic[K]):
     def __len__(self) -> int:
         return len(self._waiting)
 
+    @property
+    def oldest_age_s(self) -> float:
+        """How long the key that waits longest has waited; 0 while none does."""
+        return max(time.monotonic() - min(self._waiting.values()), 0.0) if self._waiting else 0.0
+
     def add(self, key: K) -> None:
         """The key needs a pass now."""
         if key in self._waiting:
             return
-        self._waiting.add(key)
+        self._waiting[key] = time.monotonic()
         if key not in self._busy:
             self._ready.append(key)
             self._wake()
@@ -64,7 +69,7 @@ class WorkQueue(Generic[K]):
             self._ripen()
             if self._ready and not self._closed:
                 key = self._ready.popleft()
-                self._waiting.discard(key)
+                self._waiting.pop(key, None)
                 self._busy.add(key)
                 self._quiet.clear()
                 return key

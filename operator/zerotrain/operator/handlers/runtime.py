@@ -11,14 +11,15 @@ from typing import Any
 import aiohttp
 
 from zerotrain.operator.cluster.api import Api
-from zerotrain.operator.cluster.capacity import CapacityBoard
+from zerotrain.operator.cluster.capacity import BLIND_S, CapacityBoard
 from zerotrain.operator.cluster.channel import ChannelKind, HttpChannel, SilentChannel, WorkerChannel
 from zerotrain.operator.cluster.connection import Connection
 from zerotrain.operator.cluster.election import ApiLease, Leadership
 from zerotrain.operator.cluster.events import EventWriter
 from zerotrain.operator.cluster.executor import MAX_CREATIONS, Executor
+from zerotrain.operator.cluster.job_metrics import JobCollector
 from zerotrain.operator.cluster.jobs import JobCache, JobClient
-from zerotrain.operator.cluster.kueue import WorkloadWatch
+from zerotrain.operator.cluster.kueue import WorkloadWatch, workload_watches
 from zerotrain.operator.cluster.listwatch import ListWatch
 from zerotrain.operator.cluster.memory import Memories
 from zerotrain.operator.cluster.nodes import PATH as NODES_PATH
@@ -50,6 +51,9 @@ class Runtime:
         self._started = False
         self._tasks: list[asyncio.Task[None]] = []
         self._lag = LoopLag()
+        self._watches: dict[str, PodReflector | ListWatch] = {}
+        """By resource, for their age."""
+        self._queues: list[WorkloadWatch] = []
         self.controller: Controller
         self._reflector: PodReflector
         self._leadership: Leadership
@@ -61,7 +65,10 @@ class Runtime:
         channel = self._channel(api, session)
         self.controller = self._make_controller(api, channel)
         controller = self.controller
-        self._reflector = PodReflector(api, controller.store, controller.pods_changed)
+        namespaces = self.config.namespaces
+        self._reflector = PodReflector(
+            api, controller.store, controller.pods_changed, namespaces, controller.all_changed
+        )
         puller = ProgressPuller(
             jobs=controller.jobs,
             store=controller.store,
@@ -80,14 +87,21 @@ class Runtime:
         self._spawn("first list", self._act_once_synced())
         self._spawn("resync", controller.resync(self.config.resync_s))
         self._spawn("progress", puller.run())
-        queues = WorkloadWatch(api, controller.memories, controller.queue.add)
-        self._spawn("queues", queues.run())
+        self._queues = workload_watches(api, controller.memories, controller.queue.add, namespaces)
+        for number, queues in enumerate(self._queues):
+            self._spawn(f"queues {number}", queues.run())
         board = CapacityBoard(
-            api, controller.memories, controller.queue.add, controller.may_act, controller.jobs
+            api,
+            controller.memories,
+            controller.queue.add,
+            controller.may_act,
+            controller.jobs,
+            blind_s=BLIND_S if namespaces else 0.0,
         )
         self._spawn("capacity", board.run())
         controller.memories.nodes.changed = controller.node_changed
         nodes = ListWatch(api, path=NODES_PATH, kind="nodes", sink=controller.memories.nodes)
+        self._watches |= {"pods": self._reflector, "nodes": nodes}
         self._spawn("nodes", nodes.run())
         self._spawn("loop lag", self._lag.run())
         for number in range(self.config.workers):
@@ -124,7 +138,7 @@ class Runtime:
             jobs=JobCache(),
             store=store,
             memories=memories,
-            client=JobClient(api),
+            client=JobClient(api, self.config.namespaces),
             executor=executor,
             events=EventWriter(api, instance=self.config.identity),
             telemetry=self.telemetry,
@@ -156,6 +170,8 @@ class Runtime:
         if self._leadership.held.is_set() and self._reflector.synced.is_set():
             self.controller.may_act.set()
             self.controller.all_changed()
+            for queues in self._queues:
+                self._spawn("queues left behind", queues.look())
         else:
             self.controller.may_act.clear()
 
@@ -165,10 +181,13 @@ class Runtime:
         self._tasks.append(task)
 
     async def _serve(self) -> None:
+        leads = self._leadership.held.is_set
+        self.telemetry.watch_jobs(JobCollector(self.controller.jobs, leads))
         stop = await serve(
             self.config.http_address,
             problems=self._problems,
             synced=self._reflector.synced.is_set,
+            unseen=lambda: self._reflector.unseen,
             registry=self.telemetry.registry,
             before_scrape=self._measure,
         )
@@ -180,8 +199,9 @@ class Runtime:
 
     def _measure(self) -> None:
         self.telemetry.loop_lag_seconds.set(self._lag.seconds)
-        self.telemetry.watch_age_seconds.set(self._reflector.age_s)
+        self.telemetry.set_watch_ages({name: watch.age_s for name, watch in self._watches.items()})
         self.telemetry.queue_depth.set(len(self.controller.queue))
+        self.telemetry.queue_oldest_age_seconds.set(self.controller.queue.oldest_age_s)
         self.telemetry.count_jobs(self.controller.phases())
 
 

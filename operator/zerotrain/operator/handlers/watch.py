@@ -27,6 +27,15 @@ class EndlessBackoff:
             pause = min(pause * 2, 15.0)
 
 
+class _RefusalsOnce(logging.Filter):
+    """kopf asks again for ever where it is refused, which is what we want, and says so every time. The first
+    refusal of each namespace is news; our own watch of its pods tells when it is over."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        return "APIForbiddenError" not in text or text.startswith("Request attempt #1 ")
+
+
 class _NoDiffs(kopf.DiffBaseStorage):
     """kopf keeps what it last handled to find differences. Nobody asks for those here, and a copy of every
     job at every event would be a tenth of the operator's work."""
@@ -91,6 +100,7 @@ def register(registry: kopf.OperatorRegistry | None = None) -> None:
         configure(settings)
         # kopf logs every handled event at INFO: ours are every status write of every job.
         logging.getLogger("kopf.objects").setLevel(logging.WARNING)
+        logging.getLogger("kopf._cogs.clients.watching").addFilter(_RefusalsOnce())
         memo.runtime = Runtime(OperatorConfig.from_env(), await connect())
         await memo.runtime.start()
 

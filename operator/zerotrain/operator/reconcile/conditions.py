@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from zerotrain.operator.api import Condition, Phase, ZeroTrainingJobStatus
+from zerotrain.operator.api.elastic import SizeReason
 from zerotrain.operator.api.lifecycle import VerificationState
 from zerotrain.operator.api.status import ConditionStatus
 from zerotrain.operator.constants import ConditionType, Reason
 from zerotrain.operator.reconcile import hangs
 from zerotrain.operator.reconcile.attempts import AttemptView, Fate
-from zerotrain.operator.reconcile.draft import Draft, cut
+from zerotrain.operator.reconcile.draft import MAX_TEXT, Draft, cut
 from zerotrain.operator.reconcile.observe import PodView
 
 ACTIVE = frozenset({Phase.PENDING, Phase.STARTING, Phase.RUNNING})
@@ -67,6 +68,8 @@ def _merged(
     merged = []
     for kind, finding in found.items():
         status = _word(finding.status)
+        if finding.status is False and kind in _ONCE_TRUE and str(kind) not in before:
+            continue
         last, reason, message = before.get(str(kind)), str(finding.reason), cut(finding.message)
         if last is not None and last.status is status:
             if (last.reason, last.message, last.observed_generation) == (reason, message, generation):
@@ -88,6 +91,13 @@ def _merged(
     # A newer operator's conditions stay: this one does not know what they mean.
     foreign = [item for item in old if item.type not in {str(kind) for kind in found}]
     return (*merged, *foreign)
+
+
+_ONCE_TRUE = frozenset(
+    {ConditionType.HUNG, ConditionType.SUSPENDED, ConditionType.COMPLETE, ConditionType.FAILED}
+)
+"""Absent until they are true for the first time: absent means false, and a condition of each job that says
+nothing is checked and copied by the API server at every write."""
 
 
 def _word(status: bool | None) -> ConditionStatus:
@@ -164,6 +174,10 @@ def _admitted(facts: Facts) -> Finding:
         return Finding(False, *facts.draft.stalled)
     if facts.phase is Phase.QUEUED:
         return Finding(False, *(facts.draft.held or (Reason.QUEUED, "")))
+    size = facts.status.elastic
+    if size is not None and size.reason is SizeReason.REFUSED and facts.phase not in FINISHED:
+        kept = f"The job keeps {size.workers} workers."
+        return Finding(True, Reason.RESIZE_REFUSED, f"{cut(size.message, MAX_TEXT - len(kept) - 1)} {kept}")
     return Finding(True, Reason.SPEC_ACCEPTED)
 
 

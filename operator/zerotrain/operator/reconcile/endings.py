@@ -35,11 +35,11 @@ from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.progress import newest_step
 
 
-def complete(draft: Draft) -> None:
+def complete(draft: Draft, told: str = "") -> None:
     draft.set(phase=Phase.COMPLETED, completion_time=draft.stamp)
     progress = draft.status.progress
     steps = f" after {progress.step} steps" if progress.step else ""
-    draft.emit(Reason.COMPLETED, f"attempt {draft.status.attempt} completed the job{steps}")
+    draft.emit(Reason.COMPLETED, f"attempt {draft.status.attempt} completed the job{steps}{told}")
 
 
 def fail(draft: Draft, reason: Reason, message: str) -> None:

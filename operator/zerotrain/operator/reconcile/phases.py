@@ -11,6 +11,7 @@ from zerotrain.operator.api import AttemptShape, Phase, YieldReason
 from zerotrain.operator.api.lifecycle import CleanPodPolicy
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.reconcile import (
+    completion,
     endings,
     exclusions,
     hangs,
@@ -126,8 +127,8 @@ def _active(draft: Draft) -> None:
     view = draft.view()
     if not view.count(Fate.ABSENT):
         draft.set(pods_created=True)
-    if view.all_in(frozenset({Fate.SUCCEEDED})):
-        endings.complete(draft)
+    if completion.is_done(draft, view):
+        endings.complete(draft, completion.told(view))
         _finished(draft)
     elif _deadline_passed(draft):
         _fail_by_deadline(draft)
@@ -245,8 +246,8 @@ def _yielding(draft: Draft) -> None:
     view = draft.view()
     # What our own request does to a pod is no failure: rules and budgets are for the ranks' own.
     own = yielding.failed(draft, view)
-    if view.all_in(frozenset({Fate.SUCCEEDED})):
-        endings.complete(draft)
+    if completion.is_done(draft, view):
+        endings.complete(draft, completion.told(view))
         _finished(draft)
     elif own is not None and endings.is_permanent(draft, own):
         yielding.drop(draft)

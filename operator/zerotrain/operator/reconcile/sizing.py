@@ -16,9 +16,9 @@ from zerotrain.operator.api import AttemptShape, Phase, ZeroTrainingJobSpec
 from zerotrain.operator.api.elastic import Elastic, ElasticStatus, SizeReason
 from zerotrain.operator.api.planning import plan_job
 from zerotrain.operator.api.sizes import largest_size, refusal_of_size
-from zerotrain.operator.constants import Reason
+from zerotrain.operator.constants import ANNOTATION_IGNORE_MEMORY_PLAN, Reason
 from zerotrain.operator.reconcile.attempts import AttemptView, Fate
-from zerotrain.operator.reconcile.draft import Draft
+from zerotrain.operator.reconcile.draft import Draft, cut
 from zerotrain.operator.reconcile.queueing import ask_room, in_queue
 
 VERDICT_WAIT = timedelta(seconds=30)
@@ -163,15 +163,37 @@ def _take_wish(draft: Draft) -> None:
         draft.set(elastic=state)
     chosen = state.workers
     outside = chosen is not None and not spec.elastic.min_workers <= chosen <= spec.elastic.max_workers
-    if state.wish == spec.workers and (not outside or state.reason is SizeReason.REFUSED):
+    is_refused = state.reason is SizeReason.REFUSED
+    if state.wish == spec.workers and (not outside or is_refused) and not _is_pardoned(draft, state):
         return
     state = ElasticStatus(base_workers=state.base_workers, wish=spec.workers, since=draft.stamp)
-    refusal = refusal_of_size(spec, state.base_workers, spec.workers)
+    refusal = _refusal(draft, state)
     if refusal is not None:
-        draft.emit(Reason.RESIZE_REFUSED, f"{refusal} The job keeps {draft.size} workers.", warning=True)
-        refused = {"workers": draft.size, "reason": SizeReason.REFUSED, "message": refusal}
+        told = f"{cut(refusal)} The job keeps {draft.size} workers."
+        draft.emit(Reason.RESIZE_REFUSED, told, warning=True)
+        refused = {"workers": draft.size, "reason": SizeReason.REFUSED, "message": cut(refusal)}
         state = state.model_copy(update=refused)
     draft.set(elastic=state)
+
+
+def _refusal(draft: Draft, state: ElasticStatus) -> str | None:
+    """Why the job cannot run with spec.workers, with the numbers. It is told before anybody stops: the gate
+    would refuse the next attempt."""
+    spec, base = draft.job.spec, state.base_workers
+    if (refusal := refusal_of_size(spec, base, spec.workers)) is not None:
+        return refusal
+    found = plan_job(spec, workers=spec.workers, base_workers=base)
+    if found.verdict is not Verdict.DOES_NOT_FIT or draft.job.identity.ignores_memory_plan:
+        return None
+    advice = f'To resize it all the same: annotation {ANNOTATION_IGNORE_MEMORY_PLAN}: "true".'
+    return f"{spec.workers} workers: {found.message} {advice}"
+
+
+def _is_pardoned(draft: Draft, state: ElasticStatus) -> bool:
+    """Whether the size that was refused would be taken now: by the user's annotation, or with another
+    configuration, which is given while the job is suspended."""
+    may_differ = draft.job.identity.ignores_memory_plan or draft.status.phase is Phase.SUSPENDED
+    return state.reason is SizeReason.REFUSED and may_differ and _refusal(draft, state) is None
 
 
 def _target(draft: Draft) -> int:

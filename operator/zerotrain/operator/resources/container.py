@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from zerotrain.contract.launch import MASTER_PORT, TERMINATION_LOG, WORKER_HTTP_PORT, LaunchSpec
+from zerotrain.contract.launch import TERMINATION_LOG, WORKER_HTTP_PORT, LaunchSpec
 from zerotrain.contract.train_spec import CONFIG_FILE, TRAIN_SPEC_FILE
 from zerotrain.contract.worker_http import READY_PATH
 from zerotrain.operator.api import ZeroTrainingJob
@@ -15,7 +15,6 @@ from zerotrain.operator.constants import (
     CONFIG_DIR,
     CONTAINER_NAME,
     HTTP_PORT_NAME,
-    RENDEZVOUS_PORT_NAME,
     SCRATCH_DIR,
     TOKEN_KEY,
 )
@@ -41,10 +40,8 @@ def worker_container(
         "command": list(LAUNCHER),
         **_program(job),
         "resources": _resources(job),
-        "ports": [
-            {"name": HTTP_PORT_NAME, "containerPort": WORKER_HTTP_PORT, "protocol": "TCP"},
-            {"name": RENDEZVOUS_PORT_NAME, "containerPort": MASTER_PORT, "protocol": "TCP"},
-        ],
+        # For those who scrape by the port's name; the other ports need no word to be open.
+        "ports": [{"name": HTTP_PORT_NAME, "containerPort": WORKER_HTTP_PORT, "protocol": "TCP"}],
         "readinessProbe": {
             "httpGet": {"path": READY_PATH, "port": HTTP_PORT_NAME},
             "periodSeconds": 3,

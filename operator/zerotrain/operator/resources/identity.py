@@ -46,6 +46,9 @@ class ResourceOptions:
     dns_labels: Mapping[str, str] = field(default_factory=lambda: {"k8s-app": "kube-dns"})
     """Pods that answer DNS; the only destination outside the job that workers may reach by default."""
 
+    dns_cidrs: tuple[str, ...] = ()
+    """Networks that answer DNS without being pods, such as a cache on every node (169.254.20.10/32)."""
+
     extra_egress_cidrs: tuple[str, ...] = ()
     """Further destinations for every worker, such as an object store: networks in CIDR form, all ports."""
 
@@ -95,7 +98,14 @@ def attempt_labels(job: ZeroTrainingJob, attempt: int) -> dict[str, str]:
 
 
 def worker_labels(job: ZeroTrainingJob, attempt: int, index: int) -> dict[str, str]:
-    return {**attempt_labels(job, attempt), LABEL_RANK: str(index)}
+    """Those by which somebody looks for pods; each more costs the API server at every write of every pod."""
+    return {
+        "app.kubernetes.io/name": APP_NAME,
+        "app.kubernetes.io/component": COMPONENT_WORKER,
+        **selector(job),
+        LABEL_ATTEMPT: str(attempt),
+        LABEL_RANK: str(index),
+    }
 
 
 def metadata(job: ZeroTrainingJob, name: str, labels: Mapping[str, str]) -> Json:

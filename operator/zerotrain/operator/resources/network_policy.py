@@ -32,7 +32,10 @@ def network_policy(job: ZeroTrainingJob, options: ResourceOptions) -> Json:
     ]
     egress: list[Json] = [
         {"to": own_ranks},
-        {"to": [_pods(options.dns_namespace, options.dns_labels)], "ports": _DNS},
+        {
+            "to": [_pods(options.dns_namespace, options.dns_labels), *_networks(options.dns_cidrs)],
+            "ports": _DNS,
+        },
     ]
     if options.extra_egress_cidrs:
         egress.append({"to": _networks(options.extra_egress_cidrs)})

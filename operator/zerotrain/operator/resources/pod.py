@@ -12,9 +12,8 @@ from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.api.core.containers import Container
 from zerotrain.operator.api.pod_template import PodTemplate
 from zerotrain.operator.api.scheduling import Scheduling
-from zerotrain.operator.constants import ANNOTATION_CONFIG_DIGEST, CONTAINER_NAME
+from zerotrain.operator.constants import CONTAINER_NAME
 
-from .config_map import config_digest
 from .container import environment, grace_period_s, launch_spec, worker_container
 from .gang import join
 from .identity import Json, ResourceOptions, metadata, pod_name, worker_labels
@@ -83,12 +82,12 @@ def _labels(job: ZeroTrainingJob, attempt: int, index: int) -> dict[str, str]:
 def _annotations(job: ZeroTrainingJob) -> dict[str, str]:
     template = job.spec.pod_template
     given = template.annotations if template is not None else None
+    others = template is not None and bool(template.sidecars or template.init_containers)
     return {
         # Sidecars must not hide the ranks from `kubectl logs`.
-        "kubectl.kubernetes.io/default-container": CONTAINER_NAME,
+        **({"kubectl.kubernetes.io/default-container": CONTAINER_NAME} if others else {}),
         **(given or {}),
         **job.shape.annotations,
-        ANNOTATION_CONFIG_DIGEST: config_digest(job),
     }
 
 

@@ -17,7 +17,6 @@ from zerotrain.operator.constants import (
     RESERVED_PREFIX,
     SCRATCH_DIR,
     SHARED_MEMORY_DIR,
-    TOKEN_KEY,
 )
 
 from .config_map import config_file_names
@@ -76,19 +75,16 @@ def as_written(part: ApiModel) -> Json:
 
 def _configuration(job: ZeroTrainingJob) -> MountedVolume:
     """Both files in one folder, whichever ConfigMap each comes from."""
-    sources: list[Json] = []
-    own_files = sorted(config_file_names(job))
-    if own_files:
-        sources.append(_files_of(config_map_name(job), {name: name for name in own_files}))
     reference = job.spec.config_from
+    source: Json = {"configMap": {"name": config_map_name(job)}}
     if reference is not None:
         key = reference.config_map_key_ref
-        sources.append(_files_of(key.name, {key.key: CONFIG_FILE}))
+        sources = [_files_of(key.name, {key.key: CONFIG_FILE})]
+        if own_files := sorted(config_file_names(job)):
+            sources.insert(0, _files_of(config_map_name(job), {name: name for name in own_files}))
+        source = {"projected": {"sources": sources}}
     return MountedVolume(
-        name=f"{RESERVED_PREFIX}config",
-        mount_path=CONFIG_DIR,
-        source={"projected": {"sources": sources}},
-        read_only=True,
+        name=f"{RESERVED_PREFIX}config", mount_path=CONFIG_DIR, source=source, read_only=True
     )
 
 
@@ -109,7 +105,6 @@ def _channel(job: ZeroTrainingJob, attempt: int) -> MountedVolume:
             "secret": {
                 "secretName": secret_name(job.name, attempt),
                 "defaultMode": _OWNER_READS,
-                "items": [{"key": TOKEN_KEY, "path": TOKEN_KEY}],
             }
         },
         read_only=True,

@@ -1,4 +1,8 @@
-"""ConfigMaps, Secrets and facts of the pod as files, with Kubernetes' own names."""
+"""ConfigMaps, Secrets and facts of the pod as files, with Kubernetes' own names.
+
+serviceAccountToken is not among a projected volume's sources: worker pods carry no token. Otherwise whoever
+may make jobs could use every account of the namespace.
+"""
 
 from __future__ import annotations
 
@@ -108,19 +112,6 @@ class ProjectedObject(ApiModel):
     """When true, a missing object or key is ignored."""
 
 
-class ProjectedToken(ApiModel):
-    """A service-account token within a projected volume."""
-
-    audience: Annotated[str, StringConstraints(max_length=256)] | None = None
-    """Who the token is for; the API server unless given."""
-
-    expiration_seconds: Annotated[Int, Field(ge=600, le=2**31)] | None = None
-    """Life of the token in seconds, at least 600; 3600 unless given."""
-
-    path: RelativePath
-    """File name below the mount."""
-
-
 class ProjectedDownward(ApiModel):
     """Fields of the pod within a projected volume."""
 
@@ -128,13 +119,20 @@ class ProjectedDownward(ApiModel):
 
 
 class ProjectedSource(ApiModel):
-    """One source of a projected volume; exactly one kind."""
+    """One source of a projected volume; exactly one kind. serviceAccountToken is not offered."""
 
-    RULES = (one_of("configMap", "secret", "serviceAccountToken", "downwardAPI"),)
+    RULES = (
+        one_of(
+            "configMap",
+            "secret",
+            "downwardAPI",
+            note=" (serviceAccountToken is not offered: worker pods carry no token; give the program's "
+            "credentials in a Secret)",
+        ),
+    )
 
     config_map: ProjectedObject | None = None
     secret: ProjectedObject | None = None
-    service_account_token: ProjectedToken | None = None
     downward_api: ProjectedDownward | None = Field(default=None, alias="downwardAPI")
 
 

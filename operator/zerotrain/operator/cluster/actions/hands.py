@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 from zerotrain.operator.api import ZeroTrainingJob
-from zerotrain.operator.cluster.api import MERGE_PATCH, Api, Json, Request
+from zerotrain.operator.cluster.api import MERGE_PATCH, Answer, Api, Json, Request
 from zerotrain.operator.cluster.channel import WorkerChannel
 from zerotrain.operator.cluster.errors import AlreadyExists, ApiError, Conflict, Forbidden, NotFound
 from zerotrain.operator.cluster.memory import Memories
@@ -65,20 +65,27 @@ class Hands:
         found = await self.api.call(Request(method="GET", path=path, kind=kind))
         if not owned(found, job.uid):
             raise name_taken(found)
+        patch: Json = {}
         if item["kind"] == "ConfigMap" and found.get("data") != item.get("data"):
             patch = {
                 "metadata": {"annotations": item["metadata"].get("annotations", {})},
                 "data": item["data"],
             }
+        elif item["kind"] == "NetworkPolicy" and found.get("spec") != item["spec"]:
+            # The installation's networks have changed, or somebody has opened the policy.
+            patch = {"spec": _replacing(found.get("spec") or {}, item["spec"])}
+        if patch:
             request = Request(method="PATCH", path=path, kind=kind, body=patch, content_type=MERGE_PATCH)
             await self.api.call(request)
 
     async def post(self, item: Json) -> Json:
-        """Create. Raises AlreadyExists, ActionRefused, ApiError."""
+        """Create; what was sent with the metadata it got. Raises AlreadyExists, ActionRefused, ApiError."""
         try:
-            return await self.api.call(
-                Request(method="POST", path=collection(item), kind=kind_of(item), body=item)
+            request = Request(
+                method="POST", path=collection(item), kind=kind_of(item), body=item, answer=Answer.METADATA
             )
+            made = await self.api.call(request)
+            return {**item, "metadata": made.get("metadata", item["metadata"])}
         except Forbidden as error:
             reason = Reason.QUOTA_EXCEEDED if "exceeded quota" in str(error) else Reason.API_REFUSED
             raise ActionRefused(reason, str(error)) from error
@@ -94,6 +101,16 @@ class Hands:
             if error.status in (400, 422):
                 raise ActionRefused(Reason.API_REFUSED, str(error)) from error
             raise
+
+
+def _replacing(found: Json, wanted: Json) -> Json:
+    """The merge patch that makes `found` equal to `wanted`: null takes a key away that would stay."""
+    patch: Json = {key: None for key in found if key not in wanted}
+    for key, value in wanted.items():
+        present = found.get(key)
+        nested = isinstance(present, dict) and isinstance(value, dict)
+        patch[key] = _replacing(present or {}, value) if nested else value
+    return patch
 
 
 def collection(item: Json) -> str:

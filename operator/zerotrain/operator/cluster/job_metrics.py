@@ -1,0 +1,205 @@
+"""Every job's state as series, made at a scrape from the jobs in memory; `Telemetry` registers the collector.
+
+Only the replica that leads tells, or a job's series would be there twice. An object that cannot be read costs
+its own series, nothing else: whoever may write a status may write nonsense into it.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+from zerotrain.contract.metrics import JOB_METRICS
+from zerotrain.contract.metrics.operator import HANG_PHASES, RESTART_CAUSES
+from zerotrain.operator.cluster.api import Json
+from zerotrain.operator.cluster.store import JobKey
+from zerotrain.operator.reconcile.clock import parse_time
+from zerotrain.operator.reconcile.hangs import HangLimits
+
+log = logging.getLogger(__name__)
+
+Value = tuple[str, Mapping[str, str], float]
+"""Family, labels beside namespace and job_name, number."""
+
+EXCEPTIONS = (
+    "SpillIOError",
+    "SpillIntegrityError",
+    "SpillDoesNotFit",
+    "CheckpointNoSpace",
+    "CheckpointNotWritable",
+    "CheckpointFenced",
+    "CheckpointDamaged",
+    "CheckpointError",
+    "Diverged",
+    "CommError",
+)
+"""Names of our own that a failure's message may hold. Others are the tenant's, and without bound."""
+
+_EXCEPTION = re.compile(rf"\b({'|'.join(EXCEPTIONS)}):")
+_RUNNING = ("Starting", "Running")
+"""Phases in which a rank can hang: of a job that has ended, waits or stands still none does."""
+_NONE: Mapping[str, str] = {}
+_SINCE = {
+    "Suspended": ("Suspended",),
+    "Running": ("Progressing", "RendezvousComplete"),
+    "Starting": ("PodsScheduled",),
+    "Queued": ("Admitted",),
+    "Stalled": ("Stalled",),
+}
+"""Phase -> conditions whose last transition began it, the first that is there."""
+
+
+class JobCollector(Collector):
+    """The families of JOB_METRICS. `collect` may be called from any thread."""
+
+    def __init__(self, jobs: Iterable[tuple[JobKey, Json]], leads: Callable[[], bool]) -> None:
+        """`jobs` gives the newest bodies each time it is iterated over."""
+        self._jobs, self._leads = jobs, leads
+        self._kept: dict[JobKey, tuple[str, list[Sample]]] = {}
+        """Version of a job and its samples: most jobs are as they were at the last scrape."""
+
+    def collect(self) -> Iterator[Metric]:
+        families = {
+            spec.name: Metric(
+                spec.name.removesuffix("_total").removesuffix("_info"), spec.help, spec.kind.value
+            )
+            for spec in JOB_METRICS
+        }
+        kept = {}
+        for key, job in self._jobs if self._leads() else ():
+            version = f"{job['metadata']['uid']} {job['metadata']['resourceVersion']}"
+            known, samples = self._kept.get(key, ("", []))
+            if known != version:
+                samples = _samples(key, job)
+            kept[key] = version, samples
+            for sample in samples:
+                families[sample.name].samples.append(sample)
+        self._kept = kept
+        return iter(families.values())
+
+
+def _samples(key: JobKey, job: Json) -> list[Sample]:
+    labels = {"namespace": key.namespace, "job_name": key.name}
+    try:
+        return [Sample(name, {**labels, **own}, number) for name, own, number in values_of(job)]
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        log.warning("%s: no metrics, as its status cannot be read: %r", key, error)
+        return []
+
+
+def values_of(job: Json) -> Iterator[Value]:
+    """All series of one job. Raises ValueError, TypeError, AttributeError or KeyError on a foreign status."""
+    spec, status = job["spec"], job.get("status") or {}
+    phase = str(status.get("phase") or "Pending")
+    stage = status.get("zeroStage")
+    facts = {
+        "zero_stage": "" if stage is None else str(int(stage)),
+        "queue": str(spec.get("queueName") or ""),
+    }
+    yield "zerotrain_job_info", facts, 1.0
+    yield "zerotrain_job_phase", {"phase": phase}, 1.0
+    yield from _moments(job, status, phase)
+    yield "zerotrain_job_attempt", _NONE, float(status.get("attempt", 0))
+    for what in ("workers", "ranks"):
+        count = status.get(what) or {}
+        yield f"zerotrain_job_{what}", _NONE, float(count.get("desired", 0))
+        yield f"zerotrain_job_{what}_ready", _NONE, float(count.get("ready", 0))
+    restarts = status.get("restarts") or {}
+    for cause in RESTART_CAUSES:
+        yield "zerotrain_job_restarts_total", {"cause": cause}, float(restarts.get(cause, 0))
+    progress = status.get("progress") or {}
+    yield "zerotrain_job_step", _NONE, float(progress.get("step", 0))
+    yield "zerotrain_job_total_steps", _NONE, float(progress.get("totalSteps", 0))
+    yield from _checkpoint(status.get("checkpoint") or {})
+    hung = phase in _RUNNING and _of_this_attempt(status, "hang") is not None
+    yield "zerotrain_job_hung", _NONE, float(hung)
+    limits = HangLimits.read(spec.get("hangPolicy"))
+    allowed_s = (max(limits.startup_s, limits.first_step_s), limits.min_s, limits.checkpoint_s)
+    for stretch, limit_s in zip(HANG_PHASES, allowed_s, strict=True):
+        yield "zerotrain_job_hang_limit_seconds", {"phase": stretch}, limit_s
+    straggler = _of_this_attempt(status, "straggler")
+    if phase == "Running" and straggler is not None:
+        ratio = int(straggler.get("percent", 0)) / 100
+        yield "zerotrain_job_straggler_ratio", {"rank": str(int(straggler["rank"]))}, ratio
+    yield from _failures(status)
+    for tier in ("gpu", "host", "pinned", "nvme"):
+        planned = (status.get("memoryPlan") or {}).get(f"{tier}Bytes")
+        if planned is not None:
+            yield "zerotrain_job_planned_memory_bytes", {"tier": tier}, float(planned)
+
+
+def _of_this_attempt(status: Json, finding: str) -> Json | None:
+    """A finding stays in the status for people until the next attempt; for alerts it ends with its own."""
+    found: Json | None = status.get(finding)
+    return found if found is not None and found.get("attempt") == status.get("attempt") else None
+
+
+def _moments(job: Json, status: Json, phase: str) -> Iterator[Value]:
+    moments = {
+        "created": job["metadata"].get("creationTimestamp"),
+        "start": status.get("startTime"),
+        "completion": status.get("completionTime"),
+        "attempt_start": status.get("attemptStartTime"),
+        "last_step": (status.get("progress") or {}).get("lastStepTime"),
+        "phase_since": phase_since(job, status, phase),
+    }
+    for name, text in moments.items():
+        if (unix_s := _unix(text)) is not None:
+            yield f"zerotrain_job_{name}_timestamp_seconds", _NONE, unix_s
+
+
+def phase_since(job: Json, status: Json, phase: str) -> str | None:
+    """When the phase began, as far as the status tells; it outlives this process."""
+    changes = {item["type"]: item.get("lastTransitionTime") for item in status.get("conditions") or ()}
+    if phase in ("Completed", "Failed"):
+        began = status.get("completionTime")
+    elif phase == "Pending":
+        began = status.get("attemptStartTime")
+    elif phase == "Restarting":
+        began = next((item.get("time") for item in status.get("failures") or ()), None)
+    elif phase in ("Yielding", "Suspending"):
+        asked = (status.get("yieldRequest") or {}).get("requestedAt")
+        began = asked or (status.get("checkpoint") or {}).get("requestedAt")
+    else:
+        began = next((changes[name] for name in _SINCE.get(phase, ()) if changes.get(name)), None)
+    newest = max(filter(None, changes.values()), default=None)
+    found = began or newest or job["metadata"].get("creationTimestamp")
+    return None if found is None else str(found)
+
+
+def _checkpoint(checkpoint: Json) -> Iterator[Value]:
+    last, verification = checkpoint.get("last"), checkpoint.get("verification") or {}
+    is_damaged = verification.get("state") == "Damaged"
+    yield "zerotrain_job_checkpoint_verification_failed", _NONE, float(is_damaged)
+    if last is not None:
+        yield "zerotrain_job_last_checkpoint_step", _NONE, float(last["step"])
+        if (unix_s := _unix(last.get("time"))) is not None:
+            yield "zerotrain_job_last_checkpoint_timestamp_seconds", _NONE, unix_s
+
+
+def _failures(status: Json) -> Iterator[Value]:
+    """The newest of each kind."""
+    newest: dict[tuple[str, str, str], float] = {}
+    for item in status.get("failures") or ():
+        code, unix_s = item.get("exitCode"), _unix(item.get("time"))
+        found = _EXCEPTION.search(str(item.get("message") or ""))
+        kind = (
+            str(item.get("reason") or "")[:64],
+            "" if code is None else str(int(code)),
+            "" if found is None else found.group(1),
+        )
+        if unix_s is not None:
+            newest[kind] = max(newest.get(kind, 0.0), unix_s)
+    for (reason, exit_code, exception), unix_s in newest.items():
+        labels = {"reason": reason, "exit_code": exit_code, "exception": exception}
+        yield "zerotrain_job_failure_timestamp_seconds", labels, unix_s
+
+
+def _unix(text: str | None) -> float | None:
+    moment = parse_time(text)
+    return None if moment is None else moment.timestamp()

@@ -1,0 +1,48 @@
+"""Whether an attempt did all that the job is there for, also where nobody saw how some workers ended.
+
+A pod that is deleted while no operator looks takes its exit code along. What is left is what was written
+down before (`status.checkpoint`, taken in as soon as a rank tells of it) and what the pods that are still
+there say. Only the built-in trainer's word counts: what a program of the user's own has left to do after a
+checkpoint, or on another rank, nobody knows.
+"""
+
+from __future__ import annotations
+
+from zerotrain.operator.reconcile.attempts import AttemptView, Fate
+from zerotrain.operator.reconcile.draft import Draft
+
+_SURE = frozenset({Fate.SUCCEEDED})
+_UNLESS_PROVEN = frozenset({Fate.SUCCEEDED, Fate.LOST})
+
+
+def is_done(draft: Draft, view: AttemptView) -> bool:
+    """Whether the job is complete. One worker that failed, yielded or still runs is enough for a no."""
+    return view.all_in(_SURE) or (view.all_in(_UNLESS_PROVEN) and _all_steps_are_done(draft, view))
+
+
+def _all_steps_are_done(draft: Draft, view: AttemptView) -> bool:
+    spec, status = draft.job.spec, draft.status
+    if spec.command or spec.steps is None:
+        return False
+    if spec.checkpoint is not None:
+        # All ranks write it together, and none is written of a training whose end is refused. That of another
+        # attempt may be the one that this attempt found damaged.
+        last = status.checkpoint.last
+        return last is not None and last.durable and last.attempt == view.number and last.step >= spec.steps
+    # Nothing is kept of such a job: it is done when all ranks made the last step, which ends in an exchange
+    # between all of them. That the loss was accepted, too, is what the exit code of any of them says.
+    ends = [
+        worker.pod.termination
+        for worker in view.workers
+        if worker.fate is Fate.SUCCEEDED and worker.pod is not None
+    ]
+    return any(end is not None and end.step >= spec.steps for end in ends)
+
+
+def told(view: AttemptView) -> str:
+    """For the event: which workers' ends nobody saw."""
+    unseen = view.indices(Fate.LOST)
+    if not unseen:
+        return ""
+    names = f"{', '.join(str(index) for index in unseen[:5])}{', ...' if len(unseen) > 5 else ''}"
+    return f"; the pods of workers {names} went unseen, but the last step was made and nothing was left to do"

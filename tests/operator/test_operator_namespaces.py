@@ -1,0 +1,195 @@
+"""An operator for a few namespaces: a Role in each and no right outside of them, on a real API server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from tests.operator.kube_json import KubeJson
+from tests.operator.kubelet_double import kubelet
+from tests.operator.live_job import LiveJob
+from tests.operator.operator_process import KEY, NAMESPACE, OperatorProcess, operator, write_kubeconfig
+from tests.support.devcluster import REPOSITORY, Cluster, wait_until
+from tests.support.jobs import ABSENT
+from zerotrain.operator.cluster.scope import scoped
+from zerotrain.operator.handlers.config import OperatorConfig, OperatorConfigError, scope_flags
+
+ACCOUNT = "scoped-operator"
+CLUSTER_SCOPED = {"nodes", "priorityclasses", "resourceflavors"}
+VARIABLE = "ZEROTRAIN_OPERATOR_NAMESPACES"
+
+
+def namespaced_rules() -> list[dict[str, Any]]:
+    """The shipped rules without what lies outside namespaces."""
+    text = (REPOSITORY / "deploy" / "kustomize" / "cluster_role.yaml").read_text()
+    rules = YAML(typ="safe", pure=True).load(text)["rules"]
+    return [rule for rule in rules if not CLUSTER_SCOPED & set(rule["resources"])]
+
+
+def bind(role: str, namespace: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": ACCOUNT, "namespace": namespace},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": role},
+        "subjects": [{"kind": "ServiceAccount", "name": ACCOUNT, "namespace": NAMESPACE}],
+    }
+
+
+def grant(cluster: Cluster, namespace: str) -> None:
+    cluster.apply(
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1",
+            "kind": "Role",
+            "metadata": {"name": ACCOUNT, "namespace": namespace},
+            "rules": namespaced_rules(),
+        }
+    )
+    cluster.apply(bind(ACCOUNT, namespace))
+
+
+@pytest.fixture
+def spaces(control_plane: Cluster, operator_kubeconfig: Path) -> Iterator[tuple[str, str, str]]:
+    """Two that are looked after and one that is not."""
+    account = {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": {"name": ACCOUNT, "namespace": NAMESPACE},
+    }
+    control_plane.apply(account)
+    control_plane.apply(bind("zerotrain-operator-lease", NAMESPACE))
+    with (
+        control_plane.namespace() as first,
+        control_plane.namespace() as second,
+        control_plane.namespace() as foreign,
+    ):
+        grant(control_plane, first)
+        grant(control_plane, second)
+        yield first, second, foreign
+
+
+def scoped_operator(cluster: Cluster, folder: Path, *namespaces: str) -> Any:
+    token = cluster.kubectl("create", "token", ACCOUNT, "-n", NAMESPACE).stdout.strip()
+    kubeconfig = write_kubeconfig(cluster, token, folder / "scoped.kubeconfig")
+    return operator(kubeconfig, folder, {VARIABLE: ",".join(namespaces)})
+
+
+def said_once(process: OperatorProcess, what: str) -> bool:
+    return process.log.read_text().count(what) == 1
+
+
+@pytest.mark.cluster
+def test_jobs_run_in_the_named_namespaces_with_a_role_in_each(
+    control_plane: Cluster, spaces: tuple[str, str, str], api: KubeJson, tmp_path: Path
+) -> None:
+    first, second, foreign = spaces
+    with (
+        scoped_operator(control_plane, tmp_path, first, second) as process,
+        kubelet(api, first, KEY, steps=10_000),
+        kubelet(api, second, KEY, steps=10_000),
+    ):
+        process.expects_refusals = True
+        jobs = [LiveJob(control_plane, space, workers=2) for space in (first, second)]
+        outside = LiveJob(control_plane, foreign, workers=2)
+        # Nobody counts the room of a cluster whose nodes may not be seen: the job is not kept waiting.
+        gang = LiveJob(control_plane, second, "gang", workers=2, scheduling={"gang": "Operator"})
+        for job in (*jobs, gang):
+            job.wait_for("Running")
+        # A change of a running job comes through the watch of its own namespace.
+        jobs[0].patch('{"suspend": true}')
+        jobs[0].wait_for("Suspended")
+        assert outside.status() == {}
+        assert not control_plane.get("pods", "-n", foreign)["items"]
+        wait_until(
+            lambda: said_once(process, "nodes cannot be watched"), "the refusal of nodes to be told once"
+        )
+        assert said_once(process, "the cluster's room cannot be counted")
+        assert "Traceback" not in process.log.read_text()
+        refused = process.refusals()
+        assert refused, "nothing was refused: the roles of this test are too wide"
+        assert {line.split(": ")[0].split(" ")[1] for line in refused} <= {
+            "/api/v1/nodes",
+            "/apis/scheduling.k8s.io/v1/priorityclasses",
+        }
+
+
+@pytest.mark.cluster
+def test_a_restart_finds_the_pods_of_all_namespaces_before_it_acts(
+    control_plane: Cluster, spaces: tuple[str, str, str], api: KubeJson, tmp_path: Path
+) -> None:
+    first, second, _ = spaces
+    with (
+        scoped_operator(control_plane, tmp_path, first, second) as process,
+        kubelet(api, first, KEY, steps=10_000) as one,
+        kubelet(api, second, KEY, steps=10_000) as two,
+    ):
+        process.expects_refusals = True
+        jobs = [LiveJob(control_plane, space, workers=2, checkpoint=ABSENT) for space in (first, second)]
+        for job in jobs:
+            job.wait_for("Running")
+        process.kill()
+        process.start()
+        for job in jobs:
+            assert job.wait_for("Running")["attempt"] == 1
+        assert [len(double.created) for double in (one, two)] == [2, 2]
+
+
+@pytest.mark.cluster
+def test_a_namespace_that_loses_its_roles_stops_no_other(
+    control_plane: Cluster, spaces: tuple[str, str, str], api: KubeJson, tmp_path: Path
+) -> None:
+    first, second, _ = spaces
+    with (
+        scoped_operator(control_plane, tmp_path, first, second, "never-made") as process,
+        kubelet(api, first, KEY, steps=10_000),
+        kubelet(api, second, KEY, steps=10_000) as double,
+    ):
+        process.expects_refusals = True
+        before = LiveJob(control_plane, second, "before", workers=2, checkpoint=ABSENT)
+        before.wait_for("Running")
+        control_plane.kubectl("delete", "rolebinding", ACCOUNT, "-n", second)
+        process.kill()
+        process.start()
+        # What runs elsewhere is looked after, and whoever asks is told what is not.
+        LiveJob(control_plane, first, workers=2).wait_for("Running")
+        told = process.get("/readyz").splitlines()
+        assert told[0] == "ok"
+        assert {line.split(":")[0] for line in told[1:]} == {f"namespace {second}", "namespace never-made"}
+        assert process.get("/healthz") == "ok"
+        unseen = LiveJob(control_plane, second, "unseen", workers=2)
+        assert unseen.status() == {}
+        control_plane.apply(bind(ACCOUNT, second))
+        unseen.wait_for("Running")
+        # The pods of the job from before were found, not made again.
+        assert before.wait_for("Running")["attempt"] == 1
+        assert len(double.created) == 4
+        log = process.log.read_text()
+        assert log.count(f"pods cannot be watched, and go unseen until they can: GET {_pods(second)}") == 1
+        refused = [line for line in log.splitlines() if "APIForbiddenError" in line]
+        assert len(refused) <= 4, refused  # two namespaces, two starts
+        assert "Traceback" not in log
+
+
+def _pods(namespace: str) -> str:
+    return f"/api/v1/namespaces/{namespace}/pods"
+
+
+def test_paths_and_flags_of_both_modes() -> None:
+    assert scoped("/api/v1/pods", ()) == ("/api/v1/pods",)
+    assert scoped("/apis/x/v1/things", ("a", "b")) == (
+        "/apis/x/v1/namespaces/a/things",
+        "/apis/x/v1/namespaces/b/things",
+    )
+    assert scope_flags({}) == ["--all-namespaces"]
+    assert scope_flags({VARIABLE: "a, b,a,"}) == ["--namespace=a", "--namespace=b"]
+    assert OperatorConfig.from_env({VARIABLE: "a,b"}).namespaces == ("a", "b")
+
+
+@pytest.mark.parametrize("name", ["team-*", "!team", "Team", "a b"])
+def test_a_pattern_is_refused_because_it_would_need_to_list_namespaces(name: str) -> None:
+    with pytest.raises(OperatorConfigError, match="ZEROTRAIN_OPERATOR_NAMESPACES"):
+        scope_flags({VARIABLE: name})
