@@ -18,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "devcluster"
 BIN = BUILD / "bin"
+TOOL_BIN = ROOT / "build" / "tools" / "bin"
 INSTANCES = BUILD / "instances"
 HOST_IMAGE = BUILD / "images" / "host.tar"
 HOST_IMAGE_NAME = "localhost/zerotrain:dev"
@@ -43,6 +44,13 @@ def build(profile: str, *, image: bool) -> None:
     steps = [["tools", "--profile", profile]] + ([["image"]] if image else [])
     for step in steps:
         _run([sys.executable, str(ROOT / "deploy" / "devcluster" / "build.py"), *step])
+
+
+def build_tool(tool: str) -> Path:
+    """Build programs that no cluster consists of (`helm`, `monitoring`) unless the cache holds them; returns
+    the folder that they are linked in."""
+    _run([sys.executable, str(ROOT / "deploy" / "devcluster" / "build.py"), "tools", "--tool", tool])
+    return TOOL_BIN
 
 
 def up(profile: str, name: str, *, extra: Sequence[str] = ()) -> Cluster:

@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import tarfile
 import threading
 import time
@@ -152,8 +153,20 @@ def test_every_module_of_a_profile_says_what_it_needs(profile: modules.Profile) 
         assert module.programs
 
 
+@pytest.mark.parametrize("tool", list(modules.Tool))
+def test_every_module_of_a_tool_says_what_it_needs(tool: modules.Tool) -> None:
+    for module in modules.MODULES_OF_TOOL[tool]:
+        folder = DEVCLUSTER / module.folder
+        assert modules.required_go(folder) >= (1, 26)
+        assert module.programs
+        assert not module.cgo, "it runs wherever it was copied to"
+        stamps = modules.version_ldflags(folder, module.stamp_versions)
+        assert all(re.fullmatch(r"-X \S+=v\d+\.\d+\.\d+\S*", stamp) for stamp in stamps)
+
+
 def test_tool_directives_and_program_names_agree() -> None:
-    for module in (modules.NODE, modules.KWOK):
+    tools_of_tests = [module for found in modules.MODULES_OF_TOOL.values() for module in found]
+    for module in (modules.NODE, modules.KWOK, *tools_of_tests):
         text = (DEVCLUSTER / module.folder / "go.mod").read_text()
         block = (
             text.split("tool (")[1].split(")")[0]
@@ -170,9 +183,13 @@ def test_version_stamp_comes_from_go_mod(tmp_path: Path) -> None:
         "gitMajor=1",
         "gitMinor=36",
     ]
+    stamps = (("main.version", "k8s.io/kubernetes"),)
+    assert modules.version_ldflags(tmp_path, stamps) == ("-X main.version=v1.36.3",)
     (tmp_path / "go.mod").write_text("module m\n")
     with pytest.raises(ValueError, match=r"k8s\.io/kubernetes"):
         modules.kubernetes_ldflags(tmp_path)
+    with pytest.raises(ValueError, match=r"does not require k8s\.io/kubernetes"):
+        modules.version_ldflags(tmp_path, stamps)
     with pytest.raises(ValueError, match="go mod tidy"):
         modules.required_go(tmp_path)
 

@@ -11,10 +11,10 @@ from types import FrameType
 
 from .errors import BuildError
 from .hostimage import build_host_image
-from .modules import Profile
+from .modules import Profile, Tool
 from .paths import Paths, find_paths
 from .progress import Reporter, duration
-from .tools import build_tools
+from .tools import build_other_tools, build_tools
 
 
 def main(arguments: Sequence[str], repository: Path) -> int:
@@ -40,6 +40,8 @@ def main(arguments: Sequence[str], repository: Path) -> int:
 
 def _run(options: argparse.Namespace, paths: Paths, reporter: Reporter) -> None:
     match options.what:
+        case "tools" if options.tool is not None:
+            build_other_tools(Tool(options.tool), paths, reporter, parallel=options.jobs)
         case "tools":
             build_tools(Profile(options.profile), paths, reporter, parallel=options.jobs)
         case "image":
@@ -50,7 +52,7 @@ def _run(options: argparse.Namespace, paths: Paths, reporter: Reporter) -> None:
 
 def _clean(paths: Paths, reporter: Reporter, *, also_cache: bool) -> None:
     """Remove what this file makes; instances are not its business (`devcluster down`)."""
-    for folder in (paths.bin, paths.images, *((paths.cache,) if also_cache else ())):
+    for folder in (paths.bin, paths.tool_bin, paths.images, *((paths.cache,) if also_cache else ())):
         if folder.exists():
             shutil.rmtree(folder)
             reporter.say(f"removed {folder}")
@@ -59,8 +61,12 @@ def _clean(paths: Paths, reporter: Reporter, *, also_cache: bool) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="build.py", description=__doc__)
     commands = parser.add_subparsers(dest="what", required=True)
-    tools = commands.add_parser("tools", help="build the programs of a profile into build/devcluster/bin")
-    tools.add_argument("--profile", choices=[each.value for each in Profile], required=True)
+    tools = commands.add_parser(
+        "tools", help="build a profile's programs into build/devcluster/bin, or a tool into build/tools/bin"
+    )
+    wanted = tools.add_mutually_exclusive_group(required=True)
+    wanted.add_argument("--profile", choices=[each.value for each in Profile])
+    wanted.add_argument("--tool", choices=[each.value for each in Tool])
     tools.add_argument(
         "--jobs", type=_positive, help="how many packages to compile at once (default: all cores)"
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import BuildError
-from .modules import Module, kubernetes_ldflags
+from .modules import Module, kubernetes_ldflags, version_ldflags
 from .process import run_streaming
 from .progress import Reporter
 from .toolchain import Toolchain
@@ -101,6 +101,7 @@ def plan(module: Module, devcluster: Path, toolchain: Toolchain) -> GoBuild:
     if module.wants_seccomp and has_libseccomp_headers():
         tags = (*tags, "seccomp")
     stamp = kubernetes_ldflags(folder) if module.stamp_kubernetes_version else ()
+    stamp += version_ldflags(folder, module.stamp_versions)
     return GoBuild(module=module, folder=folder, toolchain=toolchain, tags=tags, ldflags=(*STRIP, *stamp))
 
 

@@ -1,4 +1,4 @@
-"""The table of Go modules: which programs each one gives, and which profile of the cluster needs it.
+"""The table of Go modules: which programs each one gives, and which profile of the cluster or tool needs it.
 
 One module per family of programs, because their dependency versions fight (CoreDNS and containerd each lift
 grpc, etcd and OpenTelemetry to versions of their own).
@@ -18,6 +18,13 @@ class Profile(Enum):
     SIMULATED = "simulated"
 
 
+class Tool(Enum):
+    """Programs that no cluster consists of: what installs into one and what watches one, for whoever asks."""
+
+    HELM = "helm"
+    MONITORING = "monitoring"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Module:
     """One Go module of this folder and how `go build` turns it into programs."""
@@ -35,6 +42,8 @@ class Module:
     wants_seccomp: bool = False
     """Adds the `seccomp` tag where the headers of libseccomp are installed."""
     stamp_kubernetes_version: bool = False
+    stamp_versions: tuple[tuple[str, str], ...] = ()
+    """Linker variables that get the version of a module as go.mod requires it: (variable, module)."""
 
 
 CONTROL_PLANE = Module(
@@ -79,6 +88,41 @@ MODULES_OF: dict[Profile, tuple[Module, ...]] = {
     Profile.SIMULATED: (CONTROL_PLANE, KWOK),
 }
 
+HELM = Module(
+    name="helm",
+    folder="../tools/helm",
+    package="tool",
+    programs=("helm",),
+    summary="package manager (helm)",
+    cgo=False,
+    stamp_versions=(("helm.sh/helm/v4/internal/version.version", "helm.sh/helm/v4"),),
+)
+PROMETHEUS = Module(
+    name="prometheus",
+    folder="../tools/monitoring",
+    package="tool",
+    programs=("prometheus", "promtool"),
+    summary="Prometheus and promtool",
+    tags=("remove_all_sd", "enable_kubernetes_sd"),  # of all ways to find targets: files, lists, Kubernetes
+    cgo=False,
+    stamp_versions=(("github.com/prometheus/common/version.Version", "github.com/prometheus/prometheus"),),
+)
+# By itself: Prometheus requires a newer Alertmanager than any whose module holds the pages it embeds.
+ALERTMANAGER = Module(
+    name="alertmanager",
+    folder="../tools/alertmanager",
+    package="tool",
+    programs=("alertmanager", "amtool"),
+    summary="Alertmanager and amtool",
+    cgo=False,
+    stamp_versions=(("github.com/prometheus/common/version.Version", "github.com/prometheus/alertmanager"),),
+)
+
+MODULES_OF_TOOL: dict[Tool, tuple[Module, ...]] = {
+    Tool.HELM: (HELM,),
+    Tool.MONITORING: (PROMETHEUS, ALERTMANAGER),
+}
+
 _GO_DIRECTIVE = re.compile(r"^go (\d+\.\d+(?:\.\d+)?)", re.MULTILINE)
 _KUBERNETES = re.compile(r"\bk8s\.io/kubernetes v(\d+)\.(\d+)\.(\S+)")
 
@@ -89,6 +133,20 @@ def required_go(folder: Path) -> tuple[int, ...]:
     if found is None:
         raise ValueError(f"{folder / 'go.mod'} has no `go` directive; `go mod tidy` in that folder adds it")
     return tuple(int(part) for part in found[1].split("."))
+
+
+def version_ldflags(folder: Path, stamps: tuple[tuple[str, str], ...]) -> tuple[str, ...]:
+    """Linker flags that make programs report the version of the module that they were built from."""
+    text = (folder / "go.mod").read_text()
+    flags = []
+    for variable, module in stamps:
+        found = re.search(rf"^(?:require |\t){re.escape(module)} (v\S+)", text, re.MULTILINE)
+        if found is None:
+            raise ValueError(
+                f"{folder / 'go.mod'} does not require {module}; its version is stamped into programs"
+            )
+        flags.append(f"-X {variable}={found[1]}")
+    return tuple(flags)
 
 
 def kubernetes_ldflags(folder: Path) -> tuple[str, ...]:

@@ -27,6 +27,11 @@ class Paths:
         return self.build / "bin"
 
     @property
+    def tool_bin(self) -> Path:
+        """Programs that are no part of a cluster: helm, promtool and their like."""
+        return self.repository / "build" / "tools" / "bin"
+
+    @property
     def images(self) -> Path:
         return self.build / "images"
 

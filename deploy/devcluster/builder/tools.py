@@ -1,11 +1,13 @@
-"""`build.py tools`: builds the programs of one profile and links them into build/devcluster/bin."""
+"""`build.py tools`: builds programs and links them: a cluster's into build/devcluster/bin, other tools into
+build/tools/bin.
+"""
 
 from pathlib import Path
 
 from .cache import build_once, content_key, link, remove_unused
 from .errors import BuildError
 from .gobuild import GoBuild, plan
-from .modules import MODULES_OF, PAUSE, Profile, required_go
+from .modules import MODULES_OF, MODULES_OF_TOOL, PAUSE, Module, Profile, Tool, required_go
 from .paths import Paths
 from .pause_image import write_pause_image
 from .progress import Reporter
@@ -15,15 +17,29 @@ from .toolchain import find_or_install
 def build_tools(profile: Profile, paths: Paths, reporter: Reporter, *, parallel: int | None) -> None:
     """Build what the profile needs and the cache does not hold, one module after the other."""
     modules = MODULES_OF[profile]
+    _build(modules, paths.bin, paths, reporter, parallel=parallel)
+    if PAUSE in modules:
+        write_pause_image(paths.bin / "pause", paths.images / "pause.tar")
+
+
+def build_other_tools(tool: Tool, paths: Paths, reporter: Reporter, *, parallel: int | None) -> None:
+    """The same for programs that no cluster consists of."""
+    _build(MODULES_OF_TOOL[tool], paths.tool_bin, paths, reporter, parallel=parallel)
+
+
+def _build(
+    modules: tuple[Module, ...], binaries: Path, paths: Paths, reporter: Reporter, *, parallel: int | None
+) -> None:
     required = max(required_go(paths.devcluster / module.folder) for module in modules)
     toolchain = find_or_install(required, paths, reporter)
     entries = []
     for index, module in enumerate(modules):
         build = plan(module, paths.devcluster, toolchain)
         upcoming = tuple(later.name for later in modules[index + 1 :])
-        entries.append(_provide(build, paths, reporter, upcoming=upcoming, parallel=parallel))
-    if PAUSE in modules:
-        write_pause_image(paths.bin / "pause", paths.images / "pause.tar")
+        entry = _provide(build, paths, reporter, upcoming=upcoming, parallel=parallel)
+        for program in sorted((entry / "bin").iterdir()):
+            link(program, binaries / program.name)
+        entries.append(entry)
     for removed in remove_unused(paths.tools, keep=entries):
         reporter.say(f"removed {removed}, unused for a long time")
 
@@ -48,6 +64,4 @@ def _provide(
         on_wait=lambda: reporter.say(f"{module.name}: another process is building it; waiting"),
         on_found=lambda: reporter.say(f"{module.name}: cached in {entry}"),
     )
-    for program in sorted((entry / "bin").iterdir()):
-        link(program, paths.bin / program.name)
     return entry

@@ -7,6 +7,8 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -62,10 +64,18 @@ func neededPaths(inst instance.Instance, settings instance.Settings, program str
 
 // environment of every program inside: the shim must be found by its name, and nothing may be written to folders of the host.
 func environment(settings instance.Settings) []string {
-	return append(os.Environ(),
-		"PATH="+settings.BinDir+":"+os.Getenv("PATH")+":/usr/sbin:/sbin",
-		"HOME="+inside("data"), "TMPDIR="+inside("data"), "XDG_RUNTIME_DIR=/run",
-	)
+	ours := []string{
+		"PATH=" + settings.BinDir + ":" + os.Getenv("PATH") + ":/usr/sbin:/sbin",
+		"HOME=" + inside("data"), "TMPDIR=" + inside("data"), "XDG_RUNTIME_DIR=/run",
+	}
+	// Of two settings of one name a program sees the first.
+	for _, setting := range os.Environ() {
+		name, _, _ := strings.Cut(setting, "=")
+		if !slices.ContainsFunc(ours, func(own string) bool { return strings.HasPrefix(own, name+"=") }) {
+			ours = append(ours, setting)
+		}
+	}
+	return ours
 }
 
 // reapUntil passes SIGTERM on to the supervisor and returns when that has ended.

@@ -1,0 +1,62 @@
+"""A headless Chromium from PATH, for pages that people look at."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+NAMES = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome")
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+    # A name that resolves to nothing: the page must not need one.
+    "--host-resolver-rules=MAP * ~NOTFOUND",
+)
+TIMEOUT_S = 120.0
+
+
+class Browser:
+    """One program; each call is a process with a profile of its own."""
+
+    def __init__(self, program: str, folder: Path) -> None:
+        self.program = program
+        self.folder = folder
+        self._calls = 0
+
+    def screenshot(self, page: Path, image: Path, *, width: int, height: int, dark: bool = False) -> None:
+        """The top of the page as PNG."""
+        dark_flags = ["--force-dark-mode", "--blink-settings=preferredColorScheme=0"] if dark else []
+        self._run(page, f"--screenshot={image}", f"--window-size={width},{height}", *dark_flags)
+
+    def dom(self, page: Path) -> str:
+        """The page's elements after it was loaded, as HTML."""
+        return self._run(page, "--dump-dom")
+
+    def pdf(self, page: Path, file: Path) -> None:
+        """As it is printed."""
+        self._run(page, f"--print-to-pdf={file}", "--no-pdf-header-footer")
+
+    def _run(self, page: Path, *flags: str) -> str:
+        self._calls += 1
+        profile = self.folder / f"profile-{self._calls}"
+        command = [self.program, *FLAGS, f"--user-data-dir={profile}", *flags, page.as_uri()]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True)
+        return done.stdout
+
+
+def find_browser(folder: Path) -> Browser:
+    """Skips the test, saying why, on a machine without one."""
+    program = next((found for name in NAMES if (found := shutil.which(name)) is not None), None)
+    if program is None:
+        pytest.skip(f"no browser on PATH ({', '.join(NAMES)}): apt-get install chromium to look at the page")
+    return Browser(program, folder)
