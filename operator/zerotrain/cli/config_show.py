@@ -28,7 +28,7 @@ def show_config(
     """Print each key with its final value, where the value comes from, and what it does here."""
     try:
         config = (
-            _of_job(file, world_size) if _is_yaml(file) else resolve(load(file), world_size=world_size or 1)
+            of_job(file, world_size) if is_yaml(file) else resolve(load(file), world_size=world_size or 1)
         )
     except ConfigError as error:
         raise CliError(str(error), next_step=f"correct {file} and run the command again") from error
@@ -41,11 +41,13 @@ def show_config(
         typer.echo(f"not run: {item.path}: {item.reason} {item.way_out}")
 
 
-def _is_yaml(file: Path) -> bool:
+def is_yaml(file: Path) -> bool:
+    """Whether it is read as a job file."""
     return file.suffix in {".yaml", ".yml"}
 
 
-def _of_job(file: Path, world_size: int | None) -> EngineConfig:
+def of_job(file: Path, world_size: int | None) -> EngineConfig:
+    """The configuration inside a job file. Raises CliError, ConfigError."""
     # Imported late: the models of the API take a second that no other command needs.
     from zerotrain.client.jobfile import JobFileError, load_job
     from zerotrain.operator.api.admission import engine_config

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
+from zerotrain.client.text import printable_lines
 from zerotrain.contract.exit_codes import ExitCode
 
 
@@ -20,10 +21,11 @@ class CliError(Exception):
 
 
 def show(error: CliError) -> None:
-    """On standard error, so that a pipe's reader gets results alone."""
+    """On standard error, so that a pipe's reader gets results alone. A message may quote what a cluster, a
+    registry or a training program said: nothing of it reaches the terminal as a command."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(f"error ({error.code}):", style="bold red", end=" ")
-    console.print(str(error), markup=False)
+    console.print("\n".join(printable_lines(str(error))), markup=False)
     if error.next_step is not None:
         console.print("next:", style="bold", end=" ")
-        console.print(error.next_step, markup=False)
+        console.print("\n".join(printable_lines(error.next_step)), markup=False)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import typer
 
-from zerotrain.cli import checkpoint, config_show, explain, export, plan, run, version
+from zerotrain.cli import checkpoint, cluster, config_check, config_show, env, export, plan, run, version
+from zerotrain.cli.doctor import command as doctor
 from zerotrain.cli.errors import CliError, show
+from zerotrain.cli.explain import commands as explain
+from zerotrain.cli.init import command as init
+from zerotrain.cli.report import command as report
 
 app = typer.Typer(
     name="zerotrain",
@@ -18,29 +23,37 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="Look at a DeepSpeed-style configuration.", no_args_is_help=True)
 checkpoint_app = typer.Typer(help="Look at the checkpoints of a run.", no_args_is_help=True)
-explain_app = typer.Typer(help="Explain what the product says.", no_args_is_help=True)
 
+app.add_typer(init.commands)
 app.command("run", epilog=run.EXAMPLE)(run.run)
 app.command("plan", epilog=plan.EXAMPLE)(plan.plan)
 app.command("export", epilog=export.EXAMPLE)(export.export)
 app.command("zero-to-fp32", epilog=export.FP32_EXAMPLE)(export.zero_to_fp32)
+app.command("doctor", epilog=doctor.EXAMPLE)(doctor.doctor)
+app.command("env", epilog=env.EXAMPLE)(env.env)
+app.command("report", epilog=report.EXAMPLE)(report.report)
+cluster.register(app)
 app.command("version", epilog=version.EXAMPLE)(version.version)
 config_app.command("show", epilog=config_show.EXAMPLE)(config_show.show_config)
+config_app.command("check", epilog=config_check.EXAMPLE)(config_check.check_config)
 checkpoint_app.command("ls", epilog=checkpoint.LS_EXAMPLE)(checkpoint.ls)
 checkpoint_app.command("verify", epilog=checkpoint.VERIFY_EXAMPLE)(checkpoint.verify_checkpoint)
 checkpoint_app.command("diff", epilog=checkpoint.DIFF_EXAMPLE)(checkpoint.diff)
 checkpoint_app.command("import", epilog=checkpoint.IMPORT_EXAMPLE)(checkpoint.import_checkpoint)
-explain_app.command("exit-codes", epilog=explain.EXAMPLE)(explain.exit_codes)
-explain_app.command("memory", epilog=explain.MEMORY_EXAMPLE)(explain.memory)
 app.add_typer(config_app, name="config")
 app.add_typer(checkpoint_app, name="checkpoint")
-app.add_typer(explain_app, name="explain")
+app.add_typer(explain.app, name="explain")
 
 
 def main() -> None:
-    """`zerotrain`; the exit code of `run` is the job's."""
+    """`zerotrain` and `kubectl zerotrain`; the exit code of `run` is the job's."""
     try:
-        app()
+        app(prog_name=program_name(sys.argv[0]))
     except CliError as error:
         show(error)
         sys.exit(error.code)
+
+
+def program_name(path: str) -> str:
+    """As it was called: kubectl runs its plugins by their file's name."""
+    return "kubectl zerotrain" if Path(path).name.startswith("kubectl-zerotrain") else "zerotrain"

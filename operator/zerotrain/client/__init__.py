@@ -1,14 +1,101 @@
-"""What programs on the user's side need: job files, the plan of a local run. Never imports the runtime."""
+"""What programs on the user's side need: jobs in a cluster, job files, local runs. Never imports the runtime.
 
-from .jobfile import JobFileError, Problem, load_job, parse_job
-from .localrun import LocalRun, LocalRunError, local_run
+Names are imported at their first use: the models of the API take longer than most requests to a cluster.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .cluster import Client
+    from .errors import (
+        CertificateError,
+        ClientError,
+        ConflictError,
+        ForbiddenError,
+        InvalidJobError,
+        JobFailedError,
+        JobNotFoundError,
+        KubeconfigError,
+        NoLogsError,
+        NotFoundError,
+        NotInstalledError,
+        ServerError,
+        UnauthenticatedError,
+        UnreachableError,
+        WaitTimeoutError,
+        WorkerError,
+    )
+    from .job import Job
+    from .jobfile import JobFileError, Problem, load_job, parse_job
+    from .localrun import LocalRun, LocalRunError, local_run
+    from .observed import Event, JobProgress, LogLine, MetricFamily, Pod, Sample
+
+_PLACES = {
+    "cluster": ("Client",),
+    "errors": (
+        "CertificateError",
+        "ClientError",
+        "ConflictError",
+        "ForbiddenError",
+        "InvalidJobError",
+        "JobFailedError",
+        "JobNotFoundError",
+        "KubeconfigError",
+        "NoLogsError",
+        "NotFoundError",
+        "NotInstalledError",
+        "ServerError",
+        "UnauthenticatedError",
+        "UnreachableError",
+        "WaitTimeoutError",
+        "WorkerError",
+    ),
+    "job": ("Job",),
+    "jobfile": ("JobFileError", "Problem", "load_job", "parse_job"),
+    "localrun": ("LocalRun", "LocalRunError", "local_run"),
+    "observed": ("Event", "JobProgress", "LogLine", "MetricFamily", "Pod", "Sample"),
+}
 
 __all__ = [
+    "CertificateError",
+    "Client",
+    "ClientError",
+    "ConflictError",
+    "Event",
+    "ForbiddenError",
+    "InvalidJobError",
+    "Job",
+    "JobFailedError",
     "JobFileError",
+    "JobNotFoundError",
+    "JobProgress",
+    "KubeconfigError",
     "LocalRun",
     "LocalRunError",
+    "LogLine",
+    "MetricFamily",
+    "NoLogsError",
+    "NotFoundError",
+    "NotInstalledError",
+    "Pod",
     "Problem",
+    "Sample",
+    "ServerError",
+    "UnauthenticatedError",
+    "UnreachableError",
+    "WaitTimeoutError",
+    "WorkerError",
     "load_job",
     "local_run",
     "parse_job",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _PLACES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

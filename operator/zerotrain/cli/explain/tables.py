@@ -10,6 +10,7 @@ from rich.table import Table
 
 from zerotrain.cli.errors import CliError
 from zerotrain.cli.plan import parse_count
+from zerotrain.client.exit_codes import COMMAND_EXITS
 from zerotrain.contract.exit_codes import EXIT_CODES
 
 EXAMPLE = "Example: zerotrain explain exit-codes"
@@ -18,7 +19,7 @@ GB = 10**9
 
 
 def exit_codes() -> None:
-    """Print what each exit code of a worker means and who pays for a retry."""
+    """Print what each exit code of a worker means and who pays for a retry; then those of commands."""
     console = Console()
     table = Table(box=None, pad_edge=False)
     for column in ("code", "name", "meaning", "retry", "what to do"):
@@ -26,6 +27,13 @@ def exit_codes() -> None:
     for row in EXIT_CODES:
         table.add_row(str(row.code), row.name, row.meaning, row.retry.value, row.way_out)
     console.print(table)
+    console.print()
+    commands = Table(box=None, pad_edge=False)
+    for column in ("code", "of a command", "meaning", "what to do"):
+        commands.add_column(column, overflow="fold")
+    for item in COMMAND_EXITS:
+        commands.add_row(str(item.code), item.name, item.meaning, item.way_out)
+    console.print(commands)
 
 
 def memory(

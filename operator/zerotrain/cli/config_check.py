@@ -1,0 +1,139 @@
+"""`zerotrain config check`: what becomes of each key of a DeepSpeed-style configuration, before it runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from zerotrain.cli.checkpoint import Output, OutputOption
+from zerotrain.cli.config_show import is_yaml, of_job
+from zerotrain.cli.errors import CliError
+from zerotrain.contract.config import ConfigError, EngineConfig, load, resolve
+from zerotrain.contract.exit_codes import ExitCode
+
+EXAMPLE = "Example: zerotrain config check ds_config.json --world-size 8"
+
+
+class Outcome(StrEnum):
+    """What becomes of a key."""
+
+    RUN = "run"
+    """Does what it says."""
+    EXPLAINED = "explained"
+    """Accepted; something else happens instead, or it has no meaning here."""
+    REFUSED = "refused"
+    """The job would not start."""
+
+
+STYLES = {Outcome.RUN: "green", Outcome.EXPLAINED: "yellow", Outcome.REFUSED: "bold red"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One key that the file gives."""
+
+    key: str
+    outcome: Outcome
+    value: Any
+    why: str
+
+
+def check_config(
+    file: Annotated[Path, typer.Argument(help="A DeepSpeed-style JSON file, or a job file (YAML).")],
+    world_size: Annotated[
+        int | None, typer.Option(min=1, help="Ranks to resolve for; a job file's own unless given, else 1.")
+    ] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Say of each key in the file whether it is run, explained (something else happens) or refused.
+
+    Ends with 0 when the configuration would run, with 64 when a key is refused: unknown, of a wrong value, or
+    asking for what this version does not run.
+    """
+    try:
+        config = (
+            of_job(file, world_size) if is_yaml(file) else resolve(load(file), world_size=world_size or 1)
+        )
+        rows = rows_of(config)
+    except ConfigError as error:
+        # The reader stops at the first wrong key: it says nothing about the others.
+        rows = [Row(key=error.path, outcome=Outcome.REFUSED, value=error.value, why=_why(error))]
+    except OSError as error:
+        raise CliError(f"{file}: {error.strerror}", next_step="give a file that can be read") from error
+    refused = [row for row in rows if row.outcome is Outcome.REFUSED]
+    if output is Output.JSON:
+        typer.echo(json.dumps([asdict(row) for row in rows], indent=1, default=str))
+    else:
+        _print(rows, refused)
+    if refused:
+        raise typer.Exit(int(ExitCode.BAD_CONFIG))
+
+
+def rows_of(config: EngineConfig) -> list[Row]:
+    """Every key that the file gives, the refused first."""
+    notices: dict[str, list[str]] = {}
+    for notice in config.notices:
+        notices.setdefault(notice.path, []).append(notice.message)
+    rows = [
+        Row(key=item.path, outcome=Outcome.REFUSED, value=None, why=f"{item.reason} {item.way_out}")
+        for item in config.unsupported
+    ]
+    known = {row.key for row in rows}
+    for entry in config.report:
+        if entry.origin in ("default", "derived") or entry.path in known:
+            continue
+        told = notices.pop(entry.path, None)
+        rows.append(
+            Row(
+                key=entry.path,
+                outcome=Outcome.RUN if told is None else Outcome.EXPLAINED,
+                value=entry.value,
+                why=entry.effect if told is None else " ".join(told),
+            )
+        )
+    # Notices about older names and whole blocks stand at paths of the user's file that are no key's.
+    rows += [
+        Row(key=path, outcome=Outcome.EXPLAINED, value=None, why=" ".join(texts))
+        for path, texts in notices.items()
+        if path not in known
+    ]
+    order = list(Outcome)
+    return sorted(rows, key=lambda row: -order.index(row.outcome))
+
+
+def _why(error: ConfigError) -> str:
+    return f"{error.rule}. {error.way_out}"
+
+
+def _print(rows: Sequence[Row], refused: Sequence[Row]) -> None:
+    console = Console()
+    table = Table(box=None, pad_edge=False)
+    for column in ("outcome", "key", "value", "why"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        value = "" if row.value is None else json.dumps(row.value, default=str)
+        table.add_row(
+            f"[{STYLES[row.outcome]}]{row.outcome}[/]", _plain(row.key), _plain(value), _plain(row.why)
+        )
+    console.print(table)
+    if refused:
+        console.print(
+            f"{len(refused)} of {len(rows)} keys refused: the job would not start", style="bold red"
+        )
+    else:
+        console.print(f"{len(rows)} keys, none refused: the configuration runs", style="bold green")
+
+
+def _plain(text: str) -> str:
+    """The file's texts are not markup, and draw nothing on the terminal."""
+    from rich.markup import escape
+
+    return escape("".join(char if char.isprintable() else "?" for char in text))

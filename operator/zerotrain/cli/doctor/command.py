@@ -1,0 +1,177 @@
+"""`zerotrain doctor`: look at this machine, or at a node of the cluster from inside a pod."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from zerotrain.cli.checkpoint import Output, OutputOption
+from zerotrain.cli.doctor.finding import Finding, State, to_records, worst
+from zerotrain.cli.errors import CliError
+from zerotrain.cli.options import Target, cluster_command
+from zerotrain.client.text import printable
+
+EXAMPLE = "Example: zerotrain doctor --pod --image registry.example.org/zerotrain:1"
+FAILED = 1
+"""Exit code when a check failed."""
+STYLES = {State.OK: "green", State.WARN: "yellow", State.FAIL: "bold red", State.SKIP: "dim"}
+
+
+Folder = Annotated[
+    Path | None,
+    typer.Option(help="Where states would be spilled: its drive is measured. A temporary one else."),
+]
+InPods = Annotated[
+    bool, typer.Option("--pod", help="Look from inside the cluster, by two short-lived restricted pods.")
+]
+Image = Annotated[str | None, typer.Option(help="With --pod: the image of your workers.")]
+Node = Annotated[str | None, typer.Option(help="With --pod: the node to look at; any unless given.")]
+StorageClass = Annotated[
+    str | None, typer.Option(help="With --pod: the volume to measure, as spec.nvme.storageClassName.")
+]
+Size = Annotated[str, typer.Option(help="With --pod: size of that volume; 512 MiB are written.")]
+Gpus = Annotated[int, typer.Option(min=0, help="With --pod: GPUs to ask for.")]
+Timeout = Annotated[float, typer.Option(min=1.0, help="With --pod: seconds to wait for the pods.")]
+Ports = Annotated[list[int] | None, typer.Option(hidden=True)]
+Seconds = Annotated[float, typer.Option(hidden=True)]
+Targets = Annotated[list[str] | None, typer.Option(hidden=True)]
+Flag = Annotated[bool, typer.Option(hidden=True)]
+
+
+@cluster_command
+def doctor(
+    target: Target,
+    folder: Folder = None,
+    pod: InPods = False,
+    image: Image = None,
+    node: Node = None,
+    storage_class: StorageClass = None,
+    size: Size = "2Gi",
+    gpus: Gpus = 0,
+    timeout: Timeout = 300.0,
+    output: OutputOption = Output.TABLE,
+    listen: Ports = None,
+    listen_seconds: Seconds = 60.0,
+    allowed: Targets = None,
+    denied: Targets = None,
+    denied_api_server: Flag = False,
+) -> None:
+    """Check what a job needs: drive, I/O engine, seccomp, page-locking, huge pages, NUMA, GPU, NCCL, DNS;
+    with --pod also whether the cluster enforces NetworkPolicies.
+
+    Ends with 1 when a check failed; a warning says what is slower or less protected than it could be.
+    """
+    if pod:
+        found = _in_pods(target, image, (node, storage_class, size, gpus, timeout), output)
+    elif allowed or denied:
+        found = _reach(allowed or [], denied or [], with_api_server=denied_api_server)
+    elif listen:
+        _listening(folder, listen, listen_seconds, output)
+        return
+    else:
+        found = local(folder)
+    _show(found, output)
+    if worst(found) is State.FAIL:
+        raise typer.Exit(FAILED)
+
+
+def local(folder: Path | None) -> list[Finding]:
+    """Every check of this machine; about ten seconds."""
+    from zerotrain.cli.doctor import accelerators, drive, machine, network
+
+    with tempfile.TemporaryDirectory(prefix="zerotrain-doctor-") as scratch:
+        drives = drive.drive(folder if folder is not None else Path(scratch))
+    return [
+        *drives,
+        *machine.kernel(),
+        *machine.memory(),
+        *machine.processor(),
+        *accelerators.gpus(),
+        *accelerators.nccl(),
+        *network.dns(),
+    ]
+
+
+def _listening(folder: Path | None, ports: Sequence[int], seconds: float, output: Output) -> None:
+    """The local checks; they are printed at once, and the ports stay open for the other pod."""
+    from zerotrain.cli.doctor.network import listen
+
+    servers = listen(ports, seconds=seconds)
+    _show(local(folder), output)
+    time.sleep(seconds)
+    for server in servers:
+        server.close()
+
+
+def _reach(allowed: Sequence[str], denied: Sequence[str], *, with_api_server: bool) -> list[Finding]:
+    from zerotrain.cli.doctor.network import reach
+
+    host = os.environ.get("KUBERNETES_SERVICE_HOST")
+    server = f"{host}:{os.environ.get('KUBERNETES_SERVICE_PORT', '443')}" if host else ""
+    return reach(allowed, [*denied, *([server] if with_api_server and server else [])])
+
+
+def _in_pods(
+    target: Target,
+    image: str | None,
+    wishes: tuple[str | None, str | None, str, int, float],
+    output: Output,
+) -> list[Finding]:
+    from zerotrain.cli.doctor.pods import Examination, PodWishes
+
+    if image is None:
+        raise CliError("--pod needs --image: the image of your workers", next_step=EXAMPLE)
+    node, storage_class, size, gpus, timeout_s = wishes
+    console = Console(stderr=True, highlight=False)
+    examination = Examination(
+        target.client,
+        PodWishes(
+            image=image, node=node, storage_class=storage_class, size=size, gpus=gpus, timeout_s=timeout_s
+        ),
+        say=lambda text: console.print(text, markup=False),
+    )
+    try:
+        return examination.run()
+    finally:
+        examination.clean_up()
+
+
+def _show(found: Sequence[Finding], output: Output) -> None:
+    if output is Output.JSON:
+        print(json.dumps(to_records(found)), flush=True)
+        return
+    console = Console(highlight=False)
+    table = Table(box=None, pad_edge=False)
+    for column in ("group", "check", "", "found", "note"):
+        table.add_column(column, overflow="fold")
+    last = ""
+    for item in found:
+        group = item.group if item.group != last else ""
+        last = item.group
+        table.add_row(
+            group,
+            printable(item.name),
+            f"[{STYLES[item.state]}]{item.state}[/]",
+            _plain(item.value),
+            _plain(item.note),
+        )
+    console.print(table)
+    counts = {state: sum(item.state is state for item in found) for state in State}
+    text = ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+    console.print(text, style=STYLES[worst(found)])
+
+
+def _plain(text: str) -> str:
+    """Texts of a pod are neither markup nor orders to the terminal."""
+    from rich.markup import escape
+
+    return escape(printable(text))

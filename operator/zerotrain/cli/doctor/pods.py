@@ -1,0 +1,241 @@
+"""The checks inside the cluster: two pods of the restricted level, two NetworkPolicies, all gone afterwards.
+
+One pod runs the local checks where workers would run and listens on two ports, of which its policy opens one.
+The other tries both, and the API server, which its own policy does not open. What is reached although it is
+refused shows that the cluster does not enforce policies.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from zerotrain.cli.doctor.finding import Finding, from_records
+from zerotrain.cli.errors import CliError
+from zerotrain.client.errors import NotFoundError
+from zerotrain.client.fields import Fields
+from zerotrain.client.observed import Pod
+from zerotrain.client.text import printable
+from zerotrain.operator.constants import APP_NAME, LABEL_HELPER
+from zerotrain.operator.resources.security import container_security_context, pod_security_context
+
+if TYPE_CHECKING:
+    from zerotrain.client import Client
+
+OPEN_PORT, CLOSED_PORT = 7001, 7002
+HELPER = "doctor"
+ROLE_LABEL = "zerotrain.dev/doctor"
+COMMAND = ("python", "-m", "zerotrain.cli", "doctor", "-o", "json")
+SPILL, SCRATCH = "/spill", "/tmp"
+POLL_S = 0.5
+LISTEN_S = 90
+MAX_LOG_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PodWishes:
+    """What the pods are like."""
+
+    image: str
+    node: str | None
+    storage_class: str | None
+    size: str
+    gpus: int
+    timeout_s: float
+    pull_policy: str | None = None
+
+
+class Examination:
+    """One run; everything it makes has the same label and is deleted by `clean_up`."""
+
+    def __init__(self, client: Client, wishes: PodWishes, *, say: Callable[[str], None]) -> None:
+        self._client = client
+        self._wishes = wishes
+        self._say = say
+        self._id = secrets.token_hex(3)
+        self._until = time.monotonic() + wishes.timeout_s
+
+    def run(self) -> list[Finding]:
+        """Raises CliError when a pod does not come to its end, and ClientError."""
+        self._create("networking.k8s.io/v1", "networkpolicies", _policy(self._id, "server"))
+        self._create("networking.k8s.io/v1", "networkpolicies", _policy(self._id, "client"))
+        server = self._create("v1", "pods", self._server())
+        self._say(f"pod {server}: the checks of a worker's machine")
+        address = self._address(server)
+        found = self._findings(server, is_still_running=True)
+        client = self._create("v1", "pods", self._peer(address))
+        self._say(f"pod {client}: whether NetworkPolicies hold")
+        return [*found, *self._findings(client)]
+
+    def clean_up(self) -> None:
+        """Delete what was made, whatever happened."""
+        for version, plural in (("v1", "pods"), ("networking.k8s.io/v1", "networkpolicies")):
+            for role in ("server", "client"):
+                path = f"{self._path(version, plural)}/{_name(self._id, role)}"
+                try:
+                    self._client.transport.delete(path, {"gracePeriodSeconds": 0}, what=_name(self._id, role))
+                except NotFoundError:
+                    continue
+
+    def _path(self, version: str, plural: str) -> str:
+        base = "/api/v1" if version == "v1" else f"/apis/{version}"
+        return f"{base}/namespaces/{self._client.namespace}/{plural}"
+
+    def _create(self, version: str, plural: str, body: Mapping[str, Any]) -> str:
+        name = str(body["metadata"]["name"])
+        self._client.transport.post(self._path(version, plural), body, what=name)
+        return name
+
+    def _pod(self, name: str) -> Pod:
+        return Pod.of(self._client.transport.get(f"{self._path('v1', 'pods')}/{name}", what=f"pod {name}"))
+
+    def _address(self, name: str) -> str:
+        while True:
+            pod = self._pod(name)
+            status = Fields(pod.raw).part("status")
+            if status.text("podIP") and pod.phase == "Running":
+                return status.text("podIP")
+            self._wait(pod)
+
+    def _findings(self, name: str, *, is_still_running: bool = False) -> list[Finding]:
+        """From the one line of JSON that the pod prints."""
+        while True:
+            pod = self._pod(name)
+            if pod.started or pod.exit_code is not None:
+                path = f"{self._path('v1', 'pods')}/{name}/log"
+                text = self._client.transport.read(path, what=f"log of {name}", limit=MAX_LOG_BYTES).decode(
+                    errors="replace"
+                )
+                if (found := _read(text)) is not None:
+                    return found
+                if pod.exit_code is not None:
+                    raise self._ended(pod, text)
+            self._wait(pod)
+
+    def _wait(self, pod: Pod) -> None:
+        if pod.exit_code is not None and pod.phase == "Failed":
+            raise self._ended(pod, "")
+        if time.monotonic() > self._until:
+            why = printable(f"{pod.reason} {pod.message}").strip() or pod.phase
+            raise CliError(
+                f"pod {pod.name} did not come to its end within {self._wishes.timeout_s:g} s: {why}",
+                next_step="correct what it waits for, or give a longer --timeout",
+            )
+        time.sleep(POLL_S)
+
+    def _ended(self, pod: Pod, text: str) -> CliError:
+        last = [printable(line) for line in text.splitlines() if line.strip()][-3:]
+        told = " | ".join(last) or printable(f"{pod.reason} {pod.message}")
+        return CliError(
+            f"pod {pod.name} ended with {pod.exit_code} and no findings: {told}",
+            next_step="give an --image that holds the zerotrain runtime with its command line",
+        )
+
+    def _server(self) -> dict[str, Any]:
+        arguments = ["--folder", SPILL, "--listen", str(OPEN_PORT), "--listen", str(CLOSED_PORT)]
+        body = self._body("server", [*arguments, "--listen-seconds", str(LISTEN_S)])
+        spec, wishes = body["spec"], self._wishes
+        spec["volumes"].append({"name": "spill", **_volume(wishes)})
+        container = spec["containers"][0]
+        container["volumeMounts"].append({"name": "spill", "mountPath": SPILL})
+        if wishes.gpus:
+            container["resources"]["limits"]["nvidia.com/gpu"] = str(wishes.gpus)
+        return body
+
+    def _peer(self, address: str) -> dict[str, Any]:
+        host = f"[{address}]" if ":" in address else address
+        return self._body(
+            "client",
+            ["--allowed", f"{host}:{OPEN_PORT}", "--denied", f"{host}:{CLOSED_PORT}", "--denied-api-server"],
+        )
+
+    def _body(self, role: str, arguments: list[str]) -> dict[str, Any]:
+        wishes = self._wishes
+        container: dict[str, Any] = {
+            "name": HELPER,
+            "image": wishes.image,
+            "command": [*COMMAND, *arguments],
+            "env": [{"name": "HOME", "value": SCRATCH}, {"name": "TERM", "value": "dumb"}],
+            "resources": {
+                "requests": {"cpu": "100m", "memory": "256Mi"},
+                "limits": {"memory": "2Gi"},
+            },
+            "securityContext": container_security_context(),
+            "volumeMounts": [{"name": "tmp", "mountPath": SCRATCH}],
+        }
+        if wishes.pull_policy is not None:
+            container["imagePullPolicy"] = wishes.pull_policy
+        spec: dict[str, Any] = {
+            "restartPolicy": "Never",
+            "activeDeadlineSeconds": int(wishes.timeout_s) + LISTEN_S,
+            "terminationGracePeriodSeconds": 1,
+            "automountServiceAccountToken": False,
+            "securityContext": pod_security_context(),
+            "volumes": [{"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}}],
+            "containers": [container],
+        }
+        if wishes.node is not None and role == "server":
+            spec["nodeSelector"] = {"kubernetes.io/hostname": wishes.node}
+        meta = {"name": _name(self._id, role), "labels": _labels(self._id, role)}
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
+
+
+def _name(run: str, role: str) -> str:
+    return f"zerotrain-doctor-{run}-{role}"
+
+
+def _labels(run: str, role: str) -> dict[str, str]:
+    return {
+        "app.kubernetes.io/name": APP_NAME,
+        "app.kubernetes.io/component": HELPER,
+        LABEL_HELPER: HELPER,
+        ROLE_LABEL: f"{run}-{role}",
+    }
+
+
+def _policy(run: str, role: str) -> dict[str, Any]:
+    """The server may be reached by the client at one port; the client may reach that pod and DNS alone."""
+    dns = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]
+
+    def peer(other: str) -> list[dict[str, Any]]:
+        return [{"podSelector": {"matchLabels": {ROLE_LABEL: f"{run}-{other}"}}}]
+
+    rules: dict[str, Any]
+    if role == "server":
+        port = [{"protocol": "TCP", "port": OPEN_PORT}]
+        rules = {"policyTypes": ["Ingress"], "ingress": [{"from": peer("client"), "ports": port}]}
+    else:
+        rules = {"policyTypes": ["Egress"], "egress": [{"to": peer("server")}, {"ports": dns}]}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": {"name": _name(run, role), "labels": _labels(run, role)},
+        "spec": {"podSelector": {"matchLabels": {ROLE_LABEL: f"{run}-{role}"}}, **rules},
+    }
+
+
+def _volume(wishes: PodWishes) -> dict[str, Any]:
+    if wishes.storage_class is None:
+        return {"emptyDir": {"sizeLimit": wishes.size}}
+    claim = {
+        "accessModes": ["ReadWriteOnce"],
+        "storageClassName": wishes.storage_class,
+        "resources": {"requests": {"storage": wishes.size}},
+    }
+    return {"ephemeral": {"volumeClaimTemplate": {"spec": claim}}}
+
+
+def _read(text: str) -> list[Finding] | None:
+    """The last line that is a list of findings."""
+    for line in reversed(text.splitlines()):
+        if not line.startswith("["):
+            continue
+        try:
+            return from_records(json.loads(line))
+        except (ValueError, KeyError, TypeError):
+            continue
+    return None

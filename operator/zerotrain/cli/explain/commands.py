@@ -1,0 +1,139 @@
+"""The command group `zerotrain explain`, which also takes a bare word."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from typer.core import TyperGroup
+
+from zerotrain.cli.checkpoint import Output, OutputOption
+from zerotrain.cli.explain import lookup, tables
+from zerotrain.cli.explain.lookup import Topic
+
+WORD = "word"
+
+
+class BareWords(TyperGroup):
+    """`explain X` is `explain word X` unless X is a command."""
+
+    def resolve_command(self, ctx, args):  # type: ignore[no-untyped-def]
+        """Called by click with what follows `explain`."""
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            args = [WORD, *args]
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(
+    cls=BareWords,
+    help="Explain what the product says: zerotrain explain WORD, where WORD is an alert, an exit code, the "
+    "type or the reason of a condition, a metric or a key of the configuration.",
+    epilog="Example: zerotrain explain ZeroTrainJobStalled",
+    no_args_is_help=True,
+)
+
+
+@app.command(WORD, hidden=True, epilog="Example: zerotrain explain DoesNotFit")
+def word(
+    name: Annotated[str, typer.Argument(metavar="WORD", help="What was shown somewhere.")],
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Explain a word, whatever it is the name of."""
+    show(lookup.explain_word(name), output)
+
+
+@app.command("alert", epilog="Example: zerotrain explain alert ZeroTrainJobStalled")
+def alert(
+    name: Annotated[str | None, typer.Argument(help="The alert; all of them unless given.")] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Print an alert with its runbook: meaning, impact, diagnosis, mitigation; or list all alerts."""
+    from zerotrain.cli.explain.alerts import alerts
+
+    if name is not None:
+        show([lookup.one(lookup.alert, name, "an alert", iter(alerts()))], output)
+        return
+    if output is Output.JSON:
+        rows = [
+            {"name": item.name, "severity": item.severity, "summary": item.summary}
+            for item in alerts().values()
+        ]
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("alert", "severity", "summary"):
+        table.add_column(column, overflow="fold")
+    for item in alerts().values():
+        table.add_row(item.name, item.severity, item.summary)
+    Console().print(table, markup=False)
+
+
+@app.command("exit-code", epilog="Example: zerotrain explain exit-code 84")
+def exit_code(
+    code: Annotated[str, typer.Argument(help="Number or name.")], output: OutputOption = Output.TABLE
+) -> None:
+    """Print what an exit code of a worker or of a command means, who pays for a retry, and what to do."""
+    found = [topic for find in (lookup.exit_code, lookup.command_exit) if (topic := find(code)) is not None]
+    if not found:
+        raise lookup.unknown(code, "an exit code", lookup.exit_code_names())
+    show(found, output)
+
+
+@app.command("condition", epilog="Example: zerotrain explain condition DoesNotFit")
+def condition(
+    name: Annotated[str, typer.Argument(help="Type or reason of a condition, an event or a failure.")],
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Print what the type or the reason of a job's condition means and what to do."""
+    found = [topic for find in (lookup.condition, lookup.reason) if (topic := find(name)) is not None]
+    if not found:
+        names = iter([*lookup.condition_names(), *lookup.reason_names()])
+        raise lookup.unknown(name, "a condition or a reason", names)
+    show(found, output)
+
+
+@app.command("metric", epilog="Example: zerotrain explain metric zerotrain_grad_norm")
+def metric(
+    name: Annotated[str, typer.Argument(help="With or without zerotrain_; also of a recording rule.")],
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Print what a metric means, who exports it, its labels and a query."""
+    found = lookup.metric(name) or lookup.recorded_metric(name)
+    if found is None:
+        raise lookup.unknown(name, "a metric", lookup.metric_names())
+    show([found], output)
+
+
+@app.command("key", epilog="Example: zerotrain explain key zero_optimization.stage")
+def key(
+    path: Annotated[str, typer.Argument(help="Dotted path in the DeepSpeed-style configuration.")],
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Print what a key of the configuration does here, its default and its values."""
+    show([lookup.one(lookup.key, path, "a key", lookup.key_names())], output)
+
+
+app.command("exit-codes", epilog=tables.EXAMPLE)(tables.exit_codes)
+app.command("memory", epilog=tables.MEMORY_EXAMPLE)(tables.memory)
+
+
+def show(topics: Sequence[Topic], output: Output) -> None:
+    """For people or for programs."""
+    if output is Output.JSON:
+        records = [{"kind": item.kind, "name": item.name, **dict(item.facts)} for item in topics]
+        typer.echo(json.dumps(records, indent=1))
+        return
+    console = Console(highlight=False)
+    for at, topic in enumerate(topics):
+        if at:
+            console.print()
+        console.print(f"{topic.kind} {topic.name}", style="bold", markup=False)
+        for title, text in topic.facts:
+            if not text:
+                continue
+            console.print(f"{title}:", style="bold", end=" " if "\n" not in text else "\n")
+            console.print(text, markup=False, soft_wrap=True)

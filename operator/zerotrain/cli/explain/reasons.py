@@ -1,0 +1,309 @@
+"""What the reasons and types of a job's conditions, events and failures mean, and what to do about them.
+
+Keyed by the texts that `kubectl describe` shows (`operator.constants`), without importing the API's models.
+A test holds the table to the operator's enums. Used by `explain` and `describe`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+NOTHING = "nothing to do"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Meaning:
+    """One row."""
+
+    name: str
+    kind: str
+    """condition or reason."""
+    meaning: str
+    way_out: str
+
+
+def _rows(kind: str, rows: dict[str, tuple[str, str]]) -> dict[str, Meaning]:
+    return {
+        name: Meaning(name=name, kind=kind, meaning=meaning, way_out=way_out)
+        for name, (meaning, way_out) in rows.items()
+    }
+
+
+CONDITIONS = _rows(
+    "condition",
+    {
+        "Ready": ("True once the job has completed; what tools that wait for the object wait for", NOTHING),
+        "Reconciling": (
+            "True while the operator still works towards the spec",
+            "wait; describe says for what",
+        ),
+        "Stalled": (
+            "True when only you can make progress possible; the reason and the message name the field",
+            "correct the field that the message names and apply the job again",
+        ),
+        "Admitted": ("the queue or the operator's own check lets the job have pods", "see its reason"),
+        "PodsScheduled": ("every worker of the attempt has a node", "see its reason; kubectl describe pod"),
+        "RendezvousComplete": ("all ranks of the attempt have met", "see its reason and zerotrain logs"),
+        "Progressing": (
+            "the step of the current attempt moves",
+            "zerotrain top shows which rank waits for what",
+        ),
+        "CheckpointDurable": (
+            "a checkpoint of the job is committed and synced",
+            "give spec.checkpoint, or wait for the first one",
+        ),
+        "Hung": (
+            "the step has not moved for longer than hangPolicy allows",
+            "read the stacks in the ConfigMap that status.hang.stacks names; the operator restarts the job "
+            "unless hangPolicy.action is Report",
+        ),
+        "Suspended": ("the job has given its pods back and waits", "zerotrain resume NAME"),
+        "Complete": ("all steps are done", NOTHING),
+        "Failed": ("the job has ended without reaching its last step", "zerotrain describe NAME says why"),
+    },
+)
+
+_SPEC = {
+    "InvalidSpec": (
+        "a field is wrong in every version; the message has its path, the rule and the value",
+        "correct the field and apply the job again",
+    ),
+    "NotSupported": (
+        "the field is part of the API but this version has no behaviour for it",
+        "remove the field, or do what the message proposes",
+    ),
+    "SpecAccepted": ("the spec is valid", NOTHING),
+    "DoesNotFit": (
+        "by the memory planner's numbers a worker cannot hold its part; no pod was created",
+        "take the nearest configuration that the message names (zerotrain plan job.yaml has the numbers), or "
+        "set the annotation zerotrain.dev/ignore-memory-plan=true",
+    ),
+    "MemoryTight": (
+        "the job fits only if the planner's estimates err on the safe side",
+        "leave room: a smaller micro-batch, activation checkpointing or a higher stage",
+    ),
+    "MemoryPlanIgnored": (
+        "the job does not fit by the planner's numbers and starts because an annotation says so",
+        "expect OutOfMemory, or remove the annotation",
+    ),
+    "NameTaken": (
+        "an object of the name that the job needs belongs to somebody else",
+        "remove that object or give the job another name",
+    ),
+    "QuotaExceeded": (
+        "a ResourceQuota of the namespace leaves no room; the operator tries again by itself",
+        "kubectl describe quota; ask for less or raise the quota",
+    ),
+    "ApiRefused": (
+        "the API server refused a request of the operator's; the message quotes it",
+        "often an admission policy or missing RBAC: correct it; the operator tries again by itself",
+    ),
+}
+
+_ATTEMPT = {
+    "Created": ("the operator has seen the job", NOTHING),
+    "CreatingPods": ("the attempt's pods are being made", NOTHING),
+    "WaitingForPods": ("not all pods of the attempt run yet", "wait; zerotrain describe NAME says for which"),
+    "PodsRunning": ("all pods of the attempt run", NOTHING),
+    "AllScheduled": ("every pod of the attempt has a node", NOTHING),
+    "Unschedulable": (
+        "the scheduler has no node for a pod; the message quotes it",
+        "free or add nodes, ask for less, or look at taints and the job's scheduling",
+    ),
+    "ContainerWaiting": (
+        "a container does not start: image, volume or configuration",
+        "kubectl describe pod; most often the image's name or pull secret, or a claim that is not bound",
+    ),
+    "AllRanksJoined": ("all ranks have met", NOTHING),
+    "WaitingForRanks": (
+        "some ranks have not joined the rendezvous yet",
+        "zerotrain logs NAME of those ranks",
+    ),
+    "StepAdvanced": ("the step moves", NOTHING),
+    "NoStepYet": ("no step of this attempt is done yet", "wait: the first step compiles and loads"),
+    "StepStale": (
+        "the step has not moved for a while; not yet a hang",
+        "zerotrain top NAME; a rank that waits for data or disk stands out",
+    ),
+    "Restarting": ("the pods of the ended attempt go away before the next one", NOTHING),
+    "TerminatingPods": ("pods are on their way out", NOTHING),
+    "HoldOff": ("the next attempt waits a while after repeated failures", "correct the cause meanwhile"),
+    "NotSuspended": ("the job is not suspended", NOTHING),
+    "NotFinished": ("the job has not ended", NOTHING),
+    "LogNotKept": (
+        "the failing rank's last lines could not be stored",
+        "read the pod's log while it exists; check the operator's rights on ConfigMaps",
+    ),
+}
+
+_QUEUES = {
+    "Queued": ("the job waits for a queue's admission or for room", "wait, or raise its priority"),
+    "Admitted": ("the queue admitted the job, or there is room for all workers", NOTHING),
+    "WaitingForRoom": (
+        "the cluster cannot hold all workers at once, so none is started",
+        "free or add nodes, ask for fewer workers, or let elastic shrink the job",
+    ),
+    "QueueMissing": ("queueName is given and the cluster has no Kueue", "install Kueue or remove queueName"),
+    "GangMissing": (
+        "the cluster does not have the wished pod group",
+        "install the scheduler that scheduling.gang names, or choose Auto",
+    ),
+    "QueueEvicted": (
+        "the queue wants its resources back; the job checkpoints and waits for its turn",
+        NOTHING,
+    ),
+}
+
+_YIELDS = {
+    "Draining": (
+        "a worker's node is going away; all ranks checkpoint and move together",
+        NOTHING,
+    ),
+    "Resizing": ("the job goes on with another number of workers", NOTHING),
+    "ResizeRefused": (
+        "the size asked for does not divide the batch or does not fit the memory; the job keeps its own",
+        "choose a number of workers that divides the batch and fits, as the message says",
+    ),
+    "Shrunk": (
+        "the next attempt has fewer workers than spec.workers",
+        "add nodes; the job grows back by itself when there is room",
+    ),
+    "Yielded": (
+        "not a failure: all ranks stopped at one step and the checkpoint is durable",
+        NOTHING,
+    ),
+    "YieldTimeout": (
+        "the ranks did not checkpoint within the grace",
+        "raise checkpoint.gracePeriodSeconds above one step plus one checkpoint",
+    ),
+    "Suspended": ("spec.suspend is true and the pods are gone", "zerotrain resume NAME"),
+    "Resumed": ("the job goes on from its last checkpoint", NOTHING),
+    "Suspend": ("the ranks stop because spec.suspend became true", NOTHING),
+    "QueueEviction": ("the ranks stop because the queue wants its resources back", NOTHING),
+    "Drain": ("the ranks stop because a worker has to leave its node", NOTHING),
+    "Resize": ("the ranks stop because the job goes on in another size", NOTHING),
+}
+
+_CHECKPOINTS = {
+    "CheckpointRequested": ("all ranks were asked to checkpoint and stop", NOTHING),
+    "CheckpointDurable": ("a checkpoint is committed and synced", NOTHING),
+    "NoCheckpoint": (
+        "the job has none yet: a restart would begin at step 0",
+        "give spec.checkpoint with everySteps or everySeconds",
+    ),
+    "CheckpointRejected": (
+        "a damaged checkpoint was passed over; the job went on from an older one",
+        "look after the volume; zerotrain checkpoint verify FOLDER names the damaged file",
+    ),
+    "CheckpointVerified": ("every byte of the last checkpoint is as it was written", NOTHING),
+    "CheckpointDamaged": (
+        "the last checkpoint is not as it was written",
+        "do not use it: resume from an older one (spec.checkpoint.resumeFrom), look after the volume",
+    ),
+    "VerificationFailed": (
+        "whether the checkpoint is whole could not be told",
+        "zerotrain checkpoint verify FOLDER where the volume is mounted",
+    ),
+}
+
+_ENDS = {
+    "Completed": ("all steps are done", NOTHING),
+    "DeadlineExceeded": (
+        "the job was active for longer than runPolicy.activeDeadlineSeconds",
+        "raise the deadline and make the job again: it resumes from its last checkpoint",
+    ),
+    "RestartsExhausted": (
+        "the budget of restarts for this cause is used up",
+        "zerotrain describe NAME lists the failures: correct what they have in common, then apply the job "
+        "again; failurePolicy has the budgets",
+    ),
+    "PermanentFailure": (
+        "a rank ended with a code that says that another attempt cannot help",
+        "zerotrain explain exit-codes; correct what the message names",
+    ),
+    "FailedByRule": ("a rule of failurePolicy.rules ended the job", "see the failure that matched the rule"),
+    "NoStepGained": (
+        "too many restarts in a row gained no step",
+        "zerotrain describe NAME: the failures have the cause; maxRestartsWithoutProgress has the number",
+    ),
+}
+
+_FAILURES = {
+    "RankFailed": (
+        "the training program ended with a code that has no meaning of its own",
+        "zerotrain logs NAME --rank N: its last lines have the exception",
+    ),
+    "OutOfMemory": (
+        "the kernel ended a rank at the container's memory limit",
+        "raise resources.memory, or offload less; zerotrain plan job.yaml has the bytes",
+    ),
+    "Killed": (
+        "a rank was ended by SIGKILL and nobody says by whom",
+        "look at the node: out of memory of the whole node, an administrator, a debugger",
+    ),
+    "NodeLost": ("the node of a worker is gone or not ready", "nothing; the job restarts on other nodes"),
+    "PodLost": (
+        "a worker pod was deleted by somebody, or its node does not answer",
+        "find out who deletes pods",
+    ),
+    "PodRejected": (
+        "the node refused or dropped the pod before it ran",
+        "kubectl describe pod: often resources that the kubelet no longer has",
+    ),
+    "Preempted": ("a pod of higher priority took the place", "raise scheduling.priorityClassName"),
+    "Evicted": (
+        "the kubelet evicted a worker, most often for disk or memory pressure of the node",
+        "give resources.memory and nvme.size, so that the scheduler knows; look after the node",
+    ),
+    "RendezvousTimeout": (
+        "not all ranks met in time",
+        "look for pods that never started, DNS, and a NetworkPolicy between ranks: zerotrain doctor --pod",
+    ),
+    "Hang": (
+        "the step did not move for longer than hangPolicy allows; stacks of all ranks were collected",
+        "the stacks name the rank that the others wait for: data, disk, or a collective on one rank alone",
+    ),
+    "HangOver": ("the step moves again", NOTHING),
+    "NotHung": ("the step moves", NOTHING),
+    "Straggler": (
+        "one rank's own work takes much longer than that of the others, which all wait for it",
+        "look at its node: a throttled GPU, a busy drive, a noisy neighbour; ReplaceNodeAndRestart moves it",
+    ),
+    "StragglerGone": ("no rank holds up the others any more", NOTHING),
+    "SpillIntegrity": (
+        "the drive returned other bytes than were written (exit code 84)",
+        "replace the node's drive; the job goes to another node once",
+    ),
+    "NodeExcluded": ("the job keeps off a node for a while", "look after the node"),
+    "ExclusionExpired": ("the job may use the node again", NOTHING),
+    "Capacity": ("the job is smaller because there was no room for more", "add nodes"),
+    "Failure": (
+        "the job is smaller because a rule of failurePolicy asked for it",
+        "look after the failed node",
+    ),
+    "Refused": (
+        "spec.workers does not divide the global batch, or does not fit the memory",
+        "choose a number of workers that divides the batch",
+    ),
+}
+
+REASONS = _rows(
+    "reason",
+    {**_SPEC, **_ATTEMPT, **_QUEUES, **_YIELDS, **_CHECKPOINTS, **_ENDS, **_FAILURES},
+)
+
+
+def meaning_of_reason(text: str) -> Meaning | None:
+    """The row of a reason, in any case; None for one that is not ours."""
+    return _in_any_case(REASONS, text)
+
+
+def meaning_of_condition(text: str) -> Meaning | None:
+    """The row of a condition's type, in any case."""
+    return _in_any_case(CONDITIONS, text)
+
+
+def _in_any_case(table: dict[str, Meaning], text: str) -> Meaning | None:
+    return table.get(text) or next(
+        (row for name, row in table.items() if name.casefold() == text.casefold()), None
+    )

@@ -1,0 +1,125 @@
+"""`zerotrain get`: jobs of the cluster, as a table or for other programs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from zerotrain.cli.options import Format, FormatOption, Target, cluster_command, complete_jobs, usage_error
+from zerotrain.cli.output import print_objects, say, show, table_lines
+from zerotrain.client.words import since
+
+if TYPE_CHECKING:
+    from zerotrain.client import Job
+
+EXAMPLE = "Example: zerotrain get -n ml -o wide"
+WATCH_EVERY_S = 2.0
+
+_HEADER = ("NAME", "PHASE", "STEP", "RANKS", "STAGE", "TOKENS/S", "RESTARTS", "CHECKPOINT", "AGE")
+_WIDE = ("ATTEMPT", "LOSS", "WORKERS", "WHY")
+
+
+@cluster_command
+def get(
+    target: Target,
+    jobs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[JOB]...", help="Names; all jobs unless given.", autocompletion=complete_jobs
+        ),
+    ] = None,
+    all_namespaces: Annotated[
+        bool, typer.Option("-A", "--all-namespaces", help="Of all namespaces.")
+    ] = False,
+    selector: Annotated[
+        str | None, typer.Option("-l", "--selector", help="Labels that the jobs have, such as team=a.")
+    ] = None,
+    output: FormatOption = Format.TABLE,
+    watch: Annotated[bool, typer.Option("-w", "--watch", help="Go on, and print jobs that change.")] = False,
+) -> None:
+    """List jobs: how far they are, how many ranks are ready, what they lost to restarts.
+
+    With -o json, yaml or name for other programs; -o wide adds the loss and why a job does not run.
+    """
+    if jobs and (all_namespaces or selector):
+        raise usage_error("names go neither with --all-namespaces nor with --selector")
+    if watch and output not in (Format.TABLE, Format.WIDE):
+        raise usage_error(f"--watch prints a table, not {output}")
+    found = _find(target, jobs, all_namespaces, selector)
+    if output in (Format.TABLE, Format.WIDE):
+        if not found and not watch:
+            say("no jobs" + ("" if all_namespaces else f" in namespace {target.client.namespace}"))
+            return
+        _print_table(found, output, all_namespaces)
+        if watch:
+            _watch(target, jobs, all_namespaces, selector, output, found)
+        return
+    print_objects([job.raw for job in found], output, is_list=not jobs or len(jobs) > 1)
+
+
+def _find(
+    target: Target, names: Sequence[str] | None, all_namespaces: bool, selector: str | None
+) -> list[Job]:
+    if names:
+        return [target.client.get(name) for name in names]
+    return target.client.list(all_namespaces=all_namespaces, selector=selector)
+
+
+def _print_table(jobs: Sequence[Job], form: Format, all_namespaces: bool) -> None:
+    header = (("NAMESPACE",) if all_namespaces else ()) + _HEADER + (_WIDE if form is Format.WIDE else ())
+    rows = [((job.namespace,) if all_namespaces else ()) + _row(job, form) for job in jobs]
+    for line in table_lines(header, rows):
+        show(line)
+
+
+def _row(job: Job, form: Format) -> tuple[str, ...]:
+    checkpoint = job.last_checkpoint
+    row = (
+        job.name,
+        job.phase or "-",
+        f"{job.step}/{job.total_steps}" if job.total_steps else str(job.step),
+        f"{job.ranks.ready}/{job.ranks.desired}" if job.ranks.desired else "-",
+        str(job.zero_stage) if job.zero_stage is not None else "-",
+        f"{job.tokens_per_second:,.0f}" if job.tokens_per_second else "-",
+        str(job.restarts.total),
+        str(checkpoint.step) if checkpoint is not None else "-",
+        since(job.created),
+    )
+    if form is not Format.WIDE:
+        return row
+    loss = f"{job.loss:.4f}" if job.loss is not None else "-"
+    return (*row, str(job.attempt), loss, str(job.num_workers), _why(job))
+
+
+def _why(job: Job) -> str:
+    """The reason word of the condition that speaks for the phase."""
+    kinds = ("Failed", "Stalled", "Hung", "Suspended")
+    told = [found for kind in kinds if (found := job.condition(kind)) is not None and found.is_true]
+    waiting = job.condition("Reconciling")
+    if not told and waiting is not None and waiting.is_true:
+        told = [waiting]
+    return told[0].reason if told else "-"
+
+
+def _watch(
+    target: Target,
+    names: Sequence[str] | None,
+    all_namespaces: bool,
+    selector: str | None,
+    form: Format,
+    shown: Sequence[Job],
+) -> None:
+    """Until Ctrl-C."""
+    known = {job.reference: job for job in shown}
+    while True:
+        time.sleep(WATCH_EVERY_S)
+        found = {job.reference: job for job in _find(target, names, all_namespaces, selector)}
+        changed = [job for reference, job in found.items() if known.get(reference) != job]
+        if changed:
+            _print_table(changed, form, all_namespaces)
+        for reference in known.keys() - found.keys():
+            say(f"{reference} was deleted")
+        known = found

@@ -1,0 +1,84 @@
+"""The job as YAML that explains itself."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
+
+from zerotrain.cli.init.answers import Answers
+from zerotrain.cli.init.propose import Choice, Proposal
+from zerotrain.contract.planner import bytes_text
+from zerotrain.operator.constants import API_VERSION, KIND
+
+HEAD = """A training job for zerotrain.
+Here:           zerotrain run {file}
+In a cluster:   zerotrain submit {file}
+What it needs:  zerotrain plan {file}
+Every field:    kubectl explain ztj.spec
+"""
+
+COMMENTS = {
+    ("workers",): "Pods; each has one rank per GPU, or one without GPUs.",
+    ("image",): "Must hold the zerotrain runtime.",
+    ("steps",): "Optimizer steps, over all restarts.",
+    ("resources",): "Of each worker; requests equal limits.",
+    ("nvme",): "A volume of each worker for state that is spilled out of memory, encrypted.",
+    ("checkpoint",): "Without it a restart begins at step 0.",
+    ("config",): "A DeepSpeed-style configuration; zerotrain config check explains every key.",
+}
+
+
+def as_object(answers: Answers, choice: Choice) -> dict[str, Any]:
+    """The job as kubectl would send it."""
+    spec: dict[str, Any] = {"workers": answers.workers, "image": answers.image, "model": dict(answers.model)}
+    spec |= {"data": {"path": answers.data}, "steps": answers.steps}
+    resources: dict[str, Any] = {}
+    if answers.gpus:
+        resources["gpus"] = {"count": answers.gpus}
+        if answers.device is not None:
+            resources["gpus"]["memory"] = f"{answers.device.memory_mib}Mi"
+    resources |= {"cpu": answers.cpu} if answers.cpu else {}
+    resources |= {"memory": answers.memory} if answers.memory else {}
+    spec |= {"resources": resources} if resources else {}
+    if answers.nvme is not None:
+        spec["nvme"] = {"size": answers.nvme, "encryption": "AEAD"}
+    if answers.claim is not None:
+        volume = {"persistentVolumeClaim": {"claimName": answers.claim}}
+        spec["checkpoint"] = {"volume": volume, "everySteps": answers.every_steps, "keepLast": 3}
+    spec["config"] = choice.config(answers)
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": answers.name}, "spec": spec}
+
+
+def as_yaml(answers: Answers, proposal: Proposal, *, file: str) -> str:
+    """The text of the file."""
+    root = _commented(as_object(answers, proposal.choice))
+    root.yaml_set_start_comment(HEAD.format(file=file))
+    spec = root["spec"]
+    for (key,), text in COMMENTS.items():
+        if key in spec:
+            spec.yaml_set_comment_before_after_key(key, before=text, indent=2)
+    zero = f"{proposal.choice.text}. {proposal.reason}"
+    spec["config"].yaml_set_comment_before_after_key("zero_optimization", before=zero, indent=4)
+    if answers.gpus and answers.device is not None:
+        device = answers.device
+        spec["resources"]["gpus"].yaml_add_eol_comment(
+            f"{device.name}: {bytes_text(device.memory_bytes)}, for the memory planner", "memory"
+        )
+    yaml = YAML()
+    yaml.width = 100
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    stream = io.StringIO()
+    yaml.dump(root, stream)
+    return stream.getvalue()
+
+
+def _commented(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    made = CommentedMap()
+    for key, item in value.items():
+        made[key] = _commented(item)
+    return made

@@ -1,0 +1,126 @@
+"""The mildest ZeRO stage and offload with which the job fits, by the planner that the operator asks, too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from zerotrain.cli.init.answers import Answers
+from zerotrain.contract.planner import ModelShape, ShapeError, Tier, Verdict, demand
+from zerotrain.operator.api import ZeroTrainingJob
+from zerotrain.operator.api.planning import workload_of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """One way to run the job."""
+
+    stage: int
+    recompute: bool = False
+    optimizer: str | None = None
+    """Device that optimizer states are offloaded to: cpu, nvme."""
+    parameters: str | None = None
+    """Device that weights are offloaded to."""
+
+    @property
+    def text(self) -> str:
+        parts = [f"stage {self.stage}"]
+        parts += ["activation checkpointing"] if self.recompute else []
+        parts += [f"optimizer states on {self.optimizer}"] if self.optimizer else []
+        parts += [f"weights on {self.parameters}"] if self.parameters else []
+        return ", ".join(parts)
+
+    def config(self, answers: Answers) -> dict[str, Any]:
+        """The DeepSpeed-style configuration."""
+        zero: dict[str, Any] = {"stage": self.stage}
+        if self.optimizer:
+            zero["offload_optimizer"] = {"device": self.optimizer}
+        if self.parameters:
+            zero["offload_param"] = {"device": self.parameters}
+            if self.parameters == "nvme":
+                zero["offload_param"]["max_in_cpu"] = 0
+        return {
+            "train_micro_batch_size_per_gpu": answers.micro_batch,
+            "gradient_accumulation_steps": answers.accumulation,
+            "bf16": {"enabled": True},
+            "zero_optimization": zero,
+            **({"activation_checkpointing": {}} if self.recompute else {}),
+            "gradient_clipping": 1.0,
+            "optimizer": {"type": "AdamW", "params": {"lr": answers.learning_rate, "weight_decay": 0.01}},
+            "scheduler": {
+                "type": "WarmupLR",
+                "params": {"warmup_type": "linear", "warmup_num_steps": max(2, answers.steps // 20)},
+            },
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proposal:
+    """What to write, and why."""
+
+    choice: Choice
+    reason: str
+
+
+def propose(answers: Answers, *, shape: ModelShape | None, given: Choice | None) -> Proposal:
+    """What was asked for, or the first that fits; `shape` where the spec has none."""
+    if given is not None:
+        return Proposal(choice=given, reason="As asked for.")
+    tight: Choice | None = None
+    tried: list[Choice] = []
+    for choice in _choices(answers):
+        verdict = _verdict(answers, choice, shape)
+        if verdict is None or verdict is Verdict.UNKNOWN:
+            return _unknown(answers, planned=verdict is not None)
+        if verdict is Verdict.FITS:
+            refused = f"; {tried[-1].text} leaves too little room" if tried else ""
+            return Proposal(choice=choice, reason=f"The first that fits, by the memory planner{refused}.")
+        if verdict is Verdict.TIGHT and tight is None:
+            tight = choice
+        tried.append(choice)
+    if tight is not None:
+        return Proposal(choice=tight, reason="Tight, by the memory planner: nothing gentler on memory helps.")
+    return Proposal(
+        choice=tried[-1], reason="Does not fit, by the memory planner: take more workers or larger ones."
+    )
+
+
+def _unknown(answers: Answers, *, planned: bool) -> Proposal:
+    """Nothing to plan with: shard what costs little to shard."""
+    why = "the memory of the workers is not known" if planned else "the size of the model is not known"
+    stage = 3 if answers.num_ranks > 1 else 0
+    return Proposal(choice=Choice(stage=stage), reason=f"Not planned: {why}; zerotrain plan says more.")
+
+
+def _choices(answers: Answers) -> Iterator[Choice]:
+    """From the fastest to the one that needs least of the accelerator."""
+    stages = (0, 1, 2, 3) if answers.num_ranks > 1 else (0,)
+    yield from (Choice(stage=stage) for stage in stages)
+    last = stages[-1]
+    yield Choice(stage=last, recompute=True)
+    if answers.gpus:
+        yield Choice(stage=last, recompute=True, optimizer="cpu")
+    if last == 3 and answers.gpus:
+        yield Choice(stage=3, recompute=True, optimizer="cpu", parameters="cpu")
+    if answers.nvme is not None:
+        yield Choice(stage=last, recompute=True, optimizer="nvme")
+        if last == 3:
+            yield Choice(stage=3, recompute=True, optimizer="nvme", parameters="nvme")
+
+
+def _verdict(answers: Answers, choice: Choice, shape: ModelShape | None) -> Verdict | None:
+    """None where the model's size is not known."""
+    from zerotrain.cli.init.document import as_object
+
+    spec = ZeroTrainingJob.parse(as_object(answers, choice)).spec
+    try:
+        found = demand(workload_of(spec, shape=shape, device=answers.device))
+    except ShapeError:
+        return None
+    computes = found.tier(Tier.GPU if answers.gpus else Tier.HOST)
+    if computes is None or computes.limit is None:
+        return Verdict.UNKNOWN
+    # Of the other tiers those count that somebody gave a size for.
+    known = [tier.verdict for tier in found.tiers if tier.limit is not None]
+    return next((item for item in (Verdict.DOES_NOT_FIT, Verdict.TIGHT) if item in known), Verdict.FITS)

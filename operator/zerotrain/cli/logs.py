@@ -1,0 +1,74 @@
+"""`zerotrain logs`: what the ranks write, and what was kept of those whose pods are gone."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from zerotrain.cli.options import JobArgument, Target, cluster_command, usage_error
+from zerotrain.cli.output import say
+from zerotrain.client.text import printable
+
+EXAMPLE = "Example: zerotrain logs gpt --rank 0,4-7 -f"
+MAX_RANKS = 100_000
+
+
+@cluster_command
+def logs(
+    target: Target,
+    job: JobArgument,
+    rank: Annotated[
+        list[str] | None, typer.Option("--rank", metavar="N[,N-M]", help="These ranks; all unless given.")
+    ] = None,
+    attempt: Annotated[
+        int | None, typer.Option("--attempt", min=1, help="An earlier attempt; the current one unless given.")
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="Go on as lines come, also into the next attempts.")
+    ] = False,
+    tail: Annotated[
+        int | None,
+        typer.Option("--tail", min=0, help="Last lines of each worker (with --rank: of each rank)."),
+    ] = None,
+    timestamps: Annotated[bool, typer.Option(help="Before each line, when its node took it.")] = False,
+    prefix: Annotated[
+        bool | None,
+        typer.Option(help="Before each line, its rank; unless given, where there is more than one."),
+    ] = None,
+) -> None:
+    """Print the lines of all ranks in the order of time, or of some ranks, or of an earlier attempt.
+
+    Where the pods are gone it prints what the operator kept: the last 100 lines of the rank that failed, of
+    the newest 10 attempts. Control characters are shown as '?'.
+    """
+    ranks = parse_ranks(rank)
+    several = prefix if prefix is not None else ranks is None or len(ranks) != 1
+    lines = target.client.logs(job, ranks=ranks, attempt=attempt, follow=follow, tail=tail, on_problem=say)
+    shown = 0
+    for line in lines:
+        if line.kept and not shown:
+            say(f"(attempt {line.attempt} has no pods any more: the last lines of the rank that failed)")
+        shown += 1
+        stamp = f"{line.time:%Y-%m-%dT%H:%M:%S.%f} " if timestamps and line.time is not None else ""
+        who = f"[rank {line.rank}] " if line.rank is not None else f"[worker {line.worker}] "
+        typer.echo(f"{stamp}{who if several else ''}{printable(line.text)}")
+    if not shown:
+        say(f"no lines{' of these ranks' if ranks is not None else ''}")
+
+
+def parse_ranks(texts: list[str] | None) -> list[int] | None:
+    """`0,4-7` and repeated options. Raises CliError."""
+    if not texts:
+        return None
+    found: list[int] = []
+    for part in ",".join(texts).split(","):
+        first, dash, last = part.strip().partition("-")
+        ends = (first, last if dash else first)
+        if not all(end.isascii() and end.isdigit() and len(end) < 8 for end in ends):
+            raise usage_error(f"--rank {part!r} is no rank", "write ranks such as 0, 4-7 or 0,4-7")
+        start, end = int(ends[0]), int(ends[1])
+        if end < start or end - start >= MAX_RANKS:
+            raise usage_error(f"--rank {part!r} is no range", "write ranks such as 0, 4-7 or 0,4-7")
+        found += range(start, end + 1)
+    return sorted(set(found))

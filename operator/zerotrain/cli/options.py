@@ -1,0 +1,133 @@
+"""What all commands about a cluster share: options, the connection, errors, completion of names.
+
+A command is a function whose first parameter is a `Target`, decorated with `cluster_command`; the options
+that say which cluster are added to its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
+
+import typer
+
+from zerotrain.cli.errors import CliError
+from zerotrain.client.errors import ClientError
+from zerotrain.client.exit_codes import CommandExit
+
+if TYPE_CHECKING:
+    from zerotrain.client import Client
+
+P = ParamSpec("P")
+
+
+class Format(StrEnum):
+    """How objects are printed."""
+
+    TABLE = "table"
+    WIDE = "wide"
+    JSON = "json"
+    YAML = "yaml"
+    NAME = "name"
+
+
+class DryRun(StrEnum):
+    """How far a change goes."""
+
+    NONE = "none"
+    CLIENT = "client"
+    """Checked and printed here; the cluster is not asked."""
+    SERVER = "server"
+    """The API server checks it with all its rules and keeps nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """Which cluster and namespace a command is about. `client` connects at its first use."""
+
+    namespace: str | None = None
+    context: str | None = None
+    kubeconfig: Path | None = None
+
+    @functools.cached_property
+    def client(self) -> Client:
+        from zerotrain.client import Client
+
+        return Client.connect(self.kubeconfig, self.context, self.namespace)
+
+
+def complete_jobs(context: typer.Context, incomplete: str) -> list[str]:
+    """Names of jobs, for the shell; nothing where the cluster does not answer."""
+    options = context.params
+    target = Target(
+        namespace=options.get("namespace"),
+        context=options.get("context"),
+        kubeconfig=options.get("kubeconfig"),
+    )
+    try:
+        return [job.name for job in target.client.list() if job.name.startswith(incomplete)]
+    except (ClientError, OSError):
+        return []
+
+
+JobArgument = Annotated[
+    str, typer.Argument(metavar="JOB", help="Name of the job.", autocompletion=complete_jobs)
+]
+FormatOption = Annotated[Format, typer.Option("-o", "--output", help="How to print it.")]
+DryRunOption = Annotated[
+    DryRun,
+    typer.Option("--dry-run", help="client: check here; server: let the API server check; keep nothing."),
+]
+NamespaceOption = Annotated[
+    str | None, typer.Option("-n", "--namespace", help="Namespace; that of the context unless given.")
+]
+ContextOption = Annotated[
+    str | None, typer.Option("--context", help="Context of the kubeconfig; the current one unless given.")
+]
+KubeconfigOption = Annotated[
+    Path | None, typer.Option("--kubeconfig", help="File; $KUBECONFIG or ~/.kube/config unless given.")
+]
+_TARGET_OPTIONS = {
+    "namespace": NamespaceOption,
+    "context": ContextOption,
+    "kubeconfig": KubeconfigOption,
+}
+
+
+def cluster_command(function: Callable[Concatenate[Target, P], None]) -> Callable[..., None]:
+    """The function as a command: options for its Target, and errors of the client as those of the command."""
+    signature = inspect.signature(function, eval_str=True)
+    own = list(signature.parameters.values())[1:]
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+        for name, annotation in _TARGET_OPTIONS.items()
+    ]
+
+    @functools.wraps(function)
+    def command(**options: Any) -> None:
+        target = Target(**{name: options.pop(name) for name in _TARGET_OPTIONS})
+        try:
+            function(target, **options)  # type: ignore[call-arg]
+        except ClientError as error:
+            raise as_cli_error(error) from error
+
+    parameters = [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in own]
+    command.__signature__ = signature.replace(parameters=[*parameters, *added])  # type: ignore[attr-defined]
+    command.__annotations__ = {item.name: item.annotation for item in [*parameters, *added]}
+    del command.__dict__["__wrapped__"]
+    return command
+
+
+def as_cli_error(error: ClientError) -> CliError:
+    """With the code of COMMAND_EXITS and the way out."""
+    return CliError(str(error), code=int(error.exit_code), next_step=error.next_step)
+
+
+def usage_error(message: str, next_step: str | None = None) -> CliError:
+    """For options that do not go together."""
+    return CliError(message, code=int(CommandExit.USAGE), next_step=next_step)

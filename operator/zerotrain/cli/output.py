@@ -1,0 +1,80 @@
+"""Printing what came from a cluster: tables like kubectl's, JSON, YAML; never a control character."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import typer
+
+from zerotrain.cli.options import Format
+from zerotrain.client.text import printable
+from zerotrain.operator.constants import GROUP, SINGULAR
+
+GAP = "   "
+
+
+def say(text: str) -> None:
+    """A line for people beside the results: on standard error, so that a pipe gets results alone."""
+    typer.echo(printable(text), err=True)
+
+
+def show(text: str) -> None:
+    """A line of results that may hold what a cluster or a training program said."""
+    typer.echo(printable(text))
+
+
+def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Columns as wide as their widest text; nothing is folded or cut."""
+    clean = [tuple(printable(" ".join(text.split())) for text in row) for row in rows]
+    widths = [max(map(len, column)) for column in zip(header, *clean, strict=True)]
+    lines = [tuple(header), *clean]
+    return [
+        GAP.join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
+
+
+def print_objects(objects: Sequence[Mapping[str, Any]], form: Format, *, is_list: bool) -> None:
+    """As JSON, YAML or names; what the API server keeps for its own books is left out, as kubectl does."""
+    cleaned = [_without_books(item) for item in objects]
+    value: Any = {"apiVersion": "v1", "kind": "List", "items": cleaned} if is_list else cleaned[0]
+    match form:
+        case Format.JSON:
+            typer.echo(json.dumps(value, indent=2))
+        case Format.YAML:
+            typer.echo(as_yaml(value), nl=False)
+        case _:
+            for item in objects:
+                show(object_name(item))
+
+
+def object_name(item: Mapping[str, Any]) -> str:
+    """`zerotrainingjob.zerotrain.dev/gpt`, as kubectl takes it."""
+    return f"{SINGULAR}.{GROUP}/{item['metadata']['name']}"
+
+
+def as_yaml(value: Any) -> str:
+    from ruamel.yaml import YAML
+
+    yaml = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.allow_unicode = False
+    stream = io.StringIO()
+    yaml.dump(value, stream)
+    return stream.getvalue()
+
+
+def on_terminal() -> bool:
+    """Whether results go to somebody's eyes."""
+    return sys.stdout.isatty()
+
+
+def _without_books(item: Mapping[str, Any]) -> dict[str, Any]:
+    meta = item.get("metadata")
+    if not isinstance(meta, Mapping):
+        return dict(item)
+    return {**item, "metadata": {key: value for key, value in meta.items() if key != "managedFields"}}

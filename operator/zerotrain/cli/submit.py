@@ -1,0 +1,130 @@
+"""`zerotrain submit`: a job file into the cluster."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from zerotrain.cli.errors import CliError
+from zerotrain.cli.lifecycle import WaitOption, wait_until
+from zerotrain.cli.options import (
+    DryRun,
+    DryRunOption,
+    Format,
+    FormatOption,
+    Target,
+    cluster_command,
+    usage_error,
+)
+from zerotrain.cli.output import object_name, print_objects, say, show
+from zerotrain.client.exit_codes import CommandExit
+
+if TYPE_CHECKING:
+    from zerotrain.client.jobfile import JobFile
+
+EXAMPLE = "Example: zerotrain submit job.yaml --wait"
+
+
+@cluster_command
+def submit(
+    target: Target,
+    job_file: Annotated[Path, typer.Argument(metavar="JOB.YAML", help="A ZeroTrainingJob, as for kubectl.")],
+    name: Annotated[str | None, typer.Option(help="Another name than the file's.")] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Change the job if it exists: its spec becomes the file's.")
+    ] = False,
+    dry_run: DryRunOption = DryRun.NONE,
+    wait: WaitOption = False,
+    timeout: Annotated[float | None, typer.Option(min=0, help="Seconds to wait at most.")] = None,
+    output: FormatOption = Format.TABLE,
+) -> None:
+    """Check a job file here, with all rules that the cluster has, and create its job.
+
+    With --wait it goes on until the job is complete; the exit code says how that ended. Whether the job fits,
+    and what it costs, says `zerotrain plan`.
+    """
+    if wait and dry_run is not DryRun.NONE:
+        raise usage_error("--wait does not go with --dry-run: nothing will run")
+    file = _load(job_file)
+    raw = _named(file, name, target)
+    from zerotrain.client.job import command
+
+    target = dataclasses.replace(target, namespace=raw["metadata"].get("namespace") or target.namespace)
+    if dry_run is DryRun.CLIENT:
+        _print(raw, output, "is right as far as it can be told here")
+        return
+    exists = replace and _exists(target, raw["metadata"]["name"])
+    created = target.client.submit(raw, dry_run=dry_run is DryRun.SERVER, replace=replace)
+    done = "changed" if exists else "created"
+    _print(created.raw, output, f"{done} (server dry run)" if dry_run is DryRun.SERVER else done)
+    if dry_run is DryRun.NONE and output is Format.TABLE:
+        _mention_others(file)
+        say(f"next: {command(created, 'describe')}; {command(created, 'logs', '-f')}")
+    if wait:
+        wait_until(target, created.name, "complete", timeout)
+
+
+def _load(job_file: Path) -> JobFile:
+    from zerotrain.client.jobfile import JobFileError, load_job
+    from zerotrain.operator.api.admission import refusals
+
+    try:
+        file = load_job(job_file)
+        if problems := [(item.path, item.message) for item in refusals(file.job.spec)]:
+            raise file.error(problems)
+    except JobFileError as error:
+        raise CliError(
+            str(error),
+            code=int(CommandExit.INVALID),
+            next_step=f"correct {job_file} and run the command again",
+        ) from error
+    return file
+
+
+def _exists(target: Target, name: str) -> bool:
+    from zerotrain.client.errors import JobNotFoundError
+
+    try:
+        target.client.get(name)
+    except JobNotFoundError:
+        return False
+    return True
+
+
+def _named(file: JobFile, name: str | None, target: Target) -> dict[str, Any]:
+    """The object with the name and namespace that were asked for."""
+    raw: dict[str, Any] = dict(file.document.value)
+    meta = dict(raw["metadata"])
+    if name is not None:
+        meta["name"] = name
+    own = meta.get("namespace")
+    if own and target.namespace and own != target.namespace:
+        raise usage_error(
+            f"{file.source} says namespace {own}, and --namespace is {target.namespace}",
+            "leave one of them out",
+        )
+    return {**raw, "metadata": meta}
+
+
+def _print(raw: Any, output: Format, done: str) -> None:
+    if output in (Format.JSON, Format.YAML):
+        print_objects([raw], output, is_list=False)
+    elif output is Format.NAME:
+        show(object_name(raw))
+    else:
+        show(f"{object_name(raw)} {done}")
+
+
+def _mention_others(file: JobFile) -> None:
+    """A file may bring a claim or a ConfigMap along; they are kubectl's business."""
+    from zerotrain.client.yaml_document import read_documents
+
+    try:
+        documents = read_documents(Path(file.source).read_text())
+    except (OSError, ValueError):
+        return
+    if (others := len(documents) - 1) > 0:
+        say(f"the file holds {others} more objects, which were left alone: kubectl apply -f {file.source}")

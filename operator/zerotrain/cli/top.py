@@ -1,0 +1,67 @@
+"""`zerotrain top`: the ranks of a job, live on a terminal, as lines anywhere else."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from zerotrain.cli.options import JobArgument, Target, cluster_command
+from zerotrain.cli.output import on_terminal, say, show, table_lines
+
+if TYPE_CHECKING:
+    from zerotrain.client.snapshot import Snapshot
+
+EXAMPLE = "Example: zerotrain top gpt"
+
+
+@cluster_command
+def top(
+    target: Target,
+    job: JobArgument,
+    every: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print the ranks once as a table, and end.")] = False,
+    count: Annotated[int | None, typer.Option(min=1, help="Lines to print; then end. No live view.")] = None,
+) -> None:
+    """Watch the ranks of a job: phase, step, seconds a step, waits for others, memory of every tier.
+
+    Keys: q ends, s sorts by the slowest rank, p pauses. Off a terminal it prints one line every few seconds
+    until the job has ended. Asks the workers through the API server, which needs the right to get pods/proxy
+    and, where network policies are enforced, the API server's network in the chart's jobs.extraHttpCidrs.
+    """
+    from zerotrain.client.snapshot import take
+
+    if once:
+        _print_table(take(target.client, job))
+    elif count is not None or not on_terminal():
+        _print_lines(target, job, every, count)
+    else:
+        from zerotrain.cli.top_app import TopApp
+
+        client = target.client
+        first = take(client, job)  # a wrong name or a cluster that is down is told before the screen is taken
+        problem = TopApp(lambda: take(client, job), first=first, every_s=every).run()
+        if problem:
+            say(problem)
+
+
+def _print_table(snapshot: Snapshot) -> None:
+    from zerotrain.client.snapshot import COLUMNS, cells, one_line
+
+    show(one_line(snapshot))
+    if snapshot.rows:
+        for line in table_lines(COLUMNS, [cells(row) for row in snapshot.rows]):
+            show(line)
+
+
+def _print_lines(target: Target, job: str, every_s: float, count: int | None) -> None:
+    from zerotrain.client.snapshot import one_line, take
+
+    for number in itertools.count(1):
+        snapshot = take(target.client, job)
+        show(one_line(snapshot))
+        if snapshot.job.is_finished or number == count:
+            return
+        time.sleep(every_s)

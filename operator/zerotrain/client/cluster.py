@@ -1,0 +1,142 @@
+"""`Client`: jobs in a cluster, for programs, notebooks and the commands of `zerotrain`.
+
+    from zerotrain.client import Client
+
+    client = Client.connect(namespace="ml")
+    job = client.submit("job.yaml")
+    client.wait(job.name, until="complete", timeout_s=3600)
+
+Everything goes through the API server with the identity of the kubeconfig. Errors are those of `errors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from zerotrain.client import scrape
+from zerotrain.client.errors import ConflictError, InvalidJobError, NotFoundError
+from zerotrain.client.job import Job
+from zerotrain.client.reading import JobReader, job_path
+from zerotrain.client.replacing import merged_over
+from zerotrain.operator.constants import API_VERSION, KIND
+
+FIELD_OWNER = "zerotrain-client"
+"""In metadata.managedFields of what this client wrote."""
+
+REPLACE_TRIES = 10
+"""A job may change between the look at it and the edit."""
+
+
+class Client(JobReader):
+    """Jobs of one namespace. Make it with `Client.connect`."""
+
+    def submit(
+        self, job: Mapping[str, Any] | Path | str, *, dry_run: bool = False, replace: bool = False
+    ) -> Job:
+        """Create the job of an object, or of a file. With `dry_run` the API server only says what it would
+        do; with `replace` a job that exists is changed to it, as far as its fields may change: what the
+        file leaves out goes, but for labels and annotations that somebody else has set.
+
+        Raises JobFileError, InvalidJobError, ConflictError.
+        """
+        raw = _complete(_object_of(job), self.namespace)
+        namespace, name = raw["metadata"]["namespace"], raw["metadata"]["name"]
+        path, what = job_path(namespace), f"job {name}"
+        if replace and (changed := self._replace(raw, dry_run=dry_run)) is not None:
+            return changed
+        query = {"fieldManager": FIELD_OWNER, "fieldValidation": "Strict"}
+        query |= {"dryRun": "All"} if dry_run else {}
+        try:
+            return Job.of(self.transport.post(path, raw, query, what=what))
+        except ConflictError as error:
+            error.next_step = (
+                f"change it with: zerotrain submit --replace; or delete it first: zerotrain delete {name}"
+            )
+            raise
+
+    def _replace(self, raw: Mapping[str, Any], *, dry_run: bool) -> Job | None:
+        """The job as it is now; None where there is none to be changed."""
+        meta = raw["metadata"]
+        path, what = job_path(meta["namespace"], meta["name"]), f"job {meta['name']}"
+        query = {"fieldManager": FIELD_OWNER, "fieldValidation": "Strict"}
+        query |= {"dryRun": "All"} if dry_run else {}
+        for attempt in range(REPLACE_TRIES):
+            try:
+                old = self.transport.get(path, what=what)
+            except NotFoundError:
+                return None
+            try:
+                return Job.of(self.transport.put(path, merged_over(old, raw, FIELD_OWNER), query, what=what))
+            except ConflictError:
+                # The operator writes the status of a running job all the time.
+                if attempt == REPLACE_TRIES - 1:
+                    raise
+        return None
+
+    def delete(self, name: str) -> None:
+        """Delete the job and everything it owns, such as pods and kept logs; its checkpoints stay."""
+        body = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+        try:
+            self.transport.delete(job_path(self.namespace, name), body, what=f"job {name}")
+        except NotFoundError as error:
+            raise self.no_such_job(name) from error
+
+    def suspend(self, name: str) -> Job:
+        """All ranks checkpoint at one step and stop; the job waits until it is resumed."""
+        return self.patch(name, {"spec": {"suspend": True}})
+
+    def resume(self, name: str) -> Job:
+        """Go on from the newest durable checkpoint."""
+        return self.patch(name, {"spec": {"suspend": False}})
+
+    def scale(self, name: str, workers: int) -> Job:
+        """Another number of workers for a job with spec.elastic: a checkpoint, then another attempt."""
+        return self.patch(name, {"spec": {"workers": workers}})
+
+    @property
+    def api_client(self) -> Any:
+        """The kubernetes.client.ApiClient of this connection, for objects that are no jobs."""
+        return self.transport.api_client
+
+    def worker_text(self, name: str, path: str, *, worker: int = 0) -> str | None:
+        """What a worker answers at an HTTP path of `contract.worker_http`; None where it does not run."""
+        return scrape.worker_text(self.transport, self.pods(name), path, worker=worker)
+
+    def patch(self, name: str, change: Mapping[str, Any], *, dry_run: bool = False) -> Job:
+        """Merge `change` into the job. Raises InvalidJobError for what may not change now."""
+        query = {"fieldManager": FIELD_OWNER, "fieldValidation": "Strict"}
+        query |= {"dryRun": "All"} if dry_run else {}
+        path, what = job_path(self.namespace, name), f"job {name}"
+        try:
+            return Job.of(self.transport.patch(path, change, query, what=what))
+        except NotFoundError as error:
+            raise self.no_such_job(name) from error
+
+
+def _object_of(job: Mapping[str, Any] | Path | str) -> Mapping[str, Any]:
+    if isinstance(job, Mapping):
+        return job
+    # Imported late: the models of the API take longer than most requests.
+    from zerotrain.client.jobfile import load_job
+
+    found: Mapping[str, Any] = load_job(Path(job)).document.value
+    return found
+
+
+def _complete(raw: Mapping[str, Any], namespace: str) -> dict[str, Any]:
+    """With the namespace that it goes to and without what only the cluster writes."""
+    meta = raw.get("metadata")
+    if not isinstance(meta, Mapping) or not isinstance(meta.get("name"), str):
+        raise InvalidJobError("metadata.name is missing", next_step="give the job a name")
+    kept = {key: value for key, value in raw.items() if key != "status"}
+    names = {
+        key: value for key, value in meta.items() if key not in ("uid", "resourceVersion", "managedFields")
+    }
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        **kept,
+        "metadata": {**names, "namespace": meta.get("namespace") or namespace},
+    }

@@ -1,0 +1,270 @@
+"""What to do next about a job: rules, the most pressing first. Each looks at one kind of trouble."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from zerotrain.client.fields import Fields
+from zerotrain.client.job import Job, command
+from zerotrain.client.observed import Event, Pod
+from zerotrain.contract.exit_codes import EXIT_CODES, meaning_of
+from zerotrain.operator.constants import ANNOTATION_IGNORE_MEMORY_PLAN, MANAGER
+
+UNSEEN_S = 30.0
+"""After so long without an operator's word there is something wrong with the operator."""
+
+UNREAD_S = 300.0
+"""The same for an edit of a job that is older."""
+
+MAX_ADVICE = 6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Advice:
+    """One thing to do."""
+
+    text: str
+    command: str = ""
+    """To type, where there is one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """What the rules look at."""
+
+    job: Job
+    events: Sequence[Event]
+    pods: Sequence[Pod]
+    now: datetime
+
+    def has(self, reason: str) -> bool:
+        """Whether an event with this reason was told."""
+        return any(event.reason == reason for event in self.events)
+
+    def reason(self, kind: str, status: str) -> str:
+        """Of the condition, where it has this status."""
+        found = self.job.condition(kind)
+        return found.reason if found is not None and found.status == status else ""
+
+    def zerotrain(self, verb: str, options: str = "") -> str:
+        """A command about the job."""
+        return command(self.job, verb, options)
+
+    def kubectl(self, words: str) -> str:
+        return f"kubectl -n {self.job.namespace} {words}"
+
+
+def advice_for(job: Job, events: Sequence[Event], pods: Sequence[Pod], now: datetime) -> Iterator[Advice]:
+    """At most MAX_ADVICE, none twice."""
+    case = Case(job=job, events=events, pods=pods, now=now)
+    given: dict[Advice, None] = {}
+    for rule in _RULES:
+        given.update(dict.fromkeys(rule(case)))
+    yield from list(given)[:MAX_ADVICE]
+
+
+def _operator(case: Case) -> Iterator[Advice]:
+    job = case.job
+    meta, manager = Fields(job.raw).part("metadata"), Fields(job.raw).part("spec").text("managedBy")
+    if manager and manager != MANAGER:
+        yield Advice(text=f"spec.managedBy is {manager}: that controller looks after the job, not zerotrain.")
+        return
+    seen = Fields(job.raw).part("status").count("observedGeneration")
+    behind = seen < meta.count("generation")
+    age_s = (case.now - job.created).total_seconds() if job.created is not None else 0.0
+    if (not job.phase and age_s > UNSEEN_S) or (job.phase and behind and age_s > 300):
+        yield Advice(
+            text="No operator has looked at the newest version of the job. Is it running, and does it watch "
+            "this namespace?",
+            command="kubectl get pods -A -l app.kubernetes.io/component=operator",
+        )
+
+
+def _stalled(case: Case) -> Iterator[Advice]:
+    job, reason = case.job, case.reason("Stalled", "True")
+    if job.phase != "Stalled":
+        return
+    if reason == "DoesNotFit":
+        yield Advice(
+            text="Take the nearest configuration that the message names, or ask for more memory; see the "
+            "numbers of every tier with your job file.",
+            command="zerotrain plan JOB.YAML",
+        )
+        yield Advice(
+            text="If you know better than the planner, start it all the same.",
+            command=case.kubectl(f"annotate ztj {job.name} {ANNOTATION_IGNORE_MEMORY_PLAN}=true"),
+        )
+        return
+    yield Advice(
+        text="Correct the field that the message names; the operator goes on by itself.",
+        command=case.kubectl(f"edit ztj {job.name}"),
+    )
+
+
+def _failed(case: Case) -> Iterator[Advice]:
+    job, reason = case.job, case.reason("Failed", "True")
+    if job.phase != "Failed":
+        return
+    newest = job.failures[0] if job.failures else None
+    if reason == "DeadlineExceeded":
+        yield Advice(text="The job had runPolicy.activeDeadlineSeconds; submit it anew with a longer one.")
+        return
+    if newest is not None:
+        yield from _way_out(newest.exit_code)
+        if newest.reason == "OutOfMemory":
+            yield Advice(
+                text="Raise resources.memory (or take more ranks, offloading, or a smaller micro batch); the "
+                "plan says how much is needed.",
+                command="zerotrain plan JOB.YAML",
+            )
+        if newest.log or newest.pod:
+            yield Advice(
+                text="Read what the failing rank wrote last.",
+                command=case.zerotrain("logs", f"--attempt {newest.attempt}"),
+            )
+    if reason == "FailedByRule":
+        yield Advice(text="A rule of failurePolicy.rules ended it; change the rule if that was not meant.")
+    kept = f" It resumes from step {job.last_checkpoint.step:,}." if job.last_checkpoint is not None else ""
+    yield Advice(
+        text=f"Then submit it again under the same name: delete this one first; checkpoints stay.{kept}",
+        command=case.zerotrain("delete"),
+    )
+
+
+def _way_out(code: int | None) -> Iterator[Advice]:
+    if code is not None and any(row.code == code for row in EXIT_CODES) and code < 128:
+        row = meaning_of(code)
+        yield Advice(text=f"Exit code {code} ({row.meaning}): {row.way_out}.")
+
+
+def _waiting(case: Case) -> Iterator[Advice]:
+    job = case.job
+    if job.phase not in ("Queued", "Pending", "Starting"):
+        return
+    reasons = {case.reason("Admitted", "False"), case.reason("PodsScheduled", "False")}
+    reasons.add(case.reason("Reconciling", "True"))
+    elastic = "elastic" in job.spec
+    if reasons & {"WaitingForRoom", "Unschedulable"}:
+        less = (
+            "lower spec.workers" if elastic else "ask for less (resources, workers, scheduling.nodeSelector)"
+        )
+        yield Advice(
+            text=f"The cluster has no room for all workers at once. Wait, add nodes, or {less}.",
+            command="kubectl describe nodes | grep -A8 'Allocated resources'",
+        )
+    if "QueueMissing" in reasons:
+        yield Advice(
+            text="The job names a queue and the cluster has no Kueue: install it, or drop queueName."
+        )
+    if "GangMissing" in reasons:
+        yield Advice(text="Install what scheduling.gang names, or use Auto, Operator or None.")
+    if "Queued" in reasons or "QueueEvicted" in reasons:
+        yield Advice(
+            text="Its queue decides; look at the queue's own words.",
+            command=case.kubectl(f"get workloads.kueue.x-k8s.io -l zerotrain.dev/job={job.name}"),
+        )
+    if reasons & {"QuotaExceeded", "ApiRefused", "NameTaken"}:
+        yield Advice(
+            text="The API server refuses the job's objects; the message says which and why.",
+            command=case.kubectl("describe resourcequota"),
+        )
+    yield from _unstarted(case)
+
+
+def _unstarted(case: Case) -> Iterator[Advice]:
+    """Pods that have a node and whose container does not start."""
+    words = {pod.reason for pod in case.pods if pod.attempt == case.job.attempt and not pod.started}
+    first = next((pod.name for pod in case.pods if pod.reason in words and not pod.started), "")
+    if words & {"ImagePullBackOff", "ErrImagePull", "ErrImageNeverPull", "InvalidImageName"}:
+        yield Advice(
+            text=f"The image {case.job.spec.get('image')} cannot be pulled: correct its name, or add "
+            "podTemplate.imagePullSecrets.",
+            command=case.kubectl(f"describe pod {first}"),
+        )
+    elif words & {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}:
+        yield Advice(
+            text="A volume, ConfigMap or command of the pod is wrong.",
+            command=case.kubectl(f"describe pod {first}"),
+        )
+    if any("unbound" in pod.message or "persistentvolumeclaim" in pod.message for pod in case.pods):
+        yield Advice(
+            text="A claim of the job does not exist or is not bound.",
+            command=case.kubectl("get persistentvolumeclaims"),
+        )
+
+
+def _held_up(case: Case) -> Iterator[Advice]:
+    job, hang, slow = case.job, case.job.hang, case.job.straggler
+    if hang is not None and hang.attempt == job.attempt:
+        rank = f"--rank {hang.rank}" if hang.rank is not None else ""
+        yield Advice(
+            text="The operator ends the attempt by itself unless hangPolicy.action is Report. See where the "
+            "ranks stand.",
+            command=case.kubectl(f"get configmap {hang.stacks} -o jsonpath='{{.data.summary\\.txt}}'")
+            if hang.stacks
+            else case.zerotrain("logs", rank),
+        )
+    elif slow is not None and slow.attempt == job.attempt:
+        yield Advice(
+            text=f"Nothing is restarted for a slow rank. Is node {slow.node} shared or throttled?",
+            command=case.zerotrain("top"),
+        )
+    silent = case.reason("Progressing", "False") == "StepStale"
+    if silent and hang is None:
+        yield Advice(text="The step does not move; look at the ranks.", command=case.zerotrain("top"))
+
+
+def _memory(case: Case) -> Iterator[Advice]:
+    plan = case.job.memory_plan
+    if case.job.is_finished or plan is None or case.job.phase == "Stalled":
+        return
+    if plan.verdict == "Tight":
+        yield Advice(text="Its memory is tight: it fits only if the estimates err on the safe side.")
+    limits = case.has("OutOfMemory") or any(item.reason == "OutOfMemory" for item in case.job.failures)
+    if limits and case.job.phase != "Failed":
+        yield Advice(
+            text="A rank ran out of memory: raise resources.memory.", command="zerotrain plan JOB.YAML"
+        )
+
+
+def _checkpoints(case: Case) -> Iterator[Advice]:
+    job, verified = case.job, case.job.verification
+    if verified is not None and verified.state == "Damaged":
+        yield Advice(
+            text="The newest checkpoint is damaged; its pod's log says how. Earlier ones may be whole.",
+            command=case.kubectl(f"logs {verified.pod}"),
+        )
+    if case.has("CheckpointRejected"):
+        yield Advice(text="A damaged checkpoint was passed over: check the volume that holds checkpoints.")
+    if case.has("YieldTimeout"):
+        yield Advice(text="Raise checkpoint.gracePeriodSeconds above one step plus one checkpoint.")
+    if "checkpoint" not in job.spec and job.phase in ("Running", "Starting"):
+        yield Advice(text="The job has no spec.checkpoint: every restart begins at step 0.")
+
+
+def _calm(case: Case) -> Iterator[Advice]:
+    """Where nothing is wrong, what people usually do next."""
+    job = case.job
+    if job.phase == "Suspended":
+        yield Advice(text="Go on from the checkpoint.", command=case.zerotrain("resume"))
+    if job.phase == "Restarting" and job.failures:
+        yield Advice(
+            text="The operator starts the next attempt by itself. What the last one wrote:",
+            command=case.zerotrain("logs", f"--attempt {job.failures[0].attempt}"),
+        )
+    if job.phase == "Running" and job.hang is None:
+        yield Advice(text="Watch the ranks.", command=case.zerotrain("top"))
+
+
+_RULES: tuple[Callable[[Case], Iterator[Advice]], ...] = (
+    _operator,
+    _stalled,
+    _failed,
+    _waiting,
+    _held_up,
+    _checkpoints,
+    _memory,
+    _calm,
+)

@@ -1,0 +1,45 @@
+"""The whole picture of a job, put together from its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from zerotrain.client.diagnosis.advice import Advice, advice_for
+from zerotrain.client.diagnosis.history import Happening, happenings
+from zerotrain.client.diagnosis.now import headline, situation
+from zerotrain.client.job import Job
+from zerotrain.client.observed import Event, Pod
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Diagnosis:
+    """What to tell about a job."""
+
+    headline: str
+    """One line: phase, how far, why."""
+    situation: tuple[str, ...]
+    """What is the case now, a sentence each."""
+    happenings: tuple[Happening, ...]
+    """Failures, events and warnings about pods, oldest first."""
+    advice: tuple[Advice, ...]
+    """What to do next, the most pressing first; empty when there is nothing to do."""
+
+
+def diagnose(
+    job: Job,
+    events: Sequence[Event] = (),
+    pods: Iterable[Pod] = (),
+    *,
+    now: datetime | None = None,
+) -> Diagnosis:
+    """Look at everything that is known. Texts are as the cluster gave them: print them through
+    `text.printable`."""
+    moment, found = now or datetime.now(UTC), tuple(pods)
+    return Diagnosis(
+        headline=headline(job, moment),
+        situation=tuple(situation(job, found, moment)),
+        happenings=tuple(happenings(job, events)),
+        advice=tuple(advice_for(job, events, found, moment)),
+    )

@@ -1,0 +1,84 @@
+"""Reading JSON of somebody else's making: what is absent or of another kind reads as nothing.
+
+The views are made with it and not with the API's strict models: a client must show the job of an operator
+that is newer or older than itself, and of whatever a user put into a pod.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+MAX_WHOLE = 2**63
+
+
+class Fields:
+    """One object of JSON."""
+
+    def __init__(self, value: object) -> None:
+        self._value: Mapping[str, Any] = value if isinstance(value, Mapping) else {}
+
+    def __bool__(self) -> bool:
+        return bool(self._value)
+
+    def text(self, name: str) -> str:
+        value = self._value.get(name)
+        return value if isinstance(value, str) else ""
+
+    def whole(self, name: str) -> int | None:
+        value = self._value.get(name)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool) or not -MAX_WHOLE <= value < MAX_WHOLE:
+            return None
+        return value
+
+    def count(self, name: str) -> int:
+        """A number that is 0 where nobody gave it."""
+        return self.whole(name) or 0
+
+    def number(self, name: str) -> float | None:
+        value = self._value.get(name)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return None
+        try:
+            number = float(value)
+        except OverflowError:
+            return None
+        return number if math.isfinite(number) else None
+
+    def flag(self, name: str) -> bool:
+        return self._value.get(name) is True
+
+    def moment(self, name: str) -> datetime | None:
+        """RFC 3339, as the API server writes it."""
+        try:
+            moment = datetime.fromisoformat(self.text(name))
+        except ValueError:
+            return None
+        return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+    def part(self, name: str) -> Fields:
+        return Fields(self._value.get(name))
+
+    def parts(self, name: str) -> tuple[Fields, ...]:
+        value = self._value.get(name)
+        return tuple(Fields(item) for item in value) if isinstance(value, list) else ()
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        value = self._value.get(name)
+        return tuple(item for item in value if isinstance(item, str)) if isinstance(value, list) else ()
+
+    def pairs(self, name: str) -> dict[str, str]:
+        """An object of texts, such as labels."""
+        return {key: text for key, text in self._pairs(name) if isinstance(text, str)}
+
+    def names(self) -> tuple[str, ...]:
+        """Of all fields that are there."""
+        return tuple(name for name in self._value if isinstance(name, str))
+
+    def _pairs(self, name: str) -> Iterator[tuple[str, Any]]:
+        value = self._value.get(name)
+        yield from value.items() if isinstance(value, Mapping) else ()

@@ -1,0 +1,152 @@
+"""`Job`: a ZeroTrainingJob of the cluster as a record for programs, notebooks and commands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Self
+
+from zerotrain.client.fields import Fields
+from zerotrain.client.views import (
+    FINISHED_PHASES,
+    Checkpoint,
+    Condition,
+    Count,
+    Culprit,
+    Failure,
+    MemoryPlan,
+    Restarts,
+    Verification,
+    YieldRequest,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One job as the API server had it when it was asked. Ask the client again for a newer one."""
+
+    name: str
+    namespace: str
+    uid: str
+    created: datetime | None
+    phase: str
+    """One of the operator's phases; empty before it first looked."""
+    attempt: int
+    """Counted from 1; 0 before the first."""
+    step: int
+    """Optimizer steps done, over all attempts."""
+    total_steps: int | None
+    loss: float | None
+    tokens_per_second: float | None
+    step_seconds: float | None
+    activity: str
+    """What rank 0 last said it does: init, first_step, step, checkpoint and so on."""
+    last_step_time: datetime | None
+    start_time: datetime | None
+    attempt_start_time: datetime | None
+    next_attempt_time: datetime | None
+    """End of the hold-off before the next attempt."""
+    completion_time: datetime | None
+    workers: Count
+    ranks: Count
+    ranks_per_worker: int
+    zero_stage: int | None
+    suspended: bool
+    """What spec.suspend asks for; the phase says how far that is."""
+    conditions: tuple[Condition, ...]
+    failures: tuple[Failure, ...]
+    """Newest first."""
+    restarts: Restarts
+    last_checkpoint: Checkpoint | None
+    resumed_from_step: int | None
+    verification: Verification | None
+    memory_plan: MemoryPlan | None
+    hang: Culprit | None
+    straggler: Culprit | None
+    yield_request: YieldRequest | None
+    excluded_nodes: tuple[str, ...]
+    raw: Mapping[str, Any] = field(repr=False, compare=False)
+    """The whole object."""
+
+    @classmethod
+    def of(cls, raw: Mapping[str, Any]) -> Self:
+        """From the API server's JSON, by whichever version of the operator its status was written."""
+        job = Fields(raw)
+        meta, spec, status = job.part("metadata"), job.part("spec"), job.part("status")
+        progress, checkpoint = status.part("progress"), status.part("checkpoint")
+        return cls(
+            name=meta.text("name"),
+            namespace=meta.text("namespace"),
+            uid=meta.text("uid"),
+            created=meta.moment("creationTimestamp"),
+            phase=status.text("phase"),
+            attempt=status.count("attempt"),
+            step=progress.count("step"),
+            total_steps=spec.whole("steps") or progress.whole("totalSteps") or None,
+            loss=progress.number("loss"),
+            tokens_per_second=progress.number("tokensPerSecond"),
+            step_seconds=progress.number("stepSeconds"),
+            activity=progress.text("phase"),
+            last_step_time=progress.moment("lastStepTime"),
+            start_time=status.moment("startTime"),
+            attempt_start_time=status.moment("attemptStartTime"),
+            next_attempt_time=status.moment("nextAttemptTime"),
+            completion_time=status.moment("completionTime"),
+            workers=Count.of(status.part("workers")),
+            ranks=Count.of(status.part("ranks")),
+            ranks_per_worker=_ranks_per_worker(spec),
+            zero_stage=status.whole("zeroStage"),
+            suspended=spec.flag("suspend"),
+            conditions=tuple(Condition.of(item) for item in status.parts("conditions")),
+            failures=tuple(Failure.of(item) for item in status.parts("failures")),
+            restarts=Restarts.of(status.part("restarts")),
+            last_checkpoint=Checkpoint.of(checkpoint.part("last")),
+            resumed_from_step=checkpoint.whole("resumedFromStep"),
+            verification=Verification.of(checkpoint.part("verification")),
+            memory_plan=MemoryPlan.of(status.part("memoryPlan")),
+            hang=Culprit.of(status.part("hang")),
+            straggler=Culprit.of(status.part("straggler")),
+            yield_request=YieldRequest.of(status.part("yieldRequest")),
+            excluded_nodes=tuple(item.text("name") for item in status.parts("excludedNodes")),
+            raw=raw,
+        )
+
+    def condition(self, kind: str) -> Condition | None:
+        """The condition of this type, or None."""
+        return next((item for item in self.conditions if item.type == kind), None)
+
+    @property
+    def is_finished(self) -> bool:
+        """Completed or failed: nothing of it runs any more."""
+        return self.phase in FINISHED_PHASES
+
+    @property
+    def num_workers(self) -> int:
+        """Workers of the current attempt; those asked for before there is one."""
+        return self.workers.desired or Fields(self.raw).part("spec").count("workers")
+
+    @property
+    def spec(self) -> Mapping[str, Any]:
+        found = self.raw.get("spec")
+        return found if isinstance(found, Mapping) else {}
+
+    @property
+    def reference(self) -> str:
+        """`ml/gpt`, for messages."""
+        return f"{self.namespace}/{self.name}"
+
+    def _repr_html_(self) -> str:
+        from zerotrain.client.notebook import job_html
+
+        return job_html(self)
+
+
+def _ranks_per_worker(spec: Fields) -> int:
+    """As the operator defaults it: one rank for each GPU."""
+    return spec.whole("ranksPerWorker") or spec.part("resources").part("gpus").whole("count") or 1
+
+
+def command(job: Job, verb: str, options: str = "") -> str:
+    """What to type about a job, wherever the reader's context points to."""
+    return f"zerotrain {verb} {job.name} -n {job.namespace}{f' {options}' if options else ''}"

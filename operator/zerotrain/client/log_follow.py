@@ -1,0 +1,182 @@
+"""`zerotrain logs -f`: lines of all workers as they come, while connections break and attempts end."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+from zerotrain.client.errors import (
+    ClientError,
+    JobNotFoundError,
+    NotFoundError,
+    ServerError,
+    UnreachableError,
+)
+from zerotrain.client.job import Job
+from zerotrain.client.log_stream import LogRequest, Place, concerns_all, pod_lines, trouble, with_logs
+from zerotrain.client.observed import LogLine, Pod
+from zerotrain.client.waiting import PATIENCE_S
+
+if TYPE_CHECKING:
+    from zerotrain.client.reading import JobReader
+
+LOOK_EVERY_S = 2.0
+"""How often a follower looks for new pods."""
+
+SOON_S = 0.2
+"""How soon it looks again once all logs have ended: the next attempt is near."""
+
+MAX_PAUSE_S = 30.0
+"""Between two tries to open a log that cannot be read."""
+
+MAX_QUEUED = 10_000
+
+T = TypeVar("T")
+
+
+@dataclass(kw_only=True, slots=True)
+class _Tap:
+    """One pod's log, and the thread that reads it."""
+
+    pod: Pod
+    place: Place = field(default_factory=Place)
+    running: bool = False
+    done: bool = False
+    """Read to the end of its container."""
+    is_last_try: bool = False
+    troubled: bool = False
+    pause_s: float = field(default_factory=lambda: LOOK_EVERY_S)
+    opened_at: float = 0.0
+
+    def is_due(self, *, is_last: bool) -> bool:
+        """Whether to open it now; once more where nothing can come any more."""
+        if self.running or self.done or self.is_last_try:
+            return False
+        self.is_last_try = is_last
+        return is_last or not self.opened_at or time.monotonic() >= self.opened_at + self.pause_s
+
+
+class Follower:
+    """Follows one job; `lines` may be called once."""
+
+    def __init__(self, reader: JobReader, job: Job, request: LogRequest) -> None:
+        self._reader, self._job, self._request = reader, job, request
+        self._taps: dict[str, _Tap] = {}
+        self._queue: queue.Queue[LogLine | ClientError | str | None] = queue.Queue(maxsize=MAX_QUEUED)
+        self._stop = threading.Event()
+        self._away_since: float | None = None
+
+    def lines(self) -> Iterator[LogLine]:
+        """Lines as they come, of this attempt and, unless one was asked for, of those after it."""
+        is_last, idle_s = False, SOON_S
+        try:
+            while True:
+                self._open(is_last=is_last)
+                busy = self._is_busy()
+                idle_s = SOON_S if busy else min(2 * idle_s, LOOK_EVERY_S)
+                yield from self._drain(LOOK_EVERY_S if busy or not self._taps else idle_s)
+                if self._is_busy():
+                    continue
+                yield from self._drain(0.0)
+                if is_last:
+                    return
+                try:
+                    is_last = self._is_over()
+                except JobNotFoundError:
+                    return
+        finally:
+            self._stop.set()
+
+    def _open(self, *, is_last: bool) -> None:
+        """Read the pods that are new, and those whose connection ended before their container did."""
+        request, job = self._request, self._job
+        attempt = request.attempt if request.attempt is not None else job.attempt
+        pods = self._patiently(lambda: with_logs(self._reader.pods(job.name, attempt), job, request))
+        for pod in pods or ():
+            tap = self._taps.setdefault(pod.name, _Tap(pod=pod))
+            if not tap.is_due(is_last=is_last):
+                continue
+            tap.pod, tap.running, tap.opened_at = pod, True, time.monotonic()
+            threading.Thread(target=self._pump, args=(tap,), name="log", daemon=True).start()
+
+    def _is_busy(self) -> bool:
+        return any(tap.running for tap in self._taps.values())
+
+    def _is_over(self) -> bool:
+        """Whether no more lines will come. Raises JobNotFoundError."""
+        job = self._patiently(lambda: self._reader.get(self._job.name))
+        if job is None:
+            return False
+        self._job, asked = job, self._request.attempt
+        over = asked is not None and job.attempt != asked
+        return job.is_finished or over or job.phase in ("Suspended", "Stalled")
+
+    def _patiently(self, ask: Callable[[], T]) -> T | None:
+        """None while the API server is away; raises once it has been away for long."""
+        try:
+            found = ask()
+        except (UnreachableError, ServerError):
+            now = time.monotonic()
+            self._away_since = self._away_since if self._away_since is not None else now
+            if now > self._away_since + PATIENCE_S:
+                raise
+            return None
+        self._away_since = None
+        return found
+
+    def _pump(self, tap: _Tap) -> None:
+        """One pod's lines into the queue, until its container or the connection ends."""
+        ended = tap.pod.exit_code is not None or tap.pod.phase in ("Succeeded", "Failed")
+        try:
+            with ExitStack() as stack:
+                for line in pod_lines(self._reader, self._job, tap.pod, self._request, tap.place, stack):
+                    tap.troubled, tap.pause_s = False, LOOK_EVERY_S
+                    if not self._put(line):
+                        return
+            # While the container runs only the connection has ended.
+            tap.done = ended
+        except NotFoundError:
+            tap.done = True  # the pod went between the list and the question
+        except ClientError as error:
+            tap.pause_s = min(2 * tap.pause_s, MAX_PAUSE_S)
+            if concerns_all(error):
+                self._put(error)
+            elif not tap.troubled:
+                self._put(trouble(tap.pod, error))
+            tap.troubled = True
+        finally:
+            tap.running = False
+            self._put(None)
+
+    def _put(self, item: LogLine | ClientError | str | None) -> bool:
+        """Wait for room; False once nobody reads any more."""
+        while not self._stop.is_set():
+            try:
+                self._queue.put(item, timeout=0.5)
+            except queue.Full:
+                continue
+            return True
+        return False
+
+    def _drain(self, wait_s: float) -> Iterator[LogLine]:
+        """What is in the queue, and what comes within the time while a log is open. Raises what concerns all
+        of them."""
+        deadline = time.monotonic() + wait_s
+        while wait_s == 0 or time.monotonic() < deadline:
+            try:
+                item = self._queue.get(timeout=max(deadline - time.monotonic(), 0.001))
+            except queue.Empty:
+                return
+            if isinstance(item, ClientError):
+                raise item
+            if isinstance(item, str):
+                self._request.on_problem(item)
+            elif item is not None:
+                yield item
+            elif wait_s and not self._is_busy():
+                return

@@ -1,0 +1,160 @@
+"""`JobReader`: everything about jobs that only looks. `cluster.Client` adds what changes them."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self, TypeAlias
+
+from zerotrain.client import scrape
+from zerotrain.client.errors import JobNotFoundError, NotFoundError
+from zerotrain.client.job import Job
+from zerotrain.client.log_stream import LogRequest
+from zerotrain.client.logs import read_logs
+from zerotrain.client.observed import Event, JobProgress, LogLine, MetricFamily, Pod
+from zerotrain.client.transport import Transport, find_server
+from zerotrain.client.waiting import changes, wait_for
+from zerotrain.operator.constants import GROUP, KIND, LABEL_JOB, PLURAL, VERSION
+
+PAGE = 500
+Json: TypeAlias = dict[str, Any]
+# Inside the class `list` is a method.
+Jobs: TypeAlias = list[Job]
+Events: TypeAlias = list[Event]
+Pods: TypeAlias = list[Pod]
+Families: TypeAlias = list[MetricFamily]
+
+
+class JobReader:
+    """Jobs of one namespace, to look at."""
+
+    def __init__(self, transport: Transport, namespace: str) -> None:
+        self._transport = transport
+        self.namespace = namespace
+
+    @classmethod
+    def connect(
+        cls,
+        kubeconfig: Path | str | None = None,
+        context: str | None = None,
+        namespace: str | None = None,
+    ) -> Self:
+        """As kubectl connects: KUBECONFIG, its current context and namespace, unless given; in a pod, the
+        service account. Nothing is asked of the cluster yet. Raises KubeconfigError."""
+        server = find_server(kubeconfig, context)
+        return cls(Transport(server), namespace or server.namespace)
+
+    def get(self, name: str) -> Job:
+        """The job of this name. Raises JobNotFoundError, with names that are near."""
+        try:
+            return Job.of(self._transport.get(job_path(self.namespace, name), what=f"job {name}"))
+        except NotFoundError as error:
+            raise self.no_such_job(name) from error
+
+    def list(self, all_namespaces: bool = False, selector: str | None = None) -> Jobs:
+        """All jobs, by namespace and name."""
+        path = job_path(None if all_namespaces else self.namespace)
+        query = {"labelSelector": selector} if selector else {}
+        found = [Job.of(item) for item in self._pages(path, query, "jobs")]
+        return sorted(found, key=lambda job: (job.namespace, job.name))
+
+    def wait(self, name: str, *, until: str = "complete", timeout_s: float | None = None) -> Job:
+        """Until a condition holds: complete, failed, finished, running, suspended, deleted, step=N, or
+        TYPE[=STATUS] of status.conditions. Raises WaitTimeoutError, JobFailedError, JobNotFoundError."""
+        self.get(name)  # a name that is wrong is told with the names that are near
+        return wait_for(self.watch(name, timeout_s=timeout_s), name, until=until, timeout_s=timeout_s)
+
+    def watch(self, name: str, *, timeout_s: float | None = None) -> Iterator[Job | None]:
+        """The job now and after every change, until the time is over; None once it is gone."""
+        return changes(self._transport, job_path(self.namespace), name, timeout_s=timeout_s)
+
+    def events(self, name: str, *, pods: bool = False) -> Events:
+        """What was told about the job, oldest first; with `pods` about its pods, too."""
+        uid = self.get(name).uid
+        path, what = f"/api/v1/namespaces/{self.namespace}/events", f"events of {name}"
+        about_job = {"fieldSelector": f"involvedObject.kind={KIND},involvedObject.uid={uid}"}
+        found = [Event.of(item) for item in self._pages(path, about_job, what)]
+        if pods:
+            theirs = self._pages(path, {"fieldSelector": "involvedObject.kind=Pod"}, what)
+            mine = re.compile(rf"{re.escape(name)}-\d+-(\d+|[a-z]+-\d+)")
+            found += [event for event in map(Event.of, theirs) if mine.fullmatch(event.name)]
+        return sorted(found, key=lambda event: event.time.timestamp() if event.time else 0.0)
+
+    def pods(self, name: str, attempt: int | None = None) -> Pods:
+        """The pods of the job that exist, of all attempts unless given: workers by index, then helpers."""
+        path = f"/api/v1/namespaces/{self.namespace}/pods"
+        found = [Pod.of(item) for item in self._pages(path, {"labelSelector": f"{LABEL_JOB}={name}"}, "pods")]
+        kept = [pod for pod in found if attempt is None or pod.attempt == attempt]
+        return sorted(kept, key=lambda pod: (pod.worker is None, pod.attempt, pod.worker or 0, pod.name))
+
+    def logs(
+        self,
+        name: str,
+        *,
+        ranks: Sequence[int] | None = None,
+        attempt: int | None = None,
+        follow: bool = False,
+        tail: int | None = None,
+        on_problem: Callable[[str], None] | None = None,
+    ) -> Iterator[LogLine]:
+        """Lines of all ranks, or of these; of the current attempt unless given. Where the pods are gone, what
+        the operator kept of the failure. `tail`: the last lines of each worker (of each rank where `ranks`
+        are given). `follow` goes on into later attempts. A pod whose log cannot be read is told to
+        `on_problem` (else to the logger of this package), and the others go on. Raises NoLogsError."""
+        chosen = frozenset(ranks) if ranks is not None else None
+        request = LogRequest(ranks=chosen, attempt=attempt, follow=follow, tail=tail)
+        if on_problem is not None:
+            request = replace(request, on_problem=on_problem)
+        return read_logs(self, name, request)
+
+    def config_map(self, name: str) -> dict[str, str]:
+        """The texts of a ConfigMap: stacks after a hang, lines of a failure. Raises NotFoundError."""
+        path = f"/api/v1/namespaces/{self.namespace}/configmaps/{name}"
+        data = self._transport.get(path, what=f"ConfigMap {name}").get("data") or {}
+        return {str(key): str(text) for key, text in data.items()}
+
+    def progress(self, name: str) -> JobProgress:
+        """What every rank does right now, asked of the workers themselves. Raises WorkerError where none of
+        them runs or answers."""
+        return scrape.progress(self._transport, self.pods(name), name)
+
+    def metrics(self, name: str) -> Families:
+        """The metrics of all running workers, as a Prometheus scrapes them. Raises WorkerError."""
+        return scrape.metrics(self._transport, self.pods(name), name)
+
+    @property
+    def transport(self) -> Transport:
+        """The way to the API server, for what this class has no method for."""
+        return self._transport
+
+    def no_such_job(self, name: str) -> JobNotFoundError:
+        """The error about a name, with the names that are near."""
+        names = [job.name for job in self.list()]
+        near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+        if near:
+            step = f"did you mean {' or '.join(near)}?"
+        elif names:
+            step = f"jobs here are {', '.join(names[:10])}{', ...' if len(names) > 10 else ''}"
+        else:
+            step = "the namespace has no jobs; zerotrain get -A lists those of all namespaces"
+        return JobNotFoundError(f"there is no job {name} in namespace {self.namespace}", next_step=step)
+
+    def _pages(self, path: str, query: dict[str, str], what: str) -> Iterator[Json]:
+        """All items of a list, read in pages."""
+        token = ""
+        while True:
+            page = {**query, "limit": str(PAGE), **({"continue": token} if token else {})}
+            answer = self._transport.get(path, page, what=what)
+            yield from answer.get("items") or ()
+            token = (answer.get("metadata") or {}).get("continue") or ""
+            if not token:
+                return
+
+
+def job_path(namespace: str | None, name: str | None = None) -> str:
+    """Of one job, of all jobs of a namespace, or of all jobs."""
+    place = f"/namespaces/{namespace}" if namespace is not None else ""
+    return f"/apis/{GROUP}/{VERSION}{place}/{PLURAL}{f'/{name}' if name is not None else ''}"

@@ -1,0 +1,117 @@
+"""What the workers say about themselves, asked through the API server's pod proxy, several at a time.
+
+Needs the right to get `pods/proxy`. A tenant's own program may serve the port: answers are bounded, parsed
+with care, and a redirect is not followed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from zerotrain.client.errors import ClientError, ForbiddenError, ServerError, WorkerError
+from zerotrain.client.observed import JobProgress, MetricFamily, Pod, Sample
+from zerotrain.client.text import shortened
+from zerotrain.client.transport import Transport
+from zerotrain.contract.launch import WORKER_HTTP_PORT
+from zerotrain.contract.worker_http import METRICS_PATH, PROGRESS_PATH, WorkerReport
+
+CALLS_AT_ONCE = 16
+MAX_BYTES = 8 << 20
+
+LET_IN = (
+    "they may be starting; or their NetworkPolicy keeps the API server out: whoever installed the operator "
+    "adds its network to the chart's value jobs.extraHttpCidrs (docs/install.md, Networks)"
+)
+
+T = TypeVar("T")
+
+
+def progress(transport: Transport, pods: Iterable[Pod], job: str) -> JobProgress:
+    """The report of every running worker."""
+
+    def ask(pod: Pod) -> WorkerReport:
+        text = transport.read(_path(pod, PROGRESS_PATH), what=f"pod {pod.name}", limit=MAX_BYTES)
+        return WorkerReport.from_json(text.decode(errors="replace"))
+
+    reports, silent = _ask_all(pods, job, ask)
+    return JobProgress(reports=reports, silent=silent)
+
+
+def metrics(transport: Transport, pods: Iterable[Pod], job: str) -> list[MetricFamily]:
+    """The families of all workers, each sample with the pod that it is from."""
+
+    def ask(pod: Pod) -> list[MetricFamily]:
+        text = transport.read(_path(pod, METRICS_PATH), what=f"pod {pod.name}", limit=MAX_BYTES)
+        return parse_families(text.decode(errors="replace"), {"pod": pod.name})
+
+    answers, _ = _ask_all(pods, job, ask)
+    merged: dict[str, MetricFamily] = {}
+    for family in (family for families in answers.values() for family in families):
+        known = merged.get(family.name)
+        merged[family.name] = MetricFamily(
+            name=family.name,
+            type=family.type,
+            help=family.help,
+            samples=(*(known.samples if known else ()), *family.samples),
+        )
+    return list(merged.values())
+
+
+def worker_text(transport: Transport, pods: Iterable[Pod], path: str, *, worker: int) -> str | None:
+    """The answer of one worker at a path; None where it does not run. Raises ClientError."""
+    pod = next((pod for pod in pods if pod.worker == worker and pod.is_running), None)
+    if pod is None:
+        return None
+    try:
+        text = transport.read(_path(pod, path), what=f"pod {pod.name}", limit=MAX_BYTES)
+    except ServerError as error:
+        raise WorkerError(f"pod {pod.name} does not answer: {error}", next_step=LET_IN) from error
+    return text.decode(errors="replace")
+
+
+def parse_families(text: str, labels: Mapping[str, str]) -> list[MetricFamily]:
+    """An exposition in Prometheus' text form, with `labels` added. Raises ValueError."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    return [
+        MetricFamily(
+            name=family.name,
+            type=family.type,
+            help=family.documentation,
+            samples=tuple(
+                Sample(name=sample.name, labels={**sample.labels, **labels}, value=float(sample.value))
+                for sample in family.samples
+            ),
+        )
+        for family in text_string_to_metric_families(text)
+    ]
+
+
+def _path(pod: Pod, path: str) -> str:
+    return f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}:{WORKER_HTTP_PORT}/proxy{path}"
+
+
+def _ask_all(pods: Iterable[Pod], job: str, ask: Callable[[Pod], T]) -> tuple[dict[str, T], dict[str, str]]:
+    """Answers by pod, and why the others gave none. Raises WorkerError where nobody answers."""
+    running = [pod for pod in pods if pod.worker is not None and pod.is_running]
+    if not running:
+        raise WorkerError(f"no worker of {job} is running", next_step=f"zerotrain describe {job}")
+    answers, silent = dict[str, T](), dict[str, str]()
+    with ThreadPoolExecutor(min(CALLS_AT_ONCE, len(running))) as pool:
+        tries = {pod.name: pool.submit(ask, pod) for pod in running}
+        for name, attempt in tries.items():
+            try:
+                answers[name] = attempt.result()
+            except ForbiddenError:
+                raise
+            except (ClientError, ValueError) as error:
+                silent[name] = shortened(str(error), 300)
+    if not answers:
+        name, why = next(iter(silent.items()))
+        raise WorkerError(
+            f"none of {len(silent)} running workers of {job} answers; {name}: {why}",
+            next_step=LET_IN,
+        )
+    return answers, silent

@@ -1,0 +1,202 @@
+"""One look at a job and all its ranks: what `zerotrain top` shows, as records without any terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from zerotrain.client.errors import ClientError, JobNotFoundError
+from zerotrain.client.job import Job
+from zerotrain.client.observed import JobProgress
+from zerotrain.client.text import printable
+from zerotrain.client.words import since, size, span
+from zerotrain.contract.progress import Progress
+
+if TYPE_CHECKING:
+    from zerotrain.client.reading import JobReader
+
+STILL_S = 30.0
+"""A rank whose record has not moved for so long is shown as standing still."""
+
+
+class Mark(StrEnum):
+    """What is the matter with a rank."""
+
+    FINE = ""
+    SLOW = "straggler"
+    STILL = "no progress"
+    SILENT = "silent"
+    ACCUSED = "holds all up"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankRow:
+    """One rank at this moment."""
+
+    rank: int
+    pod: str
+    node: str
+    phase: str
+    step: int
+    step_seconds: float | None
+    waits_s: float | None
+    """In a collective, for the others."""
+    idle_s: float | None
+    """Since its step or phase last changed."""
+    gpu_bytes: int
+    host_bytes: int
+    spill_bytes: int
+    mark: Mark
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TierRow:
+    """One tier of a rank's memory: the most that any rank took, against the plan."""
+
+    tier: str
+    planned: int | None
+    taken: int
+
+    @property
+    def share(self) -> float | None:
+        return self.taken / self.planned if self.planned else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Snapshot:
+    """A job, and its ranks as far as they could be asked."""
+
+    time: datetime
+    job: Job
+    rows: tuple[RankRow, ...] = ()
+    problem: str = ""
+    """Why there are no ranks, or not all."""
+
+    @property
+    def tiers(self) -> tuple[TierRow, ...]:
+        """The tiers that the plan or a rank speaks of."""
+        plan = self.job.memory_plan
+        planned = {name: amount for name, amount, _ in plan.tiers} if plan is not None else {}
+        taken = {
+            "gpu": max((row.gpu_bytes for row in self.rows), default=0),
+            "host": max((row.host_bytes for row in self.rows), default=0),
+            "nvme": max((row.spill_bytes for row in self.rows), default=0),
+        }
+        # On CPUs a rank reports its resident size as that of its device.
+        if "gpu" not in planned and taken["gpu"] == taken["host"]:
+            taken["gpu"] = 0
+        return tuple(
+            TierRow(tier=tier, planned=planned.get(tier), taken=amount)
+            for tier, amount in taken.items()
+            if amount or planned.get(tier)
+        )
+
+    @property
+    def slowest(self) -> RankRow | None:
+        """The rank to look at: marked, or else behind, or else with the longest steps."""
+        return max(
+            self.rows,
+            key=lambda row: (row.mark is not Mark.FINE, -row.step, row.step_seconds or 0.0),
+            default=None,
+        )
+
+
+def take(reader: JobReader, name: str) -> Snapshot:
+    """Ask API server and workers. Raises ClientError where the job itself cannot be read."""
+    job, now = reader.get(name), datetime.now(UTC)
+    if job.is_finished or job.phase in ("Suspended", "Queued", "Stalled"):
+        return Snapshot(time=now, job=job, problem=f"no ranks run: the job is {job.phase}")
+    try:
+        progress = reader.progress(name)
+        nodes = {pod.name: pod.node for pod in reader.pods(name)}
+    except JobNotFoundError:
+        raise
+    except ClientError as error:
+        told = "; ".join(part for part in (str(error), error.next_step) if part)
+        return Snapshot(time=now, job=job, problem=printable(" ".join(told.split())))
+    silent = [f"{pod} does not answer: {why}" for pod, why in list(progress.silent.items())[:1]]
+    return Snapshot(
+        time=now, job=job, rows=tuple(_rows(job, progress, nodes)), problem=printable("; ".join(silent))
+    )
+
+
+def _rows(job: Job, progress: JobProgress, nodes: dict[str, str]) -> Iterator[RankRow]:
+    pod_of = {rank.rank: pod for pod, report in progress.reports.items() for rank in report.ranks}
+    slow = next((rank.straggler.rank for rank in progress.ranks if rank.straggler is not None), None)
+    for record in progress.ranks:
+        pod = pod_of[record.rank]
+        motion = record.motion
+        yield RankRow(
+            rank=record.rank,
+            pod=pod,
+            node=nodes.get(pod, ""),
+            phase=str(record.phase),
+            step=record.step,
+            step_seconds=record.step_seconds,
+            waits_s=record.collective_wait_seconds,
+            idle_s=motion.idle_seconds if motion is not None else None,
+            gpu_bytes=record.memory_peak_bytes,
+            host_bytes=record.host_peak_bytes,
+            spill_bytes=record.spill_peak_bytes,
+            mark=_mark(job, record, slow),
+        )
+
+
+def _mark(job: Job, record: Progress, slow: int | None) -> Mark:
+    hang, straggler, motion = job.hang, job.straggler, record.motion
+    if hang is not None and hang.attempt == job.attempt and hang.rank == record.rank:
+        return Mark.ACCUSED
+    if motion is not None and motion.silent_seconds > STILL_S:
+        return Mark.SILENT
+    if motion is not None and motion.idle_seconds > STILL_S and record.collective_wait_seconds == 0:
+        return Mark.STILL
+    named = straggler is not None and straggler.attempt == job.attempt and straggler.rank == record.rank
+    if named or (straggler is None and slow == record.rank):
+        return Mark.SLOW
+    return Mark.FINE
+
+
+def one_line(snapshot: Snapshot) -> str:
+    """`22:15:04 Running attempt 2 step 140/1000, 0.42 s a step, loss 2.314`: for logs and pipes."""
+    job, slowest = snapshot.job, snapshot.slowest
+    step = f"{job.step}/{job.total_steps}" if job.total_steps else str(job.step)
+    newest = max((row.step for row in snapshot.rows), default=job.step)
+    parts = [
+        f"{snapshot.time:%H:%M:%S} {job.phase or 'new'} attempt {job.attempt} step "
+        + (f"{newest}/{job.total_steps}" if job.total_steps and newest > job.step else step),
+        f"{job.step_seconds:.3g} s a step" if job.step_seconds else "",
+        f"loss {job.loss:.4g}" if job.loss is not None else "",
+        f"{job.tokens_per_second:,.0f} tokens/s" if job.tokens_per_second else "",
+        f"checkpoint {job.last_checkpoint.step}, {since(job.last_checkpoint.time, snapshot.time)} old"
+        if job.last_checkpoint is not None
+        else "",
+        f"rank {slowest.rank} {slowest.mark} ({slowest.pod})" if slowest and slowest.mark else "",
+        snapshot.problem,
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def cells(row: RankRow) -> tuple[str, ...]:
+    """A rank as texts, in the order of COLUMNS."""
+    return (
+        str(row.rank),
+        row.phase,
+        f"{row.step:,}",
+        f"{row.step_seconds:.3f}" if row.step_seconds is not None else "-",
+        f"{row.waits_s:.1f}" if row.waits_s is not None else "-",
+        span(row.idle_s) if row.idle_s is not None else "-",
+        size(row.gpu_bytes) if row.gpu_bytes else "-",
+        size(row.host_bytes) if row.host_bytes else "-",
+        size(row.spill_bytes) if row.spill_bytes else "-",
+        printable(row.pod),
+        printable(row.node) or "-",
+        str(row.mark),
+    )
+
+
+COLUMNS = (
+    *("RANK", "PHASE", "STEP", "S/STEP", "WAITS S", "STILL", "DEVICE", "HOST", "SPILL", "POD", "NODE", ""),
+)

@@ -1,0 +1,286 @@
+"""The parts of a job's status as records: conditions, failures, checkpoints, memory, who holds it up.
+
+`job.Job` is made of them. A record never changes: ask the client again for a newer one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Self
+
+from zerotrain.client.fields import Fields
+
+FINISHED_PHASES = frozenset({"Completed", "Failed"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Condition:
+    """One observation, in the form of metav1.Condition."""
+
+    type: str
+    status: str
+    """True, False or Unknown."""
+    reason: str
+    message: str
+    last_transition_time: datetime | None
+
+    @property
+    def is_true(self) -> bool:
+        return self.status == "True"
+
+    @classmethod
+    def of(cls, fields: Fields) -> Self:
+        return cls(
+            type=fields.text("type"),
+            status=fields.text("status"),
+            reason=fields.text("reason"),
+            message=fields.text("message"),
+            last_transition_time=fields.moment("lastTransitionTime"),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Count:
+    """How many workers or ranks are wanted, running and ready."""
+
+    desired: int
+    running: int
+    ready: int
+
+    @classmethod
+    def of(cls, fields: Fields) -> Self:
+        return cls(
+            desired=fields.count("desired"), running=fields.count("running"), ready=fields.count("ready")
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """The newest checkpoint that the operator knows of."""
+
+    step: int
+    path: str
+    """Folder as the workers see it."""
+    time: datetime | None
+    attempt: int
+    durable: bool
+
+    @classmethod
+    def of(cls, fields: Fields) -> Self | None:
+        if not fields:
+            return None
+        return cls(
+            step=fields.count("step"),
+            path=fields.text("path"),
+            time=fields.moment("time"),
+            attempt=fields.count("attempt"),
+            durable=fields.flag("durable"),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verification:
+    """What a pod of its own found when it read the newest checkpoint."""
+
+    state: str
+    step: int
+    pod: str
+    message: str
+
+    @classmethod
+    def of(cls, fields: Fields) -> Self | None:
+        if not fields:
+            return None
+        return cls(
+            state=fields.text("state"),
+            step=fields.count("step"),
+            pod=fields.text("pod"),
+            message=fields.text("message"),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankFailure:
+    """One of the workers that had failed when an attempt was ended."""
+
+    rank: int | None
+    pod: str
+    node: str
+    exit_code: int | None
+    reason: str
+    message: str
+
+    @classmethod
+    def of(cls, fields: Fields) -> Self:
+        return cls(
+            rank=fields.whole("rank"),
+            pod=fields.text("pod"),
+            node=fields.text("node"),
+            exit_code=fields.whole("exitCode"),
+            reason=fields.text("reason"),
+            message=fields.text("message"),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """Why an attempt ended."""
+
+    attempt: int
+    time: datetime | None
+    rank: int | None
+    pod: str
+    node: str
+    exit_code: int | None
+    reason: str
+    cause: str
+    """Budget that the restart was charged to: app, infra or preemption; empty for none."""
+    message: str
+    last_line: str
+    stacks: str
+    """ConfigMap with the stacks of the ranks, after a hang."""
+    step: int | None
+    rule: int | None
+    action: str
+    log: str
+    """Key in the ConfigMap `<job>-failures`; empty where no lines were kept."""
+    ranks: tuple[RankFailure, ...]
+
+    @classmethod
+    def of(cls, fields: Fields) -> Self:
+        return cls(
+            attempt=fields.count("attempt"),
+            time=fields.moment("time"),
+            rank=fields.whole("rank"),
+            pod=fields.text("pod"),
+            node=fields.text("node"),
+            exit_code=fields.whole("exitCode"),
+            reason=fields.text("reason"),
+            cause=fields.text("cause"),
+            message=fields.text("message"),
+            last_line=fields.text("lastLine"),
+            stacks=fields.text("stacks"),
+            step=fields.whole("step"),
+            rule=fields.whole("rule"),
+            action=fields.text("action"),
+            log=fields.text("log"),
+            ranks=tuple(RankFailure.of(item) for item in fields.parts("ranks")),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Restarts:
+    """Over the life of the job, by the budget that paid."""
+
+    app: int
+    infra: int
+    preemption: int
+    uncharged: int
+    total: int
+
+    @classmethod
+    def of(cls, fields: Fields) -> Self:
+        return cls(
+            app=fields.count("app"),
+            infra=fields.count("infra"),
+            preemption=fields.count("preemption"),
+            uncharged=fields.count("uncharged"),
+            total=fields.count("total"),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryPlan:
+    """What one rank was predicted to take at its peak, and what rank 0 then took."""
+
+    verdict: str
+    message: str
+    ranks: int | None
+    gpu_bytes: int | None
+    host_bytes: int | None
+    nvme_bytes: int | None
+    observed_gpu_bytes: int | None
+    observed_host_bytes: int | None
+    observed_nvme_bytes: int | None
+
+    @classmethod
+    def of(cls, fields: Fields) -> Self | None:
+        if not fields:
+            return None
+        observed = fields.part("observed")
+        return cls(
+            verdict=fields.text("verdict"),
+            message=fields.text("message"),
+            ranks=fields.whole("ranks"),
+            gpu_bytes=fields.whole("gpuBytes"),
+            host_bytes=fields.whole("hostBytes"),
+            nvme_bytes=fields.whole("nvmeBytes"),
+            observed_gpu_bytes=observed.whole("gpuBytes"),
+            observed_host_bytes=observed.whole("hostBytes"),
+            observed_nvme_bytes=observed.whole("nvmeBytes"),
+        )
+
+    @property
+    def tiers(self) -> tuple[tuple[str, int | None, int | None], ...]:
+        """(tier, planned, observed) of the tiers that are used."""
+        rows = (
+            ("gpu", self.gpu_bytes, self.observed_gpu_bytes),
+            ("host", self.host_bytes, self.observed_host_bytes),
+            ("nvme", self.nvme_bytes, self.observed_nvme_bytes),
+        )
+        return tuple(row for row in rows if row[1] or row[2])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Culprit:
+    """The rank that holds the others up: of a hang, or a straggler."""
+
+    attempt: int
+    rank: int | None
+    pod: str
+    node: str
+    message: str
+    since: datetime | None = None
+    step: int = 0
+    phase: str = ""
+    limit_s: int = 0
+    stacks: str = ""
+    percent: int = 0
+
+    @classmethod
+    def of(cls, fields: Fields) -> Self | None:
+        if not fields:
+            return None
+        return cls(
+            attempt=fields.count("attempt"),
+            rank=fields.whole("rank"),
+            pod=fields.text("pod"),
+            node=fields.text("node"),
+            message=fields.text("message"),
+            since=fields.moment("since"),
+            step=fields.count("step"),
+            phase=fields.text("phase"),
+            limit_s=fields.count("limitSeconds"),
+            stacks=fields.text("stacks"),
+            percent=fields.count("percent"),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class YieldRequest:
+    """Why the ranks were asked to checkpoint and stop."""
+
+    reason: str
+    message: str
+    requested_at: datetime | None
+
+    @classmethod
+    def of(cls, fields: Fields) -> Self | None:
+        if not fields:
+            return None
+        return cls(
+            reason=fields.text("reason"),
+            message=fields.text("message"),
+            requested_at=fields.moment("requestedAt"),
+        )

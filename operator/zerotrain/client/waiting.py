@@ -1,0 +1,188 @@
+"""Waiting for a job: the changes that the API server tells of, and what they are compared with."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from zerotrain.client.errors import (
+    InvalidJobError,
+    JobFailedError,
+    JobNotFoundError,
+    ServerError,
+    UnreachableError,
+    WaitTimeoutError,
+)
+from zerotrain.client.fields import Fields
+from zerotrain.client.job import Job, command
+from zerotrain.client.text import shortened
+from zerotrain.client.transport import Transport
+
+WATCH_S = 240
+"""The API server ends a watch after so long; the next one begins where it ended."""
+
+PATIENCE_S = 120.0
+"""A wait outlives an API server that is away for so long."""
+
+GOALS = ("complete", "failed", "finished", "running", "suspended", "deleted", "step=N", "TYPE[=STATUS]")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Goal:
+    """What is waited for."""
+
+    text: str
+    holds: Callable[[Job], bool]
+    survives_failure: bool = False
+    """Whether it may still come once the job has failed."""
+    survives_completion: bool = False
+    survives_stalling: bool = False
+    """Whether it is worth waiting until somebody corrects the spec."""
+    is_deletion: bool = False
+
+
+def parse_goal(text: str) -> Goal:
+    """One of GOALS. Raises InvalidJobError."""
+    name, _, value = text.partition("=")
+    match name.lower():
+        case "complete" | "completed" if not value:
+            return Goal(text=text, holds=lambda job: job.phase == "Completed")
+        case "failed" if not value:
+            return Goal(text=text, holds=lambda job: job.phase == "Failed")
+        case "finished" if not value:
+            return Goal(text=text, holds=lambda job: job.is_finished)
+        case "running" if not value:
+            return Goal(text=text, holds=lambda job: job.phase == "Running")
+        case "suspended" if not value:
+            return Goal(text=text, holds=lambda job: job.phase == "Suspended")
+        case "deleted" if not value:
+            return Goal(
+                text=text,
+                holds=lambda job: False,
+                survives_failure=True,
+                survives_completion=True,
+                survives_stalling=True,
+                is_deletion=True,
+            )
+        case "step" if value.isascii() and value.isdigit():
+            return Goal(text=text, holds=lambda job: job.step >= int(value))
+    if name[:1].isupper() and value in ("", "True", "False", "Unknown"):
+        return Goal(
+            text=text,
+            holds=lambda job: _status_of(job, name) == (value or "True"),
+            survives_stalling=True,
+        )
+    raise InvalidJobError(f"cannot wait for {text!r}", next_step=f"wait for one of: {', '.join(GOALS)}")
+
+
+def _status_of(job: Job, kind: str) -> str:
+    found = job.condition(kind)
+    return found.status if found is not None else ""
+
+
+def wait_for(states: Iterator[Job | None], name: str, *, until: str, timeout_s: float | None) -> Job:
+    """The first state in which the goal holds."""
+    goal, last = parse_goal(until), None
+    for job in states:
+        if job is None:
+            if goal.is_deletion and last is not None:
+                return last
+            raise JobNotFoundError(f"job {name} was deleted while it was waited for")
+        last = job
+        if goal.holds(job):
+            return job
+        survives = {
+            "Failed": goal.survives_failure,
+            "Completed": goal.survives_completion,
+            "Stalled": goal.survives_stalling or not _is_seen(job),
+        }
+        if not survives.get(job.phase, True):
+            raise JobFailedError(_ended(job, until), next_step=command(job, "describe"))
+    where = f"it is {last.phase or 'new'} at step {last.step}" if last is not None else "it was not seen"
+    waited = f" within {timeout_s:g} s" if timeout_s is not None else ""
+    raise WaitTimeoutError(
+        f"job {name} did not become {until}{waited}; {where}",
+        next_step=command(last, "describe") if last is not None else None,
+    )
+
+
+def _is_seen(job: Job) -> bool:
+    """Whether the operator has looked at the spec as it is now; a correction takes a moment."""
+    generation = Fields(job.raw).part("metadata").whole("generation") or 0
+    return generation <= (Fields(job.raw).part("status").whole("observedGeneration") or 0)
+
+
+def _ended(job: Job, until: str) -> str:
+    failed = job.condition("Stalled" if job.phase == "Stalled" else "Failed")
+    why = f": {failed.reason}: {shortened(failed.message, 500)}" if failed and failed.is_true else ""
+    return f"job {job.name} is {job.phase}, not {until}{why}"
+
+
+def changes(transport: Transport, path: str, name: str, *, timeout_s: float | None) -> Iterator[Job | None]:
+    """The job, then every change of it, until the time is over; None when it is gone, as the last."""
+    deadline = time.monotonic() + timeout_s if timeout_s is not None else math.inf
+    away_since: float | None = None
+    seen = False
+    while True:
+        try:
+            version, job = _look(transport, path, name)
+            away_since, seen = None, True
+            yield job
+            if job is None:
+                return
+            for job in _watch(transport, path, name, version, deadline):
+                yield job
+                if job is None:
+                    return
+        except (UnreachableError, ServerError):
+            # Who never answered is at a wrong address.
+            away_since = away_since if away_since is not None else time.monotonic()
+            if not seen or time.monotonic() > away_since + PATIENCE_S:
+                raise
+            time.sleep(1.0)
+        if time.monotonic() >= deadline:
+            return
+
+
+def _look(transport: Transport, path: str, name: str) -> tuple[str, Job | None]:
+    answer = transport.get(path, {"fieldSelector": f"metadata.name={name}"}, what=f"job {name}")
+    items = answer.get("items") or []
+    return Fields(answer).part("metadata").text("resourceVersion"), Job.of(items[0]) if items else None
+
+
+def _watch(transport: Transport, path: str, name: str, version: str, deadline: float) -> Iterator[Job | None]:
+    """Changes since `version`, until the watch ends."""
+    left_s = min(deadline - time.monotonic(), WATCH_S)
+    if left_s <= 0:
+        return
+    query = {
+        "watch": "1",
+        "fieldSelector": f"metadata.name={name}",
+        "resourceVersion": version,
+        "timeoutSeconds": str(math.ceil(left_s)),
+    }
+    with transport.stream(path, query, what=f"job {name}", timeout_s=left_s + 15) as chunks:
+        for line in lines_of(chunks):
+            event = Fields(json.loads(line))
+            match event.text("type"):
+                case "ADDED" | "MODIFIED":
+                    yield Job.of(json.loads(line)["object"])
+                case "DELETED":
+                    yield None
+                case "ERROR":
+                    return  # too old a version: look anew
+            if time.monotonic() >= deadline:
+                return
+
+
+def lines_of(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Whole lines, without their ends; also the last one that has none."""
+    rest = b""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from lines
+    if rest:
+        yield rest

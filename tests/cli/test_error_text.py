@@ -1,0 +1,17 @@
+"""Errors carry words of clusters, registries and files: none of them may drive the terminal."""
+
+from __future__ import annotations
+
+import pytest
+
+from zerotrain.cli.errors import CliError, show
+
+
+def test_an_error_holds_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    show(
+        CliError(
+            "first \x1b]0;owned\x07[bold]\nsecond \x9b2J\u202e", code=64, next_step="type \x1b[2Jthis\x07"
+        )
+    )
+    told = capsys.readouterr().err
+    assert told == "error (64): first ?]0;owned?[bold]\nsecond ?2J?\nnext: type ?[2Jthis?\n"

@@ -1,0 +1,39 @@
+"""Fixtures for the client and its commands against a real API server, a real operator, doubles of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.operator.kube_json import KubeJson
+from tests.operator.operator_process import install, operator, write_kubeconfig
+from tests.support.devcluster import Cluster
+
+
+@pytest.fixture(scope="module")
+def operator_kubeconfig(control_plane: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shipped manifests are applied; this kubeconfig has the rights of their ServiceAccount."""
+    return install(control_plane, tmp_path_factory.mktemp("operator"))
+
+
+@pytest.fixture(scope="module")
+def running_operator(operator_kubeconfig: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """One leading operator for the tests of a file."""
+    with operator(operator_kubeconfig, tmp_path_factory.mktemp("leading")):
+        yield
+
+
+@pytest.fixture
+def api(control_plane: Cluster) -> KubeJson:
+    """Full rights, for the doubles."""
+    return KubeJson(control_plane)
+
+
+@pytest.fixture
+def nobody(control_plane: Cluster, namespace: str, tmp_path: Path) -> Path:
+    """A kubeconfig of somebody who may do nothing."""
+    control_plane.kubectl("create", "serviceaccount", "nobody", "-n", namespace)
+    token = control_plane.kubectl("create", "token", "nobody", "-n", namespace).stdout.strip()
+    return write_kubeconfig(control_plane, token, tmp_path / "nobody.kubeconfig")

@@ -1,0 +1,44 @@
+"""The `zerotrain` command in this process: an interpreter for each of a hundred calls would take minutes."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+from zerotrain.cli.main import main
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+def zerotrain(
+    *args: str | Path, kubeconfig: Path | None = None, env: Mapping[str, str] | None = None
+) -> Done:
+    """Run the command as `main` does, with what it prints caught. `env` is not for tests that have threads:
+    those read the variables, too."""
+    out, err = io.StringIO(), io.StringIO()
+    place = ["--kubeconfig", str(kubeconfig)] if kubeconfig is not None else []
+    code = 0
+    with (
+        mock.patch.dict(os.environ, env) if env else contextlib.nullcontext(),
+        mock.patch.object(sys, "argv", ["zerotrain", *map(str, args), *place]),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+    return Done(code=code, out=out.getvalue(), err=err.getvalue())
