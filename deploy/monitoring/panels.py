@@ -1,0 +1,71 @@
+"""Asks a Prometheus what every panel of the dashboards would ask, with Grafana's variables filled in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from deploy.dashboards.model import Board, Kind, Panel
+from deploy.dashboards.selectors import expand
+from deploy.monitoring.client import PrometheusClient
+
+INSTANT_KINDS = frozenset({Kind.STAT, Kind.BAR_GAUGE, Kind.TABLE})
+FILLED_BY_ANY_JOB: Mapping[str, frozenset[str]] = {
+    "fleet": frozenset({"Running", "Jobs"}),
+    "job-overview": frozenset({"Phase", "Ranks up", "Loss", "Step time", "Tokens per second"}),
+    "ranks": frozenset({"Ranks up", "Own work per step, by rank", "Where the ranks are"}),
+    "memory": frozenset({"Process memory by rank", "Host memory of the fullest workers"}),
+    "communication": frozenset({"All-gather latency", "Payload"}),
+    "checkpoints": frozenset({"Goodput over time", "Age of the newest checkpoint"}),
+    "operator": frozenset({"Leaders", "Duration of a pass", "Requests by verb"}),
+}
+"""Board -> panels that have data once a job makes steps, whatever it runs on: what `check` insists on."""
+_VARIABLE = re.compile(r"\$(namespace|job|rank|operator)\b")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class View:
+    """What somebody who looks at a dashboard has chosen."""
+
+    variables: Mapping[str, str]
+    """Value of each variable; regular expressions where the board's variable takes several."""
+    start: float
+    end: float
+    """Unix seconds."""
+    rate_interval_s: int = 60
+    step_s: float = 15.0
+
+    def fill(self, expr: str) -> str:
+        """The query as Grafana would send it."""
+        found = expand(expr).replace("$__rate_interval", f"{self.rate_interval_s}s")
+        return _VARIABLE.sub(lambda match: self.variables[match[1]], found)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """What one query of one panel brought."""
+
+    board: str
+    panel: str
+    query: str
+    num_series: int
+
+
+def answers(client: PrometheusClient, board: Board, view: View) -> Iterator[Answer]:
+    """Every query of the board, in order. Raises QueryError for one that Prometheus refuses."""
+    for panel in board.panels():
+        for query in panel.queries:
+            filled = view.fill(query.expr)
+            yield Answer(
+                board=board.name,
+                panel=panel.title,
+                query=filled,
+                num_series=_count(client, panel, filled, view),
+            )
+
+
+def _count(client: PrometheusClient, panel: Panel, query: str, view: View) -> int:
+    if panel.kind in INSTANT_KINDS:
+        return len(client.instant(query, view.end))
+    return len(client.over(query, start=view.start, end=view.end, step_s=view.step_s))
