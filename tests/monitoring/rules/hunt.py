@@ -1,0 +1,70 @@
+"""Looks for wrongs in the rules that no case notices.
+
+Tests hunt every `for` and every number; `python -m tests.monitoring.rules.hunt PROMTOOL`
+hunts everything, which takes some minutes.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.monitoring.rules import cases_pace, cases_progress, cases_state
+from tests.monitoring.rules.model import Case, by_alert
+from tests.monitoring.rules.mutants import Mutant, mutants
+from tests.monitoring.rules.rulebook import closure, dependents, load
+from tests.monitoring.rules.runner import Trial, outcomes
+
+CASES = by_alert((*cases_progress.CASES, *cases_pace.CASES, *cases_state.CASES))
+RULEBOOK = load()
+
+
+@dataclass(kw_only=True)
+class Hunt:
+    """A mutant and the cases that have not met it yet, cheapest first."""
+
+    number: int
+    wrong: Mutant
+    left: list[tuple[str, Case]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        meets = [
+            (alert, case) for alert in dependents(RULEBOOK, self.wrong.rule.name) for case in CASES[alert]
+        ]
+        self.left = sorted(meets, key=lambda meet: _cost(meet[1]))
+
+    def next_trial(self) -> Trial:
+        """The next case."""
+        alert, case = self.left.pop(0)
+        return Trial(name=f"{self.number:04}", rules=closure(self.wrong.rules, alert), cases=(case,))
+
+
+def _cost(case: Case) -> tuple[bool, int]:
+    # Cases that fire first: they notice most.
+    return not case.fires, sum(len(values) for values in case.series.values())
+
+
+def survivors(promtool: Path, folder: Path, wrongs: Iterable[Mutant]) -> list[str]:
+    """The wrongs that all cases pass over."""
+    hunted = [Hunt(number=number, wrong=wrong) for number, wrong in enumerate(wrongs)]
+    found = [str(hunt.wrong) for hunt in hunted if not hunt.left]
+    hunted, turn = [hunt for hunt in hunted if hunt.left], 0
+    while hunted:
+        place = folder / str(turn)
+        place.mkdir()
+        said = outcomes(promtool, place, [hunt.next_trial() for hunt in hunted])
+        escaped = [hunt for hunt in hunted if not said[f"{hunt.number:04}"]]
+        found += [str(hunt.wrong) for hunt in escaped if not hunt.left]
+        hunted, turn = [hunt for hunt in escaped if hunt.left], turn + 1
+    return sorted(found)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as scratch:
+        every = list(mutants(RULEBOOK))
+        left = survivors(Path(sys.argv[1]).resolve(), Path(scratch), every)
+    print("\n".join(left))
+    print(f"{len(left)} of {len(every)} wrongs are not noticed")

@@ -1,0 +1,75 @@
+"""Runs promtool on many test files at once: one process, because its start costs more than most tests."""
+
+from __future__ import annotations
+
+import subprocess
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.monitoring.rules.model import Case
+from tests.monitoring.rules.rulebook import Rule, rule_file
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """Rules against cases: passes when every case does."""
+
+    name: str
+    """Good for a file name."""
+    rules: Sequence[Rule]
+    cases: Sequence[Case]
+
+
+def outcomes(
+    promtool: Path, folder: Path, trials: Iterable[Trial], *, workers: int = 2, timeout_s: float = 1200.0
+) -> dict[str, str]:
+    """What promtool said against each trial; "" where it passed."""
+    trials = list(trials)
+    files: list[Path] = []
+    owner: dict[str, str] = {}
+    for trial in trials:
+        rules = folder / f"{trial.name}.rules.json"
+        rules.write_text(rule_file(trial.rules))
+        for index, case in enumerate(trial.cases):
+            path = folder / f"{trial.name}.{index}.test.json"
+            path.write_text(case.document(rules.name))
+            files.append(path)
+            owner[path.name] = f"{trial.name}\0{case.name}"
+    said = {trial.name: "" for trial in trials}
+    shares = [share for start in range(workers) if (share := files[start::workers])]
+    running = [_start(promtool, share, folder / f"report-{start}.xml") for start, share in enumerate(shares)]
+    for start, process in enumerate(running):
+        output, _ = process.communicate(timeout=timeout_s)
+        report = folder / f"report-{start}.xml"
+        if not report.exists():
+            raise AssertionError(f"promtool wrote no report: {output[-2000:]}")
+        for name, text in _failures(report):
+            trial_name, case_name = owner.pop(name).split("\0")
+            if text:
+                said[trial_name] += f"[{case_name}] {text}\n"
+    if owner:
+        raise AssertionError(f"promtool said nothing on {sorted(owner)[:3]} and {len(owner)} in all")
+    return said
+
+
+def _start(promtool: Path, files: Sequence[Path], report: Path) -> subprocess.Popen[str]:
+    # The names stay relative: thousands of absolute ones exceed what a command line may hold.
+    names = [file.name for file in files]
+    command = [str(promtool), "test", "rules", f"--junit={report.name}", *names]
+    return subprocess.Popen(
+        command, cwd=report.parent, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def _failures(report: Path) -> list[tuple[str, str]]:
+    """(file, what promtool had against it)."""
+    suites = ElementTree.parse(report).getroot()  # our own promtool wrote it
+    return [
+        (
+            Path(suite.get("name", "")).name,
+            "\n".join(found.text or "failed" for found in suite.iter() if found.tag in ("failure", "error")),
+        )
+        for suite in suites
+    ]

@@ -1,0 +1,121 @@
+"""docs/dashboards.md, executed as it stands: from an empty node to boards with data and a firing alert.
+
+The operator comes from the chart by the real helm, the job from the quick start's file, the metrics from its
+ranks through the API server, and the alert arrives at a real Alertmanager.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from deploy.dashboards.boards import BOARDS
+from deploy.monitoring import stack
+from deploy.monitoring.__main__ import FOLDERS
+from deploy.monitoring.client import PrometheusClient
+from tests.docs.console import Block, Shell, blocks
+from tests.docs.test_quickstart import own_kubeconfig, tools
+from tests.support.crd import CRD_NAME
+from tests.support.devcluster import REPOSITORY, Cluster
+
+pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(900)]
+
+PAGE = REPOSITORY / "docs" / "dashboards.md"
+INSTALL = REPOSITORY / "docs" / "quickstart.md"
+FOLDER = FOLDERS / "dev"
+
+EMPTY_WITHOUT = {
+    "a GPU": "GPU DCGM Xid NVLink PCIe Tensor Utilisation Clock Temperature Power allocator",
+    "a spill": "Spill spill spills drive",
+    "a failure": "Failures",
+    "a rank or job that stands out": "Straggler waiting",
+}
+"""Why a panel of this job may be empty -> words of the titles."""
+
+
+@pytest.fixture(scope="module")
+def page() -> dict[str, Block]:
+    return blocks(PAGE)
+
+
+@pytest.fixture(scope="module")
+def shell(
+    node_cluster: Cluster,
+    helm: Path,
+    prometheus: Path,
+    alertmanager: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Shell]:
+    """A reader's shell, with the operator installed as the quick start says."""
+    assert prometheus.parent == alertmanager.parent, "both are built before the first test"
+    folder = tmp_path_factory.mktemp("reader")
+    stack.stop(FOLDER)
+    with node_cluster.namespace() as namespace:
+        node_cluster.kubectl("delete", "crd", CRD_NAME, "--ignore-not-found", timeout_s=60)
+        environ = {
+            "KUBECONFIG": str(own_kubeconfig(node_cluster, folder, namespace)),
+            "PATH": f"{tools(node_cluster, folder, helm)}:{REPOSITORY / '.venv' / 'bin'}",
+            **{f"HELM_{name}_HOME": str(folder / "helm") for name in ("CACHE", "CONFIG", "DATA")},
+            "NO_COLOR": "1",
+        }
+        reader = Shell(environ=environ)
+        for command in blocks(INSTALL)["install"].commands:
+            reader.command(replace(command, expected=""))  # what it prints is another test's
+        yield reader
+        stack.stop(FOLDER)
+        node_cluster.kubectl("delete", "ztj", "--all", "-n", namespace, "--wait=false", check=False)
+        (uninstall,) = (c for c in blocks(INSTALL)["clean"].commands if c.text.startswith("helm uninstall"))
+        reader.command(replace(uninstall, expected=""))
+
+
+@pytest.mark.parametrize("name", ["job", "up", "check", "alert"])
+def test_the_page_leads_to_data_and_an_alert(shell: Shell, page: dict[str, Block], name: str) -> None:
+    shell.run(page[name])
+
+
+def test_only_panels_of_what_the_job_lacks_are_empty(shell: Shell) -> None:
+    """What the page's `check` printed a moment ago, panel by panel."""
+    printed = next(text for text in reversed(shell.said) if "panels have data" in text)
+    empty = {line.split("none: ")[1] for line in printed.splitlines() if "none: " in line}
+    titles = {panel.title for board in BOARDS for panel in board.panels()}
+    assert empty <= titles
+    words = {word for group in EMPTY_WITHOUT.values() for word in group.split()}
+    assert [title for title in sorted(empty) if not words & set(re.findall(r"\w+", title))] == []
+
+
+def test_the_targets_bear_the_labels_that_the_chart_gives(shell: Shell) -> None:
+    running = stack.load(FOLDER)
+    assert running is not None, shell.said[-1]
+    found = PrometheusClient(running.prometheus).targets()
+    workers = [target["labels"] for target in found if target["labels"]["job"] == "zerotrain-workers"]
+    assert {labels["pod"] for labels in workers} == {"watched-1-0", "watched-1-1"}
+    assert len({labels["instance"] for labels in workers}) == 2
+    assert all(labels["node"] and labels["container"] == "worker" for labels in workers)
+
+
+def test_the_credentials_are_the_owners_alone(shell: Shell) -> None:
+    assert shell.said, "the stack was started"
+    modes = {path.name: path.stat().st_mode & 0o077 for path in (FOLDER, FOLDER / "token") if path.exists()}
+    assert set(modes.values()) == {0}, modes
+    assert "dev" in modes
+
+
+def test_the_page_ends_what_it_started(shell: Shell, page: dict[str, Block]) -> None:
+    pids = (stack.load(FOLDER) or pytest.fail("nothing runs")).pids.values()
+    shell.run(page["down"])
+    assert not any(command_of(pid) for pid in pids)
+    assert not (FOLDER / "state.json").exists()
+
+
+def command_of(pid: int) -> bytes:
+    """Empty for a process that has ended, whether or not somebody has asked for its status."""
+    path = Path(f"/proc/{pid}/cmdline")
+    return path.read_bytes() if path.exists() else b""
+
+
+def test_every_block_of_the_page_is_executed(page: dict[str, Block]) -> None:
+    assert set(page) == {"job", "up", "check", "alert", "down"}

@@ -1,0 +1,47 @@
+"""The rules against stories told in series, by promtool: each alert fires when it should, and only then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.monitoring.rules import cases_pace, cases_progress, cases_state
+from tests.monitoring.rules.model import Case, by_alert
+from tests.monitoring.rules.rulebook import RULES, closure, load
+from tests.monitoring.rules.runner import Trial, outcomes
+from tests.support.tools import run_program
+
+CASES = by_alert((*cases_progress.CASES, *cases_pace.CASES, *cases_state.CASES))
+RULEBOOK = load()
+ALERTS = tuple(dict.fromkeys(rule.name for rule in RULEBOOK if rule.alerting))
+
+
+def test_promtool_accepts_the_rule_files(promtool: Path) -> None:
+    run_program([promtool, "check", "rules", "--lint=all", "--lint-fatal", *sorted(RULES.glob("*.yaml"))])
+
+
+def test_alerts_fire_when_they_should_and_only_then(promtool: Path, tmp_path: Path) -> None:
+    trials = [Trial(name=alert, rules=closure(RULEBOOK, alert), cases=CASES[alert]) for alert in ALERTS]
+    wrong = {name: said for name, said in outcomes(promtool, tmp_path, trials).items() if said}
+    assert not wrong, "\n".join(f"{name}: {said}" for name, said in wrong.items())
+
+
+def _rules_apart(alert: str) -> set[str]:
+    """Severities of the rules with this name: each of them is an alert of its own."""
+    return {rule.severity for rule in RULEBOOK if rule.name == alert}
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_every_alert_has_cases_of_both_kinds(alert: str) -> None:
+    cases: tuple[Case, ...] = CASES[alert]
+    fired = {firing.severity for case in cases for firing in case.fires}
+    assert fired == _rules_apart(alert), "fires"
+    silent = any(not case.fires for case in cases)
+    ends = any(firing.until_s is not None for case in cases for firing in case.fires)
+    assert silent or ends, "stays silent"
+    assert all(case.moments_s for case in cases), "is looked at"
+
+
+def test_no_case_belongs_to_an_alert_that_is_gone() -> None:
+    assert set(CASES) == set(ALERTS)
