@@ -1,0 +1,162 @@
+{{/* Names. The operator's own labels never depend on them: workers' NetworkPolicies select by the labels. */}}
+{{- define "zerotrain.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "zerotrain.operator" -}}
+{{- printf "%s-operator" (include "zerotrain.fullname" .) -}}
+{{- end -}}
+
+{{/* First part of the names of cluster-scoped objects: releases for single namespaces may share a name. */}}
+{{- define "zerotrain.clusterPrefix" -}}
+{{- if .Values.watch.namespaces }}{{ .Release.Namespace }}-{{ end }}{{ include "zerotrain.fullname" . -}}
+{{- end -}}
+
+{{/* The same for objects in a namespace that is not the release's: (dict "root" $ "namespace" ...). */}}
+{{- define "zerotrain.prefixIn" -}}
+{{- if and .namespace (ne .namespace .root.Release.Namespace) -}}
+{{- include "zerotrain.clusterPrefix" .root -}}
+{{- else -}}
+{{- include "zerotrain.fullname" .root -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "zerotrain.monitoringPrefix" -}}
+{{- include "zerotrain.prefixIn" (dict "root" . "namespace" .Values.monitoring.namespace) -}}
+{{- end -}}
+
+{{- define "zerotrain.serviceAccount" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- .Values.serviceAccount.name | default (include "zerotrain.operator" .) -}}
+{{- else -}}
+{{- required "serviceAccount.name is needed when serviceAccount.create is false" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "zerotrain.keySecret" -}}
+{{- .Values.channelKey.existingSecret | default (printf "%s-key" (include "zerotrain.operator" .)) -}}
+{{- end -}}
+
+{{- define "zerotrain.image" -}}
+{{- .Values.image.repository -}}
+{{- with .Values.image.digest }}@{{ . }}{{ else }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ end -}}
+{{- end -}}
+
+{{/* Labels that pods are selected by: (dict "root" $ "component" "operator"). */}}
+{{- define "zerotrain.selector" -}}
+app.kubernetes.io/name: zerotrain
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .component }}
+{{- end -}}
+
+{{/* All labels: (dict "root" $ "component" ... "labels" (dict ...)); ours win. */}}
+{{- define "zerotrain.labels" -}}
+{{- $own := dict
+  "app.kubernetes.io/name" "zerotrain"
+  "app.kubernetes.io/instance" .root.Release.Name
+  "app.kubernetes.io/component" .component
+  "app.kubernetes.io/part-of" "zerotrain"
+  "app.kubernetes.io/version" .root.Chart.AppVersion
+  "app.kubernetes.io/managed-by" .root.Release.Service
+  "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_") -}}
+{{- toYaml (mergeOverwrite (dict) .root.Values.commonLabels (.labels | default dict) $own) -}}
+{{- end -}}
+
+{{/* Metadata of one object: root, name, component; namespace ("-" is none), labels, annotations. */}}
+{{- define "zerotrain.metadata" -}}
+name: {{ .name }}
+{{- if ne (.namespace | default "") "-" }}
+namespace: {{ .namespace | default .root.Release.Namespace }}
+{{- end }}
+labels:
+  {{- include "zerotrain.labels" . | nindent 2 }}
+{{- with .annotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{/* Whether an object of the Prometheus operator is wanted: (dict "root" $ "enabled" ...). */}}
+{{- define "zerotrain.monitored" -}}
+{{- $enabled := toString .enabled -}}
+{{- if or (eq $enabled "true") (and (eq $enabled "auto") (.root.Capabilities.APIVersions.Has "monitoring.coreos.com/v1")) -}}
+true
+{{- end -}}
+{{- end -}}
+
+{{/* What every container of the chart's own may do: nothing. */}}
+{{- define "zerotrain.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+{{- end -}}
+
+{{- define "zerotrain.podSecurity" -}}
+runAsNonRoot: true
+{{- if not (kindIs "invalid" .Values.operator.runAsUser) }}
+runAsUser: {{ .Values.operator.runAsUser | int64 }}
+runAsGroup: {{ .Values.operator.runAsUser | int64 }}
+fsGroup: {{ .Values.operator.runAsUser | int64 }}
+{{- end }}
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}
+
+{{/* Variables of the operator that the values set; what is unset is left to its defaults. */}}
+{{- define "zerotrain.settings" -}}
+{{- $dns := .Values.networkPolicy.dns -}}
+{{- $dnsLabels := list -}}
+{{- range $key := keys $dns.labels | sortAlpha }}{{ $dnsLabels = append $dnsLabels (printf "%s=%s" $key (get $dns.labels $key)) }}{{ end -}}
+{{- /* The operator's own defaults stay unsaid. */ -}}
+{{- $set := dict
+  "DNS_NAMESPACE" (ternary "" $dns.namespace (eq $dns.namespace "kube-system"))
+  "DNS_LABELS" (join "," $dnsLabels)
+  "DNS_CIDRS" (join "," $dns.cidrs)
+  "NAMESPACES" (join "," .Values.watch.namespaces)
+  "MONITORING_NAMESPACE" .Values.monitoring.prometheusNamespace
+  "EXTRA_EGRESS_CIDRS" (join "," .Values.jobs.extraEgressCidrs)
+  "EXTRA_HTTP_CIDRS" (join "," .Values.jobs.extraHttpCidrs)
+  "IMAGE_PULL_POLICY" .Values.jobs.imagePullPolicy
+  "RENDEZVOUS_TIMEOUT_SECONDS" .Values.jobs.rendezvousTimeoutSeconds
+  "WORKERS" .Values.operator.workers
+  "RESYNC_SECONDS" .Values.operator.resyncSeconds
+  "REQUESTS_PER_SECOND" .Values.operator.requestsPerSecond
+  "REQUEST_BURST" .Values.operator.requestBurst -}}
+{{- $found := list -}}
+{{- range $name := keys $set | sortAlpha -}}
+{{- $value := get $set $name -}}
+{{- if kindIs "float64" $value }}{{ $value = ternary (int64 $value | toString) (toString $value) (eq (floor $value) $value) }}{{ end -}}
+{{- if not (or (kindIs "invalid" $value) (eq (toString $value) "")) -}}
+{{- $found = append $found (dict "name" (printf "ZEROTRAIN_OPERATOR_%s" $name) "value" (toString $value)) -}}
+{{- end -}}
+{{- end -}}
+{{- if $found }}{{ toYaml $found }}{{ end -}}
+{{- end -}}
+
+{{/* Ports of the API server: the configured ones, and in an installation for the whole cluster those that it
+     listens on. Who installs for single namespaces may not be allowed to ask. */}}
+{{- define "zerotrain.apiServerPorts" -}}
+{{- $ports := list -}}
+{{- range .Values.networkPolicy.apiServerPorts }}{{ $ports = append $ports (int .) }}{{ end -}}
+{{- if not .Values.watch.namespaces -}}
+{{- range (lookup "discovery.k8s.io/v1" "EndpointSlice" "default" "kubernetes").ports -}}
+{{- $ports = append $ports (int .port) -}}
+{{- end -}}
+{{- end -}}
+{{- range $index, $port := $ports | uniq }}
+{{- if $index }}
+{{ end -}}
+- protocol: TCP
+  port: {{ $port }}
+{{- end -}}
+{{- end -}}

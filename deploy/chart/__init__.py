@@ -1,0 +1,1 @@
+"""Fills charts/zerotrain with what belongs to other folders: custom resource, roles, rules, dashboards."""

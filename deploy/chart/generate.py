@@ -1,0 +1,127 @@
+"""What of the chart is made from other folders, and from which. `make generate` and tests call it.
+
+A chart can only read what lies in it, so these files are copies; a test compares them. The roles come from
+deploy/kustomize, whose rules are tested against every request that the operator makes.
+"""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from deploy.chart.reference import table
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "charts" / "zerotrain"
+KUSTOMIZE = ROOT / "deploy" / "kustomize"
+GENERATED_FOLDERS = ("crds", "rbac", "rules", "dashboards")
+"""Below CHART/files; nothing else lies in them."""
+
+CLUSTER_SCOPED = frozenset({"nodes", "priorityclasses", "resourceflavors"})
+"""Resources of the operator's rules that belong to no namespace: a Role cannot grant them."""
+
+BEGIN, END = "<!-- values: begin -->", "<!-- values: end -->"
+_HEADER = "# Generated from {source} by `python -m deploy.chart`; do not edit.\n"
+
+
+def generated() -> dict[Path, str]:
+    """Every generated file and its text."""
+    files = CHART / "files"
+    found = {
+        files / "crds" / path.name: path.read_text() for path in (ROOT / "crds").glob("zerotrain.dev_*.yaml")
+    }
+    found[files / "rbac" / "operator.yaml"] = _operator_rules()
+    found[files / "rbac" / "lease.yaml"] = _lease_rules()
+    found[files / "rbac" / "users.yaml"] = _user_roles()
+    found |= {
+        files / "rules" / path.name: path.read_text()
+        for path in (ROOT / "dashboards" / "rules").glob("*.yaml")
+    }
+    found |= {
+        files / "dashboards" / path.name: path.read_text() for path in (ROOT / "dashboards").glob("*.json")
+    }
+    found[CHART / "README.md"] = _readme()
+    return found
+
+
+def differences() -> list[Path]:
+    """Generated files that are missing, different, or made by nothing any more."""
+    wanted = generated()
+    changed = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
+    return sorted([*changed, *_strangers(wanted)])
+
+
+def write() -> None:
+    """Bring the chart up to date."""
+    wanted = generated()
+    for path in _strangers(wanted):
+        path.unlink()
+    for path, text in wanted.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def _strangers(wanted: dict[Path, str]) -> list[Path]:
+    present = [path for name in GENERATED_FOLDERS for path in (CHART / "files" / name).glob("*")]
+    return [path for path in present if path not in wanted]
+
+
+def _operator_rules() -> str:
+    (role,) = _documents("cluster_role.yaml")
+    parts: dict[str, list[Any]] = {"cluster": [], "namespaced": []}
+    for rule in role["rules"]:
+        kinds = {resource in CLUSTER_SCOPED for resource in rule["resources"]}
+        if len(kinds) > 1:
+            raise ValueError(
+                f"cluster_role.yaml: {rule['resources']} mixes resources with and without a namespace"
+            )
+        parts["cluster" if kinds.pop() else "namespaced"].append(rule)
+    return _text(parts, "deploy/kustomize/cluster_role.yaml")
+
+
+def _lease_rules() -> str:
+    role = _documents("lease_role.yaml")[0]
+    return _text({"rules": role["rules"]}, "deploy/kustomize/lease_role.yaml")
+
+
+def _user_roles() -> str:
+    """The labels that are not the chart's own are those that aggregate."""
+    roles = [
+        {
+            "name": role["metadata"]["name"].removeprefix("zerotrain-"),
+            "labels": {
+                key: value
+                for key, value in role["metadata"]["labels"].items()
+                if key.startswith("rbac.authorization.k8s.io/")
+            },
+            "rules": role["rules"],
+        }
+        for role in _documents("user_roles.yaml")
+    ]
+    return _text({"roles": roles}, "deploy/kustomize/user_roles.yaml")
+
+
+def _documents(name: str) -> list[dict[str, Any]]:
+    return list(YAML(typ="safe", pure=True).load_all((KUSTOMIZE / name).read_text()))
+
+
+def _text(document: dict[str, Any], source: str) -> str:
+    writer = YAML(typ="safe", pure=True)
+    writer.default_flow_style = False
+    writer.width = 120
+    out = StringIO()
+    writer.dump(document, out)
+    return _HEADER.format(source=source) + out.getvalue()
+
+
+def _readme() -> str:
+    """The README with its table of values replaced."""
+    text = (CHART / "README.md").read_text()
+    before, _, rest = text.partition(BEGIN)
+    _, found, after = rest.partition(END)
+    if not found:
+        raise ValueError(f"{CHART / 'README.md'} needs the lines {BEGIN} and {END}; the values go between")
+    return f"{before}{BEGIN}\n{table((CHART / 'values.yaml').read_text())}{END}{after}"

@@ -1,0 +1,112 @@
+"""values.schema.json: what is mistyped is refused, at every level, by helm itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from tests.support.helm import CHART, Helm
+
+SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
+CI = sorted((CHART / "ci").glob("*-values.yaml"))
+
+
+@pytest.fixture
+def renderer(helm: Path, tmp_path: Path) -> Helm:
+    return Helm(program=helm, home=tmp_path)
+
+
+def open_objects(schema: dict[str, Any], path: str = "$") -> Iterator[str]:
+    """Objects of the schema that have named keys and take others as well."""
+    if "properties" in schema and schema.get("additionalProperties") is not False:
+        yield path
+    for key, inner in [*schema.get("properties", {}).items(), *schema.get("$defs", {}).items()]:
+        yield from open_objects(inner, f"{path}.{key}")
+    if "items" in schema:
+        yield from open_objects(schema["items"], f"{path}[]")
+
+
+def test_no_object_with_named_keys_takes_others() -> None:
+    assert list(open_objects(SCHEMA)) == []
+    assert list(open_objects({"properties": {"a": {"items": {"properties": {}}}}})) == ["$", "$.a[]"]
+
+
+@pytest.mark.parametrize("path", CI, ids=[path.stem for path in CI])
+def test_the_examples_are_accepted(path: Path) -> None:
+    jsonschema.Draft202012Validator(SCHEMA).validate(yaml.safe_load(path.read_text()))
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"replica": 2}, "replica"),
+    ({"operator": {"replica": 2}}, "replica"),
+    ({"operator": {"replicas": "2"}}, "replicas"),
+    ({"operator": {"replicas": -1}}, "replicas"),
+    ({"operator": {"resources": {"limit": {}}}}, "limit"),
+    ({"operator": {"tolerations": [{"keys": "a"}]}}, "keys"),
+    ({"operator": {"runAsUser": 0}}, "runAsUser"),
+    ({"operator": {"workers": 1.5}}, "workers"),
+    ({"operator": {"extraEnv": [{"value": "x"}]}}, "extraEnv"),
+    ({"crds": {"keeps": True}}, "keeps"),
+    ({"crds": {"keep": "no"}}, "keep"),
+    ({"watch": {"namespace": "a"}}, "namespace"),
+    ({"watch": {"namespaces": "a,b"}}, "namespaces"),
+    ({"watch": {"namespaces": ["A"]}}, "namespaces"),
+    ({"image": {"digest": "sha256:123"}}, "digest"),
+    ({"image": {"repository": "a b"}}, "repository"),
+    ({"image": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
+    ({"image": {"pullSecrets": [{"name": "a"}]}}, "pullSecrets"),
+    ({"jobs": {"extraEgressCidrs": ["10.0.0.1"]}}, "extraEgressCidrs"),
+    ({"networkPolicy": {"apiServerPorts": [0]}}, "apiServerPorts"),
+    ({"networkPolicy": {"apiServerPorts": []}}, "apiServerPorts"),
+    ({"networkPolicy": {"dns": {"label": {}}}}, "label"),
+    ({"networkPolicy": {"dns": {"labels": ["dns=cluster"]}}}, "labels"),
+    ({"networkPolicy": {"dns": {"cidrs": ["169.254.20.10"]}}}, "cidrs"),
+    ({"monitoring": {"prometheusNamespace": ""}}, "prometheusNamespace"),
+    ({"podMonitor": {"enabled": "yes"}}, "enabled"),
+    ({"podMonitor": {"interval": "15"}}, "interval"),
+    ({"podMonitor": {"sampleLimit": 0}}, "sampleLimit"),
+    ({"podMonitor": {"bodySizeLimit": "8 MB"}}, "bodySizeLimit"),
+    ({"serviceMonitor": {"relabelings": [{"targetlabel": "x"}]}}, "targetlabel"),
+    ({"prometheusRule": {"disabled": "ZeroTrainFailed"}}, "disabled"),
+    ({"prometheusRule": {"runbookBaseUrl": "runbooks"}}, "runbookBaseUrl"),
+    ({"dashboards": {"labels": {"grafana_dashboard": 1}}}, "grafana_dashboard"),
+    ({"priorityClasses": {"classes": [{"name": "a"}]}}, "classes"),
+    ({"priorityClasses": {"classes": [{"name": "a", "value": 2_000_000_000}]}}, "value"),
+    ({"channelKey": {"key": "secret"}}, "key"),
+    ({"extraObjects": {}}, "extraObjects"),
+]
+
+
+@pytest.mark.parametrize(("values", "word"), WRONG, ids=[json.dumps(values) for values, _ in WRONG])
+def test_a_wrong_value_is_refused_where_it_stands(values: dict[str, Any], word: str) -> None:
+    errors = list(jsonschema.Draft202012Validator(SCHEMA).iter_errors(values))
+    assert len(errors) == 1
+    assert word in f"{errors[0].json_path} {errors[0].message}"
+
+
+def test_helm_refuses_a_typo_and_names_it(renderer: Helm) -> None:
+    """The check above is Python's; helm has a validator of its own."""
+    refused = renderer.attempt("template", "zerotrain", CHART, values={"operator": {"replica": 2}})
+    assert refused.returncode != 0
+    assert "at '/operator': additional properties 'replica' not allowed" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"serviceAccount": {"create": False}}, "serviceAccount.name is needed"),
+        ({"prometheusRule": {"enabled": True, "disabled": ["ZeroTrainTypo"]}}, 'no alert "ZeroTrainTypo"'),
+    ],
+)
+def test_values_that_do_not_go_together_are_refused(
+    renderer: Helm, values: dict[str, Any], said: str
+) -> None:
+    refused = renderer.attempt("template", "zerotrain", CHART, values=values)
+    assert refused.returncode != 0
+    assert said in refused.stderr
