@@ -20,6 +20,7 @@ from deploy.demo.story import Story
 from deploy.demo.view import View
 from deploy.devcluster import cluster
 from deploy.devcluster.cluster import ROOT, Cluster
+from zerotrain.operator.constants import LABEL_JOB
 
 NAMESPACE = "demo"
 CURVE = ROOT / "build" / "demo" / "loss.png"
@@ -86,7 +87,7 @@ def _diagnose(console: Console, kubectl: Kubectl) -> None:
     looks = [
         (kubectl, ("describe", "zerotrainingjobs")),
         (kubectl, ("get", "pods,events", "-o", "wide")),
-        (kubectl, ("logs", "--selector", "app.kubernetes.io/managed-by=zerotrain", "--tail=40", "--prefix")),
+        (kubectl, ("logs", "--selector", LABEL_JOB, "--all-containers", "--tail=40", "--prefix")),
         (operator, ("get", "pods", "-o", "wide")),
         (operator, ("logs", "deployment/zerotrain-operator", "--tail=60")),
     ]

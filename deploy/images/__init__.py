@@ -1,0 +1,1 @@
+"""Builds the images of operator and workers; see README.md."""

@@ -1,0 +1,126 @@
+"""What an image is built from: the wheels, and the folder that the building tool is given."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent
+SUMS = "SHA256SUMS"
+KEY = ".key"
+
+
+class ImageError(RuntimeError):
+    """The image cannot be built; the message says what to do."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Image:
+    """One of the two images."""
+
+    name: str
+    extras: str
+    """Of the distribution `zerotrain`, as in its Dockerfile."""
+    wheel_options: tuple[str, ...]
+    """For building its wheel, as in its Dockerfile."""
+    budget_bytes: int
+    """The most that it may add to its base, with torch for CPUs; printed beside what it took."""
+
+    @property
+    def dockerfile(self) -> Path:
+        return HERE / self.name / "Dockerfile"
+
+    @property
+    def ignore_file(self) -> Path:
+        """BuildKit, Podman and buildah find it beside the Dockerfile."""
+        return HERE / self.name / "Dockerfile.dockerignore"
+
+
+IMAGES = {
+    "operator": Image(
+        name="operator",
+        extras="operator",
+        wheel_options=("-Cwheel.cmake=false",),
+        budget_bytes=200_000_000,
+    ),
+    "runtime": Image(name="runtime", extras="runtime,cli", wheel_options=(), budget_bytes=1_400_000_000),
+}
+
+
+def collect_wheels(image: Image, folder: Path) -> Path:
+    """Put all wheels of the image into `folder`, for this machine's Python, and their digests beside them.
+
+    What is there already is kept while nothing that chooses the versions has changed; the project's own wheel
+    is always made anew.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "wheel"]
+    place = ["--wheel-dir", str(folder)]
+    key, stamp = _key(image), folder / KEY
+    is_fresh = stamp.exists() and stamp.read_text() == key
+    for old in folder.glob("zerotrain-*.whl" if is_fresh else "*.whl"):
+        old.unlink()
+    _run([*pip, "--no-deps", *image.wheel_options, *place, str(ROOT)])
+    if not is_fresh:
+        stamp.unlink(missing_ok=True)
+        (wheel,) = folder.glob("zerotrain-*.whl")
+        _run([*pip, *place, f"{wheel}[{image.extras}]", "cyclonedx-bom", "pip"])
+        stamp.write_text(key)
+    wheels = sorted(folder.glob("*.whl"))
+    sums = (f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in wheels)
+    (folder / SUMS).write_text("".join(sums))
+    return folder
+
+
+def _key(image: Image) -> str:
+    """Of everything that chooses the versions of dependencies."""
+    constraints = [Path(name) for name in os.environ.get("PIP_CONSTRAINT", "").split()]
+    parts = [
+        (ROOT / "pyproject.toml").read_text(),
+        *(path.read_text() for path in constraints if path.is_file()),
+        *(image.name, image.extras, sys.version),
+    ]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def default_wheels(image: Image) -> Path:
+    """Where install.sh looks for them: the images' own wheels differ in what is compiled."""
+    return HERE / "wheels" / image.name
+
+
+def make_context(folder: Path, image: Image, *, wheels: Path | None) -> Path:
+    """A copy of what the .dockerignore lets through; with `wheels` these and the scripts alone."""
+    patterns = ["deploy/images"] if wheels is not None else let_through(image)
+    for name in patterns:
+        source, target = ROOT / name, folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if source.is_dir():
+            ignored = shutil.ignore_patterns("__pycache__", "*.whl", SUMS)
+            shutil.copytree(source, target, ignore=ignored, dirs_exist_ok=True)
+        elif source.exists():
+            shutil.copy2(source, target)
+    inside = folder / default_wheels(image).relative_to(ROOT)
+    inside.mkdir(parents=True, exist_ok=True)
+    for path in sorted(wheels.iterdir()) if wheels is not None else ():
+        if path.suffix == ".whl" or path.name == SUMS:
+            shutil.copy2(path, inside)
+    return folder
+
+
+def let_through(image: Image) -> list[str]:
+    """What the image's .dockerignore lets a building tool see of the repository."""
+    lines = image.ignore_file.read_text().splitlines()
+    return [line[1:] for line in lines if re.fullmatch(r"![\w./-]+", line) and line != "!deploy"]
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, check=False)
+    if done.returncode:
+        raise ImageError(f"`{' '.join(command)}` ended with {done.returncode}; its messages are above")

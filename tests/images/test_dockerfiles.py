@@ -1,0 +1,211 @@
+"""The Dockerfiles themselves: what a reviewer would ask of them, and what the operator relies on."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from deploy.images.context import HERE, IMAGES, ROOT, SUMS, Image, default_wheels, make_context
+from zerotrain.operator.resources.security import WORKER_USER
+
+BOTH = pytest.mark.parametrize("image", IMAGES.values(), ids=list(IMAGES))
+
+
+def instructions(image: Image) -> list[tuple[str, str]]:
+    text = re.sub(r"\\\n\s*", "", image.dockerfile.read_text())
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return [(line.split(" ", 1)[0], line.split(" ", 1)[1]) for line in lines]
+
+
+@BOTH
+def test_bases_are_arguments_with_a_version(image: Image) -> None:
+    found = instructions(image)
+    bases = [text for name, text in found if name == "FROM"]
+    assert len(bases) >= 2, "multi-stage: what builds is not what runs"
+    assert all(base.split()[0] in ("${BASE}", "${BUILD_BASE}") for base in bases)
+    for name, text in found:
+        if name == "ARG" and "BASE=" in text:
+            assert re.search(r":\d", text), f"{text} has no version"
+
+
+@BOTH
+def test_it_runs_as_the_user_of_the_pods(image: Image) -> None:
+    users = [text for name, text in instructions(image) if name == "USER"]
+    assert users == [f"{WORKER_USER}:{WORKER_USER}"]
+
+
+@BOTH
+def test_the_user_has_a_name_without_an_account(image: Image) -> None:
+    """kopf and torch ask for it, and `getpass` fails for a number that /etc/passwd does not know."""
+    (environ,) = [text for name, text in instructions(image) if name == "ENV"]
+    assert {"USER=zerotrain", "LOGNAME=zerotrain", "HOME=/tmp"} <= set(environ.split())
+
+
+@BOTH
+def test_nothing_is_fetched_by_address(image: Image) -> None:
+    found = instructions(image)
+    assert not [text for name, text in found if name == "ADD"]
+    assert "http" not in image.dockerfile.read_text()
+
+
+@BOTH
+def test_only_the_environment_is_taken_into_the_last_stage(image: Image) -> None:
+    found = instructions(image)
+    last = [name for name, _ in found].index("FROM", 3)
+    assert [text for name, text in found[last:] if name == "COPY"] == [
+        "--from=build /opt/zerotrain /opt/zerotrain"
+    ]
+    assert not [name for name, _ in found[last:] if name == "RUN"]
+
+
+@BOTH
+def test_the_script_is_given_what_the_table_says(image: Image) -> None:
+    (run,) = [text for name, text in instructions(image) if name == "RUN"]
+    assert run.split() == ["sh", "deploy/images/install.sh", image.name, image.extras, *image.wheel_options]
+
+
+@BOTH
+def test_gpus_are_the_device_plugins_to_give(image: Image) -> None:
+    """NVIDIA's runtime reads this variable from the image, too: a pod without GPUs would see all of the
+    node's, other tenants' included. The device plugin sets it for those that asked."""
+    assert not [text for _, text in instructions(image) if "NVIDIA_VISIBLE_DEVICES" in text]
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """deploy/images of the operator's context, with its folder of wheels."""
+    folder = make_context(tmp_path / "context", IMAGES["operator"], wheels=None) / "deploy" / "images"
+    (folder / "wheels" / "operator").mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def place(folder: Path, *names: str, content: bytes = b"wheel") -> None:
+    for name in names:
+        (folder / name).write_bytes(content)
+
+
+def write_down(folder: Path, *names: str) -> None:
+    digest = hashlib.sha256(b"wheel").hexdigest()
+    (folder / SUMS).write_text("".join(f"{digest}  {name}\n" for name in names))
+
+
+def install(here: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    """The script with a Python that writes down what it is asked, makes a wheel, and makes no environment."""
+    tools, calls = here.parent / "tools", here.parent / "calls"
+    tools.mkdir()
+    (tools / "python3").write_text(
+        f"""#!/bin/sh
+echo "$*" >>{calls}
+case "$*" in
+*" wheel "*) while [ "$1" != --wheel-dir ]; do shift; done; echo >"$2/zerotrain-9-py3-none-any.whl" ;;
+"-m venv"*) exit 7 ;;
+esac
+"""
+    )
+    (tools / "python3").chmod(0o755)
+    command = ["sh", str(here / "install.sh"), "operator", "operator"]
+    path = {"PATH": f"{tools}:{os.environ['PATH']}"}
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=60, env={**path, **environ}, cwd=here
+    )
+
+
+def asked(here: Path) -> str:
+    calls = here.parent / "calls"
+    return calls.read_text() if calls.exists() else ""
+
+
+KOPF, OURS = "kopf-1-py3-none-any.whl", "zerotrain-1-py3-none-any.whl"
+EXTRA = "kopf-99-py3-none-any.whl"
+
+
+def test_wheels_as_they_were_written_down_are_taken(here: Path) -> None:
+    wheels = here / "wheels" / "operator"
+    place(wheels, KOPF, OURS)
+    write_down(wheels, KOPF, OURS)
+    assert install(here, PIP_ARGS="--no-index").returncode == 7, "as far as the environment"
+    assert " wheel " not in asked(here)
+
+
+def test_a_wheel_that_is_not_the_one_written_down_stops_the_build(here: Path) -> None:
+    wheels = here / "wheels" / "operator"
+    place(wheels, KOPF, content=b"something else")
+    write_down(wheels, KOPF)
+    done = install(here)
+    assert done.returncode == 1
+    assert f"{KOPF}: FAILED" in done.stdout
+
+
+def test_a_wheel_that_was_not_written_down_stops_the_build(here: Path) -> None:
+    """pip would take the newest that it finds."""
+    wheels = here / "wheels" / "operator"
+    place(wheels, KOPF, EXTRA)
+    write_down(wheels, KOPF)
+    done = install(here)
+    assert done.returncode == 1
+    assert EXTRA in done.stderr
+    assert asked(here) == ""
+
+
+def test_a_wheel_that_is_missing_stops_the_build(here: Path) -> None:
+    wheels = here / "wheels" / "operator"
+    place(wheels, KOPF)
+    write_down(wheels, KOPF, EXTRA)
+    assert install(here).returncode == 1
+
+
+def test_wheels_without_a_list_stop_the_build(here: Path) -> None:
+    place(here / "wheels" / "operator", KOPF)
+    done = install(here)
+    assert done.returncode == 1
+    assert KOPF in done.stderr
+    assert SUMS in done.stderr
+
+
+def test_the_source_is_built_although_a_wheel_of_it_lies_there(here: Path) -> None:
+    """It may be an older one's; and the other image's has other parts."""
+    wheels = here / "wheels" / "operator"
+    place(wheels, KOPF, OURS)
+    write_down(wheels, KOPF, OURS)
+    place(here / "wheels", OURS)
+    assert install(here).returncode == 7
+    assert " wheel " in asked(here)
+    assert OURS not in asked(here)
+
+
+def test_without_an_index_the_wheel_must_be_there(here: Path) -> None:
+    done = install(here, PIP_ARGS="--no-index")
+    assert done.returncode == 1
+    assert "python -m deploy.images wheels operator" in done.stderr
+
+
+@BOTH
+def test_each_image_has_wheels_of_its_own(image: Image, tmp_path: Path) -> None:
+    wheels = tmp_path / "collected"
+    wheels.mkdir()
+    place(wheels, OURS)
+    write_down(wheels, OURS)
+    folder = make_context(tmp_path / "context", image, wheels=wheels) / "deploy" / "images" / "wheels"
+    assert [path.parent.name for path in folder.rglob("*.whl")] == [image.name]
+    assert default_wheels(image) == HERE / "wheels" / image.name
+
+
+def test_both_images_see_the_same_of_the_repository() -> None:
+    assert len({image.ignore_file.read_text() for image in IMAGES.values()}) == 1
+
+
+def test_the_context_holds_what_the_wheel_is_made_of(tmp_path: Path) -> None:
+    """.dockerignore lets through what pyproject.toml names, and nothing that is built."""
+    folder = make_context(tmp_path, IMAGES["runtime"], wheels=None)
+    text = (ROOT / "pyproject.toml").read_text()
+    packages = text.split("[tool.scikit-build.wheel.packages]", 1)[1].split("\n[", 1)[0]
+    for source in re.findall(r'= "([^"]+)"', packages):
+        assert (folder / source).is_dir(), source
+    assert (folder / "csrc" / "CMakeLists.txt").is_file()
+    assert not (folder / "build").exists()
+    assert not list(folder.rglob("__pycache__"))
