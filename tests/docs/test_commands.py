@@ -1,0 +1,137 @@
+"""Every `zerotrain` command in the documents exists, with every option it is shown with."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from tests.test_repo_shape import ROOT, tracked
+from zerotrain.cli.errors import CliError
+from zerotrain.cli.explain.lookup import explain_word
+from zerotrain.cli.main import app
+
+GROUP: Any = typer.main.get_command(app)
+# typer brings a click of its own along, so that click's classes tell nothing here.
+_FENCE = re.compile(r"^```(?P<kind>\w*)\n(?P<body>.*?)^```", flags=re.DOTALL | re.MULTILINE)
+_INLINE = re.compile(r"`((?:kubectl )?zerotrain [^`]+)`")
+NO_COMMANDS = {"zerotrain vault 1"}
+"""Code that only begins like one: a text inside of the spill's associated data."""
+
+_PROSE = re.compile(r"^(?:kubectl )?zerotrain ")
+
+
+def shown(text: str) -> Iterator[str]:
+    """Commands of console blocks and of inline code."""
+    for match in _FENCE.finditer(text):
+        if match["kind"] in ("console", "", "sh", "bash"):
+            lines = match["body"].replace("\\\n", " ").splitlines()
+            commands = (re.sub(r"^\$ |^\.venv/bin/", "", line.strip()) for line in lines)
+            yield from (re.sub(r"^\.venv/bin/", "", line) for line in commands if _is_command(line))
+    for match in _INLINE.finditer(_FENCE.sub("", text)):
+        yield match[1].replace("\n", " ")
+
+
+def _is_command(line: str) -> bool:
+    return _PROSE.match(re.sub(r"^\.venv/bin/", "", line)) is not None
+
+
+def problem(command: str) -> str | None:
+    """What is wrong with it; None when nothing is."""
+    if command in NO_COMMANDS:
+        return None
+    for alternative in _alternatives(command):
+        found = _walk(alternative)
+        if found is not None:
+            return f"{command!r}: {found}"
+    return None
+
+
+def _alternatives(command: str) -> list[list[str]]:
+    """`checkpoint ls|verify FOLDER` are two commands; what follows a pipe, a comment or && is not ours."""
+    plain = re.split(r"\s(?:\||#|&&|>|;)\s?|\.\.\.", command.removeprefix("kubectl "))[0]
+    words = shlex.split(plain.replace("'", "").replace('"', ""))[1:]
+    found: list[list[str]] = [[]]
+    for word in words:
+        choices = word.split("|") if re.fullmatch(r"[a-z-]+(\|[a-z-]+)+", word) else [word]
+        found = [[*start, choice] for start in found for choice in choices]
+    return found
+
+
+def _walk(words: list[str]) -> str | None:
+    here = GROUP
+    context = here.context_class(here)
+    for word in words:
+        if word.startswith("-") and word.strip("-") and not re.fullmatch(r"-\d+", word):
+            option = word.split("=")[0]
+            known = {name for item in here.params for name in (*item.opts, *item.secondary_opts)}
+            if option not in known | {"--help", "-h"}:
+                return f"{here.name or 'zerotrain'} has no option {option}"
+        elif hasattr(here, "get_command"):
+            child = here.get_command(context, word)
+            if child is None and here.name == "explain":
+                return _unexplained(word)
+            if child is None and not re.fullmatch(r"[A-Z][A-Z_-]*|<.*>|\[.*", word):
+                return f"{here.name or 'zerotrain'} has no command {word}"
+            if child is None:
+                return None
+            here = child
+    return None
+
+
+def _unexplained(word: str) -> str | None:
+    """`explain` takes any word that the product shows."""
+    if re.fullmatch(r"[A-Z_]+|\[.*", word):
+        return None
+    try:
+        explain_word(word)
+    except CliError as error:
+        return str(error)
+    return None
+
+
+def documents() -> list[Path]:
+    return [path for path in tracked(".md") if "adr" not in path.parts and path.name != "CHANGELOG.md"]
+
+
+def test_every_command_in_the_documents_exists() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {wrong}"
+        for path in documents()
+        for command in shown(path.read_text(encoding="utf-8"))
+        if (wrong := problem(command)) is not None
+    ]
+    assert found == []
+
+
+def test_the_documents_show_commands() -> None:
+    commands = [command for path in documents() for command in shown(path.read_text(encoding="utf-8"))]
+    assert len(commands) > 30
+
+
+@pytest.mark.parametrize(
+    ("command", "part"),
+    [
+        ("zerotrain plann job.yaml", "no command plann"),
+        ("zerotrain plan job.yaml --gpus 3", "no option --gpus"),
+        ("zerotrain checkpoint ls|verfy FOLDER", "no command verfy"),
+        ("kubectl zerotrain versoin", "no command versoin"),
+        ("zerotrain explain ZeroTrainNoSuchAlert", "ZeroTrainNoSuchAlert"),
+    ],
+)
+def test_the_check_sees_a_mistake(command: str, part: str) -> None:
+    assert part in (problem(command) or "")
+
+
+def test_alternatives_pipes_and_placeholders_are_understood() -> None:
+    for command in (
+        "zerotrain checkpoint ls|verify FOLDER",
+        "zerotrain plan job.yaml -o json | jq",
+        "zerotrain VERB",
+    ):
+        assert problem(command) is None
