@@ -17,7 +17,7 @@ ARGS ?=
 # Test processes, each with files of its own. WORKERS=0 is one process with everything.
 WORKERS ?= 2
 
-.PHONY: help demo test lint bench bench-offload bench-operator bench-suspend chaos cluster-up cluster-down clean generate venv
+.PHONY: help demo test lint bench bench-offload bench-operator bench-suspend chaos images monitoring-up monitoring-down cluster-up cluster-down clean generate venv
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
@@ -69,17 +69,31 @@ N ?= 1000
 chaos: venv ## kill the operator again and again in bad weather, and judge every version of every object (SEED=1 N=1000)
 	$(PY) -m tests.cluster.chaos --seed $(SEED) --crashes $(N)
 
+images: venv ## build both images with buildah and run them on the development cluster (buildah, mmdebstrap)
+	ZEROTRAIN_TEST_IMAGES=all $(PY) -m pytest tests/images $(ARGS)
+
+monitoring-up: venv ## Prometheus and Alertmanager beside a development cluster (NAME=dev)
+	$(PY) -m deploy.monitoring up --name $(NAME)
+
+monitoring-down: ## stop them
+	$(PY) -m deploy.monitoring down --name $(NAME)
+
 cluster-up: venv ## start a development cluster (PROFILE=control-plane|node|simulated NAME=dev)
 	$(PY) -m deploy.devcluster up --profile $(PROFILE) --name $(NAME) --cluster $(CLUSTER)
 
 cluster-down: ## stop it
 	@if [ $(CLUSTER) = kind ]; then kind delete cluster --name $(NAME); elif [ -x $(DEVCLUSTER) ]; then $(DEVCLUSTER) down --name $(NAME) --root $(INSTANCES); else echo "no development cluster was built here"; fi
 
-generate: venv ## regenerate CRDs and documentation tables
+generate: venv ## regenerate CRDs, dashboards, the chart's parts and documentation tables
 	@mkdir -p build
 	$(PY) -m zerotrain.operator.api.generate > build/crd.yaml && mv build/crd.yaml crds/zerotrain.dev_zerotrainingjobs.yaml
 	$(PY) -m zerotrain.contract.config.document > build/configuration.md && mv build/configuration.md docs/configuration.md
 	$(PY) -m zerotrain.contract.config.postponed > build/postponed.md && mv build/postponed.md docs/postponed.md
+	$(PY) -m zerotrain.operator.api.reference > build/reference.md && mv build/reference.md docs/reference/zerotrainingjob.md
+	$(PY) -m zerotrain.contract.metrics.document > build/metrics.md && mv build/metrics.md docs/metrics.md
+	$(PY) -m zerotrain.cli.document > build/cli.md && mv build/cli.md docs/cli.md
+	$(PY) -m deploy.dashboards
+	$(PY) -m deploy.chart
 
 clean: ## stop clusters, remove build/ and .venv
 	@if [ -x $(DEVCLUSTER) ]; then for d in $(INSTANCES)/*/; do [ -d "$$d" ] && $(DEVCLUSTER) down --name "$$(basename $$d)" --root $(INSTANCES) || true; done; fi

@@ -23,6 +23,12 @@ from tests.support.devcluster import (
     build_tools,
     existing,
 )
+from tests.support.tools import alertmanager as alertmanager
+from tests.support.tools import amtool as amtool
+from tests.support.tools import build_tools_for
+from tests.support.tools import helm as helm
+from tests.support.tools import prometheus as prometheus
+from tests.support.tools import promtool as promtool
 
 PROFILE_OF_FIXTURE = {
     "control_plane": "control-plane",
@@ -56,20 +62,24 @@ def _needs_cluster(item: pytest.Item) -> bool:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Build before the first test: a cold build takes minutes, more than a test may."""
-    if session.config.option.collectonly or existing() is not None:
+    if session.config.option.collectonly:
         return
     if os.environ.get("PYTEST_XDIST_WORKER", "gw0") != "gw0":
         return
     used = {name for item in session.items for name in getattr(item, "fixturenames", ())}
-    profiles = {profile for fixture, profile in PROFILE_OF_FIXTURE.items() if fixture in used}
-    if not profiles:
-        return
     capture = session.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
-        for profile in sorted(profiles):
-            build_tools(profile)
-        if "node_cluster" in used:
-            build_image()
+        if existing() is None:
+            _build_clusters(used)
+        build_tools_for(used)
+
+
+def _build_clusters(fixtures: set[str]) -> None:
+    profiles = {profile for fixture, profile in PROFILE_OF_FIXTURE.items() if fixture in fixtures}
+    for profile in sorted(profiles):
+        build_tools(profile)
+    if "node_cluster" in fixtures:
+        build_image()
 
 
 @pytest.fixture(scope="session")
