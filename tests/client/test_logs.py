@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -12,7 +13,7 @@ import pytest
 from tests.support import small_api
 from tests.support.commands import zerotrain
 from tests.support.job_states import job, pod
-from zerotrain.client import Client, ForbiddenError, ServerError
+from zerotrain.client import Client, ForbiddenError, ServerError, TooManyLogsError
 from zerotrain.client.exit_codes import CommandExit
 
 ENDED = {"terminated": {"exitCode": 0}}
@@ -27,6 +28,7 @@ class Logs:
         self.pods = [pod(0), pod(1)]
         self.answers: dict[str, list[tuple[int, bytes]]] = {}
         self.asked: list[tuple[str, dict[str, list[str]]]] = []
+        self.looks: list[str] = []
 
     def answer(self, path: str) -> tuple[int, bytes]:
         url = urlsplit(path)
@@ -43,8 +45,18 @@ class Logs:
                 self.job = job({"phase": "Completed"})
             return answers[0]
         if url.path.endswith("/pods"):
-            return 200, json.dumps({"items": [item.raw for item in self.pods]}).encode()
+            return self.pods_answer("watch" in url.query)
         return 200, json.dumps(self.job.raw).encode()
+
+    def pods_answer(self, watches: bool) -> tuple[int, bytes]:
+        """A watch tells of every pod as it is now, half a second later, and ends."""
+        self.looks.append("watch" if watches else "list")
+        if not watches:
+            items = [item.raw for item in self.pods]
+            return 200, json.dumps({"metadata": {"resourceVersion": "7"}, "items": items}).encode()
+        time.sleep(0.5)
+        events = [{"type": "MODIFIED", "object": item.raw} for item in self.pods]
+        return 200, b"".join(json.dumps(event).encode() + b"\n" for event in events)
 
 
 @pytest.fixture
@@ -108,5 +120,44 @@ def test_a_follower_opens_a_log_again_and_repeats_no_line(
     assert [line.text for line in found if line.worker == 0] == [f"line {number}" for number in range(4)]
     assert [line.text for line in found if line.worker == 1] == ["line 9"]
     assert len(heard) == (cut[0] != 200)
+    # Between its first look and its last one a follower lists no pods.
+    assert [look for look in state.looks if look == "list"] == ["list"] * 3
     opened = [query for name, query in state.asked if name == "gpt-2-0"]
     assert opened[1].get("sinceTime") == (["2026-03-01T10:00:01Z"] if cut[0] == 200 else None)
+
+
+def test_more_workers_than_the_limit_are_refused_with_both_ways_out(served: tuple[Logs, Path]) -> None:
+    state, kubeconfig = served
+    done = zerotrain("logs", "gpt", "-f", "--max-log-requests", "1", kubeconfig=kubeconfig)
+    assert done.code == CommandExit.USAGE
+    assert "2 workers of gpt would be followed at once, and the limit is 1" in done.err
+    assert "zerotrain logs gpt -n ml --rank 0-1 -f" in done.err
+    assert "--max-log-requests 2" in done.err
+    assert state.asked == []
+    with pytest.raises(TooManyLogsError):
+        list(Client.connect(kubeconfig).logs("gpt", follow=True, max_followed=1))
+
+
+def test_a_limit_counts_the_workers_of_the_chosen_ranks(served: tuple[Logs, Path]) -> None:
+    state, kubeconfig = served
+    state.pods = [pod(0, state=ENDED), pod(1)]
+    state.answers = {"gpt-2-1": [(200, lines(0, 1))]}
+    done = zerotrain(
+        *("logs", "gpt", "-f", "--rank", "2", "--no-prefix", "--max-log-requests", "1"), kubeconfig=kubeconfig
+    )
+    assert done.code == 0, done.err
+    assert {name for name, _ in state.asked} == {"gpt-2-1"}
+    state.job, state.pods = job(), [pod(0, state=ENDED), pod(1)]
+    state.answers = {"gpt-2-1": [(200, lines(0, 1))], "gpt-2-0": [(200, lines(0, 1))]}
+    assert zerotrain("logs", "gpt", "--max-log-requests", "1", kubeconfig=kubeconfig).code == 0
+
+
+def test_an_attempt_that_grew_beyond_the_limit_is_followed_in_part(served: tuple[Logs, Path]) -> None:
+    state, kubeconfig = served
+    state.job = job({"workers": {"desired": 1}})
+    state.answers = {"gpt-2-0": [(200, lines(0, 1))], "gpt-2-1": [(200, lines(2, 3))]}
+    state.pods = [pod(0), pod(1, state=ENDED)]
+    heard: list[str] = []
+    found = list(Client.connect(kubeconfig).logs("gpt", follow=True, max_followed=1, on_problem=heard.append))
+    assert {line.worker for line in found} == {0}
+    assert heard == ["attempt 2 has 2 workers; followed are the first 1"]

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from zerotrain.cli.options import Format, FormatOption, Target, cluster_command, complete_jobs, usage_error
-from zerotrain.cli.output import print_objects, say, show, table_lines
+from zerotrain.cli.output import column_widths, print_objects, say, show, table_lines
+from zerotrain.client.errors import JobNotFoundError
 from zerotrain.client.words import since
 
 if TYPE_CHECKING:
     from zerotrain.client import Job
 
 EXAMPLE = "Example: zerotrain get -n ml -o wide"
-WATCH_EVERY_S = 2.0
 
 _HEADER = ("NAME", "PHASE", "STEP", "RANKS", "STAGE", "TOKENS/S", "RESTARTS", "CHECKPOINT", "AGE")
 _WIDE = ("ATTEMPT", "LOSS", "WORKERS", "WHY")
@@ -53,9 +52,10 @@ def get(
         if not found and not watch:
             say("no jobs" + ("" if all_namespaces else f" in namespace {target.client.namespace}"))
             return
-        _print_table(found, output, all_namespaces)
+        table = _Table(output, all_namespaces)
+        table.show(found)
         if watch:
-            _watch(target, jobs, all_namespaces, selector, output, found)
+            _watch(target, jobs or (), all_namespaces, selector, table, found)
         return
     print_objects([job.raw for job in found], output, is_list=not jobs or len(jobs) > 1)
 
@@ -66,13 +66,6 @@ def _find(
     if names:
         return [target.client.get(name) for name in names]
     return target.client.list(all_namespaces=all_namespaces, selector=selector)
-
-
-def _print_table(jobs: Sequence[Job], form: Format, all_namespaces: bool) -> None:
-    header = (("NAMESPACE",) if all_namespaces else ()) + _HEADER + (_WIDE if form is Format.WIDE else ())
-    rows = [((job.namespace,) if all_namespaces else ()) + _row(job, form) for job in jobs]
-    for line in table_lines(header, rows):
-        show(line)
 
 
 def _row(job: Job, form: Format) -> tuple[str, ...]:
@@ -106,20 +99,40 @@ def _why(job: Job) -> str:
 
 def _watch(
     target: Target,
-    names: Sequence[str] | None,
+    names: Sequence[str],
     all_namespaces: bool,
     selector: str | None,
-    form: Format,
+    table: _Table,
     shown: Sequence[Job],
 ) -> None:
-    """Until Ctrl-C."""
+    """Until Ctrl-C, or until every job that was named is gone."""
     known = {job.reference: job for job in shown}
-    while True:
-        time.sleep(WATCH_EVERY_S)
-        found = {job.reference: job for job in _find(target, names, all_namespaces, selector)}
-        changed = [job for reference, job in found.items() if known.get(reference) != job]
-        if changed:
-            _print_table(changed, form, all_namespaces)
-        for reference in known.keys() - found.keys():
+    batches = target.client.watch_list(
+        names, all_namespaces=all_namespaces, selector=selector, known=known, on_problem=say
+    )
+    for batch in batches:
+        changed = [job for key, job in batch.items() if job is not None and known.get(key) != job]
+        table.show(changed)
+        known |= {job.reference: job for job in changed}
+        for reference in [key for key, job in batch.items() if job is None and key in known]:
+            del known[reference]
             say(f"{reference} was deleted")
-        known = found
+        if names and not known:
+            raise JobNotFoundError(f"{' and '.join(names)} {'was' if len(names) == 1 else 'were'} deleted")
+
+
+class _Table:
+    """Rows as they come; the header comes again where a column has to become wider."""
+
+    def __init__(self, form: Format, all_namespaces: bool) -> None:
+        self._form, self._all = form, all_namespaces
+        self._widths: tuple[int, ...] = ()
+
+    def show(self, jobs: Sequence[Job]) -> None:
+        namespaced = ("NAMESPACE",) if self._all else ()
+        header = namespaced + _HEADER + (_WIDE if self._form is Format.WIDE else ())
+        rows = [((job.namespace,) if self._all else ()) + _row(job, self._form) for job in jobs]
+        widths = column_widths(header, rows, self._widths)
+        for line in table_lines(header, rows, widths)[0 if widths != self._widths else 1 :]:
+            show(line)
+        self._widths = widths

@@ -12,6 +12,8 @@ from zerotrain.client.text import printable
 
 EXAMPLE = "Example: zerotrain logs gpt --rank 0,4-7 -f"
 MAX_RANKS = 100_000
+MAX_FOLLOWED = 64
+"""As `client.log_stream`, which the help of a command need not import."""
 
 
 @cluster_command
@@ -31,6 +33,9 @@ def logs(
         int | None,
         typer.Option("--tail", min=0, help="Last lines of each worker (with --rank: of each rank)."),
     ] = None,
+    max_log_requests: Annotated[
+        int, typer.Option("--max-log-requests", min=1, help="Workers to follow at once, with -f.")
+    ] = MAX_FOLLOWED,
     timestamps: Annotated[bool, typer.Option(help="Before each line, when its node took it.")] = False,
     prefix: Annotated[
         bool | None,
@@ -44,7 +49,15 @@ def logs(
     """
     ranks = parse_ranks(rank)
     several = prefix if prefix is not None else ranks is None or len(ranks) != 1
-    lines = target.client.logs(job, ranks=ranks, attempt=attempt, follow=follow, tail=tail, on_problem=say)
+    lines = target.client.logs(
+        job,
+        ranks=ranks,
+        attempt=attempt,
+        follow=follow,
+        tail=tail,
+        max_followed=max_log_requests,
+        on_problem=say,
+    )
     shown = 0
     for line in lines:
         if line.kept and not shown:

@@ -27,15 +27,30 @@ def show(text: str) -> None:
     typer.echo(printable(text))
 
 
-def table_lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Columns as wide as their widest text; nothing is folded or cut."""
-    clean = [tuple(printable(" ".join(text.split())) for text in row) for row in rows]
-    widths = [max(map(len, column)) for column in zip(header, *clean, strict=True)]
-    lines = [tuple(header), *clean]
+def column_widths(
+    header: Sequence[str], rows: Iterable[Sequence[str]], least: Sequence[int] = ()
+) -> tuple[int, ...]:
+    """Of a table's columns, in characters, each at least as wide as `least` says."""
+    columns = zip(header, *map(_clean, rows), strict=True)
+    widest = [max(map(len, column)) for column in columns]
+    return tuple(map(max, widest, least or widest))
+
+
+def table_lines(
+    header: Sequence[str], rows: Iterable[Sequence[str]], widths: Sequence[int] = ()
+) -> list[str]:
+    """Columns as wide as their widest text, or as `widths`; nothing is folded or cut."""
+    rows = list(rows)
+    widths = widths or column_widths(header, rows)
+    lines = [tuple(header), *map(_clean, rows)]
     return [
         GAP.join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
         for line in lines
     ]
+
+
+def _clean(row: Sequence[str]) -> tuple[str, ...]:
+    return tuple(printable(" ".join(text.split())) for text in row)
 
 
 def print_objects(objects: Sequence[Mapping[str, Any]], form: Format, *, is_list: bool) -> None:

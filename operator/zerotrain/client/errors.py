@@ -98,5 +98,15 @@ class ServerError(ClientError):
     """5xx or too many requests."""
 
 
+class ExpiredError(ServerError):
+    """410: the version to go on from is older than what the API server remembers."""
+
+
+class TooManyLogsError(ClientError):
+    """More logs would have to be followed at once than the limit allows."""
+
+    exit_code = CommandExit.USAGE
+
+
 class WorkerError(ClientError):
     """No worker of the job answers through the API server."""

@@ -15,18 +15,21 @@ from zerotrain.client.errors import (
     JobNotFoundError,
     NotFoundError,
     ServerError,
+    TooManyLogsError,
     UnreachableError,
 )
-from zerotrain.client.job import Job
+from zerotrain.client.job import Job, command
 from zerotrain.client.log_stream import LogRequest, Place, concerns_all, pod_lines, trouble, with_logs
 from zerotrain.client.observed import LogLine, Pod
 from zerotrain.client.waiting import PATIENCE_S
+from zerotrain.client.watching import Watched
+from zerotrain.operator.constants import LABEL_JOB
 
 if TYPE_CHECKING:
     from zerotrain.client.reading import JobReader
 
 LOOK_EVERY_S = 2.0
-"""How often a follower looks for new pods."""
+"""How often a follower looks whether the watch has told of new pods; no request is sent for that."""
 
 SOON_S = 0.2
 """How soon it looks again once all logs have ended: the next attempt is near."""
@@ -70,9 +73,16 @@ class Follower:
         self._queue: queue.Queue[LogLine | ClientError | str | None] = queue.Queue(maxsize=MAX_QUEUED)
         self._stop = threading.Event()
         self._away_since: float | None = None
+        self._pods: dict[str, Pod] = {}
+        self._told_attempt = 0
 
     def lines(self) -> Iterator[LogLine]:
-        """Lines as they come, of this attempt and, unless one was asked for, of those after it."""
+        """Lines as they come, of this attempt and, unless one was asked for, of those after it.
+
+        Raises TooManyLogsError.
+        """
+        check_number(self._job, self._request)
+        threading.Thread(target=self._watch_pods, name="pods", daemon=True).start()
         is_last, idle_s = False, SOON_S
         try:
             while True:
@@ -94,15 +104,49 @@ class Follower:
 
     def _open(self, *, is_last: bool) -> None:
         """Read the pods that are new, and those whose connection ended before their container did."""
-        request, job = self._request, self._job
-        attempt = request.attempt if request.attempt is not None else job.attempt
-        pods = self._patiently(lambda: with_logs(self._reader.pods(job.name, attempt), job, request))
-        for pod in pods or ():
+        if is_last:  # the watch may be behind the job's end
+            listed = self._patiently(lambda: self._reader.pods(self._job.name))
+            self._pods = {pod.name: pod for pod in listed} if listed is not None else self._pods
+        for pod in self._chosen():
             tap = self._taps.setdefault(pod.name, _Tap(pod=pod))
             if not tap.is_due(is_last=is_last):
                 continue
             tap.pod, tap.running, tap.opened_at = pod, True, time.monotonic()
             threading.Thread(target=self._pump, args=(tap,), name="log", daemon=True).start()
+
+    def _chosen(self) -> list[Pod]:
+        """The pods of the attempt whose lines are wanted, as many as may be followed."""
+        request, job = self._request, self._job
+        attempt = request.attempt if request.attempt is not None else job.attempt
+        known = (pod for pod in list(self._pods.values()) if pod.attempt == attempt)
+        pods = sorted(with_logs(known, job, request), key=lambda pod: pod.worker or 0)
+        if len(pods) > request.max_followed and self._told_attempt != attempt:
+            self._told_attempt = attempt
+            request.on_problem(
+                f"attempt {attempt} has {len(pods)} workers; followed are the first {request.max_followed}"
+            )
+        return pods[: request.max_followed]
+
+    def _watch_pods(self) -> None:
+        """Keep `_pods` as the API server has them: one request for as long as it lasts."""
+        job = self._job
+        watched = Watched(
+            self._reader.transport,
+            f"/api/v1/namespaces/{job.namespace}/pods",
+            {"labelSelector": f"{LABEL_JOB}={job.name}"},
+            what=f"pods of {job.name}",
+            patience_s=PATIENCE_S,
+            on_problem=self._hint,
+        )
+        try:
+            for batch in watched.batches():
+                names = {key.partition("/")[2]: raw for key, raw in batch.items()}
+                kept = {name: pod for name, pod in self._pods.items() if name not in names}
+                self._pods = kept | {name: Pod.of(raw) for name, raw in names.items() if raw is not None}
+                if self._stop.is_set():
+                    return
+        except ClientError as error:
+            self._put(error)
 
     def _is_busy(self) -> bool:
         return any(tap.running for tap in self._taps.values())
@@ -163,6 +207,9 @@ class Follower:
             return True
         return False
 
+    def _hint(self, text: str) -> None:
+        self._put(text)
+
     def _drain(self, wait_s: float) -> Iterator[LogLine]:
         """What is in the queue, and what comes within the time while a log is open. Raises what concerns all
         of them."""
@@ -180,3 +227,20 @@ class Follower:
                 yield item
             elif wait_s and not self._is_busy():
                 return
+
+
+def check_number(job: Job, request: LogRequest) -> None:
+    """Raises TooManyLogsError where more workers are wanted than may be followed at once."""
+    workers = set(range(job.num_workers))
+    if request.ranks is not None:
+        workers &= {rank // job.ranks_per_worker for rank in request.ranks}
+    if len(workers) <= request.max_followed:
+        return
+    last = request.max_followed * job.ranks_per_worker - 1
+    fewer = f"--rank 0-{last} -f" if last else "--rank 0 -f"
+    raise TooManyLogsError(
+        f"{len(workers)} workers of {job.name} would be followed at once, and the limit is "
+        f"{request.max_followed}: each takes a connection to the API server",
+        next_step=f"choose ranks: {command(job, 'logs', fewer)}; or raise the limit: "
+        f"--max-log-requests {len(workers)}",
+    )

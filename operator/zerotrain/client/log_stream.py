@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING
 from zerotrain.client.errors import ClientError, ForbiddenError, UnauthenticatedError
 from zerotrain.client.job import Job
 from zerotrain.client.observed import LogLine, Pod
-from zerotrain.client.waiting import lines_of
+from zerotrain.client.watching import lines_of
 
 if TYPE_CHECKING:
     from zerotrain.client.reading import JobReader
 
 SPARE_LINES = 4
 """Lines of one rank are looked for in so many times as many lines of its pod."""
+
+MAX_FOLLOWED = 64
 
 READ_TIMEOUT_S = 60.0
 """Between two pieces of a log that is not followed."""
@@ -43,6 +45,8 @@ class LogRequest:
     attempt: int | None = None
     follow: bool = False
     tail: int | None = None
+    max_followed: int = MAX_FOLLOWED
+    """Logs that are followed at once: each takes a thread here and a connection to the API server."""
     on_problem: Callable[[str], None] = _warn
     """Hears of pods whose log cannot be read, while those of the others go on."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypeAlias
@@ -12,11 +12,12 @@ from typing import Any, Self, TypeAlias
 from zerotrain.client import scrape
 from zerotrain.client.errors import JobNotFoundError, NotFoundError
 from zerotrain.client.job import Job
-from zerotrain.client.log_stream import LogRequest
+from zerotrain.client.log_stream import MAX_FOLLOWED, LogRequest
 from zerotrain.client.logs import read_logs
 from zerotrain.client.observed import Event, JobProgress, LogLine, MetricFamily, Pod
 from zerotrain.client.transport import Transport, find_server
 from zerotrain.client.waiting import changes, wait_for
+from zerotrain.client.watching import Watched, log_warning
 from zerotrain.operator.constants import GROUP, KIND, LABEL_JOB, PLURAL, VERSION
 
 PAGE = 500
@@ -71,6 +72,31 @@ class JobReader:
         """The job now and after every change, until the time is over; None once it is gone."""
         return changes(self._transport, job_path(self.namespace), name, timeout_s=timeout_s)
 
+    def watch_list(
+        self,
+        names: Sequence[str] = (),
+        *,
+        all_namespaces: bool = False,
+        selector: str | None = None,
+        known: Iterable[str] = (),
+        on_problem: Callable[[str], None] | None = None,
+    ) -> Iterator[dict[str, Job | None]]:
+        """Jobs by `namespace/name`: first all of them (or those of these names), then those that change; None
+        for those that are gone, also for those of `known` that are not there. Outlives an API server that is
+        away, which `on_problem` hears once. Raises ClientError where waiting does not help."""
+        path = job_path(None if all_namespaces else self.namespace)
+        query = {"labelSelector": selector} if selector else {}
+        query |= {"fieldSelector": f"metadata.name={names[0]}"} if len(names) == 1 else {}
+        watched = Watched(
+            self._transport, path, query, what="jobs", known=known, on_problem=on_problem or log_warning
+        )
+        for batch in watched.batches():
+            yield {
+                key: Job.of(raw) if raw is not None else None
+                for key, raw in batch.items()
+                if not names or key.partition("/")[2] in names
+            }
+
     def events(self, name: str, *, pods: bool = False) -> Events:
         """What was told about the job, oldest first; with `pods` about its pods, too."""
         uid = self.get(name).uid
@@ -98,14 +124,18 @@ class JobReader:
         attempt: int | None = None,
         follow: bool = False,
         tail: int | None = None,
+        max_followed: int = MAX_FOLLOWED,
         on_problem: Callable[[str], None] | None = None,
     ) -> Iterator[LogLine]:
         """Lines of all ranks, or of these; of the current attempt unless given. Where the pods are gone, what
         the operator kept of the failure. `tail`: the last lines of each worker (of each rank where `ranks`
-        are given). `follow` goes on into later attempts. A pod whose log cannot be read is told to
-        `on_problem` (else to the logger of this package), and the others go on. Raises NoLogsError."""
+        are given). `follow` goes on into later attempts, with `max_followed` workers at once at most. A pod
+        whose log cannot be read is told to `on_problem` (else to the logger of this package), and the others
+        go on. Raises NoLogsError, TooManyLogsError."""
         chosen = frozenset(ranks) if ranks is not None else None
-        request = LogRequest(ranks=chosen, attempt=attempt, follow=follow, tail=tail)
+        request = LogRequest(
+            ranks=chosen, attempt=attempt, follow=follow, tail=tail, max_followed=max_followed
+        )
         if on_problem is not None:
             request = replace(request, on_problem=on_problem)
         return read_logs(self, name, request)

@@ -181,7 +181,7 @@ class Transport:
     ) -> bytes:
         """The body at a path, whatever it is, of at most `limit` bytes."""
         with self._answer("GET", path, query, None, JSON, what, READ_TIMEOUT_S) as answer:
-            return _limited(answer, limit, what)
+            return _limited(answer, limit, what, self.server)
 
     @contextmanager
     def stream(
@@ -201,7 +201,7 @@ class Transport:
         what: str,
     ) -> dict[str, Any]:
         with self._answer(method, path, query, body, kind, what, READ_TIMEOUT_S) as answer:
-            text = _limited(answer, MAX_ANSWER_BYTES, what)
+            text = _limited(answer, MAX_ANSWER_BYTES, what, self.server)
         try:
             found = json.loads(text)
         except ValueError:
@@ -253,7 +253,7 @@ class Transport:
             answer.release_conn()
 
 
-def _limited(answer: Any, limit: int, what: str) -> bytes:
+def _limited(answer: Any, limit: int, what: str, server: Server) -> bytes:
     from urllib3.exceptions import HTTPError
 
     text = bytearray()
@@ -263,7 +263,7 @@ def _limited(answer: Any, limit: int, what: str) -> bytes:
             if len(text) > limit:
                 raise ClientError(f"{what}: the answer is longer than {limit} bytes")
     except HTTPError as error:
-        raise ClientError(f"{what}: the answer broke off: {error}", next_step="try again") from error
+        raise lost_connection(error, server) from error
     return bytes(text)
 
 

@@ -14,6 +14,7 @@ from zerotrain.client.errors import (
     CertificateError,
     ClientError,
     ConflictError,
+    ExpiredError,
     ForbiddenError,
     InvalidJobError,
     NotFoundError,
@@ -69,7 +70,9 @@ def failed_request(status: int, body: bytes, *, what: str, server: Server) -> Cl
             return _missing(answer, message, what, server)
         case 409:
             return _conflict(answer, message, what)
-        case 400 | 405 | 406 | 410 | 413 | 415 | 422:
+        case 410:
+            return ExpiredError(f"{what}: {message}", next_step="try again")
+        case 400 | 405 | 406 | 413 | 415 | 422:
             return InvalidJobError(_refusal(answer, message, what), next_step="correct it and try again")
         case 429:
             return ServerError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -12,17 +11,13 @@ from zerotrain.client.errors import (
     InvalidJobError,
     JobFailedError,
     JobNotFoundError,
-    ServerError,
-    UnreachableError,
     WaitTimeoutError,
 )
 from zerotrain.client.fields import Fields
 from zerotrain.client.job import Job, command
 from zerotrain.client.text import shortened
 from zerotrain.client.transport import Transport
-
-WATCH_S = 240
-"""The API server ends a watch after so long; the next one begins where it ended."""
+from zerotrain.client.watching import Watched
 
 PATIENCE_S = 120.0
 """A wait outlives an API server that is away for so long."""
@@ -124,65 +119,13 @@ def _ended(job: Job, until: str) -> str:
 def changes(transport: Transport, path: str, name: str, *, timeout_s: float | None) -> Iterator[Job | None]:
     """The job, then every change of it, until the time is over; None when it is gone, as the last."""
     deadline = time.monotonic() + timeout_s if timeout_s is not None else math.inf
-    away_since: float | None = None
-    seen = False
-    while True:
-        try:
-            version, job = _look(transport, path, name)
-            away_since, seen = None, True
-            yield job
-            if job is None:
-                return
-            for job in _watch(transport, path, name, version, deadline):
-                yield job
-                if job is None:
-                    return
-        except (UnreachableError, ServerError):
-            # Who never answered is at a wrong address.
-            away_since = away_since if away_since is not None else time.monotonic()
-            if not seen or time.monotonic() > away_since + PATIENCE_S:
-                raise
-            time.sleep(1.0)
-        if time.monotonic() >= deadline:
+    query = {"fieldSelector": f"metadata.name={name}"}
+    watched = Watched(transport, path, query, what=f"job {name}", patience_s=PATIENCE_S)
+    for number, batch in enumerate(watched.batches(deadline)):
+        if number == 0 and not batch:
+            yield None
             return
-
-
-def _look(transport: Transport, path: str, name: str) -> tuple[str, Job | None]:
-    answer = transport.get(path, {"fieldSelector": f"metadata.name={name}"}, what=f"job {name}")
-    items = answer.get("items") or []
-    return Fields(answer).part("metadata").text("resourceVersion"), Job.of(items[0]) if items else None
-
-
-def _watch(transport: Transport, path: str, name: str, version: str, deadline: float) -> Iterator[Job | None]:
-    """Changes since `version`, until the watch ends."""
-    left_s = min(deadline - time.monotonic(), WATCH_S)
-    if left_s <= 0:
-        return
-    query = {
-        "watch": "1",
-        "fieldSelector": f"metadata.name={name}",
-        "resourceVersion": version,
-        "timeoutSeconds": str(math.ceil(left_s)),
-    }
-    with transport.stream(path, query, what=f"job {name}", timeout_s=left_s + 15) as chunks:
-        for line in lines_of(chunks):
-            event = Fields(json.loads(line))
-            match event.text("type"):
-                case "ADDED" | "MODIFIED":
-                    yield Job.of(json.loads(line)["object"])
-                case "DELETED":
-                    yield None
-                case "ERROR":
-                    return  # too old a version: look anew
-            if time.monotonic() >= deadline:
+        for raw in batch.values():
+            yield Job.of(raw) if raw is not None else None
+            if raw is None:
                 return
-
-
-def lines_of(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Whole lines, without their ends; also the last one that has none."""
-    rest = b""
-    for chunk in chunks:
-        *lines, rest = (rest + chunk).split(b"\n")
-        yield from lines
-    if rest:
-        yield rest

@@ -1,0 +1,191 @@
+"""Objects as they change: a list, then a watch from there, over lost connections and busy API servers.
+
+Used by `waiting` for one job, by `reading` for many, by `log_follow` for pods. What does not heal by itself
+(401, 403, 404, a certificate) ends it; everything else is told of once and tried again, each time later.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+from zerotrain.client.errors import (
+    CertificateError,
+    ClientError,
+    ExpiredError,
+    ForbiddenError,
+    ServerError,
+    UnreachableError,
+)
+from zerotrain.client.fields import Fields
+from zerotrain.client.transport import Transport
+
+WATCH_S = 240.0
+"""The API server ends a watch after so long; the next one begins where it ended."""
+
+PAGE = 500
+FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 30.0
+LIST_EVERY_S = 10.0
+"""For those who may list and not watch."""
+
+Json: TypeAlias = dict[str, Any]
+Batch: TypeAlias = dict[str, Json | None]
+"""Objects by `namespace/name`; None for those that are gone."""
+
+
+def log_warning(text: str) -> None:
+    """For those who do not say whom to tell."""
+    logging.getLogger(__name__).warning("%s", text)
+
+
+class Watched:
+    """The objects at one path; `batches` may be called once."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        path: str,
+        query: Mapping[str, str],
+        *,
+        what: str,
+        known: Iterable[str] = (),
+        patience_s: float = math.inf,
+        on_problem: Callable[[str], None] = log_warning,
+    ) -> None:
+        """`known` are the keys of objects that the caller has seen. `patience_s` is how long the API server
+        may be away. `on_problem` hears once of each absence, and of its end."""
+        self._transport, self._path, self._query, self._what = transport, path, dict(query), what
+        self._keys = set(known)
+        self._patience_s, self._on_problem = patience_s, on_problem
+        self._version = ""
+        self._away_since: float | None = None
+        self._pause_s = FIRST_PAUSE_S
+        self._was_heard = False
+
+    def batches(self, deadline: float = math.inf) -> Iterator[Batch]:
+        """All objects, then what changes, until `deadline` (time.monotonic). Raises ClientError for what
+        does not heal, and at the first look for everything."""
+        while True:
+            try:
+                if not self._version:
+                    yield self._listed()
+                yield from self._changes(deadline)
+            except ExpiredError:
+                self._version = ""
+            except CertificateError:
+                raise
+            except (UnreachableError, ServerError) as error:
+                self._rest(error, deadline)
+            if time.monotonic() >= deadline:
+                return
+
+    def _listed(self) -> Batch:
+        """Everything that is there, and what was known and is not."""
+        token, found = "", dict[str, Json | None]()
+        while True:
+            page = {**self._query, "limit": str(PAGE), **({"continue": token} if token else {})}
+            answer = self._transport.get(self._path, page, what=self._what)
+            found |= {key_of(item): item for item in answer.get("items") or ()}
+            meta = Fields(answer).part("metadata")
+            token = meta.text("continue")
+            if not token:
+                break
+        self._version = meta.text("resourceVersion")
+        gone: Batch = dict.fromkeys(self._keys - found.keys())
+        self._keys = set(found)
+        self._heard()
+        return found | gone
+
+    def _changes(self, deadline: float) -> Iterator[Batch]:
+        """One watch from the version that was seen last."""
+        began = time.monotonic()
+        left_s = min(deadline - began, WATCH_S)
+        if left_s <= 0:
+            return
+        query = {
+            **self._query,
+            "watch": "1",
+            "allowWatchBookmarks": "true",
+            "resourceVersion": self._version,
+            "timeoutSeconds": str(math.ceil(left_s)),
+        }
+        try:
+            with self._transport.stream(self._path, query, what=self._what, timeout_s=left_s + 15) as chunks:
+                for line in lines_of(chunks):
+                    change = self._understood(line)
+                    self._heard()
+                    if change:
+                        yield change
+                    if time.monotonic() >= deadline:
+                        return
+        except ForbiddenError:
+            self._version = ""
+            time.sleep(max(0.0, min(LIST_EVERY_S, deadline - began)))
+            return
+        if time.monotonic() < began + FIRST_PAUSE_S < deadline:
+            # Proxies end watches at once where they cannot hold them.
+            time.sleep(FIRST_PAUSE_S)
+
+    def _understood(self, line: bytes) -> Batch:
+        """What one line of a watch says. Raises ExpiredError, ServerError, UnreachableError."""
+        try:
+            raw = json.loads(line)
+        except ValueError as error:
+            raise UnreachableError(f"{self._what}: the watch broke off in the middle of a line") from error
+        event = Fields(raw)
+        kind, thing = event.text("type"), event.part("object")
+        if kind == "ERROR":
+            if thing.whole("code") == 410:
+                raise ExpiredError(f"{self._what}: {thing.text('message')}")
+            self._version = ""
+            raise ServerError(f"{self._what}: the watch ended: {thing.text('message')}")
+        self._version = thing.part("metadata").text("resourceVersion") or self._version
+        if kind not in ("ADDED", "MODIFIED", "DELETED"):
+            return {}
+        key = key_of(raw["object"])
+        if kind == "DELETED":
+            self._keys.discard(key)
+            return {key: None}
+        self._keys.add(key)
+        return {key: raw["object"]}
+
+    def _heard(self) -> None:
+        """The API server is there."""
+        if self._away_since is not None:
+            self._on_problem(f"{self._what}: the API server answers again")
+        self._away_since, self._pause_s, self._was_heard = None, FIRST_PAUSE_S, True
+
+    def _rest(self, error: ClientError, deadline: float) -> None:
+        """Wait before the next try. Raises the error where nobody ever answered, or for too long."""
+        now = time.monotonic()
+        if not self._was_heard:
+            raise error  # who never answered is at a wrong address
+        if self._away_since is None:
+            self._away_since = now
+            self._on_problem(f"{' '.join(str(error).split())}; trying again")
+        if now > self._away_since + self._patience_s:
+            raise error
+        pause_s = self._pause_s * random.uniform(0.5, 1.0)
+        self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
+        time.sleep(max(0.0, min(pause_s, deadline - now)))
+
+
+def key_of(item: Mapping[str, Any]) -> str:
+    """`namespace/name`."""
+    meta = Fields(item).part("metadata")
+    return f"{meta.text('namespace')}/{meta.text('name')}"
+
+
+def lines_of(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Whole lines, without their ends; also the last one that has none."""
+    rest = b""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from lines
+    if rest:
+        yield rest
