@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,9 @@ ELSEWHERE = {
     "docs/dashboards.md": "tests/monitoring/test_quickstart_monitoring.py",
 }
 """Pages whose blocks need a cluster, and the test that has one."""
+
+
+_MARK = re.compile(r"<!-- (run: [a-z-]+|not run: \S.*) -->")
 
 
 def pages() -> list[Path]:
@@ -32,6 +36,28 @@ def test_pages_for_clusters_are_executed_by_tests_that_exist() -> None:
     for page, test in ELSEWHERE.items():
         if "<!-- run: " in (ROOT / page).read_text(encoding="utf-8"):
             assert Path(page).name in (ROOT / test).read_text(encoding="utf-8"), test
+
+
+def unmarked(text: str) -> list[str]:
+    """First commands of console blocks that say neither that they are run, nor why they are not."""
+    found = re.finditer(r"^(?P<before>.*)\n```console\n(?P<first>.*)$", text, flags=re.MULTILINE)
+    return [match["first"] for match in found if not _MARK.fullmatch(match["before"])]
+
+
+def test_every_console_block_is_run_or_says_why_not() -> None:
+    """docs/cli.md is generated from the commands, whose options test_commands.py looks at."""
+    texts = {path: path.read_text(encoding="utf-8") for path in tracked(".md") if path.name != "cli.md"}
+    assert sum(text.count("```console") for text in texts.values()) > 25
+    assert {str(path): found for path, text in texts.items() if (found := unmarked(text))} == {}
+
+
+def test_a_block_without_a_word_is_seen() -> None:
+    block = "```console\n$ zerotrain get\n```\n"
+    assert (
+        unmarked(f"Text.\n\n{block}<!-- not run: -->\n{block}<!-- run: -->\n{block}")
+        == ["$ zerotrain get"] * 3
+    )
+    assert unmarked(f"<!-- run: get -->\n{block}<!-- not run: needs a GPU -->\n{block}") == []
 
 
 def test_some_pages_are_executed() -> None:

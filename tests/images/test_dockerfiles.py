@@ -1,4 +1,4 @@
-"""The Dockerfiles themselves: what a reviewer would ask of them, and what the operator relies on."""
+"""The Dockerfiles themselves: what an audit would ask of them, and what the operator relies on."""
 
 from __future__ import annotations
 

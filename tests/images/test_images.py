@@ -148,7 +148,7 @@ print(json.dumps({
 
 @pytest.mark.skipif(
     os.environ.get("ZEROTRAIN_TEST_IMAGES") != "all",
-    reason="the runtime's image takes minutes (torch): make images",
+    reason="THE IMAGE OF THE RUNTIME IS NOT BUILT HERE (torch: minutes); build and run it with: make images",
 )
 def test_a_job_trains_in_the_runtimes_image(
     builder: Buildah, node_cluster: Cluster, operator_pod: str, node_namespace: str, tmp_path: Path

@@ -1,4 +1,4 @@
-"""The shipped roles against what the operators of this session asked for, both ways.
+"""The shipped roles against what the operators of this test run asked for, both ways.
 
 `call_record.py` collects every kind of request from every operator process that a test started. One that no
 role grants fails here and, as a 403, in its own test. A right that no test's operator used is a right to
@@ -100,7 +100,7 @@ def test_the_roles_grant_what_operators_do_and_nothing_else(
 
 
 class RecordFile:
-    """What the operators of this session did so far."""
+    """What the operators of this test run did so far."""
 
     def __init__(self) -> None:
         self._file = Path(os.environ[FILE_VARIABLE])
