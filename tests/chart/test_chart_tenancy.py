@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,21 @@ def test_the_pod_monitor_bounds_and_drops_as_the_servers_beside_a_cluster_do(
         "regex": "worker",
         "action": "keep",
     }
+
+
+def test_buckets_of_other_ranks_are_dropped_where_that_is_asked_for(helm: Path, tmp_path: Path) -> None:
+    monitors = MONITORS | {"podMonitor": {"enabled": True, "buckets": "firstRank"}}
+    (endpoint,) = named(release(helm, tmp_path, "a", **monitors), "PodMonitor")["spec"]["podMetricsEndpoints"]
+    rule = endpoint["metricRelabelings"][1]
+    assert (rule["sourceLabels"], rule["action"]) == (["__name__", "rank"], "drop")
+    dropped = re.compile(rule["regex"])
+    assert dropped.fullmatch("zerotrain_step_duration_seconds_bucket;12")
+    for kept in (
+        "zerotrain_step_duration_seconds_bucket;0",
+        "zerotrain_step_duration_seconds_sum;12",
+        "my_bucket;3",
+    ):
+        assert not dropped.fullmatch(kept)
 
 
 def test_releases_of_one_name_share_no_object_in_the_namespace_of_monitoring(

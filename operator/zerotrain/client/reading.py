@@ -59,7 +59,7 @@ class JobReader:
         """All jobs, by namespace and name."""
         path = job_path(None if all_namespaces else self.namespace)
         query = {"labelSelector": selector} if selector else {}
-        found = [Job.of(item) for item in self._pages(path, query, "jobs")]
+        found = [Job.of(item) for item in _pages(self._transport, path, query, "jobs")]
         return sorted(found, key=lambda job: (job.namespace, job.name))
 
     def wait(self, name: str, *, until: str = "complete", timeout_s: float | None = None) -> Job:
@@ -102,9 +102,9 @@ class JobReader:
         uid = self.get(name).uid
         path, what = f"/api/v1/namespaces/{self.namespace}/events", f"events of {name}"
         about_job = {"fieldSelector": f"involvedObject.kind={KIND},involvedObject.uid={uid}"}
-        found = [Event.of(item) for item in self._pages(path, about_job, what)]
+        found = [Event.of(item) for item in _pages(self._transport, path, about_job, what)]
         if pods:
-            theirs = self._pages(path, {"fieldSelector": "involvedObject.kind=Pod"}, what)
+            theirs = _pages(self._transport, path, {"fieldSelector": "involvedObject.kind=Pod"}, what)
             mine = re.compile(rf"{re.escape(name)}-\d+-(\d+|[a-z]+-\d+)")
             found += [event for event in map(Event.of, theirs) if mine.fullmatch(event.name)]
         return sorted(found, key=lambda event: event.time.timestamp() if event.time else 0.0)
@@ -112,7 +112,7 @@ class JobReader:
     def pods(self, name: str, attempt: int | None = None) -> Pods:
         """The pods of the job that exist, of all attempts unless given: workers by index, then helpers."""
         path = f"/api/v1/namespaces/{self.namespace}/pods"
-        found = [Pod.of(item) for item in self._pages(path, {"labelSelector": f"{LABEL_JOB}={name}"}, "pods")]
+        found = [Pod.of(item) for item in _pages(self._transport, path, {"labelSelector": f"{LABEL_JOB}={name}"}, "pods")]
         kept = [pod for pod in found if attempt is None or pod.attempt == attempt]
         return sorted(kept, key=lambda pod: (pod.worker is None, pod.attempt, pod.worker or 0, pod.name))
 
@@ -172,16 +172,17 @@ class JobReader:
             step = "the namespace has no jobs; zerotrain get -A lists those of all namespaces"
         return JobNotFoundError(f"there is no job {name} in namespace {self.namespace}", next_step=step)
 
-    def _pages(self, path: str, query: dict[str, str], what: str) -> Iterator[Json]:
-        """All items of a list, read in pages."""
-        token = ""
-        while True:
-            page = {**query, "limit": str(PAGE), **({"continue": token} if token else {})}
-            answer = self._transport.get(path, page, what=what)
-            yield from answer.get("items") or ()
-            token = (answer.get("metadata") or {}).get("continue") or ""
-            if not token:
-                return
+
+def _pages(transport: Transport, path: str, query: dict[str, str], what: str) -> Iterator[Json]:
+    """All items of a list, read in pages."""
+    token = ""
+    while True:
+        page = {**query, "limit": str(PAGE), **({"continue": token} if token else {})}
+        answer = transport.get(path, page, what=what)
+        yield from answer.get("items") or ()
+        token = (answer.get("metadata") or {}).get("continue") or ""
+        if not token:
+            return
 
 
 def job_path(namespace: str | None, name: str | None = None) -> str:
