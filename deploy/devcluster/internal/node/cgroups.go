@@ -136,7 +136,7 @@ func RemoveCgroups(inst instance.Instance) error {
 	for _, entry := range entries {
 		groups = append(groups, filepath.Join(cgroupMount, entry.Name(), CgroupName(inst)))
 	}
-	const patience = 10 * time.Second
+	const patience = 30 * time.Second
 	deadline := time.Now().Add(patience)
 	for _, group := range groups {
 		for {

@@ -5,13 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 )
 
-// Group is the components of one cluster in waves: a wave starts when the one before is ready, and they stop in reverse order (the API
-// server before etcd: without it, it lingers for minutes).
+// Group is the components of one cluster in waves: a wave starts when the one before is ready. All are killed at once.
 type Group struct {
 	mu    sync.Mutex
 	waves [][]*Component
@@ -50,19 +50,18 @@ func (g *Group) each(wave []*Component, do func(*Component) error) error {
 	return errors.Join(errs...)
 }
 
-// StopAll stops every wave, last first.
-func (g *Group) StopAll() {
+// KillAll ends every component at once and without grace: nothing of an instance outlives it, so there is nothing to save, and an API
+// server that is asked to end waits for the watches of its clients.
+func (g *Group) KillAll() {
 	g.mu.Lock()
-	waves := g.waves
+	all := slices.Concat(g.waves...)
 	g.mu.Unlock()
-	for i := len(waves) - 1; i >= 0; i-- {
-		g.each(waves[i], func(component *Component) error { //nolint:errcheck // Stop cannot fail
-			started := time.Now()
-			component.Stop(false)
-			log.Printf("%s stopped after %.1f s", component.spec.Name, time.Since(started).Seconds())
-			return nil
-		})
-	}
+	started := time.Now()
+	g.each(all, func(component *Component) error { //nolint:errcheck // Stop cannot fail
+		component.Stop(true)
+		return nil
+	})
+	log.Printf("%d components killed after %.1f s", len(all), time.Since(started).Seconds())
 }
 
 // Find returns the component of that name; the error lists those there are.

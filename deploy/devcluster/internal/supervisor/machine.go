@@ -53,7 +53,7 @@ func CleanUp(inst instance.Instance) error {
 	if err := node.RemoveCgroups(inst); err != nil {
 		return err
 	}
-	const patience = 5 * time.Second
+	const patience = 30 * time.Second
 	deadline := time.Now().Add(patience)
 	for {
 		err := inst.Remove()

@@ -77,10 +77,10 @@ func (s *Supervisor) run() error {
 	server := &http.Server{Handler: s.handler(), ReadHeaderTimeout: 5 * time.Second}
 	go server.Serve(listener) //nolint:errcheck // ends with Close below
 	defer server.Close()
-	defer s.group.StopAll()
+	defer s.group.KillAll()
 	if err := s.start(ctx); err != nil {
 		log.Printf("start failed: %v", err)
-		s.group.StopAll()
+		s.group.KillAll()
 		s.reporter.Failure(err)
 		return err
 	}
