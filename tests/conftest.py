@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,11 +18,14 @@ from tests.support.devcluster import (
     IMAGES,
     Cluster,
     Devcluster,
+    Pool,
     UnsupportedError,
     build_image,
     build_tools,
     existing,
+    wait_until,
 )
+from tests.support.handout import NODE_FILES, ByCluster, rank
 from tests.support.tools import alertmanager as alertmanager
 from tests.support.tools import amtool as amtool
 from tests.support.tools import build_tools_for
@@ -39,6 +42,10 @@ PROFILE_OF_FIXTURE = {
 }
 
 
+_pool = pytest.StashKey[Pool]()
+_live_files = pytest.StashKey[frozenset[Path]]()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """One record of the operators' requests for all workers of `pytest -n`, which inherit the variable."""
     if FILE_VARIABLE not in os.environ:
@@ -46,16 +53,41 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(folder.cleanup)
         os.environ[FILE_VARIABLE] = str(Path(folder.name, "calls"))
 
+    config.stash[_pool] = Pool(Devcluster())
+    config.add_cleanup(config.stash[_pool].close)
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests on clusters come first: they wait more than they compute, so two workers hardly disturb each
-    other, and a build that fails is known early. Files stay together."""
-    items.sort(key=lambda item: not _needs_cluster(item))
+
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByCluster | None:
+    return ByCluster(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Order the files. Raises UsageError for a file on the node that `handout.NODE_FILES` does not name."""
+    live = frozenset(item.path for item in items if _needs_cluster(item))
+    config.stash[_live_files] = live
+    for item in items:
+        if "node_cluster" in getattr(item, "fixturenames", ()) and not _is_node_file(item):
+            raise pytest.UsageError(f"{item.nodeid} uses node_cluster: name its file in handout.NODE_FILES")
+    items.sort(key=lambda item: rank(item.path, config.rootpath, live=item.path in live))
+
+
+def _is_node_file(item: pytest.Item) -> bool:
+    return item.path.relative_to(item.config.rootpath).as_posix() in NODE_FILES
 
 
 def _needs_cluster(item: pytest.Item) -> bool:
     fixtures = set(getattr(item, "fixturenames", ()))
     return bool(fixtures & PROFILE_OF_FIXTURE.keys()) or item.get_closest_marker("cluster") is not None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """End the shared clusters when only tests without one are left, so that these have the machine alone."""
+    yield
+    live = item.config.stash[_live_files]
+    if item.path in live and nextitem is not None and nextitem.path not in live:
+        item.config.stash[_pool].close()
 
 
 # Before xdist reports what it found: no worker gets a test until all have.
@@ -93,15 +125,11 @@ def node_tools() -> None:
     """The programs of a node are built, without its host image."""
 
 
-@pytest.fixture(scope="session")
-def control_plane() -> Iterator[Cluster]:
+# The fixtures of clusters are those of a file, and the pool outlives it.
+@pytest.fixture(scope="module")
+def control_plane(pytestconfig: pytest.Config) -> Cluster:
     """API server, etcd, controller-manager and scheduler; no node, so pods stay Pending."""
-    found = existing()
-    if found is not None:
-        yield found
-        return
-    with Devcluster().lease("control-plane") as cluster:
-        yield cluster
+    return existing() or pytestconfig.stash[_pool].get("control-plane")
 
 
 @pytest.fixture
@@ -111,35 +139,30 @@ def namespace(control_plane: Cluster) -> Iterator[str]:
         yield name
 
 
-@pytest.fixture(scope="session")
-def simulated_cluster() -> Iterator[Callable[[int], Cluster]]:
-    """Call it with a number of nodes; clusters of the same size are shared by the session."""
-    clusters: dict[int, Cluster] = {}
-    with ExitStack() as stack:
-
-        def start(num_nodes: int) -> Cluster:
-            if num_nodes not in clusters:
-                clusters[num_nodes] = stack.enter_context(
-                    Devcluster().lease("simulated", "--nodes", str(num_nodes))
-                )
-            return clusters[num_nodes]
-
-        yield start
+@pytest.fixture(scope="module")
+def simulated_cluster(pytestconfig: pytest.Config) -> Callable[[int], Cluster]:
+    """Call it with a number of nodes."""
+    return lambda num_nodes: pytestconfig.stash[_pool].get("simulated", "--nodes", str(num_nodes))
 
 
-@pytest.fixture(scope="session")
-def node_cluster() -> Iterator[Cluster]:
+@pytest.fixture(scope="module")
+def node_cluster(pytestconfig: pytest.Config) -> Cluster:
     """A real node: pods are containers; the host image is loaded as localhost/zerotrain:dev."""
     found = existing()
     if found is not None:
-        yield found
-        return
-    with ExitStack() as stack:
-        try:
-            cluster = stack.enter_context(Devcluster().lease("node", "--image", str(IMAGES / "host.tar")))
-        except UnsupportedError as error:
-            pytest.skip(str(error))
-        yield cluster
+        return found
+    try:
+        cluster = pytestconfig.stash[_pool].get("node", "--image", str(IMAGES / "host.tar"))
+    except UnsupportedError as error:
+        pytest.skip(str(error))
+    # An installation in a namespace that is still being deleted would be refused.
+    wait_until(lambda: not _is_ending(cluster, "zerotrain-system"), "the last file's operator", timeout_s=120)
+    return cluster
+
+
+def _is_ending(cluster: Cluster, namespace: str) -> bool:
+    phase = ("-o", "jsonpath={.status.phase}", "--ignore-not-found")
+    return cluster.kubectl("get", "namespace", namespace, *phase).stdout == "Terminating"
 
 
 @pytest.fixture

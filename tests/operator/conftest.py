@@ -42,9 +42,19 @@ def whole_folder(pytestconfig: pytest.Config) -> bool:
 
 
 @pytest.fixture(scope="session")
-def operator_kubeconfig(control_plane: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed() -> dict[Cluster, Path]:
+    """Clusters that have the manifests -> the operator's kubeconfig."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def operator_kubeconfig(
+    control_plane: Cluster, installed: dict[Cluster, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """The shipped manifests are applied; this kubeconfig has the rights of their ServiceAccount."""
-    return install(control_plane, tmp_path_factory.mktemp("operator"))
+    if control_plane not in installed:
+        installed[control_plane] = install(control_plane, tmp_path_factory.mktemp("operator"))
+    return installed[control_plane]
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import secrets
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -176,6 +176,27 @@ class Devcluster:
             yield self.up(profile, name, *args)
         finally:
             self.down(name)
+
+
+class Pool:
+    """Clusters that all tests of one process use in turn: each starts when it is first asked for."""
+
+    def __init__(self, clusters: Devcluster) -> None:
+        self._clusters = clusters
+        self._running: dict[tuple[str, ...], Cluster] = {}
+        self._leases = ExitStack()
+
+    def get(self, profile: str, *args: str) -> Cluster:
+        """The cluster of this profile and these arguments of `up`."""
+        key = (profile, *args)
+        if key not in self._running:
+            self._running[key] = self._leases.enter_context(self._clusters.lease(profile, *args))
+        return self._running[key]
+
+    def close(self) -> None:
+        """End them all: an idle control plane takes a tenth of a core. Whoever asks again gets a new one."""
+        self._running.clear()
+        self._leases.close()
 
 
 def wait_until(condition: Any, what: str, *, timeout_s: float = 60.0, every_s: float = 0.1) -> Any:
