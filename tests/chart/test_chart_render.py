@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate  # type: ignore[import-untyped]
 import pytest
 import yaml  # type: ignore[import-untyped]
 
@@ -43,13 +42,16 @@ def rendered(renderer: Helm) -> dict[str, Manifests]:
     return {path.stem.removesuffix("-values"): renderer.template(files=[path]) for path in CI}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def schemas_are_parsed_once() -> Iterator[None]:
-    """The validator parses its files anew for every object, which is nearly all the time that it takes."""
+@pytest.fixture(scope="module")
+def validator() -> Iterator[Any]:
+    """kubernetes_validate, whose import takes seconds. It parses its files anew for every object, which is
+    nearly all the time that it takes: here, once."""
+    import kubernetes_validate  # type: ignore[import-untyped]
+
     with pytest.MonkeyPatch.context() as patch:
         cached = functools.cache(kubernetes_validate.utils.schema_contents)
         patch.setattr(kubernetes_validate.utils, "schema_contents", cached)
-        yield
+        yield kubernetes_validate
 
 
 def ours(manifests: Manifests) -> Manifests:
@@ -57,22 +59,29 @@ def ours(manifests: Manifests) -> Manifests:
     return [item for item in manifests if item["apiVersion"] != MONITORING_API]
 
 
+@pytest.mark.parametrize("version", [KUBERNETES[0], KUBERNETES[-1]])
+def test_helm_lints_every_example_for(version: str, renderer: Helm) -> None:
+    """The oldest and the newest: what asks for the version takes each of its ways."""
+    for path in CI:
+        renderer.run("lint", CHART, "--strict", "--kube-version", version, "--values", path)
+
+
 @pytest.mark.parametrize("version", KUBERNETES)
-def test_every_example_is_valid_for(version: str, rendered: dict[str, Manifests]) -> None:
+def test_every_example_is_valid_for(version: str, rendered: dict[str, Manifests], validator: Any) -> None:
     """Strictly: no unknown field. Objects that several examples share are judged once."""
     distinct = {json.dumps(item, sort_keys=True): item for found in rendered.values() for item in ours(found)}
     assert len(distinct) > 30
     for item in distinct.values():
         if item["kind"] == "CustomResourceDefinition" and version != KUBERNETES[-1]:
             continue  # long, and the same API since 1.16
-        kubernetes_validate.validate(item, version, strict=True)
+        validator.validate(item, version, strict=True)
 
 
-def test_the_strict_validation_sees_an_unknown_field(rendered: dict[str, Manifests]) -> None:
+def test_the_strict_validation_sees_an_unknown_field(rendered: dict[str, Manifests], validator: Any) -> None:
     wrong = json.loads(json.dumps(named(rendered["default"], "Deployment")))
     wrong["spec"]["template"]["spec"]["serviceAcountName"] = "x"
-    with pytest.raises(kubernetes_validate.ValidationError, match="serviceAcountName"):
-        kubernetes_validate.validate(wrong, "1.37", strict=True)
+    with pytest.raises(validator.ValidationError, match="serviceAcountName"):
+        validator.validate(wrong, "1.37", strict=True)
 
 
 def test_a_kubernetes_that_is_too_old_is_refused(renderer: Helm) -> None:
@@ -165,7 +174,7 @@ def test_in_single_namespaces_nothing_is_granted_elsewhere(
     assert {role["metadata"]["namespace"] for role in operators} == {"research", "production"}
     everything = granted([KUSTOMIZE / "cluster_role.yaml"])
     reads = everything - rules(operators, tmp_path)
-    assert {call.resource for call in reads} == {"nodes", "priorityclasses", "resourceflavors"}
+    assert {call.resource for call in reads} == {"nodes", "priorityclasses", "resourceflavors", "storageclasses"}
     environ = {entry["name"]: entry.get("value") for entry in container(named(found, "Deployment"))["env"]}
     assert environ["ZEROTRAIN_OPERATOR_NAMESPACES"] == "research,production"
 
