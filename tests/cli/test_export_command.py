@@ -1,4 +1,4 @@
-"""`zerotrain export` and `zerotrain zero-to-fp32` on checkpoints of several ranks."""
+"""`zerotrain checkpoint export` and `zerotrain zero-to-fp32` on checkpoints of several ranks."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ def test_both_commands_write_what_was_trained(stage: int, tmp_path: Path) -> Non
     base, checkpoints = tmp_path / "base", tmp_path / "checkpoints"
     original = save("llama tied", base)
     masters = run_ranks(3, checkpoint, str(base), str(checkpoints), stage)[0]
-    output = command("export", checkpoints, tmp_path / "bf16", "--model", base, "--max-shard-size", "30KB")
+    output = command(
+        "checkpoint", "export", checkpoints, tmp_path / "bf16", "--model", base, "--max-shard-size", "30KB"
+    )
     assert re.search(r"29 tensors, \d+ bytes in bf16, step 1 of .*step-0000000001", output)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "bf16")
     assert loaded.dtype is torch.bfloat16

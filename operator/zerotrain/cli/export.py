@@ -1,4 +1,4 @@
-"""`zerotrain export` and `zerotrain zero-to-fp32`: a checkpoint's weights as safetensors."""
+"""`zerotrain checkpoint export` and `zerotrain zero-to-fp32`: a checkpoint's weights as safetensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from zerotrain.contract.exit_codes import ExitCode
 if TYPE_CHECKING:
     from zerotrain.runtime.weights.checkpoint_export import Request
 
-EXAMPLE = "Example: zerotrain export runs/my-job/checkpoints out --dtype bf16 --model base-model-folder"
+EXAMPLE = (
+    "Example: zerotrain checkpoint export runs/my-job/checkpoints out --dtype bf16 --model base-model-folder"
+)
 FP32_EXAMPLE = "Example: zerotrain zero-to-fp32 checkpoints fp32.safetensors"
 
 Checkpoint = Annotated[

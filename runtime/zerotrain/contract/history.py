@@ -18,6 +18,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from zerotrain.contract.regular_file import open_regular
+
 HISTORY_DIR = "history"
 VERSION = 1
 
@@ -261,9 +263,7 @@ def _lines_of(item: AttemptHistory, points: Sequence[Point]) -> Iterator[str]:
 
 
 def _text(path: Path) -> str:
-    # Neither a pipe nor a link that somebody put there is followed or waited for.
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(handle, "rb") as file:
+    with os.fdopen(open_regular(path), "rb") as file:
         return file.read(MAX_FILE_BYTES).decode("utf-8", errors="replace")
 
 

@@ -6,6 +6,7 @@ Whoever trains can write there, so every file is bounded, and what cannot be rea
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,10 +28,14 @@ from zerotrain.cli.report.facts import (
 from zerotrain.contract.exit_codes import ExitCode, meaning_of
 from zerotrain.contract.history import HISTORY_DIR, AttemptHistory, History, read_folder
 from zerotrain.contract.progress import Termination
+from zerotrain.contract.regular_file import read_regular
 
 RUN_FILE = "run.json"
 MAX_JSON_BYTES = 64 << 10
 MAX_ATTEMPTS = 200
+
+_JOB_NAME = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
+"""As Kubernetes has it."""
 
 NO_HISTORY = (
     "There are no curves: no history was found. The built-in trainer writes it beside the checkpoints; a "
@@ -56,9 +61,10 @@ def of_folder(folder: Path) -> Report:
 
 def _of_run(folder: Path) -> Report:
     job = str(_json(folder / RUN_FILE).get("job", folder.name))
-    place = folder / "checkpoints" / job
-    history = _all_histories([place, *_attempt_folders(folder)])
-    rows = checkpoint_rows(place, history) if place.is_dir() else ()
+    # The record may say anything, such as a path to another's folder.
+    place = folder / "checkpoints" / job if _JOB_NAME.fullmatch(job) else None
+    history = _all_histories([*([place] if place else []), *_attempt_folders(folder)])
+    rows = checkpoint_rows(place, history) if place and place.is_dir() else ()
     report = _composed(job, folder, history, rows)
     ends = _terminations(folder)
     if not ends:
@@ -186,8 +192,9 @@ def _terminations(folder: Path) -> list[Termination]:
     found = []
     for path in _attempt_folders(folder):
         try:
-            with (path / "termination.json").open() as file:
-                found.append(Termination.from_json(file.read(MAX_JSON_BYTES)))
+            found.append(
+                Termination.from_json(read_regular(path / "termination.json", MAX_JSON_BYTES).decode())
+            )
         except (OSError, ValueError):
             continue
     return found
@@ -249,8 +256,7 @@ def _with_ends(spans: Sequence[Span], ends: Sequence[Termination]) -> list[Span]
 
 def _json(path: Path) -> dict[str, object]:
     try:
-        with path.open() as file:
-            value = json.loads(file.read(MAX_JSON_BYTES))
+        value = json.loads(read_regular(path, MAX_JSON_BYTES))
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}

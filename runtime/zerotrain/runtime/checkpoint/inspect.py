@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from zerotrain.contract.regular_file import read_regular
 from zerotrain.runtime.checkpoint.manifest import Manifest
 from zerotrain.runtime.checkpoint.names import (
     BUFFER_PREFIX,
     COMMIT,
     DAMAGED,
     MANIFEST,
+    MAX_RECORD_BYTES,
     TMP_PREFIX,
     Committed,
     committed,
@@ -26,6 +28,9 @@ from zerotrain.runtime.checkpoint.names import (
     read_commit,
 )
 from zerotrain.runtime.checkpoint.rawfile import hash_file, tensor_sizes
+
+MAX_MANIFEST_BYTES = 1 << 30
+"""A manifest names every piece of every parameter: some 100 bytes for each of tensors x ranks at worst."""
 
 
 class Condition(StrEnum):
@@ -122,7 +127,7 @@ def resolve(path: Path) -> Path:
 def read_manifest(path: Path) -> Manifest:
     """The manifest that COMMIT vouches for. Raises OSError, or ValueError when one of them is damaged."""
     commit = read_commit(path)
-    data = (path / MANIFEST).read_bytes()
+    data = read_regular(path / MANIFEST, MAX_MANIFEST_BYTES)
     if hashlib.sha256(data).hexdigest() != commit.manifest_sha256:
         raise ValueError(f"{MANIFEST} does not have the digest that {COMMIT} records")
     return Manifest.parse(json.loads(data))
@@ -207,7 +212,7 @@ def _tensor_problems(manifest: Manifest, path: Path) -> Iterator[str]:
 def _note(path: Path) -> str:
     """What a load that could not read it left behind."""
     try:
-        return str(json.loads((path / DAMAGED).read_bytes())["reason"])
+        return str(json.loads(read_regular(path / DAMAGED, MAX_RECORD_BYTES))["reason"])
     except FileNotFoundError:
         return ""
     except (OSError, ValueError, KeyError, TypeError):

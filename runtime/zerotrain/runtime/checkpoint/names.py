@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.contract.history import HISTORY_DIR
+from zerotrain.contract.regular_file import read_regular
 
 FENCE = "fence.json"
 LOCK = "fence.lock"
@@ -28,6 +29,8 @@ BUFFER_PREFIX = "buffer/"
 """Start of a module buffer's key in the tensor file of rank 0."""
 TMP_PREFIX = ".tmp-"
 TRASH_PREFIX = ".trash-"
+MAX_RECORD_BYTES = 64 << 10
+"""Of a COMMIT or a DAMAGED record."""
 
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _STEP_FOLDER = re.compile(r"step-\d{10}-attempt-\d+")
@@ -74,7 +77,7 @@ def check_tag(tag: str) -> str:
 
 def read_commit(path: Path) -> Committed:
     """The COMMIT record of a step folder. Raises ValueError or OSError when it is torn or missing."""
-    record = _json_object((path / COMMIT).read_bytes())
+    record = _json_object(read_regular(path / COMMIT, MAX_RECORD_BYTES))
     values = {name: record.get(name) for name in ("step", "attempt", "sequence")}
     digest, job_uid = record.get("manifest_sha256"), record.get("job_uid")
     if any(type(value) is not int for value in values.values()) or not isinstance(digest, str):

@@ -15,6 +15,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from zerotrain.contract.regular_file import open_regular
+
 MAX_HEADER_BYTES = 100_000_000
 """The format's own limit."""
 
@@ -45,7 +47,7 @@ class WrittenFile:
 
 def hash_file(path: Path, progress: Callable[[int], object] | None = None) -> WrittenFile:
     """Size and digest of a file as it is now; `progress` gets the bytes of each chunk. Raises OSError."""
-    with open(path, "rb", buffering=0) as file:
+    with os.fdopen(open_regular(path, follow_link=True), "rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         if progress is None:
             return WrittenFile(size=size, sha256=hashlib.file_digest(file, "sha256").hexdigest())
@@ -129,7 +131,7 @@ def _is_whole_numbers(value: Any) -> TypeGuard[list[int]]:
 
 def tensor_sizes(path: Path) -> dict[str, tuple[str, int]]:
     """Dtype and elements of every tensor of a file. Raises OSError, or ValueError for a wrong header."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = open_regular(path, follow_link=True)
     try:
         entries = read_header(descriptor)
     except ValueError as error:

@@ -12,6 +12,7 @@ import os
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
+from zerotrain.contract.regular_file import open_regular
 from zerotrain.runtime.checkpoint.files import json_bytes, remove_tree, write_durable
 from zerotrain.runtime.checkpoint.names import (
     DAMAGED,
@@ -64,7 +65,7 @@ def retain(directory: Path, *, keep_last: int) -> tuple[str, ...]:
 @contextlib.contextmanager
 def reading(folder: Path) -> Iterator[None]:
     """Keep `retain` of any process away from a checkpoint while it is read."""
-    descriptor = os.open(folder / MANIFEST, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = open_regular(folder / MANIFEST)
     try:
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -88,7 +89,7 @@ def _remove(path: Path) -> bool:
 
 def _is_read(path: Path) -> bool:
     try:
-        descriptor = os.open(path / MANIFEST, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_regular(path / MANIFEST)
     except OSError:
         return False
     try:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from zerotrain.contract.regular_file import open_regular
 from zerotrain.runtime.checkpoint.rawfile import WrittenFile, hash_file, read_header
 from zerotrain.runtime.zero.state import StateStream, TensorStream, windows
 
@@ -124,7 +125,7 @@ class TensorFile:
     def __init__(self, path: Path) -> None:
         """Raises OSError, or ValueError when the header is not that of a safetensors file."""
         self._path = path
-        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._descriptor = open_regular(path, follow_link=True)
         try:
             self._entries = read_header(self._descriptor)
         except BaseException:

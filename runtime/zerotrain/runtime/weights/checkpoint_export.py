@@ -1,7 +1,8 @@
 """From a committed checkpoint to weights for other programs, in one process, tile by tile.
 
-Called by `zerotrain export` and `zerotrain zero-to-fp32`. Checks every digest first, then reads the fp32
-masters (and frozen weights as they are) wherever the ranks that wrote them put the pieces; holds one tile.
+Called by `zerotrain checkpoint export` and `zerotrain zero-to-fp32`. Checks every digest first, then reads
+the fp32 masters (and frozen weights as they are) wherever the ranks that wrote them put the pieces; holds one
+tile.
 """
 
 from __future__ import annotations

@@ -6,8 +6,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from zerotrain.contract.regular_file import read_regular
 from zerotrain.runtime.checkpoint.errors import CheckpointDamaged, CheckpointMismatch
-from zerotrain.runtime.checkpoint.names import LATEST
+from zerotrain.runtime.checkpoint.names import LATEST, MAX_RECORD_BYTES
 
 _MODEL_SUFFIX = "_model_states.pt"
 _OPTIMIZER = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
@@ -83,7 +84,7 @@ def files_of(path: Path) -> DeepSpeedFolder:
 
 def _latest(directory: Path) -> str | None:
     try:
-        text = (directory / LATEST).read_text().strip()
+        text = read_regular(directory / LATEST, MAX_RECORD_BYTES).decode().strip()
     except (OSError, ValueError):
         return None
     # Ours is JSON; a name with a separator could lead out of the folder.
