@@ -20,7 +20,7 @@ KUSTOMIZE = ROOT / "deploy" / "kustomize"
 GENERATED_FOLDERS = ("crds", "rbac", "rules", "dashboards")
 """Below CHART/files; nothing else lies in them."""
 
-CLUSTER_SCOPED = frozenset({"nodes", "priorityclasses", "resourceflavors"})
+CLUSTER_SCOPED = frozenset({"nodes", "priorityclasses", "resourceflavors", "storageclasses"})
 """Resources of the operator's rules that belong to no namespace: a Role cannot grant them."""
 
 BEGIN, END = "<!-- values: begin -->", "<!-- values: end -->"

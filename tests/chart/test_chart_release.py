@@ -225,7 +225,11 @@ def test_in_single_namespaces_the_operator_may_act_there_and_nowhere_else(
     cluster: Cluster, release: Helm
 ) -> None:
     wanted = granted([KUSTOMIZE / "cluster_role.yaml"])
-    reads = {call for call in wanted if call.resource in ("nodes", "priorityclasses", "resourceflavors")}
+    reads = {
+        call
+        for call in wanted
+        if call.resource in ("nodes", "priorityclasses", "resourceflavors", "storageclasses")
+    }
     with cluster.namespace() as watched, cluster.namespace() as other:
 
         def settles(calls: set[Call], namespace: str | None, expected: set[Call]) -> None:

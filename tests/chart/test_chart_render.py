@@ -174,7 +174,8 @@ def test_in_single_namespaces_nothing_is_granted_elsewhere(
     assert {role["metadata"]["namespace"] for role in operators} == {"research", "production"}
     everything = granted([KUSTOMIZE / "cluster_role.yaml"])
     reads = everything - rules(operators, tmp_path)
-    assert {call.resource for call in reads} == {"nodes", "priorityclasses", "resourceflavors", "storageclasses"}
+    cluster_wide = {"nodes", "priorityclasses", "resourceflavors", "storageclasses"}
+    assert {call.resource for call in reads} == cluster_wide
     environ = {entry["name"]: entry.get("value") for entry in container(named(found, "Deployment"))["env"]}
     assert environ["ZEROTRAIN_OPERATOR_NAMESPACES"] == "research,production"
 

@@ -174,7 +174,7 @@ async def test_a_name_that_somebody_else_holds_is_refused(kind: str) -> None:
     ("answer", "reason"),
     [
         (failure(403, "Forbidden", "exceeded quota: pods, used 10, limited 10"), "QuotaExceeded"),
-        (failure(403, "Forbidden", "violates PodSecurity"), "ApiRefused"),
+        (failure(403, "Forbidden", "denied by policy"), "ApiRefused"),
         (failure(422, "Invalid", "spec.containers: Required value"), "ApiRefused"),
     ],
 )
@@ -185,6 +185,29 @@ async def test_what_the_server_refuses_is_said_in_its_words(answer: tuple[int, J
     with pytest.raises(ActionRefused, match=str(answer[1]["message"])) as caught:
         await perform(double, CREATE)
     assert caught.value.problem.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("said", "way_out"),
+    [
+        ('must not include "IPC_LOCK" in capabilities.add', "Make the job anew without it"),
+        ('restricted volume type "nfs"', "Take out of the job what it names"),
+    ],
+)
+async def test_a_refusal_of_pod_security_names_the_way_out_and_no_pod(said: str, way_out: str) -> None:
+    """Which pod was refused first differs from pass to pass; the words in status must not."""
+    double = ApiDouble()
+    accept_all(double)
+    told = f'pods "gpt-1-0" is forbidden: violates PodSecurity "baseline:latest": {said}'
+    double.on(f"POST {CORE}/pods", failure(403, "Forbidden", told))
+    with pytest.raises(ActionRefused) as caught:
+        await perform(double, CREATE)
+    problem = caught.value.problem
+    assert problem.reason == "PodSecurity"
+    assert said in problem.message
+    assert way_out in problem.message
+    assert "kubectl label namespace ml pod-security.kubernetes.io/enforce=privileged" in problem.message
+    assert "gpt-1-0" not in problem.message
 
 
 async def test_an_attempt_is_deleted_with_one_request() -> None:

@@ -19,7 +19,7 @@ from zerotrain.operator.cluster.scope import scoped
 from zerotrain.operator.handlers.config import OperatorConfig, OperatorConfigError, scope_flags
 
 ACCOUNT = "scoped-operator"
-CLUSTER_SCOPED = {"nodes", "priorityclasses", "resourceflavors"}
+CLUSTER_SCOPED = {"nodes", "priorityclasses", "resourceflavors", "storageclasses"}
 VARIABLE = "ZEROTRAIN_OPERATOR_NAMESPACES"
 
 

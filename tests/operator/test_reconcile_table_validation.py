@@ -7,12 +7,12 @@ import pytest
 from tests.operator.reconcile_builders import ALL, Row, Want, check, ended, job, ready, seen, status
 from zerotrain.operator.reconcile import CreateWorkers, DeleteWorkers
 
-RDMA = {"resources": {"rdma": {"resourceName": "rdma/hca", "count": 1}}}
+FP8 = {"config": {"train_micro_batch_size_per_gpu": 1, "fp8": {"enabled": True}}}
 
 REFUSED = [
     Row(
-        id="a field without behaviour in this version",
-        job=job(spec=RDMA),
+        id="a key without behaviour in this version",
+        job=job(spec=FP8),
         seen=seen(),
         want=Want(
             phase="Stalled",
@@ -25,12 +25,12 @@ REFUSED = [
                 "Ready": ("False", "NotSupported"),
                 "Reconciling": ("False", "NotSupported"),
             },
-            says={"Stalled": "rdma"},
+            says={"Stalled": "spec.config.fp8"},
         ),
     ),
     Row(
         id="told once",
-        job=job(spec=RDMA, status=status("Stalled", attempt=0)),
+        job=job(spec=FP8, status=status("Stalled", attempt=0)),
         seen=seen(),
         want=Want(phase="Stalled", attempt=0, actions=(), events=()),
     ),
@@ -47,7 +47,7 @@ REFUSED = [
     ),
     Row(
         id="edited into something refused while suspended: no further attempt",
-        job=job(spec=RDMA, status={"phase": "Suspended", "attempt": 3}),
+        job=job(spec=FP8, status={"phase": "Suspended", "attempt": 3}),
         seen=seen(),
         want=Want(phase="Stalled", attempt=3, actions=()),
     ),
@@ -59,19 +59,19 @@ REFUSED = [
     ),
     Row(
         id="edited while an attempt runs: the attempt goes on, the next one does not start",
-        job=job(spec=RDMA, status=status("Running")),
+        job=job(spec=FP8, status=status("Running")),
         seen=seen(ready(0), ready(1)),
         want=Want(phase="Running", actions=()),
     ),
     Row(
         id="the refused job's pods of before still go",
-        job=job(spec=RDMA, status=status("Restarting")),
+        job=job(spec=FP8, status=status("Restarting")),
         seen=seen(ended(0, 137), ready(1)),
         want=Want(phase="Restarting", actions=(DeleteWorkers(attempt=1, grace_s=1),)),
     ),
     Row(
         id="suspended and refused is suspended",
-        job=job(spec={**RDMA, "suspend": True}),
+        job=job(spec={**FP8, "suspend": True}),
         seen=seen(),
         want=Want(phase="Suspended", actions=()),
     ),

@@ -101,6 +101,20 @@ def test_requests_equal_limits() -> None:
     assert resources["requests"] == resources["limits"]
 
 
+def test_rdma_asks_for_its_devices_and_for_one_capability() -> None:
+    """Of the worker's own container alone, and only then."""
+    asked = {"rdma": {"resourceName": "rdma/hca", "count": 2}}
+    template = {"sidecars": [{"name": "log", "image": "l"}]}
+    pod = _pod({"spec.resources": asked, "spec.podTemplate": template})
+    worker = _worker(pod)
+    assert worker["resources"] == {"limits": {"rdma/hca": "2"}, "requests": {"rdma/hca": "2"}}
+    assert worker["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+    assert worker["securityContext"]["allowPrivilegeEscalation"] is False
+    assert pod["spec"]["initContainers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert _worker(_pod())["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert not [variable for variable in worker["env"] if variable["name"].startswith("NCCL")]
+
+
 def test_shared_memory_is_a_tmpfs_of_its_size() -> None:
     pod = _pod({"spec.resources": {"memory": "8Gi", "sharedMemory": "2Gi"}})
     assert _volumes(pod)["/dev/shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": "2Gi"}

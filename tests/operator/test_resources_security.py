@@ -18,6 +18,8 @@ pytestmark = pytest.mark.cluster
 Json = dict[str, Any]
 KEY = b"k" * 32
 
+RDMA: Json = {"spec.resources": {"rdma": {"resourceName": "rdma/hca", "count": 2}}}
+
 JOBS: dict[str, Json] = {
     "plain": {},
     "one-worker": {"spec.workers": 1},
@@ -118,6 +120,22 @@ def test_nfs_is_the_one_volume_that_needs_a_weaker_namespace(
     )
     assert 'restricted volume type "nfs"' in strict[1]
     assert baseline == (0, "")
+
+
+@pytest.mark.parametrize("level", ["restricted", "baseline", "privileged"])
+def test_rdma_needs_the_level_privileged(control_plane: Cluster, level: str) -> None:
+    """The pods alone: everything else of the job is as strict as ever."""
+    with control_plane.namespace() as name:
+        control_plane.kubectl("label", "namespace", name, f"pod-security.kubernetes.io/enforce={level}")
+        job = make_job({**RDMA, "metadata.namespace": name})
+        code, said = _dry_run(control_plane, build(job, 1, KEY, ResourceOptions()))
+    if level == "privileged":
+        assert (code, said) == (0, "")
+        return
+    assert f'violates PodSecurity "{level}:latest"' in said
+    assert said.count("unrestricted capabilities") + said.count("non-default capabilities") == 2
+    assert "IPC_LOCK" in said
+    assert "volume" not in said, "nothing but the capability may be refused"
 
 
 def _dry_run(cluster: Cluster, objects: list[Json]) -> tuple[int, str]:

@@ -70,6 +70,21 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
         "spec.resources.gpus.resourceName",
         "should match",
     ),
+    (
+        "rdma-gpus",
+        {
+            "spec.resources.gpus": {"count": 1},
+            "spec.resources.rdma": {"resourceName": "nvidia.com/gpu"},
+        },
+        "spec.resources.rdma",
+        "different resources",
+    ),
+    (
+        "nvme-no-class",
+        {"spec.nvme": {"size": "1Ti", "requireEncryptedVolume": True}},
+        "spec.nvme.storageClassName",
+        "requireEncryptedVolume needs storageClassName",
+    ),
     ("nvme-size", {"spec.nvme": {"mountPath": "/nvme"}}, "spec.nvme.size", "Required value"),
     ("nvme-path", {"spec.nvme": {"size": "1Ti", "mountPath": "nvme"}}, "spec.nvme.mountPath", "should match"),
     (

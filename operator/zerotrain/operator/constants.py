@@ -39,6 +39,10 @@ LABEL_RANK: Final = f"{GROUP}/rank"
 ANNOTATION_IGNORE_MEMORY_PLAN: Final = f"{GROUP}/ignore-memory-plan"
 """On jobs: "true" starts the job although its memory plan says DoesNotFit."""
 
+ANNOTATION_ENCRYPTED_VOLUMES: Final = f"{GROUP}/encrypted-volumes"
+"""On StorageClasses: "true" is the platform team's word that its volumes are encrypted, "false" that they are
+not, whatever the parameters say."""
+
 ANNOTATION_CONFIG_DIGEST: Final = f"{GROUP}/config-digest"
 """On pods: SHA-256 of the rendered configuration that the pod was created for."""
 
@@ -117,6 +121,18 @@ class Reason(StrEnum):
     INVALID_SPEC = "InvalidSpec"
     NOT_SUPPORTED = "NotSupported"
     """The field is part of the API but this version has no behaviour for it."""
+
+    # Volumes that must be encrypted
+    VOLUME_NOT_ENCRYPTED = "VolumeNotEncrypted"
+    """The StorageClass does not declare that its volumes are encrypted."""
+    STORAGE_CLASS_UNKNOWN = "StorageClassUnknown"
+    """It does not exist, or the operator may not read it."""
+
+    # What RDMA takes
+    IPC_LOCK_ADDED = "IpcLockAdded"
+    """The workers ask for a capability that Pod Security "restricted" forbids."""
+    POD_SECURITY = "PodSecurity"
+    """The namespace's Pod Security level does not let the pods in."""
 
     # Phases of an attempt
     CREATED = "Created"

@@ -86,6 +86,25 @@ _SPEC = {
         "the job does not fit by the planner's numbers and starts because an annotation says so",
         "expect OutOfMemory, or remove the annotation",
     ),
+    "VolumeNotEncrypted": (
+        "spec.nvme.requireEncryptedVolume is true and the StorageClass does not declare encryption; no pod "
+        "was created",
+        "take a class that declares it, or have its owner annotate it: "
+        "kubectl annotate storageclass NAME zerotrain.dev/encrypted-volumes=true",
+    ),
+    "StorageClassUnknown": (
+        "spec.nvme.requireEncryptedVolume is true and the StorageClass is missing or may not be read",
+        "name a class that exists, or grant the operator get on storageclasses.storage.k8s.io",
+    ),
+    "IpcLockAdded": (
+        'for spec.resources.rdma the workers ask for IPC_LOCK, which Pod Security "restricted" forbids',
+        "nothing to do where the namespace allows it; docs/operator/rdma.md says what nodes need",
+    ),
+    "PodSecurity": (
+        "the namespace's Pod Security level refuses the job's pods; the message says what of them",
+        "take that out of the job, or label the namespace with a level that allows it; the operator tries "
+        "again by itself",
+    ),
     "NameTaken": (
         "an object of the name that the job needs belongs to somebody else",
         "remove that object or give the job another name",

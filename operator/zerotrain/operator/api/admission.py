@@ -1,4 +1,4 @@
-"""What the API server cannot check: fields without behaviour in this version, and rules across values.
+"""What the API server cannot check: keys without behaviour in this version, and rules across values.
 
 Called by reconcile before every attempt. A refusal ends as the condition Stalled with the field's path, and
 nothing is created; a field is never silently ignored.
@@ -19,7 +19,6 @@ from .quantity import format_bytes
 from .refusal import Refusal, invalid
 from .spec import ZeroTrainingJobSpec
 from .spill_rules import spill_refusals
-from .unsupported import unsupported_fields
 
 __all__ = ["Refusal", "engine_config", "refusals"]
 
@@ -109,5 +108,4 @@ _CHECKS: tuple[Callable[[ZeroTrainingJobSpec], Iterator[Refusal]], ...] = (
     _memory,
     _nvme_mount,
     pod_template_refusals,
-    unsupported_fields,
 )

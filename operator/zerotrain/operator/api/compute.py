@@ -61,6 +61,14 @@ class Resources(ApiModel):
             holds=lambda self: self.memory is not None or self.shared_memory is None,
             field_path=".memory",
         ),
+        rule(
+            "!has(self.rdma) || !has(self.gpus) || self.rdma.resourceName != self.gpus.resourceName",
+            "rdma and gpus must be different resources",
+            holds=lambda self: (
+                self.rdma is None or self.gpus is None or self.rdma.resource_name != self.gpus.resource_name
+            ),
+            field_path=".rdma",
+        ),
     )
 
     gpus: Gpus | None = None
@@ -83,4 +91,6 @@ class Resources(ApiModel):
     runtime's own 64Mi unless given."""
 
     rdma: Rdma | None = None
-    """RDMA devices of each worker. Needs the capability IPC_LOCK, which Pod Security "restricted" forbids."""
+    """RDMA devices of each worker: request and limit. The worker's container then asks for the capability
+    IPC_LOCK, which Pod Security allows at the level privileged alone, and no NetworkPolicy binds what goes
+    over these devices. None unless given."""

@@ -33,6 +33,8 @@ class FailureReason(StrEnum):
     RANK_FAILED = "RankFailed"
     """The program ended with a code that has no meaning of its own."""
     OUT_OF_MEMORY = "OutOfMemory"
+    OOM_KILLED = "OOMKilled"
+    """The kubelet's name for OutOfMemory, for rules: the status shows OutOfMemory."""
     KILLED = "Killed"
     NODE_LOST = "NodeLost"
     POD_LOST = "PodLost"

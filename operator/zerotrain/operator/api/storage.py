@@ -21,6 +21,16 @@ class Encryption(StrEnum):
 class Nvme(ApiModel):
     """A fast local volume of each worker for state that is spilled out of memory. Immutable."""
 
+    RULES = (
+        rule(
+            "!has(self.requireEncryptedVolume) || !self.requireEncryptedVolume || has(self.storageClassName)",
+            "requireEncryptedVolume needs storageClassName: without a class the volume is an emptyDir on the "
+            "node's own disk, and nothing declares that to be encrypted",
+            holds=lambda self: not self.require_encrypted_volume or self.storage_class_name is not None,
+            field_path=".storageClassName",
+        ),
+    )
+
     size: Bytes
     """Size of the volume of each worker, such as 2Ti."""
 
@@ -37,7 +47,9 @@ class Nvme(ApiModel):
     writes plain bytes. Without it the configuration decides, and AEAD where that says nothing either."""
 
     require_encrypted_volume: Bool | None = None
-    """When true, the StorageClass itself must encrypt, too."""
+    """When true, no pod is made unless the StorageClass declares that its volumes are encrypted: by a
+    parameter that its driver is known for, or by the annotation zerotrain.dev/encrypted-volumes: "true".
+    False unless given."""
 
 
 class CheckpointVolume(ApiModel):

@@ -12,6 +12,7 @@ from zerotrain.operator.cluster.actions import (
     protection,
     stacks,
     verification,
+    volumes,
     workers,
     yields,
 )
@@ -23,6 +24,7 @@ from zerotrain.operator.reconcile import (
     Action,
     AskQueue,
     AskRoom,
+    AskStorageClass,
     CollectStacks,
     CreateVerification,
     CreateWorkers,
@@ -57,6 +59,7 @@ _PERFORM: dict[type, Callable[[Hands, Json, Any], Awaitable[None]]] = {
     OpenGates: gangs.open_gates,
     DiscoverApis: admission.discover,
     AskRoom: admission.ask_room,
+    AskStorageClass: volumes.read_class,
     AskQueue: admission.ask_queue,
     DeleteJob: _delete_job,
 }

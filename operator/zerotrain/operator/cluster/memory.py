@@ -10,7 +10,16 @@ from zerotrain.contract.progress import Progress
 from zerotrain.operator.cluster.nodes import NodeStore
 from zerotrain.operator.cluster.priorities import Priorities
 from zerotrain.operator.cluster.store import PodStore, owner_key
-from zerotrain.operator.reconcile import Known, LogView, Observed, Problem, Protection, StacksView, YieldState
+from zerotrain.operator.reconcile import (
+    Known,
+    LogView,
+    Observed,
+    Problem,
+    Protection,
+    StacksView,
+    StorageClassView,
+    YieldState,
+)
 from zerotrain.operator.reconcile.capacity import Claim, Verdict
 from zerotrain.operator.reconcile.inspection import Inspection
 from zerotrain.operator.reconcile.plan import AskRoom
@@ -39,6 +48,7 @@ class JobMemory:
     capacity: Verdict | None = None
     question: AskRoom | None = None
     """What `capacity` answers, or will."""
+    storage_class: StorageClassView | None = None
     ensured: int | None = None
     """Hash of the shared objects that are known to exist as they should for one attempt."""
 
@@ -102,4 +112,5 @@ class Memories:
             follows_queues=self.queues_wanted.is_set(),
             capacity=memory.capacity,
             question=memory.question,
+            storage_class=memory.storage_class,
         )

@@ -15,7 +15,7 @@ from zerotrain.operator.api.elastic import SizeReason
 from zerotrain.operator.api.lifecycle import VerificationState
 from zerotrain.operator.api.status import ConditionStatus
 from zerotrain.operator.constants import ConditionType, Reason
-from zerotrain.operator.reconcile import hangs
+from zerotrain.operator.reconcile import hangs, privileges
 from zerotrain.operator.reconcile.attempts import AttemptView, Fate
 from zerotrain.operator.reconcile.draft import MAX_TEXT, Draft, cut
 from zerotrain.operator.reconcile.observe import PodView
@@ -119,6 +119,8 @@ def _ready(facts: Facts) -> Finding:
 def _reconciling(facts: Facts) -> Finding:
     at_rest = {*FINISHED, Phase.SUSPENDED, Phase.STALLED, Phase.RUNNING}
     activity = _activity(facts)
+    if privileges.refusal(facts.draft) is not None:
+        return Finding(False, activity.reason, activity.message)
     return Finding(facts.phase not in at_rest, activity.reason, activity.message)
 
 
@@ -166,6 +168,8 @@ def _stalled(facts: Facts) -> Finding:
     if facts.phase is Phase.FAILED:
         failed = _failed(facts)
         return Finding(True, failed.reason, failed.message)
+    if (refused := privileges.refusal(facts.draft)) is not None:
+        return Finding(True, refused.reason, refused.message)
     return Finding(False, Reason.SPEC_ACCEPTED)
 
 
@@ -178,7 +182,7 @@ def _admitted(facts: Facts) -> Finding:
     if size is not None and size.reason is SizeReason.REFUSED and facts.phase not in FINISHED:
         kept = f"The job keeps {size.workers} workers."
         return Finding(True, Reason.RESIZE_REFUSED, f"{cut(size.message, MAX_TEXT - len(kept) - 1)} {kept}")
-    return Finding(True, Reason.SPEC_ACCEPTED)
+    return Finding(True, Reason.SPEC_ACCEPTED, privileges.told(facts.draft))
 
 
 def _pods_scheduled(facts: Facts) -> Finding:

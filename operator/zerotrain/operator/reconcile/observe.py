@@ -155,6 +155,19 @@ class LogView:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StorageClassView:
+    """What a StorageClass says of its volumes."""
+
+    name: str
+    at: datetime
+    """When it was read."""
+    encryption: str | None = None
+    """What declares that its volumes are encrypted; None when nothing does."""
+    problem: str | None = None
+    """Why it could not be read, in the API server's words."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Observed:
     """Everything about one job outside its own object at one moment."""
 
@@ -188,6 +201,8 @@ class Observed:
     """Whether the cluster could hold the attempt that was asked about."""
     question: AskRoom | None = None
     """What was asked; None when nothing was, or when nobody remembers."""
+    storage_class: StorageClassView | None = None
+    """What the class that was asked about declares; None when nobody asked."""
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
     """By name, those that hold pods of this job and are not simply well; empty while they are not known."""
     log: LogView | None = None

@@ -17,11 +17,13 @@ from zerotrain.operator.reconcile import (
     hangs,
     logs,
     memory,
+    privileges,
     queueing,
     records,
     sizing,
     stragglers,
     verification,
+    volumes,
     yielding,
 )
 from zerotrain.operator.reconcile.admit import refusal_of
@@ -59,7 +61,7 @@ def _gate(draft: Draft) -> None:
         draft.set(phase=Phase.SUSPENDED, start_time=None, next_attempt_time=None)
         return
     sizing.prepare(draft)
-    if _stalls(draft):
+    if _stalls(draft) or volumes.awaits_class(draft):
         return
     shape = sizing.next_shape(draft)
     draft.held = queueing.hold(draft, shape)
@@ -74,6 +76,8 @@ def _gate(draft: Draft) -> None:
         draft.set(phase=Phase.QUEUED, next_attempt_time=None)
         _stop_clock(draft)
         return
+    if volumes.awaits_class(draft, max_age=volumes.LOOK_AGAIN):
+        return
     if draft.status.phase is Phase.QUEUED:
         draft.emit(Reason.ADMITTED, queueing.admission(draft))
     _start_attempt(draft, queueing.shaped(draft, shape))
@@ -86,6 +90,7 @@ def _stalls(draft: Draft) -> bool:
         refusal = memory.does_not_fit(draft)
         if refusal is not None and sizing.give_up_choice(draft):
             refusal = memory.does_not_fit(draft)  # the other size was the operator's idea, not the user's
+    refusal = refusal or volumes.refusal(draft)
     if refusal is None:
         return False
     if draft.status.phase is not Phase.STALLED:
@@ -119,6 +124,7 @@ def _start_attempt(draft: Draft, shape: AttemptShape) -> None:
         pods_created=False,
         checkpoint=draft.status.checkpoint.model_copy(update={"resumed_from_step": None}),
     )
+    privileges.tell(draft)
     draft.act(CreateWorkers(attempt=number, indices=tuple(range(shape.workers))))
 
 
@@ -152,6 +158,7 @@ def _active(draft: Draft) -> None:
 def _follow(draft: Draft, view: AttemptView) -> None:
     absent = view.indices(Fate.ABSENT)
     if absent:
+        privileges.tell_refusal(draft)
         draft.act(CreateWorkers(attempt=view.number, indices=absent))
     else:
         queueing.open_gates(draft, view)

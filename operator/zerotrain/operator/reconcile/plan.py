@@ -136,6 +136,13 @@ class DiscoverApis:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class AskStorageClass:
+    """Find out what a StorageClass declares of its volumes."""
+
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AskRoom:
     """Judge, until it is withdrawn, whether the cluster can hold an attempt of this shape."""
 
@@ -173,6 +180,7 @@ Action = (
     | CreateVerification
     | OpenGates
     | DiscoverApis
+    | AskStorageClass
     | AskRoom
     | AskQueue
     | DeleteJob

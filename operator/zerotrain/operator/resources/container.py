@@ -20,7 +20,7 @@ from zerotrain.operator.constants import (
 )
 
 from .identity import Json, ResourceOptions, pod_name
-from .security import container_security_context
+from .security import worker_security_context
 from .volumes import MountedVolume, as_written, has_train_spec
 
 LAUNCHER: Final = ("python", "-m", "zerotrain.runtime.launch")
@@ -51,7 +51,7 @@ def worker_container(
         "terminationMessagePath": TERMINATION_LOG,
         # A launcher that was killed wrote no message: then the last log lines tell why.
         "terminationMessagePolicy": "FallbackToLogsOnError",
-        "securityContext": container_security_context(),
+        "securityContext": worker_security_context(job),
         "volumeMounts": [volume.mount for volume in volumes],
     }
     template = job.spec.pod_template
@@ -145,6 +145,8 @@ def _resources(job: ZeroTrainingJob) -> Json:
             limits["memory"] = str(resources.memory)
         if resources.gpus is not None:
             limits[resources.gpus.resource_name] = str(resources.gpus.count)
+        if resources.rdma is not None:
+            limits[resources.rdma.resource_name] = str(resources.rdma.count)
     requests = dict(limits)
     nvme = job.spec.nvme
     if nvme is not None and nvme.storage_class_name is None:

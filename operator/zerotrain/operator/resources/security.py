@@ -1,13 +1,18 @@
-"""The security contexts of a worker pod: Pod Security "restricted", with a read-only root on top."""
+"""The security contexts of a worker pod: Pod Security "restricted", with a read-only root on top. RDMA alone
+takes more: one capability, asked for by name in the spec."""
 
 from __future__ import annotations
 
 from typing import Final
 
+from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.api.core.containers import ContainerUser
 
 from .identity import Json
 from .volumes import as_written
+
+IPC_LOCK: Final = "IPC_LOCK"
+"""The only capability that a worker may ever ask for."""
 
 WORKER_USER: Final = 65532
 """The user "nonroot" of the common base images; the runtime image has it, too."""
@@ -23,6 +28,15 @@ def pod_security_context() -> Json:
         "fsGroupChangePolicy": "OnRootMismatch",
         "seccompProfile": {"type": "RuntimeDefault"},
     }
+
+
+def worker_security_context(job: ZeroTrainingJob) -> Json:
+    """Of the worker's own container. RDMA pins the memory that its devices reach into."""
+    context = container_security_context()
+    resources = job.spec.resources
+    if resources is not None and resources.rdma is not None:
+        context["capabilities"] = {**context["capabilities"], "add": [IPC_LOCK]}
+    return context
 
 
 def container_security_context(user: ContainerUser | None = None) -> Json:

@@ -14,6 +14,7 @@ from zerotrain.operator.cluster.store import PodStore
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.reconcile import Problem
 from zerotrain.operator.resources import ResourceOptions
+from zerotrain.operator.resources.security import IPC_LOCK
 
 PATHS = {
     "Pod": "/api/v1/namespaces/{namespace}/pods",
@@ -87,8 +88,7 @@ class Hands:
             made = await self.api.call(request)
             return {**item, "metadata": made.get("metadata", item["metadata"])}
         except Forbidden as error:
-            reason = Reason.QUOTA_EXCEEDED if "exceeded quota" in str(error) else Reason.API_REFUSED
-            raise ActionRefused(reason, str(error)) from error
+            raise _refusal(error, item) from error
         except (AlreadyExists, Conflict):
             raise
         except NotFound as error:
@@ -101,6 +101,26 @@ class Hands:
             if error.status in (400, 422):
                 raise ActionRefused(Reason.API_REFUSED, str(error)) from error
             raise
+
+
+def _refusal(error: Forbidden, item: Json) -> ActionRefused:
+    """The way out of what the API server's own admission says."""
+    told = str(error)
+    if "exceeded quota" in told:
+        return ActionRefused(Reason.QUOTA_EXCEEDED, told)
+    if "violates PodSecurity" not in told:
+        return ActionRefused(Reason.API_REFUSED, told)
+    way_out = "Take out of the job what it names, or let the namespace allow it"
+    if IPC_LOCK in told:
+        way_out = (
+            "spec.resources.rdma needs IPC_LOCK, which the level privileged alone allows. Make the job anew "
+            "without it, or let the namespace allow it"
+        )
+    # From there on: which of the pods was refused first differs from pass to pass.
+    said, namespace = told[told.index("violates PodSecurity") :], item["metadata"]["namespace"]
+    label = "pod-security.kubernetes.io/enforce=privileged"
+    command = f"kubectl label namespace {namespace} {label} --overwrite"
+    return ActionRefused(Reason.POD_SECURITY, f"{said}. {way_out}: {command}")
 
 
 def _replacing(found: Json, wanted: Json) -> Json:
