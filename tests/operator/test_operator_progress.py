@@ -243,6 +243,35 @@ async def test_when_worker_0_is_mute_the_others_say_whether_the_job_moves() -> N
     assert (laggard.worker, "does not answer" in laggard.why) == (0, True)
 
 
+async def test_when_worker_0_has_ended_the_others_are_asked_without_it() -> None:
+    """Rank 0 returned; rank 1 hangs in what it does last."""
+    workers = Workers({"gpt-1-0": 7, "gpt-1-1": 7})
+    bench = Bench(workers)
+    await bench.after(0)
+    ended = [{"name": "worker", "state": {"terminated": {"exitCode": 0}}}]
+    bench.store.put(pod_json(0, version=2, phase="Succeeded", containerStatuses=ended), now=NOW)
+    workers.idle_s = LIMIT_S
+    assert await bench.after(MUTE_S) == ["gpt-1-1"]
+    look = bench.memory.inspection
+    assert (look.step, look.paces[Phase.STEP].idle_s) == (7, LIMIT_S)
+
+
+async def test_a_look_at_a_large_job_keeps_nobody_else_waiting() -> None:
+    workers = Workers({"gpt-1-0": 7, "gpt-1-1": 7})
+    workers.idle_s = LIMIT_S
+    bench = Bench(workers, jobs=2)
+    for index in range(2000):
+        pod = pod_json(index, version=1, uid="uid-1", phase="Running", containerStatuses=RUNNING)
+        pod["metadata"] |= {"name": f"gpt1-1-{index}", "uid": f"gpt1-{index}"}
+        bench.store.put(pod, now=NOW)
+    bench.puller._is_suspect = lambda *_: True  # type: ignore[method-assign]
+    looks = []
+    for _ in range(4):
+        asked = await bench.after(INSPECTION_INTERVAL_S)
+        looks.append((asked.count("gpt-1-1"), asked.count("gpt1-1-1999")))
+    assert looks == [(1, 1), (1, 0), (1, 0), (1, 0)]
+
+
 async def test_a_program_that_never_reports_is_never_suspected() -> None:
     class Silent(Workers):
         async def report(self, worker: Worker) -> WorkerReport:

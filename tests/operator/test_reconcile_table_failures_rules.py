@@ -73,6 +73,13 @@ MATCHING = [
     ruled(
         ended(0, 137, exit_reason="OOMKilled"),
         ready(1),
+        id="the kubelet's name means the same reason",
+        rules=[rule("FailJob", onReasons=["OOMKilled"])],
+        want=FAILED,
+    ),
+    ruled(
+        ended(0, 137, exit_reason="OOMKilled"),
+        ready(1),
         id="exit code and reason both hold",
         rules=[rule("FailJob", onExitCodes=[137], onReasons=["OutOfMemory"])],
         want=FAILED,

@@ -219,6 +219,10 @@ _CHECKPOINTS = {
         "the last checkpoint is not as it was written",
         "do not use it: resume from an older one (spec.checkpoint.resumeFrom), look after the volume",
     ),
+    "CheckpointOutdated": (
+        "the job stopped without saving its last steps",
+        "resume from the step that the message names; raise checkpoint.gracePeriodSeconds",
+    ),
     "VerificationFailed": (
         "whether the checkpoint is whole could not be told",
         "zerotrain checkpoint verify FOLDER where the volume is mounted",
@@ -255,6 +259,10 @@ _FAILURES = {
     "OutOfMemory": (
         "the kernel ended a rank at the container's memory limit",
         "raise resources.memory, or offload less; zerotrain plan job.yaml has the bytes",
+    ),
+    "OOMKilled": (
+        "the kubelet's name for OutOfMemory; rules may use either, the status shows OutOfMemory",
+        "zerotrain explain OutOfMemory",
     ),
     "Killed": (
         "a rank was ended by SIGKILL and nobody says by whom",

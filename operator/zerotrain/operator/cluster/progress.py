@@ -46,6 +46,9 @@ ALARM_INTERVAL_S = 5.0
 """While a hang stands in status: the attempt ends only after another look."""
 
 INSPECTION_CALLS_PER_SECOND = 25.0
+LARGE = 50
+"""Workers from which on a job's looks draw on a budget that only such jobs share: one look at thousands of
+workers is paid for long after, and nobody else's hang may go unseen for so long."""
 
 MAX_IDLE_S = 30 * 86_400.0
 """More than that is not believed of a step that was just heard of."""
@@ -86,6 +89,7 @@ class ProgressPuller:
         self._now, self._clock = now, clock
         self._polls: dict[str, _Poll] = {}
         self._budget = _CallBudget(INSPECTION_CALLS_PER_SECOND, clock())
+        self._budget_of_large_jobs = _CallBudget(INSPECTION_CALLS_PER_SECOND, clock())
 
     async def run(self) -> None:
         """Ask whoever is due, twice a second; one that does not answer holds up nobody."""
@@ -110,15 +114,17 @@ class ProgressPuller:
 
     async def _pull(self, key: JobKey, job: Json, poll: _Poll) -> None:
         uid, attempt = job["metadata"]["uid"], int(job["status"].get("attempt", 0))
-        pods = {pod.index: pod for pod in self._live(key.namespace, uid, attempt)}
-        if 0 not in pods:
+        started = {pod.index: pod for pod in self._started(key.namespace, uid, attempt)}
+        if 0 not in started:
             return
-        report = await self._report(key, pods[0], uid, attempt)
+        pods = {index: pod for index, pod in started.items() if not pod.ended}
+        # Worker 0 may have ended well while others hang in what they do last: then these are asked alone.
+        report = await self._report(key, pods[0], uid, attempt) if 0 in pods else None
         if self._jobs.get(key) is None:
             return  # deleted meanwhile: nothing must be remembered of it
         if report is not None and report.ranks:
             self._take(key, uid, report, poll)
-        if _phase(job) in JUDGED_PHASES and self._is_suspect(job, report, poll):
+        if pods and _phase(job) in JUDGED_PHASES and self._is_suspect(job, report, poll):
             await self._inspect(key, job, pods, poll)
 
     def _take(self, key: JobKey, uid: str, report: WorkerReport, poll: _Poll) -> None:
@@ -162,7 +168,8 @@ class ProgressPuller:
     async def _inspect(self, key: JobKey, job: Json, pods: Mapping[int, PodView], poll: _Poll) -> None:
         """Ask every worker whether it moves, when it is time and the budget allows it."""
         now, uid, attempt = self._clock(), job["metadata"]["uid"], int(job["status"]["attempt"])
-        if now < poll.inspection_due or not self._budget.take(len(pods), now):
+        budget = self._budget if len(pods) < LARGE else self._budget_of_large_jobs
+        if now < poll.inspection_due or not budget.take(len(pods), now):
             return
         alarmed = self._has_alarm(key)
         poll.inspection_due = now + (ALARM_INTERVAL_S if alarmed else INSPECTION_INTERVAL_S)
@@ -184,9 +191,9 @@ class ProgressPuller:
         # An address may be another pod's by now.
         return report if report.job_uid == uid and report.attempt == attempt else None
 
-    def _live(self, namespace: str, uid: str, attempt: int) -> Iterable[PodView]:
+    def _started(self, namespace: str, uid: str, attempt: int) -> Iterable[PodView]:
         present, _ = self._store.of_job(owner_key(namespace, uid))
-        return [pod for pod in present if pod.attempt == attempt and pod.started and not pod.ended]
+        return [pod for pod in present if pod.attempt == attempt and pod.started]
 
     def _forget(self, running: set[str]) -> None:
         self._polls = {uid: poll for uid, poll in self._polls.items() if uid in running}

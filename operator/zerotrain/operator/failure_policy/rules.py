@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zerotrain.operator.api.failures import FailureAction, FailureRule
+from zerotrain.operator.api.failures import FailureAction, FailureReason, FailureRule
 from zerotrain.operator.api.patterns import compiled
 from zerotrain.operator.constants import Reason
+
+_SHOWN = {FailureReason.OOM_KILLED: FailureReason.OUT_OF_MEMORY}
+"""Names that rules may use for another one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +46,9 @@ def _matches(rule: FailureRule, facts: FailureFacts) -> bool:
     """Everything that the rule names must hold; of each list one item is enough."""
     return (
         (not rule.on_exit_codes or facts.exit_code in rule.on_exit_codes)
-        and (not rule.on_reasons or facts.reason in [item.value for item in rule.on_reasons])
+        and (
+            not rule.on_reasons or facts.reason in {_SHOWN.get(item, item).value for item in rule.on_reasons}
+        )
         and (not rule.on_ranks or not facts.ranks.isdisjoint(rule.on_ranks))
         and (not rule.on_message_patterns or _speaks(rule.on_message_patterns, facts.texts))
     )
