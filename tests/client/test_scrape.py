@@ -33,6 +33,7 @@ class FakeServer:
         self.answers: dict[str, tuple[int, bytes]] = {}
         """By the path behind `/proxy`, after the pod's name."""
         self.asked: list[str] = []
+        self.everything: tuple[int, bytes] | None = None
         for worker in (0, 1):
             self.say(worker)
 
@@ -58,6 +59,8 @@ class FakeServer:
 
     def answer(self, path: str) -> tuple[int, bytes]:
         self.asked.append(path)
+        if self.everything is not None:
+            return self.everything
         if "/proxy/" in path:
             name = path.split("/pods/")[1].split(":")[0]
             return self.answers[f"{name}/{path.rsplit('/', 1)[1]}"]
@@ -136,6 +139,62 @@ def test_nobody_answers(fake: tuple[FakeServer, Path]) -> None:
     assert "jobs.extraHttpCidrs" in done.out
 
 
+REFUSED = json.dumps({"kind": "Status", "code": 403, "message": "you cannot get pods/proxy"}).encode()
+BARRED = [(403, REFUSED, "pods/proxy"), (503, b"dial tcp: i/o timeout", "i/o timeout")]
+
+
+@pytest.mark.parametrize(("code", "body", "why"), BARRED, ids=["forbidden", "network policy"])
+def test_without_a_way_to_the_workers_the_status_is_shown(
+    fake: tuple[FakeServer, Path], code: int, body: bytes, why: str
+) -> None:
+    state, kubeconfig = fake
+    for name in ("gpt-2-0/progress", "gpt-2-1/progress"):
+        state.answers[name] = (code, body)
+    slow = {"attempt": 2, "rank": 3, "pod": "gpt-2-1", "node": "node-b", "percent": 80}
+    state.job = job({"straggler": slow})
+    done = zerotrain("top", "gpt", "--once", kubeconfig=kubeconfig)
+    assert done.code == 0, done.err
+    assert "not asked the workers: shown is what the operator keeps in the job's status" in done.out
+    assert why in done.out
+    rows = [line.split() for line in done.out.splitlines()[2:]]
+    assert [row[:3] for row in rows] == [["0", "step", "60"], ["3", "-", "60"]]
+    assert rows[1][-3:] == ["gpt-2-1", "node-b", "straggler"]
+
+
+def test_workers_that_cannot_be_reached_are_not_asked_at_every_look(fake: tuple[FakeServer, Path]) -> None:
+    state, kubeconfig = fake
+    state.answers["gpt-2-0/progress"] = state.answers["gpt-2-1/progress"] = (503, b"i/o timeout")
+    looks = snapshot.Looks(Client.connect(kubeconfig), "gpt")
+    assert looks.take().is_kept
+    asked = [path for path in state.asked if "/proxy/" in path]
+    state.job = job({"progress": {**state.job.raw["status"]["progress"], "step": 70}})
+    second = looks.take()
+    assert [row.step for row in second.rows] == [70]
+    assert "i/o timeout" in second.problem
+    assert [path for path in state.asked if "/proxy/" in path] == asked
+    state.job = job({"attempt": 3, "progress": {"attempt": 3, "step": 71, "phase": "step"}})
+    state.say(0)
+    assert not looks.take().is_kept
+
+
+def test_where_the_first_ones_are_all_silent_the_others_are_left_alone(
+    fake: tuple[FakeServer, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zerotrain.client.scrape.CALLS_AT_ONCE", 1)
+    state, kubeconfig = fake
+    state.answers["gpt-2-0/progress"] = (503, b"i/o timeout")
+    with pytest.raises(WorkerError, match="none of 1 workers"):
+        Client.connect(kubeconfig).progress("gpt")
+
+
+def test_what_an_earlier_attempt_said_is_not_shown(fake: tuple[FakeServer, Path]) -> None:
+    state, kubeconfig = fake
+    state.answers["gpt-2-0/progress"] = state.answers["gpt-2-1/progress"] = (503, b"i/o timeout")
+    state.job = job({"progress": {"attempt": 1, "step": 60, "phase": "step"}})
+    look = snapshot.take(Client.connect(kubeconfig), "gpt")
+    assert (look.rows, look.is_kept) == ((), False)
+
+
 def test_no_worker_runs(fake: tuple[FakeServer, Path]) -> None:
     state, kubeconfig = fake
     state.pods = []
@@ -145,7 +204,7 @@ def test_no_worker_runs(fake: tuple[FakeServer, Path]) -> None:
 
 def test_something_else_than_kubernetes_is_recognised(fake: tuple[FakeServer, Path]) -> None:
     state, kubeconfig = fake
-    state.answer = lambda path: (200, b"<html>login</html>")  # type: ignore[method-assign]
+    state.everything = (200, b"<html>login</html>")
     done = zerotrain("get", kubeconfig=kubeconfig)
     assert done.code == CommandExit.SERVER_ERROR
     assert "is there a proxy in front of it" in done.err

@@ -29,9 +29,10 @@ def top(
 
     Keys: q ends, s sorts by the slowest rank, p pauses. Off a terminal it prints one line every few seconds
     until the job has ended. Asks the workers through the API server, which needs the right to get pods/proxy
-    and, where network policies are enforced, the API server's network in the chart's jobs.extraHttpCidrs.
+    and, where network policies are enforced, the API server's network in the chart's jobs.extraHttpCidrs;
+    without them it shows what the operator keeps in the job's status: rank 0, and a rank that holds it up.
     """
-    from zerotrain.client.snapshot import take
+    from zerotrain.client.snapshot import Looks, take
 
     if once:
         _print_table(take(target.client, job))
@@ -41,8 +42,9 @@ def top(
         from zerotrain.cli.top_app import TopApp
 
         client = target.client
-        first = take(client, job)  # a wrong name or a cluster that is down is told before the screen is taken
-        problem = TopApp(lambda: take(client, job), first=first, every_s=every).run()
+        looks = Looks(client, job)
+        first = looks.take()  # a wrong name or a cluster that is down is told before the screen is taken
+        problem = TopApp(looks.take, first=first, every_s=every).run()
         if problem:
             say(problem)
 
@@ -57,10 +59,11 @@ def _print_table(snapshot: Snapshot) -> None:
 
 
 def _print_lines(target: Target, job: str, every_s: float, count: int | None) -> None:
-    from zerotrain.client.snapshot import one_line, take
+    from zerotrain.client.snapshot import Looks, one_line
 
+    looks = Looks(target.client, job)
     for number in itertools.count(1):
-        snapshot = take(target.client, job)
+        snapshot = looks.take()
         show(one_line(snapshot))
         if snapshot.job.is_finished or number == count:
             return

@@ -112,7 +112,8 @@ class JobReader:
     def pods(self, name: str, attempt: int | None = None) -> Pods:
         """The pods of the job that exist, of all attempts unless given: workers by index, then helpers."""
         path = f"/api/v1/namespaces/{self.namespace}/pods"
-        found = [Pod.of(item) for item in _pages(self._transport, path, {"labelSelector": f"{LABEL_JOB}={name}"}, "pods")]
+        query = {"labelSelector": f"{LABEL_JOB}={name}"}
+        found = [Pod.of(item) for item in _pages(self._transport, path, query, "pods")]
         kept = [pod for pod in found if attempt is None or pod.attempt == attempt]
         return sorted(kept, key=lambda pod: (pod.worker is None, pod.attempt, pod.worker or 0, pod.name))
 

@@ -100,18 +100,21 @@ def _ask_all(pods: Iterable[Pod], job: str, ask: Callable[[Pod], T]) -> tuple[di
         raise WorkerError(f"no worker of {job} is running", next_step=f"zerotrain describe {job}")
     answers, silent = dict[str, T](), dict[str, str]()
     with ThreadPoolExecutor(min(CALLS_AT_ONCE, len(running))) as pool:
-        tries = {pod.name: pool.submit(ask, pod) for pod in running}
-        for name, attempt in tries.items():
-            try:
-                answers[name] = attempt.result()
-            except ForbiddenError:
-                raise
-            except (ClientError, ValueError) as error:
-                silent[name] = shortened(str(error), 300)
+        for start in range(0, len(running), CALLS_AT_ONCE):
+            tries = {pod.name: pool.submit(ask, pod) for pod in running[start : start + CALLS_AT_ONCE]}
+            for name, attempt in tries.items():
+                try:
+                    answers[name] = attempt.result()
+                except ForbiddenError:
+                    raise
+                except (ClientError, ValueError) as error:
+                    silent[name] = shortened(str(error), 300)
+            if not answers:
+                break  # the way is barred for all of them, and each call may take long
     if not answers:
         name, why = next(iter(silent.items()))
         raise WorkerError(
-            f"none of {len(silent)} running workers of {job} answers; {name}: {why}",
+            f"none of {len(silent)} workers of {job} that were asked answers; {name}: {why}",
             next_step=LET_IN,
         )
     return answers, silent

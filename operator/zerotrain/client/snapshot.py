@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from zerotrain.client.errors import ClientError, JobNotFoundError
+from zerotrain.client.fields import Fields
 from zerotrain.client.job import Job
 from zerotrain.client.observed import JobProgress
 from zerotrain.client.text import printable
@@ -17,6 +19,10 @@ from zerotrain.contract.progress import Progress
 
 if TYPE_CHECKING:
     from zerotrain.client.reading import JobReader
+
+ASK_AGAIN_S = 30.0
+
+KEPT = "not asked the workers: shown is what the operator keeps in the job's status"
 
 STILL_S = 30.0
 """A rank whose record has not moved for so long is shown as standing still."""
@@ -74,6 +80,8 @@ class Snapshot:
     rows: tuple[RankRow, ...] = ()
     problem: str = ""
     """Why there are no ranks, or not all."""
+    is_kept: bool = False
+    """Whether the rows are what the operator keeps in the job's status, because no worker could be asked."""
 
     @property
     def tiers(self) -> tuple[TierRow, ...]:
@@ -104,8 +112,30 @@ class Snapshot:
         )
 
 
+class Looks:
+    """Snapshots of one job, one after the other. Workers that nobody can reach are asked again after a while:
+    each of those calls may take the API server its whole patience."""
+
+    def __init__(self, reader: JobReader, name: str) -> None:
+        self._reader, self._name = reader, name
+        self._last: Snapshot | None = None
+        self._again_at = 0.0
+
+    def take(self) -> Snapshot:
+        """As the function `take`."""
+        last = self._last
+        if last is not None and last.is_kept and time.monotonic() < self._again_at:
+            job, now = self._reader.get(self._name), datetime.now(UTC)
+            if job.attempt == last.job.attempt and (rows := tuple(kept_rows(job, now))):
+                return replace(last, time=now, job=job, rows=rows)
+        self._last = take(self._reader, self._name)
+        self._again_at = time.monotonic() + ASK_AGAIN_S
+        return self._last
+
+
 def take(reader: JobReader, name: str) -> Snapshot:
-    """Ask API server and workers. Raises ClientError where the job itself cannot be read."""
+    """Ask API server and workers; where no worker answers, show what the job's status keeps. Raises
+    ClientError where the job itself cannot be read."""
     job, now = reader.get(name), datetime.now(UTC)
     if job.is_finished or job.phase in ("Suspended", "Queued", "Stalled"):
         return Snapshot(time=now, job=job, problem=f"no ranks run: the job is {job.phase}")
@@ -115,12 +145,48 @@ def take(reader: JobReader, name: str) -> Snapshot:
     except JobNotFoundError:
         raise
     except ClientError as error:
-        told = "; ".join(part for part in (str(error), error.next_step) if part)
-        return Snapshot(time=now, job=job, problem=printable(" ".join(told.split())))
+        told = "; ".join(part for part in (KEPT, str(error), error.next_step) if part)
+        rows = tuple(kept_rows(job, now))
+        told = told if rows else told.removeprefix(f"{KEPT}; ")
+        problem = printable(" ".join(told.split()))
+        return Snapshot(time=now, job=job, rows=rows, problem=problem, is_kept=bool(rows))
     silent = [f"{pod} does not answer: {why}" for pod, why in list(progress.silent.items())[:1]]
     return Snapshot(
         time=now, job=job, rows=tuple(_rows(job, progress, nodes)), problem=printable("; ".join(silent))
     )
+
+
+def kept_rows(job: Job, now: datetime) -> Iterator[RankRow]:
+    """Rank 0 as the operator last heard of it, and the ranks that it names: a poor picture, but one that
+    needs no way to the workers."""
+    heard = Fields(job.raw).part("status").part("progress").count("attempt")
+    if not job.ranks.ready or heard != job.attempt:
+        return
+    named = {
+        item.rank: (mark, item)
+        for mark, item in ((Mark.SLOW, job.straggler), (Mark.ACCUSED, job.hang))
+        if item is not None and item.rank is not None and item.attempt == job.attempt
+    }
+    plan = job.memory_plan
+    for rank in sorted({0, *named}):
+        mark, culprit = named.get(rank, (Mark.FINE, None))
+        is_first = rank == 0
+        moved = job.last_step_time if is_first or culprit is None else culprit.since
+        pod = f"{job.name}-{job.attempt}-{rank // job.ranks_per_worker}"
+        yield RankRow(
+            rank=rank,
+            pod=culprit.pod or pod if culprit else pod,
+            node=culprit.node if culprit else "",
+            phase=job.activity if is_first or culprit is None else culprit.phase or "-",
+            step=job.step if is_first or culprit is None else culprit.step or job.step,
+            step_seconds=job.step_seconds if is_first else None,
+            waits_s=None,
+            idle_s=(now - moved).total_seconds() if moved else None,
+            gpu_bytes=plan.observed_gpu_bytes or 0 if plan and is_first else 0,
+            host_bytes=plan.observed_host_bytes or 0 if plan and is_first else 0,
+            spill_bytes=plan.observed_nvme_bytes or 0 if plan and is_first else 0,
+            mark=mark,
+        )
 
 
 def _rows(job: Job, progress: JobProgress, nodes: dict[str, str]) -> Iterator[RankRow]:

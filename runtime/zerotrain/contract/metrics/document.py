@@ -103,24 +103,24 @@ def _sizing() -> str:
 | a pod of 8 ranks | {pod:,} | {pod_kept:,} |
 | 1,000 pods of 8 ranks | {1000 * pod:,} | {1000 * pod_kept:,} |
 
-`podMonitor.sampleLimit` bounds the scrape of one pod: beyond it the target is down with "sample limit exceeded" and
-`ZeroTrainMetricsAbsent` fires where it was the job's only one. It has to be at least
+`podMonitor.sampleLimit` bounds the scrape of one pod: beyond it the target is down with "sample limit
+exceeded", and `ZeroTrainMetricsAbsent` fires where it was the job's only one. It has to be at least
 
     sampleLimit = {fixed} + ranks per pod x ({rank} + samples that the program adds to each rank)
 
-The default of {SCRAPE_LIMIT:,} is enough for {ranks} ranks that add {OWN_SAMPLES} each. For more, raise it, or drop buckets:
-the limit counts what is left after them.
+The default of {SCRAPE_LIMIT:,} is enough for {ranks} ranks that add {OWN_SAMPLES} each. For more, raise it,
+or drop buckets: the limit counts what is left after them.
 
-`podMonitor.buckets: firstRank` keeps the buckets of histograms of rank 0 alone, `_sum` and `_count` of every rank. Means,
-stragglers and every alert go on; quantiles (`ZeroTrainAllGatherP99`, `ZeroTrainReduceScatterP99`, the panels of
-communication) are then those of rank 0, which waits in every collective for the slowest rank.
+`podMonitor.buckets: firstRank` keeps the buckets of histograms of rank 0 alone, `_sum` and `_count` of every
+rank. Means, stragglers and every alert go on; quantiles (`ZeroTrainAllGatherP99`,
+`ZeroTrainReduceScatterP99`, the panels of communication) are then those of rank 0.
 
 Dashboards and alerts on many jobs read what the rules recorded, and not the ranks' own series:
 `namespace_job_name:zerotrain_step_duration_seconds:mean5m`, `namespace_job_name:zerotrain_tokens:rate5m`,
 `namespace_job_name:zerotrain_goodput:ratio_rate5m` (one series a job),
 `namespace_job_name_op:zerotrain_collective_duration_seconds:p99_5m` (one an operation),
-`namespace_job_name_rank:zerotrain_step_own_seconds:mean10m` (one a rank). A Prometheus needs some 3 KiB of memory for each
-series that is alive; a fleet of that size is shared out over several, by namespace.
+`namespace_job_name_rank:zerotrain_step_own_seconds:mean10m` (one a rank). Share a fleet of millions of series
+out over several Prometheus servers, by namespace.
 """
 
 

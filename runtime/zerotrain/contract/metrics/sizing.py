@@ -1,4 +1,4 @@
-"""How many samples a worker serves, from the catalogues: for limits of a scrape and the size of a Prometheus."""
+"""How many samples a worker serves, by the catalogues: for limits and the size of a Prometheus."""
 
 from __future__ import annotations
 
