@@ -51,11 +51,12 @@ def load() -> tuple[Rule, ...]:
     for path in (RULES / "recording.yaml", RULES / "alerts.yaml"):
         document = YAML(typ="safe", pure=True).load(path.read_text())
         for group in document["groups"]:
-            rules += [_rule(each) for each in group["rules"]]
+            rules += [rule_of(each) for each in group["rules"]]
     return tuple(rules)
 
 
-def _rule(raw: Mapping[str, Any]) -> Rule:
+def rule_of(raw: Mapping[str, Any]) -> Rule:
+    """A rule as a rule file has it."""
     return Rule(
         name=raw.get("alert") or raw["record"],
         expr=raw["expr"],
@@ -66,9 +67,9 @@ def _rule(raw: Mapping[str, Any]) -> Rule:
     )
 
 
-def closure(rules: Sequence[Rule], alert: str) -> tuple[Rule, ...]:
-    """The rules that `alert` is made of, in order."""
-    needed = {alert}
+def closure(rules: Sequence[Rule], name: str) -> tuple[Rule, ...]:
+    """The rules that an alert or a recorded name is made of, in order."""
+    needed = {name}
     for rule in reversed(rules):  # a rule uses only what is recorded above it
         if rule.name in needed:
             needed |= set(_NAME.findall(rule.expr))

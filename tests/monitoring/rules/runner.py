@@ -7,9 +7,19 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from tests.monitoring.rules.model import Case
 from tests.monitoring.rules.rulebook import Rule, rule_file
+
+
+class Tested(Protocol):
+    """Series, and what promtool has to find in them."""
+
+    @property
+    def name(self) -> str: ...
+
+    def document(self, rule_file: str) -> str:
+        """The promtool test file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,7 +29,7 @@ class Trial:
     name: str
     """Good for a file name."""
     rules: Sequence[Rule]
-    cases: Sequence[Case]
+    cases: Sequence[Tested]
 
 
 def outcomes(
