@@ -1,0 +1,144 @@
+"""What runbooks tell people to type is understood by the programs that they type it into.
+
+Whether it works on a job is asked on a node, in `test_quickstart.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from tests.docs.runbooks import KINDS, Shown, commands, kinds, queries
+from tests.monitoring.rules.rulebook import REPOSITORY, load
+from tests.support.devcluster import Devcluster, run
+from tests.support.metric_names import exported
+from tests.support.promql import ask
+from tests.support.tools import run_program
+from zerotrain.cli.main import app
+
+GROUP: Any = typer.main.get_command(app)
+DCGM_COUNTERS = REPOSITORY / "charts" / "zerotrain" / "files" / "dcgm" / "counters.csv"
+ELSEWHERE = ("dcgmi", "helm")
+"""Programs of others in the text, which nothing here parses."""
+
+
+def unique(found: Sequence[Shown], *programs: str) -> list[Shown]:
+    """Every command of these programs once."""
+    return list({shown.text: shown for shown in found if shown.words()[0] in programs}.values())
+
+
+def test_every_block_has_a_language() -> None:
+    assert kinds() == KINDS
+    assert len(commands()) > 60
+    assert len(queries()) > 60
+
+
+def test_every_command_is_of_a_program_that_is_checked() -> None:
+    assert {shown.words()[0] for shown in commands(inline=True)} - set(ELSEWHERE) == {"kubectl", "zerotrain"}
+
+
+def problem(words: Sequence[str]) -> str:
+    """What the command line's own parser says against `zerotrain WORDS`, without running it."""
+    here, context, rest = GROUP, GROUP.context_class(GROUP), list(words)
+    try:
+        while hasattr(here, "get_command"):
+            name, here, rest = here.resolve_command(context, rest)
+            context = here.context_class(here, info_name=name, parent=context)
+        here.parse_args(context, rest)
+    except (Exception, SystemExit) as error:  # whichever copy of click raises its own classes
+        return f"{type(error).__name__}: {getattr(error, 'message', error)}"
+    return ""
+
+
+@pytest.mark.parametrize("shown", unique(commands(), "zerotrain"), ids=lambda shown: shown.text)
+def test_zerotrain_understands_it(shown: Shown) -> None:
+    values = {"RANK": "0", "ATTEMPT": "1", "CODE": "137"}
+    words = Shown(runbook=shown.runbook, text=shown.filled(values)).words()
+    assert problem(words[1:]) == "", shown.runbook
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["logs", "JOB", "--rnak", "0"], ["describ", "JOB"], ["describe"], ["logs", "JOB", "--tail", "x"]],
+)
+def test_the_parser_sees_a_mistake(words: list[str]) -> None:
+    assert problem(words) != ""
+
+
+def help_of(words: Sequence[str]) -> list[str]:
+    """The command with `--help`: kubectl parses every option, then explains instead of acting."""
+    end = words.index("--") if "--" in words else len(words)
+    return [*words[1:end], "--help"]
+
+
+def refused(devcluster: Devcluster, words: Sequence[str]) -> str:
+    done = run([str(devcluster.program), "kubectl", *help_of(words)])
+    # An unknown verb is answered with the list of all of them.
+    explains = done.returncode == 0 and "Usage:" in done.stdout
+    return "" if explains and "Basic Commands" not in done.stdout else done.stdout[-300:] + done.stderr
+
+
+def test_kubectl_understands_every_option(devcluster: Devcluster) -> None:
+    shown = unique(commands(inline=True), "kubectl")
+    said = {each.text: refused(devcluster, each.words()) for each in shown}
+    assert {text: words for text, words in said.items() if words} == {}
+    assert len(said) > 25
+
+
+@pytest.mark.parametrize("text", ["kubectl get pods --onlabels=x", "kubectl gte pods"])
+def test_kubectl_sees_a_mistake(devcluster: Devcluster, text: str) -> None:
+    assert refused(devcluster, text.split()) != ""
+
+
+def checked(promtool: Path, folder: Path, texts: Sequence[str]) -> str:
+    rules = [{"record": f"runbook:{index}", "expr": text} for index, text in enumerate(texts)]
+    path = folder / "rules.json"
+    path.write_text(json.dumps({"groups": [{"name": "runbooks", "rules": rules}]}))
+    return run_program([promtool, "check", "rules", "--lint=none", path])
+
+
+def test_promtool_understands_every_query(promtool: Path, tmp_path: Path) -> None:
+    texts = sorted({shown.text for shown in queries()})
+    assert f"{len(texts)} rules found" in checked(promtool, tmp_path, texts)
+
+
+@pytest.mark.parametrize("text", ["rate(zerotrain_step)", 'up{namespace="x"', "kubectl get pods"])
+def test_promtool_sees_a_mistake(promtool: Path, tmp_path: Path, text: str) -> None:
+    with pytest.raises(AssertionError, match="parse"):
+        checked(promtool, tmp_path, [text])
+
+
+def unknown(text: str) -> set[str]:
+    """Names that nobody exports or records, and labels that a series of that name does not have."""
+    names = exported()
+    recorded = {rule.name for rule in load() if not rule.alerting}
+    dcgm = set(re.findall(r"^DCGM_\w+", DCGM_COUNTERS.read_text(), flags=re.MULTILINE))
+    found: set[str] = set()
+    for asked in ask(text):
+        found |= asked.names - names.keys() - recorded - dcgm
+        for name in asked.names & names.keys():
+            found |= {f"{name}{{{label}}}" for label in asked.labels - names[name]}
+    return found
+
+
+def test_every_metric_and_label_of_the_queries_exists() -> None:
+    found = {shown.text: wrong for shown in queries() if (wrong := unknown(shown.text))}
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("sum(rate(zerotrain_tokenz_total[5m]))", "zerotrain_tokenz_total"),
+        ('zerotrain_loss{tier="gpu"}', "zerotrain_loss{tier}"),
+        ("DCGM_FI_DEV_NO_SUCH", "DCGM_FI_DEV_NO_SUCH"),
+    ],
+)
+def test_an_unknown_name_is_seen(text: str, wrong: str) -> None:
+    assert unknown(text) == {wrong}
