@@ -1,35 +1,28 @@
-"""`zerotrain checkpoint ls|verify|diff|import`: look at the checkpoints of a run.
+"""`zerotrain checkpoint ls|verify|diff|import`: look at the checkpoints of a run; `export` has its own file.
 
 `ls` and `verify` need no torch; `diff` and `import` do.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column
 
 from zerotrain.cli.errors import CliError
+from zerotrain.cli.options import Output, OutputOption
+from zerotrain.cli.output import show, show_record, show_table
 from zerotrain.contract.exit_codes import ExitCode
-from zerotrain.runtime.checkpoint.inspect import (
-    Condition,
-    Surveyed,
-    look_at,
-    read_manifest,
-    reason_of,
-    resolve,
-    survey,
-    verify,
-)
+
+if TYPE_CHECKING:
+    from zerotrain.runtime.checkpoint.inspect import Surveyed
 
 LS_EXAMPLE = "Example: zerotrain checkpoint ls runs/gpt/checkpoints/gpt"
 VERIFY_EXAMPLE = "Example: zerotrain checkpoint verify runs/gpt/checkpoints/gpt"
@@ -39,17 +32,10 @@ IMPORT_EXAMPLE = "Example: zerotrain checkpoint import ds_output checkpoints/gpt
 DIFFERENT = 1
 """Exit code of `diff` when anything differs, as that of diff(1)."""
 
+LS_NUMBERS = ("step", "attempt", "ranks", "size", "age")
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
-class Output(StrEnum):
-    """How to print."""
-
-    TABLE = "table"
-    JSON = "json"
-
-
-OutputOption = Annotated[Output, typer.Option("-o", "--output", help="table, or json for other programs.")]
 FolderArgument = Annotated[Path, typer.Argument(help="The run's checkpoint folder.")]
 SideArgument = Annotated[Path, typer.Argument(help="A checkpoint, or a run's folder (then its newest).")]
 
@@ -60,27 +46,11 @@ def ls(folder: FolderArgument, output: OutputOption = Output.TABLE) -> None:
     Looks at records and sizes alone; `verify` reads every byte.
     """
     rows = _survey(folder)
-    if output is Output.JSON:
-        typer.echo(json.dumps([_as_json(row) for row in rows], indent=1))
+    if output is not Output.TABLE:
+        show_record([_record(row) for row in rows], output)
         return
-    table = Table(box=None, pad_edge=False)
-    table.add_column("name", no_wrap=True)
-    for column in ("step", "attempt", "ranks", "size", "age"):
-        table.add_column(column, justify="right", overflow="fold")
-    table.add_column("state", overflow="fold")
-    now = time.time()
-    for row in rows:
-        state = f"{row.condition}: {row.reason}" if row.reason else row.condition.value
-        table.add_row(
-            row.path.name,
-            _text(row.step),
-            _text(row.attempt),
-            _text(row.world_size),
-            size_text(row.num_bytes),
-            age_text(now - row.created_at) if row.created_at is not None else "-",
-            f"{state}, latest" if row.is_latest else state,
-        )
-    Console().print(table, markup=False)
+    numbers = [Column(name, justify="right", overflow="fold") for name in LS_NUMBERS]
+    show_table([Column("name", no_wrap=True), *numbers, "state"], map(_row, rows))
 
 
 def verify_checkpoint(
@@ -91,18 +61,19 @@ def verify_checkpoint(
     """Read every byte: digests, coverage of every parameter, tensors. Ends with 0 when all are whole."""
     if tag is not None:
         folder = folder / tag
-    rows = [look_at(folder)] if _is_checkpoint(folder) else _survey(folder)
-    rows = [row for row in rows if row.condition is not Condition.PARTIAL]
+    inspect = _inspect()
+    rows = [inspect.look_at(folder)] if _is_checkpoint(folder) else _survey(folder)
+    rows = [row for row in rows if row.condition is not inspect.Condition.PARTIAL]
     if not rows:
         raise CliError(f"{folder} holds no checkpoint", next_step="give the folder that the job writes to")
     found = _verify_all([row.path for row in rows])
-    if output is Output.JSON:
-        typer.echo(json.dumps([{"path": str(path), "problems": found[path]} for path in found], indent=1))
+    if output is not Output.TABLE:
+        show_record([{"path": str(path), "problems": found[path]} for path in found], output)
     else:
         for path, problems in found.items():
-            typer.echo(f"{path.name}: {'whole' if not problems else 'damaged'}")
+            show(f"{path.name}: {'whole' if not problems else 'damaged'}")
             for problem in problems:
-                typer.echo(f"  {problem}")
+                show(f"  {problem}")
     if any(found.values()):
         raise typer.Exit(int(ExitCode.CHECKPOINT_UNUSABLE))
 
@@ -110,22 +81,21 @@ def verify_checkpoint(
 def diff(first: SideArgument, second: SideArgument, output: OutputOption = Output.TABLE) -> None:
     """Compare two checkpoints tensor by tensor, whatever numbers of ranks wrote them. Ends with 1 when
     anything differs."""
-    compare = _torch_part("zerotrain.runtime.checkpoint.compare")
+    inspect, compare = _inspect(), runtime_part("zerotrain.runtime.checkpoint.compare")
     sides: list[Any] = []
     try:
-        sides.append(compare.Side(resolve(first)))
-        sides.append(compare.Side(resolve(second)))
+        sides.append(compare.Side(inspect.resolve(first)))
+        sides.append(compare.Side(inspect.resolve(second)))
         rows = [row for row in compare.differences(*sides) if not row.is_equal]
         same_step = sides[0].manifest.step == sides[1].manifest.step
         steps = [side.manifest.step for side in sides]
     except (OSError, ValueError) as error:
-        raise CliError(reason_of(error), code=int(ExitCode.CHECKPOINT_UNUSABLE)) from error
+        raise CliError(inspect.reason_of(error), code=int(ExitCode.CHECKPOINT_UNUSABLE)) from error
     finally:
         for side in sides:
             side.close()
-    if output is Output.JSON:
-        differing = [{name: _finite(getattr(row, name)) for name in row.__slots__} for row in rows]
-        typer.echo(json.dumps({"steps": steps, "differences": differing}, indent=1))
+    if output is not Output.TABLE:
+        show_record({"steps": steps, "differences": [_difference(row) for row in rows]}, output)
     else:
         if not same_step:
             typer.echo(f"step {steps[0]} against step {steps[1]}")
@@ -146,7 +116,7 @@ def import_checkpoint(
 
     The pickled files are opened in a process of their own that knows tensors and plain data alone.
     """
-    spawn = _torch_part("zerotrain.runtime.checkpoint.from_deepspeed.spawn")
+    spawn = runtime_part("zerotrain.runtime.checkpoint.from_deepspeed.spawn")
     from zerotrain.runtime.checkpoint.errors import CheckpointError
     from zerotrain.runtime.checkpoint.from_deepspeed.recognise import deepspeed_path
 
@@ -160,12 +130,10 @@ def import_checkpoint(
         imported = spawn.import_checkpoint(path, destination, tag=tag)
     except CheckpointError as error:
         raise CliError(str(error), code=int(error.exit_code)) from error
-    manifest = read_manifest(imported.path)
+    manifest = _inspect().read_manifest(imported.path)
     for notice in imported.notices:
-        typer.echo(f"note: {notice}")
-    typer.echo(
-        f"{path} of step {manifest.step}, written by {manifest.world_size} ranks, is now {imported.path}"
-    )
+        show(f"note: {notice}")
+    show(f"{path} of step {manifest.step}, written by {manifest.world_size} ranks, is now {imported.path}")
 
 
 def size_text(num_bytes: int) -> str:
@@ -184,8 +152,9 @@ def age_text(seconds: float) -> str:
 
 
 def _survey(folder: Path) -> list[Surveyed]:
+    inspect = _inspect()
     try:
-        return survey(folder)
+        return list(inspect.survey(folder))
     except OSError as error:
         raise CliError(
             f"{folder}: {error.strerror}", next_step="give the folder that the job writes its checkpoints to"
@@ -197,31 +166,75 @@ def _is_checkpoint(path: Path) -> bool:
 
 
 def _verify_all(paths: Sequence[Path]) -> dict[Path, list[str]]:
+    inspect = _inspect()
     total = sum(file.stat().st_size for path in paths for file in path.glob("*.safetensors"))
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("reading", total=total)
-        return {path: verify(path, lambda size: progress.advance(task, size)) for path in paths}
+        return {path: inspect.verify(path, lambda size: progress.advance(task, size)) for path in paths}
 
 
-def _torch_part(module: str) -> Any:
+def runtime_part(module: str) -> Any:
+    """A module of the runtime, imported now: the help of a command does not need it, and where only the
+    command line or the operator is installed it is not there. Raises CliError."""
     from importlib import import_module
 
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        if error.name not in ("torch", "numpy"):
+        missing = error.name or ""
+        is_own = missing.startswith("zerotrain.runtime")
+        if missing not in ("torch", "numpy", "safetensors") and not is_own:
             raise
         raise CliError(
-            f"this command needs {error.name}, which is not installed",
-            next_step="pip install zerotrain[runtime]",
+            f"this command needs {'the runtime' if is_own else missing}, which is not installed",
+            next_step="pip install 'zerotrain[runtime]'",
         ) from error
 
 
-def _as_json(row: Surveyed) -> dict[str, Any]:
-    values = {name: getattr(row, name) for name in row.__slots__}
-    return {**values, "path": str(row.path), "name": row.path.name}
+def _inspect() -> Any:
+    return runtime_part("zerotrain.runtime.checkpoint.inspect")
+
+
+def _row(row: Surveyed) -> tuple[str, ...]:
+    state = f"{row.condition}: {row.reason}" if row.reason else row.condition.value
+    return (
+        row.path.name,
+        _text(row.step),
+        _text(row.attempt),
+        _text(row.world_size),
+        size_text(row.num_bytes),
+        age_text(time.time() - row.created_at) if row.created_at is not None else "-",
+        f"{state}, latest" if row.is_latest else state,
+    )
+
+
+def _record(row: Surveyed) -> dict[str, Any]:
+    return {
+        "name": row.path.name,
+        "path": str(row.path),
+        "condition": row.condition.value,
+        "reason": row.reason,
+        "step": row.step,
+        "attempt": row.attempt,
+        "job_uid": row.job_uid,
+        "world_size": row.world_size,
+        "created_at": row.created_at,
+        "num_bytes": row.num_bytes,
+        "is_latest": row.is_latest,
+    }
+
+
+def _difference(row: Any) -> dict[str, Any]:
+    return {
+        "fqn": row.fqn,
+        "kind": row.kind,
+        "numel": row.numel,
+        "differing": row.differing,
+        "max_abs": _finite(row.max_abs),
+        "note": row.note,
+    }
 
 
 def _finite(value: Any) -> Any:
@@ -232,13 +245,11 @@ def _print_differences(rows: Sequence[Any]) -> None:
     if not rows:
         typer.echo("equal: every parameter, optimizer state and buffer")
         return
-    table = Table(box=None, pad_edge=False)
-    for column in ("parameter", "state", "differing", "of", "max abs", "note"):
-        table.add_column(column, overflow="fold")
+    lines = []
     for row in rows:
         numbers = ("", "", "") if row.note else (str(row.differing), str(row.numel), f"{row.max_abs:.6g}")
-        table.add_row(row.fqn, row.kind, *numbers, row.note)
-    Console().print(table, markup=False)
+        lines.append((row.fqn, row.kind, *numbers, row.note))
+    show_table(("parameter", "state", "differing", "of", "max abs", "note"), lines)
 
 
 def _text(value: int | None) -> str:

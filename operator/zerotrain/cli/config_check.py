@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from zerotrain.cli.checkpoint import Output, OutputOption
-from zerotrain.cli.config_show import is_yaml, of_job
+from zerotrain.cli.config_show import config_of
 from zerotrain.cli.errors import CliError
-from zerotrain.contract.config import ConfigError, EngineConfig, load, resolve
+from zerotrain.cli.options import Output, OutputOption
+from zerotrain.cli.output import show_record
+from zerotrain.client.text import printable
 from zerotrain.contract.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from zerotrain.contract.config import ConfigError, EngineConfig
 
 EXAMPLE = "Example: zerotrain config check ds_config.json --world-size 8"
 
@@ -58,19 +62,21 @@ def check_config(
     Ends with 0 when the configuration would run, with 64 when a key is refused: unknown, of a wrong value, or
     asking for what this version does not run.
     """
+    from zerotrain.contract.config import ConfigError
+
     try:
-        config = (
-            of_job(file, world_size) if is_yaml(file) else resolve(load(file), world_size=world_size or 1)
-        )
-        rows = rows_of(config)
+        rows = rows_of(config_of(file, world_size))
     except ConfigError as error:
         # The reader stops at the first wrong key: it says nothing about the others.
         rows = [Row(key=error.path, outcome=Outcome.REFUSED, value=error.value, why=_why(error))]
     except OSError as error:
         raise CliError(f"{file}: {error.strerror}", next_step="give a file that can be read") from error
     refused = [row for row in rows if row.outcome is Outcome.REFUSED]
-    if output is Output.JSON:
-        typer.echo(json.dumps([asdict(row) for row in rows], indent=1, default=str))
+    if output is not Output.TABLE:
+        records = [
+            {"key": row.key, "outcome": row.outcome.value, "value": row.value, "why": row.why} for row in rows
+        ]
+        show_record(records, output)
     else:
         _print(rows, refused)
     if refused:
@@ -136,4 +142,4 @@ def _plain(text: str) -> str:
     """The file's texts are not markup, and draw nothing on the terminal."""
     from rich.markup import escape
 
-    return escape("".join(char if char.isprintable() else "?" for char in text))
+    return escape(printable(text))

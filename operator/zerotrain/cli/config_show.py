@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from zerotrain.cli.errors import CliError
-from zerotrain.contract.config import ConfigError, EngineConfig, KeyReport, load, resolve
+from zerotrain.cli.options import Output, OutputOption
+from zerotrain.cli.output import show, show_record, show_table
 from zerotrain.contract.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from zerotrain.contract.config import EngineConfig, KeyReport
 
 EXAMPLE = "Example: zerotrain config show ds_config.json --world-size 8"
 
@@ -24,30 +26,42 @@ def show_config(
         int | None, typer.Option(min=1, help="Ranks to resolve for; a job file's own unless given, else 1.")
     ] = None,
     all_keys: Annotated[bool, typer.Option("--all", help="Also keys that are at their default.")] = False,
+    output: OutputOption = Output.TABLE,
 ) -> None:
     """Print each key with its final value, where the value comes from, and what it does here."""
+    from zerotrain.contract.config import ConfigError
+
     try:
-        config = (
-            of_job(file, world_size) if is_yaml(file) else resolve(load(file), world_size=world_size or 1)
-        )
+        config = config_of(file, world_size)
     except ConfigError as error:
         raise CliError(str(error), next_step=f"correct {file} and run the command again") from error
     except OSError as error:
         raise CliError(f"{file}: {error.strerror}", code=int(ExitCode.BAD_CONFIG)) from error
-    _print(Console(), [row for row in config.report if all_keys or row.origin != "default"])
+    rows = [row for row in config.report if all_keys or row.origin != "default"]
+    if output is not Output.TABLE:
+        show_record(_record(config, rows), output)
+        return
+    show_table(
+        ("key", "value", "origin", "status", "effect"),
+        ((row.path, json.dumps(row.value, default=str), row.origin, row.status, row.effect) for row in rows),
+    )
     for notice in config.notices:
-        typer.echo(f"note: {notice.path}: {notice.message}")
+        show(f"note: {notice.path}: {notice.message}")
     for item in config.unsupported:
-        typer.echo(f"not run: {item.path}: {item.reason} {item.way_out}")
+        show(f"not run: {item.path}: {item.reason} {item.way_out}")
 
 
-def is_yaml(file: Path) -> bool:
-    """Whether it is read as a job file."""
-    return file.suffix in {".yaml", ".yml"}
+def config_of(file: Path, world_size: int | None) -> EngineConfig:
+    """Of a job file (YAML) or a JSON file. Raises CliError, ConfigError, OSError."""
+    # Imported late, as the schema takes longer than what `--help` has to say.
+    from zerotrain.contract.config import load, resolve
+
+    if file.suffix in {".yaml", ".yml"}:
+        return _of_job(file, world_size)
+    return resolve(load(file), world_size=world_size or 1)
 
 
-def of_job(file: Path, world_size: int | None) -> EngineConfig:
-    """The configuration inside a job file. Raises CliError, ConfigError."""
+def _of_job(file: Path, world_size: int | None) -> EngineConfig:
     # Imported late: the models of the API take a second that no other command needs.
     from zerotrain.client.jobfile import JobFileError, load_job
     from zerotrain.operator.api.admission import engine_config
@@ -62,10 +76,20 @@ def of_job(file: Path, world_size: int | None) -> EngineConfig:
     return config
 
 
-def _print(console: Console, rows: Iterable[KeyReport]) -> None:
-    table = Table(box=None, pad_edge=False)
-    for column in ("key", "value", "origin", "status", "effect"):
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(row.path, json.dumps(row.value, default=str), row.origin, row.status, row.effect)
-    console.print(table, markup=False)
+def _record(config: EngineConfig, rows: Sequence[KeyReport]) -> dict[str, Any]:
+    return {
+        "keys": [
+            {
+                "key": row.path,
+                "value": row.value,
+                "origin": row.origin,
+                "status": row.status,
+                "effect": row.effect,
+            }
+            for row in rows
+        ],
+        "notes": [{"key": item.path, "message": item.message} for item in config.notices],
+        "not_run": [
+            {"key": item.path, "reason": item.reason, "way_out": item.way_out} for item in config.unsupported
+        ],
+    }

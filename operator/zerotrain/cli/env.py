@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import sys
@@ -14,7 +13,8 @@ from typing import Annotated
 
 import typer
 
-from zerotrain.cli.checkpoint import Output, OutputOption
+from zerotrain.cli.options import Output, OutputOption
+from zerotrain.cli.output import show, show_record
 
 EXAMPLE = "Example: zerotrain env"
 
@@ -58,13 +58,13 @@ def env(
             f"{item.group}: {item.name}": f"{item.state} {item.value} {item.note}".strip()
             for item in local(None)
         }
-    if output is Output.JSON:
-        typer.echo(json.dumps(facts, indent=1))
+    if output is not Output.TABLE:
+        show_record(facts, output)
         return
     for title, rows in facts.items():
-        typer.echo(f"{title}:")
+        show(f"{title}:")
         for name, value in rows.items():
-            typer.echo(f"  {name}: {value}")
+            show(f"  {name}: {value}")
 
 
 def packages() -> dict[str, str]:

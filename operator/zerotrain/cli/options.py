@@ -36,12 +36,20 @@ class Format(StrEnum):
     NAME = "name"
 
 
+class Output(StrEnum):
+    """How commands that need no cluster print."""
+
+    TABLE = "table"
+    JSON = "json"
+    YAML = "yaml"
+
+
 class DryRun(StrEnum):
     """How far a change goes."""
 
     NONE = "none"
     CLIENT = "client"
-    """Checked and printed here; the cluster is not asked."""
+    """Checked and printed here: the cluster is at most read."""
     SERVER = "server"
     """The API server checks it with all its rules and keeps nothing."""
 
@@ -79,9 +87,13 @@ JobArgument = Annotated[
     str, typer.Argument(metavar="JOB", help="Name of the job.", autocompletion=complete_jobs)
 ]
 FormatOption = Annotated[Format, typer.Option("-o", "--output", help="How to print it.")]
+OutputOption = Annotated[Output, typer.Option("-o", "--output", help="table; json or yaml for programs.")]
 DryRunOption = Annotated[
     DryRun,
-    typer.Option("--dry-run", help="client: check here; server: let the API server check; keep nothing."),
+    typer.Option(
+        "--dry-run",
+        help="client: check it here, send no change; server: let the API server check it, keep nothing.",
+    ),
 ]
 NamespaceOption = Annotated[
     str | None, typer.Option("-n", "--namespace", help="Namespace; that of the context unless given.")

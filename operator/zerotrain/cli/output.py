@@ -6,13 +6,16 @@ import io
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from zerotrain.cli.options import Format
+from zerotrain.cli.options import Format, Output
 from zerotrain.client.text import printable
 from zerotrain.operator.constants import GROUP, SINGULAR
+
+if TYPE_CHECKING:
+    from rich.table import Column
 
 GAP = "   "
 
@@ -25,6 +28,30 @@ def say(text: str) -> None:
 def show(text: str) -> None:
     """A line of results that may hold what a cluster or a training program said."""
     typer.echo(printable(text))
+
+
+def show_table(columns: Sequence[str | Column], rows: Iterable[Sequence[str]]) -> None:
+    """Columns that are folded where the terminal is too narrow; a text is what it is, no markup."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        if isinstance(column, str):
+            table.add_column(column, overflow="fold")
+        else:
+            table.columns.append(column)
+    for row in rows:
+        table.add_row(*(printable(text) for text in row))
+    Console().print(table, markup=False)
+
+
+def show_record(value: Any, form: Output) -> None:
+    """For other programs. Nothing in it drives a terminal: both forms escape what is not ASCII."""
+    if form is Output.YAML:
+        typer.echo(as_yaml(json.loads(json.dumps(value, default=str))), nl=False)
+    else:
+        typer.echo(json.dumps(value, indent=1, default=str))
 
 
 def column_widths(

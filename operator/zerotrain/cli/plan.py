@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zerotrain.cli.checkpoint import Output, OutputOption
 from zerotrain.cli.errors import CliError
+from zerotrain.cli.options import Output, OutputOption
+from zerotrain.cli.output import show_record
 from zerotrain.contract.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -71,8 +71,8 @@ def plan(
         rates=rates,
         price_per_worker=price,
     )
-    if output is Output.JSON:
-        typer.echo(json.dumps(as_json(answer), indent=1))
+    if output is not Output.TABLE:
+        show_record(as_json(answer), output)
     else:
         print_plan(answer)
     if answer.is_refused:

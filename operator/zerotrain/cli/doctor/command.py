@@ -14,10 +14,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from zerotrain.cli.checkpoint import Output, OutputOption
 from zerotrain.cli.doctor.finding import Finding, State, to_records, worst
 from zerotrain.cli.errors import CliError
-from zerotrain.cli.options import Target, cluster_command
+from zerotrain.cli.errors import show as show_error
+from zerotrain.cli.options import Output, OutputOption, Target, cluster_command
+from zerotrain.cli.output import show_record
 from zerotrain.client.text import printable
 
 EXAMPLE = "Example: zerotrain doctor --pod --image registry.example.org/zerotrain:1"
@@ -140,14 +141,24 @@ def _in_pods(
         say=lambda text: console.print(text, markup=False),
     )
     try:
-        return examination.run()
-    finally:
-        examination.clean_up()
+        found = examination.run()
+    except BaseException:
+        # What went wrong is the answer; what is left is told beside it.
+        try:
+            examination.clean_up()
+        except CliError as left:
+            show_error(left)
+        raise
+    examination.clean_up()
+    return found
 
 
 def _show(found: Sequence[Finding], output: Output) -> None:
     if output is Output.JSON:
-        print(json.dumps(to_records(found)), flush=True)
+        print(json.dumps(to_records(found)), flush=True)  # on one line, as the pods' log is read
+        return
+    if output is Output.YAML:
+        show_record(to_records(found), output)
         return
     console = Console(highlight=False)
     table = Table(box=None, pad_edge=False)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from typer.core import TyperGroup
 
-from zerotrain.cli.checkpoint import Output, OutputOption
 from zerotrain.cli.explain import lookup, tables
 from zerotrain.cli.explain.lookup import Topic
+from zerotrain.cli.options import Output, OutputOption
+from zerotrain.cli.output import show_record, show_table
 
 WORD = "word"
 
@@ -57,19 +56,17 @@ def alert(
     if name is not None:
         show([lookup.one(lookup.alert, name, "an alert", iter(alerts()))], output)
         return
-    if output is Output.JSON:
+    if output is not Output.TABLE:
         rows = [
             {"name": item.name, "severity": item.severity, "summary": item.summary}
             for item in alerts().values()
         ]
-        typer.echo(json.dumps(rows, indent=1))
+        show_record(rows, output)
         return
-    table = Table(box=None, pad_edge=False)
-    for column in ("alert", "severity", "summary"):
-        table.add_column(column, overflow="fold")
-    for item in alerts().values():
-        table.add_row(item.name, item.severity, item.summary)
-    Console().print(table, markup=False)
+    show_table(
+        ("alert", "severity", "summary"),
+        ((item.name, item.severity, item.summary) for item in alerts().values()),
+    )
 
 
 @app.command("exit-code", epilog="Example: zerotrain explain exit-code 84")
@@ -123,9 +120,9 @@ app.command("memory", epilog=tables.MEMORY_EXAMPLE)(tables.memory)
 
 def show(topics: Sequence[Topic], output: Output) -> None:
     """For people or for programs."""
-    if output is Output.JSON:
+    if output is not Output.TABLE:
         records = [{"kind": item.kind, "name": item.name, **dict(item.facts)} for item in topics]
-        typer.echo(json.dumps(records, indent=1))
+        show_record(records, output)
         return
     console = Console(highlight=False)
     for at, topic in enumerate(topics):

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from zerotrain.cli.checkpoint import Output
 from zerotrain.cli.errors import CliError
+from zerotrain.cli.options import Output
 
 if TYPE_CHECKING:
     from zerotrain.cli.init.answers import Answers
