@@ -11,7 +11,7 @@ from tests.operator.api_double import ApiDouble, failure, served
 from tests.operator.reconcile_builders import running
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.cluster.logs import MAX_KEPT_BYTES, last_lines, read_tail
-from zerotrain.operator.cluster.nodes import NodeStore
+from zerotrain.operator.cluster.nodes import MAX_GONE, NodeStore
 from zerotrain.operator.resources.failures import failures_config_map, outdated_keys
 
 
@@ -49,6 +49,15 @@ def test_only_nodes_with_something_to_say_are_kept(item: dict[str, Any], told: b
     assert ("node-0" in store.of([running(0)])) is told
     store.put(item)
     assert len(changed) == int(told), "a heartbeat wakes nobody"
+
+
+def test_nodes_that_come_and_go_for_ever_are_not_all_remembered() -> None:
+    store = NodeStore()
+    for number in range(MAX_GONE + 50):
+        store.put(node(f"node-{number}"))
+        store.remove(node(f"node-{number}"))
+    found = store.of([running(index) for index in range(MAX_GONE + 50)])
+    assert sorted(int(name.removeprefix("node-")) for name in found) == list(range(50, MAX_GONE + 50))
 
 
 def test_a_node_that_was_deleted_is_told_of_until_its_name_comes_back() -> None:

@@ -19,6 +19,10 @@ PATH = "/api/v1/nodes"
 NEVER_UPDATED = "NodeStatusNeverUpdated"
 """The node controller's word for a node whose kubelet has never spoken: nothing of it has fallen silent."""
 
+MAX_GONE = 1000
+"""Deleted nodes that are remembered: an autoscaler makes new names for ever, and a pod outlives its node by
+minutes."""
+
 NO_NODES: Mapping[str, NodeView] = {}
 
 
@@ -54,6 +58,9 @@ class NodeStore:
         # Kept until a node of that name comes back: pods name their node for as long as they exist.
         self._known.discard(name)
         self._keep(name, NodeView(name=name, ready=False, gone=True))
+        gone = [other for other, view in self._troubled.items() if view.gone]
+        for other in gone[:-MAX_GONE]:
+            del self._troubled[other]
 
     def _keep(self, name: str, view: NodeView | None) -> None:
         if self._troubled.get(name) == view:
