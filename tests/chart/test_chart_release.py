@@ -261,9 +261,7 @@ def test_who_may_edit_a_namespace_may_edit_its_jobs(cluster: Cluster, release: H
             return cluster.kubectl(*words, check=False).stdout.strip() == "yes"
 
         # The built-in roles follow a moment later.
-        wait_until(
-            lambda: may("edit", "create") and may("view", "list"), "the roles to be aggregated", timeout_s=30
-        )
+        wait_until(lambda: may("edit", "create") and may("view", "list"), "the roles to be aggregated")
         assert not may("view", "create")
 
 

@@ -44,7 +44,7 @@ def shell(node_cluster: Cluster, helm: Path, tmp_path_factory: pytest.TempPathFa
     folder = tmp_path_factory.mktemp("reader")
     with node_cluster.namespace() as namespace:
         # Another module's installation would not be the reader's empty cluster.
-        node_cluster.kubectl("delete", "crd", CRD_NAME, "--ignore-not-found", timeout_s=60)
+        node_cluster.kubectl("delete", "crd", CRD_NAME, "--ignore-not-found")
         environ = {
             "KUBECONFIG": str(own_kubeconfig(node_cluster, folder, namespace)),
             "PATH": f"{tools(node_cluster, folder, helm)}:{REPOSITORY / '.venv' / 'bin'}",
@@ -112,7 +112,6 @@ def test_small_examples_run_to_their_end(node_cluster: Cluster, shell: Shell, na
                 == "Verified"
             ),
             "the verification of nightly's checkpoint",
-            timeout_s=60,
         )
     reader.kubectl("delete", *files, "--wait=false")
 

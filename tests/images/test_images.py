@@ -78,14 +78,14 @@ def operator_pod(
     """The chart's operator, from the image."""
     folder = tmp_path_factory.mktemp("operator")
     load(node_cluster, built(builder, "operator", OPERATOR, folder / "operator.tar"))
-    node_cluster.kubectl("delete", "crd", CRD_NAME, "--ignore-not-found", timeout_s=60)
+    node_cluster.kubectl("delete", "crd", CRD_NAME, "--ignore-not-found")
     chart = Helm(program=helm, home=folder, kubeconfig=node_cluster.kubeconfig)
     repository, tag = OPERATOR.rsplit(":", 1)
     chart.install("--wait", values={"image": {"repository": repository, "tag": tag}})
     (pod,) = node_cluster.get("pods", "-n", chart.namespace)["items"]
     yield f"{chart.namespace}/{pod['metadata']['name']}"
     chart.uninstall("--wait")
-    node_cluster.kubectl("delete", "crd", CRD_NAME, "--ignore-not-found", timeout_s=60)
+    node_cluster.kubectl("delete", "crd", CRD_NAME, "--ignore-not-found")
     node_cluster.kubectl("delete", "namespace", chart.namespace, "--wait=false")
 
 
@@ -115,7 +115,7 @@ def test_the_operator_runs_from_its_image(
         found = node_cluster.get("ztj", "refused", "-n", node_namespace)
         return found.get("status", {}).get("phase")
 
-    wait_until(lambda: phase() == "Stalled", "the operator to refuse the job", timeout_s=60)
+    wait_until(lambda: phase() == "Stalled", "the operator to refuse the job")
 
 
 def test_what_is_in_the_operators_container(node_cluster: Cluster, operator_pod: str) -> None:

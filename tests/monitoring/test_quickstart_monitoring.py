@@ -55,7 +55,7 @@ def shell(
     folder = tmp_path_factory.mktemp("reader")
     stack.stop(FOLDER)
     with node_cluster.namespace() as namespace:
-        node_cluster.kubectl("delete", "crd", CRD_NAME, "--ignore-not-found", timeout_s=60)
+        node_cluster.kubectl("delete", "crd", CRD_NAME, "--ignore-not-found")
         environ = {
             "KUBECONFIG": str(own_kubeconfig(node_cluster, folder, namespace)),
             "PATH": f"{tools(node_cluster, folder, helm)}:{REPOSITORY / '.venv' / 'bin'}",

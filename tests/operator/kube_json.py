@@ -54,7 +54,7 @@ class KubeJson:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self._server + path, data=data, headers=headers, method=method)
         try:
-            with urllib.request.urlopen(request, context=self._tls, timeout=10) as answer:
+            with urllib.request.urlopen(request, context=self._tls, timeout=60) as answer:
                 return dict(json.load(answer))
         except urllib.error.HTTPError as error:
             said = error.read().decode(errors="replace")

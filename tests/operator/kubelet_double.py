@@ -19,6 +19,7 @@ from typing import Any
 
 from tests.operator.kube_json import ApiDown, KubeJson
 from tests.operator.worker_double import Training, WorkerServer
+from tests.support.devcluster import PATIENCE_S
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.contract.launch import LaunchSpec
 from zerotrain.contract.progress import Termination
@@ -264,7 +265,7 @@ def kubelet(
         double.stop()
 
 
-def wait_for_step(double: KubeletDouble, step: int, *, timeout_s: float = 60) -> None:
+def wait_for_step(double: KubeletDouble, step: int, *, timeout_s: float = PATIENCE_S) -> None:
     """Until the newest attempt is at least at `step`."""
     deadline = time.monotonic() + timeout_s
     while not any(training.step >= step for training in double.trainings()[-1:]):

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from tests.operator.kubelet_double import KubeletDouble
-from tests.support.devcluster import Cluster, wait_until
+from tests.support.devcluster import PATIENCE_S, Cluster, wait_until
 from tests.support.jobs import job_json
 
 
@@ -29,7 +29,7 @@ class LiveJob:
         found = [item for item in self.status().get("conditions", ()) if item["type"] == kind]
         return dict(found[0]) if found else {}
 
-    def wait_for(self, phase: str, *, timeout_s: float = 60) -> dict[str, Any]:
+    def wait_for(self, phase: str, *, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
         """The status once the job is in this phase."""
 
         def there() -> dict[str, Any] | None:

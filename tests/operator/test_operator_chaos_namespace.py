@@ -35,7 +35,7 @@ def test_a_namespace_goes_without_its_operator(
             first.kill()
             control_plane.kubectl("delete", "namespace", doomed, "--wait=false")
             gone = ("get", "namespace", doomed, "-o", "name", "--ignore-not-found")
-            wait_until(lambda: not control_plane.kubectl(*gone).stdout, "the namespace to go", timeout_s=60)
+            wait_until(lambda: not control_plane.kubectl(*gone).stdout, "the namespace to go")
             pods = len(double.created)
         second = _leading(setup)
         job = LiveJob(control_plane, namespace)

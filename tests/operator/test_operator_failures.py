@@ -59,7 +59,7 @@ def test_the_last_lines_survive_a_kill_before_they_were_read(
             assert kept(control_plane, namespace) is None
             logs.open.set()
             process.start()
-            done = job.wait_for("Completed", timeout_s=90)
+            done = job.wait_for("Completed")
             judge_attempts(double, attempts=2)
         failure = done["failures"][0]
         assert (failure["rank"], failure["log"]) == (2, "attempt-1.log")
@@ -133,7 +133,7 @@ def test_a_dead_node_is_waited_for_by_nobody(
         double.nodes = (NODE,)
         double.dead = {node}
         control_plane.kubectl("taint", "node", node, "node.kubernetes.io/out-of-service=down:NoExecute")
-        wait_until(lambda: len(double.trainings()) == 2, "the second attempt to run", timeout_s=30)
+        wait_until(lambda: len(double.trainings()) == 2, "the second attempt to run")
         status = job.wait_for("Running")
         assert status["failures"][0]["reason"] == "NodeLost"
         assert status["failures"][0]["node"] == node

@@ -198,4 +198,4 @@ def _group_of(cluster: Cluster, space: str, resource: str, name: str) -> dict[st
         items = cluster.get(resource, "-n", space)["items"]
         return next((item for item in items if item["metadata"]["name"] == name), None)
 
-    return dict(wait_until(there, f"pod group {name}", timeout_s=90))
+    return dict(wait_until(there, f"pod group {name}"))

@@ -36,16 +36,14 @@ def test_a_stopped_rank_is_named_and_the_job_goes_on_from_its_checkpoint(
         job = LiveJob(control_plane, namespace, hangPolicy=POLICY)
         wait_for_step(double, 2)
         double.trainings()[0].straggler = Straggler(rank=RANK, own_seconds=3.0, median_seconds=1.0)
-        wait_until(
-            lambda: job.status().get("straggler"), "the straggler in status", timeout_s=30, every_s=0.2
-        )
+        wait_until(lambda: job.status().get("straggler"), "the straggler in status", every_s=0.2)
         stop_rank(double)
-        hung = wait_until(lambda: job.status().get("hang"), "the hang in status", timeout_s=30, every_s=0.1)
+        hung = wait_until(lambda: job.status().get("hang"), "the hang in status", every_s=0.1)
         assert (hung["rank"], hung["pod"], hung["node"]) == (RANK, "gpt-1-1", "double")
         # What was found survives the operator; the stacks are collected before any pod goes.
         process.kill()
         process.start()
-        wait_until(lambda: job.status().get("attempt") == 2, "the second attempt", timeout_s=60)
+        wait_until(lambda: job.status().get("attempt") == 2, "the second attempt")
         after = job.wait_for("Running")
         first = double.trainings()[0]
         assert set(first.stacks_asked) == {0, 1}
@@ -69,12 +67,10 @@ def test_action_report_says_so_and_leaves_the_attempt_alone(
         job = LiveJob(control_plane, namespace, hangPolicy={**POLICY, "action": "Report"})
         wait_for_step(double, 3)
         stop_rank(double)
-        wait_until(
-            lambda: (job.status().get("hang") or {}).get("stacks"), "the stacks", timeout_s=30, every_s=0.2
-        )
+        wait_until(lambda: (job.status().get("hang") or {}).get("stacks"), "the stacks", every_s=0.2)
         assert job.condition("Hung")["status"] == "True"
         assert job.status()["phase"] == "Running"
         double.trainings()[0].stopped_rank = None
-        wait_until(lambda: job.condition("Hung")["status"] == "False", "the end of the alarm", timeout_s=30)
+        wait_until(lambda: job.condition("Hung")["status"] == "False", "the end of the alarm")
         assert job.status()["attempt"] == 1
         assert any(reason == "HangOver" for reason, _ in job.events())

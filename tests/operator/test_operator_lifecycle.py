@@ -38,7 +38,7 @@ def test_runs_to_completion_and_goes_without_a_trace(
         assert sorted(reason for reason, _ in job.events()) == ["AllRanksJoined", "Completed"]
         assert 'zerotrain_operator_jobs{phase="Completed"}' in process.get("/metrics")
         control_plane.kubectl("delete", "ztj", "gpt", "-n", namespace)
-        wait_until(lambda: not job.owned(), "the job's objects to go", timeout_s=60)
+        wait_until(lambda: not job.owned(), "the job's objects to go")
 
 
 def test_restarts_all_ranks_from_the_last_durable_step(

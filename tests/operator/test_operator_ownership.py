@@ -22,7 +22,7 @@ def wait_for_reason(job: LiveJob, reason: str) -> str:
         found = job.condition("Reconciling")
         return str(found["message"]) if found.get("reason") == reason else None
 
-    return str(wait_until(there, f"Reconciling to say {reason}", timeout_s=30, every_s=0.25))
+    return str(wait_until(there, f"Reconciling to say {reason}", every_s=0.25))
 
 
 def test_a_name_that_is_taken_is_said_and_waited_for(
@@ -69,8 +69,8 @@ def test_time_to_live_deletes_the_job_and_what_it_owns(
     with operator(operator_kubeconfig, tmp_path), kubelet(api, namespace, KEY, steps=10):
         job = LiveJob(control_plane, namespace, runPolicy__ttlSecondsAfterFinished=1)
         listed = ("get", "ztj", "-n", namespace, "-o", "name")
-        wait_until(lambda: control_plane.kubectl(*listed).stdout == "", "the job to go", timeout_s=60)
-        wait_until(lambda: not job.owned(), "its objects to go", timeout_s=60)
+        wait_until(lambda: control_plane.kubectl(*listed).stdout == "", "the job to go")
+        wait_until(lambda: not job.owned(), "its objects to go")
 
 
 def test_a_job_that_is_deleted_with_the_operator_down_leaves_nothing(
@@ -81,7 +81,7 @@ def test_a_job_that_is_deleted_with_the_operator_down_leaves_nothing(
             job = LiveJob(control_plane, namespace)
             job.wait_for("Running")
         control_plane.kubectl("delete", "ztj", "gpt", "-n", namespace, "--timeout=20s")
-        wait_until(lambda: not job.owned(), "its objects to go", timeout_s=60)
+        wait_until(lambda: not job.owned(), "its objects to go")
 
 
 def test_a_namesake_of_a_deleted_job_starts_afresh(

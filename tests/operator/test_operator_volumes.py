@@ -46,7 +46,7 @@ def stalled(job: LiveJob, reason: str) -> str:
             str(found["message"]) if (found.get("status"), found.get("reason")) == ("True", reason) else None
         )
 
-    return str(wait_until(there, f"Stalled to say {reason}", timeout_s=30, every_s=0.25))
+    return str(wait_until(there, f"Stalled to say {reason}", every_s=0.25))
 
 
 def test_no_pod_before_the_class_declares_its_encryption(
@@ -87,7 +87,7 @@ def test_rdma_in_a_namespace_that_refuses_it_is_a_stall_with_a_way_out(
         assert f"kubectl label namespace {namespace} {LEVEL}=privileged" in message
         assert not double.created
         control_plane.kubectl("label", "namespace", namespace, f"{LEVEL}=privileged", "--overwrite")
-        job.wait_for("Completed", timeout_s=90)
+        job.wait_for("Completed")
         assert job.status()["attempt"] == 1, "a refusal is no failed attempt"
         told = [reason for reason, _ in job.events()]
         assert told.count("IpcLockAdded") == 1

@@ -23,7 +23,6 @@ def install_crd(cluster: Cluster) -> str:
     wait_until(
         lambda: cluster.kubectl("explain", "ztj.spec", check=False).returncode == 0,
         "kubectl explain ztj.spec",
-        timeout_s=30,
     )
     return f"{applied.stdout}{applied.stderr}"
 
@@ -37,7 +36,6 @@ def wait_established(cluster: Cluster, *names: str) -> None:
                 for item in cluster.get("crd", name).get("status", {}).get("conditions") or ()
             ),
             f"{name} to be established",
-            timeout_s=30,
         )
 
 

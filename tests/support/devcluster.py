@@ -29,6 +29,10 @@ EXIT_UNSUPPORTED = 3
 """`up` ends with this when the machine cannot run the profile at all."""
 
 
+PATIENCE_S = 180.0
+"""Of a wait, unless the test says otherwise. Only a failure takes that long, however busy the machine."""
+
+
 class UnsupportedError(ClusterError):
     """This machine cannot run the profile; the message says why."""
 
@@ -100,7 +104,6 @@ class Cluster:
                     self.kubectl("get", "serviceaccount", "default", "-n", name, check=False).returncode == 0
                 ),
                 f"the default service account of namespace {name}",
-                timeout_s=30,
             )
             yield name
         finally:
@@ -199,7 +202,7 @@ class Pool:
         self._leases.close()
 
 
-def wait_until(condition: Any, what: str, *, timeout_s: float = 60.0, every_s: float = 0.1) -> Any:
+def wait_until(condition: Any, what: str, *, timeout_s: float = PATIENCE_S, every_s: float = 0.1) -> Any:
     """Ask until the answer is true and return it; the error names what was awaited."""
     deadline = time.monotonic() + timeout_s
     while True:

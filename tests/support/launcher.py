@@ -59,7 +59,7 @@ class RunningLauncher:
         self, path: str, *, body: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> tuple[int, bytes]:
         """Status and body."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             connection.request(
                 "GET" if body is None else "POST", path, body=body, headers=dict(headers or {})

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from tests.cluster.chaos.incarnation import Incarnation
 from tests.cluster.chaos.season import Season
 from tests.operator.operator_process import OperatorProcess
+from tests.support.devcluster import PATIENCE_S
 
 MAX_LIFE_S = 1.5
 """A life that does not come to its doom is killed wherever it is."""
@@ -105,7 +106,9 @@ def sigkill(season: Season, count: int, *, told: Callable[[str], None] = lambda 
             process.start(wait=False)
             if number % 4:
                 season.while_(
-                    lambda: not process.leads(), timeout_s=90, what=lambda: f"no leader:\n{process.tail()}"
+                    lambda: not process.leads(),
+                    timeout_s=PATIENCE_S,
+                    what=lambda: f"no leader:\n{process.tail()}",
                 )
             season.pass_time(season.chance.uniform(0.0, 1.5))
             process.kill()

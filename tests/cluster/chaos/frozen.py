@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from tests.cluster.chaos.crashes import immortal
 from tests.cluster.chaos.incarnation import Incarnation
 from tests.cluster.chaos.season import Season
+from tests.support.devcluster import PATIENCE_S
 from zerotrain.operator.cluster import election
 
 SHORT = {"LEASE_S": 3, "RENEW_S": 2, "RETRY_S": 0.3}
@@ -69,11 +70,11 @@ def _takeover(season: Season, nth: int) -> list[str]:
     """The leader freezes, the other one takes over, the first goes on; both stay for a moment."""
     freeze = Freeze(nth, SHORT["LEASE_S"] + 1.5)
     leader = _start(season, "one", freeze)
-    season.while_(lambda: not leader.leads(), timeout_s=30, what="the first replica does not lead")
+    season.while_(lambda: not leader.leads(), timeout_s=PATIENCE_S, what="the first replica does not lead")
     other = _start(season, "two", immortal)
     try:
-        season.while_(lambda: not freeze.thawed, timeout_s=60, what="the leader never froze")
-        season.while_(lambda: not other.leads(), timeout_s=30, what="nobody takes over")
+        season.while_(lambda: not freeze.thawed, timeout_s=PATIENCE_S, what="the leader never froze")
+        season.while_(lambda: not other.leads(), timeout_s=PATIENCE_S, what="nobody takes over")
         season.pass_time(1.0)
     finally:
         leader.retire()
