@@ -36,6 +36,7 @@ from zerotrain.operator.reconcile import (
 
 SUSPENDED = {"suspend": True}
 YIELD = RequestYield(attempt=1, pod="gpt-1-0", pod_ip="10.0.0.0")
+SIGTERM = DeleteWorkers(attempt=1, grace_s=None)
 ACKED = YieldState(attempt=1, acked_at=ago(1))
 
 
@@ -188,14 +189,81 @@ SUSPEND = [
         ),
     ),
     Row(
+        id="all pods gone, and the last steps with them",
+        job=job(
+            spec=SUSPENDED,
+            status=status(
+                "Suspending",
+                progress={"attempt": 1, "step": 90},
+                checkpoint={"last": {"step": 20, "time": stamp(ago(500))}, "requestedAt": stamp(ago(70))},
+            ),
+        ),
+        seen=seen(gone=(ended(0, 137), ended(1, 137))),
+        want=Want(
+            phase="Suspended",
+            events=("Suspended",),
+            conditions={"CheckpointDurable": ("False", "CheckpointOutdated")},
+            says={
+                "CheckpointDurable": "the job was at step 90, the newest is step 20",
+                "event": "the newest checkpoint is step 20, the job was at step 90",
+            },
+        ),
+    ),
+    Row(
+        id="a job that waits suspended says so in every later pass",
+        job=job(
+            spec=SUSPENDED,
+            status=status(
+                "Suspended",
+                progress={"attempt": 1, "step": 90},
+                checkpoint={"last": {"step": 20, "time": stamp(ago(500))}},
+            ),
+        ),
+        seen=seen(),
+        want=Want(conditions={"CheckpointDurable": ("False", "CheckpointOutdated")}),
+    ),
+    Row(
         id="the grace is over: the pods are ended, with a warning",
         job=job(spec=SUSPENDED, status=asked(76)),
-        seen=seen(ready(0), ready(1), yielding=ACKED),
+        seen=seen(ready(0), ready(1), yielding=replace(ACKED, acked_at=ago(75))),
         want=Want(
             actions=(DeleteWorkers(attempt=1, grace_s=1),),
             events=("YieldTimeout",),
             says={"event": "gracePeriodSeconds"},
         ),
+    ),
+    *(
+        Row(
+            id=f"an operator that was away for longer than the grace: {name}",
+            job=job(spec=SUSPENDED, status=asked(600)),
+            seen=observed,
+            want=Want(phase="Suspending", actions=actions, events=events, **more),
+        )
+        for name, observed, actions, events, more in (
+            ("nobody was asked", seen(ready(0), ready(1)), (SIGTERM,), (), {}),
+            ("one was told", seen(going(0, asked_s_ago=100), ready(1)), (SIGTERM,), (), {}),
+            (
+                "told a moment ago, the grace counts from there",
+                seen(going(0), going(1, asked_s_ago=2)),
+                (),
+                (),
+                {"wake_in_s": 65},
+            ),
+            (
+                "acked a moment ago",
+                seen(ready(0), ready(1), yielding=ACKED),
+                (),
+                (),
+                {"wake_in_s": 64},
+            ),
+            (
+                "told long ago by somebody with more patience",
+                seen(*(going(index, grace_s=3600, asked_s_ago=66) for index in ALL)),
+                (DeleteWorkers(attempt=1, grace_s=1),),
+                ("YieldTimeout",),
+                {},
+            ),
+        )
     ),
     Row(
         id="pods that never started have nothing to save",

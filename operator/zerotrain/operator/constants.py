@@ -180,6 +180,7 @@ class Reason(StrEnum):
     CHECKPOINT_REJECTED = "CheckpointRejected"
     CHECKPOINT_VERIFIED = "CheckpointVerified"
     CHECKPOINT_DAMAGED = "CheckpointDamaged"
+    CHECKPOINT_OUTDATED = "CheckpointOutdated"
     VERIFICATION_FAILED = "VerificationFailed"
     """Whether the checkpoint is whole could not be told."""
 

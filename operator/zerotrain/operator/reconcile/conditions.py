@@ -19,6 +19,7 @@ from zerotrain.operator.reconcile import hangs, privileges
 from zerotrain.operator.reconcile.attempts import AttemptView, Fate
 from zerotrain.operator.reconcile.draft import MAX_TEXT, Draft, cut
 from zerotrain.operator.reconcile.observe import PodView
+from zerotrain.operator.reconcile.progress import unsaved_steps
 
 ACTIVE = frozenset({Phase.PENDING, Phase.STARTING, Phase.RUNNING})
 FINISHED = frozenset({Phase.COMPLETED, Phase.FAILED})
@@ -245,6 +246,10 @@ def _checkpoint(facts: Facts) -> Finding:
     verified = checkpoint.verification
     if verified is not None and verified.state is VerificationState.DAMAGED:
         return Finding(False, Reason.CHECKPOINT_DAMAGED, f"step {verified.step}: {verified.message}")
+    if facts.phase in (Phase.SUSPENDED, Phase.QUEUED) and unsaved_steps(facts.status):
+        # Whoever waits for this condition before turning off machines must not be told that all is kept.
+        told = f"the job was at step {facts.status.progress.step}, the newest is step {checkpoint.last.step}"
+        return Finding(False, Reason.CHECKPOINT_OUTDATED, told)
     if verified is not None and verified.state is VerificationState.VERIFIED:
         return Finding(True, Reason.CHECKPOINT_VERIFIED, f"step {verified.step}, every byte was read")
     return Finding(True, Reason.CHECKPOINT_DURABLE, f"step {checkpoint.last.step}")

@@ -32,7 +32,7 @@ from zerotrain.operator.reconcile.attempts import (
 )
 from zerotrain.operator.reconcile.budgets import charge, history_of
 from zerotrain.operator.reconcile.draft import Draft
-from zerotrain.operator.reconcile.progress import newest_step
+from zerotrain.operator.reconcile.progress import newest_step, unsaved_steps
 
 
 def complete(draft: Draft, told: str = "") -> None:
@@ -135,6 +135,8 @@ def after_move(draft: Draft, request: YieldRequest) -> None:
     else:
         draft.set(phase=Phase.RESTARTING, next_attempt_time=None)
     told = f"attempt {attempt} {'yielded' if request.joined else 'ended before its ranks had met'}"
+    if request.joined and unsaved_steps(draft.status):
+        told = f"attempt {attempt} stopped at step {draft.status.progress.step} without saving it"
     _announce(draft, Reason.YIELDED, told, decision, warning=False)
 
 

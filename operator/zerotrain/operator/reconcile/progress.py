@@ -51,6 +51,14 @@ def newest_step(status: ZeroTrainingJobStatus) -> int:
     return max(status.progress.step, durable)
 
 
+def unsaved_steps(status: ZeroTrainingJobStatus) -> int:
+    """Steps of the current attempt beyond the newest durable checkpoint. Clocks of nodes say nothing here."""
+    if status.progress.attempt != status.attempt:
+        return 0
+    durable = status.checkpoint.last.step if status.checkpoint.last is not None else 0
+    return max(0, status.progress.step - durable)
+
+
 def _take_progress(draft: Draft, progress: Progress) -> None:
     old, step_at = draft.status.progress, draft.step_at()
     # Until it has loaded its checkpoint a rank knows no step, which is no reason to show none.

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
+from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.operator.api import Phase, YieldReason, YieldRequest, ZeroTrainingJobSpec
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.reconcile import drains, endings, queueing, sizing
 from zerotrain.operator.reconcile.attempts import (
+    LIVE,
     OVER,
     AttemptView,
     Failure,
@@ -25,7 +27,9 @@ from zerotrain.operator.reconcile.attempts import (
     first_failure,
 )
 from zerotrain.operator.reconcile.draft import Draft
+from zerotrain.operator.reconcile.observe import PodView
 from zerotrain.operator.reconcile.plan import DeleteWorkers, RequestYield
+from zerotrain.operator.reconcile.progress import unsaved_steps
 from zerotrain.operator.resources.container import DEFAULT_GRACE_S
 
 FALLBACK = timedelta(seconds=10)
@@ -103,12 +107,31 @@ def failed(draft: Draft, view: AttemptView) -> Failure | None:
     request = draft.status.yield_request
     if request is not None and not request.joined:
         return None
-    return min((item for item in failures_of(view) if _is_own(item, view)), key=cause_order, default=None)
+    left_at = min((pod.finished_at for pod in _without_saving(view) if pod.finished_at), default=None)
+    own = (item for item in failures_of(view) if _is_own(item, view) and not _follows(item, left_at))
+    return min(own, key=cause_order, default=None)
+
+
+def _without_saving(view: AttemptView) -> list[PodView]:
+    """Pods that answered the request by stopping without a checkpoint: the channel deletes nothing, so their
+    code alone says that they were told to."""
+    ended = (worker.pod for worker in view.workers if worker.fate is Fate.FAILED)
+    return [pod for pod in ended if pod is not None and pod.exit_code == ExitCode.TERMINATED]
+
+
+def _follows(failure: Failure, left_at: datetime | None) -> bool:
+    """Whether the rank ended because a peer had stopped before it, as any rank does whose peer is gone."""
+    pod = failure.worker.pod
+    if left_at is None or pod is None or pod.finished_at is None or pod.finished_at < left_at:
+        return False
+    return failure.judgement.reason in (Reason.RANK_FAILED, Reason.KILLED)
 
 
 def _is_own(failure: Failure, view: AttemptView) -> bool:
     pod = failure.worker.pod
     if pod is None or pod.deletion_at is not None or pod.disruption:
+        return False
+    if pod.exit_code == ExitCode.TERMINATED:
         return False
     # Of a pod that is merely gone nobody knows who took it away.
     return pod.ended or any(pod is item for item in view.present)
@@ -123,24 +146,53 @@ def is_move(draft: Draft) -> bool:
 def over(draft: Draft, view: AttemptView) -> bool:
     """Whether the ranks stopped, cannot stop any more, or had their time; asks them otherwise."""
     if view.all_in(OVER | {Fate.ABSENT, Fate.PENDING}) or first_failure(view) is not None:
+        _tell_unsaved(draft, view)
         return True
     request = draft.status.yield_request
     if request is not None and not request.joined:
         return True
-    asked = draft.status.checkpoint.requested_at or draft.now
-    limit = asked + FALLBACK + grace(draft) + SLACK
-    if draft.now >= limit:
-        draft.emit(
-            Reason.YIELD_TIMEOUT,
-            f"no checkpoint within {grace(draft).seconds} s: the pods are ended; raise "
-            "checkpoint.gracePeriodSeconds above one step plus one checkpoint",
-            warning=True,
-        )
+    limit = _limit(draft, view)
+    if limit is None:
+        _tell(draft, view)
+    elif draft.now >= limit:
+        _warn(draft, f"no checkpoint within {grace(draft).seconds} s: the pods are ended")
         return True
-    draft.wake(limit)
+    else:
+        draft.wake(limit)
+    return False
+
+
+def _limit(draft: Draft, view: AttemptView) -> datetime | None:
+    """When the ranks that are left have had their grace; None while one of them was not told to stop.
+
+    Counts from when they were told. The request may be older by as long as no operator ran, or the API
+    server did not answer.
+    """
+    acked_at = _acked_at(draft, view)
+    if acked_at is not None:
+        asked = draft.status.checkpoint.requested_at or acked_at
+        return max(asked + FALLBACK, acked_at) + grace(draft) + SLACK
+    left = [worker.pod for worker in view.workers if worker.fate in LIVE and worker.pod is not None]
+    ends = [_told_until(draft, pod) for pod in left]
+    known = [end for end in ends if end is not None]
+    return max(known) + SLACK if known and len(known) == len(ends) else None
+
+
+def _acked_at(draft: Draft, view: AttemptView) -> datetime | None:
     state = draft.observed.yielding
-    if state is not None and state.attempt == view.number and state.acked_at is not None:
-        return False
+    return state.acked_at if state is not None and state.attempt == view.number else None
+
+
+def _told_until(draft: Draft, pod: PodView) -> datetime | None:
+    """The end of the grace that a deletion gives the pod, at most the job's own."""
+    if pod.deletion_at is None or pod.deletion_grace_s is None:
+        return pod.deletion_at
+    return min(pod.deletion_at, pod.deletion_at - timedelta(seconds=pod.deletion_grace_s) + grace(draft))
+
+
+def _tell(draft: Draft, view: AttemptView) -> None:
+    """Through the channel first, then by SIGTERM."""
+    state, asked = draft.observed.yielding, draft.status.checkpoint.requested_at or draft.now
     refused = state is not None and state.attempt == view.number and state.refused
     pods = [worker.pod for worker in view.workers if worker.fate is Fate.RUNNING and worker.pod is not None]
     if pods and not refused and draft.now < asked + FALLBACK:
@@ -148,9 +200,25 @@ def over(draft: Draft, view: AttemptView) -> bool:
         others = tuple((pod.name, pod.pod_ip) for pod in pods[1:]) if draft.job.spec.command else ()
         draft.act(RequestYield(attempt=view.number, pod=pods[0].name, pod_ip=pods[0].pod_ip, others=others))
         draft.wake(min(draft.now + timedelta(seconds=2), asked + FALLBACK))
-    elif view.count(Fate.RUNNING, Fate.PENDING):
+    else:
         draft.act(DeleteWorkers(attempt=view.number, grace_s=None))
-    return False
+        draft.wake(draft.now + FALLBACK)  # the deletions bring events, but one may never come
+
+
+def _tell_unsaved(draft: Draft, view: AttemptView) -> None:
+    """Ranks that stopped without the checkpoint that was due; once, before their pods are asked to go."""
+    policy = draft.job.spec.checkpoint
+    pods = [pod for pod in _without_saving(view) if any(pod is item for item in view.present)]
+    if policy is None or not policy.on_termination or not pods or pods[0].deletion_at is not None:
+        return
+    said = pods[0].termination
+    why = f" ({said.exception})" if said is not None and said.exception else ""
+    _warn(draft, f"worker {pods[0].index} (pod {pods[0].name}) stopped without a checkpoint{why}")
+
+
+def _warn(draft: Draft, what: str) -> None:
+    way_out = "raise checkpoint.gracePeriodSeconds above one step plus one checkpoint"
+    draft.emit(Reason.YIELD_TIMEOUT, f"{what}; {way_out}", warning=True)
 
 
 def conclude(draft: Draft) -> None:
@@ -158,14 +226,17 @@ def conclude(draft: Draft) -> None:
     request = draft.status.yield_request
     reason = request.reason if request is not None else YieldReason.SUSPEND
     last = draft.status.checkpoint.last
+    saved = last is not None and not unsaved_steps(draft.status)
     drop(draft)
     if request is not None and reason in (YieldReason.DRAIN, YieldReason.RESIZE):
         endings.after_move(draft, request)
         return
     kept = f"the newest checkpoint is step {last.step}" if last is not None else "there is no checkpoint"
+    if last is not None and not saved:
+        kept += f", the job was at step {draft.status.progress.step}"
     phase = Phase.SUSPENDED if reason is YieldReason.SUSPEND else Phase.QUEUED
     draft.set(phase=phase, start_time=None)
-    draft.emit(Reason.SUSPENDED, f"attempt {draft.status.attempt} ended; {kept}", warning=last is None)
+    draft.emit(Reason.SUSPENDED, f"attempt {draft.status.attempt} ended; {kept}", warning=not saved)
 
 
 def drop(draft: Draft) -> None:
