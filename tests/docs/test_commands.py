@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 import typer
 
+from tests.support.commands import zerotrain
 from tests.test_repo_shape import ROOT, tracked
 from zerotrain.cli.errors import CliError
 from zerotrain.cli.explain.lookup import explain_word
 from zerotrain.cli.main import app
+from zerotrain.client.exit_codes import CommandExit
 
 GROUP: Any = typer.main.get_command(app)
 # typer brings a click of its own along, so that click's classes tell nothing here.
@@ -28,13 +30,18 @@ _PROSE = re.compile(r"^(?:kubectl )?zerotrain ")
 
 def shown(text: str) -> Iterator[str]:
     """Commands of console blocks and of inline code."""
+    yield from typed(text)
+    for match in _INLINE.finditer(_FENCE.sub("", text)):
+        yield match[1].replace("\n", " ")
+
+
+def typed(text: str) -> Iterator[str]:
+    """Commands of console blocks alone: whole ones, to be typed as they stand."""
     for match in _FENCE.finditer(text):
         if match["kind"] in ("console", "", "sh", "bash"):
             lines = match["body"].replace("\\\n", " ").splitlines()
             commands = (re.sub(r"^\$ |^\.venv/bin/", "", line.strip()) for line in lines)
             yield from (re.sub(r"^\.venv/bin/", "", line) for line in commands if _is_command(line))
-    for match in _INLINE.finditer(_FENCE.sub("", text)):
-        yield match[1].replace("\n", " ")
 
 
 def _is_command(line: str) -> bool:
@@ -84,6 +91,52 @@ def _walk(words: list[str]) -> str | None:
     return None
 
 
+def unparsed(command: str) -> str | None:
+    """What the command line itself says against a whole command: what is missing, or of the wrong kind."""
+    for words in _alternatives(command):
+        here: Any = GROUP
+        path: list[str] = []
+        while words and hasattr(here, "get_command"):
+            child = here.get_command(here.context_class(here), words[0])
+            if child is None:
+                break
+            path, here, words = [*path, words[0]], child, words[1:]
+        if hasattr(here, "get_command") or "--help" in words or any("[" in word for word in words):
+            continue  # a general form; `problem` has looked at its words
+        found = _refused(here, " ".join(path), words) or _lonely(" ".join(path), words)
+        if found is not None:
+            return f"{command!r}: {found}"
+    return None
+
+
+def _refused(command: Any, path: str, words: list[str]) -> str | None:
+    """What the parser says, where no number in the place of a placeholder helps."""
+    try:
+        command.make_context(path, list(words))
+    except typer.Exit:
+        return None
+    except Exception as error:
+        # typer's own click is not to be imported; its errors have a message for people.
+        if not hasattr(error, "format_message"):
+            raise
+        if "does not exist" in error.format_message():
+            return None  # the reader's file
+        numbers = ["1" if re.fullmatch(r"[A-Z]+", word) else word for word in words]
+        return str(error.format_message()) if numbers == words else _refused(command, path, numbers)
+    return None
+
+
+NEEDS = {("doctor", "--pod"): "--image"}
+"""Options that a command asks for only beside another one."""
+
+
+def _lonely(path: str, words: list[str]) -> str | None:
+    for (command, option), needed in NEEDS.items():
+        if command == path and option in words and needed not in words:
+            return f"{option} needs {needed}"
+    return None
+
+
 def _unexplained(word: str) -> str | None:
     """`explain` takes any word that the product shows."""
     if re.fullmatch(r"[A-Z_]+|\[.*", word):
@@ -107,6 +160,45 @@ def test_every_command_in_the_documents_exists() -> None:
         if (wrong := problem(command)) is not None
     ]
     assert found == []
+
+
+def test_every_command_to_type_is_complete() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {wrong}"
+        for path in documents()
+        for command in typed(path.read_text(encoding="utf-8"))
+        if (wrong := unparsed(command)) is not None
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("command", "part"),
+    [
+        ("zerotrain scale gpt", "--workers"),
+        ("zerotrain describe", "JOB"),
+        ("zerotrain logs gpt --tail many", "many"),
+        ("zerotrain doctor --pod --node NODE", "--pod needs --image"),
+        ("zerotrain scale gpt --workers N --nonsense", "--nonsense"),
+    ],
+)
+def test_the_check_sees_what_is_missing(command: str, part: str) -> None:
+    assert part in (unparsed(command) or "")
+
+
+@pytest.mark.parametrize(
+    "command", ["zerotrain logs JOB --tail N", "zerotrain get -A | head", "zerotrain config [OPTIONS]"]
+)
+def test_placeholders_and_general_forms_are_complete(command: str) -> None:
+    assert unparsed(command) is None
+
+
+def test_what_needs_another_option_says_so_itself() -> None:
+    """NEEDS is what the commands do."""
+    for (command, option), needed in NEEDS.items():
+        done = zerotrain(command, option)
+        assert done.code == CommandExit.INVALID
+        assert needed in done.err
 
 
 def test_the_documents_show_commands() -> None:
