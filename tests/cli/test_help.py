@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,10 +12,13 @@ import pytest
 import typer.main
 
 from tests.support.commands import zerotrain
+from zerotrain import cli as zerotrain_cli
 from zerotrain.cli.document import leaves, reference
 from zerotrain.cli.main import app, program_name
+from zerotrain.client import errors as errors_of_client
 from zerotrain.client.exit_codes import COMMAND_EXITS, CommandExit
 from zerotrain.contract.exit_codes import EXIT_CODES, ExitCode
+from zerotrain.runtime.checkpoint import errors as errors_of_saves
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "cli.md"
 
@@ -68,11 +72,69 @@ def test_the_reference_is_up_to_date() -> None:
     assert DOCUMENT.read_text() == reference(), "python -m zerotrain.cli.document > docs/cli.md"
 
 
+SHARED = {ExitCode.BAD_CONFIG: "INVALID", ExitCode.CHECKPOINT_UNUSABLE: None, ExitCode.DOES_NOT_FIT: None}
+"""Codes that mean the same of a worker and of a command -> the name of the row, where it is another."""
+
+
 def test_no_exit_code_means_two_things() -> None:
-    ours = {int(code) for code in CommandExit} - {int(ExitCode.BAD_CONFIG)}
+    ours = {int(code) for code in CommandExit} - {int(code) for code in SHARED}
     assert ours.isdisjoint({row.code for row in EXIT_CODES})
     assert {row.code for row in COMMAND_EXITS} == {int(code) for code in CommandExit}
-    assert int(CommandExit.INVALID) == int(ExitCode.BAD_CONFIG)
+    for code, name in SHARED.items():
+        assert CommandExit[name or code.name] == int(code)
+
+
+CODE_NAMES = {
+    **{f"CommandExit.{code.name}": int(code) for code in CommandExit},
+    **{f"ExitCode.{code.name}": int(code) for code in ExitCode},
+}
+
+
+def codes_in(source: str) -> set[int]:
+    """Every exit code that a module names or writes as a number where a command ends."""
+    found = set[int]()
+    tree = ast.parse(source)
+    constants = {
+        target.id: node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets
+        if isinstance(target, ast.Name) and isinstance(node.value.value, int)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in CODE_NAMES:
+            found.add(CODE_NAMES[ast.unparse(node)])
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("typer.Exit", "sys.exit", "CliError"):
+            given = [*node.args, *(item.value for item in node.keywords if item.arg == "code")]
+            for value in given:
+                if isinstance(value, ast.Constant) and isinstance(value.value, int):
+                    found.add(value.value)
+                if isinstance(value, ast.Name) and value.id in constants:
+                    found.add(constants[value.id])
+    return found
+
+
+COMMANDS = Path(zerotrain_cli.__file__).parent
+OF_A_JOB = ("local", "run.py", "report")
+"""What knows the codes of workers: `run` ends with its job's, a report tells them."""
+
+
+def test_the_table_has_every_code_that_a_command_ends_with() -> None:
+    files = [
+        path
+        for path in [*COMMANDS.rglob("*.py"), Path(errors_of_client.__file__), Path(errors_of_saves.__file__)]
+        if path.relative_to(path.parents[1]).parts[0] not in OF_A_JOB and path.name not in OF_A_JOB
+    ]
+    used = {code: path.name for path in files for code in codes_in(path.read_text())}
+    rows = {row.code for row in COMMAND_EXITS}
+    assert {code: name for code, name in used.items() if code not in rows | {0}} == {}
+    # And the other way round: Ctrl-C and wrong options are Python's and click's own ends.
+    assert rows - set(used) - {int(CommandExit.INTERRUPTED), int(CommandExit.USAGE)} == set()
+
+
+def test_the_search_for_codes_sees_them() -> None:
+    source = "A = 9\ntyper.Exit(7)\nCliError('x', code=int(ExitCode.BAD_DATA))\ntyper.Exit(A)\nsys.exit(8)"
+    assert codes_in(source) == {7, 8, 9, int(ExitCode.BAD_DATA)}
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,9 @@ goes: `KUBECONFIG` (else `~/.kube/config`), its current context and namespace, u
 Results go to standard output, everything else to standard error. Progress is shown on a terminal alone;
 `NO_COLOR` turns colours off. What a cluster or a training program said is printed without control
 characters. Completion of commands, options and names of jobs: `zerotrain --install-completion`.
+
+What `-o json` and `-o yaml` print is for programs: from version to version keys are added, never renamed or
+removed, and none changes its type or its unit. Objects of the cluster are those of the API server.
 """
 
 _EXITS = """\

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from zerotrain.cli.errors import CliError
+from zerotrain.cli.output import show
 from zerotrain.contract.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def _run(
         done = export_checkpoint(request)
     except (CheckpointError, OSError, ValueError) as error:
         raise CliError(str(error), code=int(getattr(error, "exit_code", ExitCode.BAD_CONFIG))) from error
-    typer.echo(
+    show(
         f"{output}: {done.num_tensors} tensors, {done.num_bytes} bytes in {dtype}, "
         f"step {done.step} of {done.checkpoint}"
     )

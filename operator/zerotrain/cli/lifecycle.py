@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
@@ -11,12 +12,14 @@ import typer
 from zerotrain.cli.options import (
     DryRun,
     DryRunOption,
+    Format,
+    FormatOption,
     JobArgument,
     Target,
     cluster_command,
     complete_jobs,
 )
-from zerotrain.cli.output import on_terminal, say, show
+from zerotrain.cli.output import on_terminal, print_objects, say, show
 
 if TYPE_CHECKING:
     from zerotrain.client import Job
@@ -49,16 +52,23 @@ def suspend(
     wait: WaitOption = False,
     timeout: TimeoutOption = None,
     dry_run: DryRunOption = DryRun.NONE,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """Let all ranks checkpoint at one step and stop. The job holds nothing until it is resumed."""
-    if _already(target, job, "Suspended", dry_run):
-        show(f"{job} is suspended already")
+    found = target.client.get(job)
+    if found.is_finished:
+        say(f"{job} is {found.phase}: there is nothing to suspend")
+        _tell(found, output, "", dry_run)
         return
-    _change(target, job, {"suspend": True}, dry_run, "suspending: its ranks checkpoint and stop")
+    if found.suspended and found.phase == "Suspended":
+        _tell(found, output, f"{job} is suspended already", DryRun.NONE)
+        return
+    found = _change(target, found, {"suspend": True}, dry_run)
+    _tell(found, output, f"{job} suspending: its ranks checkpoint and stop", dry_run)
     if wait and dry_run is DryRun.NONE:
-        found = wait_until(target, job, "suspended", timeout)
-        last = found.last_checkpoint
-        show(f"{job} is suspended" + (f"; it resumes from step {last.step}" if last is not None else ""))
+        last = wait_until(target, job, "suspended", timeout).last_checkpoint
+        step = f"; it resumes from step {last.step}" if last is not None else ""
+        _afterwards(output, f"{job} is suspended{step}")
 
 
 @cluster_command
@@ -68,14 +78,19 @@ def resume(
     wait: WaitOption = False,
     timeout: TimeoutOption = None,
     dry_run: DryRunOption = DryRun.NONE,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """Go on with a suspended job from its newest durable checkpoint; with --wait until it trains."""
-    found = _change(target, job, {"suspend": False}, dry_run, "resumes")
+    found = target.client.get(job)
     if found.is_finished:
         say(f"{job} is {found.phase}: there is nothing to resume")
-    elif wait and dry_run is DryRun.NONE:
+        _tell(found, output, "", dry_run)
+        return
+    found = _change(target, found, {"suspend": False}, dry_run)
+    _tell(found, output, f"{job} resumes", dry_run)
+    if wait and dry_run is DryRun.NONE:
         wait_until(target, job, "running", timeout)
-        show(f"{job} is running")
+        _afterwards(output, f"{job} is running")
 
 
 @cluster_command
@@ -84,12 +99,14 @@ def scale(
     job: JobArgument,
     workers: Annotated[int, typer.Option("--workers", "--replicas", min=1, help="How many workers.")],
     dry_run: DryRunOption = DryRun.NONE,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """Give a job with spec.elastic another number of workers: a checkpoint, then another attempt.
 
     The global batch stays what it is. The job grows when the cluster has room for it.
     """
-    _change(target, job, {"workers": workers}, dry_run, f"asks for {workers} workers now")
+    found = _change(target, target.client.get(job), {"workers": workers}, dry_run)
+    _tell(found, output, f"{job} asks for {workers} workers now", dry_run)
 
 
 @cluster_command
@@ -102,6 +119,7 @@ def delete(
     ignore_not_found: Annotated[
         bool, typer.Option("--ignore-not-found", help="A job that is not there is no error.")
     ] = False,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """Delete jobs with everything they own: pods, Services, kept logs. Checkpoints stay on their volume.
 
@@ -111,21 +129,25 @@ def delete(
 
     for name in jobs:
         try:
-            target.client.get(name)
-            if dry_run is DryRun.NONE:
-                target.client.delete(name)
+            found = target.client.get(name)
+            if dry_run is not DryRun.CLIENT:
+                target.client.delete(name, dry_run=dry_run is DryRun.SERVER)
         except JobNotFoundError:
             if not ignore_not_found:
                 raise
             continue
-        show(f"{name} deleted" + (f" ({dry_run} dry run)" if dry_run is not DryRun.NONE else ""))
+        _tell(found, output, f"{name} deleted", dry_run)
     if wait and dry_run is DryRun.NONE:
         _wait_for_pods(target, jobs, timeout)
 
 
 @cluster_command
 def wait(
-    target: Target, job: JobArgument, goal: ForOption = "complete", timeout: TimeoutOption = None
+    target: Target,
+    job: JobArgument,
+    goal: ForOption = "complete",
+    timeout: TimeoutOption = None,
+    output: FormatOption = Format.TABLE,
 ) -> None:
     """Wait until a job is where you want it.
 
@@ -133,7 +155,8 @@ def wait(
     or waits for its spec to be corrected.
     """
     found = wait_until(target, job, goal, timeout)
-    show(f"{job} is {found.phase if goal != 'deleted' else 'deleted'} at step {found.step}")
+    where = f"{job} is {found.phase if goal != 'deleted' else 'deleted'} at step {found.step}"
+    _tell(found, output, where, DryRun.NONE)
 
 
 def wait_until(target: Target, job: str, goal: str, timeout_s: float | None) -> Job:
@@ -158,19 +181,42 @@ def wait_until(target: Target, job: str, goal: str, timeout_s: float | None) -> 
         return wait_for(shown(), job, until=goal, timeout_s=timeout_s)
 
 
-def _already(target: Target, job: str, phase: str, dry_run: DryRun) -> bool:
-    return dry_run is DryRun.NONE and (found := target.client.get(job)).phase == phase and found.suspended
-
-
-def _change(target: Target, job: str, spec: dict[str, object], dry_run: DryRun, done: str) -> Job:
-    """Merge into the spec; a dry run of the client only looks whether the job is there."""
-    client = target.client
+def _change(target: Target, job: Job, spec: dict[str, object], dry_run: DryRun) -> Job:
+    """Merge into the spec; a dry run of the client is judged by the rules that are known here."""
     if dry_run is DryRun.CLIENT:
-        found = client.get(job)
-    else:
-        found = client.patch(job, {"spec": spec}, dry_run=dry_run is DryRun.SERVER)
-    show(f"{job} {done}" + (f" ({dry_run} dry run)" if dry_run is not DryRun.NONE else ""))
-    return found
+        return _judged(job, spec)
+    return target.client.patch(job.name, {"spec": spec}, dry_run=dry_run is DryRun.SERVER)
+
+
+def _judged(job: Job, spec: dict[str, object]) -> Job:
+    """The job as it would be. Raises InvalidJobError."""
+    from zerotrain.client import Job, JobFileError, parse_job
+    from zerotrain.client.errors import InvalidJobError
+
+    if spec.get("workers", job.spec.get("workers")) != job.spec.get("workers") and "elastic" not in job.spec:
+        raise InvalidJobError(
+            "spec.workers: workers is immutable unless elastic is given",
+            next_step="suspend the job and give it spec.elastic, or make a new job",
+        )
+    raw = {**job.raw, "spec": {**job.spec, **spec}}
+    try:
+        parse_job(json.dumps({**raw, "metadata": {"name": job.name}, "status": {}}), source=job.name)
+    except JobFileError as error:
+        raise InvalidJobError(str(error), next_step="correct what the message names") from error
+    return Job.of(raw)
+
+
+def _tell(job: Job, output: Format, text: str, dry_run: DryRun) -> None:
+    """What was done in words, or the object for another program."""
+    if output not in (Format.TABLE, Format.WIDE):
+        print_objects([job.raw], output, is_list=False)
+    elif text:
+        show(text + (f" ({dry_run} dry run)" if dry_run is not DryRun.NONE else ""))
+
+
+def _afterwards(output: Format, text: str) -> None:
+    """A pipe got the object already."""
+    (show if output in (Format.TABLE, Format.WIDE) else say)(text)
 
 
 def _wait_for_pods(target: Target, jobs: list[str], timeout_s: float | None) -> None:

@@ -6,16 +6,21 @@ import platform
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
 
-import typer
+from zerotrain.cli.options import Output, OutputOption
+from zerotrain.cli.output import show, show_record
 
 EXAMPLE = "Example: zerotrain version"
 
 
-def version() -> None:
+def version(output: OutputOption = Output.TABLE) -> None:
     """Print the versions that a bug report needs."""
-    for name in ("zerotrain", "torch", "kopf", "kubernetes"):
-        typer.echo(f"{name} {_installed(name)}")
-    typer.echo(f"python {platform.python_version()}")
+    found = {name: _installed(name) for name in ("zerotrain", "torch", "kopf", "kubernetes")}
+    found["python"] = platform.python_version()
+    if output is not Output.TABLE:
+        show_record(found, output)
+        return
+    for name, text in found.items():
+        show(f"{name} {text}")
 
 
 def _installed(distribution: str) -> str:

@@ -75,9 +75,15 @@ class Client(JobReader):
                     raise
         return None
 
-    def delete(self, name: str) -> None:
-        """Delete the job and everything it owns, such as pods and kept logs; its checkpoints stay."""
-        body = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+    def delete(self, name: str, *, dry_run: bool = False) -> None:
+        """Delete the job and everything it owns, such as pods and kept logs; its checkpoints stay. With
+        `dry_run` the API server only says whether it would."""
+        body: dict[str, Any] = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "propagationPolicy": "Background",
+        }
+        body |= {"dryRun": ["All"]} if dry_run else {}
         try:
             self.transport.delete(job_path(self.namespace, name), body, what=f"job {name}")
         except NotFoundError as error:

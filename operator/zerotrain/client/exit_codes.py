@@ -1,7 +1,8 @@
-"""Exit codes of commands that fail: stable, and apart from the codes by which workers end.
+"""Exit codes of commands that fail: stable, and apart from the codes by which workers end; 64, 66 and 67 mean
+the same in both.
 
-`zerotrain run` ends with its job's code (`contract.exit_codes`); everything else ends with 0, with one of
-these, or with 64 where what the user wrote must be corrected. Printed by `zerotrain explain exit-code`.
+`zerotrain run` ends with its job's code (`contract.exit_codes`); everything else ends with 0 or with one of
+these. Printed by `zerotrain explain exit-code`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ class CommandExit(IntEnum):
     DIFFERENT = 1
     USAGE = 2
     INVALID = 64
+    CHECKPOINT_UNUSABLE = 66
+    DOES_NOT_FIT = 67
     UNREACHABLE = 70
     NO_KUBECONFIG = 71
     UNAUTHENTICATED = 72
@@ -54,6 +57,16 @@ COMMAND_EXITS: tuple[CommandExitMeaning, ...] = (
         CommandExit.INVALID,
         "a file or field that you wrote is refused, here or by the API server",
         "correct what the message names",
+    ),
+    _row(
+        CommandExit.CHECKPOINT_UNUSABLE,
+        "a checkpoint is damaged or cannot be read, or a run's folder cannot be written",
+        "take another checkpoint (zerotrain checkpoint ls), or make the folder readable and writable",
+    ),
+    _row(
+        CommandExit.DOES_NOT_FIT,
+        "zerotrain plan: the job cannot fit the memory or the disk that it asks for",
+        "take the nearest configuration that the answer names",
     ),
     _row(
         CommandExit.UNREACHABLE,

@@ -10,6 +10,7 @@ import typer
 
 from zerotrain.cli.errors import CliError
 from zerotrain.cli.options import Target, cluster_command, complete_jobs
+from zerotrain.cli.output import show
 
 EXAMPLE = "Example: zerotrain report runs/gpt --file report.html"
 
@@ -57,7 +58,7 @@ def report(
         found = of_job(target.client, subject, history_folder=history)
     place = file or Path(f"{_file_name(found.name)}-report.html")
     _write(place, render(found))
-    typer.echo(f"{place}: {found.state.lower()}; open it in a browser")
+    show(f"{place}: {found.state.lower()}; open it in a browser")
 
 
 def _write(file: Path, text: str) -> None:
