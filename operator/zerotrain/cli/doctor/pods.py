@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from zerotrain.cli.doctor.finding import Finding, from_records
 from zerotrain.cli.errors import CliError
-from zerotrain.client.errors import NotFoundError
+from zerotrain.client.errors import ClientError, ForbiddenError, InvalidJobError, NotFoundError
+from zerotrain.client.exit_codes import CommandExit
 from zerotrain.client.fields import Fields
 from zerotrain.client.observed import Pod
 from zerotrain.client.text import printable
@@ -57,6 +58,7 @@ class Examination:
         self._wishes = wishes
         self._say = say
         self._id = secrets.token_hex(3)
+        self._made: list[tuple[str, str, str]] = []
         self._until = time.monotonic() + wishes.timeout_s
 
     def run(self) -> list[Finding]:
@@ -72,14 +74,24 @@ class Examination:
         return [*found, *self._findings(client)]
 
     def clean_up(self) -> None:
-        """Delete what was made, whatever happened."""
-        for version, plural in (("v1", "pods"), ("networking.k8s.io/v1", "networkpolicies")):
-            for role in ("server", "client"):
-                path = f"{self._path(version, plural)}/{_name(self._id, role)}"
-                try:
-                    self._client.transport.delete(path, {"gracePeriodSeconds": 0}, what=_name(self._id, role))
-                except NotFoundError:
-                    continue
+        """Delete what was made, the rest also where one fails. Raises CliError that names what is left."""
+        left: list[str] = []
+        for version, plural, name in reversed(self._made):
+            path = f"{self._path(version, plural)}/{name}"
+            try:
+                self._client.transport.delete(path, {"gracePeriodSeconds": 0}, what=name)
+            except NotFoundError:
+                continue
+            except ClientError as error:
+                left.append(f"{plural}/{name}: {error}")
+        self._made.clear()
+        if left:
+            names = " ".join(item.split(":")[0] for item in left)
+            raise CliError(
+                "not everything that the check made could be deleted\n" + "\n".join(left),
+                code=int(CommandExit.SERVER_ERROR),
+                next_step=f"kubectl delete -n {self._client.namespace} {names}",
+            )
 
     def _path(self, version: str, plural: str) -> str:
         base = "/api/v1" if version == "v1" else f"/apis/{version}"
@@ -87,7 +99,13 @@ class Examination:
 
     def _create(self, version: str, plural: str, body: Mapping[str, Any]) -> str:
         name = str(body["metadata"]["name"])
-        self._client.transport.post(self._path(version, plural), body, what=name)
+        # Noted before it is known whether it worked: an answer that is lost may have made it.
+        self._made.append((version, plural, name))
+        try:
+            self._client.transport.post(self._path(version, plural), body, what=name)
+        except (ForbiddenError, InvalidJobError, NotFoundError):
+            self._made.pop()
+            raise
         return name
 
     def _pod(self, name: str) -> Pod:
