@@ -81,6 +81,25 @@ def value(source: Telemetry, name: str, **labels: str) -> float | None:
     return source.registry.get_sample_value(name, {"namespace": "ml", "job_name": "gpt"} | labels)
 
 
+@pytest.mark.parametrize(
+    ("policy", "step_s", "limit_s"),
+    [
+        ({"stepTimeoutFactor": 40}, 60.0, 2400),
+        ({"stepTimeoutFactor": 40, "minTimeoutSeconds": 3600}, 60.0, 3600),
+        ({"stepTimeoutFactor": 1000}, 86_400.0, 30 * 86_400),
+        # The rules know ten times the mean themselves, and one long step is no reason to wait for long.
+        ({"stepTimeoutFactor": 10}, 60.0, 300),
+        ({"stepTimeoutFactor": 40}, None, 300),
+    ],
+)
+def test_a_patient_hang_policy_is_told_with_the_time_of_the_last_step(
+    policy: Json, step_s: float | None, limit_s: float
+) -> None:
+    body = with_status(progress={"attempt": 3, "step": 120, "stepSeconds": step_s})
+    body["spec"]["hangPolicy"] = policy
+    assert value(telemetry([(KEY, body)]), "zerotrain_job_hang_limit_seconds", phase="step") == limit_s
+
+
 def test_a_jobs_status_as_series() -> None:
     found = telemetry([(KEY, with_status())])
     expected: dict[tuple[str, ...], float | None] = {

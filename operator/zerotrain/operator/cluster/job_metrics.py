@@ -19,7 +19,7 @@ from zerotrain.contract.metrics.operator import HANG_PHASES, RESTART_CAUSES
 from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.cluster.store import JobKey
 from zerotrain.operator.reconcile.clock import parse_time
-from zerotrain.operator.reconcile.hangs import HangLimits
+from zerotrain.operator.reconcile.hangs import DEFAULT_FACTOR, MAX_LIMIT_S, HangLimits
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +119,8 @@ def values_of(job: Json) -> Iterator[Value]:
     hung = phase in _RUNNING and _of_this_attempt(status, "hang") is not None
     yield "zerotrain_job_hung", _NONE, float(hung)
     limits = HangLimits.read(spec.get("hangPolicy"))
-    allowed_s = (max(limits.startup_s, limits.first_step_s), limits.min_s, limits.checkpoint_s)
+    step_s = max(limits.min_s, _patient_s(limits, progress))
+    allowed_s = (max(limits.startup_s, limits.first_step_s), step_s, limits.checkpoint_s)
     for stretch, limit_s in zip(HANG_PHASES, allowed_s, strict=True):
         yield "zerotrain_job_hang_limit_seconds", {"phase": stretch}, limit_s
     straggler = _of_this_attempt(status, "straggler")
@@ -131,6 +132,13 @@ def values_of(job: Json) -> Iterator[Value]:
         planned = (status.get("memoryPlan") or {}).get(f"{tier}Bytes")
         if planned is not None:
             yield "zerotrain_job_planned_memory_bytes", {"tier": tier}, float(planned)
+
+
+def _patient_s(limits: HangLimits, progress: Json) -> float:
+    """What a stepTimeoutFactor above the usual one allows a step; the rules know the usual one themselves."""
+    if limits.factor <= DEFAULT_FACTOR:
+        return 0.0
+    return min(limits.factor * float(progress.get("stepSeconds") or 0.0), MAX_LIMIT_S)
 
 
 def _of_this_attempt(status: Json, finding: str) -> Json | None:
