@@ -12,8 +12,13 @@ from tests.test_repo_shape import ROOT
 FOLDER = ROOT / "docs" / "runbooks"
 _FENCE = re.compile(r"^```(?P<kind>\w*)\n(?P<body>.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 _INLINE = re.compile(r"`((?:kubectl|zerotrain|helm) [^`]+)`")
-PLACEHOLDER = re.compile(r"\b[A-Z][A-Z_]+\b")
+_CAPITALS = re.compile(r"(?<![$\w])[A-Z][A-Z_]+\b")
 KINDS = {"sh", "promql"}
+PLACEHOLDERS = frozenset(
+    {"JOB", "NAMESPACE", "POD", "NODE", "RANK", "ATTEMPT", "CODE", "FOLDER", "IMAGE"}
+    | {"OPERATOR_NAMESPACE", "DCGM_POD"}
+)
+"""What readers fill in, and nothing else is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +30,11 @@ class Shown:
 
     def filled(self, values: Mapping[str, str]) -> str:
         """With the placeholders' values; those that have none stay."""
-        return PLACEHOLDER.sub(lambda match: values.get(match[0], match[0]), self.text)
+        return _CAPITALS.sub(lambda match: values.get(match[0], match[0]), self.text)
+
+    def placeholders(self) -> set[str]:
+        """The words in capitals, but for variables and what nvidia-smi calls so."""
+        return set(_CAPITALS.findall(self.text)) - {"PERFORMANCE"}
 
     def words(self) -> list[str]:
         """The first program's own words: without what stands behind a pipe."""
