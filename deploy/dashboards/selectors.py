@@ -45,9 +45,9 @@ def quantile(share: float, histogram: str, selector: str = "JOB", *, by: str = "
 
 def of_rank(gpu_series: str, selector: str = "RANKS") -> str:
     """A DCGM series, narrowed to the GPUs of the ranks and labelled with them: joined by the GPU's UUID."""
-    info = f'zerotrain_rank_info{{{selector}, gpu_uuid!=""}}'
-    info = f'label_replace({info}, "UUID", "$1", "gpu_uuid", "(.*)")'
-    owner = f"max by (UUID, namespace, job_name, rank) ({info})"
+    # One rank for each GPU, whatever the workers serve: a join fails as a whole, for all GPUs of the panel.
+    info = f'max by (namespace, job_name, rank, gpu_uuid) (zerotrain_rank_info{{{selector}, gpu_uuid!=""}})'
+    owner = f'label_replace(topk by (gpu_uuid) (1, {info}), "UUID", "$1", "gpu_uuid", "(.*)")'
     return f"{gpu_series} * on (UUID) group_left (namespace, job_name, rank) {owner}"
 
 
@@ -55,12 +55,13 @@ def of_pod(gpu_series: str, selector: str = "JOB") -> str:
     """A DCGM series, narrowed to the pods of the job and labelled with its name.
 
     DCGM's exporter names the pod in exported_* labels, because its own pod has the plain ones. A pod has
-    several ranks and several GPUs: the ranks are folded first, or the join would be many-to-many.
+    several ranks and several GPUs: the ranks are folded first, or the join would be many-to-many, and so it
+    would where a pod names a second job.
     """
-    info = f"zerotrain_rank_info{{{selector}}}"
+    owner = f"max by (namespace, pod, job_name) (zerotrain_rank_info{{{selector}}})"
+    owner = f"topk by (namespace, pod) (1, {owner})"
     for label in ("namespace", "pod"):
-        info = f'label_replace({info}, "exported_{label}", "$1", "{label}", "(.*)")'
-    owner = f"max by (exported_namespace, exported_pod, job_name) ({info})"
+        owner = f'label_replace({owner}, "exported_{label}", "$1", "{label}", "(.*)")'
     return f"{gpu_series} * on (exported_namespace, exported_pod) group_left (job_name) {owner}"
 
 

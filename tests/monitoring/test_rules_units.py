@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.monitoring.rules import cases_pace, cases_progress, cases_state
+from tests.monitoring.rules.cases_values import RECORDED
 from tests.monitoring.rules.model import Case, by_alert
-from tests.monitoring.rules.rulebook import RULES, closure, load
+from tests.monitoring.rules.rulebook import RULES, closure, dependents, load
 from tests.monitoring.rules.runner import Trial, outcomes
 from tests.support.tools import run_program
 
@@ -25,6 +26,21 @@ def test_alerts_fire_when_they_should_and_only_then(promtool: Path, tmp_path: Pa
     trials = [Trial(name=alert, rules=closure(RULEBOOK, alert), cases=CASES[alert]) for alert in ALERTS]
     wrong = {name: said for name, said in outcomes(promtool, tmp_path, trials).items() if said}
     assert not wrong, "\n".join(f"{name}: {said}" for name, said in wrong.items())
+
+
+def test_recorded_values_are_right(promtool: Path, tmp_path: Path) -> None:
+    trials = [
+        Trial(name=f"{number}", rules=closure(RULEBOOK, case.rule), cases=(case,))
+        for number, case in enumerate(RECORDED)
+    ]
+    wrong = [said for said in outcomes(promtool, tmp_path, trials).values() if said]
+    assert not wrong, "\n".join(map(str, wrong))
+
+
+def test_every_rule_without_an_alert_has_values() -> None:
+    apart = {rule.name for rule in RULEBOOK if not rule.alerting and not dependents(RULEBOOK, rule.name)}
+    assert {name for name in apart if name.startswith("deepspeed:")}
+    assert apart - {case.rule for case in RECORDED} == set()
 
 
 def _rules_apart(alert: str) -> set[str]:

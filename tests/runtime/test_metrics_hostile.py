@@ -57,6 +57,11 @@ def lines(families: list[Any]) -> list[str]:
         family(samples=[["mine_total", {"a": "\ud800"}, 1.0, None]]),
         family(help="\ud800"),
         family(samples=[["mine_total", {"__name__": "other"}, 1.0, None]]),
+        family(
+            name="zerotrain_rank",
+            type="info",
+            samples=[["zerotrain_rank_info", {"world_size": size}, 1.0, None] for size in ("2", "4")],
+        ),
         family(samples=[["mine_bucket", {"le": "1"}, 1.0, None]]),  # no counter has buckets
         family(name="zerotrain", type="gauge", samples=[["zerotrain_operator_leader", {}, 1.0, None]]),
         family(name="zerotrain_step", samples=[["zerotrain_step_total", {}, 1.0, None]]),  # a gauge of ours

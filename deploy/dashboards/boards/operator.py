@@ -62,12 +62,13 @@ _HEALTH = Row(
         Panel(
             title="Age of the watches",
             description="""Since the watch last brought an event or a bookmark; bookmarks come each minute.
-            Above five minutes the operator is blind and restarts itself.""",
+            Above five minutes without news of pods the operator is blind and restarts itself. The watch of
+            jobs is compared with a list every five minutes: twice that, and it brings nothing any more.""",
             kind=Kind.STAT,
             unit=Unit.SECONDS,
             width=4,
             height=4,
-            thresholds=at_least(300, Level.CRITICAL),
+            thresholds=at_least(660, Level.CRITICAL),
             queries=(
                 Query(
                     expr="max by (resource) (zerotrain_operator_watch_age_seconds{OPERATOR})",

@@ -2,8 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from tests.monitoring.rules.cases_progress import GPT, job
-from tests.monitoring.rules.model import Case, Firing, Training, Value, flat, merged, ramp
+from tests.monitoring.rules.model import Case, Firing, Training, Value, flat, merged, ramp, series
+
+
+def forged(world_sizes: tuple[str, ...] = ("2", "4"), count: int = 121) -> dict[str, list[Value]]:
+    """A pod of somebody else whose rank 0 says more than once how many ranks there are."""
+    rank = {"namespace": "other", "job_name": "odd", "pod": "odd-1-0", "rank": "0"}
+    told = {
+        series("zerotrain_rank_info", **rank, world_size=size, UUID="GPU-0", gpu_uuid=f"GPU-{number}"): flat(
+            1, count
+        )
+        for number, size in enumerate(world_sizes)
+    }
+    counters = ("step_duration_seconds_sum", "step_duration_seconds_count", "tokens_total")
+    return told | {series(f"zerotrain_{name}", **rank): ramp(0, 60, count) for name in counters}
+
+
+def twice(known: Mapping[str, Sequence[Value]]) -> dict[str, list[Value]]:
+    """The same series by a second scrape of the same pods."""
+    return {name.replace("{", '{job="again",', 1): list(values) for name, values in known.items()}
 
 
 def regression() -> tuple[Case, ...]:
@@ -19,6 +39,27 @@ def regression() -> tuple[Case, ...]:
             alert=alert,
             name="a job of twenty minutes, too young for a baseline of yesterday",
             series=young.series(),
+            fires=(Firing(labels=GPT, from_s=2040),),
+        ),
+        Case(
+            alert=alert,
+            name="a pod of somebody else that contradicts itself stops no rule of this job",
+            series=merged(young.series(), forged()),
+            fires=(Firing(labels=GPT, from_s=2040),),
+        ),
+        Case(
+            alert=alert,
+            name="the same for steps of four minutes",
+            interval_s=60,
+            series=merged(
+                Training(interval_s=60).train(120, 240.0).train(180, 360.0).series(), forged(count=301)
+            ),
+            fires=(Firing(labels=GPT, from_s=9780),),
+        ),
+        Case(
+            alert=alert,
+            name="pods that are scraped twice",
+            series=merged(young.series(), twice(young.series())),
             fires=(Firing(labels=GPT, from_s=2040),),
         ),
         Case(
@@ -111,6 +152,7 @@ def throughput() -> tuple[Case, ...]:
     work = Training(interval_s=60)
     half: list[Value] = [*ramp(0, 6000, 60), *ramp(360_000, 3000, 60), *ramp(540_000, 6000, 60)]
     little: list[Value] = [*ramp(0, 6000, 60), *ramp(360_000, 4800, 60)]
+    even: list[Value] = ramp(0, 6000, 120)
     long: list[Value] = [*ramp(0, 30_000, 12), *ramp(360_000, 18_000, 300)]
     return (
         Case(
@@ -119,6 +161,24 @@ def throughput() -> tuple[Case, ...]:
             interval_s=60,
             series=merged(work.train(179, 1.0).series(), work.of_ranks("zerotrain_tokens_total", half)),
             fires=(Firing(labels=GPT, from_s=5040, until_s=7560),),
+        ),
+        Case(
+            alert=alert,
+            name="half of the tokens, beside a pod of somebody else that contradicts itself",
+            interval_s=60,
+            series=merged(work.series(), work.of_ranks("zerotrain_tokens_total", half), forged(count=180)),
+            fires=(Firing(labels=GPT, from_s=5040, until_s=7560),),
+        ),
+        Case(
+            alert=alert,
+            name="a second scrape of the same pods that begins and ends is no change of pace",
+            interval_s=60,
+            series=merged(
+                Training(interval_s=60).train(119, 1.0).series(),
+                work.of_ranks("zerotrain_tokens_total", even),
+                twice(work.of_ranks("zerotrain_tokens_total", [*even[:60], *flat(None, 60)])),
+            ),
+            quiet_at_s=(4500, 5400, 6300, 7080),
         ),
         Case(
             alert=alert,
@@ -189,7 +249,18 @@ def goodput() -> tuple[Case, ...]:
         )
         for phase in ("Starting", "Restarting", "Yielding")
     )
+    lost = rank.of_rank(0, "zerotrain_productive_seconds_total", work((60, 1.0), (150, 0.4), (60, 1.0)))
     return (
+        Case(
+            alert=alert,
+            name="60 % lost, scraped twice",
+            interval_s=60,
+            series=merged(lost, twice(lost)),
+            fires=(
+                Firing(labels=GPT, severity="critical", from_s=6720, until_s=12780),
+                Firing(labels=GPT, severity="warning", from_s=11100, until_s=13920),
+            ),
+        ),
         story(
             "60 % lost from the second hour on, then nothing",
             work((60, 1.0), (150, 0.4), (60, 1.0)),

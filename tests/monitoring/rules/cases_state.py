@@ -414,6 +414,23 @@ def gpus() -> tuple[Case, ...]:
         ),
         Case(
             alert=fault,
+            name="a faulty GPU, beside a pod of somebody else that names GPUs in two ways",
+            series=merged(
+                on_gpu(0, 7, 60),
+                *(
+                    {
+                        series("zerotrain_rank_info", namespace="other", UUID=uuid, gpu_uuid="GPU-0"): flat(
+                            1, 60
+                        )
+                    }
+                    for uuid in ("a", "b")
+                ),
+                dcgm("DCGM_FI_DEV_ROW_REMAP_FAILURE", 7, pulse(20, 1, 40)),
+            ),
+            fires=(Firing(labels=under(0, 7, fault="row remap"), severity="critical", from_s=600),),
+        ),
+        Case(
+            alert=fault,
             name="uncorrectable memory errors and a failed row remap, while two attempts overlap",
             series=merged(
                 on_gpu(0, 0, 180),

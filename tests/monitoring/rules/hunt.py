@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.monitoring.rules import cases_pace, cases_progress, cases_state
+from tests.monitoring.rules.cases_values import RECORDED, Values
 from tests.monitoring.rules.model import Case, by_alert
 from tests.monitoring.rules.mutants import Mutant, mutants
 from tests.monitoring.rules.rulebook import closure, dependents, load
@@ -28,23 +29,25 @@ class Hunt:
 
     number: int
     wrong: Mutant
-    left: list[tuple[str, Case]] = field(default_factory=list)
+    left: list[tuple[str, Case | Values]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        meets = [
-            (alert, case) for alert in dependents(RULEBOOK, self.wrong.rule.name) for case in CASES[alert]
+        wrong = self.wrong.rule.name
+        meets: list[tuple[str, Case | Values]] = [
+            *((alert, case) for alert in dependents(RULEBOOK, wrong) for case in CASES[alert]),
+            *((case.rule, case) for case in RECORDED if case.rule == wrong),
         ]
         self.left = sorted(meets, key=lambda meet: _cost(meet[1]))
 
     def next_trial(self) -> Trial:
         """The next case."""
-        alert, case = self.left.pop(0)
-        return Trial(name=f"{self.number:04}", rules=closure(self.wrong.rules, alert), cases=(case,))
+        name, case = self.left.pop(0)
+        return Trial(name=f"{self.number:04}", rules=closure(self.wrong.rules, name), cases=(case,))
 
 
-def _cost(case: Case) -> tuple[bool, int]:
+def _cost(case: Case | Values) -> tuple[bool, int]:
     # Cases that fire first: they notice most.
-    return not case.fires, sum(len(values) for values in case.series.values())
+    return isinstance(case, Case) and not case.fires, sum(len(values) for values in case.series.values())
 
 
 def survivors(promtool: Path, folder: Path, wrongs: Iterable[Mutant]) -> list[str]:

@@ -70,6 +70,9 @@ def _restore_family(family: Mapping[str, Any]) -> Metric:
     own = _OWN.get(name)
     if own is not None and kind != own:
         raise ValueError(f"{name} is a {own}; got a {kind}")
+    # What is fixed for a rank is one thing. Rules multiply by it: a second one would end them for all jobs.
+    if own == "info" and len(family["samples"]) > 1:
+        raise ValueError(f"{name} is told once by a rank; got {len(family['samples'])} samples")
     metric = Metric(name, text, kind, unit)
     metric.samples = [_unpack(sample, metric) for sample in family["samples"]]
     return metric

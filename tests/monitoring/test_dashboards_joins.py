@@ -1,0 +1,59 @@
+"""Panels that join GPUs to ranks, on what a worker of somebody else may serve, by promtool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from deploy.dashboards.selectors import of_pod, of_rank
+from tests.monitoring.rules.cases_values import Values
+from tests.monitoring.rules.model import flat, series
+from tests.monitoring.rules.runner import Trial, outcomes
+
+GPU = 'gpu_busy{UUID="GPU-0",exported_namespace="ml",exported_pod="gpt-0"}'
+HONEST = {
+    GPU: flat(7, 3),
+    series("zerotrain_rank_info", pod="gpt-0", job_name="gpt", rank="0", gpu_uuid="GPU-0"): flat(1, 3),
+}
+BY_RANK = '{UUID="GPU-0",exported_namespace="ml",exported_pod="gpt-0",namespace="ml",job_name="gpt",rank="0"}'
+BY_POD = '{UUID="GPU-0",exported_namespace="ml",exported_pod="gpt-0",job_name="gpt"}'
+
+
+def forged(**told: str) -> dict[str, list[float | None]]:
+    """One more info series, of a pod of another namespace."""
+    labels = {
+        "namespace": "other",
+        "pod": "odd-0",
+        "job_name": "odd",
+        "rank": "0",
+        "gpu_uuid": "GPU-9",
+    } | told
+    return {series("zerotrain_rank_info", **labels): flat(1, 3)}
+
+
+OTHER = {GPU.replace("GPU-0", "GPU-9").replace('"ml"', '"other"').replace("gpt-0", "odd-0"): flat(7, 3)}
+ODD = {
+    "one rank, told twice": forged(attempt="1") | forged(attempt="2"),
+    "two ranks of one GPU": forged() | forged(rank="1"),
+    "two jobs of one pod": forged() | forged(job_name="even"),
+    "labels that the join makes": forged(UUID="a", exported_pod="a") | forged(UUID="b", exported_pod="b"),
+}
+
+
+@pytest.mark.parametrize(
+    ("expr", "found"),
+    [(of_rank("gpu_busy", "FLEET"), BY_RANK), (of_pod("gpu_busy", "FLEET"), BY_POD)],
+    ids=["by rank", "by pod"],
+)
+@pytest.mark.parametrize("odd", ODD)
+def test_a_worker_that_contradicts_itself_empties_no_panel_of_others(
+    odd: str, expr: str, found: str, promtool: Path, tmp_path: Path
+) -> None:
+    # Where the board would put its variables: every job.
+    asked = expr.replace("{FLEET, ", "{").replace("{FLEET}", "")
+    ours = f'({asked}) and on (UUID) gpu_busy{{UUID="GPU-0"}}'
+    told = HONEST | OTHER | ODD[odd]
+    case = Values(name=odd, expr=ours, series=told, finds={60: {found: 7.0}})
+    said = outcomes(promtool, tmp_path, [Trial(name="join", rules=(), cases=(case,))])["join"]
+    assert not said, said
