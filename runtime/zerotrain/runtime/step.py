@@ -165,8 +165,8 @@ class StepPipeline:
         phases["optimizer"] = perf_counter() - began - gathering + fenced
         phases["gather"] = gathering + published
         phases["optimizer_background"] = background
-        phases["wait"] = waited + self._comm.take_wait_seconds()
         self._comm.poll_timings()
+        phases["wait"] = waited + self._comm.take_wait_seconds()
         result = StepResult(
             step=step,
             at_boundary=True,
@@ -196,6 +196,8 @@ class StepPipeline:
         while True:
             total = self.sum_of_squares()
             phases["reduce"] = perf_counter() - began
+            # The sum is on the host, so on CUDA the stream has all the waits of this step behind it.
+            self._comm.poll_timings()
             waited += self._comm.take_wait_seconds()
             seconds = step_seconds + phases["reduce"]
             rows = self.agree(

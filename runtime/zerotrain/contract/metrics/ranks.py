@@ -123,7 +123,7 @@ _TIME = (
     _all.counter(
         "zerotrain_step_own_seconds_total",
         "Time of steps without the waits for collectives: the rank with the most per step is the straggler. "
-        "On a GPU the host does not wait, and all ranks have the whole step.",
+        "On a GPU the waits are those of its stream.",
     ),
     _all.counter(
         "zerotrain_optimizer_exposed_seconds_total",
@@ -150,7 +150,7 @@ _COLLECTIVES = (
     ),
     _all.counter(
         "zerotrain_collective_wait_seconds_total",
-        "Time in which the rank could only wait for collectives; 0 on a GPU, where the host does not wait.",
+        "Time in which the rank could only wait for collectives: its thread, or on a GPU its stream.",
     ),
     _all.counter(
         "zerotrain_state_digest_checks_total",

@@ -1,4 +1,4 @@
-"""How long collectives take: wall clock on the CPU, event pairs on CUDA, read late so that nothing
+"""How long collectives take: wall clock on the CPU, events on CUDA, read late so that nothing
 synchronises."""
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class CollectiveSample:
     seconds: float
     """From its start to the moment its result was needed or ready, whichever came later."""
     exposed_seconds: float
-    """The part during which the caller could do nothing else (CPU only; 0 on CUDA, where streams wait)."""
+    """The part during which the caller could do nothing else: its thread on the CPU, its stream on CUDA,
+    where the host goes on."""
 
 
 class Pending:
@@ -54,7 +55,8 @@ class Stopwatch:
     def __init__(self, device: torch.device, finished: Callable[[CollectiveSample], None]) -> None:
         self._on_cuda = device.type == "cuda"
         self._finished = finished
-        self._events: deque[tuple[str, str, int, Any, Any]] = deque()
+        self._events: deque[tuple[str, str, int, Any, Any, Any]] = deque()
+        """Operation, label, bytes; events at the start, where the stream began to wait, where it went on."""
 
     def start(self, op: str, label: str, num_bytes: int, work: Any) -> Pending:
         """Wrap the handle of a collective that was just issued."""
@@ -65,11 +67,11 @@ class Stopwatch:
         )
 
     def poll(self) -> None:
-        """Report the event pairs that have completed, oldest first."""
-        while self._events and self._events[0][4].query():
-            op, label, num_bytes, begin, end = self._events.popleft()
-            seconds = begin.elapsed_time(end) / 1e3
-            self._report(op, label, num_bytes, seconds, 0.0)
+        """Report the collectives whose events have completed, oldest first."""
+        while self._events and self._events[0][-1].query():
+            op, label, num_bytes, begin, asked, end = self._events.popleft()
+            seconds, exposed = begin.elapsed_time(end) / 1e3, asked.elapsed_time(end) / 1e3
+            self._report(op, label, num_bytes, seconds, exposed)
 
     def _on_host(self, op: str, label: str, num_bytes: int, work: Any) -> Pending:
         begin = perf_counter()
@@ -87,10 +89,11 @@ class Stopwatch:
         begin.record()
 
         def wait() -> None:
+            asked, end = _event(), _event()
+            asked.record()
             work.wait()
-            end = _event()
             end.record()
-            self._events.append((op, label, num_bytes, begin, end))
+            self._events.append((op, label, num_bytes, begin, asked, end))
 
         return Pending(wait)
 

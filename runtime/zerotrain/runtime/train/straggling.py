@@ -2,8 +2,8 @@
 
 A step's own time is what is left without the waits for collectives; in synchronous training the rank with
 the longest one sets the pace. Medians over the last steps, so that one slow step, such as that in which a
-rank wrote a checkpoint, accuses nobody. Where waits do not block the host (CUDA) every rank's own time is the
-whole step, and nobody stands out.
+rank wrote a checkpoint, accuses nobody. On CUDA, where the host runs ahead, the waits are those of the
+stream.
 """
 
 from __future__ import annotations

@@ -1,0 +1,153 @@
+"""What a rank loses to a collective on CUDA: the time for which its stream stands still, not the host's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import zerotrain.runtime as zt
+from tests.support.ranks import run_ranks
+from tests.support.tiny_models import token_batches
+from tests.support.training import GLOBAL_BATCH, Case, micro_batches
+from zerotrain.runtime.comm import timing
+from zerotrain.runtime.comm.timing import CollectiveSample, Stopwatch
+from zerotrain.runtime.step import StepResult
+from zerotrain.runtime.train.straggling import WINDOW, OwnTimes
+
+RANKS, STEP_S = 4, 1.0
+
+
+class Stream:
+    """A device's stream: work is put behind what is there, and events take the time when it comes to them."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def compute(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def wait_until(self, seconds: float) -> None:
+        self.now_s = max(self.now_s, seconds)
+
+    def event(self) -> Event:
+        return Event(self)
+
+
+class Event:
+    """One of it."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream, self._at_s = stream, -1.0
+
+    def record(self) -> None:
+        self._at_s = self._stream.now_s
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: Event) -> float:
+        return (end._at_s - self._at_s) * 1e3
+
+
+class Collective:
+    """Ends at a moment, as the last rank comes."""
+
+    def __init__(self, wait: Callable[[], None]) -> None:
+        self.wait = wait
+
+
+def stopwatch(samples: list[CollectiveSample]) -> Stopwatch:
+    return Stopwatch(torch.device("cuda"), samples.append)
+
+
+@pytest.fixture
+def stream(monkeypatch: pytest.MonkeyPatch) -> Stream:
+    found = Stream()
+    monkeypatch.setattr(timing, "_event", found.event)
+    return found
+
+
+def gathered(stream: Stream, *, before_s: float, ends_at_s: float) -> CollectiveSample:
+    """A gather that is prefetched under `before_s` of computation."""
+    samples: list[CollectiveSample] = []
+    watch = stopwatch(samples)
+    work: Any = Collective(lambda: stream.wait_until(ends_at_s))
+    pending = watch.start("all_gather", "unit", 8, work)
+    stream.compute(before_s)
+    pending.wait()
+    watch.poll()
+    (sample,) = samples
+    return sample
+
+
+def test_what_is_hidden_under_computation_is_no_wait(stream: Stream) -> None:
+    sample = gathered(stream, before_s=0.5, ends_at_s=0.4)
+    assert (sample.seconds, sample.exposed_seconds) == (0.5, 0.0)
+
+
+def test_only_the_part_after_the_computation_is_a_wait(stream: Stream) -> None:
+    sample = gathered(stream, before_s=0.25, ends_at_s=1.0)
+    assert (sample.seconds, sample.exposed_seconds) == (1.0, 0.75)
+
+
+def test_the_late_rank_stands_out_although_all_hosts_take_the_whole_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rank 2 comes to the collective after a second, the others after half of one."""
+    own_s = [STEP_S if rank == 2 else STEP_S / 2 for rank in range(RANKS)]
+    waits = []
+    for seconds in own_s:
+        device = Stream()
+        monkeypatch.setattr(timing, "_event", device.event)
+        waits.append(gathered(device, before_s=seconds, ends_at_s=STEP_S).exposed_seconds)
+    times = OwnTimes(RANKS)
+    for _ in range(WINDOW):
+        times.add(
+            StepResult(
+                step=1, at_boundary=True, rank_seconds=(STEP_S,) * RANKS, rank_wait_seconds=tuple(waits)
+            )
+        )
+    assert times.slowest is not None
+    assert (times.slowest.rank, times.slowest.own_seconds, times.slowest.median_seconds) == (2, 1.0, 0.5)
+
+
+def waits_of_a_step() -> tuple[tuple[float, ...], float]:
+    """Every look at the device brings a quarter of a second of waiting."""
+    case = Case(stage=1)
+    engine, *_ = zt.initialize(model=case.model(), config=case.config(1))
+
+    def poll() -> None:
+        engine.comm.wait_seconds += 0.25
+
+    engine.comm.poll_timings = poll  # type: ignore[method-assign]
+    batch = token_batches(1, size=GLOBAL_BATCH)[0]
+    engine.backward(engine(*micro_batches(batch, world_size=1, accumulation=1)[0][0]))
+    result = engine.step()
+    engine.close()
+    return result.rank_wait_seconds, result.seconds["wait"]
+
+
+def test_a_step_tells_its_own_waits_not_those_of_the_one_before() -> None:
+    """What the device did until the ranks exchange their times, and until they have."""
+    assert run_ranks(1, waits_of_a_step) == [((0.25,), 0.5)]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="streams are a GPU's")
+def test_a_real_stream_that_waits_for_another_one() -> None:
+    samples: list[CollectiveSample] = []
+    watch, side = stopwatch(samples), torch.cuda.Stream()
+    done = torch.cuda.Event()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(400_000_000)
+        done.record()
+    work: Any = Collective(lambda: torch.cuda.current_stream().wait_event(done))
+    pending = watch.start("all_gather", "unit", 8, work)
+    torch.cuda._sleep(100_000_000)
+    pending.wait()
+    torch.cuda.synchronize()
+    watch.poll()
+    (sample,) = samples
+    assert 0.5 * sample.seconds < sample.exposed_seconds < 0.9 * sample.seconds
