@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -94,6 +95,32 @@ def test_the_list_may_come_before_the_first_pass_of_a_job() -> None:
     assert (found.exists, found.admitted) == (True, True)
     assert queue_of(memories, "without-one") == QueueView()
     assert changed == [JobKey("ml", "gpt")] * 2
+
+
+def test_the_age_begins_with_the_first_list_and_ends_with_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    clock = SimpleNamespace(monotonic=lambda: now)
+    monkeypatch.setattr("zerotrain.operator.cluster.kueue.time", clock)
+    bookmark = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "5"}}}
+
+    class Streaming(Server):
+        async def watch(self, path: str, params: Any, *, kind: str) -> AsyncIterator[Json]:
+            yield bookmark
+
+    watch, _, _ = watch_of(Streaming(workload()))
+    assert watch.age_s is None
+    asyncio.run(watch._list())
+    now = 160.0
+    assert watch.age_s == 60.0
+    asyncio.run(watch._watch())
+    assert watch.age_s == 0.0
+
+    async def pause(pause_s: float) -> None:
+        assert pause_s == MAX_PAUSE_S
+
+    monkeypatch.setattr(asyncio, "sleep", pause)
+    asyncio.run(watch._be_refused(Forbidden("no role", status=403)))
+    assert watch.age_s is None
 
 
 def test_what_is_not_listed_any_more_is_gone() -> None:

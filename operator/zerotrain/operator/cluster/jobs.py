@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,16 @@ class JobCache:
 
     def __init__(self) -> None:
         self._jobs: dict[JobKey, Json] = {}
+        self._alive_at = time.monotonic()
+
+    @property
+    def age_s(self) -> float:
+        """Since the watch last showed that it lives: by an event, or by a list that knew nothing newer."""
+        return time.monotonic() - self._alive_at
+
+    def heard(self) -> None:
+        """The watch lives. kopf keeps its bookmarks to itself, so in a quiet cluster only a list can tell."""
+        self._alive_at = time.monotonic()
 
     def put(self, job: Json) -> bool:
         """Keep `job` unless a newer one is known; whether it was news."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -131,6 +132,12 @@ class WorkloadWatch:
         self._collection = self._api_version = ""
         self._flavors: dict[str, tuple[Flavor, float]] = {}
         """With the moment of asking: every event of every Workload of a flavor needs it."""
+        self._alive_at: float | None = None
+
+    @property
+    def age_s(self) -> float | None:
+        """Since the last list, event or bookmark; None until the first list, and while it is refused."""
+        return None if self._alive_at is None or self._refused else time.monotonic() - self._alive_at
 
     async def run(self) -> None:
         await self._memories.queues_wanted.wait()
@@ -213,7 +220,7 @@ class WorkloadWatch:
         before = self._memories.queues
         self._memories.queues = {**self._of_others(before), **found}
         self._memories.queues_listed.add(self._namespace)
-        self._refused = False
+        self._refused, self._alive_at = False, time.monotonic()
         for item in listed:
             key = _owner(item)
             if key is not None and before.get(key) != found[key]:
@@ -234,6 +241,7 @@ class WorkloadWatch:
             "timeoutSeconds": str(WATCH_SECONDS),
         }
         async for event in self._api.watch(self._collection, params, kind="workloads"):
+            self._alive_at = time.monotonic()
             kind, item = event["type"], event["object"]
             if kind == "ERROR":
                 raise error_of("WATCH workloads", int(item.get("code", 500)), str(item).encode())

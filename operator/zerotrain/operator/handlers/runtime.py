@@ -199,7 +199,11 @@ class Runtime:
 
     def _measure(self) -> None:
         self.telemetry.loop_lag_seconds.set(self._lag.seconds)
-        self.telemetry.set_watch_ages({name: watch.age_s for name, watch in self._watches.items()})
+        ages = {name: watch.age_s for name, watch in self._watches.items()}
+        queues = [age for watch in self._queues if (age := watch.age_s) is not None]
+        self.telemetry.set_watch_ages(
+            ages | {"zerotrainingjobs": self.controller.jobs.age_s, "workloads": max(queues, default=0.0)}
+        )
         self.telemetry.queue_depth.set(len(self.controller.queue))
         self.telemetry.queue_oldest_age_seconds.set(self.controller.queue.oldest_age_s)
         self.telemetry.count_jobs(self.controller.phases())

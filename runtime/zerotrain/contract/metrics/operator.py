@@ -27,7 +27,7 @@ HANG_PHASES = ("start", "step", "checkpoint")
 """What a hang policy has limits for."""
 
 RESTART_CAUSES = ("app", "infra", "preemption", "uncharged")
-WATCHES = ("pods", "nodes")
+WATCHES = ("pods", "nodes", "zerotrainingjobs", "workloads")
 PLANNED_TIERS = ("gpu", "host", "pinned", "nvme")
 
 _own = Rows(source=Source.OPERATOR)
@@ -66,7 +66,9 @@ OPERATOR_METRICS: tuple[MetricSpec, ...] = (
     _own.gauge("zerotrain_operator_loop_lag_seconds", "How late the event loop woke up at the last check."),
     _own.gauge(
         "zerotrain_operator_watch_age_seconds",
-        "Time since a watch last brought an event or a bookmark.",
+        "Time since a watch last brought an event or a bookmark. Of the jobs, whose bookmarks nobody sees: "
+        "since an event, or the list of every five minutes that knew nothing newer. 0 while there is no watch "
+        "(of Kueue's workloads: until a job is in a queue).",
         resource=WATCHES,
     ),
     _own.info("zerotrain_operator_info", "The operator's version.", "version"),
