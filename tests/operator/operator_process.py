@@ -17,7 +17,6 @@ from pathlib import Path
 from tests.operator.call_record import FILE_VARIABLE, REFUSALS_VARIABLE
 from tests.support.crd import CRD_NAME, wait_established
 from tests.support.devcluster import REPOSITORY, Cluster, wait_until
-from zerotrain.operator.handlers.config import scope_flags
 
 KEY = b"0123456789abcdef0123456789abcdef"
 NAMESPACE = "zerotrain-system"
@@ -76,13 +75,14 @@ class OperatorProcess:
 
     def start(self, *, wait: bool = True) -> None:
         # In a session of tests the same operator, with a record of what it asks of the API server.
-        module = (
-            "tests.operator.recorded_operator" if FILE_VARIABLE in os.environ else "zerotrain.operator.main"
-        )
-        command = [sys.executable, "-m", "kopf", "run", *scope_flags(self._env), "-m", module]
+        module = "tests.operator.recorded_operator" if FILE_VARIABLE in os.environ else "zerotrain.operator"
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                command, env=self._env, stdout=log, stderr=subprocess.STDOUT, cwd=REPOSITORY
+                [sys.executable, "-m", module],
+                env=self._env,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=REPOSITORY,
             )
         if wait:
             self.wait_until_leading()

@@ -1,4 +1,4 @@
-"""The shipped operator with a record of what it sends: `kopf run -m tests.operator.recorded_operator`.
+"""The shipped operator with a record of what it sends: `python -m tests.operator.recorded_operator`.
 
 Every request of the process goes through an aiohttp session, ours and kopf's alike; each session gets a trace
 that notes the request before it leaves.
@@ -13,9 +13,7 @@ from typing import Any
 import aiohttp
 
 from tests.operator.call_record import FILE_VARIABLE, REFUSALS_VARIABLE, Call, append, call_of, write
-from zerotrain.operator import main
-
-__all__ = ["main"]
+from zerotrain.operator.__main__ import start
 
 _FILE, _REFUSALS = Path(os.environ[FILE_VARIABLE]), Path(os.environ[REFUSALS_VARIABLE])
 _seen: set[Call] = set()
@@ -50,3 +48,6 @@ def _open_traced(self: aiohttp.ClientSession, *args: Any, **kwargs: Any) -> None
 
 
 aiohttp.ClientSession.__init__ = _open_traced  # type: ignore[method-assign]
+
+if __name__ == "__main__":
+    start()

@@ -46,3 +46,16 @@ def test_a_large_job_and_one_that_creates_nothing_need_no_place() -> None:
     assert not starts.enter("b", pods=LARGE)
     assert starts.leave("large") == []
     assert starts.leave("a") == ["b"]
+
+
+def test_a_new_job_stands_in_line_without_a_pass_and_keeps_its_turn() -> None:
+    starts = Starts[str](limit=1)
+    assert not starts.stand("a"), "there is a place"
+    assert enters(starts, "a") == [True]
+    assert starts.stand("b")
+    assert starts.stand("c")
+    assert starts.leave("a") == ["b"]
+    assert not starts.stand("b"), "it was called"
+    assert starts.stand("x"), "the place of who was called is kept"
+    assert enters(starts, "b") == [True]
+    assert starts.leave("b") == ["c"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -13,6 +12,7 @@ from typing import Any
 
 import aiohttp
 
+from zerotrain.operator.cluster import words
 from zerotrain.operator.cluster.connection import Connection
 from zerotrain.operator.cluster.errors import ApiError, NotLeading, Unavailable, error_of
 from zerotrain.operator.cluster.rate import TokenBucket
@@ -97,7 +97,7 @@ class Api:
     async def call(self, request: Request) -> Json:
         """The answer's JSON. Raises ApiError; 429, 5xx and lost connections only after all retries."""
         text = await self.call_raw(request)
-        return dict(json.loads(text)) if text else {}
+        return dict(words.read(text)) if text else {}
 
     async def call_raw(self, request: Request) -> bytes:
         retries = self.limits.retries if request.retries is None else request.retries
@@ -128,14 +128,14 @@ class Api:
                 *lines, buffer = (buffer + chunk).split(b"\n")
                 for line in lines:
                     if line.strip():
-                        yield json.loads(line)
+                        yield words.read(line)
 
     async def _try(self, request: Request) -> bytes:
         await self._bucket.take(urgent=request.urgent)
         headers = {**await self.connection.headers(), "Accept": request.answer.value}
         data = None
         if request.body is not None:
-            data = json.dumps(request.body, separators=(",", ":")).encode()
+            data = words.write(request.body)
             headers["Content-Type"] = request.content_type
         told = f"{request.method} {request.path}"
         self._check_fence(request, told)

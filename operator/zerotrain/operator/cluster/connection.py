@@ -44,7 +44,10 @@ class Connection:
     def session(self) -> aiohttp.ClientSession:
         """A session of its own; the caller closes it."""
         connector = aiohttp.TCPConnector(limit=MAX_CONNECTIONS, ssl=self._ssl(), keepalive_timeout=60)
-        return aiohttp.ClientSession(connector=connector, trust_env=False)
+        # The API server sets no cookies; the jar would look through itself at every request.
+        return aiohttp.ClientSession(
+            connector=connector, trust_env=False, cookie_jar=aiohttp.DummyCookieJar()
+        )
 
     def _ssl(self) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=self.configuration.ssl_ca_cert)

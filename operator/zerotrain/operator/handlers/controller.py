@@ -20,7 +20,7 @@ from zerotrain.operator.cluster.store import JobKey, PodStore, owner_key
 from zerotrain.operator.cluster.telemetry import Telemetry
 from zerotrain.operator.handlers.pacing import Pace
 from zerotrain.operator.handlers.queue import WorkQueue
-from zerotrain.operator.handlers.starts import Starts
+from zerotrain.operator.handlers.starts import LARGE, Starts
 from zerotrain.operator.reconcile import CreateWorkers, Plan, RequestYield, can_wait, reconcile
 
 log = logging.getLogger(__name__)
@@ -51,6 +51,12 @@ def conflict_backoff_s(lost: int) -> float:
     if lost <= FREE_CONFLICTS:
         return 0.0
     return min(CONFLICT_BACKOFF_S * 2.0 ** min(lost - FREE_CONFLICTS - 1, 10), MAX_CONFLICT_BACKOFF_S)
+
+
+def _is_new(job: Json) -> bool:
+    """A job that no pass has seen and that is small enough for the line: what it wants is to start."""
+    workers = job.get("spec", {}).get("workers")
+    return "status" not in job and (not isinstance(workers, int) or workers <= LARGE)
 
 
 def _pods_to_create(plan: Plan) -> int:
@@ -89,8 +95,7 @@ class Controller:
     """The API server's time: the moments in status and on pods are its own."""
 
     def job_changed(self, job: Json) -> None:
-        """A job as the watch brought it."""
-        self.jobs.heard()
+        """A job as a watch or list brought it."""
         if self.jobs.put(job):
             self.queue.add(JobKey(job["metadata"]["namespace"], job["metadata"]["name"]))
 
@@ -145,13 +150,11 @@ class Controller:
                     log.warning("listing the jobs again: %s", error)
                     continue
                 alive = {job["metadata"]["uid"] for job in listed}
-                missed = sum([self.jobs.put(job) for job in listed])
+                for job in listed:
+                    self.jobs.put(job)
                 for key, job in self.jobs:
                     if namespace in (None, key.namespace) and job["metadata"]["uid"] not in alive:
-                        missed += 1
                         await self._refresh(key)
-                if not missed:
-                    self.jobs.heard()
             self.store.prune({owner_key(key.namespace, job["metadata"]["uid"]) for key, job in self.jobs})
             self.telemetry.count_jobs(self.phases())
             self.all_changed()
@@ -199,6 +202,8 @@ class Controller:
             self.telemetry.reconcile_seconds.observe(time.monotonic() - started)
 
     async def _reconcile(self, key: JobKey, job: Json) -> None:
+        if _is_new(job) and self.starts.stand(key):
+            return
         uid = job["metadata"]["uid"]
         known = self.memories.of(uid).known
         observed = self.memories.observe(key.namespace, uid, self.store)

@@ -33,12 +33,19 @@ class Starts(Generic[K]):
         """Whether the key may create so many pods now; else it is called, in the order of asking."""
         if not 0 < pods <= LARGE:
             return True
-        if key not in self._called and len(self._busy) + len(self._called) >= self._limit:
-            self._line[key] = None
+        if self.stand(key):
             return False
         self._called.discard(key)
         self._line.pop(key, None)
         self._busy.add(key)
+        return True
+
+    def stand(self, key: K) -> bool:
+        """Whether the key has to stand in line if it wants to create, and now does; spares it a pass that
+        finds out. One that turns out to create nothing has waited for nothing."""
+        if key in self._called or len(self._busy) + len(self._called) < self._limit:
+            return False
+        self._line[key] = None
         return True
 
     def leave(self, key: K) -> list[K]:
