@@ -17,6 +17,7 @@ from zerotrain.operator.cluster.progress import (
     CALLS_PER_SECOND,
     INSPECTION_CALLS_PER_SECOND,
     INSPECTION_INTERVAL_S,
+    LISTENING_INTERVAL_S,
     MIN_INTERVAL_S,
     MUTE_S,
     PASS_INTERVAL_S,
@@ -263,6 +264,7 @@ async def test_a_look_at_a_large_job_keeps_nobody_else_waiting() -> None:
     for index in range(2000):
         pod = pod_json(index, version=1, uid="uid-1", phase="Running", containerStatuses=RUNNING)
         pod["metadata"] |= {"name": f"gpt1-1-{index}", "uid": f"gpt1-{index}"}
+        pod["metadata"]["labels"]["zerotrain.dev/job"] = "gpt1"
         bench.store.put(pod, now=NOW)
     bench.puller._is_suspect = lambda *_: True  # type: ignore[method-assign]
     looks = []
@@ -297,6 +299,7 @@ async def test_when_everything_stands_still_the_looks_stay_within_their_budget()
                 index, version=1, uid=job["metadata"]["uid"], phase="Running", containerStatuses=RUNNING
             )
             pod["metadata"] |= {"name": f"{key.name}-1-{index}", "uid": f"{key.name}-{index}"}
+            pod["metadata"]["labels"]["zerotrain.dev/job"] = key.name
             bench.store.put(pod, now=NOW)
             workers.steps[pod["metadata"]["name"]] = 7
     workers.uid = ""  # every answer is another job's: what counts here is who is asked
@@ -308,3 +311,19 @@ async def test_when_everything_stands_still_the_looks_stay_within_their_budget()
         looks += len(asked) - jobs
     assert looks <= 20 * MIN_INTERVAL_S * INSPECTION_CALLS_PER_SECOND + 2
     assert looks >= 0.5 * 20 * MIN_INTERVAL_S * INSPECTION_CALLS_PER_SECOND
+
+
+async def test_workers_of_a_node_that_is_not_ready_are_asked_whether_they_live() -> None:
+    bench = Bench(Workers({"gpt-1-0": 7, "gpt-1-1": 7}), phase="Yielding")
+    for index in (0, 1):
+        pod = pod_json(index, version=2, phase="Running", containerStatuses=RUNNING)
+        bench.store.put(pod | {"spec": {"nodeName": f"node-{index}"}}, now=NOW)
+    silent = {"type": "Ready", "status": "Unknown", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    bench.memories.nodes.put({"metadata": {"name": "node-1"}, "status": {"conditions": [silent]}})
+    assert await bench.after(0) == ["gpt-1-0", "gpt-1-1"]
+    assert bench.memory.heard == {"node-1": NOW}
+    assert await bench.after(MIN_INTERVAL_S) == ["gpt-1-0"]
+    del bench.workers.steps["gpt-1-1"]
+    bench.memory.heard.clear()
+    assert await bench.after(LISTENING_INTERVAL_S) == ["gpt-1-0", "gpt-1-1"]
+    assert bench.memory.heard == {}

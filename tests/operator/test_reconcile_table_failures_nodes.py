@@ -21,7 +21,16 @@ from tests.operator.reconcile_builders import (
     stamp,
     status,
 )
-from zerotrain.operator.reconcile import DeletePods, DeleteWorkers, NodeTaint, NodeView, PodView
+from zerotrain.contract.progress import Motion
+from zerotrain.contract.progress import Phase as RankPhase
+from zerotrain.operator.reconcile import (
+    DeletePods,
+    DeleteWorkers,
+    NodeTaint,
+    NodeView,
+    PodView,
+    YieldState,
+)
 
 END_ALL = DeleteWorkers(attempt=1, grace_s=1)
 FIRST_AT_ONCE = DeletePods(names_uids=(("gpt-1-0", "pod-1-0"),), grace_s=0)
@@ -44,7 +53,11 @@ def on(
     *pods: PodView, id: str, nodes: tuple[NodeView, ...], want: Want, phase: str = "Running", **more: Any
 ) -> Row:
     """A first attempt of two workers on node-0 and node-1, of which these have something to say."""
-    heard = {name: more.pop(name) for name in ("progress", "step_moved_at", "synced_at") if name in more}
+    heard = {
+        name: more.pop(name)
+        for name in ("progress", "step_moved_at", "synced_at", "heard", "yielding")
+        if name in more
+    }
     observed = seen(*pods, nodes={node.name: node for node in nodes}, **heard)
     if "status_progress" in more:
         more["progress"] = more.pop("status_progress")
@@ -66,6 +79,119 @@ LOST = Want(
     },
     says={"event": "its node is not ready since 11:58:59 UTC"},
 )
+
+ASKED = stamp(ago(30))
+YIELDING = {
+    "yieldRequest": {"reason": "Drain", "requestedAt": ASKED, "message": "why", "joined": True},
+    "checkpoint": {"requestedAt": ASKED},
+}
+
+
+def moving(idle_s: float, **longest: float) -> Motion:
+    return Motion(idle_seconds=idle_s, silent_seconds=1, steps_seen=20, **longest)
+
+
+PACE = [
+    on(
+        ready(0),
+        ready(1),
+        id="steps of two minutes: the node has twice the longest one",
+        nodes=(silent(0, 61),),
+        progress=progress(20, motion=moving(70, longest_step_seconds=120)),
+        step_moved_at=ago(70),
+        want=Want(phase="Running", events=(), wake_in_s=179),
+    ),
+    on(
+        ready(0),
+        ready(1),
+        id="after which it is lost",
+        nodes=(silent(0, 241),),
+        progress=progress(20, motion=moving(250, longest_step_seconds=120)),
+        step_moved_at=ago(250),
+        want=Want(phase="Restarting", events=("NodeLost",)),
+    ),
+    on(
+        ready(0),
+        ready(1),
+        id="a checkpoint takes as long as checkpoints do",
+        nodes=(silent(0, 300),),
+        progress=progress(
+            20,
+            phase=RankPhase.CHECKPOINT,
+            motion=moving(310, longest_step_seconds=1, longest_checkpoint_seconds=200),
+        ),
+        step_moved_at=ago(310),
+        want=Want(phase="Running", events=()),
+    ),
+    *(
+        on(
+            ready(0),
+            ready(1),
+            id=f"what ranks say of their pace buys an hour at most ({longest})",
+            nodes=(silent(0, 3601),),
+            progress=progress(20, motion=moving(9000, longest_step_seconds=longest)),
+            step_moved_at=ago(9000),
+            want=Want(phase="Restarting", events=("NodeLost",)),
+        )
+        for longest in (1e12, float("inf"), float("nan"), -5.0)
+    ),
+]
+
+HEARD = [
+    *(
+        on(
+            ready(0),
+            ready(1),
+            id=f"a worker that answers is not lost with its node ({name})",
+            nodes=(silent(0, 3000),),
+            heard={"node-0": ago(4)},
+            want=Want(phase=want, events=()),
+            phase=phase,
+            **more,
+        )
+        for name, phase, want, more in (
+            ("first step", "Running", "Running", {}),
+            (
+                "checkpoint under way, asked for",
+                "Yielding",
+                "Yielding",
+                {"yielding": YieldState(attempt=1, acked_at=ago(29)), **YIELDING},
+            ),
+        )
+    ),
+    on(
+        ready(0),
+        ready(1),
+        id="looked at again when it has not answered for as long",
+        nodes=(silent(0, 3000),),
+        heard={"node-0": ago(4)},
+        want=Want(phase="Running", wake_in_s=56),
+    ),
+    on(
+        ready(0),
+        ready(1),
+        id="the answer of another node's worker does not count",
+        nodes=(silent(0, 61), silent(1, 61)),
+        heard={"node-1": ago(4)},
+        want=Want(phase="Restarting", fields={"failures.0.node": "node-0"}),
+    ),
+    on(
+        ready(0),
+        ready(1),
+        id="nor one of before it fell silent",
+        nodes=(silent(0, 61),),
+        heard={"node-0": ago(200)},
+        want=Want(phase="Restarting", events=("NodeLost",)),
+    ),
+    on(
+        ready(0),
+        ready(1),
+        id="an operator that has just started listens first",
+        nodes=(silent(0, 3000),),
+        synced_at=ago(5),
+        want=Want(phase="Running", events=(), wake_in_s=55),
+    ),
+]
 
 SILENCE = [
     on(
@@ -254,6 +380,11 @@ FINAL = [
         want=Want(fields={"failures.0.ranks.0.node": "node-0", "failures.0.ranks.1.node": "node-1"}),
     ),
 ]
+
+
+@pytest.mark.parametrize("row", [*PACE, *HEARD], ids=lambda row: row.id)
+def test_workers_that_outlive_the_silence_of_their_node(row: Row) -> None:
+    check(row)
 
 
 @pytest.mark.parametrize("row", SILENCE, ids=lambda row: row.id)

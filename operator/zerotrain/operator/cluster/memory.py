@@ -41,6 +41,8 @@ class JobMemory:
     step_moved_at: datetime | None = None
     """When its step was seen to move, by the clock that passes are decided at."""
     inspection: Inspection | None = None
+    heard: dict[str, datetime] = field(default_factory=dict)
+    """By node that is not ready: when a worker on it last answered."""
     stacks: StacksView | None = None
     known: Known = field(default_factory=Known)
     """The models of the last pass."""
@@ -106,6 +108,7 @@ class Memories:
             protection=memory.protection,
             problem=memory.problem,
             nodes=self.nodes.of(pods),
+            heard=memory.heard,
             log=memory.log or (LogView() if self.reads_logs else None),
             apis=self.apis,
             queue=self.queues.get(key, QueueView()) if known else None,

@@ -41,6 +41,9 @@ PASS_INTERVAL_S = 10.0
 MUTE_S = 30.0
 """Without an answer of worker 0 for so long the others are asked what they know."""
 
+LISTENING_INTERVAL_S = 5.0
+"""Between two questions to the workers of a node that is not ready."""
+
 INSPECTION_INTERVAL_S = 15.0
 ALARM_INTERVAL_S = 5.0
 """While a hang stands in status: the attempt ends only after another look."""
@@ -61,6 +64,7 @@ class _Poll:
     answered_at: float
     due: float = 0.0
     inspection_due: float = 0.0
+    listening_due: float = 0.0
     seen: tuple[int, int, str] = (0, 0, "")
     step: tuple[int, int] | None = None
     """Attempt and step of the last record."""
@@ -110,6 +114,7 @@ class ProgressPuller:
             if poll.due <= now:
                 poll.due = now + interval
                 started.add(asyncio.create_task(self._pull(key, job, poll)))
+                started.add(asyncio.create_task(self._listen(key, job, poll)))
         return started
 
     async def _pull(self, key: JobKey, job: Json, poll: _Poll) -> None:
@@ -181,6 +186,21 @@ class ProgressPuller:
         look = inspect(answers, attempt=attempt, at=self._now())
         memory.inspection = look if alarmed or stands_still(_limits(job), look) else None
         self._changed(key)
+
+    async def _listen(self, key: JobKey, job: Json, poll: _Poll) -> None:
+        """Ask one worker on each node that is not ready: its kubelet's silence says nothing of the ranks."""
+        uid, attempt, now = job["metadata"]["uid"], int(job["status"].get("attempt", 0)), self._clock()
+        pods = [pod for pod in self._started(key.namespace, uid, attempt) if not pod.ended]
+        troubled = self._memories.nodes.of(pods)
+        asked = {pod.node: pod for pod in pods if pod.node in troubled and not troubled[pod.node].ready}
+        if not asked or now < poll.listening_due or not self._budget.take(len(asked), now):
+            return
+        poll.listening_due = now + LISTENING_INTERVAL_S
+        reports = await asyncio.gather(*(self._report(key, pod, uid, attempt) for pod in asked.values()))
+        if self._jobs.get(key) is not None:
+            answered = [node for node, report in zip(asked, reports, strict=True) if report is not None]
+            heard = self._memories.of(uid).heard
+            heard |= {node: self._now() for node in answered if node is not None}
 
     async def _report(self, key: JobKey, pod: PodView, uid: str, attempt: int) -> WorkerReport | None:
         try:

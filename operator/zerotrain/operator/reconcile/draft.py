@@ -16,7 +16,7 @@ from zerotrain.operator.reconcile.attempts import AttemptView, view_attempt
 from zerotrain.operator.reconcile.capacity import Verdict
 from zerotrain.operator.reconcile.clock import moment
 from zerotrain.operator.reconcile.job import JobView
-from zerotrain.operator.reconcile.nodes import NO_LOSSES, Loss, losses
+from zerotrain.operator.reconcile.nodes import NO_LOSSES, Loss, Signs, losses, patience
 from zerotrain.operator.reconcile.observe import Observed
 from zerotrain.operator.reconcile.plan import Action, Event, EventType, Plan
 
@@ -102,8 +102,18 @@ class Draft:
         """Nodes whose workers count as lost, by name."""
         if not self.observed.nodes:
             return NO_LOSSES
-        patience = timedelta(seconds=self.job.spec.failure_policy.node_not_ready_seconds)
-        return losses(self.observed.nodes, patience=patience, step_at=self.step_at(), now=self.now)
+        return losses(self.observed.nodes, self.signs(), now=self.now)
+
+    def signs(self) -> Signs:
+        """What tells of the workers on nodes that are not ready."""
+        heard = self.observed.progress
+        current = heard if heard is not None and heard.attempt == self.status.attempt else None
+        return Signs(
+            patience=patience(self.job.spec.failure_policy.node_not_ready_seconds, current),
+            step_at=self.step_at(),
+            heard=self.observed.heard,
+            watched_since=self.observed.synced_at,
+        )
 
     def step_at(self) -> datetime | None:
         """When the newest step of the current attempt was made; never in the future."""

@@ -5,10 +5,13 @@ Filled by `cluster.nodes`, which keeps only nodes that have something to say: a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import Enum
+
+from zerotrain.contract.progress import Phase, Progress
 
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 """Taint by which an administrator says that a machine is shut down: what ran there has ended."""
@@ -51,33 +54,63 @@ class Loss(Enum):
 
 NO_LOSSES: Mapping[str, Loss] = {}
 
-STEP_SLACK = timedelta(seconds=10)
+SIGN_SLACK = timedelta(seconds=10)
 """A step so much later than the node's last sign shows that its workers live; clocks differ a little."""
 
+LONGEST_FACTOR = 2.0
+"""A step, or a checkpoint, of so many times the longest one is still no silence."""
 
-def losses(
-    nodes: Mapping[str, NodeView], *, patience: timedelta, step_at: datetime | None, now: datetime
-) -> Mapping[str, Loss]:
-    """Nodes whose workers count as lost. `step_at` is the time of the attempt's newest step.
+MAX_PATIENCE = timedelta(hours=1)
+"""However long the ranks say that their steps are."""
 
-    Every rank takes part in every step: while steps come, a node that the control plane cannot reach still
-    does its work.
-    """
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Signs:
+    """What speaks for the workers of nodes that the control plane does not hear of."""
+
+    patience: timedelta
+    """Silence of so long is a loss."""
+    step_at: datetime | None = None
+    """Of the attempt's newest step. Every rank takes part in every step: while steps come, all live."""
+    heard: Mapping[str, datetime] = field(default_factory=dict)
+    """By node: when a worker there last answered this operator."""
+    watched_since: datetime | None = None
+    """Nobody listened to the workers before."""
+
+
+def losses(nodes: Mapping[str, NodeView], signs: Signs, *, now: datetime) -> Mapping[str, Loss]:
+    """Nodes whose workers count as lost."""
     if not nodes:
         return NO_LOSSES
     found = {}
     for view in nodes.values():
         if view.gone or view.out_of_service:
             found[view.name] = Loss.FINAL
-        elif (due := lost_at(view, patience=patience, step_at=step_at)) is not None and now >= due:
+        elif (due := lost_at(view, signs)) is not None and now >= due:
             found[view.name] = Loss.SILENT
     return found
 
 
-def lost_at(view: NodeView, *, patience: timedelta, step_at: datetime | None) -> datetime | None:
+def lost_at(view: NodeView, signs: Signs) -> datetime | None:
     """When a node that does not answer counts as lost; None while there is no reason to fear for it."""
     if view.ready or view.not_ready_since is None:
         return None
-    if step_at is not None and step_at > view.not_ready_since + STEP_SLACK:
-        return step_at + patience
-    return view.not_ready_since + patience
+    last, step_at = view.not_ready_since, signs.step_at
+    if step_at is not None and step_at > last + SIGN_SLACK:
+        last = step_at
+    for sign in (signs.heard.get(view.name), signs.watched_since):
+        last = max(last, sign) if sign is not None else last
+    return last + signs.patience
+
+
+def patience(least_s: float, progress: Progress | None) -> timedelta:
+    """At least `least_s`; longer where the ranks' steps, or the checkpoint they write, take longer."""
+    motion = progress.motion if progress is not None else None
+    longest = None
+    if motion is not None and progress is not None:
+        writes = progress.phase is Phase.CHECKPOINT
+        longest = motion.longest_checkpoint_seconds if writes else motion.longest_step_seconds
+    least = timedelta(seconds=least_s)
+    if longest is None or not 0 < longest < math.inf:
+        return least
+    return max(least, timedelta(seconds=min(LONGEST_FACTOR * longest, MAX_PATIENCE.total_seconds())))

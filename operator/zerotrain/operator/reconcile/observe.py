@@ -205,6 +205,8 @@ class Observed:
     """What the class that was asked about declares; None when nobody asked."""
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
     """By name, those that hold pods of this job and are not simply well; empty while they are not known."""
+    heard: Mapping[str, datetime] = field(default_factory=dict)
+    """By node that is not ready: when a worker on it last answered."""
     log: LogView | None = None
     """None where no log can be read (simulated nodes)."""
 

@@ -182,9 +182,8 @@ def _follow(draft: Draft, view: AttemptView) -> None:
 
 def _fear_for_nodes(draft: Draft) -> None:
     """Look again when a node that is not ready counts as lost: silence brings no event."""
-    patience = timedelta(seconds=draft.job.spec.failure_policy.node_not_ready_seconds)
     for node in draft.observed.nodes.values():
-        due = lost_at(node, patience=patience, step_at=draft.step_at())
+        due = lost_at(node, draft.signs())
         if due is not None and due > draft.now:
             draft.wake(due)
 

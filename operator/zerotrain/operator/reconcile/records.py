@@ -126,7 +126,7 @@ def _node_text(draft: Draft, pod: PodView) -> str:
         return "its node is out of service"
     since = node.not_ready_since
     told = f" since {since:%H:%M:%S} UTC" if since is not None else ""
-    return f"its node is not ready{told}, and no step came for nodeNotReadySeconds"
+    return f"its node is not ready{told}, no step came and no worker on it answered"
 
 
 def _has_log(draft: Draft, failure: Failure) -> bool:
