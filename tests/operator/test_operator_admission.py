@@ -92,27 +92,37 @@ def test_pods_are_added_up_by_who_they_belong_to() -> None:
     assert snapshot.seen == {"j": 2, "k": 2}
 
 
-def owned_pod(*, namespace: str = "ml", owner: str = UID, controls: bool = True) -> Json:
+def owned_pod(
+    *, namespace: str = "ml", owner: str = UID, controls: bool = True, name: str = "gpt-1-0", **labels: str
+) -> Json:
     item = pod(UID, node=None, gpus=8)
     owners = [{"uid": owner, "controller": controls}]
-    labels = {**item["metadata"]["labels"], "zerotrain.dev/job": "gpt"}
-    return {**item, "metadata": {"namespace": namespace, "labels": labels, "ownerReferences": owners}}
+    meta = {"name": name, "namespace": namespace, "labels": own, "ownerReferences": owners}
+    return {**item, "metadata": meta}
 
 
 @pytest.mark.parametrize(
     ("item", "counts"),
+    place = {"zerotrain.dev/job": "gpt", "zerotrain.dev/attempt": "1", "zerotrain.dev/rank": "0"}
+    own = {**item["metadata"]["labels"], **place}
+    own |= {f"zerotrain.dev/{key}": value for key, value in labels.items()}
     [
         (owned_pod(), True),
         (owned_pod(namespace="evil"), False),
         (owned_pod(owner="another"), False),
         (owned_pod(controls=False), False),
     ],
-    ids=["ours", "namespace", "owner", "not-its-controller"],
+    ids=["ours", "namespace", "owner", "not-its-controller", "name", "rank", "attempt", "helper"],
 )
 def test_only_pods_of_jobs_take_their_room(item: Json, counts: bool) -> None:
     jobs = JobCache()
     body = waiting_job()
-    jobs.put({**body, "metadata": {**body["metadata"], "resourceVersion": "1"}})
+    status = {"attempt": 1, "workers": {"desired": 2}}
+    jobs.put({**body, "metadata": {**body["metadata"], "resourceVersion": "1"}, "status": status})
+        (owned_pod(name="mine"), False),
+        (owned_pod(name="gpt-1-2", rank="2"), False),
+        (owned_pod(name="gpt-2-0", attempt="2"), False),
+        (owned_pod(name="gpt-verify", helper="verify"), True),
     board = CapacityBoard(None, Memories(), lambda key: None, asyncio.Event(), jobs)  # type: ignore[arg-type]
     reader = SnapshotReader([NODE], board._owner, now=NOW)
     reader.take(item)

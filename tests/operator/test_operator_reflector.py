@@ -13,7 +13,8 @@ from aiohttp import web
 
 from tests.operator.api_double import ApiDouble, Json, failure, pod_json, served
 from zerotrain.operator.cluster.reflector import PATH, PodReflector
-from zerotrain.operator.cluster.store import JobKey, PodStore, owner_key
+from zerotrain.operator.cluster.store import HELPERS, JobKey, PodStore, owner_key
+from zerotrain.operator.constants import MAX_WORKERS
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 KEY = JobKey("ml", "gpt")
@@ -69,6 +70,50 @@ def test_a_pod_that_the_job_does_not_control_is_no_pod_of_the_job() -> None:
     assert present(store) == []
 
 
+def named(index: int, name: str, *, version: int = 1, attempt: int = 1) -> Json:
+    """A pod of a tenant's own making that bears the job's labels and its owner."""
+    forged = pod_json(index, version=version)
+    forged["metadata"] |= {"name": name, "uid": name}
+    forged["metadata"]["labels"]["zerotrain.dev/attempt"] = str(attempt)
+    return forged
+
+
+@pytest.mark.parametrize(
+    ("index", "attempt", "name"),
+    [(0, 1, "mine"), (0, 1, "gpt-1-00"), (0, 2, "gpt-1-0"), (-1, 1, "gpt-1--1"), (0, 0, "gpt-0-0")],
+)
+def test_a_pod_without_the_name_of_its_labels_is_no_worker(index: int, attempt: int, name: str) -> None:
+    """Names are unique: nobody can be a second worker 0, and report progress in its place."""
+    store = PodStore()
+    assert store.put(named(index, name, attempt=attempt), now=NOW) is None
+    assert present(store) == []
+
+
+def test_pods_of_a_tenants_own_making_cannot_fill_the_memory() -> None:
+    store = PodStore()
+    store.put(pod_json(0, version=1), now=NOW)
+    store.expect(OWNER, attempt=1, workers=2)
+    for index in range(5, 500):
+        store.put(named(index, f"gpt-1-{index}"), now=NOW)
+        store.put(named(index, f"gpt-7-{index}", attempt=7), now=NOW)
+    most = 2 * 2 + HELPERS
+    assert len(present(store)) == most
+    # The job's own come in whatever is there.
+    store.put(pod_json(1, version=9), now=NOW)
+    assert [index for index, _ in present(store)][:2] == [0, 1]
+    for index in range(5, 500):
+        store.remove(named(index, f"gpt-1-{index}", version=10), now=NOW)
+        store.remove(named(index + 1000, f"gpt-1-{index + 1000}", version=10), now=NOW)
+    assert len(gone(store)) <= most
+
+
+def test_all_workers_of_the_largest_job_are_kept_before_its_size_is_known() -> None:
+    store = PodStore()
+    for index in range(MAX_WORKERS):
+        store.put(pod_json(index, version=1), now=NOW)
+    assert len(present(store)) == MAX_WORKERS
+
+
 def test_a_pod_of_another_namespace_is_no_pod_of_the_job() -> None:
     store = PodStore()
     forged = pod_json(0, version=1)
@@ -118,7 +163,7 @@ def test_a_pod_that_cannot_be_read_is_passed_over() -> None:
 def test_views_of_past_attempts_are_forgotten() -> None:
     store = PodStore()
     store.remove(pod_json(0, version=1), now=NOW)
-    store.forget_before(OWNER, 2)
+    store.expect(OWNER, attempt=2, workers=2)
     assert gone(store) == []
 
 

@@ -165,7 +165,7 @@ def test_reconcile(row: Row) -> None:
 )
 def test_only_our_gate_is_opened(gates: tuple[str, ...], is_ours: bool) -> None:
     """Somebody else's gate is theirs to open: a patch that changes nothing would be sent every second."""
-    labels = {"zerotrain.dev/attempt": "1", "zerotrain.dev/rank": "0"}
+    labels = {"zerotrain.dev/job": "gpt", "zerotrain.dev/attempt": "1", "zerotrain.dev/rank": "0"}
     pod = {
         "metadata": {"name": "gpt-1-0", "uid": "u", "labels": labels},
         "spec": {"schedulingGates": [{"name": name} for name in gates]},

@@ -20,7 +20,7 @@ from zerotrain.operator.cluster.jobs import JobCache
 from zerotrain.operator.cluster.memory import Memories
 from zerotrain.operator.cluster.store import JobKey
 from zerotrain.operator.constants import LABEL_HELPER, LABEL_JOB
-from zerotrain.operator.reconcile import job_uid_of
+from zerotrain.operator.reconcile import job_uid_of, worker_of
 from zerotrain.operator.reconcile.capacity import VERDICT_AGE_S, Claim, Demand, NodeUse, Verdict, admit
 from zerotrain.operator.reconcile.clock import parse_time
 from zerotrain.operator.reconcile.placement import kind_of, node_of
@@ -182,12 +182,15 @@ class CapacityBoard:
 
     def _owner(self, pod: Mapping[str, Any]) -> str | None:
         """UID of the job that the pod is a part of. Labels are its author's word, and so is an owner of
-        another namespace: whoever may create pods could take all room without using any."""
+        another namespace or a rank that the job does not have: whoever may create pods could take all room
+        without using any."""
         uid, meta = job_uid_of(pod), pod["metadata"]
         if uid is None:
             return None
         job = self._jobs.get(JobKey(meta["namespace"], meta["labels"].get(LABEL_JOB, "")))
-        return uid if job is not None and job["metadata"]["uid"] == uid else None
+        if job is None or job["metadata"]["uid"] != uid:
+            return None
+        return uid if LABEL_HELPER in meta["labels"] or _is_worker(meta, job) else None
 
     async def _items(self, path: str, params: Mapping[str, str]) -> AsyncIterator[Json]:
         kind = path.rsplit("/", 1)[-1]
@@ -215,6 +218,14 @@ def _is_stuck(pod: Mapping[str, Any], now: datetime) -> bool:
 
 
 def _lets_in(claim: Claim, verdict: Verdict) -> bool:
+def _is_worker(meta: Mapping[str, Any], job: Json) -> bool:
+    """Whether it is a worker of the job's attempt: status is written before its pods are made."""
+    place, status = worker_of(meta), job.get("status", {})
+    if place is None:
+        return False
+    return place[0] == status.get("attempt") and place[1] < (status.get("workers") or {}).get("desired", 0)
+
+
     return verdict.admitted and not claim.growing
 
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from zerotrain.operator.constants import LABEL_JOB
+from zerotrain.operator.constants import LABEL_JOB, MAX_WORKERS
 from zerotrain.operator.reconcile import PodView, job_uid_of, pod_view
 
 log = logging.getLogger(__name__)
 
-MAX_GONE = 20_000
-"""Last views kept per job: those of one attempt of the largest job, twice."""
+HELPERS = 8
+"""Pods of a job beside its workers that are kept in any case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,21 @@ class _Pods:
     """Pods that live and are not ready."""
     ending: int = 0
     """Pods that ended or are being deleted."""
+    attempt: int = 0
+    workers: int = MAX_WORKERS
+    """Of this attempt; the most that there can be until somebody knows."""
+
+    @property
+    def most(self) -> int:
+        """Views that are kept: those of the workers, twice. Who may create pods could fill the memory with
+        pods that bear the job's labels and its name for its owner."""
+        return 2 * self.workers + HELPERS
+
+    def has_room_for(self, view: PodView) -> bool:
+        """Whether a pod that is not known yet is kept; a worker of the attempt always is."""
+        if len(self.present) < self.most:
+            return True
+        return view.helper is None and view.attempt == self.attempt and view.index < self.workers
 
     def keep(self, uid: str, entry: _Entry) -> None:
         self._count(self.present.get(uid), -1)
@@ -110,6 +125,8 @@ class PodStore:
         old, version = pods.present.get(view.uid), version_of(pod)
         if view.uid in pods.gone or (old is not None and version <= old.version):
             return None
+        if old is None and not pods.has_room_for(view):
+            return None
         if old is not None and old.view.ended_seen_at is not None and view.ended:
             view = replace(view, ended_seen_at=old.view.ended_seen_at)
         pods.keep(view.uid, _Entry(view, version))
@@ -171,10 +188,13 @@ class PodStore:
             if any(entry.view.node == name for entry in pods.present.values())
         }
 
-    def forget_before(self, owner: str, attempt: int) -> None:
-        """Drop the last views of attempts that are over."""
+    def expect(self, owner: str, *, attempt: int, workers: int) -> None:
+        """The job is at this attempt of so many workers: drop the last views of attempts that are over."""
         pods = self._jobs.get(owner)
-        if pods is not None and pods.gone:
+        if pods is None:
+            return
+        pods.attempt, pods.workers = attempt, workers
+        if pods.gone:
             pods.gone = {uid: view for uid, view in pods.gone.items() if view.attempt >= attempt}
 
     def forget(self, owner: str) -> None:
@@ -191,7 +211,7 @@ class PodStore:
         if pods is None or entry is None:
             return None
         pods.gone[pod_uid] = entry.view
-        while len(pods.gone) > MAX_GONE:
+        while len(pods.gone) > pods.most:
             pods.gone.pop(next(iter(pods.gone)))
         return pods.key
 

@@ -214,7 +214,8 @@ class Controller:
             job = await self.client.write_status(job, plan.status)
             self.jobs.put(job)
             known.keep_status(job, plan.status)
-            self.store.forget_before(owner_key(key.namespace, uid), plan.status.attempt)
+            owner, workers = owner_key(key.namespace, uid), plan.status.workers.desired
+            self.store.expect(owner, attempt=plan.status.attempt, workers=workers)
         await asyncio.gather(self.events.write(job, plan.events), self._act(key, job, plan))
         if plan.wake_at is not None:
             self.queue.add_after(key, (plan.wake_at - self.clock()).total_seconds())

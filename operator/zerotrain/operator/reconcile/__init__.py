@@ -15,6 +15,7 @@ from .observe import (
     YieldState,
     job_uid_of,
     pod_view,
+    worker_of,
 )
 from .plan import (
     NOTHING,
@@ -79,4 +80,5 @@ __all__ = [
     "job_uid_of",
     "pod_view",
     "reconcile",
+    "worker_of",
 ]

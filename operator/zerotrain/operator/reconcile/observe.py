@@ -18,6 +18,7 @@ from zerotrain.operator.constants import (
     CONTAINER_NAME,
     LABEL_ATTEMPT,
     LABEL_HELPER,
+    LABEL_JOB,
     LABEL_JOB_UID,
     LABEL_RANK,
 )
@@ -28,6 +29,7 @@ from zerotrain.operator.reconcile.nodes import NodeView
 from zerotrain.operator.reconcile.plan import AskRoom
 from zerotrain.operator.reconcile.queues import ClusterApis, QueueView
 from zerotrain.operator.resources.gang import GATE
+from zerotrain.operator.resources.identity import pod_name
 
 
 class PodState(Enum):
@@ -212,14 +214,14 @@ class Observed:
 
 
 def pod_view(pod: Mapping[str, Any], *, seen_at: datetime) -> PodView | None:
-    """Read a pod's JSON; None when it does not carry our labels in readable form."""
+    """Read a pod's JSON; None when it does not carry our labels in readable form, or not the name that goes
+    with them."""
     meta, status = pod["metadata"], pod.get("status", {})
-    labels = meta.get("labels", {})
-    helper = labels.get(LABEL_HELPER)
-    try:
-        attempt, index = (0, 0) if helper else (int(labels[LABEL_ATTEMPT]), int(labels[LABEL_RANK]))
-    except (KeyError, ValueError):
+    helper = meta.get("labels", {}).get(LABEL_HELPER)
+    place = (0, 0) if helper else worker_of(meta)
+    if place is None:
         return None
+    attempt, index = place
     conditions = {item["type"]: item for item in status.get("conditions", ())}
     container = _container(status, helper or CONTAINER_NAME)
     state = container.get("state", {})
@@ -254,6 +256,18 @@ def pod_view(pod: Mapping[str, Any], *, seen_at: datetime) -> PodView | None:
         deletion_grace_s=meta.get("deletionGracePeriodSeconds"),
         ended_seen_at=seen_at if finished else None,
     )
+
+
+def worker_of(meta: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Attempt and index of the worker that a pod's labels and name agree on. Labels alone are anybody's word:
+    with the name, which is unique, nobody can be a second worker 0."""
+    labels = meta.get("labels", {})
+    try:
+        attempt, index = int(labels[LABEL_ATTEMPT]), int(labels[LABEL_RANK])
+        named = meta["name"] == pod_name(labels[LABEL_JOB], attempt, index)
+    except (KeyError, ValueError):
+        return None
+    return (attempt, index) if named and attempt > 0 and index >= 0 else None
 
 
 def job_uid_of(pod: Mapping[str, Any]) -> str | None:
