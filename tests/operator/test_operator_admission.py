@@ -19,7 +19,14 @@ from zerotrain.operator.api import AttemptShape
 from zerotrain.operator.api.scheduling import Gang
 from zerotrain.operator.cluster import capacity
 from zerotrain.operator.cluster.api import Api
-from zerotrain.operator.cluster.capacity import DUTY, PERIOD_S, STARTING_S, CapacityBoard, SnapshotReader
+from zerotrain.operator.cluster.capacity import (
+    DUTY,
+    MAX_PERIOD_S,
+    PERIOD_S,
+    STARTING_S,
+    CapacityBoard,
+    SnapshotReader,
+)
 from zerotrain.operator.cluster.discovery import discover
 from zerotrain.operator.cluster.executor import ActionRefused, Executor
 from zerotrain.operator.cluster.jobs import JobCache
@@ -96,6 +103,9 @@ def owned_pod(
     *, namespace: str = "ml", owner: str = UID, controls: bool = True, name: str = "gpt-1-0", **labels: str
 ) -> Json:
     item = pod(UID, node=None, gpus=8)
+    place = {"zerotrain.dev/job": "gpt", "zerotrain.dev/attempt": "1", "zerotrain.dev/rank": "0"}
+    own = {**item["metadata"]["labels"], **place}
+    own |= {f"zerotrain.dev/{key}": value for key, value in labels.items()}
     owners = [{"uid": owner, "controller": controls}]
     meta = {"name": name, "namespace": namespace, "labels": own, "ownerReferences": owners}
     return {**item, "metadata": meta}
@@ -103,14 +113,15 @@ def owned_pod(
 
 @pytest.mark.parametrize(
     ("item", "counts"),
-    place = {"zerotrain.dev/job": "gpt", "zerotrain.dev/attempt": "1", "zerotrain.dev/rank": "0"}
-    own = {**item["metadata"]["labels"], **place}
-    own |= {f"zerotrain.dev/{key}": value for key, value in labels.items()}
     [
         (owned_pod(), True),
         (owned_pod(namespace="evil"), False),
         (owned_pod(owner="another"), False),
         (owned_pod(controls=False), False),
+        (owned_pod(name="mine"), False),
+        (owned_pod(name="gpt-1-2", rank="2"), False),
+        (owned_pod(name="gpt-2-0", attempt="2"), False),
+        (owned_pod(name="gpt-verify", helper="verify"), True),
     ],
     ids=["ours", "namespace", "owner", "not-its-controller", "name", "rank", "attempt", "helper"],
 )
@@ -119,10 +130,6 @@ def test_only_pods_of_jobs_take_their_room(item: Json, counts: bool) -> None:
     body = waiting_job()
     status = {"attempt": 1, "workers": {"desired": 2}}
     jobs.put({**body, "metadata": {**body["metadata"], "resourceVersion": "1"}, "status": status})
-        (owned_pod(name="mine"), False),
-        (owned_pod(name="gpt-1-2", rank="2"), False),
-        (owned_pod(name="gpt-2-0", attempt="2"), False),
-        (owned_pod(name="gpt-verify", helper="verify"), True),
     board = CapacityBoard(None, Memories(), lambda key: None, asyncio.Event(), jobs)  # type: ignore[arg-type]
     reader = SnapshotReader([NODE], board._owner, now=NOW)
     reader.take(item)
@@ -258,6 +265,30 @@ async def test_a_word_is_good_until_the_next_reading_even_if_that_is_late(
     assert memory.capacity is not None
     assert not memory.capacity.admitted
     assert memory.capacity.good_for_s > (DUTY + 1) * 4.0 + PERIOD_S
+
+
+async def test_jobs_that_only_could_grow_cost_a_reading_every_half_minute() -> None:
+    double, body = ApiDouble(), waiting_job()
+    cluster(double)
+    async with served(double) as api:
+        hands = executor(api)
+        memory = hands.memories.of(body["metadata"]["uid"])
+        one = CapacityBoard(api, hands.memories, lambda key: None, asyncio.Event(), JobCache())
+        await hands.perform(body, [AskRoom(shape=AttemptShape(workers=50), growing=True)])
+        periods = []
+        for _ in range(6):
+            await one._judge()
+            periods.append(one._period_s)
+        assert periods == [PERIOD_S, 2 * PERIOD_S, 4 * PERIOD_S, *[MAX_PERIOD_S] * 3]
+        assert memory.capacity is not None
+        assert memory.capacity.good_for_s > MAX_PERIOD_S, "the word is good until the next reading"
+        double.on("GET /api/v1/nodes", (200, {"metadata": {}, "items": []}))
+        await one._judge()
+        assert one._period_s == PERIOD_S, "something changed"
+        await hands.perform(body, [AskRoom(shape=AttemptShape(workers=50))])
+        for _ in range(3):
+            await one._judge()
+        assert one._period_s == PERIOD_S, "a job that waits for its pods is never kept waiting"
 
 
 async def test_jobs_that_ask_together_list_the_priorities_once() -> None:

@@ -158,7 +158,12 @@ def test_a_namespace_that_loses_its_roles_stops_no_other(
         LiveJob(control_plane, first, workers=2).wait_for("Running")
         told = process.get("/readyz").splitlines()
         assert told[0] == "ok"
-        assert {line.split(":")[0] for line in told[1:]} == {f"namespace {second}", "namespace never-made"}
+        unreadable = {f"namespace {second}: pods", "namespace never-made: pods", "the whole cluster: nodes"}
+        assert {line.split(" may not")[0] for line in told[1:]} == unreadable
+        shown = process.get("/metrics")
+        for place, value in ((second, "1.0"), ("never-made", "1.0"), (first, "0.0")):
+            labels = f'resource="pods",watched_namespace="{place}"'
+            assert f"zerotrain_operator_unreadable{{{labels}}} {value}" in shown
         assert process.get("/healthz") == "ok"
         unseen = LiveJob(control_plane, second, "unseen", workers=2)
         assert unseen.status() == {}

@@ -9,8 +9,15 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from zerotrain.operator.cluster.channel import ChannelKind
+from zerotrain.operator.cluster.telemetry import Telemetry
 from zerotrain.operator.handlers.config import OperatorConfig, OperatorConfigError, operator_key
-from zerotrain.operator.handlers.health import MAX_LAG_S, MAX_WATCH_AGE_S, health_problems, serve
+from zerotrain.operator.handlers.health import (
+    MAX_LAG_S,
+    MAX_WATCH_AGE_S,
+    health_problems,
+    serve,
+    unreadable_lines,
+)
 
 
 def test_without_variables_the_defaults_hold_and_every_process_is_somebody_else() -> None:
@@ -71,6 +78,22 @@ def test_outside_a_cluster_a_key_is_made_once_for_its_owner_alone(
     assert operator_key(OperatorConfig(), in_cluster=False) == key
     (file,) = tmp_path.glob("build/**/*.key")
     assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_what_may_not_be_read_is_said_with_what_it_means() -> None:
+    refused = {("pods", "ml"): True, ("pods", "other"): False, ("pods", ""): True, ("nodes", ""): True}
+    assert unreadable_lines(refused) == [
+        "namespace ml: pods may not be read, no job is looked after",
+        "the whole cluster: pods may not be read, no job is looked after",
+        "the whole cluster: nodes may not be read, lost, cordoned and tainted ones are not seen before their "
+        "pods are",
+    ]
+    telemetry = Telemetry()
+    telemetry.set_unreadable(refused)
+    read = telemetry.registry.get_sample_value
+    for (resource, namespace), is_refused in refused.items():
+        labels = {"resource": resource, "watched_namespace": namespace}
+        assert read("zerotrain_operator_unreadable", labels) == is_refused
 
 
 def test_health_is_about_the_loop_and_the_watch() -> None:

@@ -1,13 +1,15 @@
 """From a job's spec to its memory plan: the same for `zerotrain plan` and for the operator's admission.
 
-Pure and bounded: the operator asks on its event loop, once per spec and size; answers are kept.
+Pure, and kept: a plan may take a tenth of a second, so that the operator asks on its event loop for what is
+known alone (`known_plan`) and lets a thread find out the rest (`plan_job`).
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from typing import Protocol
 
 from zerotrain.contract.config import ConfigError, EngineConfig
 from zerotrain.contract.planner import (
@@ -42,6 +44,13 @@ LABEL_PRODUCT = "nvidia.com/gpu.product"
 LABEL_MEMORY = "nvidia.com/gpu.memory"
 """Labels of NVIDIA's GPU feature discovery; the second one is in MiB."""
 
+MAX_PLANS = 512
+"""Plans that are kept, the newest ones."""
+
+_Key = tuple[str, int, int | None]
+_plans: dict[_Key, JobPlan] = {}
+_plans_change = threading.Lock()
+
 _WITHOUT_MEMORY = {
     "workers",
     "elastic",
@@ -54,6 +63,18 @@ _WITHOUT_MEMORY = {
     "suspend",
 }
 """Fields that a plan does not depend on; `workers` is an argument of its own."""
+
+
+class PlanMissing(Exception):
+    """Nobody has made this plan yet."""
+
+
+class Planner(Protocol):
+    """`plan_job` or `known_plan`."""
+
+    def __call__(
+        self, spec: ZeroTrainingJobSpec, *, workers: int | None = None, base_workers: int | None = None
+    ) -> JobPlan: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,13 +119,34 @@ def plan_job(
     `workers`: of the attempt, where it is not the spec's. `base_workers`: of an elastic job, the size whose
     global batch it keeps.
     """
-    text = spec.model_dump_json(by_alias=True, exclude_unset=True, exclude=_WITHOUT_MEMORY)
-    return _planned(text, workers or spec.workers, base_workers)
+    key = _key(spec, workers, base_workers)
+    found = _plans.get(key)
+    if found is None:
+        found = _planned(*key)
+        with _plans_change:
+            while len(_plans) >= MAX_PLANS:
+                _plans.pop(next(iter(_plans)))
+            _plans[key] = found
+    return found
 
 
-@lru_cache(maxsize=512)
-def _planned(text: str, workers: int, base_workers: int | None) -> JobPlan:
+def known_plan(
+    spec: ZeroTrainingJobSpec, *, workers: int | None = None, base_workers: int | None = None
+) -> JobPlan:
+    """As `plan_job`, where the answer takes no time. Raises PlanMissing where it would."""
+    found = _plans.get(_key(spec, workers, base_workers))
+    if found is None:
+        raise PlanMissing
+    return found
+
+
+def _key(spec: ZeroTrainingJobSpec, workers: int | None, base_workers: int | None) -> _Key:
     """By text: specs hold dictionaries, which are no keys."""
+    text = spec.model_dump_json(by_alias=True, exclude_unset=True, exclude=_WITHOUT_MEMORY)
+    return text, workers or spec.workers, base_workers
+
+
+def _planned(text: str, workers: int, base_workers: int | None) -> JobPlan:
     spec = ZeroTrainingJobSpec.model_validate_json(text, by_alias=True)
     ranks = workers * spec.num_ranks_per_worker
     try:

@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 PAGE = 500
 PERIOD_S = 5.0
 """Between two readings while jobs wait."""
+MAX_PERIOD_S = 30.0
+"""The same while all that ask are running jobs that could grow, and nothing changes: nobody stands still
+meanwhile, and growth waits for lasting room anyway."""
 SETTLE_S = 0.5
 """New claims come in bursts; one reading judges them together and in their order."""
 DUTY = 20
@@ -79,6 +82,7 @@ class CapacityBoard:
         self._jobs, self._blind_s = jobs, blind_s
         self._starting: dict[str, tuple[Claim, float]] = {}
         """Claims that were let in, and when."""
+        self._period_s = PERIOD_S
         self._blind_until: float | None = None
         """By `time.monotonic()`; None where nothing was ever refused."""
 
@@ -103,10 +107,11 @@ class CapacityBoard:
         await self._may_act.wait()
         waiting = bool(self._memories.claims)
         try:
-            await asyncio.wait_for(self._memories.claims_changed.wait(), PERIOD_S if waiting else None)
+            await asyncio.wait_for(self._memories.claims_changed.wait(), self._period_s if waiting else None)
         except TimeoutError:
             return
         self._memories.claims_changed.clear()
+        self._period_s = PERIOD_S
         await asyncio.sleep(SETTLE_S)
 
     async def _judge(self) -> None:
@@ -122,7 +127,10 @@ class CapacityBoard:
         # Pure, and seconds long with thousands of nodes: not on the event loop.
         verdicts = await asyncio.to_thread(admit, snapshot.nodes, claims, starting)
         now = self._api.time.now()
-        again_s = PERIOD_S + SETTLE_S + (DUTY + 1) * (time.monotonic() - started)
+        changed = any(self._differs(claim, verdicts[claim.uid]) for claim in claims)
+        calm = not changed and all(claim.growing for claim in claims)
+        self._period_s = min(2 * self._period_s, MAX_PERIOD_S) if calm else PERIOD_S
+        again_s = self._period_s + SETTLE_S + (DUTY + 1) * (time.monotonic() - started)
         for claim in claims:
             verdict = verdicts[claim.uid]
             # Who is let in has its place kept for STARTING_S; all others hear of every reading.
@@ -156,11 +164,16 @@ class CapacityBoard:
         if _lets_in(claim, verdict):
             self._memories.claims.pop(uid)
             self._starting[uid] = (claim, time.monotonic())
-        memory = self._memories.of(uid)
-        before, memory.capacity = memory.capacity, verdict
-        if before is None or replace(before, at=verdict.at, good_for_s=verdict.good_for_s) != verdict:
+        is_news = self._differs(claim, verdict)
+        self._memories.of(uid).capacity = verdict
+        if is_news:
             namespace, _, name = claim.name.partition("/")
             self._changed(JobKey(namespace, name))
+
+    def _differs(self, claim: Claim, verdict: Verdict) -> bool:
+        """Whether it says something else than the last one did."""
+        before = self._memories.of(claim.uid).capacity if self._memories.knows(claim.uid) else None
+        return before is None or replace(before, at=verdict.at, good_for_s=verdict.good_for_s) != verdict
 
     def _not_seen_yet(self, snapshot: Snapshot) -> list[Claim]:
         """What is left of the jobs that were let in: pods that are still to be created."""
@@ -205,6 +218,14 @@ class CapacityBoard:
             query = {**query, "continue": more}
 
 
+def _is_worker(meta: Mapping[str, Any], job: Json) -> bool:
+    """Whether it is a worker of the job's attempt: status is written before its pods are made."""
+    place, status = worker_of(meta), job.get("status", {})
+    if place is None:
+        return False
+    return place[0] == status.get("attempt") and place[1] < (status.get("workers") or {}).get("desired", 0)
+
+
 def _is_stuck(pod: Mapping[str, Any], now: datetime) -> bool:
     """Whether the pod uses no room and will not soon: the scheduler has no place for it, or may not look for
     one. Room that it cannot have is others'."""
@@ -218,14 +239,6 @@ def _is_stuck(pod: Mapping[str, Any], now: datetime) -> bool:
 
 
 def _lets_in(claim: Claim, verdict: Verdict) -> bool:
-def _is_worker(meta: Mapping[str, Any], job: Json) -> bool:
-    """Whether it is a worker of the job's attempt: status is written before its pods are made."""
-    place, status = worker_of(meta), job.get("status", {})
-    if place is None:
-        return False
-    return place[0] == status.get("attempt") and place[1] < (status.get("workers") or {}).get("desired", 0)
-
-
     return verdict.admitted and not claim.growing
 
 

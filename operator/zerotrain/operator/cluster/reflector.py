@@ -56,9 +56,10 @@ class PodReflector:
         return max(allowed or [watch.age_s for watch in self._watches.values()])
 
     @property
-    def unseen(self) -> tuple[str, ...]:
-        """The namespaces whose pods may not be read: no job there is looked after."""
-        return tuple(name for name, watch in self._watches.items() if watch.refused and name is not None)
+    def refused(self) -> dict[str, bool]:
+        """By namespace (empty: all of them), whether its pods may not be read: then no job there is looked
+        after."""
+        return {name or "": watch.refused for name, watch in self._watches.items()}
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:

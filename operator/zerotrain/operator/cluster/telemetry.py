@@ -50,6 +50,7 @@ class Telemetry:
         self.leader = self._gauge("zerotrain_operator_leader")
         self.loop_lag_seconds = self._gauge("zerotrain_operator_loop_lag_seconds")
         self._watch_age_seconds = self._gauge("zerotrain_operator_watch_age_seconds")
+        self._unreadable = self._gauge("zerotrain_operator_unreadable")
         self.count_jobs({})
         self.set_watch_ages(dict.fromkeys(WATCHES, 0.0))
         self._info = Info(
@@ -77,6 +78,11 @@ class Telemetry:
     def set_watch_ages(self, by_resource: Mapping[str, float]) -> None:
         for resource, seconds in by_resource.items():
             self._watch_age_seconds.labels(resource).set(seconds)
+
+    def set_unreadable(self, refused: Mapping[tuple[str, str], bool]) -> None:
+        """By resource and namespace, which is empty for the whole cluster."""
+        for place, is_refused in refused.items():
+            self._unreadable.labels(*place).set(is_refused)
 
     def watch_jobs(self, collector: Collector) -> None:
         """Export the jobs' series, too."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from zerotrain.operator.api.planning import PlanMissing, known_plan
 from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.cluster.errors import ApiError, Conflict, Forbidden, NotFound, NotLeading, Unavailable
 from zerotrain.operator.cluster.events import EventWriter
@@ -90,6 +91,9 @@ class Controller:
     leads: Callable[[], bool] = _always
     """Whether nobody else can have the lease yet; asked before every pass, as a process that was stopped for
     a while finds its events as it left them."""
+
+    planning: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+    """Memory plans are made beside the event loop, one at a time: two would only slow each other down."""
 
     clock: Callable[[], datetime] = _now
     """The API server's time: the moments in status and on pods are its own."""
@@ -207,7 +211,11 @@ class Controller:
         uid = job["metadata"]["uid"]
         known = self.memories.of(uid).known
         observed = self.memories.observe(key.namespace, uid, self.store)
-        plan = reconcile(job, observed, self.clock(), known)
+        try:
+            plan = reconcile(job, observed, self.clock(), known, known_plan)
+        except PlanMissing:
+            async with self.planning:
+                plan = await asyncio.to_thread(reconcile, job, observed, self.clock(), known)
         if not self.starts.enter(key, pods=_pods_to_create(plan)):
             return
         if plan.status is not None and not self._postponed(key, uid, can_wait(known.read_status(job), plan)):

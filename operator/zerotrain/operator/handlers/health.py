@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry
@@ -14,6 +14,12 @@ LAG_INTERVAL_S = 1.0
 MAX_LAG_S = 10.0
 MAX_WATCH_AGE_S = 300.0
 """Bookmarks come every minute; an outage of the API server shorter than this is no reason to be restarted."""
+
+
+_MEANS = {
+    "pods": "no job is looked after",
+    "nodes": "lost, cordoned and tainted ones are not seen before their pods are",
+}
 
 
 class LoopLag:
@@ -45,6 +51,16 @@ def health_problems(*, lag_s: float, watch_age_s: float) -> list[str]:
     return problems
 
 
+def unreadable_lines(refused: Mapping[tuple[str, str], bool]) -> list[str]:
+    """What each refusal means, by resource and namespace (empty: the whole cluster)."""
+    lines = []
+    for (resource, namespace), is_refused in refused.items():
+        if is_refused:
+            where = f"namespace {namespace}" if namespace else "the whole cluster"
+            lines.append(f"{where}: {resource} may not be read, {_MEANS[resource]}")
+    return lines
+
+
 async def serve(
     address: str,
     *,
@@ -52,11 +68,11 @@ async def serve(
     synced: Callable[[], bool],
     registry: CollectorRegistry,
     before_scrape: Callable[[], None],
-    unseen: Callable[[], Sequence[str]] = tuple,
+    unreadable: Callable[[], Sequence[str]] = tuple,
 ) -> Callable[[], Awaitable[None]]:
-    """Listen on `host:port`; the returned function stops it. `unseen` names the namespaces that may not be
-    read: no reason to be restarted, and said to whoever asks whether the operator is ready. Raises OSError
-    when the address is taken."""
+    """Listen on `host:port`; the returned function stops it. `unreadable` says what may not be read: no
+    reason to be restarted, and said to whoever asks whether the operator is ready. Raises OSError when the
+    address is taken."""
 
     async def healthz(_: web.Request) -> web.Response:
         wrong = problems()
@@ -65,7 +81,7 @@ async def serve(
     async def readyz(_: web.Request) -> web.Response:
         ready = synced()
         lines = ["ok" if ready else "the first list of pods is not in"]
-        lines += [f"namespace {name}: its pods may not be read, no job is looked after" for name in unseen()]
+        lines += unreadable()
         return web.Response(text="\n".join(lines), status=200 if ready else 503)
 
     async def metrics(request: web.Request) -> web.Response:

@@ -29,7 +29,7 @@ from zerotrain.operator.cluster.store import JobKey, PodStore
 from zerotrain.operator.cluster.telemetry import Telemetry
 from zerotrain.operator.handlers.config import OperatorConfig, operator_key
 from zerotrain.operator.handlers.controller import Controller
-from zerotrain.operator.handlers.health import LoopLag, health_problems, serve
+from zerotrain.operator.handlers.health import LoopLag, health_problems, serve, unreadable_lines
 from zerotrain.operator.handlers.queue import WorkQueue
 
 log = logging.getLogger(__name__)
@@ -56,6 +56,7 @@ class Runtime:
         self._queues: list[WorkloadWatch] = []
         self.controller: Controller
         self._reflector: PodReflector
+        self._nodes: ListWatch
         self._leadership: Leadership
 
     async def start(self) -> None:
@@ -102,6 +103,7 @@ class Runtime:
         controller.memories.nodes.changed = controller.node_changed
         nodes = ListWatch(api, path=NODES_PATH, kind="nodes", sink=controller.memories.nodes)
         self._watches |= {"pods": self._reflector, "nodes": nodes}
+        self._nodes = nodes
         self._spawn("nodes", nodes.run())
         self._spawn("loop lag", self._lag.run())
         for number in range(self.config.workers):
@@ -187,7 +189,7 @@ class Runtime:
             self.config.http_address,
             problems=self._problems,
             synced=self._reflector.synced.is_set,
-            unseen=lambda: self._reflector.unseen,
+            unreadable=lambda: unreadable_lines(self._refused()),
             registry=self.telemetry.registry,
             before_scrape=self._measure,
         )
@@ -197,7 +199,13 @@ class Runtime:
         ended = dead_tasks(self._tasks)
         return health_problems(lag_s=self._lag.now_s, watch_age_s=self._reflector.age_s) + ended
 
+    def _refused(self) -> dict[tuple[str, str], bool]:
+        """By resource and namespace, whether the API server refuses to show it."""
+        pods = {("pods", namespace): refused for namespace, refused in self._reflector.refused.items()}
+        return pods | {("nodes", ""): self._nodes.refused}
+
     def _measure(self) -> None:
+        self.telemetry.set_unreadable(self._refused())
         self.telemetry.loop_lag_seconds.set(self._lag.seconds)
         ages = {name: watch.age_s for name, watch in self._watches.items()}
         queues = [age for watch in self._queues if (age := watch.age_s) is not None]

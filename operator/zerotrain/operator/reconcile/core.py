@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from zerotrain.operator.api import Phase, ZeroTrainingJobSpec
 from zerotrain.operator.api.lifecycle import CleanPodPolicy
+from zerotrain.operator.api.planning import Planner, plan_job
 from zerotrain.operator.api.status import Count
 from zerotrain.operator.constants import MANAGER
 from zerotrain.operator.reconcile import memory, protection, queueing, verification
@@ -29,9 +30,16 @@ from zerotrain.operator.reconcile.progress import merge_progress
 from zerotrain.operator.reconcile.teardown import end_strays
 
 
-def reconcile(job: Mapping[str, Any], observed: Observed, now: datetime, known: Known | None = None) -> Plan:
+def reconcile(
+    job: Mapping[str, Any],
+    observed: Observed,
+    now: datetime,
+    known: Known | None = None,
+    planner: Planner = plan_job,
+) -> Plan:
     """Decide one pass over `job` (the API server's JSON). `now` must be timezone-aware. `known` saves the
-    reading of what did not change since the last pass over the same life of the job.
+    reading of what did not change since the last pass over the same life of the job. What `planner` raises
+    goes through: then nothing was decided, and the same question may be asked again.
 
     A job that is being deleted is left to its ownerReferences, a job of another manager to that manager.
     """
@@ -46,7 +54,11 @@ def reconcile(job: Mapping[str, Any], observed: Observed, now: datetime, known: 
     except ValidationError as error:
         return _unreadable(JobView(identity=identity, spec=_EMPTY, status=status), observed, now, error)
     draft = Draft(
-        job=JobView(identity=identity, spec=spec, status=status), observed=observed, now=now, status=status
+        job=JobView(identity=identity, spec=spec, status=status),
+        observed=observed,
+        now=now,
+        status=status,
+        plan_job=planner,
     )
     merge_progress(draft)
     memory.observe_peaks(draft)

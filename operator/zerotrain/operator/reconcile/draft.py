@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from zerotrain.operator.api import ZeroTrainingJobStatus
+from zerotrain.operator.api.planning import Planner, plan_job
 from zerotrain.operator.constants import LABEL_JOB, LABEL_JOB_UID
 from zerotrain.operator.reconcile.attempts import AttemptView, view_attempt
 from zerotrain.operator.reconcile.capacity import Verdict
@@ -32,6 +33,8 @@ class Draft:
     observed: Observed
     now: datetime
     status: ZeroTrainingJobStatus
+    plan_job: Planner = plan_job
+    """Where memory plans come from."""
     stalled: tuple[str, str] | None = None
     """Reason and message of a spec that the user must change."""
     held: tuple[str, str] | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from zerotrain.contract.planner import Verdict
 from zerotrain.contract.progress import Progress
 from zerotrain.operator.api.memory_plan import MemoryPeaks, MemoryPlan
-from zerotrain.operator.api.planning import JobPlan, plan_job
+from zerotrain.operator.api.planning import JobPlan
 from zerotrain.operator.constants import ANNOTATION_IGNORE_MEMORY_PLAN, Reason
 from zerotrain.operator.reconcile import sizing
 from zerotrain.operator.reconcile.draft import Draft, cut
@@ -67,9 +67,9 @@ def _larger(old: int | None, new: int) -> int | None:
 def _plan(draft: Draft) -> JobPlan:
     spec, elastic = draft.job.spec, draft.status.elastic
     if spec.elastic is None:
-        return plan_job(spec)
+        return draft.plan_job(spec)
     base = elastic.base_workers if elastic is not None else spec.workers
-    return plan_job(spec, workers=sizing.next_shape(draft).workers, base_workers=base)
+    return draft.plan_job(spec, workers=sizing.next_shape(draft).workers, base_workers=base)
 
 
 def _write(draft: Draft, found: JobPlan, *, overridden: bool) -> bool:

@@ -14,7 +14,6 @@ from typing import Any
 from zerotrain.contract.planner import Verdict
 from zerotrain.operator.api import AttemptShape, Phase, ZeroTrainingJobSpec
 from zerotrain.operator.api.elastic import Elastic, ElasticStatus, SizeReason
-from zerotrain.operator.api.planning import plan_job
 from zerotrain.operator.api.sizes import largest_size, refusal_of_size
 from zerotrain.operator.constants import ANNOTATION_IGNORE_MEMORY_PLAN, Reason
 from zerotrain.operator.reconcile.attempts import AttemptView, Fate
@@ -113,6 +112,10 @@ def shrink(draft: Draft, why: str) -> str | None:
         sizes = f"from elastic.minWorkers {least} to {draft.size - 1}"
         return f"no size {sizes} keeps the global batch and fits the memory"
     _decide(draft, smaller, SizeReason.FAILURE, why)
+    state = draft.status.elastic
+    if state is not None:
+        # A size that fails is grown back to ever more seldom, like one whose room comes and goes.
+        _update(draft, losses=state.losses + 1)
     return None
 
 
@@ -182,7 +185,7 @@ def _refusal(draft: Draft, state: ElasticStatus) -> str | None:
     spec, base = draft.job.spec, state.base_workers
     if (refusal := refusal_of_size(spec, base, spec.workers)) is not None:
         return refusal
-    found = plan_job(spec, workers=spec.workers, base_workers=base)
+    found = draft.plan_job(spec, workers=spec.workers, base_workers=base)
     if found.verdict is not Verdict.DOES_NOT_FIT or draft.job.identity.ignores_memory_plan:
         return None
     advice = f'To resize it all the same: annotation {ANNOTATION_IGNORE_MEMORY_PLAN}: "true".'
@@ -311,7 +314,7 @@ def _largest(draft: Draft, at_most: int) -> int | None:
 
     def fits(workers: int) -> bool:
         # With fewer ranks each holds a larger part of the model.
-        found = plan_job(spec, workers=workers, base_workers=base).verdict
+        found = draft.plan_job(spec, workers=workers, base_workers=base).verdict
         return found is not Verdict.DOES_NOT_FIT or draft.job.identity.ignores_memory_plan
 
     return largest_size(spec, base, at_most=min(at_most, spec.workers), fits=fits)

@@ -71,6 +71,14 @@ OPERATOR_METRICS: tuple[MetricSpec, ...] = (
         "(of Kueue's workloads: until a job is in a queue).",
         resource=WATCHES,
     ),
+    _own.gauge(
+        "zerotrain_operator_unreadable",
+        "1 while the API server refuses to list or watch these objects there, 0 otherwise: where pods are "
+        "refused, no job is looked after; where nodes are, lost ones are not seen. `watched_namespace` is "
+        "empty for the whole cluster.",
+        resource=("pods", "nodes"),
+        watched_namespace=(),
+    ),
     _own.info("zerotrain_operator_info", "The operator's version.", "version"),
 )
 
