@@ -67,8 +67,8 @@ OPERATOR_METRICS: tuple[MetricSpec, ...] = (
     _own.gauge(
         "zerotrain_operator_watch_age_seconds",
         "Time since a watch last brought an event or a bookmark. Of the jobs, whose bookmarks nobody sees: "
-        "since an event, or the list of every five minutes that knew nothing newer. 0 while there is no watch "
-        "(of Kueue's workloads: until a job is in a queue).",
+        "since an event, or the list of every five minutes that knew nothing newer. 0 while there is no "
+        "watch (of Kueue's workloads: until a job is in a queue).",
         resource=WATCHES,
     ),
     _own.gauge(
