@@ -99,7 +99,8 @@ class Controller:
     """The API server's time: the moments in status and on pods are its own."""
 
     def job_changed(self, job: Json) -> None:
-        """A job as a watch or list brought it."""
+        """A job as the watch brought it."""
+        self.jobs.heard()
         if self.jobs.put(job):
             self.queue.add(JobKey(job["metadata"]["namespace"], job["metadata"]["name"]))
 
@@ -154,11 +155,13 @@ class Controller:
                     log.warning("listing the jobs again: %s", error)
                     continue
                 alive = {job["metadata"]["uid"] for job in listed}
-                for job in listed:
-                    self.jobs.put(job)
+                missed = sum([self.jobs.put(job) for job in listed])
                 for key, job in self.jobs:
                     if namespace in (None, key.namespace) and job["metadata"]["uid"] not in alive:
+                        missed += 1
                         await self._refresh(key)
+                if not missed:
+                    self.jobs.heard()
             self.store.prune({owner_key(key.namespace, job["metadata"]["uid"]) for key, job in self.jobs})
             self.telemetry.count_jobs(self.phases())
             self.all_changed()
