@@ -16,10 +16,14 @@ from tests.operator.reconcile_builders import (
     ago,
     check,
     ended,
+    job,
     pending,
+    progress,
+    ready,
     run,
     seen,
     stamp,
+    status,
 )
 from tests.operator.test_reconcile_table_elastic import (
     changed,
@@ -277,3 +281,41 @@ def test_a_failure_rule_does_not_shrink_below_the_memory() -> None:
     plan, after = run(Row(id="", job=body, seen=dead, want=Want()))
     assert "workers" not in after["elastic"]
     assert "keeps the global batch and fits the memory" in plan.events[0].message
+
+
+def shrunk_by_rule(s_ago: float, reason: str) -> Row:
+    """One of two workers, since so long ago, with room for both ever since."""
+    since = stamp(ago(s_ago))
+    state = {"baseWorkers": 2, "wish": 2, "workers": 1, "reason": reason, "since": since, "roomSince": since}
+    spec = {"elastic": {"minWorkers": 1, "maxWorkers": 2}}
+    more: dict[str, Any] = {
+        "shape": {"workers": 1},
+        "elastic": {**state, "losses": 1},
+        "attemptStartTime": since,
+    }
+    steps = {"attempt": 1, "step": 50, "lastStepTime": stamp(ago(3))}
+    return Row(
+        id=f"{reason} {s_ago} s ago",
+        job=job(spec=spec, status=status("Running", progress=steps, **more)),
+        seen=seen(ready(0), progress=progress(50), capacity=room(2, asked=2)),
+        want=Want(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("s_ago", "reason", "phase"),
+    [(400, "Failure", "Running"), (3601, "Failure", "Yielding"), (400, "Capacity", "Yielding")],
+)
+def test_a_size_that_failed_is_not_grown_back_to_within_the_window(
+    s_ago: float, reason: str, phase: str
+) -> None:
+    check(replace(shrunk_by_rule(s_ago, reason), want=Want(phase=phase)))
+
+
+def test_a_size_that_failed_counts_like_room_that_was_lost() -> None:
+    rules = {"failurePolicy": {"rules": [{"onReasons": ["RankFailed"], "action": "ShrinkAndRestart"}]}}
+    body = changed(elastic(2), rules)
+    dead = seen(*(ended(index, 1) for index in range(2)))
+    _, after = run(Row(id="", job=body, seen=dead, want=Want()))
+    assert after["elastic"]["reason"] == "Failure"
+    assert after["elastic"]["losses"] == 1

@@ -294,11 +294,21 @@ SILENCE = [
         want=Want(phase="Running", events=()),
     ),
     on(
-        ended(0, 65),
+        ended(0, 64),
         ready(1),
         id="a code that its user must answer outweighs the node",
         nodes=(silent(0, 61), silent(1, 61)),
-        want=Want(phase="Failed", fields={"failures.0.exitCode": 65}),
+        want=Want(phase="Failed", fields={"failures.0.exitCode": 64}),
+    ),
+    *(
+        on(
+            ended(0, code),
+            ready(1),
+            id=f"but not one that tells of files, which go away with the node: {code}",
+            nodes=(silent(0, 61),),
+            want=Want(phase="Restarting", fields={"failures.0.reason": "NodeLost", "restarts.infra": 1}),
+        )
+        for code in (65, 66)
     ),
     on(
         going(0, grace_s=1),

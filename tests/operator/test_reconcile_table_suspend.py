@@ -237,31 +237,31 @@ SUSPEND = [
             id=f"an operator that was away for longer than the grace: {name}",
             job=job(spec=SUSPENDED, status=asked(600)),
             seen=observed,
-            want=Want(phase="Suspending", actions=actions, events=events, **more),
+            want=Want(phase="Suspending", actions=actions, events=events, wake_in_s=wake_in_s),
         )
-        for name, observed, actions, events, more in (
-            ("nobody was asked", seen(ready(0), ready(1)), (SIGTERM,), (), {}),
-            ("one was told", seen(going(0, asked_s_ago=100), ready(1)), (SIGTERM,), (), {}),
+        for name, observed, actions, events, wake_in_s in (
+            ("nobody was asked", seen(ready(0), ready(1)), (SIGTERM,), (), None),
+            ("one was told", seen(going(0, asked_s_ago=100), ready(1)), (SIGTERM,), (), None),
             (
                 "told a moment ago, the grace counts from there",
                 seen(going(0), going(1, asked_s_ago=2)),
                 (),
                 (),
-                {"wake_in_s": 65},
+                65,
             ),
             (
                 "acked a moment ago",
                 seen(ready(0), ready(1), yielding=ACKED),
                 (),
                 (),
-                {"wake_in_s": 64},
+                64,
             ),
             (
                 "told long ago by somebody with more patience",
                 seen(*(going(index, grace_s=3600, asked_s_ago=66) for index in ALL)),
                 (DeleteWorkers(attempt=1, grace_s=1),),
                 ("YieldTimeout",),
-                {},
+                None,
             ),
         )
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -169,3 +170,21 @@ def test_unreadable_folder_is_told(tmp_path: Path) -> None:
     )
     (tmp_path / "locked").chmod(0o700)
     assert result.stdout == "data.path locked cannot be read: Permission denied\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "ends_with"),
+    [
+        (errno.EIO, ExitCode.STORAGE_FAILED),
+        (errno.ESTALE, ExitCode.STORAGE_FAILED),
+        (errno.ETIMEDOUT, ExitCode.STORAGE_FAILED),
+        (errno.EACCES, ExitCode.BAD_DATA),
+        (errno.ENOENT, ExitCode.BAD_DATA),
+    ],
+    ids=str,
+)
+def test_a_volume_that_fails_is_not_the_users(code: int, ends_with: ExitCode) -> None:
+    found = DataError.unreadable("data file /data/a.txt", OSError(code, os.strerror(code)))
+    assert found.exit_code is ends_with
+    assert str(found) == f"data file /data/a.txt cannot be read: {os.strerror(code)}"
+    assert DataError("other").exit_code is ExitCode.BAD_DATA

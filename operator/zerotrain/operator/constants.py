@@ -216,6 +216,7 @@ class Reason(StrEnum):
     STRAGGLER = "Straggler"
     STRAGGLER_GONE = "StragglerGone"
     SPILL_INTEGRITY = "SpillIntegrity"
+    STORAGE_FAILED = "StorageFailed"
     NODE_EXCLUDED = "NodeExcluded"
     EXCLUSION_EXPIRED = "ExclusionExpired"
     LOG_NOT_KEPT = "LogNotKept"

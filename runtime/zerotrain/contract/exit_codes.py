@@ -7,6 +7,7 @@ by `zerotrain explain exit-codes`.
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 from enum import Enum, IntEnum
 
@@ -21,6 +22,7 @@ class ExitCode(IntEnum):
     DOES_NOT_FIT = 67
     BAD_MODEL = 68
     BAD_LAUNCH = 69
+    STORAGE_FAILED = 74
     YIELDED = 75
     RENDEZVOUS_TIMEOUT = 82
     DIVERGED = 83
@@ -99,6 +101,12 @@ EXIT_CODES: tuple[ExitCodeMeaning, ...] = (
         "start workers through the operator or `zerotrain run`, which write the environment",
     ),
     _row(
+        ExitCode.STORAGE_FAILED,
+        "a volume failed while files were read or written (input/output error, stale handle, timeout)",
+        RetryClass.INFRASTRUCTURE,
+        "look after the volume's server and the node's mount; the job goes on from its last checkpoint",
+    ),
+    _row(
         ExitCode.YIELDED,
         "all ranks stopped at the same step on request and the checkpoint is durable",
         RetryClass.YIELD,
@@ -135,6 +143,35 @@ EXIT_CODES: tuple[ExitCodeMeaning, ...] = (
         "raise checkpoint.gracePeriodSeconds above one step plus one checkpoint",
     ),
 )
+
+_MAY_PASS = frozenset(
+    {
+        errno.EIO,
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+        errno.EREMOTEIO,
+        errno.ENOTCONN,
+        errno.ESHUTDOWN,
+        errno.ECONNRESET,
+        errno.ECONNREFUSED,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.ENETDOWN,
+        errno.ENETUNREACH,
+        errno.EAGAIN,
+        errno.EINTR,
+        errno.EBUSY,
+        errno.ENODEV,
+        errno.ENXIO,
+        errno.ENOLCK,
+    }
+)
+
+
+def may_pass(code: int | None) -> bool:
+    """Whether an `errno` tells of a volume that may work again, and of nothing that a user could correct."""
+    return code in _MAY_PASS
+
 
 NEVER_RETRIED: frozenset[int] = frozenset(row.code for row in EXIT_CODES if row.retry is RetryClass.NEVER)
 

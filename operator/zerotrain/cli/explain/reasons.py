@@ -297,6 +297,10 @@ _FAILURES = {
         "look at its node: a throttled GPU, a busy drive, a noisy neighbour; ReplaceNodeAndRestart moves it",
     ),
     "StragglerGone": ("no rank holds up the others any more", NOTHING),
+    "StorageFailed": (
+        "a volume failed while files were read or written, and may work again",
+        "nothing to do where it stays rare; otherwise look after the volume's server and the nodes' mounts",
+    ),
     "SpillIntegrity": (
         "the drive returned other bytes than were written (exit code 84)",
         "replace the node's drive; the job goes to another node once",

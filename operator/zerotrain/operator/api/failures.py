@@ -45,6 +45,7 @@ class FailureReason(StrEnum):
     EVICTED = "Evicted"
     HANG = "Hang"
     RENDEZVOUS_TIMEOUT = "RendezvousTimeout"
+    STORAGE_FAILED = "StorageFailed"
     SPILL_INTEGRITY = "SpillIntegrity"
     PERMANENT_FAILURE = "PermanentFailure"
     """A code that says that another attempt cannot help; see `zerotrain explain exit-codes`."""

@@ -192,7 +192,8 @@ class ProgressPuller:
         uid, attempt, now = job["metadata"]["uid"], int(job["status"].get("attempt", 0)), self._clock()
         pods = [pod for pod in self._started(key.namespace, uid, attempt) if not pod.ended]
         troubled = self._memories.nodes.of(pods)
-        asked = {pod.node: pod for pod in pods if pod.node in troubled and not troubled[pod.node].ready}
+        silent = {name for name, view in troubled.items() if not view.ready}
+        asked = {pod.node: pod for pod in pods if pod.node in silent}
         if not asked or now < poll.listening_due or not self._budget.take(len(asked), now):
             return
         poll.listening_due = now + LISTENING_INTERVAL_S

@@ -4,10 +4,11 @@ Pure. `reconcile` asks for jobs in the cluster, `zerotrain run` for those on thi
 """
 
 from .budgets import Budget, Decision, PastRestart, decide, still_counts
-from .judgements import HUNG, Evidence, Judgement, Verdict, WorkerEnd, judge
+from .judgements import ABOUT_FILES, HUNG, Evidence, Judgement, Verdict, WorkerEnd, judge
 from .rules import FailureFacts, Ruling, ruling_of
 
 __all__ = [
+    "ABOUT_FILES",
     "HUNG",
     "Budget",
     "Decision",

@@ -103,6 +103,12 @@ _RENDEZVOUS = Judgement(
     verdict=Verdict.RESTART,
     evidence=Evidence.ECHO,
 )
+_STORAGE = Judgement(
+    cause=RestartCause.INFRA,
+    reason=Reason.STORAGE_FAILED,
+    verdict=Verdict.RESTART,
+    evidence=Evidence.KILLED,
+)
 _SPILL = Judgement(
     cause=RestartCause.INFRA,
     reason=Reason.SPILL_INTEGRITY,
@@ -130,23 +136,23 @@ _TERMINATED = Judgement(
 def judge(end: WorkerEnd) -> Judgement:
     """The meaning of one worker's end. Not to be asked about codes 0 and 75, which are no failures.
 
-    First match: a code that the user must answer; then what the cluster did to the pod; then the code.
+    First match: a code that the user must answer; then what the cluster did to the pod; then the code. Where
+    a code tells of files, the cluster comes first: a volume goes away with its node.
     """
     retry = meaning_of(end.exit_code).retry if end.exit_code is not None else None
+    by_cluster = _by_cluster(end)
+    if by_cluster is not None and end.exit_code in ABOUT_FILES:
+        return by_cluster
     if retry is RetryClass.NEVER:
         return _PERMANENT
     if retry is RetryClass.ANOTHER_NODE_ONCE:
         return _SPILL
-    if end.node_lost or end.disruption in LOSING_DISRUPTIONS:
-        return _NODE_LOST
-    if end.disruption in PREEMPTING_DISRUPTIONS:
-        return _PREEMPTED
-    if end.pod_reason is not None:
-        return _POD_REASONS.get(end.pod_reason, _OTHER_POD_REASON)
+    if by_cluster is not None:
+        return by_cluster
     if end.exit_reason == "OOMKilled":
         return _OOM
     if retry is RetryClass.INFRASTRUCTURE:
-        return _RENDEZVOUS
+        return _STORAGE if end.exit_code == ExitCode.STORAGE_FAILED else _RENDEZVOUS
     if end.exit_code is None or (end.deleted and end.exit_code > 128):
         return _LOST
     if end.exit_code == ExitCode.TERMINATED:
@@ -155,6 +161,20 @@ def judge(end: WorkerEnd) -> Judgement:
         return _KILLED
     return _OUT_OF_DEVICE_MEMORY if (end.exception or "").startswith(_MEMORY_ERRORS) else _PLAIN
 
+
+def _by_cluster(end: WorkerEnd) -> Judgement | None:
+    """What was done to the pod or its node, whatever its program said."""
+    if end.node_lost or end.disruption in LOSING_DISRUPTIONS:
+        return _NODE_LOST
+    if end.disruption in PREEMPTING_DISRUPTIONS:
+        return _PREEMPTED
+    if end.pod_reason is not None:
+        return _POD_REASONS.get(end.pod_reason, _OTHER_POD_REASON)
+    return None
+
+
+ABOUT_FILES = frozenset({ExitCode.BAD_DATA, ExitCode.CHECKPOINT_UNUSABLE})
+"""Codes that a lost volume brings about as well as a wrong path."""
 
 _MEMORY_ERRORS = ("torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError", "OutOfMemoryError", "MemoryError")
 """Exceptions of a rank that found no memory, the device's or the host's."""

@@ -10,7 +10,7 @@ from enum import Enum
 
 from zerotrain.operator.api import RestartCause
 from zerotrain.operator.constants import Reason
-from zerotrain.operator.failure_policy import Evidence, Judgement, Verdict, WorkerEnd, judge
+from zerotrain.operator.failure_policy import ABOUT_FILES, Evidence, Judgement, Verdict, WorkerEnd, judge
 from zerotrain.operator.reconcile.nodes import NO_LOSSES, Loss
 from zerotrain.operator.reconcile.observe import Observed, PodState, PodView
 
@@ -136,6 +136,9 @@ def _worker(
 def _on_its_node(worker: Worker, losses: Mapping[str, Loss]) -> Worker:
     """The worker, lost if its node is and its end is not known otherwise."""
     loss = losses.get(worker.pod.node or "") if losses and worker.pod is not None else None
+    if loss is not None and worker.fate is Fate.FAILED and worker.pod is not None:
+        # Its files may have gone before the node did.
+        return replace(worker, loss=loss) if worker.pod.exit_code in ABOUT_FILES else worker
     if loss is None or (worker.fate not in LIVE and worker.fate is not Fate.LOST):
         return worker
     return replace(worker, fate=Fate.LOST, loss=loss)

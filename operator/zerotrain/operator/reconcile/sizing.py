@@ -286,6 +286,9 @@ def _growth(draft: Draft, elastic: Elastic) -> str | None:
     if state.room_since is None:
         _update(draft, room_since=since)
     wait = elastic.grow_after_s * 2 ** min(max(state.losses - 1, 0), MAX_DOUBLINGS)
+    if state.reason is SizeReason.FAILURE:
+        # A size that fails again must not use up the budget that a job has in one window.
+        wait = max(wait, draft.job.spec.failure_policy.window_seconds)
     due = max(since, draft.status.attempt_start_time or since) + timedelta(seconds=wait)
     if draft.now < due:
         draft.wake(due)

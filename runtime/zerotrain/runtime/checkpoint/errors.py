@@ -1,7 +1,8 @@
 """Everything that can go wrong with a checkpoint folder, and which exit code it ends a rank with.
 
     CheckpointError                the folder cannot be used as asked (exit CHECKPOINT_UNUSABLE)
-      CheckpointNotWritable        the operating system refused a write; nothing half-written stays
+      CheckpointNotWritable        the operating system refused a write; nothing half-written stays (exit
+                                   STORAGE_FAILED where it may pass, as a server that restarts does)
         CheckpointNoSpace          ... for want of room: bytes needed and free are in the text
       CheckpointFenced             a newer attempt or another job owns the folder: too late to commit
       CheckpointDamaged            no checkpoint in the folder is whole, or the one asked for is not
@@ -15,7 +16,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-from zerotrain.contract.exit_codes import ExitCode
+from zerotrain.contract.exit_codes import ExitCode, may_pass
 
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Disk full, quota reached, file size limit reached."""
@@ -34,6 +35,8 @@ class CheckpointNotWritable(CheckpointError):
         self.path = Path(path)
         self.rank = rank
         self.errno = code
+        if may_pass(code):
+            self.exit_code = ExitCode.STORAGE_FAILED
         super().__init__(f"checkpoint folder {path}: rank {rank} cannot write ({detail})")
 
 

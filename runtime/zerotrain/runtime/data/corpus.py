@@ -82,7 +82,7 @@ class TextCorpus:
         try:
             data = os.pread(self._descriptor(index), count, offset)
         except OSError as error:
-            raise DataError(f"data file {file.path} cannot be read: {error.strerror}") from error
+            raise DataError.unreadable(f"data file {file.path}", error) from error
         if len(data) != count:
             raise DataError(
                 f"data file {file.path} has fewer than its {file.size} bytes now; "

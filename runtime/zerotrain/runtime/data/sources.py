@@ -67,9 +67,7 @@ def open_corpus(data_path: str) -> Corpus:
             "mount the volume or correct it"
         ) from error
     except OSError as error:
-        raise DataError(
-            f"data.path {error.filename or data_path} cannot be read: {error.strerror}"
-        ) from error
+        raise DataError.unreadable(f"data.path {error.filename or data_path}", error) from error
 
 
 def python_stdlib() -> TextCorpus:
