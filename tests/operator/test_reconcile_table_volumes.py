@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.operator.reconcile_builders import (
@@ -30,8 +32,9 @@ REFUSED = {"Stalled": ("True", "VolumeNotEncrypted"), "Admitted": ("False", "Vol
 STALLED = status("Stalled", attempt=0, podsCreated=False)
 
 
-def view(encryption: str | None = None, *, s_ago: float = 1, **more: str) -> StorageClassView:
-    return StorageClassView(**{"name": "fast", "at": ago(s_ago), "encryption": encryption, **more})
+def view(encryption: str | None = None, *, s_ago: float = 1, **more: Any) -> StorageClassView:
+    given: dict[str, Any] = {"name": "fast", "at": ago(s_ago), "encryption": encryption, **more}
+    return StorageClassView(**given)
 
 
 ROWS = [

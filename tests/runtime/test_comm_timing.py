@@ -137,17 +137,18 @@ def test_a_step_tells_its_own_waits_not_those_of_the_one_before() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="streams are a GPU's")
 def test_a_real_stream_that_waits_for_another_one() -> None:
+    cuda: Any = torch.cuda  # without annotations of its own
     samples: list[CollectiveSample] = []
-    watch, side = stopwatch(samples), torch.cuda.Stream()
-    done = torch.cuda.Event()
-    with torch.cuda.stream(side):
-        torch.cuda._sleep(400_000_000)
+    watch, side = stopwatch(samples), cuda.Stream()
+    done = cuda.Event()
+    with cuda.stream(side):
+        cuda._sleep(400_000_000)
         done.record()
-    work: Any = Collective(lambda: torch.cuda.current_stream().wait_event(done))
+    work: Any = Collective(lambda: cuda.current_stream().wait_event(done))
     pending = watch.start("all_gather", "unit", 8, work)
-    torch.cuda._sleep(100_000_000)
+    cuda._sleep(100_000_000)
     pending.wait()
-    torch.cuda.synchronize()
+    cuda.synchronize()
     watch.poll()
     (sample,) = samples
     assert 0.5 * sample.seconds < sample.exposed_seconds < 0.9 * sample.seconds

@@ -223,7 +223,8 @@ def _is_worker(meta: Mapping[str, Any], job: Json) -> bool:
     place, status = worker_of(meta), job.get("status", {})
     if place is None:
         return False
-    return place[0] == status.get("attempt") and place[1] < (status.get("workers") or {}).get("desired", 0)
+    attempt, index = place
+    return bool(attempt == status.get("attempt") and index < (status.get("workers") or {}).get("desired", 0))
 
 
 def _is_stuck(pod: Mapping[str, Any], now: datetime) -> bool:

@@ -128,8 +128,8 @@ JOB_METRICS: tuple[MetricSpec, ...] = (
     _job.gauge(
         "zerotrain_job_hang_limit_seconds",
         "Time that the job's hang policy lets a rank stand still: in a part of its start or the first step, "
-        "between steps (at least: slow ones have more; with a stepTimeoutFactor above 10, that often the last "
-        "step), in a checkpoint.",
+        "between steps (at least: slow ones have more; with a stepTimeoutFactor above 10, that often the last"
+        " step), in a checkpoint.",
         phase=HANG_PHASES,
     ),
     _job.gauge(
