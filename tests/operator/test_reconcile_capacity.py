@@ -102,6 +102,14 @@ def test_jobs_that_were_let_in_keep_their_room_until_their_pods_have_nodes() -> 
     assert let_in(admit(TWO, [claim("j", 2)], [claim("started", 1)])) == set()
 
 
+@pytest.mark.parametrize("free", ["n0", "n2"])
+def test_a_job_that_is_half_bound_keeps_room_for_its_rest(free: str) -> None:
+    """Whatever the nodes are called: its own bound worker does not make room for the other one."""
+    nodes = [replace(node("n1"), ours={"half": {0: amounts(8)}}), node(free)]
+    assert let_in(admit(nodes, [claim("late", 1)], [claim("half", 1)])) == set()
+    assert let_in(admit([*nodes, node("n3")], [claim("late", 1)], [claim("half", 1)])) == {"late"}
+
+
 def test_lower_priority_is_room_for_a_class_that_preempts() -> None:
     full = [node("a", used=8), node("b", used=8)]
     assert let_in(admit(full, [claim("high", 2, priority=5, preempts=True)])) == {"high"}

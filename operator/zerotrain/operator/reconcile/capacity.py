@@ -97,7 +97,7 @@ def admit(
     """Verdicts by UID for `waiting`. `starting` were let in before and have first call on what is free."""
     ledger = _Ledger(nodes)
     for claim in starting:
-        ledger.take(claim, claim.demand.workers)
+        ledger.take(claim, claim.demand.workers, beside_own=True)
     verdicts: dict[str, Verdict] = {}
     blocked: list[Claim] = []
     impossible: Counter[str] = Counter()
@@ -195,13 +195,16 @@ class _Ledger:
         _, room = self._room(claim.demand, self._idle_slots(claim.demand))
         return room
 
-    def take(self, claim: Claim, workers: int, domain: str | None = None) -> None:
-        """Count the workers as if they were bound, fullest node first, so that whole nodes stay free."""
+    def take(
+        self, claim: Claim, workers: int, domain: str | None = None, *, beside_own: bool = False
+    ) -> None:
+        """Count the workers as if they were bound, fullest node first, so that whole nodes stay free.
+        `beside_own`: they are the rest of an attempt whose bound workers stay where they are."""
         demand, found = claim.demand, []
         for use in self._suitable_for(demand.kind):
             if use.node.name in self.kept or (domain is not None and _domain(use, demand) != domain):
                 continue
-            count = slots(demand.kind, self._free(use, claim))
+            count = slots(demand.kind, self._free(use, claim, beside_own=beside_own))
             if count:
                 found.append((count, use.node.name))
         for count, name in sorted(found):
@@ -237,9 +240,9 @@ class _Ledger:
             self._suitable[key] = found
         return found
 
-    def _free(self, use: NodeUse, claim: Claim) -> Amounts:
+    def _free(self, use: NodeUse, claim: Claim, *, beside_own: bool = False) -> Amounts:
         demand, free = claim.demand, dict(use.node.allocatable)
-        others = [parts for uid, parts in use.ours.items() if uid != claim.uid]
+        others = [parts for uid, parts in use.ours.items() if beside_own or uid != claim.uid]
         for parts in (use.lasting, self._taken.get(use.node.name, {}), *others):
             for priority, amounts in parts.items():
                 if not (demand.preempts and priority < demand.priority):
