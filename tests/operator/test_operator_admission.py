@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any, cast
@@ -289,6 +291,24 @@ async def test_jobs_that_only_could_grow_cost_a_reading_every_half_minute() -> N
         for _ in range(3):
             await one._judge()
         assert one._period_s == PERIOD_S, "a job that waits for its pods is never kept waiting"
+
+
+async def test_a_job_keeps_its_nodes_over_readings_in_which_one_of_them_is_away() -> None:
+    double, body = ApiDouble(), waiting_job()
+    cluster(double)
+    async with served(double) as api:
+        hands = executor(api)
+        memory = hands.memories.of(body["metadata"]["uid"])
+        one = CapacityBoard(api, hands.memories, lambda key: None, asyncio.Event(), JobCache())
+        await hands.perform(body, [AskRoom(shape=AttemptShape(workers=2))])
+        (claim,) = hands.memories.claims.values()
+        others = replace(claim, uid="others", demand=replace(claim.demand, workers=99))
+        one._starting["others"] = (others, time.monotonic())
+        await one._judge()
+        double.on("GET /api/v1/nodes", (200, {"metadata": {}, "items": []}))
+        await one._judge()
+        assert memory.capacity is not None
+        assert "its nodes stay kept until" in memory.capacity.message
 
 
 async def test_jobs_that_ask_together_list_the_priorities_once() -> None:

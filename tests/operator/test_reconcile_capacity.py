@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from zerotrain.operator.reconcile.capacity import (
+    KEEP_S,
     MAX_AVOIDED,
     MAX_BLOCKED,
     MAX_IMPOSSIBLE,
     Claim,
     Demand,
+    Kept,
     NodeUse,
     Verdict,
     admit,
@@ -175,13 +177,14 @@ class Simulation:
         self.names = [f"n{index}" for index in range(num_nodes)]
         self.running: dict[str, tuple[int, dict[str, int]]] = {}
         """UID -> when it ends, and its GPUs by node."""
+        self.cordoned: str | None = None
 
     def nodes(self) -> list[NodeUse]:
         used = dict.fromkeys(self.names, 0)
         for _, places in self.running.values():
             for name, gpus in places.items():
                 used[name] += gpus
-        return [node(name, used=gpus) for name, gpus in used.items()]
+        return [node(name, used=gpus, cordoned=name == self.cordoned) for name, gpus in used.items()]
 
     def start(self, item: Claim, verdict: Verdict, *, until: int) -> None:
         """On the emptiest nodes, as a scheduler that knows nothing of what is kept would."""
@@ -192,7 +195,7 @@ class Simulation:
             free = {
                 name: 8 - gpus // MILLI - places.get(name, 0)
                 for name, gpus in used.items()
-                if name not in verdict.avoid
+                if name not in (*verdict.avoid, self.cordoned)
             }
             best = max(free, key=lambda name: (free[name], name))
             assert free[best] >= each, "a job was let in that does not fit"
@@ -200,16 +203,26 @@ class Simulation:
         self.running[item.uid] = (until, places)
 
 
-@pytest.mark.parametrize("num_workers", [1, 3, 4])
-def test_a_large_job_is_not_starved_by_an_endless_stream_of_small_ones(num_workers: int) -> None:
+@pytest.mark.parametrize(
+    ("num_workers", "flaps_every"), [(1, 0), (3, 0), (4, 0), (3, 4), (3, 7), (4, 4), (4, 7)]
+)
+def test_a_large_job_is_not_starved_by_an_endless_stream_of_small_ones(
+    num_workers: int, flaps_every: int
+) -> None:
+    """Nor where a node is away for a moment again and again, as with kubelets that are restarted in turn."""
     cluster, waiting = Simulation(4), {"big": claim("big", num_workers, 8, age=-3)}
     started: dict[str, int] = {}
+    kept: dict[str, Kept] = {}
     for tick in range(60):
         cluster.running = {uid: item for uid, item in cluster.running.items() if item[0] > tick}
+        cluster.cordoned = f"n{tick % 4}" if flaps_every and tick % flaps_every == 0 else None
         for index in range(3):  # more than the cluster can ever work off
             uid = f"small-{tick}-{index}"
             waiting[uid] = claim(uid, 1, 4, age=-tick)
-        for uid, verdict in admit(cluster.nodes(), list(waiting.values())).items():
+        now = START + tick * timedelta(seconds=5)
+        verdicts = admit(cluster.nodes(), list(waiting.values()), kept=kept, now=now)
+        kept = {uid: verdict.keeps for uid, verdict in verdicts.items() if verdict.keeps is not None}
+        for uid, verdict in verdicts.items():
             if verdict.admitted:
                 cluster.start(waiting.pop(uid), verdict, until=tick + 5)
                 started[uid] = tick
@@ -217,6 +230,26 @@ def test_a_large_job_is_not_starved_by_an_endless_stream_of_small_ones(num_worke
     # It came at tick 3, and what ran then ended within five ticks.
     assert started["big"] <= 3 + 2 * 5
     assert sum(1 for uid in started if uid.startswith("small")) > 40, "the small ones were locked out"
+
+
+def test_what_was_kept_for_a_job_that_became_impossible_is_free_again_after_a_while() -> None:
+    """At once for a job that asks for something else."""
+    big, small = claim("big", 2, age=9), claim("small", 1)
+    first = admit([node("a", used=8), node("b")], [big, small], now=START)
+    assert let_in(first) == set()
+    assert first["big"].keeps is not None
+    kept, away = {"big": first["big"].keeps}, [node("a", cordoned=True), node("b")]
+    for now, claims, want in (
+        (START + timedelta(seconds=KEEP_S - 1), [big, small], set()),
+        (START + timedelta(seconds=KEEP_S), [big, small], {"small"}),
+        (START, [claim("big", 3, age=9), small], {"small"}),
+    ):
+        # What it was told before it became impossible counts, not what it keeps since then.
+        between = admit(away, claims, kept=kept, now=START)
+        still = {uid: verdict.keeps for uid, verdict in between.items() if verdict.keeps is not None}
+        verdicts = admit(away, claims, kept=still, now=now)
+        assert let_in(verdicts) == want
+    assert "its nodes stay kept until 00:05:00 UTC" in admit(away, [big], kept=kept, now=START)["big"].message
 
 
 SPREAD = {"topology_key": ZONE, "spread": True}

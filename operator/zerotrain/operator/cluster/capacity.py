@@ -21,7 +21,15 @@ from zerotrain.operator.cluster.memory import Memories
 from zerotrain.operator.cluster.store import JobKey
 from zerotrain.operator.constants import LABEL_HELPER, LABEL_JOB
 from zerotrain.operator.reconcile import job_uid_of, worker_of
-from zerotrain.operator.reconcile.capacity import VERDICT_AGE_S, Claim, Demand, NodeUse, Verdict, admit
+from zerotrain.operator.reconcile.capacity import (
+    VERDICT_AGE_S,
+    Claim,
+    Demand,
+    Kept,
+    NodeUse,
+    Verdict,
+    admit,
+)
 from zerotrain.operator.reconcile.clock import parse_time
 from zerotrain.operator.reconcile.placement import kind_of, node_of
 from zerotrain.operator.resources.amounts import MILLI, PODS, Amounts, add, requests_of
@@ -82,6 +90,8 @@ class CapacityBoard:
         self._jobs, self._blind_s = jobs, blind_s
         self._starting: dict[str, tuple[Claim, float]] = {}
         """Claims that were let in, and when."""
+        self._kept: Mapping[str, Kept] = {}
+        """By UID: nodes that jobs kept by the last round."""
         self._period_s = PERIOD_S
         self._blind_until: float | None = None
         """By `time.monotonic()`; None where nothing was ever refused."""
@@ -125,8 +135,11 @@ class CapacityBoard:
         claims = list(self._memories.claims.values())
         starting = [*snapshot.unbound.values(), *self._not_seen_yet(snapshot)]
         # Pure, and seconds long with thousands of nodes: not on the event loop.
-        verdicts = await asyncio.to_thread(admit, snapshot.nodes, claims, starting)
+        verdicts = await asyncio.to_thread(
+            admit, snapshot.nodes, claims, starting, kept=self._kept, now=self._api.time.now()
+        )
         now = self._api.time.now()
+        self._kept = {uid: item.keeps for uid, item in verdicts.items() if item.keeps is not None}
         changed = any(self._differs(claim, verdicts[claim.uid]) for claim in claims)
         calm = not changed and all(claim.growing for claim in claims)
         self._period_s = min(2 * self._period_s, MAX_PERIOD_S) if calm else PERIOD_S

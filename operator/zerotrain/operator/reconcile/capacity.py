@@ -6,15 +6,16 @@ same claims give the same verdicts.
 Order: priority, then age. A job that fits starts. One that does not fit *keeps* the nodes that it will need,
 the emptiest ones, so that smaller jobs behind it cannot take what becomes free there, and it starts at the
 latest when these nodes have drained; jobs behind it may use all other nodes and are told to avoid the kept
-ones. A job that the cluster could not hold if it were idle keeps nothing and holds nobody up.
+ones. A job that the cluster could not hold if it were idle keeps nothing and holds nobody up; where it could
+a moment ago, it keeps its nodes for a while: a node that is away for a minute must not cost it its turn.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 
 from zerotrain.operator.reconcile.placement import Kind, Node, is_suitable, short_of, slots
 from zerotrain.operator.resources.amounts import Amounts, add, subtract, times
@@ -24,6 +25,10 @@ MAX_AVOIDED = 64
 
 MAX_BLOCKED = 64
 """Waiting jobs that nodes are kept for in one round; the others wait behind them."""
+
+KEEP_S = 300.0
+"""So long a job keeps its nodes after the cluster became too small for it: a restart of a kubelet, a cordon
+for maintenance or a reboot takes minutes, and what drained meanwhile would be lost to smaller jobs."""
 
 MAX_IMPOSSIBLE = 16
 """Jobs of one namespace that even an idle cluster could not hold and that are told in detail why."""
@@ -61,6 +66,17 @@ class Claim:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Kept:
+    """The nodes that a waiting job keeps."""
+
+    nodes: frozenset[str]
+    demand: Demand
+    """What they are kept for; another demand has no right to them."""
+    until: datetime
+    """Even if the cluster is too small for the job meanwhile."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
     """Whether the job may start, and what it should know."""
 
@@ -78,6 +94,8 @@ class Verdict:
     avoid: tuple[str, ...] = ()
     """Nodes that are kept for jobs ahead."""
     message: str = ""
+    keeps: Kept | None = field(default=None, compare=False)
+    """For the next round; no news to the job."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,10 +109,19 @@ class NodeUse:
     """By UID of the job and priority: workers of training jobs, which end."""
 
 
+_EPOCH = datetime.fromtimestamp(0, UTC)
+
+
 def admit(
-    nodes: Sequence[NodeUse], waiting: Iterable[Claim], starting: Iterable[Claim] = ()
+    nodes: Sequence[NodeUse],
+    waiting: Iterable[Claim],
+    starting: Iterable[Claim] = (),
+    *,
+    kept: Mapping[str, Kept] | None = None,
+    now: datetime = _EPOCH,
 ) -> dict[str, Verdict]:
-    """Verdicts by UID for `waiting`. `starting` were let in before and have first call on what is free."""
+    """Verdicts by UID for `waiting`. `starting` were let in before and have first call on what is free;
+    `kept` is what the verdicts of the round before said (`keeps`), by UID."""
     ledger = _Ledger(nodes)
     for claim in starting:
         ledger.take(claim, claim.demand.workers, beside_own=True)
@@ -106,16 +133,40 @@ def admit(
             verdicts[claim.uid] = _refused(claim, 0, f"waits behind {len(blocked)} other jobs")
             continue
         possible = ledger.possible(claim)
-        if possible < claim.demand.workers and not claim.growing:
+        before = _still_kept(claim, possible, (kept or {}).get(claim.uid), now)
+        if possible < claim.demand.workers and not claim.growing and before is None:
             impossible[_namespace(claim)] += 1
             if impossible[_namespace(claim)] > MAX_IMPOSSIBLE:
                 verdicts[claim.uid] = _refused(claim, 0, _without_others(possible, claim.demand))
                 continue
-        verdicts[claim.uid] = verdict = _judge(ledger, claim, blocked, possible)
-        if not verdict.admitted and not claim.growing and possible >= claim.demand.workers:
-            ledger.keep(claim)
+        verdict = _judge(ledger, claim, blocked, possible)
+        if not verdict.admitted and not claim.growing:
+            verdict = _keep(ledger, claim, verdict, before, now if possible >= claim.demand.workers else None)
+        if verdict.keeps is not None:
             blocked.append(claim)
+        verdicts[claim.uid] = verdict
     return verdicts
+
+
+def _still_kept(claim: Claim, possible: int, before: Kept | None, now: datetime) -> Kept | None:
+    """What a job keeps although the cluster is too small for it now."""
+    if before is None or possible >= claim.demand.workers or claim.growing:
+        return None
+    return before if now < before.until and before.demand == claim.demand else None
+
+
+def _keep(
+    ledger: _Ledger, claim: Claim, verdict: Verdict, before: Kept | None, since: datetime | None
+) -> Verdict:
+    """`since`: now, where the cluster could hold the job."""
+    if before is not None:
+        ledger.kept |= before.nodes
+        until = f"its nodes stay kept until {before.until:%H:%M:%S} UTC"
+        return replace(verdict, message=f"{verdict.message}; {until}", keeps=before)
+    if since is None:
+        return verdict
+    kept = Kept(nodes=ledger.keep(claim), demand=claim.demand, until=since + timedelta(seconds=KEEP_S))
+    return replace(verdict, keeps=kept)
 
 
 def _namespace(claim: Claim) -> str:
@@ -214,7 +265,7 @@ class _Ledger:
             if workers <= 0:
                 return
 
-    def keep(self, claim: Claim) -> None:
+    def keep(self, claim: Claim) -> frozenset[str]:
         """Set aside the nodes that will hold the demand once they have drained: the emptiest ones."""
         demand, idle = claim.demand, self._idle_slots(claim.demand)
         domain = self._emptiest_domain(claim, idle)
@@ -225,12 +276,14 @@ class _Ledger:
                 continue
             free = self._free(use, claim)
             ranked.append((-slots(demand.kind, free), -_free_share(demand.kind, free, use.node), name))
-        missing = demand.workers
+        missing, chosen = demand.workers, set[str]()
         for _, _, name in sorted(ranked):
-            self.kept.add(name)
-            missing -= idle[name]
             if missing <= 0:
-                return
+                break
+            chosen.add(name)
+            missing -= idle[name]
+        self.kept |= chosen
+        return frozenset(chosen)
 
     def _suitable_for(self, kind: Kind) -> tuple[NodeUse, ...]:
         key = repr(kind)
