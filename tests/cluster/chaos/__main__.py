@@ -32,7 +32,7 @@ def say(text: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.cluster.chaos", description=__doc__)
     parser.add_argument("--seed", type=int, default=None, help="of all choices; the timing is never the same")
-    parser.add_argument("--crashes", type=int, default=1000, help="in this process")
+    parser.add_argument("--crashes", type=int, default=1000, help="at await points, in this process")
     parser.add_argument("--kills", type=int, default=None, help="SIGKILLs; default: a 20th of the crashes")
     parser.add_argument("--takeovers", type=int, default=None, help="default: a hundredth")
     parser.add_argument("--days", type=int, default=None, help="default: a 20th")

@@ -8,13 +8,19 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from tests.cluster.chaos.incarnation import Incarnation
+from tests.cluster.chaos.incarnation import Incarnation, Setup
 from tests.cluster.chaos.season import Season
 from tests.operator.operator_process import OperatorProcess
 from tests.support.devcluster import PATIENCE_S
 
 MAX_LIFE_S = 1.5
 """A life that does not come to its doom is killed wherever it is."""
+
+LIVES_PER_CRASH = 3
+"""A run that needs more on average kills by the clock and not at await points."""
+
+OFTEN = 30
+"""Lives in which a pass waited at a point: of those, more than half look for points that nobody died at."""
 
 CLOCKS_OFF_S = (0.0, 0.0, -7200.0, 7200.0)
 """Of the machines that the lives run on: half of them are wrong by two hours."""
@@ -25,16 +31,30 @@ class Record:
     """What a run of lives has seen of the operator's await points."""
 
     passed: Counter[str] = field(default_factory=Counter)
+    lives: Counter[str] = field(default_factory=Counter)
+    """By await point of a pass: in how many lives it was passed."""
     crashed: Counter[str] = field(default_factory=Counter)
     by_clock: int = 0
     """Lives that ended by the clock, at no await point of the operator."""
     problems: list[str] = field(default_factory=list)
 
+    def shortcomings(self, wanted: int) -> list[str]:
+        """What makes the run say less than it claims: too few crashes, or a point that is never died at."""
+        found, hit = [], self.crashed.total()
+        if hit < wanted:
+            found.append(
+                f"{hit} of {wanted} crashes hit an await point, {self.by_clock} lives ended by the clock"
+            )
+        missed = sorted(
+            place for place, lives in self.lives.items() if lives >= OFTEN and not self.crashed[place]
+        )
+        return found + [f"{self.lives[place]} lives passed {place} and none ended there" for place in missed]
+
     def report(self) -> str:
         """For people: how much of the operator was hit."""
         missed = sorted(place for place in self.passed if not self.crashed[place])
         lines = [
-            f"{sum(self.crashed.values())} crashes at {len(self.crashed)} of {len(self.passed)} await points "
+            f"{self.crashed.total()} crashes at {len(self.crashed)} of {len(self.passed)} await points "
             f"that were passed, {self.by_clock} by the clock"
         ]
         return "\n".join(lines + [f"  never at {place}" for place in missed])
@@ -48,9 +68,13 @@ class Doom:
         self._seeks = chance.random() < 0.6
         self._anywhere = chance.random() < 0.2
         self._left = chance.randint(40, 120) if self._seeks else int(1.15 ** chance.uniform(0, 40))
+        self._seen: set[str] = set()
 
     def __call__(self, place: str, in_pass: bool) -> bool:
         self._record.passed[place] += 1
+        if in_pass and place not in self._seen:
+            self._seen.add(place)
+            self._record.lives[place] += 1
         if not in_pass and not self._anywhere:
             return False
         self._left -= 1
@@ -65,22 +89,15 @@ def immortal(place: str, in_pass: bool) -> bool:
 
 
 def crash(season: Season, count: int, *, told: Callable[[str], None] = lambda _text: None) -> Record:
-    """So many lives in this process, one after the other, and one that sees all jobs to their end."""
+    """Lives in this process, until so many ended at an await point; and one that sees all
+    jobs to their end. What the run falls short of is among the record's problems."""
     record, setup = Record(), season.setup()
-    for number in range(count):
-        machine = replace(setup, clock_off_s=season.chance.choice(CLOCKS_OFF_S))
-        life = Incarnation(machine, Doom(season.chance, record))
-        life.start()
-        end = time.monotonic() + MAX_LIFE_S
-        season.while_(
-            lambda life=life, end=end: not life.dead.is_set() and time.monotonic() < end,  # type: ignore[misc]
-            timeout_s=MAX_LIFE_S + 30,
-            what="a life does not end",
-        )
-        record.by_clock += not life.dead.is_set()
-        _bury(life, record)
-        if number % 50 == 49:
-            told(f"{number + 1} crashes, {dict(season.gremlin.ended)}")
+    for number in range(1, LIVES_PER_CRASH * count + 1):
+        _live(season, setup, record)
+        if number % 50 == 0:
+            told(f"{record.crashed.total()} crashes in {number} lives, {dict(season.gremlin.ended)}")
+        if record.crashed.total() >= count:
+            break
     life = Incarnation(setup, immortal)
     life.start()
     try:
@@ -88,7 +105,23 @@ def crash(season: Season, count: int, *, told: Callable[[str], None] = lambda _t
     finally:
         life.retire()
         _bury(life, record)
+    record.problems += record.shortcomings(count)
     return record
+
+
+def _live(season: Season, setup: Setup, record: Record) -> None:
+    """One life, to its doom or until its time is up."""
+    machine = replace(setup, clock_off_s=season.chance.choice(CLOCKS_OFF_S))
+    life = Incarnation(machine, Doom(season.chance, record))
+    life.start()
+    end = time.monotonic() + MAX_LIFE_S
+    season.while_(
+        lambda: not life.dead.is_set() and time.monotonic() < end,
+        timeout_s=MAX_LIFE_S + 30,
+        what="a life does not end",
+    )
+    record.by_clock += not life.dead.is_set()
+    _bury(life, record)
 
 
 def _bury(life: Incarnation, record: Record) -> None:
