@@ -129,3 +129,47 @@ def test_orphans_are_found() -> None:
     assert orphans([job(10, "Running", 1).body], [old]) == []
     assert "outlived its attempt" in orphans([job(10, "Running", 2).body], [old])[0]
     assert "outlived its job" in orphans([], [old])[0]
+
+
+def owned(kind: str, name: str, labels: Json | None = None, **more: Any) -> Json:
+    owner = {"kind": "ZeroTrainingJob", "name": "gpt", "uid": JOB_UID}
+    return {
+        "kind": kind,
+        "metadata": {"name": name, "labels": labels or {}, "ownerReferences": [owner]},
+        **more,
+    }
+
+
+def of_attempt(kind: str, attempt: int, name: str = "gpt-x") -> Json:
+    return owned(kind, name, {"zerotrain.dev/attempt": str(attempt)})
+
+
+DONE = {"conditions": [{"type": "Finished", "status": "True"}]}
+
+
+@pytest.mark.parametrize(
+    ("item", "phase", "words"),
+    [
+        (of_attempt("PodDisruptionBudget", 2), "Running", ""),
+        (of_attempt("PodDisruptionBudget", 1), "Running", "outlived its attempt; the job is at 2"),
+        (of_attempt("PodDisruptionBudget", 2), "Suspended", "is of no use; the job is Suspended"),
+        (of_attempt("PodDisruptionBudget", 2), "Completed", "is of no use; the job is Completed"),
+        (of_attempt("PodGroup", 2), "Pending", ""),
+        (of_attempt("PodGroup", 1), "Pending", "outlived its attempt; the job is at 2"),
+        (of_attempt("PodGroup", 2), "Suspended", "is of no use; the job is Suspended"),
+        (of_attempt("PodGroup", 2), "Failed", "is of no use; the job is Failed"),
+        (owned("Workload", "gpt"), "Running", ""),
+        (owned("Workload", "gpt"), "Suspended", "still holds its quota; the job is Suspended"),
+        (owned("Workload", "gpt"), "Completed", "still holds its quota; the job is Completed"),
+        (owned("Workload", "gpt", status=DONE), "Completed", ""),
+        (of_attempt("ConfigMap", 1, "gpt-1-stacks"), "Running", ""),
+        (of_attempt("ConfigMap", 1, "gpt-0-stacks"), "Running", "named nowhere"),
+        (owned("ConfigMap", "gpt-config"), "Completed", ""),
+        (owned("Pod", "gpt-2-verify-0", {"zerotrain.dev/helper": "verify"}), "Completed", ""),
+        (of_attempt("Secret", 1), "Running", ""),
+    ],
+)
+def test_each_kind_is_judged_by_its_own_rule(item: Json, phase: str, words: str) -> None:
+    at_two = job(10, phase, 2, failures=[{"attempt": 1, "stacks": "gpt-1-stacks"}]).body
+    found = orphans([at_two], [item])
+    assert [words in text for text in found] == [True] * bool(words), found

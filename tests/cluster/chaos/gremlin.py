@@ -30,6 +30,13 @@ CODES = (137, 137, 1, 1, 82, 65)
 """Of ranks that end: killed, failed, lost its peers, and once in a while a failure that nothing helps."""
 
 
+KEPT = 4
+"""Finished jobs that stay to the end."""
+
+SLEEPERS = 2
+"""Jobs that are suspended once and never resumed."""
+
+
 @dataclass(slots=True)
 class Life:
     """One life of a job."""
@@ -41,6 +48,10 @@ class Life:
     may_fail: bool = False
     wakes_at: float | None = None
     """When a suspended job is resumed."""
+    sleeps: bool = False
+    """Suspended for good: what it leaves is judged at the end."""
+    kept: bool = False
+    """Finished and left alone, for the same reason."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,12 +190,22 @@ class Gremlin:
             if life.wakes_at is not None and now >= life.wakes_at:
                 self._resume(life)
             phase = job.get("status", {}).get("phase", "")
-            if phase in ("Completed", "Failed"):
+            if phase in ("Completed", "Failed") and not self._keeps(life):
                 self.note_end(life, phase)
                 self._api.delete(f"{self._jobs}/{life.name}", life.uid)
-        for _ in range(self._temper.jobs - len(jobs)):
+        resting = sum(self._rests(self.lives[job["metadata"]["uid"]]) for job in jobs)
+        for _ in range(self._temper.jobs + resting - len(jobs)):
             self._create(f"j{self._number % self._temper.jobs}-{self._number // 12}")
             self._number += 1
+
+    def _keeps(self, life: Life) -> bool:
+        """Whether a finished job stays; the first few do."""
+        life.kept = life.kept or sum(other.kept for other in self.lives.values()) < KEPT
+        return life.kept
+
+    @staticmethod
+    def _rests(life: Life) -> bool:
+        return life.kept or life.sleeps
 
     def note_end(self, life: Life, phase: str) -> None:
         self.ended[phase if phase == "Completed" or life.may_fail else f"{phase} ({life.name})"] += 1
@@ -214,7 +235,11 @@ class Gremlin:
         if self._chance.random() < PATIENCE:  # else most jobs go before they ever run
             open_ = [job for job in open_ if job.get("status", {}).get("phase") == "Running"]
         lives = [self.lives[job["metadata"]["uid"]] for job in open_]
-        fit = [life for life in lives if life.mischief < MAX_MISCHIEF and life.wakes_at is None]
+        fit = [
+            life
+            for life in lives
+            if life.mischief < MAX_MISCHIEF and life.wakes_at is None and not self._rests(life)
+        ]
         if not fit:
             return
         life = self._chance.choice(fit)
@@ -244,7 +269,10 @@ class Gremlin:
 
     def _suspend(self, life: Life) -> bool:
         self._edit(life, {"suspend": True})
-        life.wakes_at = time.monotonic() + self._chance.uniform(0.2, 3)
+        if sum(other.sleeps for other in self.lives.values()) < SLEEPERS:
+            life.sleeps = True
+        else:
+            life.wakes_at = time.monotonic() + self._chance.uniform(0.2, 3)
         return True
 
     def _resume(self, life: Life) -> None:

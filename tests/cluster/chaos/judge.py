@@ -183,22 +183,54 @@ def _index_of(pod: Mapping[str, Any]) -> str:
     return str(pod["metadata"]["labels"][LABEL_RANK])
 
 
+ATTENDED = frozenset({"Running", "Yielding", "Suspending"})
+"""Phases that may have a disruption budget."""
+
+AT_WORK = ATTENDED | {"Pending", "Starting", "Restarting", "Queued"}
+"""Phases that may have a pod group: of an attempt that runs, or that is just being taken away."""
+
+
 def orphans(jobs: Iterable[Json], objects: Iterable[Json]) -> list[str]:
-    """Objects whose job is gone, and pods of attempts that are over."""
+    """Objects whose job is gone, and those of attempts that are over or that a job at rest has no use for."""
     alive = {job["metadata"]["uid"]: job for job in jobs}
     found = []
     for item in objects:
-        name = f"{item['kind']} {item['metadata']['name']}"
         for owner in item["metadata"].get("ownerReferences", ()):
             if owner["kind"] != "ZeroTrainingJob":
                 continue
             job = alive.get(owner["uid"])
-            if job is None:
-                found.append(f"{name} outlived its job {owner['name']}")
-            elif item["kind"] == "Pod" and _is_old(item, job):
-                found.append(f"{name} outlived its attempt; the job is at {job['status']['attempt']}")
+            said = f"outlived its job {owner['name']}" if job is None else _outlived(item, job)
+            if said:
+                found.append(f"{item['kind']} {item['metadata']['name']} {said}")
     return found
 
 
-def _is_old(pod: Json, job: Json) -> bool:
-    return _attempt_of(pod) != int(job.get("status", {}).get("attempt", 0))
+def _outlived(item: Json, job: Json) -> str:
+    """What is wrong with an object of a job that exists; empty when nothing is."""
+    status = job.get("status", {})
+    attempt, phase = int(status.get("attempt", 0)), str(status.get("phase", ""))
+    kind, labels = item["kind"], item["metadata"].get("labels", {})
+    own = labels.get(LABEL_ATTEMPT)
+    if kind == "Workload":
+        finished = any(
+            condition["type"] == "Finished" and condition["status"] == "True"
+            for condition in item.get("status", {}).get("conditions", ())
+        )
+        over = phase in FINISHED and not finished
+        return f"still holds its quota; the job is {phase}" if over or phase == "Suspended" else ""
+    if own is None:
+        return ""  # of the job and not of an attempt, as helper pods are
+    if kind == "ConfigMap":
+        return (
+            "" if item["metadata"]["name"] in _told_stacks(status) else "is named nowhere in the job's status"
+        )
+    if kind in ("Pod", "PodDisruptionBudget", "PodGroup") and int(own) != attempt:
+        return f"outlived its attempt; the job is at {attempt}"
+    allowed = {"PodDisruptionBudget": ATTENDED, "PodGroup": AT_WORK}.get(kind)
+    return f"is of no use; the job is {phase}" if allowed is not None and phase not in allowed else ""
+
+
+def _told_stacks(status: Json) -> set[str]:
+    """ConfigMaps with stacks that people are sent to."""
+    places = [status.get("hang") or {}, *status.get("failures", ())]
+    return {str(place["stacks"]) for place in places if place.get("stacks")}

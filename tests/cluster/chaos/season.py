@@ -41,6 +41,9 @@ OWNED = (
     "/apis/policy/v1/namespaces/{}/poddisruptionbudgets",
 )
 
+OF_OTHERS = ("podgroups", "workloads")
+"""Kinds of schedulers and queues, in whichever of their API groups the cluster has."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Season:
@@ -84,13 +87,14 @@ class Season:
         self.proxy.weather = CALM
         self.gremlin.rest()
         deadline = time.monotonic() + timeout_s
-        while open_ := [job for job in self.gremlin.live_jobs() if _phase(job) not in FINISHED]:
+        while open_ := [job for job in self.gremlin.live_jobs() if not self._rests(job)]:
             if time.monotonic() > deadline:
                 told = "\n".join(_told(job) + self._pods_of(job) for job in open_)
                 raise TimeoutError(f"{len(open_)} jobs do not end:\n{told}")
             time.sleep(0.2)
         for job in self.gremlin.live_jobs():
-            self.gremlin.note_end(self.gremlin.lives[job["metadata"]["uid"]], _phase(job))
+            if _phase(job) in FINISHED:
+                self.gremlin.note_end(self.gremlin.lives[job["metadata"]["uid"]], _phase(job))
 
     def judge(self, *, settle_s: float = 20) -> Promises:
         """All complaints about what happened here."""
@@ -110,6 +114,11 @@ class Season:
         promises.complaints += [f"a job ended as {phase} for no reason" for phase in wrong]
         return promises
 
+    def _rests(self, job: Json) -> bool:
+        """Whether a job is where it is to be judged."""
+        sleeps = self.gremlin.lives[job["metadata"]["uid"]].sleeps
+        return _phase(job) in (FINISHED | {"Suspended"} if sleeps else FINISHED)
+
     def _pods_of(self, job: Json) -> str:
         """What its nodes know of a job that should have ended."""
         uid = job["metadata"]["uid"]
@@ -120,11 +129,22 @@ class Season:
 
     def _orphans(self) -> list[str]:
         objects: list[Json] = []
-        for path in OWNED:
+        for path in (*OWNED, *_served(self.api)):
             listed = self.api.get(path.format(self.namespace))
             kind = listed["kind"].removesuffix("List")
             objects += [{"kind": kind, **item} for item in listed["items"]]
         return orphans(self.gremlin.live_jobs(), objects)
+
+
+def _served(api: KubeJson) -> list[str]:
+    """Paths of the kinds that only some clusters have."""
+    found = []
+    for group in api.get("/apis")["groups"]:
+        for version in group["versions"]:
+            root = f"/apis/{version['groupVersion']}"
+            names = {item["name"] for item in api.get(root)["resources"]}
+            found += [f"{root}/namespaces/{{}}/{name}" for name in OF_OTHERS if name in names]
+    return found
 
 
 def _told(job: Json) -> str:
