@@ -24,6 +24,7 @@ from zerotrain.operator.reconcile import (
     DeletePods,
     DeleteWorkers,
     Event,
+    ForgetGroup,
     RequestYield,
 )
 from zerotrain.operator.resources import ResourceOptions, network_policy
@@ -280,3 +281,20 @@ async def test_the_same_event_is_written_once_even_by_another_operator() -> None
         await first.write(job(), told[1:])
     names = [body["metadata"]["name"] for body in double.bodies(f"POST {path}")]
     assert names[0] == names[1] != names[2]
+
+
+@pytest.mark.parametrize(("owner", "deleted"), [(True, 1), (False, 0)])
+async def test_a_pod_group_is_deleted_only_where_it_is_the_jobs_own(owner: bool, deleted: int) -> None:
+    path = "/apis/scheduling.volcano.sh/v1beta1/namespaces/ml/podgroups/gpt-3"
+    group = {"metadata": {"name": "gpt-3", "uid": "group-uid"}}
+    double = ApiDouble()
+    double.on(f"GET {path}", (200, mine(group) if owner else group))
+    double.on(f"DELETE {path}", (200, {}))
+    async with served(double) as api:
+        hands = executor(api)
+        action = ForgetGroup(attempt=3, gang="scheduling.volcano.sh/v1beta1")
+        await hands.perform(job(), [action])
+        assert hands.memories.of(job()["metadata"]["uid"]).ungrouped == 3
+    assert double.asked(f"DELETE {path}") == deleted
+    if deleted:
+        assert double.bodies(f"DELETE {path}")[0]["preconditions"] == {"uid": "group-uid"}

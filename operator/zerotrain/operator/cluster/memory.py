@@ -37,6 +37,8 @@ class JobMemory:
     """Passes in a row that lost the race for the status; for theirs."""
     yielding: YieldState | None = None
     protection: Protection | None = None
+    ungrouped: int | None = None
+    """The attempt whose pod group is gone."""
     progress: Progress | None = None
     step_moved_at: datetime | None = None
     """When its step was seen to move, by the clock that passes are decided at."""
@@ -106,6 +108,7 @@ class Memories:
             stacks=memory.stacks,
             yielding=memory.yielding,
             protection=memory.protection,
+            ungrouped=memory.ungrouped,
             problem=memory.problem,
             nodes=self.nodes.of(pods),
             heard=memory.heard,

@@ -192,6 +192,8 @@ class Observed:
     yielding: YieldState | None = None
     protection: Protection | None = None
     """None while this operator asked for nothing yet."""
+    ungrouped: int | None = None
+    """The attempt whose pod group this operator deleted last."""
     problem: Problem | None = None
     apis: ClusterApis | None = None
     """Gang schedulers and queues of the cluster; None until somebody asked."""

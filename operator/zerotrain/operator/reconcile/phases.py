@@ -14,6 +14,7 @@ from zerotrain.operator.reconcile import (
     completion,
     endings,
     exclusions,
+    groups,
     hangs,
     logs,
     memory,
@@ -55,6 +56,8 @@ def _pending(draft: Draft) -> None:
 
 def _gate(draft: Draft) -> None:
     """Between two attempts: suspended, refused, or on to the next."""
+    if not groups.settled(draft):
+        return
     if draft.job.spec.suspend:
         if draft.status.phase is not Phase.SUSPENDED:
             draft.emit(Reason.SUSPENDED, "no attempt starts until spec.suspend is false")
@@ -281,7 +284,9 @@ def _queued(draft: Draft) -> None:
 
 
 def _suspended(draft: Draft) -> None:
-    if not end_workers(draft, grace_s=KILL_GRACE_S) or draft.job.spec.suspend:
+    if not end_workers(draft, grace_s=KILL_GRACE_S):
+        return
+    if not groups.settled(draft) or draft.job.spec.suspend:
         return
     draft.emit(Reason.RESUMED, f"attempt {draft.status.attempt + 1} starts")
     _gate(draft)
@@ -296,6 +301,8 @@ def _finished(draft: Draft) -> None:
         # Ranks of a failed job wait for peers that never come: they are ended whatever the policy says.
         end_live_workers(draft, view, grace_s=KILL_GRACE_S)
     logs.save_kept(draft)
+    if all(pod.ended for pod in draft.observed.pods):
+        groups.settled(draft)
     ttl, ended = policy.ttl_seconds_after_finished, draft.status.completion_time
     if ttl is None or ended is None or verification.pending(draft):
         return

@@ -115,6 +115,15 @@ class StackSource:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ForgetGroup:
+    """Delete the pod group of an attempt that is over."""
+
+    attempt: int
+    gang: str
+    """API version of the group, as in the attempt's shape."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CollectStacks:
     """Ask these workers for the stacks of their ranks and keep them in a ConfigMap of the job. Goes on behind
     the pass; safe to repeat."""
@@ -176,6 +185,7 @@ Action = (
     | RequestYield
     | ProtectWorkers
     | UnprotectWorkers
+    | ForgetGroup
     | CollectStacks
     | CreateVerification
     | OpenGates

@@ -5,26 +5,28 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from zerotrain.operator.api import ZeroTrainingJob
-from zerotrain.operator.cluster.actions.hands import PATHS, Hands
+from zerotrain.operator.cluster.actions.hands import PATHS, Hands, delete_options, owned
 from zerotrain.operator.cluster.api import STRATEGIC_PATCH, Json, Request
-from zerotrain.operator.cluster.errors import NotFound
-from zerotrain.operator.reconcile import OpenGates
-from zerotrain.operator.resources.gang import GATE, RESOURCE, group_name, has_group
+from zerotrain.operator.cluster.errors import Conflict, NotFound
+from zerotrain.operator.reconcile import ForgetGroup, OpenGates
+from zerotrain.operator.resources.gang import GATE, RESOURCE, group_name
 
 log = logging.getLogger(__name__)
 
 
-async def forget(hands: Hands, job: ZeroTrainingJob, attempt: int) -> None:
-    """Delete the group of an earlier attempt, if the gang of the current one is a scheduler's."""
-    if not has_group(job.shape.gang):
-        return
-    name = group_name(job.name, attempt)
-    path = f"/apis/{job.shape.gang}/namespaces/{job.namespace}/{RESOURCE}/{name}"
+async def forget(hands: Hands, body: Json, action: ForgetGroup) -> None:
+    """Delete the group, unless one of that name belongs to somebody else."""
+    meta = body["metadata"]
+    name = group_name(meta["name"], action.attempt)
+    path = f"/apis/{action.gang}/namespaces/{meta['namespace']}/{RESOURCE}/{name}"
     try:
-        await hands.api.call(Request(method="DELETE", path=path, kind=RESOURCE))
-    except NotFound:
-        log.debug("pod group %s is gone already", name)
+        found = await hands.api.call(Request(method="GET", path=path, kind=RESOURCE))
+        if owned(found, meta["uid"]):
+            options = {**delete_options(None), "preconditions": {"uid": found["metadata"]["uid"]}}
+            await hands.api.call(Request(method="DELETE", path=path, kind=RESOURCE, body=options))
+    except (NotFound, Conflict):
+        log.debug("pod group %s is gone already, or is another one by now", name)
+    hands.memories.of(meta["uid"]).ungrouped = action.attempt
 
 
 async def open_gates(hands: Hands, body: Json, action: OpenGates) -> None:

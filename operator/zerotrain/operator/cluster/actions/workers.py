@@ -7,7 +7,6 @@ import logging
 from collections.abc import Iterator
 
 from zerotrain.operator.api import ZeroTrainingJob
-from zerotrain.operator.cluster.actions import gangs
 from zerotrain.operator.cluster.actions.hands import (
     PATHS,
     Hands,
@@ -73,8 +72,6 @@ async def _ensure_shared(hands: Hands, job: ZeroTrainingJob, attempt: int) -> No
     if memory.ensured == digest:
         objects = [item for item in objects if item["kind"] == "Secret"]
     await asyncio.gather(*(hands.ensure(job, item) for item in objects))
-    if memory.ensured != digest and attempt > 1:
-        await gangs.forget(hands, job, attempt - 1)
     memory.ensured = digest
 
 
