@@ -18,7 +18,8 @@ from deploy.monitoring.client import PrometheusClient, QueryError, firing
 from deploy.monitoring.config import OPERATOR
 from deploy.monitoring.panels import FILLED_BY_ANY_JOB, View, answers
 
-FOLDERS = ROOT / "build" / "monitoring"
+FOLDERS = Path(os.environ.get("ZEROTRAIN_MONITORING_FOLDER") or ROOT / "build" / "monitoring").resolve()
+"""One folder per name. Another place keeps instances of the same name apart."""
 
 
 def main() -> int:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from deploy.monitoring.access import AccessError, read_access
 from deploy.monitoring.client import PrometheusClient, is_ready
 from deploy.monitoring.config import RULES
 from tests.support.tools import run_program
+from tests.test_repo_shape import ROOT
 
 CA = b"-----BEGIN CERTIFICATE-----\n"
 
@@ -109,3 +113,26 @@ def test_a_server_that_ends_at_once_shows_its_log(tmp_path: Path, prometheus: Pa
         stack.start(tmp_path / "stack", settings)
     assert stack.load(tmp_path / "stack") is None
     assert prometheus.exists()
+
+
+def test_another_folder_is_another_stack_of_the_same_name(tmp_path: Path) -> None:
+    """A test that ends `dev` must not end the developer's own."""
+    own, other = tmp_path / "own", tmp_path / "other"
+    (own / "dev").mkdir(parents=True)
+    running = subprocess.Popen([sys.executable, "-c", "input()", str(own / "dev")], stdin=subprocess.PIPE)
+    state = {"folder": str(own / "dev"), "prometheus": "", "alertmanager": "", "pids": {"p": running.pid}}
+    (own / "dev" / stack.STATE_FILE).write_text(json.dumps(state))
+    try:
+        assert "nothing runs under the name dev" in ended(other)
+        assert running.poll() is None
+        assert "ended" in ended(own)
+        assert running.wait(timeout=30) != 0
+    finally:
+        running.kill()
+
+
+def ended(folder: Path) -> str:
+    """What `down` says where that is the folder of all stacks."""
+    environ = {**os.environ, "ZEROTRAIN_MONITORING_FOLDER": str(folder)}
+    command = [sys.executable, "-m", "deploy.monitoring", "down"]
+    return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=True).stdout

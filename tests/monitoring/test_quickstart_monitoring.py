@@ -15,7 +15,6 @@ import pytest
 
 from deploy.dashboards.boards import BOARDS
 from deploy.monitoring import stack
-from deploy.monitoring.__main__ import FOLDERS
 from deploy.monitoring.client import PrometheusClient
 from tests.docs.console import Block, Shell, blocks
 from tests.docs.test_quickstart import own_kubeconfig, tools
@@ -26,7 +25,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(900)]
 
 PAGE = REPOSITORY / "docs" / "dashboards.md"
 INSTALL = REPOSITORY / "docs" / "quickstart.md"
-FOLDER = FOLDERS / "dev"
+VARIABLE = "ZEROTRAIN_MONITORING_FOLDER"
 
 EMPTY_WITHOUT = {
     "a GPU": "GPU DCGM Xid NVLink PCIe Tensor Utilisation Clock Temperature Power allocator",
@@ -43,9 +42,16 @@ def page() -> dict[str, Block]:
 
 
 @pytest.fixture(scope="module")
+def stack_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Not build/monitoring: what runs there is the developer's own, under the same name."""
+    return tmp_path_factory.mktemp("monitoring") / "dev"
+
+
+@pytest.fixture(scope="module")
 def shell(
     node_cluster: Cluster,
     helm: Path,
+    stack_folder: Path,
     prometheus: Path,
     alertmanager: Path,
     tmp_path_factory: pytest.TempPathFactory,
@@ -53,7 +59,6 @@ def shell(
     """A reader's shell, with the operator installed as the quick start says."""
     assert prometheus.parent == alertmanager.parent, "both are built before the first test"
     folder = tmp_path_factory.mktemp("reader")
-    stack.stop(FOLDER)
     with node_cluster.namespace() as namespace:
         node_cluster.kubectl("delete", "crd", CRD_NAME, "--ignore-not-found")
         environ = {
@@ -61,12 +66,13 @@ def shell(
             "PATH": f"{tools(node_cluster, folder, helm)}:{REPOSITORY / '.venv' / 'bin'}",
             **{f"HELM_{name}_HOME": str(folder / "helm") for name in ("CACHE", "CONFIG", "DATA")},
             "NO_COLOR": "1",
+            VARIABLE: str(stack_folder.parent),
         }
         reader = Shell(environ=environ)
         for command in blocks(INSTALL)["install"].commands:
             reader.command(replace(command, expected=""))  # what it prints is another test's
         yield reader
-        stack.stop(FOLDER)
+        stack.stop(stack_folder)
         node_cluster.kubectl("delete", "ztj", "--all", "-n", namespace, "--wait=false", check=False)
         (uninstall,) = (c for c in blocks(INSTALL)["clean"].commands if c.text.startswith("helm uninstall"))
         reader.command(replace(uninstall, expected=""))
@@ -87,8 +93,8 @@ def test_only_panels_of_what_the_job_lacks_are_empty(shell: Shell) -> None:
     assert [title for title in sorted(empty) if not words & set(re.findall(r"\w+", title))] == []
 
 
-def test_the_targets_bear_the_labels_that_the_chart_gives(shell: Shell) -> None:
-    running = stack.load(FOLDER)
+def test_the_targets_bear_the_labels_that_the_chart_gives(shell: Shell, stack_folder: Path) -> None:
+    running = stack.load(stack_folder)
     assert running is not None, shell.said[-1]
     found = PrometheusClient(running.prometheus).targets()
     workers = [target["labels"] for target in found if target["labels"]["job"] == "zerotrain-workers"]
@@ -97,18 +103,22 @@ def test_the_targets_bear_the_labels_that_the_chart_gives(shell: Shell) -> None:
     assert all(labels["node"] and labels["container"] == "worker" for labels in workers)
 
 
-def test_the_credentials_are_the_owners_alone(shell: Shell) -> None:
+def test_the_credentials_are_the_owners_alone(shell: Shell, stack_folder: Path) -> None:
     assert shell.said, "the stack was started"
-    modes = {path.name: path.stat().st_mode & 0o077 for path in (FOLDER, FOLDER / "token") if path.exists()}
+    modes = {
+        path.name: path.stat().st_mode & 0o077
+        for path in (stack_folder, stack_folder / "token")
+        if path.exists()
+    }
     assert set(modes.values()) == {0}, modes
     assert "dev" in modes
 
 
-def test_the_page_ends_what_it_started(shell: Shell, page: dict[str, Block]) -> None:
-    pids = (stack.load(FOLDER) or pytest.fail("nothing runs")).pids.values()
+def test_the_page_ends_what_it_started(shell: Shell, page: dict[str, Block], stack_folder: Path) -> None:
+    pids = (stack.load(stack_folder) or pytest.fail("nothing runs")).pids.values()
     shell.run(page["down"])
     assert not any(command_of(pid) for pid in pids)
-    assert not (FOLDER / "state.json").exists()
+    assert not (stack_folder / "state.json").exists()
 
 
 def command_of(pid: int) -> bytes:
