@@ -133,9 +133,7 @@ def test_pods_and_policies_are_restricted_valid_and_go_again(control_plane: Clus
         try:
             with pytest.raises(CliError, match="did not come to its end"):
                 examination.run()
-            client.transport.post(
-                f"/api/v1/namespaces/{namespace}/pods", examination._peer("10.0.0.1"), what="peer"
-            )
+            examination._create("v1", "pods", examination._peer("10.0.0.1"))
             made = client.transport.get(f"/api/v1/namespaces/{namespace}/pods", what="pods")["items"]
             assert len(made) == 2
             assert all(pod["spec"]["automountServiceAccountToken"] is False for pod in made)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import re
 from collections.abc import Callable
 
@@ -11,6 +12,10 @@ import pytest
 from textual.widgets import DataTable, ProgressBar, Static
 
 from tests.support import job_states
+from tests.support.commands import zerotrain
+from zerotrain.cli.options import Output
+from zerotrain.cli.output import show_record
+from zerotrain.cli.top import as_record
 from zerotrain.cli.top_app import TopApp
 from zerotrain.client import ClientError, JobNotFoundError
 from zerotrain.client.snapshot import Mark, RankRow, Snapshot, one_line
@@ -145,3 +150,28 @@ async def test_markup_of_a_pod_is_shown_and_not_obeyed() -> None:
 )
 def test_off_a_terminal_it_is_one_line(given: Snapshot, words: str) -> None:
     assert words in one_line(given)
+
+
+def test_one_look_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    """The keys are an interface: a change of one is a decision made here."""
+    show_record(as_record(snapshot(row(0, pod="a\x1b[2J"), row(1, step_seconds=None))), Output.JSON)
+    text = capsys.readouterr().out
+    found = json.loads(text)
+    assert "\x1b" not in text
+    assert set(found) == {
+        *("name", "namespace", "phase", "attempt", "step", "time", "is_kept", "problem", "ranks", "tiers")
+    }
+    assert set(found["ranks"][0]) == {
+        *("rank", "pod", "node", "phase", "step", "step_seconds", "waits_s", "idle_s", "mark"),
+        *("gpu_bytes", "host_bytes", "spill_bytes"),
+    }
+    assert set(found["tiers"][0]) == {"tier", "planned", "taken"}
+    assert (found["name"], found["ranks"][0]["host_bytes"], found["ranks"][1]["step_seconds"]) == (
+        *("gpt", GIB, None),
+    )
+
+
+def test_a_record_is_one_look() -> None:
+    done = zerotrain("top", "gpt", "-o", "json")
+    assert (done.code, done.out) == (2, "")
+    assert "give --once" in done.err

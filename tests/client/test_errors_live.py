@@ -10,8 +10,10 @@ import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -21,6 +23,7 @@ from tests.support.commands import Done, zerotrain
 from tests.support.crd import install_crd
 from tests.support.devcluster import Cluster
 from tests.support.jobs import job_json
+from zerotrain.cli.main import app
 from zerotrain.client import reading
 from zerotrain.client.exit_codes import CommandExit
 
@@ -35,7 +38,11 @@ ABOUT_A_JOB = {
     "resume": ("resume", JOB),
     "scale": ("scale", JOB, "--workers", "2"),
     "delete": ("delete", JOB),
+    "report": ("report", JOB),
 }
+OTHERS = {"submit", "doctor"}
+"""What takes a cluster and no job's name: rows of their own in `all_commands`."""
+IN_PODS = ("doctor", "--pod", "--image", "example.org/zerotrain:1", "--timeout", "1")
 
 
 @pytest.fixture
@@ -85,8 +92,29 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def all_commands(job_file: Path) -> dict[str, tuple[str, ...]]:
+def about_jobs(job_file: Path) -> dict[str, tuple[str, ...]]:
     return {**ABOUT_A_JOB, "submit": ("submit", str(job_file)), "list": ("get",)}
+
+
+def all_commands(job_file: Path) -> dict[str, tuple[str, ...]]:
+    return {**about_jobs(job_file), "doctor": IN_PODS}
+
+
+def with_a_cluster(group: Any, before: str = "") -> set[str]:
+    """The commands that take --kubeconfig, by their words."""
+    found: set[str] = set()
+    for name, command in group.commands.items():
+        words = f"{before} {name}".strip()
+        if hasattr(command, "commands"):
+            found |= with_a_cluster(command, words)
+        elif any("--kubeconfig" in option.opts for option in command.params):
+            found.add(words)
+    return found
+
+
+def test_no_command_about_a_cluster_is_left_out(job_file: Path) -> None:
+    assert with_a_cluster(typer.main.get_command(app)) == set(ABOUT_A_JOB) | OTHERS
+    assert set(all_commands(job_file)) == set(ABOUT_A_JOB) | OTHERS | {"list"}
 
 
 def test_with_the_cluster_down(tmp_path: Path, job_file: Path) -> None:
@@ -137,9 +165,12 @@ def test_in_a_namespace_that_does_not_exist(control_plane: Cluster, served: str,
 
 @pytest.mark.cluster
 def test_without_permission(served: str, nobody: Path, job_file: Path) -> None:
-    for command in all_commands(job_file).values():
+    for command in about_jobs(job_file).values():
         done = zerotrain(*command, "-n", served, kubeconfig=nobody)
         judge(done, CommandExit.FORBIDDEN, "cannot", "zerotrainingjobs", "zerotrain-editor")
+    done = zerotrain(*IN_PODS, "-n", served, kubeconfig=nobody)
+    judge(done, CommandExit.FORBIDDEN, "cannot create", "pods, pods/log and networkpolicies")
+    assert "could not be deleted" not in done.err
 
 
 @pytest.mark.cluster
@@ -154,7 +185,7 @@ def test_where_zerotrain_is_not_installed(
 ) -> None:
     """A group that the real API server does not serve, as ours is where the CRD is missing."""
     monkeypatch.setattr(reading, "GROUP", "zerotrain.example.org")
-    for command in all_commands(job_file).values():
+    for command in about_jobs(job_file).values():
         done = zerotrain(*command, "-n", namespace, kubeconfig=control_plane.kubeconfig)
         judge(done, CommandExit.NOT_INSTALLED, "does not know ZeroTrainingJobs", "install the chart")
 

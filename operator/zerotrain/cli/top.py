@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import time
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zerotrain.cli.options import JobArgument, Target, cluster_command
-from zerotrain.cli.output import on_terminal, say, show, table_lines
+from zerotrain.cli.options import JobArgument, Output, OutputOption, Target, cluster_command, usage_error
+from zerotrain.cli.output import on_terminal, say, show, show_record, table_lines
 
 if TYPE_CHECKING:
     from zerotrain.client.snapshot import Snapshot
@@ -24,6 +25,7 @@ def top(
     every: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Print the ranks once as a table, and end.")] = False,
     count: Annotated[int | None, typer.Option(min=1, help="Lines to print; then end. No live view.")] = None,
+    output: OutputOption = Output.TABLE,
 ) -> None:
     """Watch the ranks of a job: phase, step, seconds a step, waits for others, memory of every tier.
 
@@ -34,7 +36,11 @@ def top(
     """
     from zerotrain.client.snapshot import Looks, take
 
-    if once:
+    if output is not Output.TABLE and not once:
+        raise usage_error(f"-o {output} is one look: give --once", "zerotrain top JOB --once -o json")
+    if once and output is not Output.TABLE:
+        show_record(as_record(take(target.client, job)), output)
+    elif once:
         _print_table(take(target.client, job))
     elif count is not None or not on_terminal():
         _print_lines(target, job, every, count)
@@ -47,6 +53,23 @@ def top(
         problem = TopApp(looks.take, first=first, every_s=every).run()
         if problem:
             say(problem)
+
+
+def as_record(snapshot: Snapshot) -> dict[str, Any]:
+    """The same for programs: sizes in bytes, times in seconds, null for what no rank has told."""
+    job = snapshot.job
+    return {
+        "name": job.name,
+        "namespace": job.namespace,
+        "phase": job.phase,
+        "attempt": job.attempt,
+        "step": job.step,
+        "time": snapshot.time.isoformat(),
+        "is_kept": snapshot.is_kept,
+        "problem": snapshot.problem,
+        "ranks": [asdict(row) for row in snapshot.rows],
+        "tiers": [asdict(row) for row in snapshot.tiers],
+    }
 
 
 def _print_table(snapshot: Snapshot) -> None:

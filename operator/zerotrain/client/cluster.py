@@ -13,14 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zerotrain.client import scrape
-from zerotrain.client.errors import ConflictError, InvalidJobError, NotFoundError
+from zerotrain.client.errors import ConflictError, ForbiddenError, InvalidJobError, NotFoundError
 from zerotrain.client.job import Job
 from zerotrain.client.reading import JobReader, job_path
 from zerotrain.client.replacing import merged_over
 from zerotrain.operator.constants import API_VERSION, KIND
+
+if TYPE_CHECKING:
+    from zerotrain.client.diagnosis import Diagnosis
+    from zerotrain.operator.api.planning import JobPlan
 
 FIELD_OWNER = "zerotrain-client"
 """In metadata.managedFields of what this client wrote."""
@@ -31,6 +35,15 @@ REPLACE_TRIES = 10
 
 class Client(JobReader):
     """Jobs of one namespace. Make it with `Client.connect`."""
+
+    @staticmethod
+    def plan(job: Mapping[str, Any] | Path | str, *, workers: int | None = None) -> JobPlan:
+        """Whether the job of an object, or of a file, fits: what the operator will say of it. No cluster is
+        asked. Raises JobFileError."""
+        # Imported late: the models of the API take longer than most requests.
+        from zerotrain.client.planning import plan
+
+        return plan(job, workers=workers)
 
     def submit(
         self, job: Mapping[str, Any] | Path | str, *, dry_run: bool = False, replace: bool = False
@@ -88,6 +101,17 @@ class Client(JobReader):
             self.transport.delete(job_path(self.namespace, name), body, what=f"job {name}")
         except NotFoundError as error:
             raise self.no_such_job(name) from error
+
+    def describe(self, name: str) -> Diagnosis:
+        """What is the case, what happened, what to do next. From the job alone where its events and pods may
+        not be read. Raises JobNotFoundError."""
+        from zerotrain.client.diagnosis import diagnose
+
+        job = self.get(name)
+        try:
+            return diagnose(job, self.events(name, pods=True), self.pods(name))
+        except ForbiddenError:
+            return diagnose(job)
 
     def suspend(self, name: str) -> Job:
         """All ranks checkpoint at one step and stop; the job waits until it is resumed."""

@@ -35,6 +35,7 @@ SPILL, SCRATCH = "/spill", "/tmp"
 POLL_S = 0.5
 LISTEN_S = 90
 MAX_LOG_BYTES = 1 << 20
+RIGHTS = "ask for the rights to create, get and delete pods, pods/log and networkpolicies in the namespace"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,8 +104,10 @@ class Examination:
         self._made.append((version, plural, name))
         try:
             self._client.transport.post(self._path(version, plural), body, what=name)
-        except (ForbiddenError, InvalidJobError, NotFoundError):
+        except (ForbiddenError, InvalidJobError, NotFoundError) as error:
             self._made.pop()
+            if " cannot " in str(error):  # else a policy of the cluster, whose words are the answer
+                error.next_step = RIGHTS
             raise
         return name
 
