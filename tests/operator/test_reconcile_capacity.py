@@ -86,6 +86,39 @@ CASES: list[tuple[str, list[NodeUse], list[Claim], set[str]]] = [
     ("lasting-pods-stay", [node("a", lasting=1), node("b")], [claim("j", 2, age=9), claim("k", 1)], {"k"}),
     ("cpu-counts", [node("a", cpu=4)], [claim("j", 1, kind=Kind(each=amounts(1, cpu=5)))], set()),
     ("cordoned", [node("a", cordoned=True), node("b")], [claim("j", 2)], set()),
+    (
+        "not-beside-pods-that-may-go-to-its-node",
+        [node("a", used=4), node("b")],
+        [claim("small", 1, 4, age=9), claim("big", 1, 8)],
+        {"small"},
+    ),
+    (
+        "not-where-its-pods-may-take-the-node-of-another",
+        [node("a", used=4), node("b")],
+        [claim("big", 1, 8, age=9), claim("small", 1, 4)],
+        {"big"},
+    ),
+    (
+        "beside-pods-that-cannot-take-its-node",
+        [node("a", used=4, labels={"x": "y"}), node("b", labels={"x": "z"})],
+        [
+            claim("small", 1, kind=Kind(each=amounts(4), node_selector={"x": "y"}), age=9),
+            claim("big", 1, kind=Kind(each=amounts(8), node_selector={"x": "z"})),
+        ],
+        {"small", "big"},
+    ),
+    (
+        "beside-pods-where-there-is-room-for-all-in-any-order",
+        [*TWO, node("c", used=4)],
+        [claim("small", 1, 4, age=9), claim("big", 1, 8)],
+        {"small", "big"},
+    ),
+    (
+        "spread-beside-pods-that-may-fill-one-zone",
+        [node("a", labels={"zone": "1"}), node("b", labels={"zone": "2"}), node("c", used=4)],
+        [claim("small", 1, 4, age=9), claim("big", 2, 8, topology_key="zone", spread=True)],
+        {"small"},
+    ),
     ("growing-comes-last", TWO, [claim("big", 2, age=9, growing=True), claim("new", 2)], {"new"}),
 ]
 
@@ -203,9 +236,8 @@ class Simulation:
         self.running[item.uid] = (until, places)
 
 
-@pytest.mark.parametrize(
-    ("num_workers", "flaps_every"), [(1, 0), (3, 0), (4, 0), (3, 4), (3, 7), (4, 4), (4, 7)]
-)
+@pytest.mark.parametrize("num_workers", [1, 3, 4])
+@pytest.mark.parametrize("flaps_every", [0, 4, 7])
 def test_a_large_job_is_not_starved_by_an_endless_stream_of_small_ones(
     num_workers: int, flaps_every: int
 ) -> None:

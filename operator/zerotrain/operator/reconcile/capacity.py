@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from zerotrain.operator.reconcile.placement import Kind, Node, is_suitable, short_of, slots
+from zerotrain.operator.reconcile.unplaced import Unplaced, Wish
 from zerotrain.operator.resources.amounts import Amounts, add, subtract, times
 
 MAX_AVOIDED = 64
@@ -25,6 +26,8 @@ MAX_AVOIDED = 64
 
 MAX_BLOCKED = 64
 """Waiting jobs that nodes are kept for in one round; the others wait behind them."""
+
+UNSURE = "there may be room for all workers once the pods of jobs that were just let in have nodes"
 
 KEEP_S = 300.0
 """So long a job keeps its nodes after the cluster became too small for it: a restart of a kubelet, a cordon
@@ -124,7 +127,7 @@ def admit(
     `kept` is what the verdicts of the round before said (`keeps`), by UID."""
     ledger = _Ledger(nodes)
     for claim in starting:
-        ledger.take(claim, claim.demand.workers, beside_own=True)
+        ledger.let_in(claim, beside_own=True)
     verdicts: dict[str, Verdict] = {}
     blocked: list[Claim] = []
     impossible: Counter[str] = Counter()
@@ -193,7 +196,9 @@ def _judge(ledger: _Ledger, claim: Claim, blocked: Sequence[Claim], possible: in
     kept = tuple(sorted(name for name in area.suitable if name in ledger.kept))
     fits = min(area.room, demand.workers) if len(kept) <= MAX_AVOIDED else 0
     if fits >= demand.workers:
-        ledger.take(claim, demand.workers, domain=area.domain)
+        if not claim.growing and not ledger.is_sure(claim, area.domain):
+            return _refused(claim, fits, UNSURE)
+        ledger.let_in(claim, area.domain)
         return Verdict(admitted=True, workers=demand.workers, fits=fits, domain=area.domain, avoid=kept)
     message = _shortage(demand, area, fits, kept=len(kept), ahead=[item.name for item in blocked])
     if possible < demand.workers:
@@ -223,6 +228,9 @@ class _Ledger:
         """Node -> priority -> amounts of claims that were let in."""
         self.kept: set[str] = set()
         """Nodes that a blocked job waits for."""
+        self._unplaced = Unplaced()
+        self._wishes: dict[tuple[object, ...], Wish] = {}
+        self._bound = {uid for use in nodes for uid in use.ours}
         self._suitable: dict[str, tuple[NodeUse, ...]] = {}
         self._idle: dict[tuple[str, int | None], dict[str, int]] = {}
 
@@ -246,11 +254,52 @@ class _Ledger:
         _, room = self._room(claim.demand, self._idle_slots(claim.demand))
         return room
 
-    def take(
-        self, claim: Claim, workers: int, domain: str | None = None, *, beside_own: bool = False
-    ) -> None:
-        """Count the workers as if they were bound, fullest node first, so that whole nodes stay free.
-        `beside_own`: they are the rest of an attempt whose bound workers stay where they are."""
+    def is_sure(self, claim: Claim, domain: str | None) -> bool:
+        """Whether this job and all before it find their room wherever the scheduler puts their pods."""
+        return not self._unplaced or self._unplaced.fits(self._wish(claim, domain), claim.demand.workers)
+
+    def let_in(self, claim: Claim, domain: str | None = None, *, beside_own: bool = False) -> None:
+        """`beside_own`: the workers are the rest of an attempt whose bound ones stay where they are."""
+        if not claim.growing:
+            wish = self._wish(claim, domain, beside_own=beside_own)
+            self._unplaced.add(wish, claim.demand.workers)
+        self._take(claim, domain, beside_own=beside_own)
+
+    def _wish(self, claim: Claim, domain: str | None, *, beside_own: bool = False) -> Wish:
+        demand, where = claim.demand, dict[str, int]()
+        own = claim.uid if claim.uid in self._bound else ""
+        key = (repr(replace(demand, workers=0)), domain, len(self.kept), own, beside_own)
+        if (known := self._wishes.get(key)) is not None:
+            return known
+        for use in self._suitable_for(demand.kind):
+            if use.node.name in self.kept or (domain is not None and _domain(use, demand) != domain):
+                continue
+            free = self._free(use, claim, beside_own=beside_own, beside_unplaced=False)
+            if count := slots(demand.kind, free):
+                where[use.node.name] = count
+        apart = demand.spread and demand.topology_key is not None
+        domains = self._by_domain(demand, self._open(demand)) if apart else Counter[str]()
+        room = sum(where.values())
+        if apart:
+            found = self._by_domain(demand, where)
+            room = _even_room(room, [found[name] for name in domains])
+        self._wishes[key] = wish = Wish(
+            key=key,
+            kind=demand.kind,
+            priority=demand.priority,
+            preempts=demand.preempts,
+            where=where,
+            room=room,
+            fragility=max(len(domains), 1),
+        )
+        return wish
+
+    def _open(self, demand: Demand) -> dict[str, int]:
+        return {use.node.name: 0 for use in self._suitable_for(demand.kind)}
+
+    def _take(self, claim: Claim, domain: str | None, *, beside_own: bool) -> None:
+        """Count the workers as if they were bound, fullest node first, so that whole nodes stay free."""
+        workers = claim.demand.workers
         demand, found = claim.demand, []
         for use in self._suitable_for(demand.kind):
             if use.node.name in self.kept or (domain is not None and _domain(use, demand) != domain):
@@ -293,10 +342,13 @@ class _Ledger:
             self._suitable[key] = found
         return found
 
-    def _free(self, use: NodeUse, claim: Claim, *, beside_own: bool = False) -> Amounts:
+    def _free(
+        self, use: NodeUse, claim: Claim, *, beside_own: bool = False, beside_unplaced: bool = True
+    ) -> Amounts:
         demand, free = claim.demand, dict(use.node.allocatable)
         others = [parts for uid, parts in use.ours.items() if beside_own or uid != claim.uid]
-        for parts in (use.lasting, self._taken.get(use.node.name, {}), *others):
+        taken = self._taken.get(use.node.name, {}) if beside_unplaced else {}
+        for parts in (use.lasting, taken, *others):
             for priority, amounts in parts.items():
                 if not (demand.preempts and priority < demand.priority):
                     subtract(free, amounts)

@@ -2,7 +2,8 @@
 
 In this order, before every attempt: Kueue admits the job (spec.scheduling.queueName), then the gang mechanism
 is found, then, with the operator's own, the cluster has room for all workers. What was decided goes into the
-shape of the attempt. An admission outlives an attempt: a restart after a failure does not queue again.
+shape of the attempt. Kueue's admission outlives an attempt: a restart after a failure does not queue again.
+The operator's own count does not: each attempt asks for room anew, in the order of the jobs.
 """
 
 from __future__ import annotations
