@@ -88,6 +88,8 @@ class Row:
     target: str
     met: bool | None
     """None: reported without a target."""
+    counted: bool = False
+    """Of requests and events: the same on any machine and at any size, so that a quick run is held to it."""
 
     def __str__(self) -> str:
         word = {True: "met", False: "MISSED", None: ""}[self.met]
@@ -224,7 +226,7 @@ async def _contests(here: Session, sizes: Sizes, groups: Sequence[str], results:
     if "large" in groups:
         await rounds(here, results, "large", sizes.large, sizes.rounds)
     if "wide" in groups:
-        await rounds(here, results, "wide", sizes.wide, 1)
+        await rounds(here, results, "wide", sizes.wide, sizes.rounds)
     if "restart" in groups:
         with here.operator():
             for _ in range(sizes.rounds):
@@ -300,9 +302,13 @@ def _contest_rows(
             + ")",
             target="<= 8",
             met=total[ZEROTRAIN] <= 8,
+            counted=True,
         ),
-        _limit(f"{size} the operator's own requests per pod, events apart", own, requests, ""),
-        _limit(f"{size} the operator's events per job", events, 3.0, ""),
+        replace(
+            _limit(f"{size} the operator's own requests per pod, events apart", own, requests, ""),
+            counted=True,
+        ),
+        replace(_limit(f"{size} the operator's events per job", events, 3.0, ""), counted=True),
     ]
 
 
@@ -375,7 +381,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--quick", action="store_true", help="small sizes, one round: whether it all works")
+    parser.add_argument("--quick", action="store_true", help="small sizes, one round: times have no say")
     parser.add_argument("--groups", default=",".join(GROUPS), help="some of the default, with commas")
     parser.add_argument("--rounds", type=int, help="rounds of the interleaved groups")
     parser.add_argument("--json", type=Path, help="write everything that was measured there")
@@ -391,8 +397,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         asyncio.run(measure(sizes, groups, results))
     finally:  # what was measured before an interruption is worth printing
         report(sizes, results, options.json)
-    missed = [row for row in rows(sizes, results) if row.met is False]
-    return 1 if missed and not options.quick else 0
+    return exit_code(rows(sizes, results), quick=options.quick)
+
+
+def exit_code(found: Sequence[Row], *, quick: bool) -> int:
+    """1 when a target was missed; of a quick run only those that time has no part in."""
+    return int(any(row.met is False and (row.counted or not quick) for row in found))
 
 
 def report(sizes: Sizes, results: Results, path: Path | None) -> None:
