@@ -79,7 +79,7 @@ PASSED_OVER = [
             },
         },
         seen=seen(ready(0), ready(1), yielding=ACKED),
-        want=Want(phase="Suspending", actions=(), wake_in_s=45),
+        want=Want(phase="Suspending", actions=(), wake_in_s=64),
     ),
 ]
 
