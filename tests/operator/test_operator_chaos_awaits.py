@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 from tests.cluster.chaos.awaits import Gate, place_of
 from tests.cluster.chaos.incarnation import unheard_deaths
+from tests.cluster.chaos.season import heard_errors
 from zerotrain.operator.cluster.rate import TokenBucket
 from zerotrain.operator.handlers.queue import WorkQueue
 
@@ -47,6 +49,28 @@ def test_no_step_is_taken_after_the_crash() -> None:
         assert len(places) == 3
         assert all(place.startswith("cluster/rate.py:TokenBucket.take:") for place in places)
         loop.close()
+
+
+def test_what_the_dead_say_while_they_are_buried_is_not_heard() -> None:
+    log = logging.getLogger("zerotrain.operator.test")
+    loop = asyncio.new_event_loop()
+
+    async def work() -> None:
+        bucket = TokenBucket(rate=100, burst=1)
+        try:
+            await bucket.take()
+            await bucket.take()
+        finally:
+            log.error("unwound")
+
+    gate = Gate(lambda place, in_pass: True, loop.stop)
+    with unheard_deaths(), heard_errors() as errors:
+        log.error("alive")
+        run(work(), gate, loop)
+        loop.close()
+        gate.bury()
+        log.error("alive again")
+    assert errors == ["alive", "alive again"]
 
 
 def test_a_run_without_a_crash_is_not_disturbed() -> None:

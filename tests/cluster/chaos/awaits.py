@@ -24,6 +24,9 @@ MAX_FINALLY = 10
 _in_pass: ContextVar[bool] = ContextVar("in_pass", default=False)
 """True in the tasks that take keys from the queue and in all that they start."""
 
+is_burying: ContextVar[bool] = ContextVar("is_burying", default=False)
+"""True in a thread that unwinds a dead loop's coroutines: what they log then, no operator has said."""
+
 
 class Gate:
     """Of one event loop. `suspended(place, in_pass)` hears of each await point; True shuts the gate."""
@@ -44,6 +47,7 @@ class Gate:
     def bury(self) -> None:
         """Unwind what stands still, with no loop running: the garbage collector would do it at some moment,
         in the middle of another loop, where a `finally` that awaits would do the dead one's work."""
+        burial = is_burying.set(True)
         for watched in self._living:
             for _ in range(MAX_FINALLY):
                 try:
@@ -52,6 +56,7 @@ class Gate:
                 except Exception:
                     continue
         self._living.clear()
+        is_burying.reset(burial)
 
     def close(self) -> None:
         """No coroutine of the loop takes another step."""

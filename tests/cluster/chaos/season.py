@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.cluster.chaos.awaits import is_burying
 from tests.cluster.chaos.gremlin import Gremlin, Temper
 from tests.cluster.chaos.incarnation import Setup
 from tests.cluster.chaos.judge import FINISHED, Promises, orphans
@@ -224,7 +225,8 @@ class Errors(logging.Handler):
         self.texts: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(self.format(record))
+        if not is_burying.get():
+            self.texts.append(self.format(record))
 
 
 @contextmanager
