@@ -58,7 +58,7 @@ ROWS = [
     Row(
         id="a volume that failed on all ranks: another attempt, at the infrastructure's cost",
         job=job(status=status("Running")),
-        seen=seen(ended(0, 74), ended(1, 74)),
+        seen=seen(ended(0, 85), ended(1, 85)),
         want=Want(
             phase="Restarting",
             events=("StorageFailed",),
@@ -68,8 +68,8 @@ ROWS = [
     Row(
         id="peers that lost the rank are its echo",
         job=job(status=status("Running")),
-        seen=seen(ended(0, 1, s_ago=9), ended(1, 74, s_ago=2)),
-        want=Want(phase="Restarting", fields={"failures.0.exitCode": 74, "restarts.infra": 1}),
+        seen=seen(ended(0, 1, s_ago=9), ended(1, 85, s_ago=2)),
+        want=Want(phase="Restarting", fields={"failures.0.exitCode": 85, "restarts.infra": 1}),
     ),
 ]
 

@@ -22,11 +22,11 @@ class ExitCode(IntEnum):
     DOES_NOT_FIT = 67
     BAD_MODEL = 68
     BAD_LAUNCH = 69
-    STORAGE_FAILED = 74
     YIELDED = 75
     RENDEZVOUS_TIMEOUT = 82
     DIVERGED = 83
     SPILL_INTEGRITY = 84
+    STORAGE_FAILED = 85
     KILLED = 137
     TERMINATED = 143
 
@@ -101,12 +101,6 @@ EXIT_CODES: tuple[ExitCodeMeaning, ...] = (
         "start workers through the operator or `zerotrain run`, which write the environment",
     ),
     _row(
-        ExitCode.STORAGE_FAILED,
-        "a volume failed while files were read or written (input/output error, stale handle, timeout)",
-        RetryClass.INFRASTRUCTURE,
-        "look after the volume's server and the node's mount; the job goes on from its last checkpoint",
-    ),
-    _row(
         ExitCode.YIELDED,
         "all ranks stopped at the same step on request and the checkpoint is durable",
         RetryClass.YIELD,
@@ -129,6 +123,12 @@ EXIT_CODES: tuple[ExitCodeMeaning, ...] = (
         "spilled state failed authentication: the disk returned other bytes than were written",
         RetryClass.ANOTHER_NODE_ONCE,
         "replace the node's drive",
+    ),
+    _row(
+        ExitCode.STORAGE_FAILED,
+        "a volume failed while files were read or written (input/output error, stale handle, timeout)",
+        RetryClass.INFRASTRUCTURE,
+        "look after the volume's server and the node's mount; the job goes on from its last checkpoint",
     ),
     _row(
         ExitCode.KILLED,
