@@ -72,7 +72,12 @@ def test_the_reference_is_up_to_date() -> None:
     assert DOCUMENT.read_text() == reference(), "python -m zerotrain.cli.document > docs/cli.md"
 
 
-SHARED = {ExitCode.BAD_CONFIG: "INVALID", ExitCode.CHECKPOINT_UNUSABLE: None, ExitCode.DOES_NOT_FIT: None}
+SHARED = {
+    ExitCode.BAD_CONFIG: "INVALID",
+    ExitCode.CHECKPOINT_UNUSABLE: None,
+    ExitCode.DOES_NOT_FIT: None,
+    ExitCode.STORAGE_FAILED: None,
+}
 """Codes that mean the same of a worker and of a command -> the name of the row, where it is another."""
 
 

@@ -29,6 +29,7 @@ class CommandExit(IntEnum):
     TIMED_OUT = 78
     JOB_FAILED = 79
     SERVER_ERROR = 80
+    STORAGE_FAILED = 85
     INTERRUPTED = 130
 
 
@@ -105,6 +106,11 @@ COMMAND_EXITS: tuple[CommandExitMeaning, ...] = (
         CommandExit.SERVER_ERROR,
         "the API server, or the worker behind it, answered with an error of its own",
         "try again; if it lasts, ask whoever runs the cluster",
+    ),
+    _row(
+        CommandExit.STORAGE_FAILED,
+        "a volume failed while a checkpoint was written (input/output error, stale handle, timeout)",
+        "look after the volume's server and this machine's mount, then do it again",
     ),
     _row(CommandExit.INTERRUPTED, "Ctrl-C", "nothing"),
 )
