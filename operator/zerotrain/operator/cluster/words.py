@@ -1,4 +1,4 @@
-"""JSON of the API server, by orjson: a tenth of the operator's work was the standard library's.
+"""JSON of the API server, by orjson (ADR 0032).
 
 What a tenant's program said may hold half of a surrogate pair, which is no Unicode. The standard library
 passes it on, the API server replaces it, and orjson refuses it; it must cost nobody a pass or a watch.
