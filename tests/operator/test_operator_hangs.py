@@ -15,7 +15,7 @@ from zerotrain.contract.progress import Straggler
 
 pytestmark = pytest.mark.cluster
 
-POLICY = {"minTimeoutSeconds": 2, "startupTimeoutSeconds": 60}
+POLICY = {"minTimeoutSeconds": 4, "startupTimeoutSeconds": 60}
 
 
 RANK = 2

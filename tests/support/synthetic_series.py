@@ -22,6 +22,7 @@ OPEN_LABELS: Mapping[str, tuple[str, ...]] = {
     "phase": ("Running",),
     "verb": ("GET", "PATCH"),
     "resource": ("pods", "zerotrainingjobs"),
+    "watched_namespace": ("",),
     "code": ("200", "409"),
     "rank": ("0",),
     "reason": ("RankFailed",),
