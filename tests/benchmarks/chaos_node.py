@@ -52,7 +52,6 @@ spec:
   checkpoint: {{volume: {{persistentVolumeClaim: {{claimName: checkpoints}}}}, everySteps: 20}}
   config:
     train_micro_batch_size_per_gpu: 4
-    bf16: {{enabled: true}}
     zero_optimization: {{stage: 3}}
     optimizer: {{type: AdamW, params: {{lr: 1e-3}}}}
 """
