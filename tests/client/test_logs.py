@@ -13,8 +13,10 @@ import pytest
 from tests.support import small_api
 from tests.support.commands import zerotrain
 from tests.support.job_states import job, pod
-from zerotrain.client import Client, ForbiddenError, ServerError, TooManyLogsError
+from zerotrain.client import Client, ForbiddenError, ServerError, TooManyLogsError, logs
 from zerotrain.client.exit_codes import CommandExit
+from zerotrain.operator.api.status import MAX_FAILURES
+from zerotrain.operator.cluster.logs import MAX_LINES
 
 ENDED = {"terminated": {"exitCode": 0}}
 DIAL = (500, b"dial tcp 10.0.0.7:10250: i/o timeout \x1b]0;owned\x07")
@@ -29,6 +31,7 @@ class Logs:
         self.answers: dict[str, list[tuple[int, bytes]]] = {}
         self.asked: list[tuple[str, dict[str, list[str]]]] = []
         self.looks: list[str] = []
+        self.kept: dict[str, str] = {}
 
     def answer(self, path: str) -> tuple[int, bytes]:
         url = urlsplit(path)
@@ -44,6 +47,8 @@ class Logs:
             if all(item.exit_code == 0 for item in self.pods):
                 self.job = job({"phase": "Completed"})
             return answers[0]
+        if url.path.endswith("/configmaps/gpt-failures"):
+            return 200, json.dumps({"data": self.kept}).encode()
         if url.path.endswith("/pods"):
             return self.pods_answer("watch" in url.query)
         return 200, json.dumps(self.job.raw).encode()
@@ -161,3 +166,45 @@ def test_an_attempt_that_grew_beyond_the_limit_is_followed_in_part(served: tuple
     found = list(Client.connect(kubeconfig).logs("gpt", follow=True, max_followed=1, on_problem=heard.append))
     assert {line.worker for line in found} == {0}
     assert heard == ["attempt 2 has 2 workers; followed are the first 1"]
+
+
+FAILED = {"attempt": 1, "rank": 2, "pod": "gpt-1-1", "log": "attempt-1.log"}
+LABELS = "zerotrain.dev/job=gpt and zerotrain.dev/attempt="
+
+
+def kept_of_rank_2(state: Logs) -> None:
+    """Attempt 1 failed by rank 2 and attempt 2 completed; all pods are gone."""
+    state.pods = []
+    state.job = job({"phase": "Completed", "attempt": 2, "failures": [FAILED]})
+    state.kept = {"attempt-1.log": "title\n" + "".join(f"[rank 2] line {number}\n" for number in range(9))}
+
+
+def test_of_pods_that_are_gone_it_says_what_is_left_and_where_the_rest_is(served: tuple[Logs, Path]) -> None:
+    state, kubeconfig = served
+    kept_of_rank_2(state)
+    done = zerotrain("logs", "gpt", "--attempt", "1", "--tail", "2", kubeconfig=kubeconfig)
+    assert (done.code, done.out) == (0, "[rank 2] line 7\n[rank 2] line 8\n"), done.err
+    assert "attempt 1 has no pods any more; kept are the last lines (up to 100) of rank 2" in done.err
+    assert "and no others. All other lines are where a log collector" in done.err
+    assert f"{LABELS}1" in done.err
+
+
+def test_of_a_rank_or_an_attempt_that_did_not_fail_nothing_is_left(served: tuple[Logs, Path]) -> None:
+    state, kubeconfig = served
+    kept_of_rank_2(state)
+    done = zerotrain("logs", "gpt", "--attempt", "1", "--rank", "0", kubeconfig=kubeconfig)
+    assert (done.code, done.out) == (0, "")
+    assert "kept are the last lines (up to 100) of rank 2" in done.err
+    assert "no lines of these ranks" in done.err
+    done = zerotrain("logs", "gpt", kubeconfig=kubeconfig)
+    assert done.out.count("line") == 9
+    assert "attempt 2 has no pods any more, and nothing of it was kept" in done.err
+    assert "which failed in attempt 1" in done.err
+    done = zerotrain("logs", "gpt", "--attempt", "2", kubeconfig=kubeconfig)
+    assert (done.code, done.out) == (CommandExit.NOT_FOUND, "")
+    assert "no lines of it were kept; kept are lines of attempts 1" in done.err
+    assert f"{LABELS}2" in done.err
+
+
+def test_the_figures_are_the_operators_own() -> None:
+    assert (logs.KEPT_LINES, logs.MAX_FAILURES) == (MAX_LINES, MAX_FAILURES)

@@ -44,8 +44,14 @@ def logs(
 ) -> None:
     """Print the lines of all ranks in the order of time, or of some ranks, or of an earlier attempt.
 
-    Where the pods are gone it prints what the operator kept: the last 100 lines of the rank that failed, of
-    the newest 10 attempts. Control characters are shown as '?'.
+    Control characters are shown as '?'.
+
+    With the pods go their lines: those of a failed attempt when the next one begins, those of a job that has
+    finished as spec.runPolicy.cleanPodPolicy says. What is left then is what the operator kept, and the
+    command says so: of the newest 10 attempts in which a rank failed, the last 100 lines (40 KiB at most) of
+    that rank. Nothing is left of the other ranks, of earlier lines, of
+    attempts without a failure, and of a node that was lost. For all of it a cluster needs a log collector
+    (Loki, Elasticsearch, a cloud's own); pods have the labels zerotrain.dev/job and zerotrain.dev/attempt.
     """
     ranks = parse_ranks(rank)
     several = prefix if prefix is not None else ranks is None or len(ranks) != 1
@@ -60,8 +66,6 @@ def logs(
     )
     shown = 0
     for line in lines:
-        if line.kept and not shown:
-            say(f"(attempt {line.attempt} has no pods any more: the last lines of the rank that failed)")
         shown += 1
         stamp = f"{line.time:%Y-%m-%dT%H:%M:%S.%f} " if timestamps and line.time is not None else ""
         who = f"[rank {line.rank}] " if line.rank is not None else f"[worker {line.worker}] "

@@ -26,12 +26,17 @@ from zerotrain.client.log_stream import (
     with_logs,
 )
 from zerotrain.client.observed import LogLine, Pod
+from zerotrain.client.views import Failure
+from zerotrain.operator.constants import LABEL_ATTEMPT, LABEL_JOB
 
 if TYPE_CHECKING:
     from zerotrain.client.reading import JobReader
 
 MAX_MERGED = 64
 """Logs that are open at once; those of more workers come one worker after the other."""
+
+KEPT_LINES, MAX_FAILURES = 100, 10
+"""As the operator keeps them, in `cluster.logs` and `api.status`, which a client does not import."""
 
 _MASKED_COLOURS = re.compile(r"\?\[[0-9;]{0,40}m")
 """What the operator leaves of colours: it keeps no control characters."""
@@ -119,20 +124,46 @@ def _kept(reader: JobReader, job: Job, attempt: int, request: LogRequest) -> Ite
     except NotFoundError:
         texts = {}
     attempts = {int(found[1]): key for key in texts if (found := _KEPT_KEY.fullmatch(key))}
+    asked = attempt
     if request.attempt is None and attempts and attempt not in attempts:
         attempt = max(attempts)
     key = attempts.get(attempt)
-    failure = next((item for item in job.failures if item.attempt == attempt), None)
     if key is None:
         raise _no_logs(reader, job, attempt, sorted(attempts))
+    failure = next((item for item in job.failures if item.attempt == attempt), None)
+    request.on_problem(_what_is_left(job, asked, attempt, failure))
     worker = failure.rank // job.ranks_per_worker if failure and failure.rank is not None else 0
     pod = failure.pod if failure is not None else ""
+    found = deque[LogLine](maxlen=request.tail)
     for text in texts[key].splitlines()[1:]:  # the first one is the operator's title
         rank, rest = rank_of(_MASKED_COLOURS.sub("", text))
         rank = rank if rank is not None else 0 if worker == 0 else None
         line = LogLine(attempt=attempt, pod=pod, worker=worker, rank=rank, text=rest, kept=True)
         if request.wants(line):
-            yield line
+            found.append(line)
+    yield from found
+
+
+def _what_is_left(job: Job, asked: int, attempt: int, failure: Failure | None) -> str:
+    """What the reader sees instead of the lines that were asked for, and where the others may be."""
+    gone = f"attempt {asked} has no pods any more"
+    if asked != attempt:
+        gone += ", and nothing of it was kept"
+    who = "one rank" if failure is None else f"pod {failure.pod}"
+    if failure is not None and failure.rank is not None:
+        who = f"rank {failure.rank}"
+    return (
+        f"{gone}; kept are the last lines (up to {KEPT_LINES}) of {who}, which failed in attempt {attempt}, "
+        f"and no others. {elsewhere(job, attempt)}"
+    )
+
+
+def elsewhere(job: Job, attempt: int) -> str:
+    """Where lines are that went with their pods."""
+    return (
+        "All other lines are where a log collector of the cluster put them, if it has one: of pods in "
+        f"namespace {job.namespace} with the labels {LABEL_JOB}={job.name} and {LABEL_ATTEMPT}={attempt}"
+    )
 
 
 def _no_logs(reader: JobReader, job: Job, attempt: int, kept: list[int]) -> NoLogsError:
@@ -152,6 +183,8 @@ def _no_logs(reader: JobReader, job: Job, attempt: int, kept: list[int]) -> NoLo
     told = f"; kept are lines of attempts {', '.join(map(str, kept))}" if kept else ""
     step = command(job, "logs", f"--attempt {kept[-1]}") if kept else command(job, "describe")
     return NoLogsError(
-        f"attempt {attempt} of {job.name} has no pods any more, and no lines of it were kept{told}",
+        f"attempt {attempt} of {job.name} has no pods any more, and no lines of it were kept{told}\n"
+        f"The operator keeps the last {KEPT_LINES} lines of the rank that failed, of the newest "
+        f"{MAX_FAILURES} attempts with one. {elsewhere(job, attempt)}",
         next_step=step,
     )
