@@ -144,6 +144,22 @@ def test_a_code_of_an_init_container_is_no_word_of_the_worker(code: int) -> None
     assert (view.state.value, view.exit_code) == ("Failed", 1)
 
 
+def test_an_init_container_says_what_the_worker_waits_for() -> None:
+    store = PodStore()
+    held = {"waiting": {"reason": "PodInitializing"}}
+    before = [
+        {"name": "done", "state": {"terminated": {"exitCode": 0}}},
+        {"name": "fetch", "state": {"waiting": {"reason": "ErrImagePull", "message": "no such tag"}}},
+    ]
+    worker = [{"name": "worker", "state": held}]
+    store.put(pod_json(0, version=1, initContainerStatuses=before, containerStatuses=worker), now=NOW)
+    assert store.of_job(OWNER)[0][0].waiting == "init container fetch: ErrImagePull: no such tag"
+    held.clear()
+    held["running"] = {}
+    store.put(pod_json(0, version=2, initContainerStatuses=before, containerStatuses=worker), now=NOW)
+    assert store.of_job(OWNER)[0][0].waiting is None
+
+
 @pytest.mark.parametrize("message", ["\n", "[" * 4096, " \t\n", '{"attempt": 1, "code": 1, "step": []}'])
 def test_no_termination_message_makes_a_pod_unreadable(message: str) -> None:
     store = PodStore()

@@ -335,6 +335,7 @@ EDITABLE: list[dict[str, Any]] = [
     {"spec.scheduling": {}},
     {"spec.runPolicy": {"ttlSecondsAfterFinished": 0, "cleanPodPolicy": "All"}},
     {"spec.runPolicy": {"activeDeadlineSeconds": 60, "terminationTimeoutSeconds": 5}},
+    {"spec.runPolicy": {"startDeadlineSeconds": 900}},
     {"spec.hangPolicy": {"minTimeoutSeconds": 600}},
     {"spec.failurePolicy": {"maxRestarts": 9, "rules": [{"onExitCodes": [1], "action": "FailJob"}]}},
     {"spec.checkpoint.verify": "OnCompletion", "spec.checkpoint.verifyTimeoutSeconds": 60},
@@ -396,6 +397,7 @@ ACCEPTED: list[tuple[str, dict[str, Any]]] = [
             },
             "spec.runPolicy": {
                 "activeDeadlineSeconds": 86400,
+                "startDeadlineSeconds": 1800,
                 "ttlSecondsAfterFinished": 3600,
                 "cleanPodPolicy": "Running",
                 "terminationTimeoutSeconds": 120,

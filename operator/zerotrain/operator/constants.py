@@ -202,6 +202,8 @@ class Reason(StrEnum):
     PREEMPTED = "Preempted"
     EVICTED = "Evicted"
     RENDEZVOUS_TIMEOUT = "RendezvousTimeout"
+    START_DEADLINE_EXCEEDED = "StartDeadlineExceeded"
+    """Not all workers started in time."""
     YIELDED = "Yielded"
     """Not a failure: all ranks stopped at one step and the checkpoint is durable."""
     POD_LOST = "PodLost"

@@ -286,6 +286,10 @@ _FAILURES = {
         "not all ranks met in time",
         "look for pods that never started, DNS, and a NetworkPolicy between ranks: zerotrain doctor --pod",
     ),
+    "StartDeadlineExceeded": (
+        "workers of the attempt had not started within runPolicy.startDeadlineSeconds",
+        "the failure names pods, nodes and what they waited for: an image, a volume, a node, a quota",
+    ),
     "Hang": (
         "the step did not move for longer than hangPolicy allows; stacks of all ranks were collected",
         "the stacks name the rank that the others wait for: data, disk, or a collective on one rank alone",

@@ -45,6 +45,8 @@ class FailureReason(StrEnum):
     EVICTED = "Evicted"
     HANG = "Hang"
     RENDEZVOUS_TIMEOUT = "RendezvousTimeout"
+    START_DEADLINE_EXCEEDED = "StartDeadlineExceeded"
+    """Not all workers started within runPolicy.startDeadlineSeconds."""
     STORAGE_FAILED = "StorageFailed"
     SPILL_INTEGRITY = "SpillIntegrity"
     PERMANENT_FAILURE = "PermanentFailure"

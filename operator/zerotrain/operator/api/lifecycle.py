@@ -24,6 +24,12 @@ class RunPolicy(ApiModel):
     """The job fails once it has been active for so long. Suspended time and time in a queue (queueName) do
     not count: the clock starts anew afterwards. No deadline unless given. May be changed at any time."""
 
+    start_deadline_seconds: Seconds | None = None
+    """An attempt of which some worker's program has not started after so many seconds ends with the reason
+    StartDeadlineExceeded and is followed by another, after a hold-off and at the cost of the infrastructure's
+    budget; failurePolicy.rules may say otherwise. Waiting for a node counts, waiting in phase Queued does
+    not. No deadline unless given. May be changed at any time."""
+
     ttl_seconds_after_finished: Annotated[Int, Field(ge=0, le=31_536_000)] | None = None
     """The finished job is deleted after so many seconds, and after the verification of its checkpoint where
     one is asked for; 0 is at once. Kept unless given. May be changed at any time."""

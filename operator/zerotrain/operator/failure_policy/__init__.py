@@ -4,12 +4,13 @@ Pure. `reconcile` asks for jobs in the cluster, `zerotrain run` for those on thi
 """
 
 from .budgets import Budget, Decision, PastRestart, decide, still_counts
-from .judgements import ABOUT_FILES, HUNG, Evidence, Judgement, Verdict, WorkerEnd, judge
+from .judgements import ABOUT_FILES, HUNG, NOT_STARTED, Evidence, Judgement, Verdict, WorkerEnd, judge
 from .rules import FailureFacts, Ruling, ruling_of
 
 __all__ = [
     "ABOUT_FILES",
     "HUNG",
+    "NOT_STARTED",
     "Budget",
     "Decision",
     "Evidence",

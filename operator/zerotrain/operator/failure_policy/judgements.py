@@ -128,6 +128,13 @@ HUNG = Judgement(
     cause=RestartCause.APP, reason=Reason.HANG, verdict=Verdict.RESTART, evidence=Evidence.SELF_INFLICTED
 )
 """Not asked of `judge`: a hung worker has not ended."""
+NOT_STARTED = Judgement(
+    cause=RestartCause.INFRA,
+    reason=Reason.START_DEADLINE_EXCEEDED,
+    verdict=Verdict.RESTART,
+    evidence=Evidence.KILLED,
+)
+"""Neither has one that never started."""
 _TERMINATED = Judgement(
     cause=RestartCause.APP, reason=Reason.KILLED, verdict=Verdict.RESTART, evidence=Evidence.ECHO
 )

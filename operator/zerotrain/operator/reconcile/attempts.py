@@ -72,6 +72,10 @@ class Failure:
     """ConfigMap with the stacks of the ranks."""
     accuses: bool = True
     """Whether the worker is to blame; False where the attempt stands and nobody stands out."""
+    besides: tuple[Failure, ...] = ()
+    """Further workers that are to blame for the same."""
+    code: int | None = None
+    """Exit code of those that waited for the worker, where its own program has none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

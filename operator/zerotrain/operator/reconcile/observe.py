@@ -246,7 +246,7 @@ def pod_view(pod: Mapping[str, Any], *, seen_at: datetime) -> PodView | None:
         unscheduled_reason=_unscheduled(conditions.get("PodScheduled")),
         gated=any(gate.get("name") == GATE for gate in pod.get("spec", {}).get("schedulingGates", ())),
         started="running" in state or ended is not None,
-        waiting=_waiting(state.get("waiting")),
+        waiting=_waiting(state.get("waiting")) or _waiting_before(status, state),
         exit_code=code,
         exit_reason=(ended or {}).get("reason"),
         pod_reason=status.get("reason"),
@@ -314,6 +314,17 @@ def _waiting(state: Mapping[str, Any] | None) -> str | None:
     if state is None or state.get("reason") in (None, "ContainerCreating", "PodInitializing"):
         return None
     return f"{state['reason']}: {state.get('message', '')}".rstrip(": ")
+
+
+def _waiting_before(status: Mapping[str, Any], state: Mapping[str, Any]) -> str | None:
+    """The same of the first init container that keeps the worker's from starting."""
+    if "running" in state or "terminated" in state:
+        return None
+    for item in status.get("initContainerStatuses", ()):
+        said = _waiting(item.get("state", {}).get("waiting"))
+        if said is not None:
+            return f"init container {item.get('name')}: {said}"
+    return None
 
 
 def _termination(message: str | None, attempt: int) -> Termination | None:

@@ -23,6 +23,7 @@ from zerotrain.operator.reconcile import (
     records,
     sizing,
     stragglers,
+    unstarted,
     verification,
     volumes,
     yielding,
@@ -193,7 +194,8 @@ def _fear_for_nodes(draft: Draft) -> None:
 
 def _ended_badly(draft: Draft, view: AttemptView) -> bool:
     """Whether a failure was taken into status in this pass (a fresh one may have to settle first)."""
-    failure = first_failure(view) or hangs.hang_of(draft, view)
+    failure = unstarted.blamed(draft, view, first_failure(view))
+    failure = failure or unstarted.late(draft, view) or hangs.hang_of(draft, view)
     if failure is not None:
         _take_failure(draft, view, failure)
     return failure is not None

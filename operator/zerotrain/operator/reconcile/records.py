@@ -61,7 +61,7 @@ def facts_of(draft: Draft, failure: Failure) -> FailureFacts:
     end = pod.termination if pod is not None else None
     return FailureFacts(
         reason=failure.judgement.reason,
-        exit_code=pod.exit_code if pod is not None else None,
+        exit_code=failure.code if pod is None or pod.exit_code is None else pod.exit_code,
         ranks=frozenset({rank} if rank is not None else suspects),
         texts=(cut(cause_text(draft, failure)), cut((end.last_line or "") if end is not None else "")),
     )
@@ -139,7 +139,9 @@ def _has_log(draft: Draft, failure: Failure) -> bool:
 
 def _ranks(draft: Draft, first: Failure) -> tuple[RankFailure, ...]:
     others = sorted(failures_of(draft.view()), key=cause_order)
-    named = [first, *(item for item in others if item.worker.index != first.worker.index)]
+    blamed = [first, *first.besides]
+    known = {item.worker.index for item in blamed}
+    named = [*blamed, *(item for item in others if item.worker.index not in known)]
     if not first.accuses:
         named = others
     return tuple(_rank_failure(draft, item) for item in named[:MAX_RANK_FAILURES])

@@ -1,0 +1,93 @@
+"""Workers whose program has not started: what each waits for, for how long it may, and the blame for a
+rendezvous that timed out.
+
+The workers that did start end with code 82 after their rendezvous timeout. They only waited: to blame, and
+named in status with node and reason, are those that they waited for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from zerotrain.contract.exit_codes import ExitCode
+from zerotrain.operator.constants import Reason
+from zerotrain.operator.failure_policy import NOT_STARTED, Judgement
+from zerotrain.operator.reconcile.attempts import AttemptView, Failure, Fate, Worker
+from zerotrain.operator.reconcile.draft import Draft
+
+MAX_NAMED = 4
+"""Workers that the message names beside the first; `ranks` of the failure has more."""
+
+
+def late(draft: Draft, view: AttemptView) -> Failure | None:
+    """The workers that did not start within runPolicy.startDeadlineSeconds, as one failure."""
+    limit_s, began = draft.job.spec.run_policy.start_deadline_seconds, _began(draft)
+    workers = _unstarted(view)
+    if limit_s is None or began is None or not workers:
+        return None
+    due = began + timedelta(seconds=limit_s)
+    if draft.now < due:
+        draft.wake(due)
+        return None
+    return _blaming(draft, workers, NOT_STARTED, f"not started within {limit_s} s")
+
+
+def blamed(draft: Draft, view: AttemptView, failure: Failure | None) -> Failure | None:
+    """The failure, of those that the rendezvous lacked where these have not even started."""
+    if failure is None or failure.judgement.reason is not Reason.RENDEZVOUS_TIMEOUT:
+        return failure
+    workers = _unstarted(view)
+    if not workers:
+        return failure
+    said = f"not started when worker {failure.worker.index} gave up the rendezvous (exit code 82)"
+    found = _blaming(draft, workers, failure.judgement, said)
+    return replace(found, code=ExitCode.RENDEZVOUS_TIMEOUT)
+
+
+def _began(draft: Draft) -> datetime | None:
+    """When the attempt began, or this operator to look: pods cannot start while nobody makes them."""
+    began, synced = draft.status.attempt_start_time, draft.observed.synced_at
+    return max(began, synced) if began is not None and synced is not None else None
+
+
+def _unstarted(view: AttemptView) -> list[Worker]:
+    """By index, those first whose reason is known."""
+    found = [worker for worker in view.workers if worker.fate in (Fate.PENDING, Fate.ABSENT)]
+    return sorted(found, key=lambda worker: (not _says_why(worker), worker.index))
+
+
+def _says_why(worker: Worker) -> bool:
+    pod = worker.pod
+    return pod is not None and bool(pod.waiting or (not pod.scheduled and pod.unscheduled_reason))
+
+
+def _blaming(draft: Draft, workers: list[Worker], judgement: Judgement, said: str) -> Failure:
+    first, *others = workers
+    told = f"{said}: {_waits_for(draft, first)}"
+    if others:
+        named = "; ".join(f"{_place(item)}: {_waits_for(draft, item)}" for item in others[:MAX_NAMED])
+        more = f"; and {len(others) - MAX_NAMED} more" if len(others) > MAX_NAMED else ""
+        told += f"; nor have {named}{more}"
+    besides = tuple(
+        Failure(worker=item, judgement=judgement, told=_waits_for(draft, item)) for item in others
+    )
+    return Failure(worker=first, judgement=judgement, told=told, besides=besides)
+
+
+def _place(worker: Worker) -> str:
+    pod = worker.pod
+    if pod is None:
+        return f"worker {worker.index}"
+    return f"worker {worker.index} (pod {pod.name}, {f'node {pod.node}' if pod.node else 'no node'})"
+
+
+def _waits_for(draft: Draft, worker: Worker) -> str:
+    pod, problem = worker.pod, draft.observed.problem
+    if pod is None:
+        return f"its pod does not exist{f': {problem.message}' if problem is not None else ''}"
+    if pod.waiting:
+        return pod.waiting
+    if not pod.scheduled and not pod.node:
+        return pod.unscheduled_reason or "it has no node yet"
+    return "its image, volumes or init containers are not ready"

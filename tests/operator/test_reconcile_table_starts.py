@@ -1,0 +1,253 @@
+"""reconcile when workers do not start: runPolicy.startDeadlineSeconds, and whom a rendezvous that timed out
+blames."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.operator.reconcile_builders import (
+    Row,
+    Want,
+    ago,
+    check,
+    ended,
+    job,
+    pending,
+    ready,
+    restarts,
+    rule,
+    running,
+    seen,
+    stamp,
+    status,
+)
+from zerotrain.operator.reconcile import DeleteWorkers, PodView, Problem
+
+END_ALL = DeleteWorkers(attempt=1, grace_s=1)
+PULL = "ImagePullBackOff: Back-off pulling image"
+NO_NODE = "Unschedulable: 0/4 nodes are available"
+
+
+def stuck(index: int, **more: Any) -> PodView:
+    """A pod with a node and without a program."""
+    return pending(index, **{"node": f"node-{index}", "scheduled": True, "waiting": PULL, **more})
+
+
+def unplaced(index: int, **more: Any) -> PodView:
+    return pending(index, unscheduled_reason=NO_NODE, **more)
+
+
+def starting(
+    *pods: PodView, id: str, want: Want, limit_s: int | None = 600, began_s_ago: float = 600, **more: Any
+) -> Row:
+    """A first attempt of two workers that began so long ago."""
+    spec = {"runPolicy": {} if limit_s is None else {"startDeadlineSeconds": limit_s}, **more.pop("spec", {})}
+    observed = seen(*pods, synced_at=more.pop("synced_at", ago(3600)), problem=more.pop("problem", None))
+    stored = status(more.pop("phase", "Pending"), attemptStartTime=stamp(ago(began_s_ago)), **more)
+    return Row(id=id, job=job(spec=spec, status=stored), seen=observed, want=want)
+
+
+DEADLINE = [
+    starting(
+        running(0),
+        stuck(1),
+        id="the attempt ends at the cost of the infrastructure, and names pod, node and what it waits for",
+        want=Want(
+            phase="Restarting",
+            actions=(END_ALL,),
+            events=("StartDeadlineExceeded",),
+            fields={
+                "restarts.infra": 1,
+                "restarts.app": 0,
+                "failures.0.reason": "StartDeadlineExceeded",
+                "failures.0.pod": "gpt-1-1",
+                "failures.0.node": "node-1",
+                "failures.0.rank": 1,
+                "failures.0.exitCode": None,
+                "failures.0.message": f"not started within 600 s: {PULL}",
+                "failures.0.ranks.1": None,
+            },
+            says={"event": f"worker 1 (rank 1, pod gpt-1-1, node node-1): not started within 600 s: {PULL}"},
+        ),
+    ),
+    starting(
+        unplaced(0),
+        stuck(1),
+        id="all that have not started are named",
+        want=Want(
+            phase="Restarting",
+            says={"event": f"{NO_NODE}; nor have worker 1 (pod gpt-1-1, node node-1): {PULL}"},
+            fields={"failures.0.ranks.0.pod": "gpt-1-0", "failures.0.ranks.1.node": "node-1"},
+        ),
+    ),
+    starting(
+        stuck(0, waiting=None),
+        running(1),
+        id="a pod whose kubelet gives no reason",
+        want=Want(phase="Restarting", says={"event": "its image, volumes or init containers are not ready"}),
+    ),
+    starting(
+        running(0),
+        id="a pod that a quota refuses",
+        podsCreated=False,
+        problem=Problem(reason="QuotaExceeded", message="exceeded quota: gpus"),
+        want=Want(phase="Restarting", says={"event": "its pod does not exist: exceeded quota: gpus"}),
+    ),
+    starting(
+        running(0),
+        stuck(1),
+        id="before the deadline: looks again when it is over",
+        began_s_ago=590,
+        want=Want(phase="Pending", events=(), wake_in_s=10),
+    ),
+    starting(
+        running(0),
+        stuck(1),
+        id="without the field pods may wait for ever",
+        limit_s=None,
+        began_s_ago=10_000_000,
+        want=Want(phase="Pending", actions=(), events=()),
+    ),
+    starting(
+        running(0),
+        running(1),
+        id="all have started: the ranks may take their time to meet",
+        began_s_ago=10_000,
+        want=Want(phase="Starting", actions=(), events=()),
+    ),
+    starting(
+        running(0),
+        stuck(1),
+        id="time in which no operator looked does not count",
+        began_s_ago=10_000,
+        synced_at=ago(590),
+        want=Want(phase="Pending", events=(), wake_in_s=10),
+    ),
+    starting(
+        ended(0, 1, s_ago=60),
+        stuck(1),
+        id="a rank that failed says more than one that waits",
+        want=Want(phase="Restarting", events=("RankFailed",), fields={"failures.0.pod": "gpt-1-0"}),
+    ),
+    starting(
+        running(0),
+        stuck(1),
+        id="a rule may fail the job instead",
+        spec={"failurePolicy": {"rules": [rule("FailJob", onReasons=["StartDeadlineExceeded"])]}},
+        want=Want(phase="Failed", events=("FailedByRule",)),
+    ),
+    starting(
+        running(0),
+        stuck(1),
+        id="a rule may keep off the node that does not start it",
+        spec={
+            "failurePolicy": {"rules": [rule("ReplaceNodeAndRestart", onReasons=["StartDeadlineExceeded"])]}
+        },
+        want=Want(phase="Restarting", fields={"excludedNodes.0.name": "node-1"}),
+    ),
+    starting(
+        running(0),
+        stuck(1),
+        id="the hold-off grows from start to start",
+        restarts=restarts("infra", 900, 300, reason="StartDeadlineExceeded", steps=(0, 0)),
+        want=Want(phase="Restarting", fields={"nextAttemptTime": stamp(ago(-10))}),
+    ),
+]
+
+
+BLAME = [
+    starting(
+        ended(0, 82),
+        stuck(1),
+        id="a worker that waits for its image is to blame for the rendezvous, and not who waited for it",
+        limit_s=None,
+        phase="Starting",
+        want=Want(
+            phase="Restarting",
+            events=("RendezvousTimeout",),
+            fields={
+                "restarts.infra": 1,
+                "failures.0.reason": "RendezvousTimeout",
+                "failures.0.pod": "gpt-1-1",
+                "failures.0.node": "node-1",
+                "failures.0.rank": 1,
+                "failures.0.exitCode": None,
+                "failures.0.ranks.0.pod": "gpt-1-1",
+                "failures.0.ranks.1.pod": "gpt-1-0",
+                "failures.0.ranks.1.exitCode": 82,
+            },
+            says={
+                "event": "worker 1 (rank 1, pod gpt-1-1, node node-1): "
+                f"not started when worker 0 gave up the rendezvous (exit code 82): {PULL}"
+            },
+        ),
+    ),
+    starting(
+        ended(0, 82),
+        unplaced(1),
+        id="so is one without a node",
+        limit_s=None,
+        want=Want(fields={"failures.0.pod": "gpt-1-1", "failures.0.node": ""}, says={"event": NO_NODE}),
+    ),
+    starting(
+        ended(0, 82),
+        id="so is one whose pod a quota refuses",
+        limit_s=None,
+        podsCreated=False,
+        problem=Problem(reason="QuotaExceeded", message="exceeded quota: gpus"),
+        want=Want(fields={"failures.0.rank": 1, "failures.0.pod": ""}, says={"event": "exceeded quota"}),
+    ),
+    starting(
+        ended(0, 82),
+        stuck(1),
+        id="rules by the code still match",
+        limit_s=None,
+        spec={"failurePolicy": {"rules": [rule("FailJob", onExitCodes=[82], onRanks=[1])]}},
+        want=Want(phase="Failed", events=("FailedByRule",)),
+    ),
+    starting(
+        ended(0, 82),
+        stuck(1),
+        id="and keep off the node of the one that did not start",
+        limit_s=None,
+        spec={"failurePolicy": {"rules": [rule("ReplaceNodeAndRestart", onExitCodes=[82])]}},
+        want=Want(fields={"excludedNodes.0.name": "node-1"}),
+    ),
+    starting(
+        ended(0, 82),
+        ended(1, 82),
+        id="all had started: as before, the first of those that gave up",
+        limit_s=None,
+        want=Want(fields={"failures.0.pod": "gpt-1-0", "failures.0.exitCode": 82}),
+    ),
+    starting(
+        ended(0, 82),
+        ended(1, 137, exit_reason="OOMKilled"),
+        id="a peer that was killed is the cause",
+        limit_s=None,
+        want=Want(fields={"failures.0.pod": "gpt-1-1", "failures.0.reason": "OutOfMemory"}),
+    ),
+]
+
+
+@pytest.mark.parametrize("row", DEADLINE, ids=lambda row: row.id)
+def test_a_start_deadline(row: Row) -> None:
+    check(row)
+
+
+@pytest.mark.parametrize("row", BLAME, ids=lambda row: row.id)
+def test_whom_a_rendezvous_that_timed_out_blames(row: Row) -> None:
+    check(row)
+
+
+def test_a_long_list_of_workers_is_cut() -> None:
+    pods = [replace(stuck(index), name=f"gpt-1-{index}") for index in range(40)]
+    row = starting(*pods, id="", spec={"workers": 40}, shape={"workers": 40}, want=Want())
+    check(replace(row, want=Want(says={"event": "and 35 more"}, fields={"failures.0.ranks.16": None})))
+
+
+def test_once_joined_nothing_is_late() -> None:
+    check(starting(ready(0), ready(1), id="", phase="Running", want=Want(phase="Running", events=())))
