@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from tests.support.devcluster import Cluster
-from zerotrain.cli.doctor import drive, machine, network, pods
+from zerotrain.cli.doctor import accelerators, drive, machine, network, pods
 from zerotrain.cli.doctor.finding import Finding, State, from_records, to_records, worst
 from zerotrain.cli.env import HIDDEN, variables
 from zerotrain.cli.errors import CliError
@@ -104,6 +105,16 @@ def test_policies_are_judged_by_what_is_open() -> None:
         leaky = network.reach([is_open], [is_open])
         assert [item.state for item in leaky] == [State.OK, State.WARN]
         assert "not enforced" in leaky[1].note
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_a_cpu_that_is_slow_at_narrow_products_is_told(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("ranks compute on the GPUs")
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)  # as slow as a CPU without AVX-512
+    found = by_name(accelerators.narrow_products())[f"{dtype} products"]
+    assert (found.group, found.state) == ("processor", State.WARN)
+    assert f"set {dtype}.enabled to false" in found.note
 
 
 def test_nothing_reached_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from zerotrain.runtime.offload.fit import check_fit
 from zerotrain.runtime.offload.spill import make_param_tier, make_staging, open_vault
 from zerotrain.runtime.offload.tiers import make_tiers
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
+from zerotrain.runtime.products import warn_of_slow_products
 from zerotrain.runtime.zero.core import Core, CoreOptions
 from zerotrain.runtime.zero.hierarchy import ErrorFeedback
 from zerotrain.runtime.zero.layout import DTYPE_BYTES, LayoutError, ModelLayout
@@ -160,6 +161,7 @@ def build_core(
     """Shard the model and the optimizer's states. `just_in_time`: updates may go on in the background.
     Collective."""
     check_same_config(config, comm)
+    warn_of_slow_products(config, comm)
     layout = optimizer.layout
     zero = config.zero
     wire = config.precision.reduce_dtype

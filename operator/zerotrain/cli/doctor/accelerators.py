@@ -1,4 +1,4 @@
-"""GPUs and NCCL: what torch and the driver say, and one real collective over all GPUs of this host."""
+"""What ranks compute on: GPUs, NCCL with one real collective over all GPUs, and what CPUs are slow at."""
 
 from __future__ import annotations
 
@@ -77,6 +77,29 @@ def nccl() -> list[Finding]:
         group.judge("all-reduce", f"over {count} GPUs", good=right, note="wrong sums", bad=State.FAIL)
     except RuntimeError as error:
         group.add("all-reduce", State.FAIL, f"over {count} GPUs", str(error).splitlines()[0])
+    return group.findings
+
+
+def narrow_products() -> list[Finding]:
+    """Whether ranks that train on this machine's CPUs may compute in bf16 and fp16."""
+    group = Group("processor")
+    if importlib.util.find_spec("torch") is None:
+        group.add("bf16, fp16", State.SKIP, "", "torch is not installed: pip install zerotrain[runtime]")
+        return group.findings
+    if _can_use_cuda():
+        group.add("bf16, fp16", State.SKIP, "", "ranks compute on the GPUs")
+        return group.findings
+    from zerotrain.runtime.products import NEEDS, cpu_multiplies_fast
+
+    for dtype, needs in NEEDS.items():
+        fast = cpu_multiplies_fast(dtype)
+        group.judge(
+            f"{dtype} products",
+            "vector code" if fast else "scalar loops",
+            good=fast,
+            note=f"no {needs}: training in {dtype} takes tens of times as long as in fp32 on this CPU; set "
+            f"{dtype}.enabled to false",
+        )
     return group.findings
 
 

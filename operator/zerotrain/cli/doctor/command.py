@@ -96,6 +96,7 @@ def local(folder: Path | None) -> list[Finding]:
         *machine.kernel(),
         *machine.memory(),
         *machine.processor(),
+        *accelerators.narrow_products(),
         *accelerators.gpus(),
         *accelerators.nccl(),
         *network.dns(),

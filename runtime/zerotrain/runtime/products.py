@@ -1,0 +1,47 @@
+"""Whether this machine multiplies narrow matrices fast, and a word at the start where it does not.
+
+Without AVX-512 (or AVX-NE-CONVERT; on Arm, BF16) torch has no kernel for products of bf16 on a CPU: it
+computes them in scalar loops that take tens of times as long as fp32. Nothing fails, so it must be said.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from zerotrain.contract.config import EngineConfig
+from zerotrain.runtime.comm.group import Comm
+
+NEEDS = {"bf16": "AVX-512 (or AVX-NE-CONVERT; on Arm, BF16)", "fp16": "AVX512-FP16 (or AVX-NE-CONVERT)"}
+"""Narrow compute dtypes, and the instructions with which a CPU multiplies them fast."""
+
+
+def cpu_multiplies_fast(dtype: str) -> bool:
+    """Whether torch hands products of this dtype of `NEEDS` to oneDNN on this CPU.
+
+    It is the question that torch asks itself before each product, so it also heeds `torch.backends.mkldnn`
+    and ONEDNN_MAX_CPU_ISA. A torch that no longer answers it counts as fast.
+    """
+    answer = getattr(torch.ops.mkldnn, f"_is_mkldnn_{dtype}_supported", None)
+    return answer is None or (bool(torch.backends.mkldnn.enabled) and bool(answer()))
+
+
+def slow_products(config: EngineConfig, device: torch.device) -> str | None:
+    """What to tell of a configuration that computes narrow on a CPU that is slow at it; None for others."""
+    narrow = config.precision.autocast_dtype or config.precision.compute_dtype
+    if device.type != "cpu" or narrow not in NEEDS or cpu_multiplies_fast(narrow):
+        return None
+    key = "torch_autocast" if config.precision.autocast_dtype else narrow
+    return (
+        f"{narrow} on this CPU ({torch.backends.cpu.get_cpu_capability()}): its matrix products take tens of "
+        f"times as long as in fp32, for want of {NEEDS[narrow]}. Set {key}.enabled to false to compute in "
+        "fp32, or train on CPUs that have it, or on GPUs."
+    )
+
+
+def warn_of_slow_products(config: EngineConfig, comm: Comm) -> None:
+    """Say it once, on rank 0."""
+    text = slow_products(config, comm.device)
+    if text is not None and comm.rank == 0:
+        warnings.warn(text, stacklevel=2)
