@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 from aiohttp import web
 
 from tests.operator.api_double import ApiDouble, failure, served
-from tests.operator.reconcile_builders import running
+from tests.operator.reconcile_builders import NOW, running
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.cluster.logs import MAX_KEPT_BYTES, last_lines, read_tail
 from zerotrain.operator.cluster.nodes import MAX_GONE, NodeStore
@@ -49,6 +50,29 @@ def test_only_nodes_with_something_to_say_are_kept(item: dict[str, Any], told: b
     assert ("node-0" in store.of([running(0)])) is told
     store.put(item)
     assert len(changed) == int(told), "a heartbeat wakes nobody"
+
+
+def test_a_silence_counts_from_when_it_was_heard_of_and_from_its_own_beginning() -> None:
+    minutes = iter(NOW + timedelta(minutes=number) for number in range(9))
+    store = NodeStore(now=lambda: next(minutes))
+
+    def told_at() -> datetime | None:
+        return store.of([running(0)])["node-0"].told_at
+
+    store.put(node(ready="Unknown"))
+    store.put(node(ready="Unknown"))
+    assert told_at() == NOW, "a heartbeat is no news"
+    store.put(node(ready="Unknown", unschedulable=True))
+    assert told_at() == NOW, "nor is another change of the same silence"
+    assert store.any_silent()
+    again = node(ready="Unknown")
+    again["status"]["conditions"][0]["lastTransitionTime"] = "2026-01-01T12:09:00Z"
+    store.put(again)
+    assert told_at() == NOW + timedelta(minutes=1), "it came back in between, unseen"
+    store.put(node())
+    assert not store.any_silent()
+    store.put(node(ready="Unknown"))
+    assert told_at() == NOW + timedelta(minutes=2)
 
 
 def test_nodes_that_come_and_go_for_ever_are_not_all_remembered() -> None:

@@ -327,3 +327,24 @@ async def test_workers_of_a_node_that_is_not_ready_are_asked_whether_they_live()
     bench.memory.heard.clear()
     assert await bench.after(LISTENING_INTERVAL_S) == ["gpt-1-0", "gpt-1-1"]
     assert bench.memory.heard == {}
+
+
+async def test_also_in_a_job_that_still_waits_for_other_workers() -> None:
+    bench = Bench(Workers({"gpt-1-0": 0}), phase="Pending")
+    pod = pod_json(0, version=2, phase="Running", containerStatuses=RUNNING)
+    bench.store.put(pod | {"spec": {"nodeName": "node-0"}}, now=NOW)
+    assert await bench.after(0) == []
+    silent = {"type": "Ready", "status": "Unknown", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    bench.memories.nodes.put({"metadata": {"name": "node-0"}, "status": {"conditions": [silent]}})
+    assert await bench.after(LISTENING_INTERVAL_S) == ["gpt-1-0"]
+    assert bench.memory.heard == {"node-0": NOW}
+
+
+async def test_and_no_more_seldom_the_more_jobs_there_are() -> None:
+    bench = Bench(Workers({"gpt-1-0": 7, "gpt-1-1": 7}), jobs=3000)
+    pod = pod_json(1, version=2, phase="Running", containerStatuses=RUNNING)
+    bench.store.put(pod | {"spec": {"nodeName": "node-1"}}, now=NOW)
+    silent = {"type": "Ready", "status": "Unknown", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    bench.memories.nodes.put({"metadata": {"name": "node-1"}, "status": {"conditions": [silent]}})
+    await bench.after(0)
+    assert await bench.after(LISTENING_INTERVAL_S) == ["gpt-1-1"]

@@ -36,8 +36,9 @@ END_ALL = DeleteWorkers(attempt=1, grace_s=1)
 FIRST_AT_ONCE = DeletePods(names_uids=(("gpt-1-0", "pod-1-0"),), grace_s=0)
 
 
-def silent(index: int, s_ago: float) -> NodeView:
-    return NodeView(name=f"node-{index}", ready=False, not_ready_since=ago(s_ago))
+def silent(index: int, s_ago: float, told_s_ago: float | None = None) -> NodeView:
+    told_at = ago(s_ago if told_s_ago is None else told_s_ago)
+    return NodeView(name=f"node-{index}", ready=False, not_ready_since=ago(s_ago), told_at=told_at)
 
 
 def dead(index: int) -> NodeView:
@@ -190,6 +191,20 @@ HEARD = [
         nodes=(silent(0, 3000),),
         synced_at=ago(5),
         want=Want(phase="Running", events=(), wake_in_s=55),
+    ),
+    on(
+        ready(0),
+        ready(1),
+        id="so does one that hears late of a node, after the API server was away",
+        nodes=(silent(0, 100, told_s_ago=0),),
+        want=Want(phase="Running", events=(), wake_in_s=60),
+    ),
+    on(
+        ready(0),
+        ready(1),
+        id="for so long and no longer",
+        nodes=(silent(0, 160, told_s_ago=61),),
+        want=Want(phase="Restarting", events=("NodeLost",)),
     ),
 ]
 

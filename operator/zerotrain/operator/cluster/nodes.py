@@ -7,6 +7,8 @@ but its name, and the heartbeats of a thousand of them wake nobody.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 from zerotrain.operator.cluster.api import Json
@@ -27,10 +29,15 @@ NO_NODES: Mapping[str, NodeView] = {}
 
 
 class NodeStore:
-    """The sink of a ListWatch. `changed` is called with the name of a node whose view is another one now."""
+    """The sink of a ListWatch. `changed` is called with the name of a node whose view is another one now;
+    `now` is the time that passes are decided at."""
 
-    def __init__(self, changed: Callable[[str], None] = lambda name: None) -> None:
-        self.changed = changed
+    def __init__(
+        self,
+        changed: Callable[[str], None] = lambda name: None,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self.changed, self.now = changed, now
         self._troubled: dict[str, NodeView] = {}
         self._known: set[str] = set()
 
@@ -46,6 +53,10 @@ class NodeStore:
     def listed(self, keys: set[str], version: int) -> None:
         for name in self._known - keys:
             self._bury(name)
+
+    def any_silent(self) -> bool:
+        """Whether any node is not ready."""
+        return any(not view.ready for view in self._troubled.values())
 
     def of(self, pods: Iterable[PodView]) -> Mapping[str, NodeView]:
         """Those of the pods' nodes that have something to say."""
@@ -63,7 +74,11 @@ class NodeStore:
             del self._troubled[other]
 
     def _keep(self, name: str, view: NodeView | None) -> None:
-        if self._troubled.get(name) == view:
+        old = self._troubled.get(name)
+        if view is not None and view.not_ready_since is not None:
+            is_known = old is not None and old.not_ready_since == view.not_ready_since
+            view = replace(view, told_at=old.told_at if old is not None and is_known else self.now())
+        if old == view:
             return
         if view is None:
             del self._troubled[name]

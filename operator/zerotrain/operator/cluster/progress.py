@@ -11,7 +11,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -29,6 +29,9 @@ from zerotrain.operator.reconcile.inspection import inspect
 log = logging.getLogger(__name__)
 
 ASKED_PHASES = frozenset({"Starting", "Running", "Suspending", "Yielding"})
+LISTENED_PHASES = ASKED_PHASES | {"Pending"}
+"""In which workers may run, and be lost with their node: also while others still wait for their image."""
+
 JUDGED_PHASES = frozenset({"Starting", "Running"})
 TICK_S = 0.5
 MIN_INTERVAL_S = 2.0
@@ -64,7 +67,6 @@ class _Poll:
     answered_at: float
     due: float = 0.0
     inspection_due: float = 0.0
-    listening_due: float = 0.0
     seen: tuple[int, int, str] = (0, 0, "")
     step: tuple[int, int] | None = None
     """Attempt and step of the last record."""
@@ -92,6 +94,7 @@ class ProgressPuller:
         self._channel, self._changed = channel, changed
         self._now, self._clock = now, clock
         self._polls: dict[str, _Poll] = {}
+        self._listening_due: dict[str, float] = {}
         self._budget = _CallBudget(INSPECTION_CALLS_PER_SECOND, clock())
         self._budget_of_large_jobs = _CallBudget(INSPECTION_CALLS_PER_SECOND, clock())
 
@@ -105,16 +108,22 @@ class ProgressPuller:
 
     def start_due(self) -> set[asyncio.Task[None]]:
         """One question to every job whose turn it is."""
-        running = [(key, job) for key, job in self._jobs if _phase(job) in ASKED_PHASES]
-        self._forget({job["metadata"]["uid"] for _, job in running})
+        active = [(key, job) for key, job in self._jobs if _phase(job) in LISTENED_PHASES]
+        running = [(key, job) for key, job in active if _phase(job) in ASKED_PHASES]
+        self._forget(running, active)
         interval, now = max(MIN_INTERVAL_S, len(running) / CALLS_PER_SECOND), self._clock()
         started = set()
+        # However many jobs there are: what counts as a silence does not grow with their number.
+        for key, job in active if self._memories.nodes.any_silent() else ():
+            uid = job["metadata"]["uid"]
+            if self._listening_due.get(uid, 0.0) <= now:
+                self._listening_due[uid] = now + LISTENING_INTERVAL_S
+                started.add(asyncio.create_task(self._listen(key, job)))
         for key, job in running:
             poll = self._polls.setdefault(job["metadata"]["uid"], _Poll(answered_at=now))
             if poll.due <= now:
                 poll.due = now + interval
                 started.add(asyncio.create_task(self._pull(key, job, poll)))
-                started.add(asyncio.create_task(self._listen(key, job, poll)))
         return started
 
     async def _pull(self, key: JobKey, job: Json, poll: _Poll) -> None:
@@ -187,16 +196,16 @@ class ProgressPuller:
         memory.inspection = look if alarmed or stands_still(_limits(job), look) else None
         self._changed(key)
 
-    async def _listen(self, key: JobKey, job: Json, poll: _Poll) -> None:
+    async def _listen(self, key: JobKey, job: Json) -> None:
         """Ask one worker on each node that is not ready: its kubelet's silence says nothing of the ranks."""
         uid, attempt, now = job["metadata"]["uid"], int(job["status"].get("attempt", 0)), self._clock()
         pods = [pod for pod in self._started(key.namespace, uid, attempt) if not pod.ended]
         troubled = self._memories.nodes.of(pods)
         silent = {name for name, view in troubled.items() if not view.ready}
         asked = {pod.node: pod for pod in pods if pod.node in silent}
-        if not asked or now < poll.listening_due or not self._budget.take(len(asked), now):
+        budget = self._budget if len(asked) < LARGE else self._budget_of_large_jobs
+        if not asked or not budget.take(len(asked), now):
             return
-        poll.listening_due = now + LISTENING_INTERVAL_S
         reports = await asyncio.gather(*(self._report(key, pod, uid, attempt) for pod in asked.values()))
         if self._jobs.get(key) is not None:
             answered = [node for node, report in zip(asked, reports, strict=True) if report is not None]
@@ -216,8 +225,10 @@ class ProgressPuller:
         present, _ = self._store.of_job(owner_key(namespace, uid))
         return [pod for pod in present if pod.attempt == attempt and pod.started]
 
-    def _forget(self, running: set[str]) -> None:
-        self._polls = {uid: poll for uid, poll in self._polls.items() if uid in running}
+    def _forget(self, running: Sequence[tuple[JobKey, Json]], active: Sequence[tuple[JobKey, Json]]) -> None:
+        asked, listened = ({job["metadata"]["uid"] for _, job in jobs} for jobs in (running, active))
+        self._polls = {uid: poll for uid, poll in self._polls.items() if uid in asked}
+        self._listening_due = {uid: due for uid, due in self._listening_due.items() if uid in listened}
 
 
 def _phase(job: Json) -> str:

@@ -101,6 +101,7 @@ class Runtime:
         )
         self._spawn("capacity", board.run())
         controller.memories.nodes.changed = controller.node_changed
+        controller.memories.nodes.now = api.time.now
         nodes = ListWatch(api, path=NODES_PATH, kind="nodes", sink=controller.memories.nodes)
         self._watches |= {"pods": self._reflector, "nodes": nodes}
         self._nodes = nodes

@@ -31,6 +31,8 @@ class NodeView:
     name: str
     ready: bool = True
     not_ready_since: datetime | None = None
+    told_at: datetime | None = None
+    """When this operator heard of it, which may be much later: after the API server was away."""
     unschedulable: bool = False
     """Cordoned, as before a drain."""
     taints: tuple[NodeTaint, ...] = ()
@@ -98,7 +100,8 @@ def lost_at(view: NodeView, signs: Signs) -> datetime | None:
     last, step_at = view.not_ready_since, signs.step_at
     if step_at is not None and step_at > last + SIGN_SLACK:
         last = step_at
-    for sign in (signs.heard.get(view.name), signs.watched_since):
+    # Whoever does not know that a node fell silent does not listen to its workers.
+    for sign in (signs.heard.get(view.name), signs.watched_since, view.told_at):
         last = max(last, sign) if sign is not None else last
     return last + signs.patience
 
