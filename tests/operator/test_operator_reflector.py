@@ -6,7 +6,8 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -142,6 +143,20 @@ def test_a_code_of_an_init_container_is_no_word_of_the_worker(code: int) -> None
     store.put(pod_json(0, version=1, phase="Failed", initContainerStatuses=ended), now=NOW)
     view = store.of_job(OWNER)[0][0]
     assert (view.state.value, view.exit_code) == ("Failed", 1)
+
+
+def test_the_first_refusal_of_the_scheduler_is_remembered() -> None:
+    store = PodStore()
+
+    def told(version: int, s: float, **more: Any) -> datetime | None:
+        refusal = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+        body = pod_json(0, version=version, conditions=[refusal], **more)
+        store.put(body, now=NOW + timedelta(seconds=s))
+        return store.of_job(OWNER)[0][0].refused_seen_at
+
+    assert told(1, 5) == told(2, 50) == NOW + timedelta(seconds=5)
+    assert told(3, 55, nominatedNodeName="node-1") is None
+    assert told(4, 60) == NOW + timedelta(seconds=60)
 
 
 def test_an_init_container_says_what_the_worker_waits_for() -> None:

@@ -149,6 +149,8 @@ class Reason(StrEnum):
     QUEUED = "Queued"
     """Waits for a queue's admission or for room."""
 
+    HALF_BOUND = "HalfBound"
+    """A gang of the operator's count was let in and not all of it found nodes."""
     WAITING_FOR_ROOM = "WaitingForRoom"
     """The cluster cannot hold all workers at once."""
     QUEUE_MISSING = "QueueMissing"

@@ -286,6 +286,10 @@ _FAILURES = {
         "not all ranks met in time",
         "look for pods that never started, DNS, and a NetworkPolicy between ranks: zerotrain doctor --pod",
     ),
+    "HalfBound": (
+        "some workers of a gang had nodes and others found none for a minute: somebody else took the room",
+        "nothing; the job queues again. If it repeats, let a scheduler's gang decide (scheduling.gang)",
+    ),
     "StartDeadlineExceeded": (
         "workers of the attempt had not started within runPolicy.startDeadlineSeconds",
         "the failure names pods, nodes and what they waited for: an image, a volume, a node, a quota",

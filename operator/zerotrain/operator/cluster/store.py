@@ -127,8 +127,8 @@ class PodStore:
             return None
         if old is None and not pods.has_room_for(view):
             return None
-        if old is not None and old.view.ended_seen_at is not None and view.ended:
-            view = replace(view, ended_seen_at=old.view.ended_seen_at)
+        if old is not None:
+            view = _since(old.view, view)
         pods.keep(view.uid, _Entry(view, version))
         return pods.key if old is None or old.view != view else None
 
@@ -229,6 +229,15 @@ def _readable(pod: Mapping[str, Any], now: datetime) -> PodView | None:
         name, namespace = pod["metadata"].get("name"), pod["metadata"].get("namespace")
         log.exception("pod %s/%s cannot be read and is passed over", namespace, name)
         return None
+
+
+def _since(old: PodView, new: PodView) -> PodView:
+    """The new view; what was seen before keeps the moment of the first sight."""
+    if old.ended_seen_at is not None and new.ended:
+        return replace(new, ended_seen_at=old.ended_seen_at)
+    if old.refused_seen_at is not None and new.refused_seen_at is not None:
+        return replace(new, refused_seen_at=old.refused_seen_at)
+    return new
 
 
 def version_of(item: Mapping[str, Any]) -> int:

@@ -188,6 +188,7 @@ YIELDED_JUDGEMENT = Judgement(
     verdict=Verdict.RESTART,
     evidence=Evidence.SELF_INFLICTED,
 )
+HALF_BOUND_JUDGEMENT = replace(YIELDED_JUDGEMENT, reason=Reason.HALF_BOUND)
 MOVED_JUDGEMENT = replace(YIELDED_JUDGEMENT, reason=Reason.DRAINING)
 
 

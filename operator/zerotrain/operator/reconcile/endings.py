@@ -22,6 +22,7 @@ from zerotrain.operator.failure_policy import (
 )
 from zerotrain.operator.reconcile import exclusions, records, sizing
 from zerotrain.operator.reconcile.attempts import (
+    HALF_BOUND_JUDGEMENT,
     MOVED_JUDGEMENT,
     OVER,
     YIELDED_JUDGEMENT,
@@ -94,6 +95,16 @@ def after_expiry(draft: Draft, names: Sequence[str]) -> None:
     attempt, nodes = draft.status.attempt, ", ".join(names)
     message = f"attempt {attempt} waits for a node and {nodes} may be used again; attempt {attempt + 1} may"
     draft.emit(Reason.EXCLUSION_EXPIRED, message)
+
+
+def after_half(draft: Draft, why: str) -> None:
+    """A part of a gang gives its nodes back: into the queue again, uncharged, ever later while it repeats."""
+    decision = _decide(draft, HALF_BOUND_JUDGEMENT)
+    decision = replace(decision, action=FailureAction.RESTART_ALL_IGNORE_BUDGET)
+    _restart(draft, HALF_BOUND_JUDGEMENT, decision)
+    attempt, when = draft.status.attempt, f" in {decision.hold_off_s:.0f} s" if decision.hold_off_s else ""
+    told = f"attempt {attempt} gives its nodes back: {why}; attempt {attempt + 1} asks for room anew{when}"
+    draft.emit(Reason.HALF_BOUND, told, warning=True)
 
 
 def after_yield(draft: Draft, view: AttemptView) -> None:

@@ -66,6 +66,8 @@ class PodView:
     ready: bool = False
     scheduled: bool = False
     unscheduled_reason: str | None = None
+    refused_seen_at: datetime | None = None
+    """When this operator first saw that the scheduler has no node for it; None while it makes one free."""
     gated: bool = False
     """The scheduler does not look at it yet: our scheduling gate is closed."""
     started: bool = False
@@ -244,6 +246,7 @@ def pod_view(pod: Mapping[str, Any], *, seen_at: datetime) -> PodView | None:
         ready=_is_true(conditions.get("Ready")),
         scheduled=_is_true(conditions.get("PodScheduled")),
         unscheduled_reason=_unscheduled(conditions.get("PodScheduled")),
+        refused_seen_at=seen_at if _is_refused(status, conditions.get("PodScheduled")) else None,
         gated=any(gate.get("name") == GATE for gate in pod.get("spec", {}).get("schedulingGates", ())),
         started="running" in state or ended is not None,
         waiting=_waiting(state.get("waiting")) or _waiting_before(status, state),
@@ -303,6 +306,13 @@ def _unscheduled(condition: Mapping[str, Any] | None) -> str | None:
     if condition is None or condition.get("status") != "False":
         return None
     return f"{condition.get('reason', 'Unschedulable')}: {condition.get('message', '')}".rstrip(": ")
+
+
+def _is_refused(status: Mapping[str, Any], condition: Mapping[str, Any] | None) -> bool:
+    """Whether the scheduler found no node, and none that it could make free by preemption."""
+    said = condition or {}
+    unplaced = said.get("status") == "False" and said.get("reason") == "Unschedulable"
+    return unplaced and not status.get("nominatedNodeName")
 
 
 def _disruption(condition: Mapping[str, Any] | None) -> str | None:

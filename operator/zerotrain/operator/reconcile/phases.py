@@ -15,6 +15,7 @@ from zerotrain.operator.reconcile import (
     endings,
     exclusions,
     groups,
+    half_bound,
     hangs,
     logs,
     memory,
@@ -151,6 +152,9 @@ def _active(draft: Draft) -> None:
         _await_yielded(draft, view)
     elif free := exclusions.outlived(draft, view):
         endings.after_expiry(draft, free)
+        _go_on(draft)
+    elif (why := half_bound.told(draft, view)) is not None:
+        endings.after_half(draft, why)
         _go_on(draft)
     elif (wish := yielding.wanted(draft, view)) is not None:
         yielding.ask(draft, *wish)

@@ -1,0 +1,34 @@
+"""Gangs of the operator's own count of which only a part was bound.
+
+Between the count and the binding somebody else may take the room. Then the bound part holds nodes that it
+cannot use, and two such jobs wait for each other for ever. So the attempt gives its nodes back, at nobody's
+cost, and asks for room anew: in the order of the jobs only one of them is let in.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from zerotrain.operator.reconcile.attempts import AttemptView, Fate
+from zerotrain.operator.reconcile.draft import Draft
+from zerotrain.operator.resources.gang import OPERATOR
+
+PATIENCE = timedelta(seconds=60)
+"""So long a worker may be without a node beside bound ones, since the scheduler said that there is none."""
+
+
+def told(draft: Draft, view: AttemptView) -> str | None:
+    """Why the attempt has to give its nodes back; None while it holds none, or all, or may hope still."""
+    shape = draft.status.shape
+    if shape is None or shape.gang != OPERATOR or not view.count(Fate.PENDING):
+        return None
+    refused = [pod for pod in view.present if pod.refused_seen_at is not None and not pod.ended]
+    since = min((pod.refused_seen_at for pod in refused if pod.refused_seen_at is not None), default=None)
+    if since is None or not any(pod.scheduled for pod in view.present):
+        return None
+    if draft.now < since + PATIENCE:
+        draft.wake(since + PATIENCE)
+        return None
+    first = min(refused, key=lambda pod: pod.index)
+    counted = f"{len(refused)} of {len(view.workers)} workers found no node within {PATIENCE.seconds} s"
+    return f"{counted}: worker {first.index} (pod {first.name}): {first.unscheduled_reason}"
