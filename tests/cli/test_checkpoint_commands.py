@@ -153,8 +153,15 @@ def test_import(tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", [["ls"], ["verify"], ["diff", "."]])
 def test_folders_that_are_not_there(command: list[str], tmp_path: Path) -> None:
     code, text = run(*command, tmp_path / "missing")
-    assert code in (ExitCode.BAD_CONFIG, ExitCode.CHECKPOINT_UNUSABLE)
-    assert "missing" in text or "no whole checkpoint" in text
+    assert code == ExitCode.BAD_CONFIG
+    assert "missing: No such file or directory" in text
+
+
+def test_a_side_without_a_checkpoint_is_told_with_the_way_to_look(tmp_path: Path) -> None:
+    error = CliRunner().invoke(app, ["checkpoint", "diff", str(tmp_path), str(tmp_path)]).exception
+    assert isinstance(error, CliError)
+    assert (error.code, "holds no whole checkpoint" in str(error)) == (ExitCode.CHECKPOINT_UNUSABLE, True)
+    assert f"zerotrain checkpoint verify {tmp_path}" in str(error.next_step)
 
 
 def test_looking_needs_no_torch() -> None:

@@ -82,6 +82,8 @@ def diff(first: SideArgument, second: SideArgument, output: OutputOption = Outpu
     """Compare two checkpoints tensor by tensor, whatever numbers of ranks wrote them. Ends with 1 when
     anything differs."""
     inspect, compare = _inspect(), runtime_part("zerotrain.runtime.checkpoint.compare")
+    check_folder(first)
+    check_folder(second)
     sides: list[Any] = []
     try:
         sides.append(compare.Side(inspect.resolve(first)))
@@ -90,7 +92,11 @@ def diff(first: SideArgument, second: SideArgument, output: OutputOption = Outpu
         same_step = sides[0].manifest.step == sides[1].manifest.step
         steps = [side.manifest.step for side in sides]
     except (OSError, ValueError) as error:
-        raise CliError(inspect.reason_of(error), code=int(ExitCode.CHECKPOINT_UNUSABLE)) from error
+        raise CliError(
+            inspect.reason_of(error),
+            code=int(ExitCode.CHECKPOINT_UNUSABLE),
+            next_step=f"zerotrain checkpoint verify {first}, and the same of {second}",
+        ) from error
     finally:
         for side in sides:
             side.close()
@@ -129,7 +135,11 @@ def import_checkpoint(
     try:
         imported = spawn.import_checkpoint(path, destination, tag=tag)
     except CheckpointError as error:
-        raise CliError(str(error), code=int(error.exit_code)) from error
+        raise CliError(
+            str(error),
+            code=int(error.exit_code),
+            next_step="correct what the message names, or import another tag with --source-tag",
+        ) from error
     manifest = _inspect().read_manifest(imported.path)
     for notice in imported.notices:
         show(f"note: {notice}")
@@ -151,14 +161,20 @@ def age_text(seconds: float) -> str:
     return f"{max(0.0, seconds):.0f} s"
 
 
-def _survey(folder: Path) -> list[Surveyed]:
-    inspect = _inspect()
+def check_folder(folder: Path) -> None:
+    """Raises CliError where it is none, or none that can be read."""
     try:
-        return list(inspect.survey(folder))
+        next(folder.iterdir(), None)
     except OSError as error:
         raise CliError(
             f"{folder}: {error.strerror}", next_step="give the folder that the job writes its checkpoints to"
         ) from error
+
+
+def _survey(folder: Path) -> list[Surveyed]:
+    inspect = _inspect()
+    check_folder(folder)
+    return list(inspect.survey(folder))
 
 
 def _is_checkpoint(path: Path) -> bool:

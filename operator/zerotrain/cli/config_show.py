@@ -12,7 +12,6 @@ import typer
 from zerotrain.cli.errors import CliError
 from zerotrain.cli.options import Output, OutputOption
 from zerotrain.cli.output import show, show_record, show_table
-from zerotrain.contract.exit_codes import ExitCode
 
 if TYPE_CHECKING:
     from zerotrain.contract.config import EngineConfig, KeyReport
@@ -36,7 +35,9 @@ def show_config(
     except ConfigError as error:
         raise CliError(str(error), next_step=f"correct {file} and run the command again") from error
     except OSError as error:
-        raise CliError(f"{file}: {error.strerror}", code=int(ExitCode.BAD_CONFIG)) from error
+        raise CliError(
+            f"{file}: {error.strerror}", next_step="give a job file (YAML) or a configuration (JSON)"
+        ) from error
     rows = [row for row in config.report if all_keys or row.origin != "default"]
     if output is not Output.TABLE:
         show_record(_record(config, rows), output)
@@ -72,7 +73,10 @@ def _of_job(file: Path, world_size: int | None) -> EngineConfig:
         raise CliError(str(error), next_step=f"correct {file} and run the command again") from error
     config = engine_config(spec, world_size=world_size)
     if config is None:
-        raise CliError(f"{file}: the configuration is in a ConfigMap (spec.configFrom); show its JSON file")
+        raise CliError(
+            f"{file}: the configuration is in a ConfigMap (spec.configFrom)",
+            next_step="zerotrain config show FILE.json, with the ConfigMap's file",
+        )
     return config
 
 

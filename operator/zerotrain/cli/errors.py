@@ -11,10 +11,11 @@ from zerotrain.contract.exit_codes import ExitCode
 class CliError(Exception):
     """A command cannot do what it was asked to."""
 
-    def __init__(
-        self, message: str, *, code: int = int(ExitCode.BAD_CONFIG), next_step: str | None = None
-    ) -> None:
-        """`message` may have several lines; `next_step` is a command to type or a thing to correct."""
+    def __init__(self, message: str, *, next_step: str | None, code: int = int(ExitCode.BAD_CONFIG)) -> None:
+        """`message` may have several lines; `next_step` is a command to type or a thing to correct.
+
+        It is None for errors of others alone that bring none along.
+        """
         super().__init__(message)
         self.code = code
         self.next_step = next_step

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from zerotrain.cli.checkpoint import check_folder
 from zerotrain.cli.errors import CliError
 from zerotrain.cli.output import show
 from zerotrain.contract.exit_codes import ExitCode
@@ -101,7 +102,8 @@ def _run(
             f"this command needs the runtime ({error})", next_step="pip install 'zerotrain[runtime]'"
         ) from error
     if dtype not in ("bf16", "fp16", "fp32"):
-        raise CliError(f"--dtype must be bf16, fp16 or fp32; got {dtype}")
+        raise CliError(f"--dtype must be bf16, fp16 or fp32; got {dtype}", next_step="give one of them")
+    check_folder(checkpoint)
     try:
         request = Request(
             checkpoint=checkpoint,
@@ -114,7 +116,10 @@ def _run(
         )
         done = export_checkpoint(request)
     except (CheckpointError, OSError, ValueError) as error:
-        raise CliError(str(error), code=int(getattr(error, "exit_code", ExitCode.BAD_CONFIG))) from error
+        code = int(getattr(error, "exit_code", ExitCode.BAD_CONFIG))
+        is_damaged = code == ExitCode.CHECKPOINT_UNUSABLE
+        step = f"zerotrain checkpoint verify {checkpoint}" if is_damaged else "correct what the message names"
+        raise CliError(str(error), code=code, next_step=step) from error
     show(
         f"{output}: {done.num_tensors} tensors, {done.num_bytes} bytes in {dtype}, "
         f"step {done.step} of {done.checkpoint}"

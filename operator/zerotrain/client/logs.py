@@ -134,14 +134,14 @@ def _kept(reader: JobReader, job: Job, attempt: int, request: LogRequest) -> Ite
     request.on_problem(_what_is_left(job, asked, attempt, failure))
     worker = failure.rank // job.ranks_per_worker if failure and failure.rank is not None else 0
     pod = failure.pod if failure is not None else ""
-    found = deque[LogLine](maxlen=request.tail)
+    last = deque[LogLine](maxlen=request.tail)
     for text in texts[key].splitlines()[1:]:  # the first one is the operator's title
         rank, rest = rank_of(_MASKED_COLOURS.sub("", text))
         rank = rank if rank is not None else 0 if worker == 0 else None
         line = LogLine(attempt=attempt, pod=pod, worker=worker, rank=rank, text=rest, kept=True)
         if request.wants(line):
-            found.append(line)
-    yield from found
+            last.append(line)
+    yield from last
 
 
 def _what_is_left(job: Job, asked: int, attempt: int, failure: Failure | None) -> str:

@@ -53,7 +53,10 @@ def report(
     if folder.is_dir():
         found = of_folder(folder.resolve())
     elif os.sep in subject:
-        raise CliError(f"there is no folder {subject}", next_step="zerotrain report --help")
+        raise CliError(
+            f"there is no folder {subject}",
+            next_step="give the folder of a run, one with checkpoints, or a job (zerotrain get)",
+        )
     else:
         found = of_job(target.client, subject, history_folder=history)
     place = file or Path(f"{_file_name(found.name)}-report.html")
