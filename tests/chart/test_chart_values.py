@@ -37,6 +37,24 @@ def test_no_object_with_named_keys_takes_others() -> None:
     assert list(open_objects({"properties": {"a": {"items": {"properties": {}}}}})) == ["$", "$.a[]"]
 
 
+def free_objects(schema: dict[str, Any], path: str = "$") -> Iterator[str]:
+    """Objects of the schema that take any key."""
+    is_named = schema.keys() & {"properties", "patternProperties"}
+    is_uniform = isinstance(schema.get("additionalProperties"), dict)
+    if schema.get("type") == "object" and not is_named and not is_uniform:
+        yield path
+    for key, inner in [*schema.get("properties", {}).items(), *schema.get("$defs", {}).items()]:
+        yield from free_objects(inner, f"{path}.{key}")
+    if "items" in schema:
+        yield from free_objects(schema["items"], f"{path}[]")
+
+
+def test_what_takes_any_key_is_documented() -> None:
+    assert list(free_objects(SCHEMA)) == ["$.global", "$.extraObjects[]"]
+    readme = (CHART / "README.md").read_text()
+    assert "Only `global` and the objects of `extraObjects` take any key" in readme
+
+
 @pytest.mark.parametrize("path", CI, ids=[path.stem for path in CI])
 def test_the_examples_are_accepted(path: Path) -> None:
     jsonschema.Draft202012Validator(SCHEMA).validate(yaml.safe_load(path.read_text()))
@@ -52,6 +70,13 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"operator": {"runAsUser": 0}}, "runAsUser"),
     ({"operator": {"workers": 1.5}}, "workers"),
     ({"operator": {"extraEnv": [{"value": "x"}]}}, "extraEnv"),
+    ({"operator": {"affinity": {"podAffinity": {"preferred": []}}}}, "preferred"),
+    ({"operator": {"topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "a"}]}}, "whenUnsatisfiable"),
+    ({"operator": {"extraEnv": [{"name": "A", "valueFrom": {"secretRef": {}}}]}}, "secretRef"),
+    ({"operator": {"resources": {"claims": [{"name": "a", "for": "b"}]}}}, "claims"),
+    ({"networkPolicy": {"extraIngress": [{"to": []}]}}, "to"),
+    ({"networkPolicy": {"extraEgress": [{"to": [{"podSelectors": {}}]}]}}, "podSelectors"),
+    ({"networkPolicy": {"extraEgress": [{"ports": [{"protocol": "tcp"}]}]}}, "protocol"),
     ({"crds": {"keeps": True}}, "keeps"),
     ({"crds": {"keep": "no"}}, "keep"),
     ({"watch": {"namespace": "a"}}, "namespace"),

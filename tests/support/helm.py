@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,12 @@ from tests.support.devcluster import REPOSITORY
 CHART = REPOSITORY / "charts" / "zerotrain"
 RELEASE = "zerotrain"
 MONITORING_API = "monitoring.coreos.com/v1"
+
+
+def document(values: Mapping[str, Any]) -> str:
+    """JSON that is YAML, too: helm's reader knows no pairs of surrogates, and no bare control character."""
+    text = json.dumps(values, ensure_ascii=False)
+    return re.sub("[\x7f-\x9f\ufffe\uffff]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 class HelmError(AssertionError):
@@ -52,7 +59,7 @@ class Helm:
         return subprocess.run(
             command,
             env=self._environ(),
-            input=None if values is None else json.dumps(values),
+            input=None if values is None else document(values),
             capture_output=True,
             text=True,
             timeout=400,

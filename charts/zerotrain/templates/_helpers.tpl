@@ -1,15 +1,13 @@
-{{/* Names. The operator's own labels never depend on them: workers' NetworkPolicies select by the labels. */}}
+{{/* Names. The operator's own labels never depend on them: workers' NetworkPolicies select by the labels.
+     What people name is quoted everywhere: namespaces and releases may be called 123, true or null. */}}
 {{- define "zerotrain.fullname" -}}
-{{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
-{{- else -}}
 {{- $name := default .Chart.Name .Values.nameOverride -}}
-{{- if contains $name .Release.Name -}}
-{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
-{{- else -}}
-{{- printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" -}}
+{{- $full := ternary .Release.Name (printf "%s-%s" .Release.Name $name) (contains $name .Release.Name) -}}
+{{- $full = .Values.fullnameOverride | default $full | trunc 40 | trimAll "-" -}}
+{{- if not (regexMatch "^[a-z][-a-z0-9]*$" $full) -}}
+{{- fail (printf "give fullnameOverride: %q, from the release's name %q, cannot begin the name of a Service, which has lower-case letters, digits and dashes and begins with a letter" $full .Release.Name) -}}
 {{- end -}}
-{{- end -}}
+{{- $full -}}
 {{- end -}}
 
 {{- define "zerotrain.operator" -}}
@@ -54,7 +52,7 @@
 {{/* Labels that pods are selected by: (dict "root" $ "component" "operator"). */}}
 {{- define "zerotrain.selector" -}}
 app.kubernetes.io/name: zerotrain
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
@@ -73,9 +71,9 @@ app.kubernetes.io/component: {{ .component }}
 
 {{/* Metadata of one object: root, name, component; namespace ("-" is none), labels, annotations. */}}
 {{- define "zerotrain.metadata" -}}
-name: {{ .name }}
+name: {{ .name | quote }}
 {{- if ne (.namespace | default "") "-" }}
-namespace: {{ .namespace | default .root.Release.Namespace }}
+namespace: {{ .namespace | default .root.Release.Namespace | quote }}
 {{- end }}
 labels:
   {{- include "zerotrain.labels" . | nindent 2 }}
