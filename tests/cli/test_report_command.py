@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tests.support.browser import Browser, find_browser
+from tests.support.browser import Browser, find_browser, paper
 from tests.support.report_run import HOSTILE, START, run_folder
 from zerotrain.cli.errors import CliError
 from zerotrain.cli.main import app
@@ -249,20 +249,14 @@ def test_a_real_browser_shows_it_in_light_dark_and_print(tmp_path: Path, browser
     shown = Page(browser.dom(page))
     assert set(TITLES) <= set(shown.headings)
     assert "script" not in shown.tags
-    paper: dict[bool, float] = {}
+    edge: dict[bool, float] = {}
     for dark in (False, True):
         image = tmp_path / f"{dark}.png"
         browser.screenshot(page, image, width=1000, height=2600, dark=dark)
-        pixels = imread(image)[..., :3]
-        assert pixels.shape[:2] == (2600, 1000)
-        paper[dark] = float(pixels[:, :8].mean())
-        # Every third of the page has ink: the charts are drawn and not in the paper's colour.
-        for part in range(3):
-            region = pixels[part * 860 : (part + 1) * 860, 100:900]
-            assert float(region.std()) > 0.02, f"part {part} of the page is empty"
-            assert len({tuple(pixel) for pixel in region[::7, ::7].reshape(-1, 3).round(1).tolist()}) > 8
-    assert paper[False] > 0.9
-    assert paper[True] < 0.3
+        assert imread(image).shape[:2] == (2600, 1000)
+        edge[dark] = paper(image, parts=3)
+    assert edge[False] > 0.9
+    assert edge[True] < 0.3
     browser.pdf(page, tmp_path / "page.pdf")
     printed = (tmp_path / "page.pdf").read_bytes()
     assert printed.startswith(b"%PDF-")

@@ -1,20 +1,31 @@
-"""docs/quickstart.md, executed as it stands on a node that knows nothing of the product; then small examples.
+"""docs/quickstart.md, executed as it stands on a node that knows nothing of the product; then, of a job that
+runs, what the runbooks say, its report and the doctor; then small examples.
 
 A reader's shell: a KUBECONFIG with a namespace of its own, kubectl, helm and zerotrain on the PATH.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
+from tests.cli.test_report_command import TITLES, Page, check_self_contained
 from tests.docs.console import Block, Shell, blocks
+from tests.docs.runbooks import commands
+from tests.docs.watched import NEEDS_MORE, REFUSALS, Watched, watched_job
+from tests.support.browser import find_browser, paper
 from tests.support.crd import CRD_NAME
 from tests.support.devcluster import REPOSITORY, Cluster, wait_until
+from zerotrain.cli.doctor.finding import State, from_records
 
 pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(900)]
 
@@ -77,22 +88,112 @@ def tools(cluster: Cluster, folder: Path, helm: Path) -> Path:
     return found
 
 
+@pytest.fixture(scope="module")
+def reader(node_cluster: Cluster, shell: Shell) -> Cluster:
+    """The cluster as `shell` sees it: in the reader's namespace."""
+    return replace(node_cluster, kubeconfig=Path(shell.environ["KUBECONFIG"]))
+
+
 @pytest.mark.parametrize("name", ["install", "job", "look", "break"])
 def test_the_page_up_to_the_recovered_job(shell: Shell, page: dict[str, Block], name: str) -> None:
     shell.run(page[name])
 
 
+class TestOfAJobThatRuns:
+    """Needs the operator and the claim that the page made."""
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def watched(
+        cls, reader: Cluster, shell: Shell, tmp_path_factory: pytest.TempPathFactory
+    ) -> Iterator[Watched]:
+        folder = tmp_path_factory.mktemp("watched")
+        reader.kubectl("delete", "ztj", "second", "--ignore-not-found", "--wait=false")
+        (folder / "job.yaml").write_text(yaml.safe_dump(watched_job()))
+        reader.kubectl("apply", "-f", str(folder / "job.yaml"))
+
+        def status() -> dict[str, Any]:
+            found: dict[str, Any] = reader.get("ztj", "watched").get("status", {})
+            return found
+
+        wait_until(
+            lambda: status().get("progress", {}).get("step", 0) >= 5, "five steps", timeout_s=240, every_s=0.5
+        )
+        pod = reader.get("pods", "-l", "zerotrain.dev/job=watched,zerotrain.dev/rank=0")["items"][0]
+        values = {
+            "JOB": "watched",
+            "NAMESPACE": pod["metadata"]["namespace"],
+            "POD": pod["metadata"]["name"],
+            "NODE": pod["spec"]["nodeName"],
+            "RANK": "1",
+            "ATTEMPT": "1",
+            "CODE": "137",
+            "IMAGE": watched_job()["spec"]["image"],
+            "OPERATOR_NAMESPACE": "zerotrain-system",
+        }
+        yield Watched(values=values, shell=Shell(environ=shell.environ, folder=folder))
+        reader.kubectl("delete", "ztj", "watched", "--wait=false")
+
+    def test_it_answers_every_command_of_the_runbooks(self, watched: Watched) -> None:
+        texts = sorted(
+            {
+                # Metrics are more than a pipe holds, and here a program that `head` cuts off has failed.
+                shown.filled(watched.values).removesuffix(" | head")
+                for shown in commands()
+                if not any(part in shown.text for part in NEEDS_MORE)
+            }
+        )
+        with ThreadPoolExecutor(2) as pool:
+            said = dict(zip(texts, pool.map(watched.refusal, texts), strict=True))
+        wanted = {
+            text: next((words for part, words in REFUSALS.items() if part in text), "") for text in texts
+        }
+        # An answer where a refusal is expected is wrong too: the table would hide the next one.
+        wrong = [
+            f"$ {text}\n{found or 'it succeeded'}"
+            for text, found in said.items()
+            if bool(found) != bool(wanted[text]) or wanted[text] not in found
+        ]
+        assert not wrong, "\n".join(wrong)
+
+    def test_its_report_is_a_page_that_a_browser_shows(self, watched: Watched, tmp_path: Path) -> None:
+        file = tmp_path / "report.html"
+        watched.answer(f"zerotrain report watched --file {file}")
+        text = file.read_text()
+        check_self_contained(text)
+        assert text.count("<svg") >= 6
+        browser = find_browser(tmp_path)
+        shown = Page(browser.dom(file))
+        assert shown.headings[0] == "watched"
+        assert set(TITLES) - {"Failures"} <= set(shown.headings)
+        image = tmp_path / "report.png"
+        browser.screenshot(file, image, width=1000, height=2100)
+        assert paper(image, parts=3) > 0.9
+
+    def test_the_doctor_looks_from_inside_the_cluster(self, watched: Watched, reader: Cluster) -> None:
+        command = next(shown for shown in commands() if "zerotrain doctor --pod" in shown.text)
+        said = watched.answer(f"{command.filled(watched.values)} -o json")
+        # Beside it stands what it says on its way, on standard error.
+        found = from_records(json.loads(next(line for line in said.splitlines() if line.startswith("["))))
+        groups = {item.group for item in found}
+        assert groups == {"drive", "kernel", "memory", "processor", "gpu", "nccl", "network"}
+        policies = [
+            (item.name.split()[0], item.state, item.value)
+            for item in found
+            if item.name.startswith(("reach ", "refuse "))
+        ]
+        # The network plug-in here enforces no policy, and it must say so: of a peer and of the API server.
+        leaky = ("refuse", State.WARN, "open")
+        assert policies == [("reach", State.OK, "open"), leaky, leaky]
+        wait_until(
+            lambda: reader.get("pods,networkpolicies", "-l", "zerotrain.dev/doctor")["items"] == [],
+            "the doctor's pods and policies to go",
+        )
+
+
 @pytest.mark.parametrize("names", RUN_TOGETHER)
-def test_small_examples_run_to_their_end(node_cluster: Cluster, shell: Shell, names: tuple[str, ...]) -> None:
+def test_small_examples_run_to_their_end(reader: Cluster, names: tuple[str, ...]) -> None:
     """Needs the operator that the page installed."""
-    kubeconfig = Path(shell.environ["KUBECONFIG"])
-    reader = Cluster(
-        kubeconfig=kubeconfig,
-        kubectl_command=node_cluster.kubectl_command,
-        api_url=node_cluster.api_url,
-        ca=node_cluster.ca,
-        token=node_cluster.token,
-    )
     # Where the page failed, its second job would take these jobs' time; the page itself deletes the first.
     reader.kubectl("delete", "ztj", "second", "--ignore-not-found", "--wait=false")
     files = [part for name in names for part in ("-f", str(EXAMPLES / f"{name}.yaml"))]

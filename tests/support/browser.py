@@ -60,3 +60,19 @@ def find_browser(folder: Path) -> Browser:
     if program is None:
         pytest.skip(f"no browser on PATH ({', '.join(NAMES)}): apt-get install chromium to look at the page")
     return Browser(program, folder)
+
+
+def paper(image: Path, *, parts: int) -> float:
+    """Brightness of the page's left edge, 0 to 1.
+
+    Raises AssertionError where a part of its height has no ink: charts are drawn, not in the paper's colour.
+    """
+    from matplotlib.image import imread
+
+    pixels = imread(image)[..., :3]
+    height = len(pixels) // parts
+    for part in range(parts):
+        region = pixels[part * height : (part + 1) * height, 100:900]
+        assert float(region.std()) > 0.02, f"part {part} of the page is empty"
+        assert len({tuple(pixel) for pixel in region[::7, ::7].reshape(-1, 3).round(1).tolist()}) > 8
+    return float(pixels[:, :8].mean())

@@ -1,0 +1,54 @@
+"""A job that runs, and what a reader of the runbooks types at it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from tests.docs.console import Command, ConsoleError, Shell
+from tests.test_repo_shape import ROOT
+
+EXAMPLE = ROOT / "deploy" / "examples" / "gpt-nvme.yaml"
+NEEDS_MORE = ("DCGM_POD", "kubectl debug", "zerotrain doctor --pod", "FOLDER")
+"""A GPU, an image that is pulled, a test of its own, a checkpoint folder that is mounted here."""
+REFUSALS = {
+    "kubectl top": "Metrics API not available",
+    "--previous": "previous terminated container",
+    "podmonitor": "doesn't have a resource type",
+    "servicemonitor": "doesn't have a resource type",
+    "-stacks": "NotFound",
+}
+"""Part of a command -> what a cluster says that has neither add-on, or a job that never failed or stalled."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Watched:
+    """A job that runs, and the shell of somebody who looks at it."""
+
+    values: dict[str, str]
+    """Of the runbooks' placeholders."""
+    shell: Shell
+
+    def answer(self, text: str) -> str:
+        """What the command prints. Raises ConsoleError where it fails."""
+        return self.shell.command(Command(text=text, expected="", place="of a job that runs"))
+
+    def refusal(self, text: str) -> str:
+        """Empty where the command succeeds."""
+        try:
+            self.answer(text)
+        except ConsoleError as error:
+            return str(error)
+        return ""
+
+
+def watched_job() -> dict[str, Any]:
+    """One that does not end, and spills: also the commands about drives shall have something to look at."""
+    raw: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
+    raw["metadata"]["name"] = "watched"
+    raw["spec"]["model"] = {"preset": "gpt-1m"}
+    raw["spec"]["steps"] = 1_000_000
+    raw["spec"]["checkpoint"]["volume"]["persistentVolumeClaim"]["claimName"] = "first-checkpoints"
+    return raw
