@@ -133,6 +133,27 @@ def test_no_pod_exists_until_there_is_room_for_all(
     assert "Admitted" in [reason for reason, _ in job.events()]
 
 
+def test_half_of_a_gang_gives_its_node_back(
+    gang_cluster: Cluster, process: OperatorProcess, space: str
+) -> None:
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "one"}}
+    gang_cluster.apply({**quota, "spec": {"hard": {"pods": "1"}}}, namespace=space)
+    job = two_whole_nodes(gang_cluster, space, gang="Operator")
+    wait_until(lambda: job.condition("Reconciling").get("reason") == "QuotaExceeded", "the quota's refusal")
+    with gang_cluster.namespace() as other:
+        # The job was let in; now somebody takes a node of the two.
+        block_a_node(gang_cluster, other)
+        gang_cluster.kubectl("delete", "resourcequota", "one", "-n", space)
+        wait_until(lambda: len(nodes_of(gang_cluster, space)) == 2, "both pods")
+        wait_until(lambda: sum(map(bool, nodes_of(gang_cluster, space))) == 1, "half of the gang")
+        wait_until(lambda: job.status()["phase"] == "Queued", "its end", timeout_s=120)
+        wait_until(lambda: not nodes_of(gang_cluster, space), "its nodes")
+        assert job.status()["restarts"]["uncharged"] == 1
+        assert "HalfBound" in [reason for reason, _ in job.events()]
+        gang_cluster.kubectl("delete", "pod", "blocker", "-n", other, "--grace-period=0", "--force")
+    assert job.wait_for("Running")["attempt"] == 2
+
+
 def test_the_pod_groups_of_other_schedulers_are_found_and_written(
     gang_cluster: Cluster, process: OperatorProcess, space: str
 ) -> None:
