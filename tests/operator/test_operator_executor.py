@@ -25,6 +25,7 @@ from zerotrain.operator.reconcile import (
     DeleteWorkers,
     Event,
     ForgetGroup,
+    KeepShared,
     RequestYield,
 )
 from zerotrain.operator.resources import ResourceOptions, network_policy
@@ -107,6 +108,41 @@ async def test_shared_objects_are_ensured_once_an_attempt(attempt: int, made: li
         await hands.perform(job(), [CREATE])
         await hands.perform(job(), [CreateWorkers(attempt=attempt, indices=(0, 1))])
     assert [double.asked(f"POST {CORE}/{kind}") for kind in ("services", "configmaps", "secrets")] == made
+
+
+SHARED = {
+    "Service": (f"{CORE}/services", "gpt"),
+    "ConfigMap": (f"{CORE}/configmaps", "gpt-config"),
+    "NetworkPolicy": (POLICIES, "gpt"),
+    "Secret": (f"{CORE}/secrets", None),
+}
+
+
+@pytest.mark.parametrize("gone", [None, *SHARED])
+async def test_what_somebody_deleted_of_a_running_attempt_is_made_again(gone: str | None) -> None:
+    double, wanted = ApiDouble(), network_policy(make_job(), ResourceOptions())["spec"]
+    for kind, (path, name) in SHARED.items():
+        double.on(f"POST {path}", (201, {}) if kind == gone else EXISTS)
+        if name is not None:
+            there = mine({"spec": wanted, "data": {"ds_config.json": "of the running ranks"}})
+            double.on(f"GET {path}/{name}", failure(404, "NotFound") if kind == gone else (200, there))
+    async with served(double) as api:
+        hands = executor(api)
+        await hands.perform(job(), [KeepShared(attempt=1)])
+        assert hands.memories.of(job()["metadata"]["uid"]).shared_at is not None
+    posted = {path for verb, path, _ in double.requests if verb == "POST"}
+    assert posted == {SHARED["Secret"][0], *([SHARED[gone][0]] if gone else [])}
+    assert len(double.requests) == len(SHARED) + (gone not in (None, "Secret"))
+
+
+async def test_a_policy_that_was_opened_under_a_running_attempt_is_closed() -> None:
+    double = ApiDouble()
+    for path, name in SHARED.values():
+        double.on(f"POST {path}", EXISTS)
+        double.on(f"GET {path}/{name}", (200, mine({"spec": {"ingress": [{}]}})))
+    double.on(f"PATCH {POLICIES}/gpt", (200, {}))
+    await perform(double, KeepShared(attempt=1))
+    assert [body["spec"]["ingress"] != [{}] for body in double.bodies(f"PATCH {POLICIES}/gpt")] == [True]
 
 
 async def test_objects_of_an_earlier_attempt_are_adopted_and_brought_up_to_date() -> None:

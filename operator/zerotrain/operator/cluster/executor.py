@@ -33,6 +33,7 @@ from zerotrain.operator.reconcile import (
     DeleteWorkers,
     DiscoverApis,
     ForgetGroup,
+    KeepShared,
     OpenGates,
     ProtectWorkers,
     RequestYield,
@@ -49,6 +50,7 @@ async def _delete_job(hands: Hands, body: Json, action: DeleteJob) -> None:
 
 _PERFORM: dict[type, Callable[[Hands, Json, Any], Awaitable[None]]] = {
     CreateWorkers: workers.create,
+    KeepShared: workers.keep_shared,
     DeleteWorkers: workers.delete_attempt,
     DeletePods: workers.delete_pods,
     SaveLog: logs.save,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
+from zlib import crc32
 
 from zerotrain.contract.progress import Progress
 from zerotrain.operator.cluster.nodes import NodeStore
@@ -55,6 +56,8 @@ class JobMemory:
     storage_class: StorageClassView | None = None
     ensured: int | None = None
     """Hash of the shared objects that are known to exist as they should for one attempt."""
+    shared_at: datetime | None = None
+    """When they were made or looked at last."""
 
 
 @dataclass(slots=True)
@@ -62,6 +65,9 @@ class Memories:
     """By the job's UID."""
 
     jobs: dict[str, JobMemory] = field(default_factory=dict)
+    keep_shared_s: float | None = None
+    """So often, and at the latest after twice that, the shared objects of an attempt are looked at; None: not
+    at all."""
     nodes: NodeStore = field(default_factory=NodeStore)
     reads_logs: bool = False
     """False on simulated nodes, which have none."""
@@ -109,6 +115,7 @@ class Memories:
             yielding=memory.yielding,
             protection=memory.protection,
             ungrouped=memory.ungrouped,
+            shared_due=self._shared_due(uid, memory.shared_at or store.sight.since(namespace)),
             problem=memory.problem,
             nodes=self.nodes.of(pods),
             heard=memory.heard,
@@ -120,3 +127,9 @@ class Memories:
             question=memory.question,
             storage_class=memory.storage_class,
         )
+
+    def _shared_due(self, uid: str, since: datetime | None) -> datetime | None:
+        """After one period to two: the jobs of an operator that has just started do not fall due together."""
+        if since is None or self.keep_shared_s is None:
+            return None
+        return since + timedelta(seconds=self.keep_shared_s * (1 + crc32(uid.encode()) / 2**32))

@@ -126,7 +126,7 @@ class Runtime:
 
     def _make_controller(self, api: Api, channel: WorkerChannel) -> Controller:
         silent = isinstance(channel, SilentChannel)
-        store, memories = PodStore(), Memories(reads_logs=not silent)
+        store, memories = PodStore(), Memories(reads_logs=not silent, keep_shared_s=self.config.resync_s)
         executor = Executor(
             api=api,
             store=store,

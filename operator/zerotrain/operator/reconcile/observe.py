@@ -196,6 +196,8 @@ class Observed:
     """None while this operator asked for nothing yet."""
     ungrouped: int | None = None
     """The attempt whose pod group this operator deleted last."""
+    shared_due: datetime | None = None
+    """From when the objects that pods share should be looked at again; None while nobody counts."""
     problem: Problem | None = None
     apis: ClusterApis | None = None
     """Gang schedulers and queues of the cluster; None until somebody asked."""

@@ -36,6 +36,13 @@ class CreateWorkers:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class KeepShared:
+    """Make again what somebody deleted of the attempt's shared objects."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DeleteWorkers:
     """Delete all pods of one attempt with one request."""
 
@@ -179,6 +186,7 @@ class DeleteJob:
 
 Action = (
     CreateWorkers
+    | KeepShared
     | DeleteWorkers
     | DeletePods
     | SaveLog

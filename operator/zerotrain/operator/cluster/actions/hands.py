@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import dataclass
 
 from zerotrain.operator.api import ZeroTrainingJob
@@ -15,6 +16,8 @@ from zerotrain.operator.constants import Reason
 from zerotrain.operator.reconcile import Problem
 from zerotrain.operator.resources import ResourceOptions
 from zerotrain.operator.resources.security import IPC_LOCK
+
+log = logging.getLogger(__name__)
 
 PATHS = {
     "Pod": "/api/v1/namespaces/{namespace}/pods",
@@ -59,15 +62,29 @@ class Hands:
             if item["kind"] != "Secret":
                 await self._adopt(job, item)
 
-    async def _adopt(self, job: ZeroTrainingJob, item: Json) -> None:
-        """Bring an object of an earlier attempt up to date; refuse one that belongs to somebody else."""
+    async def keep(self, job: ZeroTrainingJob, item: Json) -> None:
+        """Make an object of the running attempt again if somebody deleted it, or opened the policy."""
+        try:
+            if item["kind"] != "Secret":
+                await self._adopt(job, item, running=True)
+                return
+            await self.post(item)
+        except AlreadyExists:
+            return
+        except NotFound:
+            await self.ensure(job, item)
+        log.warning("%s/%s: %s was gone and is made again", job.namespace, job.name, item["kind"])
+
+    async def _adopt(self, job: ZeroTrainingJob, item: Json, *, running: bool = False) -> None:
+        """Bring an object of an earlier attempt up to date; refuse one that belongs to somebody else. Ranks
+        that are `running` have read their configuration: it stays as it is."""
         path = f"{collection(item)}/{item['metadata']['name']}"
         kind = kind_of(item)
         found = await self.api.call(Request(method="GET", path=path, kind=kind))
         if not owned(found, job.uid):
             raise name_taken(found)
         patch: Json = {}
-        if item["kind"] == "ConfigMap" and found.get("data") != item.get("data"):
+        if item["kind"] == "ConfigMap" and not running and found.get("data") != item.get("data"):
             patch = {
                 "metadata": {"annotations": item["metadata"].get("annotations", {})},
                 "data": item["data"],

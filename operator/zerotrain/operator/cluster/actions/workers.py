@@ -18,7 +18,7 @@ from zerotrain.operator.cluster.actions.hands import (
 from zerotrain.operator.cluster.api import Json, Request
 from zerotrain.operator.cluster.errors import AlreadyExists, Conflict, NotFound
 from zerotrain.operator.constants import LABEL_ATTEMPT, LABEL_JOB_UID, LABEL_RANK
-from zerotrain.operator.reconcile import CreateWorkers, DeletePods, DeleteWorkers
+from zerotrain.operator.reconcile import CreateWorkers, DeletePods, DeleteWorkers, KeepShared
 from zerotrain.operator.resources import shared_objects, worker_pods
 
 log = logging.getLogger(__name__)
@@ -41,6 +41,14 @@ async def create(hands: Hands, body: Json, action: CreateWorkers) -> None:
                 group.create_task(_create_pods(hands, job, pods))
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
+
+
+async def keep_shared(hands: Hands, body: Json, action: KeepShared) -> None:
+    """One request for each object that is there."""
+    job = ZeroTrainingJob.parse(body)
+    objects = shared_objects(job, action.attempt, hands.operator_key, hands.options)
+    await asyncio.gather(*(hands.keep(job, item) for item in objects))
+    hands.memories.of(job.uid).shared_at = hands.api.time.now()
 
 
 async def delete_attempt(hands: Hands, body: Json, action: DeleteWorkers) -> None:
@@ -72,7 +80,7 @@ async def _ensure_shared(hands: Hands, job: ZeroTrainingJob, attempt: int) -> No
     if memory.ensured == digest:
         objects = [item for item in objects if item["kind"] == "Secret"]
     await asyncio.gather(*(hands.ensure(job, item) for item in objects))
-    memory.ensured = digest
+    memory.ensured, memory.shared_at = digest, hands.api.time.now()
 
 
 async def _create_pods(hands: Hands, job: ZeroTrainingJob, pods: Iterator[Json]) -> None:

@@ -1,0 +1,65 @@
+"""reconcile and the objects that the pods of an attempt share: when it is looked whether they still exist."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.operator.reconcile_builders import (
+    Row,
+    Want,
+    ago,
+    check,
+    ended,
+    job,
+    pending,
+    ready,
+    running,
+    seen,
+    status,
+)
+from zerotrain.operator.reconcile import CreateWorkers, KeepShared, PodView
+
+KEEP = KeepShared(attempt=1)
+
+
+def looked(*pods: PodView, id: str, want: Want, due_s_ago: float | None = 0, **more: Any) -> Row:
+    """A first attempt whose objects are due to be looked at."""
+    due = ago(due_s_ago) if due_s_ago is not None else None
+    stored = status(more.pop("phase", "Running"), **more)
+    return Row(id=id, job=job(status=stored), seen=seen(*pods, shared_due=due), want=want)
+
+
+ROWS = [
+    looked(ready(0), ready(1), id="while it runs", want=Want(phase="Running", actions=(KEEP,))),
+    looked(
+        running(0),
+        pending(1, waiting="CreateContainerConfigError: secret not found"),
+        id="while its pods cannot start, perhaps because of it",
+        phase="Pending",
+        want=Want(phase="Pending", actions=(KEEP,)),
+    ),
+    looked(ready(0), ready(1), id="not before its time", due_s_ago=-1, want=Want(actions=(), writes=None)),
+    looked(ready(0), ready(1), id="not while nobody counts", due_s_ago=None, want=Want(actions=())),
+    looked(
+        running(0),
+        id="pods that are made take care of it",
+        phase="Pending",
+        podsCreated=False,
+        want=Want(actions=(CreateWorkers(attempt=1, indices=(1,)),)),
+    ),
+    looked(id="not before the first attempt", phase="Suspended", attempt=0, want=Want()),
+    looked(
+        ended(0, 0),
+        ended(1, 0),
+        id="not for a job that is done",
+        phase="Completed",
+        want=Want(phase="Completed", actions=()),
+    ),
+]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
+def test_what_pods_share_is_looked_after(row: Row) -> None:
+    check(row)
