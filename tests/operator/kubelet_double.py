@@ -138,7 +138,7 @@ class KubeletDouble:
             self._terminate(pod, item)
             return
         if not item["spec"].get("nodeName") and self.start_up:
-            self._bind(pod)
+            self._bind(pod, item)
         elif item["spec"].get("nodeName") and pod.server is None and pod.ended is None:
             self._start(pod)
         training = pod.training
@@ -164,8 +164,12 @@ class KubeletDouble:
         self.created.append((pod.name, pod.uid))
         return pod
 
-    def _bind(self, pod: Pod) -> None:
-        node = self.nodes[pod.launch.node_rank % len(self.nodes)]
+    def _bind(self, pod: Pod, item: Json) -> None:
+        away = _kept_off(item["spec"])
+        nodes = [node for node in self.nodes if node not in away]
+        if not nodes:
+            return
+        node = nodes[pod.launch.node_rank % len(nodes)]
         target = {"apiVersion": "v1", "kind": "Node", "name": node}
         body = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod.name}, "target": target}
         self._api.post(f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/binding", body, gone_ok=True)
@@ -238,6 +242,14 @@ class KubeletDouble:
         if pod.server is not None:
             pod.server.close()
             pod.server = None
+
+
+def _kept_off(spec: Json) -> set[str]:
+    """Nodes that the pod must not use, as the operator writes it: the same in every term."""
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    terms = spec.get("affinity", {}).get("nodeAffinity", {}).get(required, {}).get("nodeSelectorTerms", ())
+    fields = [field for term in terms for field in term.get("matchFields", ())]
+    return {name for field in fields if field["operator"] == "NotIn" for name in field["values"]}
 
 
 def _before(stamp: str) -> bool:

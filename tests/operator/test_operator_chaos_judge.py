@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.chaos.judge import Promises, orphans
+from tests.cluster.chaos.judge import Promises
+from tests.cluster.chaos.orphans import orphans
 from tests.cluster.chaos.witness import Seen
 
 Json = dict[str, Any]
@@ -144,6 +145,11 @@ def of_attempt(kind: str, attempt: int, name: str = "gpt-x") -> Json:
     return owned(kind, name, {"zerotrain.dev/attempt": str(attempt)})
 
 
+def reader(name: str) -> Json:
+    return owned("Pod", name, {"zerotrain.dev/helper": "verify"})
+
+
+READ = {"verification": {"pod": "gpt-2-verify-2", "tries": 2, "state": "Verified"}}
 DONE = {"conditions": [{"type": "Finished", "status": "True"}]}
 
 
@@ -165,11 +171,113 @@ DONE = {"conditions": [{"type": "Finished", "status": "True"}]}
         (of_attempt("ConfigMap", 1, "gpt-1-stacks"), "Running", ""),
         (of_attempt("ConfigMap", 1, "gpt-0-stacks"), "Running", "named nowhere"),
         (owned("ConfigMap", "gpt-config"), "Completed", ""),
-        (owned("Pod", "gpt-2-verify-0", {"zerotrain.dev/helper": "verify"}), "Completed", ""),
+        (reader("gpt-2-verify-1"), "Completed", ""),
+        (reader("gpt-2-verify-2"), "Completed", ""),
+        (reader("gpt-2-verify-3"), "Completed", "is none of those that status tells of, 2 up to"),
+        (reader("gpt-1-verify-1"), "Completed", "is none of those"),
         (of_attempt("Secret", 1), "Running", ""),
     ],
 )
 def test_each_kind_is_judged_by_its_own_rule(item: Json, phase: str, words: str) -> None:
-    at_two = job(10, phase, 2, failures=[{"attempt": 1, "stacks": "gpt-1-stacks"}]).body
+    failures = [{"attempt": 1, "stacks": "gpt-1-stacks"}]
+    at_two = job(10, phase, 2, failures=failures, checkpoint=READ).body
     found = orphans([at_two], [item])
     assert [words in text for text in found] == [True] * bool(words), found
+
+
+@pytest.mark.parametrize(
+    ("record", "policy", "words"),
+    [
+        (None, {}, "still reads, or nobody waits for it"),
+        ({**READ["verification"], "state": "Running"}, {}, "still reads"),
+        (READ["verification"], {"cleanPodPolicy": "All"}, "cleanPodPolicy is All"),
+    ],
+)
+def test_a_pod_that_reads_needs_somebody_who_waits_for_it(
+    record: Json | None, policy: Json, words: str
+) -> None:
+    done = job(10, "Completed", 2, checkpoint={"verification": record}).body
+    (found,) = orphans([{**done, "spec": {"runPolicy": policy}}], [reader("gpt-2-verify-2")])
+    assert words in found
+
+
+def reads(revision: int, number: int, phase: str = "Pending") -> Seen:
+    name = f"gpt-3-verify-{number}"
+    labels = {"zerotrain.dev/job-uid": JOB_UID, "zerotrain.dev/helper": "verify"}
+    body = {"metadata": {"name": name, "uid": name, "labels": labels}, "status": {"phase": phase}}
+    return Seen(revision=revision, kind="Pod", change="ADDED", body=body)
+
+
+def verifying(revision: int, number: int, phase: str = "Completed") -> Seen:
+    record = {"pod": f"gpt-3-verify-{number}", "tries": number, "state": "Running"}
+    told = {"completionTime": "2026-01-01T00:00:00Z", "checkpoint": {"verification": record}}
+    return job(revision, phase, 3, **told, **restarts(1))
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ((verifying(26, 1), reads(27, 1)), ""),
+        ((verifying(26, 1), reads(27, 1), reads(28, 1, "Failed"), verifying(29, 2), reads(30, 2)), ""),
+        ((reads(26, 1), verifying(27, 1)), "was created and status names None"),
+        ((verifying(26, 1), reads(27, 2)), "status names gpt-3-verify-1"),
+        ((verifying(26, 1), reads(27, 1), verifying(28, 2), reads(29, 2)), "beside gpt-3-verify-1"),
+    ],
+)
+def test_pods_that_read_come_one_by_one_and_are_in_status_first(more: tuple[Seen, ...], words: str) -> None:
+    found = complaints(*SOUND, *more)
+    assert [words in text for text in found] == [True] * bool(words), found
+
+
+def workload(revision: int, change: str = "MODIFIED", **conditions: bool) -> Seen:
+    told = [{"type": kind, "status": str(value)} for kind, value in conditions.items()]
+    meta = {"name": "gpt", "uid": "workload", "ownerReferences": [{"uid": JOB_UID}]}
+    return Seen(
+        revision=revision,
+        kind="Workload",
+        change=change,
+        body={"metadata": meta, "status": {"conditions": told}},
+    )
+
+
+def queued(revision: int, phase: str, attempt: int) -> Seen:
+    found = job(revision, phase, attempt)
+    found.body["spec"] = {"scheduling": {"queueName": "team-a"}}
+    return found
+
+
+WAITING = (queued(10, "Queued", 0), workload(11, "ADDED"))
+ADMITTED = (*WAITING, workload(12, QuotaReserved=True), queued(13, "Pending", 1), pod(14, 1, 0))
+
+
+@pytest.mark.parametrize(
+    ("history", "words"),
+    [
+        ((*ADMITTED, pod(15, 1, 0, "DELETED"), workload(16, QuotaReserved=False)), ""),
+        ((*ADMITTED, pod(15, 1, 0, "DELETED"), workload(16, "DELETED", QuotaReserved=True)), ""),
+        ((*WAITING, queued(13, "Pending", 1), pod(14, 1, 0)), "before team-a admitted the job"),
+        ((*ADMITTED, workload(16, QuotaReserved=False)), "its quota went back while ['gpt-1-0'] existed"),
+        ((*ADMITTED, workload(16, "DELETED", QuotaReserved=True)), "its quota went back"),
+        (
+            (*ADMITTED, workload(16, QuotaReserved=True, Finished=True)),
+            "is finished and the job is Pending",
+        ),
+    ],
+)
+def test_a_queue_is_asked_first_and_gets_its_quota_back_last(history: tuple[Seen, ...], words: str) -> None:
+    found = complaints(*history)
+    assert [words in text for text in found] == [True] * bool(words), found
+
+
+def test_a_node_that_was_to_be_replaced_is_kept_off() -> None:
+    told = restarts(1)
+    told["failures"][0] |= {"action": "ReplaceNodeAndRestart", "node": "node-0"}
+    again = (*without(14), job(14, "Restarting", 1, **told))
+    assert any("node node-0 was to be replaced" in text for text in complaints(*again))
+    away = {"excludedNodes": [{"name": "node-0"}]}
+    assert complaints(*without(14), job(14, "Restarting", 1, **told, **away)) == []
+    placed = pod(15, 1, 0, "MODIFIED")
+    placed.body["spec"] = {"nodeName": "node-0"}
+    begun = (job(13, "Pending", 1, shape={"excludedNodes": ["node-0"]}), pod(14, 1, 0))
+    assert complaints(*begun) == []
+    assert any("that its attempt keeps off" in text for text in complaints(*begun, placed))

@@ -14,6 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.cluster.chaos.bystanders import Queue, Readers
+from tests.cluster.chaos.kinds import Traits, draw
+from tests.cluster.chaos.nodes import Nodes
 from tests.operator.kube_json import ApiDown, KubeJson
 from tests.operator.kubelet_double import KubeletDouble
 from tests.support.jobs import job_json
@@ -44,7 +47,7 @@ class Life:
     uid: str
     name: str
     mischief: int = 0
-    elastic: bool = False
+    traits: Traits = field(default_factory=Traits)
     may_fail: bool = False
     wakes_at: float | None = None
     """When a suspended job is resumed."""
@@ -75,59 +78,10 @@ class Temper:
             "node full": 1,
             "drain": 1,
             "resize": 3,
+            "hang": 3,
+            "evicted by its queue": 4,
         }
     )
-
-
-class Nodes:
-    """What befalls the doubles' nodes, each thing for a while."""
-
-    def __init__(self, api: KubeJson, double: KubeletDouble, chance: random.Random) -> None:
-        self._api, self._double, self._chance = api, double, chance
-        self._restore: list[tuple[float, Callable[[], None]]] = []
-
-    def heal(self, now: float) -> None:
-        """Undo what has lasted long enough; `math.inf` undoes everything."""
-        for due, restore in self._restore:
-            if due <= now:
-                restore()
-        self._restore = [item for item in self._restore if item[0] > now]
-
-    def deafen(self) -> bool:
-        """Nodes do not answer: deleted pods stay Terminating until they are forced away."""
-        self._double.obeys_sigterm = False
-        self._restore.append((time.monotonic() + self._chance.uniform(0.5, 5), self._hear))
-        return True
-
-    def fill(self) -> bool:
-        """No room: new pods stay Pending."""
-        self._double.start_up = False
-        self._restore.append((time.monotonic() + self._chance.uniform(0.2, 2), self._empty))
-        return True
-
-    def drain(self) -> bool:
-        """A node is cordoned for a while: the workers that it holds move, with all others of their jobs."""
-        if len(self._double.nodes) == 1:
-            return False
-        node = self._chance.choice(self._double.nodes)
-        nodes, self._double.nodes = self._double.nodes, tuple(n for n in self._double.nodes if n != node)
-        self._cordon(node, True)
-
-        def open_again() -> None:
-            self._cordon(node, False)
-            self._double.nodes = nodes
-
-        self._restore.append((time.monotonic() + self._chance.uniform(2, 6), open_again))
-        return True
-
-    def _cordon(self, node: str, closed: bool) -> None:
-        self._api.patch(f"/api/v1/nodes/{node}", {"spec": {"unschedulable": closed}})
-
-    def _hear(self) -> None:
-        self._double.obeys_sigterm = True
-
-    def _empty(self) -> None:
-        self._double.start_up = True
 
 
 class Gremlin:
@@ -148,6 +102,7 @@ class Gremlin:
         self._due = 0.0
         self._number = 0
         self._nodes = nodes = Nodes(api, double, chance)
+        self._queue, self._readers = Queue(api, namespace, chance), Readers(api, namespace, chance)
         self._acts: dict[str, Callable[[Life, list[Json]], bool]] = {
             "rank ends": self._end_rank,
             "pod deleted": lambda life, pods: self._delete_pod(pods, grace_s=30),
@@ -159,6 +114,8 @@ class Gremlin:
             "node full": lambda life, pods: nodes.fill(),
             "drain": lambda life, pods: nodes.drain(),
             "resize": lambda life, pods: self._resize(life),
+            "hang": lambda life, pods: self._hang(life),
+            "evicted by its queue": lambda life, pods: life.traits.queued and self._queue.evict(life.uid),
         }
 
     def tick(self) -> None:
@@ -169,9 +126,16 @@ class Gremlin:
         self._due = now + self._chance.uniform(*self._temper.pause_s)
         with suppress(ApiDown):
             self._nodes.heal(now)
+            self.attend()
             jobs = self._api.get(self._jobs)["items"]
             self._tend(jobs, now)
             self._misbehave(jobs)
+
+    def attend(self, *, patience: float = 0.5) -> None:
+        """What goes on while nobody does mischief."""
+        with suppress(ApiDown):
+            self._queue.tick(patience=patience)
+            self._readers.tick()
 
     def rest(self) -> None:
         """Everything works again, and nobody is suspended."""
@@ -190,7 +154,8 @@ class Gremlin:
             if life.wakes_at is not None and now >= life.wakes_at:
                 self._resume(life)
             phase = job.get("status", {}).get("phase", "")
-            if phase in ("Completed", "Failed") and not self._keeps(life):
+            waits = is_unread(job) and self._chance.random() < PATIENCE
+            if phase in ("Completed", "Failed") and not waits and not self._keeps(life):
                 self.note_end(life, phase)
                 self._api.delete(f"{self._jobs}/{life.name}", life.uid)
         resting = sum(self._rests(self.lives[job["metadata"]["uid"]]) for job in jobs)
@@ -211,24 +176,12 @@ class Gremlin:
         self.ended[phase if phase == "Completed" or life.may_fail else f"{phase} ({life.name})"] += 1
 
     def _create(self, name: str) -> None:
-        changes = {
-            "metadata": {"name": name, "namespace": self._namespace},
-            "spec.workers": self._chance.choice(self._temper.workers),
-            "spec.failurePolicy.maxRestarts": 100,
-            "spec.runPolicy.terminationTimeoutSeconds": 3,
-            "spec.checkpoint.gracePeriodSeconds": 10,
-        }
-        elastic = self._chance.random() < 0.5
-        if elastic:
-            changes |= {"spec.elastic.minWorkers": 1, "spec.elastic.maxWorkers": 4}
-        if self._chance.random() < 0.3:
-            # The doubles' nodes, for the gang; the scheduler itself stays away for want of the volume.
-            accepted = [{"key": "zerotrain.dev/double", "operator": "Exists"}]
-            changes |= {"spec.scheduling.gang": "Operator", "spec.scheduling.tolerations": accepted}
+        changes, traits = draw(self._chance, self._temper.workers)
+        changes["metadata"] = {"name": name, "namespace": self._namespace}
         made = self._api.post(self._jobs, job_json(changes), exists_ok=True)
         if made:  # otherwise its namesake is not quite gone
             uid = made["metadata"]["uid"]
-            self.lives[uid] = Life(uid, name, elastic=elastic)
+            self.lives[uid] = Life(uid, name, traits=traits)
 
     def _misbehave(self, jobs: list[Json]) -> None:
         open_ = [job for job in jobs if not job.get("status", {}).get("completionTime")]
@@ -294,6 +247,23 @@ class Gremlin:
         return True
 
     def _resize(self, life: Life) -> bool:
-        if life.elastic:
+        if life.traits.elastic:
             self._edit(life, {"workers": self._chance.choice((1, 2, 4))})
-        return life.elastic
+        return life.traits.elastic
+
+    def _hang(self, life: Life) -> bool:
+        """One rank stops as by SIGSTOP, where somebody is to notice."""
+        running = [training for training in self._double.trainings() if training.job_uid == life.uid]
+        if not life.traits.judged or not running or not running[-1].joined:
+            return False
+        running[-1].stopped_rank = 0
+        return True
+
+
+def is_unread(job: Json) -> bool:
+    """Whether a completed job's checkpoint is still to be verified."""
+    checkpoint, status = job["spec"].get("checkpoint", {}), job.get("status", {})
+    wanted = checkpoint.get("verify") == "OnCompletion" and status.get("phase") == "Completed"
+    known = status.get("checkpoint", {})
+    state = (known.get("verification") or {}).get("state", "Running")
+    return wanted and known.get("last") is not None and state == "Running"

@@ -12,7 +12,13 @@ from typing import Any
 
 from tests.cluster.chaos.witness import Seen
 from zerotrain.contract.exit_codes import ExitCode
-from zerotrain.operator.constants import CONTAINER_NAME, LABEL_ATTEMPT, LABEL_JOB_UID, LABEL_RANK
+from zerotrain.operator.constants import (
+    CONTAINER_NAME,
+    LABEL_ATTEMPT,
+    LABEL_HELPER,
+    LABEL_JOB_UID,
+    LABEL_RANK,
+)
 
 Json = dict[str, Any]
 
@@ -41,6 +47,14 @@ class _Job:
     yielded: dict[int, int] = field(default_factory=dict)
     """Durable step that the yielding ranks of an attempt told with their last words."""
     deleted: bool = False
+    queue: str = ""
+    """The job's queue in Kueue; empty without one."""
+    admissions: int = 0
+    """How often its Workload was admitted."""
+    reserves: bool = False
+    """Whether its Workload holds quota."""
+    readers: dict[str, Json] = field(default_factory=dict)
+    """Pods that verify a checkpoint and exist, by UID."""
 
 
 class Promises:
@@ -55,8 +69,12 @@ class Promises:
         for seen in history:
             if seen.kind == "Job":
                 self._job(seen)
+            elif seen.kind == "Workload":
+                self._workload(seen)
             elif seen.body["metadata"].get("labels", {}).keys() >= _WORKER:
                 self._pod(seen)
+            elif LABEL_HELPER in seen.body["metadata"].get("labels", {}):
+                self._reader(seen)
 
     def _complain(self, job: _Job, seen: Seen, text: str) -> None:
         self.complaints.append(f"{job.name}, revision {seen.revision}: {text}")
@@ -67,6 +85,7 @@ class Promises:
             job.deleted = True
             return
         new = seen.body.get("status", {})
+        job.queue = (seen.body.get("spec", {}).get("scheduling") or {}).get("queueName", "")
         charged = new.get("restarts", {}).get("total", 0) > job.status.get("restarts", {}).get("total", 0)
         if charged:
             job.left.add("Restarting")  # it may pass within one write, when no pod is left to wait for
@@ -110,6 +129,14 @@ class Promises:
                 self._complain(job, seen, f"a restart of attempt {last.get('attempt')} was charged late")
             if last.get("cause") != "preemption" and job.attempt not in told:
                 self._complain(job, seen, f"attempt {job.attempt} was restarted without a failure")
+            self._replaced(job, seen, new)
+
+    def _replaced(self, job: _Job, seen: Seen, new: Json) -> None:
+        told: list[Json] = [item for item in new.get("failures", ()) if item["attempt"] == job.attempt]
+        failure = told[0] if told else {}
+        away = {item["name"] for item in new.get("excludedNodes", ())}
+        if failure.get("action") == "ReplaceNodeAndRestart" and failure.get("node", "") not in {"", *away}:
+            self._complain(job, seen, f"node {failure['node']} was to be replaced and may be used")
 
     def _end(self, job: _Job, seen: Seen, new: Json) -> None:
         if job.phase in FINISHED and new.get("phase") != job.phase:
@@ -140,6 +167,9 @@ class Promises:
         if seen.uid not in job.pods:
             self._created(job, seen, attempt)
         job.pods[seen.uid] = seen.body
+        away = job.status.get("shape", {}).get("excludedNodes", ())
+        if attempt == job.attempt and seen.body.get("spec", {}).get("nodeName") in away:
+            self._complain(job, seen, f"pod {seen.name} is on a node that its attempt keeps off")
         self._last_words(job, attempt, seen.body)
 
     def _created(self, job: _Job, seen: Seen, attempt: int) -> None:
@@ -161,6 +191,8 @@ class Promises:
             self._complain(job, seen, f"the pod name {seen.name} was used twice")
         if job.phase in FINISHED:
             self._complain(job, seen, f"pod {seen.name} was created for a job that was {job.phase}")
+        if job.queue and not job.admissions:
+            self._complain(job, seen, f"pod {seen.name} was created before {job.queue} admitted the job")
         job.names.add(seen.name)
 
     def _last_words(self, job: _Job, attempt: int, pod: Mapping[str, Any]) -> None:
@@ -174,6 +206,47 @@ class Promises:
                 step = (json.loads(ended.get("message") or "{}").get("checkpoint") or {}).get("step", 0)
                 job.yielded[attempt] = max(job.yielded.get(attempt, 0), step)
 
+    def _workload(self, seen: Seen) -> None:
+        owners = (owner["uid"] for owner in seen.body["metadata"].get("ownerReferences", ()))
+        job = self.jobs.setdefault(next(owners, seen.uid), _Job(name=seen.name))
+        reserves = seen.change != "DELETED" and is_true(seen.body, "QuotaReserved")
+        job.admissions += reserves and not job.reserves
+        if job.reserves and not reserves and job.pods and not job.deleted:
+            names = sorted(pod["metadata"]["name"] for pod in job.pods.values())
+            self._complain(job, seen, f"its quota went back while {names} existed")
+        if is_true(seen.body, "Finished") and job.phase not in FINISHED and not job.deleted:
+            self._complain(job, seen, f"its Workload is finished and the job is {job.phase}")
+        job.reserves = reserves
+
+    def _reader(self, seen: Seen) -> None:
+        """One pod that verifies a checkpoint."""
+        job = self.jobs.setdefault(seen.body["metadata"]["labels"][LABEL_JOB_UID], _Job(name=seen.name))
+        if seen.change == "DELETED":
+            job.readers.pop(seen.uid, None)
+            return
+        is_new = seen.uid not in job.readers
+        reads = [pod for uid, pod in job.readers.items() if uid != seen.uid and not _is_over(pod)]
+        job.readers[seen.uid] = seen.body
+        if not is_new or job.deleted:
+            return
+        record = (job.status.get("checkpoint") or {}).get("verification") or {}
+        if record.get("pod") != seen.name:
+            self._complain(job, seen, f"pod {seen.name} was created and status names {record.get('pod')}")
+        if job.phase != "Completed":
+            self._complain(job, seen, f"pod {seen.name} reads a checkpoint of a job that was {job.phase}")
+        if reads:
+            self._complain(job, seen, f"pod {seen.name} was created beside {reads[0]['metadata']['name']}")
+
+
+def is_true(item: Json, kind: str) -> bool:
+    """Whether the object has a condition of this type that holds."""
+    found = item.get("status", {}).get("conditions", ())
+    return any(each["type"] == kind and each["status"] == "True" for each in found)
+
+
+def _is_over(pod: Mapping[str, Any]) -> bool:
+    return pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+
 
 def _attempt_of(pod: Mapping[str, Any]) -> int:
     return int(pod["metadata"]["labels"][LABEL_ATTEMPT])
@@ -181,56 +254,3 @@ def _attempt_of(pod: Mapping[str, Any]) -> int:
 
 def _index_of(pod: Mapping[str, Any]) -> str:
     return str(pod["metadata"]["labels"][LABEL_RANK])
-
-
-ATTENDED = frozenset({"Running", "Yielding", "Suspending"})
-"""Phases that may have a disruption budget."""
-
-AT_WORK = ATTENDED | {"Pending", "Starting", "Restarting", "Queued"}
-"""Phases that may have a pod group: of an attempt that runs, or that is just being taken away."""
-
-
-def orphans(jobs: Iterable[Json], objects: Iterable[Json]) -> list[str]:
-    """Objects whose job is gone, and those of attempts that are over or that a job at rest has no use for."""
-    alive = {job["metadata"]["uid"]: job for job in jobs}
-    found = []
-    for item in objects:
-        for owner in item["metadata"].get("ownerReferences", ()):
-            if owner["kind"] != "ZeroTrainingJob":
-                continue
-            job = alive.get(owner["uid"])
-            said = f"outlived its job {owner['name']}" if job is None else _outlived(item, job)
-            if said:
-                found.append(f"{item['kind']} {item['metadata']['name']} {said}")
-    return found
-
-
-def _outlived(item: Json, job: Json) -> str:
-    """What is wrong with an object of a job that exists; empty when nothing is."""
-    status = job.get("status", {})
-    attempt, phase = int(status.get("attempt", 0)), str(status.get("phase", ""))
-    kind, labels = item["kind"], item["metadata"].get("labels", {})
-    own = labels.get(LABEL_ATTEMPT)
-    if kind == "Workload":
-        finished = any(
-            condition["type"] == "Finished" and condition["status"] == "True"
-            for condition in item.get("status", {}).get("conditions", ())
-        )
-        over = phase in FINISHED and not finished
-        return f"still holds its quota; the job is {phase}" if over or phase == "Suspended" else ""
-    if own is None:
-        return ""  # of the job and not of an attempt, as helper pods are
-    if kind == "ConfigMap":
-        return (
-            "" if item["metadata"]["name"] in _told_stacks(status) else "is named nowhere in the job's status"
-        )
-    if kind in ("Pod", "PodDisruptionBudget", "PodGroup") and int(own) != attempt:
-        return f"outlived its attempt; the job is at {attempt}"
-    allowed = {"PodDisruptionBudget": ATTENDED, "PodGroup": AT_WORK}.get(kind)
-    return f"is of no use; the job is {phase}" if allowed is not None and phase not in allowed else ""
-
-
-def _told_stacks(status: Json) -> set[str]:
-    """ConfigMaps with stacks that people are sent to."""
-    places = [status.get("hang") or {}, *status.get("failures", ())]
-    return {str(place["stacks"]) for place in places if place.get("stacks")}

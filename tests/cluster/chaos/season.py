@@ -16,19 +16,23 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster.chaos.awaits import is_burying
-from tests.cluster.chaos.gremlin import Gremlin, Temper
+from tests.cluster.chaos.gremlin import Gremlin, Temper, is_unread
 from tests.cluster.chaos.incarnation import Setup
-from tests.cluster.chaos.judge import FINISHED, Promises, orphans
+from tests.cluster.chaos.judge import FINISHED, Promises
+from tests.cluster.chaos.orphans import orphans
 from tests.cluster.chaos.proxy import CALM, ROUGH, FaultProxy, Weather
 from tests.cluster.chaos.witness import Witness
 from tests.operator.kube_json import KubeJson
 from tests.operator.kubelet_double import KubeletDouble, ensure_node, kubelet
 from tests.operator.operator_process import KEY, write_kubeconfig
+from tests.support.crd import wait_established
 from tests.support.devcluster import Cluster
 
 Json = dict[str, Any]
 
 NODES = ("double", "double-b")
+
+KUEUE_CRDS = Path(__file__).parents[2] / "operator" / "crds" / "kueue.yaml"
 
 ENTITLED = ("is being terminated", "exceeded quota")
 """Refusals with 403 that are no missing permission."""
@@ -92,6 +96,7 @@ class Season:
             if time.monotonic() > deadline:
                 told = "\n".join(_told(job) + self._pods_of(job) for job in open_)
                 raise TimeoutError(f"{len(open_)} jobs do not end:\n{told}")
+            self.gremlin.attend(patience=0)
             time.sleep(0.2)
         for job in self.gremlin.live_jobs():
             if _phase(job) in FINISHED:
@@ -118,6 +123,8 @@ class Season:
     def _rests(self, job: Json) -> bool:
         """Whether a job is where it is to be judged."""
         sleeps = self.gremlin.lives[job["metadata"]["uid"]].sleeps
+        if is_unread(job):
+            return False
         return _phase(job) in (FINISHED | {"Suspended"} if sleeps else FINISHED)
 
     def _pods_of(self, job: Json) -> str:
@@ -174,6 +181,8 @@ def season(
 ) -> Iterator[Season]:
     """A fresh namespace of the cluster; the operator's manifests must have been applied."""
     chance, api = random.Random(seed), KubeJson(cluster)
+    cluster.kubectl("apply", "-f", str(KUEUE_CRDS))
+    wait_established(cluster, "workloads.kueue.x-k8s.io", "resourceflavors.kueue.x-k8s.io")
     with ExitStack() as stack:
         namespace = stack.enter_context(cluster.namespace())
         double = stack.enter_context(kubelet(api, namespace, KEY, steps=steps))

@@ -1,7 +1,7 @@
-"""Sees every version of every job and pod of a namespace, in the order in which etcd took them in.
+"""Sees every version of every job, pod and Workload of a namespace, in the order in which etcd took them in.
 
-Two watches of its own, straight to the API server. A hole in what it saw is an error: a judgement on half of
-the story is worth nothing. Revisions of jobs and pods come from one counter, so that they make one history.
+Watches of its own, straight to the API server. A hole in what it saw is an error: a judgement on half of the
+story is worth nothing. Revisions of all kinds come from one counter, so that they make one history.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Seen:
 
     revision: int
     kind: str
-    """`Pod` or `Job`."""
+    """`Pod`, `Job` or `Workload`."""
     change: str
     """`ADDED`, `MODIFIED` or `DELETED`."""
     body: Json
@@ -51,6 +51,7 @@ class Witness:
         self._paths = {
             "Job": f"/apis/zerotrain.dev/v1alpha1/namespaces/{namespace}/zerotrainingjobs",
             "Pod": f"/api/v1/namespaces/{namespace}/pods",
+            "Workload": f"/apis/kueue.x-k8s.io/v1beta2/namespaces/{namespace}/workloads",
         }
         self._versions: dict[str, int] = {}
         self._marks = 0

@@ -1,0 +1,71 @@
+"""What jobs of a season are like: each is drawn with some of the product's features, and knows which."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+Json = dict[str, Any]
+
+QUEUE = "team-a"
+
+EXCLUSION_S = 3
+"""Of a node that a rule replaces: short, so that attempts wait for it and outlive it."""
+
+RULES: tuple[Json, ...] = (
+    {"onExitCodes": [137], "action": "ReplaceNodeAndRestart"},
+    {"onExitCodes": [82], "action": "RestartAllIgnoreBudget"},
+    {"onReasons": ["Hang"], "action": "ReplaceNodeAndRestart"},
+)
+SHRINK: Json = {"onExitCodes": [1], "action": "ShrinkAndRestart"}
+
+HANG_S = 3
+"""A step without an end counts as a hang after so long."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Traits:
+    """Of one life of a job."""
+
+    elastic: bool = False
+    queued: bool = False
+    """Kueue admits it."""
+    verified: bool = False
+    """Its checkpoint is read once it has completed."""
+    judged: bool = False
+    """It may hang: somebody will notice."""
+
+
+def draw(chance: random.Random, workers: tuple[int, ...]) -> tuple[Json, Traits]:
+    """Fields to change of the good job, by dotted path, and what they make of it."""
+    place = chance.choice(("", "", "gang", "queue"))
+    traits = Traits(
+        elastic=chance.random() < 0.5,
+        queued=place == "queue",
+        verified=chance.random() < 0.4,
+        judged=chance.random() < 0.3,
+    )
+    changes: Json = {
+        "spec.workers": chance.choice(workers),
+        "spec.failurePolicy.maxRestarts": 100,
+        "spec.failurePolicy.nodeExclusionSeconds": EXCLUSION_S,
+        "spec.runPolicy.terminationTimeoutSeconds": 3,
+        "spec.checkpoint.gracePeriodSeconds": 10,
+    }
+    if traits.elastic:
+        changes |= {"spec.elastic.minWorkers": 1, "spec.elastic.maxWorkers": 4}
+    if chance.random() < 0.4:
+        changes["spec.failurePolicy.rules"] = [*RULES, *((SHRINK,) if traits.elastic else ())]
+    if traits.verified:
+        changes["spec.checkpoint.verify"] = "OnCompletion"
+        changes["spec.runPolicy.cleanPodPolicy"] = chance.choice(("All", "Running", "None"))
+    if traits.judged:
+        changes["spec.hangPolicy"] = {"minTimeoutSeconds": HANG_S, "stepTimeoutFactor": 2}
+    if place == "gang":
+        # The doubles' nodes, for the gang; the scheduler itself stays away for want of the volume.
+        changes["spec.scheduling.gang"] = "Operator"
+        changes["spec.scheduling.tolerations"] = [{"key": "zerotrain.dev/double", "operator": "Exists"}]
+    if place == "queue":
+        changes["spec.scheduling.queueName"] = QUEUE
+    return changes, traits

@@ -1,0 +1,74 @@
+"""What jobs leave behind: objects that outlive their job, their attempt or their use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from tests.cluster.chaos.judge import FINISHED, is_true
+from zerotrain.operator.constants import LABEL_ATTEMPT, LABEL_HELPER
+
+Json = dict[str, Any]
+
+ATTENDED = frozenset({"Running", "Yielding", "Suspending"})
+"""Phases that may have a disruption budget."""
+
+AT_WORK = ATTENDED | {"Pending", "Starting", "Restarting", "Queued"}
+"""Phases that may have a pod group: of an attempt that runs, or that is just being taken away."""
+
+
+def orphans(jobs: Iterable[Json], objects: Iterable[Json]) -> list[str]:
+    """Objects whose job is gone, and those of attempts that are over or that a job at rest has no use for."""
+    alive = {job["metadata"]["uid"]: job for job in jobs}
+    found = []
+    for item in objects:
+        for owner in item["metadata"].get("ownerReferences", ()):
+            if owner["kind"] != "ZeroTrainingJob":
+                continue
+            job = alive.get(owner["uid"])
+            said = f"outlived its job {owner['name']}" if job is None else _outlived(item, job)
+            if said:
+                found.append(f"{item['kind']} {item['metadata']['name']} {said}")
+    return found
+
+
+def _outlived(item: Json, job: Json) -> str:
+    """What is wrong with an object of a job that exists; empty when nothing is."""
+    status = job.get("status", {})
+    attempt, phase = int(status.get("attempt", 0)), str(status.get("phase", ""))
+    kind, labels = item["kind"], item["metadata"].get("labels", {})
+    own = labels.get(LABEL_ATTEMPT)
+    if kind == "Workload":
+        over = phase in FINISHED and not is_true(item, "Finished")
+        return f"still holds its quota; the job is {phase}" if over or phase == "Suspended" else ""
+    if LABEL_HELPER in labels:
+        return _unread(item, job)
+    if own is None:
+        return ""  # of the job and not of an attempt
+    if kind == "ConfigMap":
+        return (
+            "" if item["metadata"]["name"] in _told_stacks(status) else "is named nowhere in the job's status"
+        )
+    if kind in ("Pod", "PodDisruptionBudget", "PodGroup") and int(own) != attempt:
+        return f"outlived its attempt; the job is at {attempt}"
+    allowed = {"PodDisruptionBudget": ATTENDED, "PodGroup": AT_WORK}.get(kind)
+    return f"is of no use; the job is {phase}" if allowed is not None and phase not in allowed else ""
+
+
+def _unread(pod: Json, job: Json) -> str:
+    """What is wrong with a pod that verified a checkpoint."""
+    status = job.get("status", {})
+    record = (status.get("checkpoint") or {}).get("verification") or {}
+    if record.get("state", "Running") == "Running":
+        return "still reads, or nobody waits for it"
+    stem, _, number = pod["metadata"]["name"].rpartition("-")
+    if record["pod"].rpartition("-")[0] != stem or int(number) > record["tries"]:
+        return f"is none of those that status tells of, {record['tries']} up to {record['pod']}"
+    takes_all = job.get("spec", {}).get("runPolicy", {}).get("cleanPodPolicy") == "All"
+    return "is of no use: cleanPodPolicy is All" if takes_all else ""
+
+
+def _told_stacks(status: Json) -> set[str]:
+    """ConfigMaps with stacks that people are sent to."""
+    places = [status.get("hang") or {}, *status.get("failures", ())]
+    return {str(place["stacks"]) for place in places if place.get("stacks")}
