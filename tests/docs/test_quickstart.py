@@ -21,11 +21,12 @@ import yaml  # type: ignore[import-untyped]
 from tests.cli.test_report_command import TITLES, Page, check_self_contained
 from tests.docs.console import Block, Shell, blocks
 from tests.docs.runbooks import commands
-from tests.docs.watched import NEEDS_MORE, REFUSALS, Watched, watched_job
+from tests.docs.watched import CHANGES, LOOKS, NEEDS_MORE, REFUSALS, ROLES, Person, Watched, watched_job
 from tests.support.browser import find_browser, paper
 from tests.support.crd import CRD_NAME
 from tests.support.devcluster import REPOSITORY, Cluster, wait_until
 from zerotrain.cli.doctor.finding import State, from_records
+from zerotrain.client.exit_codes import CommandExit
 
 pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(900)]
 
@@ -169,6 +170,25 @@ class TestOfAJobThatRuns:
         image = tmp_path / "report.png"
         browser.screenshot(file, image, width=1000, height=2100)
         assert paper(image, parts=3) > 0.9
+
+    def test_the_advised_roles_are_enough_to_look_and_to_change(
+        self, watched: Watched, reader: Cluster, tmp_path: Path
+    ) -> None:
+        """`zerotrain-viewer` and `zerotrain-editor`, as every refusal advises."""
+        viewer, editor = (Person(reader, watched.values["NAMESPACE"], role, tmp_path) for role in ROLES)
+        for who in (viewer, editor):
+            for command in LOOKS:
+                assert who.types(command).code == 0, f"{who.role}: {command}"
+            assert who.types(f"report watched --file {tmp_path / who.role}.html").code == 0
+        for command in CHANGES:
+            assert editor.types(command).code == 0, command
+            refused = viewer.types(command)
+            assert (refused.code, "zerotrain-editor" in refused.err) == (CommandExit.FORBIDDEN, True), command
+        # Only an editor reaches the workers; a viewer is shown what the operator keeps, and is told.
+        kept, asked = (json.loads(who.types("top watched --once -o json").out) for who in (viewer, editor))
+        assert (kept["is_kept"], "pods/proxy" in kept["problem"]) == (True, True)
+        assert (asked["is_kept"], len(asked["ranks"])) == (False, 2)
+        assert "pods/proxy" in (tmp_path / "viewer.html").read_text()
 
     def test_the_doctor_looks_from_inside_the_cluster(self, watched: Watched, reader: Cluster) -> None:
         command = next(shown for shown in commands() if "zerotrain doctor --pod" in shown.text)

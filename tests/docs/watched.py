@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
 from tests.docs.console import Command, ConsoleError, Shell
+from tests.operator.operator_process import write_kubeconfig
+from tests.support.commands import Done, zerotrain
+from tests.support.devcluster import Cluster
 from tests.test_repo_shape import ROOT
 
 EXAMPLE = ROOT / "deploy" / "examples" / "gpt-nvme.yaml"
@@ -21,6 +25,21 @@ REFUSALS = {
     "-stacks": "NotFound",
 }
 """Part of a command -> what a cluster says that has neither add-on, or a job that never failed or stalled."""
+
+ROLES = ("viewer", "editor")
+LOOKS = (
+    "get",
+    "get watched",
+    "describe watched",
+    "logs watched --tail 1",
+    "top watched --once",
+    "wait watched --for running",
+)
+CHANGES = (
+    "suspend watched --dry-run server",
+    "delete watched --dry-run server",
+    f"submit {EXAMPLE} --dry-run server",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +61,25 @@ class Watched:
         except ConsoleError as error:
             return str(error)
         return ""
+
+
+class Person:
+    """Somebody with one of the chart's roles in a namespace, and no other right."""
+
+    def __init__(self, cluster: Cluster, namespace: str, role: str, folder: Path) -> None:
+        self.role = role
+        self._namespace = namespace
+        account = f"--serviceaccount={namespace}:{role}"
+        cluster.kubectl("create", "serviceaccount", role, "-n", namespace)
+        cluster.kubectl(
+            "create", "rolebinding", role, f"--clusterrole=zerotrain-{role}", account, "-n", namespace
+        )
+        token = cluster.kubectl("create", "token", role, "-n", namespace).stdout.strip()
+        self._kubeconfig = write_kubeconfig(cluster, token, folder / f"{role}.kubeconfig")
+
+    def types(self, command: str) -> Done:
+        """How `zerotrain COMMAND` ends."""
+        return zerotrain(*command.split(), "-n", self._namespace, kubeconfig=self._kubeconfig)
 
 
 def watched_job() -> dict[str, Any]:
