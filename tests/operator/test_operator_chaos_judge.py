@@ -170,7 +170,7 @@ DONE = {"conditions": [{"type": "Finished", "status": "True"}]}
         (owned("Workload", "gpt", status=DONE), "Completed", ""),
         (of_attempt("ConfigMap", 1, "gpt-1-stacks"), "Running", ""),
         (of_attempt("ConfigMap", 1, "gpt-0-stacks"), "Running", "named nowhere"),
-        (owned("ConfigMap", "gpt-config"), "Completed", ""),
+        (owned("ConfigMap", "gpt-failures"), "Completed", ""),
         (reader("gpt-2-verify-1"), "Completed", ""),
         (reader("gpt-2-verify-2"), "Completed", ""),
         (reader("gpt-2-verify-3"), "Completed", "is none of those that status tells of, 2 up to"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections import Counter
 from itertools import pairwise
@@ -53,17 +54,17 @@ def test_every_size_keeps_the_batch_and_goes_on_at_the_step(
         pods = Counter(name.split("-")[1] for name, _ in double.created)
         assert pods == {"1": 2, "2": 1, "3": 4}
         assert batches(control_plane, namespace) == {
-            "gpt-config-2": (8, 1, 2),
-            "gpt-config-1": (8, 1, 4),
-            "gpt-config-4": (8, 1, 1),
+            "gpt-1-files": (8, 1, 2),
+            "gpt-2-files": (8, 1, 4),
+            "gpt-3-files": (8, 1, 1),
         }
 
 
 def batches(cluster: Cluster, namespace: str) -> dict[str, tuple[int, ...]]:
-    """By ConfigMap: global batch, micro batch, accumulation."""
+    """By Secret: global batch, micro batch, accumulation."""
     found = {}
-    for item in cluster.get("configmaps", "-n", namespace)["items"]:
+    for item in cluster.get("secrets", "-n", namespace)["items"]:
         if "ds_config.json" in item.get("data", {}):
-            config = json.loads(item["data"]["ds_config.json"])
+            config = json.loads(base64.b64decode(item["data"]["ds_config.json"]))
             found[item["metadata"]["name"]] = tuple(config[name] for name in BATCH)
     return found

@@ -11,6 +11,7 @@ from tests.operator.api_double import ApiDouble, Json, failure, served
 from tests.support.jobs import job_json, make_job
 from zerotrain.contract.channel_token import derive
 from zerotrain.contract.worker_http import WorkerReport
+from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.cluster.api import Api
 from zerotrain.operator.cluster.channel import ChannelError, Worker
 from zerotrain.operator.cluster.events import EventWriter
@@ -29,6 +30,7 @@ from zerotrain.operator.reconcile import (
     RequestYield,
 )
 from zerotrain.operator.resources import ResourceOptions, network_policy
+from zerotrain.operator.resources.stacks import stacks_config_map
 
 KEY = b"k" * 32
 CORE = "/api/v1/namespaces/ml"
@@ -95,11 +97,11 @@ async def test_shared_objects_come_before_the_pods() -> None:
     accept_all(double)
     await perform(double, CREATE)
     posted = [path.rsplit("/", 1)[-1] for verb, path, _ in double.requests if verb == "POST"]
-    assert sorted(posted[:4]) == ["configmaps", "networkpolicies", "secrets", "services"]
-    assert posted[4:] == ["pods", "pods"]
+    assert sorted(posted[:3]) == ["networkpolicies", "secrets", "services"]
+    assert posted[3:] == ["pods", "pods"]
 
 
-@pytest.mark.parametrize(("attempt", "made"), [(1, [1, 1, 2]), (2, [2, 2, 2])])
+@pytest.mark.parametrize(("attempt", "made"), [(1, [1, 2]), (2, [2, 2])])
 async def test_shared_objects_are_ensured_once_an_attempt(attempt: int, made: list[int]) -> None:
     double = ApiDouble()
     accept_all(double)
@@ -107,12 +109,11 @@ async def test_shared_objects_are_ensured_once_an_attempt(attempt: int, made: li
         hands = executor(api)
         await hands.perform(job(), [CREATE])
         await hands.perform(job(), [CreateWorkers(attempt=attempt, indices=(0, 1))])
-    assert [double.asked(f"POST {CORE}/{kind}") for kind in ("services", "configmaps", "secrets")] == made
+    assert [double.asked(f"POST {CORE}/{kind}") for kind in ("services", "secrets")] == made
 
 
 SHARED = {
     "Service": (f"{CORE}/services", "gpt"),
-    "ConfigMap": (f"{CORE}/configmaps", "gpt-config"),
     "NetworkPolicy": (POLICIES, "gpt"),
     "Secret": (f"{CORE}/secrets", None),
 }
@@ -124,7 +125,7 @@ async def test_what_somebody_deleted_of_a_running_attempt_is_made_again(gone: st
     for kind, (path, name) in SHARED.items():
         double.on(f"POST {path}", (201, {}) if kind == gone else EXISTS)
         if name is not None:
-            there = mine({"spec": wanted, "data": {"ds_config.json": "of the running ranks"}})
+            there = mine({"spec": wanted})
             double.on(f"GET {path}/{name}", failure(404, "NotFound") if kind == gone else (200, there))
     async with served(double) as api:
         hands = executor(api)
@@ -145,15 +146,16 @@ async def test_a_policy_that_was_opened_under_a_running_attempt_is_closed() -> N
     assert [body["spec"]["ingress"] != [{}] for body in double.bodies(f"PATCH {POLICIES}/gpt")] == [True]
 
 
-async def test_objects_of_an_earlier_attempt_are_adopted_and_brought_up_to_date() -> None:
-    double = ApiDouble()
-    accept_all(double)
+async def test_stacks_that_are_there_are_brought_up_to_date() -> None:
+    double, body = ApiDouble(), job()
     double.on(f"POST {CORE}/configmaps", EXISTS)
-    double.on(f"GET {CORE}/configmaps/gpt-config", (200, mine({"data": {"ds_config.json": "old"}})))
-    double.on(f"PATCH {CORE}/configmaps/gpt-config", (200, {}))
-    await perform(double, CREATE)
-    (patch,) = double.bodies(f"PATCH {CORE}/configmaps/gpt-config")
-    assert set(patch["data"]) == {"ds_config.json", "train.json"}
+    double.on(f"GET {CORE}/configmaps/gpt-1-stacks", (200, mine({"data": {"worker-0.txt": "old"}})))
+    double.on(f"PATCH {CORE}/configmaps/gpt-1-stacks", (200, {}))
+    parsed = ZeroTrainingJob.parse(body)
+    async with served(double) as api:
+        await executor(api).ensure(parsed, stacks_config_map(parsed, 1, {0: "new\n"}))
+    (patch,) = double.bodies(f"PATCH {CORE}/configmaps/gpt-1-stacks")
+    assert patch["data"]["worker-0.txt"] == "new\n"
 
 
 async def test_a_policy_that_differs_is_brought_back_and_one_that_does_not_is_left() -> None:

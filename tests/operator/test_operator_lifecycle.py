@@ -24,11 +24,10 @@ def test_runs_to_completion_and_goes_without_a_trace(
         assert running["attempt"] == 1
         assert running["ranks"] == {"desired": 4, "running": 4, "ready": 4, "summary": "4/4"}
         assert job.owned() == [
-            "ConfigMap/gpt-config",
             "NetworkPolicy/gpt",
             "Pod/gpt-1-0",
             "Pod/gpt-1-1",
-            "Secret/gpt-1-channel",
+            "Secret/gpt-1-files",
             "Service/gpt",
         ]
         done = job.wait_for("Completed")

@@ -37,7 +37,7 @@ NAMED: list[tuple[str, str, str]] = [
     ("POST", "/api/v1/namespaces/ml/pods", "create pods"),
     ("DELETE", "/api/v1/namespaces/ml/pods?labelSelector=a", "deletecollection pods"),
     ("DELETE", "/api/v1/namespaces/ml/pods/gpt-1-0", "delete pods"),
-    ("PATCH", "/api/v1/namespaces/ml/configmaps/gpt-config", "patch configmaps"),
+    ("PATCH", "/api/v1/namespaces/ml/configmaps/gpt-failures", "patch configmaps"),
     ("GET", "/api/v1/nodes/n", "get nodes"),
     ("GET", "/api/v1/namespaces/ml", "get namespaces"),
     ("GET", "/apis/zerotrain.dev/v1alpha1/zerotrainingjobs?watch=1", "watch zerotrainingjobs.zerotrain.dev"),
@@ -63,7 +63,7 @@ def test_what_is_no_resource_needs_no_right(path: str) -> None:
 def test_a_right_for_the_rare_ways_is_used(
     control_plane: Cluster, namespace: str, operator_kubeconfig: Path, api: KubeJson, tmp_path: Path
 ) -> None:
-    """The ways that an ordinary run does not take: a name that is taken, a lost race, a new configuration."""
+    """The ways that an ordinary run does not take: a name that is taken, a lost race, an opened policy."""
     seen = RecordFile()
     with operator(operator_kubeconfig, tmp_path), kubelet(api, namespace, KEY, steps=10_000) as double:
         taken(api, namespace)
@@ -78,10 +78,9 @@ def test_a_right_for_the_rare_ways_is_used(
         job.wait_for("Suspended")
         policies = f"/apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies"
         api.patch(f"{policies}/gpt", {"spec": {"egress": [{}]}})
-        job.patch('{"suspend": false, "config": {"gradient_clipping": 0.5}}')
-        seen.wait_for("patch", "configmaps")
+        job.patch('{"suspend": false}')
         seen.wait_for("patch", "networkpolicies")
-        for resource in ("services", "networkpolicies", "configmaps"):
+        for resource in ("services", "networkpolicies"):
             seen.wait_for("get", resource)
 
 

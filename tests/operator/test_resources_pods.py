@@ -43,7 +43,7 @@ def test_the_launcher_reads_the_environment() -> None:
     assert str(launch.checkpoint_dir) == "/checkpoints/gpt"
     assert (str(launch.nvme_path), launch.nvme_bytes) == ("/local_nvme", 2 * 2**40)
     assert launch.nvme_encryption == "AEAD"
-    assert str(launch.token_path) == "/etc/zerotrain/channel/token"
+    assert str(launch.token_path) == "/etc/zerotrain/job/token"
 
 
 def test_every_file_of_the_environment_is_mounted() -> None:
@@ -181,7 +181,8 @@ def test_a_configuration_by_reference_lies_beside_the_training_part() -> None:
     source = {"configMapKeyRef": {"name": "ds", "key": "c.json"}}
     pod = _pod({"spec.config": ABSENT, "spec.configFrom": source})
     ours, theirs = _volumes(pod)["/etc/zerotrain/job"]["projected"]["sources"]
-    assert [item["path"] for item in ours["configMap"]["items"]] == ["train.json"]
+    assert ours["secret"]["name"] == "gpt-1-files"
+    assert [item["path"] for item in ours["secret"]["items"]] == ["token", "train.json"]
     assert theirs["configMap"] == {"name": "ds", "items": [{"key": "c.json", "path": "ds_config.json"}]}
 
 

@@ -1,4 +1,4 @@
-"""Service, ConfigMap, Secret and NetworkPolicy of a job."""
+"""Service, Secret and NetworkPolicy of a job."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from zerotrain.contract.train_spec import TrainSpec
 from zerotrain.operator.constants import LABEL_JOB, LABEL_JOB_UID
 from zerotrain.operator.resources import (
     ResourceOptions,
+    attempt_secret,
     build,
-    channel_secret,
-    config_digest,
-    config_map,
     network_policy,
     service,
     shared_objects,
 )
+from zerotrain.operator.resources.config_files import config_files
 
 KEY = b"k" * 32
 OPTIONS = ResourceOptions()
@@ -49,8 +48,7 @@ def test_names_and_order() -> None:
     assert built == [
         ("Service", "gpt"),
         ("NetworkPolicy", "gpt"),
-        ("ConfigMap", "gpt-config"),
-        ("Secret", "gpt-2-channel"),
+        ("Secret", "gpt-2-files"),
         ("Pod", "gpt-2-0"),
         ("Pod", "gpt-2-1"),
     ]
@@ -77,7 +75,7 @@ def test_one_worker_needs_no_service() -> None:
 
 def test_the_trainer_reads_back_what_the_job_says() -> None:
     job = make_job({"spec.seed": 7, "spec.logEverySteps": 5, "spec.checkpoint.everySeconds": 60})
-    spec = TrainSpec.from_json(config_map(job)["data"]["train.json"])
+    spec = TrainSpec.from_json(config_files(job)["train.json"])
     assert spec.model.gpt is not None
     assert (spec.model.gpt.d_model, spec.model.gpt.context) == (64, 64)
     assert (spec.data_path, spec.steps, spec.seed, spec.log_every_steps) == (
@@ -93,9 +91,7 @@ def test_the_trainer_reads_back_what_the_job_says() -> None:
 
 def test_a_factory_and_its_arguments_reach_the_trainer() -> None:
     factory = {"function": "pkg.mod:build", "args": {"depth": [1, 2]}, "context": 16}
-    spec = TrainSpec.from_json(
-        config_map(make_job({"spec.model": {"factory": factory}}))["data"]["train.json"]
-    )
+    spec = TrainSpec.from_json(config_files(make_job({"spec.model": {"factory": factory}}))["train.json"])
     assert (spec.model.factory, spec.model.factory_args, spec.context) == (
         "pkg.mod:build",
         {"depth": [1, 2]},
@@ -105,36 +101,31 @@ def test_a_factory_and_its_arguments_reach_the_trainer() -> None:
 
 def test_the_configuration_is_passed_on_as_written() -> None:
     job = make_job({"spec.config.optimizer": {"type": "AdamW", "params": {"lr": 5e-6}}})
-    assert json.loads(config_map(job)["data"]["ds_config.json"]) == job.spec.config
+    assert json.loads(config_files(job)["ds_config.json"]) == job.spec.config
 
 
 def test_a_configuration_by_reference_is_not_copied() -> None:
     source = {"configMapKeyRef": {"name": "ds", "key": "c.json"}}
-    data = config_map(make_job({"spec.config": ABSENT, "spec.configFrom": source}))["data"]
-    assert set(data) == {"train.json"}
+    assert set(config_files(make_job({"spec.config": ABSENT, "spec.configFrom": source}))) == {"train.json"}
 
 
 def test_a_program_of_ones_own_needs_no_training_part() -> None:
     changes = {f"spec.{field}": ABSENT for field in ("model", "data", "steps")}
-    assert set(config_map(make_job({**changes, "spec.command": ["a"]}))["data"]) == {"ds_config.json"}
+    assert set(config_files(make_job({**changes, "spec.command": ["a"]}))) == {"ds_config.json"}
 
 
-def test_the_digest_follows_the_content() -> None:
-    assert config_digest(make_job()) == config_digest(make_job({"spec.workers": 3}))
-    assert config_digest(make_job()) != config_digest(make_job({"spec.steps": 101}))
-
-
-def test_the_token_is_of_this_attempt_and_cannot_be_changed() -> None:
+def test_the_files_are_those_of_this_attempt_and_cannot_be_changed() -> None:
     job = make_job()
-    secret = channel_secret(job, 4, KEY)
+    secret = attempt_secret(job, 4, KEY)
     assert (secret["type"], secret["immutable"]) == ("Opaque", True)
-    assert base64.b64decode(secret["data"]["token"]).decode() == derive(KEY, job.uid, 4)
-    assert secret["data"] != channel_secret(job, 5, KEY)["data"]
+    files = {name: base64.b64decode(text).decode() for name, text in secret["data"].items()}
+    assert files == {**config_files(job), "token": derive(KEY, job.uid, 4)}
+    assert secret["data"]["token"] != attempt_secret(job, 5, KEY)["data"]["token"]
 
 
 def test_a_short_operator_key_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 32 bytes"):
-        channel_secret(make_job(), 1, b"short")
+        attempt_secret(make_job(), 1, b"short")
 
 
 def test_the_network_is_closed_but_for_ranks_operator_and_monitoring() -> None:

@@ -16,7 +16,7 @@ from zerotrain.operator.api.admission import refusals
 from zerotrain.operator.api.failures import FailureRule
 from zerotrain.operator.api.storage import Nvme
 from zerotrain.operator.failure_policy import Budget
-from zerotrain.operator.resources.config_map import config_files, train_spec
+from zerotrain.operator.resources.config_files import config_files, train_spec
 
 CHECKPOINTS_DIR = "checkpoints"
 """In the run folder, as /checkpoints in a worker: the job writes below checkpoints/<name>."""

@@ -43,9 +43,6 @@ ANNOTATION_ENCRYPTED_VOLUMES: Final = f"{GROUP}/encrypted-volumes"
 """On StorageClasses: "true" is the platform team's word that its volumes are encrypted, "false" that they are
 not, whatever the parameters say."""
 
-ANNOTATION_CONFIG_DIGEST: Final = f"{GROUP}/config-digest"
-"""On pods: SHA-256 of the rendered configuration that the pod was created for."""
-
 RESERVED_METADATA_PREFIXES: Final = (f"{GROUP}/", "app.kubernetes.io/")
 """Label and annotation prefixes that podTemplate may not set: selectors and dashboards rely on them."""
 
@@ -60,12 +57,11 @@ RESERVED_PREFIX: Final = "zerotrain-"
 """Volumes and containers of podTemplate may not start with it."""
 
 CONFIG_DIR: Final = "/etc/zerotrain/job"
-"""Where a worker finds ds_config.json and train.json."""
-
-CHANNEL_DIR: Final = "/etc/zerotrain/channel"
-"""Where a worker finds its channel token, in the file TOKEN_KEY."""
+"""Where a worker finds ds_config.json, train.json and its channel token."""
 
 TOKEN_KEY: Final = "token"
+"""Name of the file with the token."""
+
 CHECKPOINT_MOUNT: Final = "/checkpoints"
 """Root of the checkpoint volume; a job writes to a folder of its own below it."""
 
@@ -73,7 +69,6 @@ SHARED_MEMORY_DIR: Final = "/dev/shm"
 SCRATCH_DIR: Final = "/tmp"
 RESERVED_MOUNTS: Final = (
     CONFIG_DIR,
-    CHANNEL_DIR,
     CHECKPOINT_MOUNT,
     SHARED_MEMORY_DIR,
     SCRATCH_DIR,
@@ -81,7 +76,7 @@ RESERVED_MOUNTS: Final = (
     "/proc",
     "/sys",
 )
-"""podTemplate may mount nothing at these paths, nor above or below the first three."""
+"""podTemplate may mount nothing at these paths, nor above or below the first two."""
 
 HTTP_PORT_NAME: Final = "http"
 RENDEZVOUS_PORT_NAME: Final = "rendezvous"

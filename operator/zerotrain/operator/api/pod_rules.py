@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import PurePosixPath
 
-from zerotrain.operator.constants import CHANNEL_DIR, CHECKPOINT_MOUNT, CONFIG_DIR, RESERVED_MOUNTS
+from zerotrain.operator.constants import CHECKPOINT_MOUNT, CONFIG_DIR, RESERVED_MOUNTS
 
 from .core.containers import Container
 from .core.volumes import VolumeMount
@@ -14,7 +14,7 @@ from .pod_template import PodTemplate
 from .refusal import Refusal, invalid
 from .spec import ZeroTrainingJobSpec
 
-_OWN_FOLDERS = (CONFIG_DIR, CHANNEL_DIR, CHECKPOINT_MOUNT)
+_OWN_FOLDERS = (CONFIG_DIR, CHECKPOINT_MOUNT)
 
 
 def pod_template_refusals(spec: ZeroTrainingJobSpec) -> Iterator[Refusal]:

@@ -26,10 +26,13 @@ def job_path(key: JobKey) -> str:
 
 
 class JobCache:
-    """The newest body of every job, from watch events and from the answers to our own writes."""
+    """The newest body of every job, from watch events and from the answers to our own writes, with the first
+    status that is decided and not written yet."""
 
     def __init__(self) -> None:
         self._jobs: dict[JobKey, Json] = {}
+        self._owed: dict[str, Json] = {}
+        """First statuses that no write has carried yet, by the job's UID."""
         self._alive_at = time.monotonic()
 
     @property
@@ -49,8 +52,24 @@ class JobCache:
         if old is not None and same_life and version_of(job) <= version_of(old):
             return False
         job["metadata"].pop("managedFields", None)
+        uid = job["metadata"]["uid"]
+        if "status" in job:
+            self._owed.pop(uid, None)
+        elif uid in self._owed:  # an edit of the spec, or a label
+            job = {**job, "status": self._owed[uid]}
         self._jobs[key] = job
         return True
+
+    def owe(self, job: Json, status: Json) -> Json:
+        """The job with its first status, kept as if it were written until a body comes that has one."""
+        self._owed[job["metadata"]["uid"]] = status
+        body = {**job, "status": status}
+        self._jobs[key_of(job)] = body
+        return body
+
+    def owes(self, uid: str) -> bool:
+        """Whether the job's status is ours alone so far."""
+        return uid in self._owed
 
     def remove(self, job: Mapping[str, Any]) -> bool:
         """Forget a deleted job, unless its name is another job's by now."""
@@ -59,6 +78,7 @@ class JobCache:
         if held is None or held["metadata"]["uid"] != job["metadata"]["uid"]:
             return False
         del self._jobs[key]
+        self._owed.pop(job["metadata"]["uid"], None)
         return True
 
     def get(self, key: JobKey) -> Json | None:
@@ -70,6 +90,11 @@ class JobCache:
 
 def key_of(job: Mapping[str, Any]) -> JobKey:
     return JobKey(job["metadata"]["namespace"], job["metadata"]["name"])
+
+
+def status_body(status: ZeroTrainingJobStatus) -> Json:
+    """As the API server takes it."""
+    return _without_empty(status.model_dump(mode="json", by_alias=True, exclude_none=True))
 
 
 def _without_empty(part: Json) -> Json:
@@ -130,7 +155,7 @@ class JobClient:
             "metadata": {
                 name: job["metadata"][name] for name in ("name", "namespace", "uid", "resourceVersion")
             },
-            "status": _without_empty(status.model_dump(mode="json", by_alias=True, exclude_none=True)),
+            "status": status_body(status),
         }
         path = f"{job_path(key_of(job))}/status"
         request = Request(method="PUT", path=path, kind=f"{PLURAL}/status", body=body, answer=Answer.METADATA)

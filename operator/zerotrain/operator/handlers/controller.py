@@ -10,12 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from zerotrain.operator.api import ZeroTrainingJobStatus
 from zerotrain.operator.api.planning import PlanMissing, known_plan
 from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.cluster.errors import ApiError, Conflict, Forbidden, NotFound, NotLeading, Unavailable
 from zerotrain.operator.cluster.events import EventWriter
 from zerotrain.operator.cluster.executor import ActionRefused, Executor
-from zerotrain.operator.cluster.jobs import JobCache, JobClient
+from zerotrain.operator.cluster.jobs import JobCache, JobClient, status_body
 from zerotrain.operator.cluster.memory import Memories
 from zerotrain.operator.cluster.store import JobKey, PodStore, owner_key
 from zerotrain.operator.cluster.telemetry import Telemetry
@@ -62,6 +63,17 @@ def _is_new(job: Json) -> bool:
 
 def _pods_to_create(plan: Plan) -> int:
     return sum(len(action.indices) for action in plan.actions if isinstance(action, CreateWorkers))
+
+
+def _begins(job: Json, plan: Plan) -> bool:
+    """Whether the plan is to start the first attempt of a job that has no status. Its pods do not wait for
+    one: there is no earlier attempt that a number would tell from it, and an operator that starts again finds
+    the pods. Where more jobs start than can be written of at once, the status comes with the news that all
+    pods run."""
+    if "status" in job or "elastic" in job["spec"]:  # of an elastic job the size may change meanwhile
+        return False
+    creates = len(plan.actions) == 1 and isinstance(plan.actions[0], CreateWorkers)
+    return creates and _pods_to_create(plan) <= LARGE
 
 
 def _always() -> bool:
@@ -221,15 +233,33 @@ class Controller:
                 plan = await asyncio.to_thread(reconcile, job, observed, self.clock(), known)
         if not self.starts.enter(key, pods=_pods_to_create(plan)):
             return
-        if plan.status is not None and not self._postponed(key, uid, can_wait(known.read_status(job), plan)):
-            job = await self.client.write_status(job, plan.status)
-            self.jobs.put(job)
-            known.keep_status(job, plan.status)
-            owner, workers = owner_key(key.namespace, uid), plan.status.workers.desired
-            self.store.expect(owner, attempt=plan.status.attempt, workers=workers)
+        status, patient = plan.status, can_wait(known.read_status(job), plan)
+        if status is None and self.jobs.owes(uid):
+            status, patient = known.read_status(job), True
+        if status is not None:
+            job = await self._keep(key, job, plan, status, patient)
         await asyncio.gather(self.events.write(job, plan.events), self._act(key, job, plan))
         if plan.wake_at is not None:
             self.queue.add_after(key, (plan.wake_at - self.clock()).total_seconds())
+
+    async def _keep(
+        self, key: JobKey, job: Json, plan: Plan, status: ZeroTrainingJobStatus, patient: bool
+    ) -> Json:
+        """Write the status now, or leave it for a later pass; the job as it is known then."""
+        uid = job["metadata"]["uid"]
+        begins = _begins(job, plan)
+        if begins:
+            job = self.jobs.owe(job, status_body(status))
+        if self._postponed(key, uid, patient or begins):
+            if not begins:
+                return job
+        else:
+            job = await self.client.write_status(job, status)
+            self.jobs.put(job)
+        self.memories.of(uid).known.keep_status(job, status)
+        owner = owner_key(key.namespace, uid)
+        self.store.expect(owner, attempt=status.attempt, workers=status.workers.desired)
+        return job
 
     def _postponed(self, key: JobKey, uid: str, patient: bool) -> bool:
         """Whether the status write waits for company; the pass that it waits for is then on its way."""

@@ -40,6 +40,8 @@ from zerotrain.operator.reconcile.teardown import KILL_GRACE_S, end_live_workers
 ECHO_SETTLE = timedelta(milliseconds=500)
 """A plain failure waits so long for surer evidence: peers of a killed rank often report first."""
 
+FIRST_ATTEMPT = 1
+
 SYNC_SETTLE = timedelta(seconds=2)
 """After a start of the operator: a pod that is missing may be one whose peers are just yielding."""
 
@@ -50,10 +52,20 @@ def advance(draft: Draft) -> None:
 
 
 def _pending(draft: Draft) -> None:
-    if draft.status.attempt == 0:
-        _gate(draft)
-    else:
+    if draft.status.attempt:
         _active(draft)
+    elif any(pod.attempt == FIRST_ATTEMPT for pod in draft.observed.pods):
+        _take_up(draft)
+    else:
+        _gate(draft)
+
+
+def _take_up(draft: Draft) -> None:
+    """Pods without a status: an operator began the first attempt and ended before it wrote so. What the spec
+    says by now, that the job is suspended or too large, is for an attempt that runs."""
+    sizing.prepare(draft)
+    _count_up(draft, sizing.next_shape(draft))
+    _active(draft)
 
 
 def _gate(draft: Draft) -> None:
@@ -112,13 +124,19 @@ def _stop_clock(draft: Draft) -> None:
 
 
 def _start_attempt(draft: Draft, shape: AttemptShape) -> None:
-    """Count up. The status write that carries the number precedes every pod that bears it."""
+    """Count up. The status write that carries the number precedes every pod that bears it; of the first
+    attempt, whose pods tell as much, it may come later."""
+    _count_up(draft, shape)
+    privileges.tell(draft)
+    draft.act(CreateWorkers(attempt=draft.status.attempt, indices=tuple(range(shape.workers))))
+
+
+def _count_up(draft: Draft, shape: AttemptShape) -> None:
     exclusions.forget_expired(draft)
     sizing.started(draft)
-    number = draft.status.attempt + 1
     draft.set(
         phase=Phase.PENDING,
-        attempt=number,
+        attempt=draft.status.attempt + 1,
         shape=shape.model_copy(update={"excluded_nodes": exclusions.current(draft), **yielding.basis(draft)}),
         yield_request=None,
         hang=None,
@@ -129,8 +147,6 @@ def _start_attempt(draft: Draft, shape: AttemptShape) -> None:
         pods_created=False,
         checkpoint=draft.status.checkpoint.model_copy(update={"resumed_from_step": None}),
     )
-    privileges.tell(draft)
-    draft.act(CreateWorkers(attempt=number, indices=tuple(range(shape.workers))))
 
 
 def _active(draft: Draft) -> None:

@@ -6,21 +6,18 @@ or reads a clock: the same job, attempt and options give the same objects.
 
 from zerotrain.operator.api import ZeroTrainingJob
 
-from .config_map import config_digest, config_map
 from .gang import pod_group
 from .identity import Json, ResourceOptions, pod_name, secret_name, selector
 from .network_policy import network_policy
 from .pod import worker_pod, worker_pods
-from .secret import channel_secret
+from .secret import attempt_secret
 from .service import service
 
 __all__ = [
     "Json",
     "ResourceOptions",
+    "attempt_secret",
     "build",
-    "channel_secret",
-    "config_digest",
-    "config_map",
     "network_policy",
     "pod_name",
     "secret_name",
@@ -35,8 +32,8 @@ __all__ = [
 def shared_objects(
     job: ZeroTrainingJob, attempt: int, operator_key: bytes, options: ResourceOptions
 ) -> list[Json]:
-    """What must exist before the pods of an attempt: Service, ConfigMap, NetworkPolicy, channel Secret,
-    the pod group of a gang.
+    """What must exist before the pods of an attempt: Service, NetworkPolicy, the Secret with its files, the
+    pod group of a gang.
 
     Secret and group belong to the attempt and are never changed; the others belong to the job. The Service
     comes first, so that its endpoints are watched before a thousand pods appear; a job of one worker has
@@ -47,8 +44,7 @@ def shared_objects(
     return [
         *([headless] if headless is not None else []),
         network_policy(job, options),
-        config_map(job),
-        channel_secret(job, attempt, operator_key),
+        attempt_secret(job, attempt, operator_key),
         *([group] if group is not None else []),
     ]
 

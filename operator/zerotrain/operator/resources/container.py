@@ -10,7 +10,6 @@ from zerotrain.contract.train_spec import CONFIG_FILE, TRAIN_SPEC_FILE
 from zerotrain.contract.worker_http import READY_PATH
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.constants import (
-    CHANNEL_DIR,
     CHECKPOINT_MOUNT,
     CONFIG_DIR,
     CONTAINER_NAME,
@@ -89,7 +88,7 @@ def launch_spec(job: ZeroTrainingJob, attempt: int, options: ResourceOptions) ->
         nvme_path=Path(nvme.mount_path) if nvme is not None else None,
         nvme_bytes=nvme.size.num_bytes if nvme is not None else None,
         nvme_encryption=nvme.encryption.value if nvme is not None and nvme.encryption is not None else None,
-        token_path=Path(CHANNEL_DIR, TOKEN_KEY),
+        token_path=Path(CONFIG_DIR, TOKEN_KEY),
         # The launcher must have ended its ranks and written its message before the kubelet sends SIGKILL.
         grace_seconds=grace - min(_MAX_EXIT_MARGIN_S, grace / 5),
         rendezvous_timeout_seconds=options.rendezvous_timeout_s,

@@ -68,13 +68,8 @@ def pod_name(job_name: str, attempt: int, index: int) -> str:
 
 
 def secret_name(job_name: str, attempt: int) -> str:
-    return f"{job_name}-{attempt}-channel"
-
-
-def config_map_name(job: ZeroTrainingJob) -> str:
-    """One per size of an elastic job: a node may still hold another size's content under the same name."""
-    size = f"-{job.shape.workers}" if job.spec.elastic is not None else ""
-    return f"{job.name}-config{size}"
+    """One per attempt: a node may still hold the content of another one's under the same name."""
+    return f"{job_name}-{attempt}-files"
 
 
 def selector(job: ZeroTrainingJob) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The volumes that the operator gives a worker pod: configuration, token, scratch, shared memory, NVMe,
+"""The volumes that the operator gives a worker pod: configuration and token, scratch, shared memory, NVMe,
 checkpoints. podTemplate's own volumes are added by `pod.py`."""
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.api.base import ApiModel
 from zerotrain.operator.api.storage import Nvme
 from zerotrain.operator.constants import (
-    CHANNEL_DIR,
     CHECKPOINT_MOUNT,
     CONFIG_DIR,
     RESERVED_PREFIX,
     SCRATCH_DIR,
     SHARED_MEMORY_DIR,
+    TOKEN_KEY,
 )
 
-from .config_map import config_file_names
-from .identity import Json, config_map_name, secret_name
+from .config_files import config_file_names
+from .identity import Json, secret_name
 
 _OWNER_READS = 0o400
 
@@ -50,7 +50,7 @@ class MountedVolume:
 
 def own_volumes(job: ZeroTrainingJob, attempt: int) -> tuple[MountedVolume, ...]:
     """The operator's volumes of one worker; all names start with the reserved prefix."""
-    volumes = [_configuration(job), _channel(job, attempt), _scratch()]
+    volumes = [_files(job, attempt), _scratch()]
     resources = job.spec.resources
     if resources is not None and resources.shared_memory is not None:
         volumes.append(_shared_memory(resources.shared_memory))
@@ -73,42 +73,21 @@ def as_written(part: ApiModel) -> Json:
     return dict(written)
 
 
-def _configuration(job: ZeroTrainingJob) -> MountedVolume:
-    """Both files in one folder, whichever ConfigMap each comes from."""
-    reference = job.spec.config_from
-    source: Json = {"configMap": {"name": config_map_name(job)}}
+def _files(job: ZeroTrainingJob, attempt: int) -> MountedVolume:
+    """Configuration and token in one folder, also where ds_config.json is the user's ConfigMap."""
+    secret, reference = secret_name(job.name, attempt), job.spec.config_from
+    source: Json = {"secret": {"secretName": secret, "defaultMode": _OWNER_READS}}
     if reference is not None:
         key = reference.config_map_key_ref
-        sources = [_files_of(key.name, {key.key: CONFIG_FILE})]
-        if own_files := sorted(config_file_names(job)):
-            sources.insert(0, _files_of(config_map_name(job), {name: name for name in own_files}))
-        source = {"projected": {"sources": sources}}
-    return MountedVolume(
-        name=f"{RESERVED_PREFIX}config", mount_path=CONFIG_DIR, source=source, read_only=True
-    )
-
-
-def _files_of(config_map: str, paths: dict[str, str]) -> Json:
-    items = [{"key": key, "path": path} for key, path in paths.items()]
-    return {"configMap": {"name": config_map, "items": items}}
+        theirs = {"name": key.name, "items": [{"key": key.key, "path": CONFIG_FILE}]}
+        own = [{"key": name, "path": name} for name in sorted((*config_file_names(job), TOKEN_KEY))]
+        sources = [{"secret": {"name": secret, "items": own}}, {"configMap": theirs}]
+        source = {"projected": {"sources": sources, "defaultMode": _OWNER_READS}}
+    return MountedVolume(name=f"{RESERVED_PREFIX}job", mount_path=CONFIG_DIR, source=source, read_only=True)
 
 
 def has_train_spec(job: ZeroTrainingJob) -> bool:
     return TRAIN_SPEC_FILE in config_file_names(job)
-
-
-def _channel(job: ZeroTrainingJob, attempt: int) -> MountedVolume:
-    return MountedVolume(
-        name=f"{RESERVED_PREFIX}channel",
-        mount_path=CHANNEL_DIR,
-        source={
-            "secret": {
-                "secretName": secret_name(job.name, attempt),
-                "defaultMode": _OWNER_READS,
-            }
-        },
-        read_only=True,
-    )
 
 
 def _scratch() -> MountedVolume:

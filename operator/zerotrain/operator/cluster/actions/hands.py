@@ -66,7 +66,7 @@ class Hands:
         """Make an object of the running attempt again if somebody deleted it, or opened the policy."""
         try:
             if item["kind"] != "Secret":
-                await self._adopt(job, item, running=True)
+                await self._adopt(job, item)
                 return
             await self.post(item)
         except AlreadyExists:
@@ -75,20 +75,16 @@ class Hands:
             await self.ensure(job, item)
         log.warning("%s/%s: %s was gone and is made again", job.namespace, job.name, item["kind"])
 
-    async def _adopt(self, job: ZeroTrainingJob, item: Json, *, running: bool = False) -> None:
-        """Bring an object of an earlier attempt up to date; refuse one that belongs to somebody else. Ranks
-        that are `running` have read their configuration: it stays as it is."""
+    async def _adopt(self, job: ZeroTrainingJob, item: Json) -> None:
+        """Bring an object that is there up to date; refuse one that belongs to somebody else."""
         path = f"{collection(item)}/{item['metadata']['name']}"
         kind = kind_of(item)
         found = await self.api.call(Request(method="GET", path=path, kind=kind))
         if not owned(found, job.uid):
             raise name_taken(found)
         patch: Json = {}
-        if item["kind"] == "ConfigMap" and not running and found.get("data") != item.get("data"):
-            patch = {
-                "metadata": {"annotations": item["metadata"].get("annotations", {})},
-                "data": item["data"],
-            }
+        if item["kind"] == "ConfigMap" and found.get("data") != item.get("data"):
+            patch = {"data": item["data"]}
         elif item["kind"] == "NetworkPolicy" and found.get("spec") != item["spec"]:
             # The installation's networks have changed, or somebody has opened the policy.
             patch = {"spec": _replacing(found.get("spec") or {}, item["spec"])}

@@ -1,8 +1,7 @@
-"""The ConfigMap with the rendered configuration: ds_config.json and train.json."""
+"""The rendered configuration, ds_config.json and train.json: files of the attempt's Secret."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import Any
 
@@ -18,22 +17,6 @@ from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.api.sizes import base_workers, config_at
 from zerotrain.operator.api.storage import Checkpoint
 from zerotrain.operator.api.workload import Model
-from zerotrain.operator.constants import ANNOTATION_CONFIG_DIGEST
-
-from .identity import Json, common_labels, config_map_name, metadata
-
-
-def config_map(job: ZeroTrainingJob) -> Json:
-    """Without ds_config.json when the job refers to a ConfigMap of the user's."""
-    meta = metadata(job, config_map_name(job), common_labels(job))
-    files = config_files(job)
-    meta["annotations"] = {ANNOTATION_CONFIG_DIGEST: _digest(files)}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "data": files}
-
-
-def config_digest(job: ZeroTrainingJob) -> str:
-    """SHA-256 of the rendered files: equal digests mean that the ConfigMap is up to date."""
-    return _digest(config_files(job))
 
 
 def config_file_names(job: ZeroTrainingJob) -> tuple[str, ...]:
@@ -43,14 +26,8 @@ def config_file_names(job: ZeroTrainingJob) -> tuple[str, ...]:
     return (*((CONFIG_FILE,) if spec.config is not None else ()), *((TRAIN_SPEC_FILE,) if trains else ()))
 
 
-def _digest(files: dict[str, str]) -> str:
-    digest = hashlib.sha256()
-    for name, text in sorted(files.items()):
-        digest.update(f"{name}\n{len(text)}\n{text}".encode())
-    return digest.hexdigest()
-
-
 def config_files(job: ZeroTrainingJob) -> dict[str, str]:
+    """Texts by file name; without ds_config.json when the job refers to a ConfigMap of the user's."""
     files: dict[str, str] = {}
     if job.spec.config is not None:
         files[CONFIG_FILE] = json.dumps(_config(job), indent=1, sort_keys=True, allow_nan=False)
