@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.checkpoint_states import ThreadRanks, layout_for, make_state, on_ranks
+from tests.support.private_mount import can_mount
 from zerotrain.contract.exit_codes import NEVER_RETRIED, ExitCode
 from zerotrain.runtime import checkpoint
 from zerotrain.runtime.checkpoint import CheckpointNoSpace, CheckpointNotWritable, SingleRank
@@ -129,22 +130,9 @@ def test_file_size_limit(tmp_path: Path) -> None:
     assert (folders, step) == ("['step-0000000001-attempt-1']", "1")
 
 
-def _can_mount() -> str | None:
-    """Why this machine cannot make a private mount, or None."""
-    if shutil.which("unshare") is None:
-        return "there is no unshare command"
-    result = subprocess.run(
-        ["unshare", "-rm", "mount", "-t", "tmpfs", "none", "/mnt"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return result.stderr.strip() or None
-
-
 def test_full_disk(tmp_path: Path) -> None:
     """A real full file system: a tmpfs of 4 MiB in a private mount namespace."""
-    if reason := _can_mount():
+    if reason := can_mount():
         pytest.skip(f"no private mount here: {reason}")
     program = tmp_path / "save.py"
     program.write_text(textwrap.dedent(SAVE_BIG))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         CheckpointMismatch,
         CheckpointNoSpace,
         CheckpointNotWritable,
+        CheckpointUnreadable,
     )
     from zerotrain.runtime.checkpoint.fence import Owner
     from zerotrain.runtime.checkpoint.group import ProcessGroupRanks, RankGroup, SingleRank
@@ -43,6 +44,7 @@ _HOME = {
         "CheckpointMismatch",
         "CheckpointNoSpace",
         "CheckpointNotWritable",
+        "CheckpointUnreadable",
     ),
     "fence": ("Owner",),
     "group": ("ProcessGroupRanks", "RankGroup", "SingleRank"),
@@ -61,6 +63,7 @@ __all__ = [
     "CheckpointMismatch",
     "CheckpointNoSpace",
     "CheckpointNotWritable",
+    "CheckpointUnreadable",
     "LoadResult",
     "Owner",
     "ProcessGroupRanks",

@@ -5,6 +5,8 @@
                                    STORAGE_FAILED where it may pass, as a server that restarts does)
         CheckpointNoSpace          ... for want of room: bytes needed and free are in the text
       CheckpointFenced             a newer attempt or another job owns the folder: too late to commit
+      CheckpointUnreadable         the volume failed while a checkpoint was read, which says nothing of the
+                                   checkpoint (exit STORAGE_FAILED)
       CheckpointDamaged            no checkpoint in the folder is whole, or the one asked for is not
       CheckpointMismatch           whole, but of another model or optimizer (exit BAD_CONFIG)
 
@@ -66,6 +68,12 @@ class CheckpointFenced(CheckpointError):
             f"checkpoint folder {path} belongs to {fence} now; {mine} came too late and may not write there. "
             "A newer attempt runs: this one must end"
         )
+
+
+class CheckpointUnreadable(CheckpointError):
+    """A read failed in a way that may pass; nothing was marked as damaged and no older checkpoint taken."""
+
+    exit_code = ExitCode.STORAGE_FAILED
 
 
 class CheckpointDamaged(CheckpointError):

@@ -6,6 +6,7 @@ Objects are never pickled across ranks: errors travel as UTF-8, outcomes as int6
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -26,6 +27,16 @@ class RankGroup(Protocol):
 
     def broadcast_text(self, text: str, *, source: int) -> str:
         """The text of rank `source`, on every rank."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """What one rank met, as all ranks know it."""
+
+    rank: int
+    text: str
+    is_grave: bool = False
+    """One that outweighs those of lower ranks."""
 
 
 class SingleRank:
@@ -81,10 +92,13 @@ def default_group() -> RankGroup:
     return SingleRank()
 
 
-def first_problem(group: RankGroup, problem: str | None) -> tuple[int, str] | None:
-    """Rank and text of the lowest rank with a problem, None when there is none; the same on every rank."""
-    flags = group.gather([0 if problem is None else 1])
-    source = next((rank for rank, (flag,) in enumerate(flags) if flag), None)
-    if source is None:
+def first_problem(group: RankGroup, problem: str | None, *, grave: bool = False) -> Problem | None:
+    """That of the lowest rank with a grave one, else of the lowest with any, None when there is none; the
+    same on every rank."""
+    flags = [flag for (flag,) in group.gather([0 if problem is None else 1 + grave])]
+    worst = max(flags)
+    if worst == 0:
         return None
-    return source, group.broadcast_text(problem or "", source=source)
+    source = flags.index(worst)
+    text = group.broadcast_text(problem or "", source=source)
+    return Problem(rank=source, text=text, is_grave=worst > 1)

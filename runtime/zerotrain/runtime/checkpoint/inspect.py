@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from zerotrain.contract.exit_codes import may_pass
 from zerotrain.contract.regular_file import read_regular
 from zerotrain.runtime.checkpoint.manifest import Manifest
 from zerotrain.runtime.checkpoint.names import (
@@ -61,7 +62,8 @@ class Surveyed:
 
 
 def survey(directory: Path) -> list[Surveyed]:
-    """Every checkpoint of a run's folder, newest commit first, the unfinished last. Raises OSError."""
+    """Every checkpoint of a run's folder, newest commit first, the unfinished last. Raises OSError, also
+    where the volume fails while one is looked at."""
     found: list[Path] = []
     partial: list[Path] = []
     for entry in sorted(os.scandir(directory), key=lambda item: item.name):
@@ -88,13 +90,13 @@ def survey(directory: Path) -> list[Surveyed]:
 
 
 def look_at(path: Path) -> Surveyed:
-    """One checkpoint by its records and sizes."""
+    """One checkpoint by its records and sizes. Raises OSError where the volume fails."""
     try:
         manifest = read_manifest(path)
         problem = next(_size_problems(manifest, path), None) or _note(path)
     except (OSError, ValueError) as error:
         return Surveyed(
-            path=path, condition=Condition.DAMAGED, reason=reason_of(error), num_bytes=_size(path)
+            path=path, condition=Condition.DAMAGED, reason=damage_of(error), num_bytes=_size(path)
         )
     return Surveyed(
         path=path,
@@ -136,12 +138,13 @@ def read_manifest(path: Path) -> Manifest:
 def verify(path: Path, progress: Callable[[int], object]) -> list[str]:
     """Everything that is wrong with a checkpoint: digests, sizes, coverage of every parameter, tensors.
 
-    `progress` gets the bytes of each chunk that was read. Empty when a load would succeed.
+    `progress` gets the bytes of each chunk that was read. Empty when a load would succeed. Raises OSError
+    where the volume fails: that says nothing of the checkpoint.
     """
     try:
         manifest = read_manifest(path)  # the coverage of every parameter is part of reading it
     except (OSError, ValueError) as error:
-        return [reason_of(error)]
+        return [damage_of(error)]
     problems = list(_size_problems(manifest, path))
     if problems:
         return problems
@@ -150,7 +153,7 @@ def verify(path: Path, progress: Callable[[int], object]) -> list[str]:
             if hash_file(path / file.name, progress).sha256 != file.sha256:
                 problems.append(f"{file.name} does not have the digest that {MANIFEST} records")
         except OSError as error:
-            problems.append(reason_of(error))
+            problems.append(damage_of(error))
     return problems or list(_tensor_problems(manifest, path))
 
 
@@ -163,6 +166,14 @@ def reason_of(error: Exception) -> str:
     return str(error)
 
 
+def damage_of(error: Exception) -> str:
+    """As `reason_of`, of an error that tells of damage. Raises it again when it tells of a volume that failed
+    and may work again."""
+    if isinstance(error, OSError) and may_pass(error.errno):
+        raise error
+    return reason_of(error)
+
+
 def _looks_like_one(path: Path) -> bool:
     return is_step_folder(path.name) or (path / MANIFEST).exists() or (path / COMMIT).exists()
 
@@ -170,7 +181,8 @@ def _looks_like_one(path: Path) -> bool:
 def _may_be_latest(path: Path) -> bool:
     try:
         commit: Committed = read_commit(path)
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        damage_of(error)
         return False
     return commit.is_latest
 
@@ -185,7 +197,7 @@ def _size_problems(manifest: Manifest, path: Path) -> Iterator[str]:
         try:
             size = (path / file.name).stat().st_size
         except OSError as error:
-            yield reason_of(error)
+            yield damage_of(error)
             continue
         if size != file.size:
             yield f"{file.name} has {size} bytes instead of {file.size}"
@@ -215,7 +227,8 @@ def _note(path: Path) -> str:
         return str(json.loads(read_regular(path / DAMAGED, MAX_RECORD_BYTES))["reason"])
     except FileNotFoundError:
         return ""
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        damage_of(error)
         return "marked as damaged"
 
 

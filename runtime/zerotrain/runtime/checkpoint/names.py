@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zerotrain.contract.exit_codes import may_pass
 from zerotrain.contract.history import HISTORY_DIR
 from zerotrain.contract.regular_file import read_regular
 
@@ -104,13 +105,15 @@ def folders(directory: Path) -> list[Path]:
 
 
 def committed(directory: Path) -> list[Committed]:
-    """Checkpoints with a readable COMMIT record, newest commit first."""
+    """Checkpoints with a readable COMMIT record, newest commit first. Raises OSError where the volume fails,
+    which says nothing of a record."""
     found = []
     for path in folders(directory):
         try:
             found.append(read_commit(path))
-        except (OSError, ValueError):
-            continue
+        except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and may_pass(error.errno):
+                raise
     return sorted(found, key=lambda item: item.sequence, reverse=True)
 
 

@@ -4,7 +4,8 @@ one window at a time.
 Verification is shared: of n files, rank r of M hashes files r, r + M, r + 2M, ..., so that every byte of a
 checkpoint is digested exactly once; the ranks then compare notes. A checkpoint that is torn or damaged is
 passed over for the next older one and reported in `LoadResult.rejected`. One that is whole but belongs to
-another model raises, because an older one would not fit either.
+another model raises, because an older one would not fit either; and so does a volume that fails, because
+that says nothing of any checkpoint.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from typing import Any
 
 import torch
 
+from zerotrain.contract.exit_codes import may_pass
 from zerotrain.runtime.checkpoint import rng
-from zerotrain.runtime.checkpoint.errors import CheckpointDamaged
-from zerotrain.runtime.checkpoint.group import RankGroup, default_group, first_problem
+from zerotrain.runtime.checkpoint.errors import CheckpointDamaged, CheckpointError, CheckpointUnreadable
+from zerotrain.runtime.checkpoint.group import Problem, RankGroup, default_group, first_problem
 from zerotrain.runtime.checkpoint.inspect import read_manifest, reason_of
 from zerotrain.runtime.checkpoint.intervals import Copy, plan_shard, within
 from zerotrain.runtime.checkpoint.manifest import Manifest, TensorEntry
@@ -79,7 +81,8 @@ def load(
     `state` has streams for is read. Not `strict`: what the checkpoint lacks keeps its value.
     Tensors, scalars and buffers of `state` and this process's random generators are replaced; `state` is
     undefined when this raises. Raises CheckpointDamaged when checkpoints exist but none is whole (or `tag`
-    is not), CheckpointMismatch when model or optimizer differ, CheckpointError when ranks see other files.
+    is not), CheckpointUnreadable when the volume fails meanwhile, CheckpointMismatch when model or optimizer
+    differ, CheckpointError when ranks see other files.
     """
     group, directory = group or default_group(), Path(directory)
     rejected: list[tuple[Path, str]] = []
@@ -105,7 +108,14 @@ def _candidates(directory: Path, tag: str | None, of_job: str | None, group: Ran
     """Folder names, newest commit first, as rank 0 sees them."""
     if tag is not None:
         return [check_tag(tag)]
-    names = _newest_first(directory, of_job) if group.rank == 0 else []
+    names: list[str] = []
+    problem: OSError | None = None
+    try:
+        names = _newest_first(directory, of_job) if group.rank == 0 else []
+    except OSError as error:
+        problem = error
+    if (found := _compare(group, problem, directory)) is not None:
+        raise CheckpointError(f"checkpoint folder {directory} cannot be read: {found.text}")
     text = group.broadcast_text(json.dumps(names), source=0)
     return [str(name) for name in json.loads(text)]
 
@@ -116,7 +126,9 @@ def _newest_first(directory: Path, of_job: str | None) -> list[str]:
     for path in folders(directory):
         try:
             commit = read_commit(path)
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
+            if _may_pass(error):
+                raise
             # Looks like a checkpoint but its COMMIT record is unreadable: it must be reported, never loaded.
             if of_job is None and is_step_folder(path.name):
                 torn.append(path.name)
@@ -131,14 +143,14 @@ def _try_load(state: CheckpointState, path: Path, group: RankGroup, how: _How) -
     """The result, or why this checkpoint cannot be used; the same on every rank."""
     with contextlib.ExitStack() as stack:
         manifest: Manifest | None = None
-        problem: str | None = None
+        problem: Exception | None = None
         try:
             stack.enter_context(reading(path))
             manifest = read_manifest(path)
             _verify_files(manifest, path, group)
         except (OSError, ValueError) as error:
-            problem = reason_of(error)
-        found = first_problem(group, problem)
+            problem = error
+        found = _compare(group, problem, path)
         if found is not None or manifest is None:
             return _told(found, group)
         # A pure function of manifest and layout: every rank raises, or none.
@@ -147,8 +159,8 @@ def _try_load(state: CheckpointState, path: Path, group: RankGroup, how: _How) -
         try:
             restored = _fill(state, manifest, path, restore_rng=how.restore_rng)
         except (OSError, ValueError) as error:
-            problem = reason_of(error)
-        found = first_problem(group, problem)
+            problem = error
+        found = _compare(group, problem, path)
         if found is not None:
             return _told(found, group)
     return LoadResult(
@@ -162,9 +174,26 @@ def _try_load(state: CheckpointState, path: Path, group: RankGroup, how: _How) -
     )
 
 
-def _told(found: tuple[int, str] | None, group: RankGroup) -> str:
-    rank, reason = found or (group.rank, "unknown")
-    return reason if group.world_size == 1 else f"{reason} (found by rank {rank})"
+def _compare(group: RankGroup, problem: Exception | None, path: Path) -> Problem | None:
+    """What is wrong with `path`, for any rank. Raises CheckpointUnreadable on every rank where one's volume
+    failed: the checkpoint may be whole, and an older one would lose steps for nothing."""
+    text = reason_of(problem) if problem is not None else None
+    found = first_problem(group, text, grave=problem is not None and _may_pass(problem))
+    if found is not None and found.is_grave:
+        raise CheckpointUnreadable(
+            f"the volume failed while {path} was read: {_told(found, group)}. Nothing is known to be "
+            "damaged: look after the volume's server and the node's mount"
+        )
+    return found
+
+
+def _may_pass(error: Exception) -> bool:
+    return isinstance(error, OSError) and may_pass(error.errno)
+
+
+def _told(found: Problem | None, group: RankGroup) -> str:
+    found = found or Problem(rank=group.rank, text="unknown")
+    return found.text if group.world_size == 1 else f"{found.text} (found by rank {found.rank})"
 
 
 def _verify_files(manifest: Manifest, path: Path, group: RankGroup) -> None:

@@ -51,7 +51,10 @@ def mark_damaged(folder: Path, reason: str) -> None:
 
 def retain(directory: Path, *, keep_last: int) -> tuple[str, ...]:
     """Remove superfluous checkpoints; returns their names. Never raises for one that cannot be removed."""
-    found = committed(directory)
+    try:
+        found = committed(directory)
+    except OSError:
+        return ()  # what cannot be told apart now may be a whole one
     damaged = {item.path.name for item in found if (item.path / DAMAGED).exists()}
     whole = {item.path.name for item in found}
     torn = [path for path in folders(directory) if is_step_folder(path.name) and path.name not in whole]

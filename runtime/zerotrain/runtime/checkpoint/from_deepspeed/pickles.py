@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from zerotrain.runtime.checkpoint.errors import CheckpointDamaged, CheckpointError
+from zerotrain.contract.exit_codes import may_pass
+from zerotrain.runtime.checkpoint.errors import CheckpointDamaged, CheckpointError, CheckpointUnreadable
 
 _STAND_INS = ("deepspeed.", "argparse.")
 
@@ -40,15 +41,20 @@ class Inert:
         self.__dict__.setdefault("items", {})[key] = value
 
 
+def _unread(path: Path, error: Exception) -> CheckpointError:
+    kind = CheckpointUnreadable if isinstance(error, OSError) and may_pass(error.errno) else CheckpointDamaged
+    return kind(f"{path} cannot be read: {error}")
+
+
 def load_file(path: Path) -> dict[str, Any]:
     """The dictionary of one file; tensors are mapped from it, not read. Raises UnsafeCheckpoint,
-    CheckpointDamaged."""
+    CheckpointDamaged, CheckpointUnreadable."""
     if not zipfile.is_zipfile(path):
         raise CheckpointDamaged(f"{path} is no torch file, or was cut short")
     try:
         names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
     except Exception as error:
-        raise CheckpointDamaged(f"{path} cannot be read: {error}") from error
+        raise _unread(path, error) from error
     refused = sorted(name for name in names if not name.startswith(_STAND_INS))
     if refused:
         raise UnsafeCheckpoint(
@@ -60,7 +66,7 @@ def load_file(path: Path) -> dict[str, Any]:
         with torch.serialization.safe_globals(stubs):  # type: ignore[arg-type]
             content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except Exception as error:
-        raise CheckpointDamaged(f"{path} cannot be read: {error}") from error
+        raise _unread(path, error) from error
     if not isinstance(content, dict):
         raise CheckpointDamaged(f"{path} holds a {type(content).__name__} instead of a dictionary")
     return content

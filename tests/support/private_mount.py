@@ -1,0 +1,19 @@
+"""Whether a test may mount file systems that nobody else sees."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+
+def can_mount() -> str | None:
+    """Why this machine cannot make a private mount, or None."""
+    if shutil.which("unshare") is None:
+        return "there is no unshare command"
+    result = subprocess.run(
+        ["unshare", "-rm", "mount", "-t", "tmpfs", "none", "/mnt"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return result.stderr.strip() or None
