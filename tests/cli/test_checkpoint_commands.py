@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from tests.support import deepspeed_files
 from tests.support.checkpoint_states import ThreadRanks, good, layout_for, make_state, on_ranks
+from tests.support.private_mount import can_mount
 from zerotrain.cli.checkpoint import age_text, size_text
 from zerotrain.cli.errors import CliError
 from zerotrain.cli.main import app
@@ -96,6 +97,34 @@ def test_damage_is_seen(tmp_path: Path) -> None:
     assert problems[torn.name]
     assert run("verify", tmp_path, whole.name) == (0, f"{whole.name}: whole\n")
     assert run("verify", flipped)[0] == ExitCode.CHECKPOINT_UNUSABLE
+
+
+READERS = (
+    ["ls", "{run}"],
+    ["verify", "{run}"],
+    ["diff", "{path}", "{path}"],
+    ["export", "{run}", "{run}/../weights"],
+)
+
+
+@pytest.mark.parametrize("command", READERS, ids=lambda command: command[0])
+def test_a_volume_that_fails_is_no_damage(tmp_path: Path, command: list[str]) -> None:
+    """The kernel's own input/output error: a file of which no byte can be read is mounted over one."""
+    if reason := can_mount():
+        pytest.skip(f"no private mount here: {reason}")
+    path = save_at(tmp_path / "run", 1, step=1)
+    arguments = [part.format(run=path.parent, path=path) for part in command]
+    script = 'mount --bind /proc/$$/mem "$1" && shift && exec "$@"'
+    cli = [sys.executable, "-m", "zerotrain.cli", "checkpoint", *arguments]
+    result = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", script, "sh", str(path / "manifest.json"), *cli],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == ExitCode.STORAGE_FAILED, result.stderr
+    assert "Input/output error" in result.stderr
+    assert result.stdout == ""
 
 
 def test_diff_across_numbers_of_ranks(tmp_path: Path) -> None:

@@ -201,6 +201,30 @@ FOLLOW = [
         want=Want(actions=(replace(CREATE, pod="gpt-1-verify-2"),)),
     ),
     Row(
+        id="a volume that fails under the reader says nothing of the checkpoint: read again",
+        job=job(spec=verifying(), status=completed(tries=1)),
+        seen=seen(*DONE, helpers=(helper(ended(0, 85), termination=said("error (85): EIO")),)),
+        want=Want(
+            actions=(replace(CREATE, pod="gpt-1-verify-2"),),
+            events=(),
+            fields={
+                "checkpoint.verification.state": "Running",
+                "checkpoint.verification.tries": 2,
+            },
+        ),
+    ),
+    Row(
+        id="and not damaged when it fails under all three",
+        job=job(spec=verifying(), status=completed(tries=3, pod="gpt-1-verify-3")),
+        seen=seen(*DONE, helpers=(helper(ended(0, 85), "gpt-1-verify-3", termination=said("next: look")),)),
+        want=Want(
+            actions=(),
+            events=("VerificationFailed",),
+            fields={"checkpoint.verification.state": "Unknown"},
+            says={"event": "the volume failed while it was read (exit code 85): next: look"},
+        ),
+    ),
+    Row(
         id="after three it stays unknown, and why is said",
         job=job(spec=verifying(), status=completed(tries=3, pod="gpt-1-verify-3")),
         seen=seen(

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +20,7 @@ from rich.table import Column
 from zerotrain.cli.errors import CliError
 from zerotrain.cli.options import Output, OutputOption
 from zerotrain.cli.output import show, show_record, show_table
-from zerotrain.contract.exit_codes import ExitCode
+from zerotrain.contract.exit_codes import ExitCode, may_pass
 
 if TYPE_CHECKING:
     from zerotrain.runtime.checkpoint.inspect import Surveyed
@@ -45,7 +46,8 @@ def ls(folder: FolderArgument, output: OutputOption = Output.TABLE) -> None:
 
     Looks at records and sizes alone; `verify` reads every byte.
     """
-    rows = _survey(folder)
+    with volume_errors(folder):
+        rows = _survey(folder)
     if output is not Output.TABLE:
         show_record([_record(row) for row in rows], output)
         return
@@ -58,15 +60,19 @@ def verify_checkpoint(
     tag: Annotated[str | None, typer.Argument(help="Name of one checkpoint in it; all unless given.")] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Read every byte: digests, coverage of every parameter, tensors. Ends with 0 when all are whole."""
+    """Read every byte: digests, coverage of every parameter, tensors. Ends with 0 when all are whole, with 66
+    when one is damaged, with 85 when the volume failed, which says nothing of any of them."""
     if tag is not None:
         folder = folder / tag
     inspect = _inspect()
-    rows = [inspect.look_at(folder)] if _is_checkpoint(folder) else _survey(folder)
-    rows = [row for row in rows if row.condition is not inspect.Condition.PARTIAL]
-    if not rows:
-        raise CliError(f"{folder} holds no checkpoint", next_step="give the folder that the job writes to")
-    found = _verify_all([row.path for row in rows])
+    with volume_errors(folder):
+        rows = [inspect.look_at(folder)] if _is_checkpoint(folder) else _survey(folder)
+        rows = [row for row in rows if row.condition is not inspect.Condition.PARTIAL]
+        if not rows:
+            raise CliError(
+                f"{folder} holds no checkpoint", next_step="give the folder that the job writes to"
+            )
+        found = _verify_all([row.path for row in rows])
     if output is not Output.TABLE:
         show_record([{"path": str(path), "problems": found[path]} for path in found], output)
     else:
@@ -92,6 +98,8 @@ def diff(first: SideArgument, second: SideArgument, output: OutputOption = Outpu
         same_step = sides[0].manifest.step == sides[1].manifest.step
         steps = [side.manifest.step for side in sides]
     except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and may_pass(error.errno):
+            raise volume_failed(error, first if len(sides) < 1 else second) from error
         raise CliError(
             inspect.reason_of(error),
             code=int(ExitCode.CHECKPOINT_UNUSABLE),
@@ -166,9 +174,32 @@ def check_folder(folder: Path) -> None:
     try:
         next(folder.iterdir(), None)
     except OSError as error:
+        if may_pass(error.errno):
+            raise volume_failed(error, folder) from error
         raise CliError(
             f"{folder}: {error.strerror}", next_step="give the folder that the job writes its checkpoints to"
         ) from error
+
+
+@contextmanager
+def volume_errors(folder: Path) -> Iterator[None]:
+    """What a volume that fails answers ends the command as such. Raises CliError."""
+    try:
+        yield
+    except OSError as error:
+        if not may_pass(error.errno):
+            raise
+        raise volume_failed(error, folder) from error
+
+
+def volume_failed(error: OSError, folder: Path) -> CliError:
+    """The error of a command that met one, which says nothing of any checkpoint."""
+    name = f"{Path(error.filename).name}: " if isinstance(error.filename, str) else ""
+    return CliError(
+        f"the volume failed while {folder} was read: {name}{error.strerror}",
+        code=int(ExitCode.STORAGE_FAILED),
+        next_step="look after the volume's server and this machine's mount, then do it again",
+    )
 
 
 def _survey(folder: Path) -> list[Surveyed]:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zerotrain.cli.checkpoint import check_folder
+from zerotrain.cli.checkpoint import check_folder, volume_failed
 from zerotrain.cli.errors import CliError
 from zerotrain.cli.output import show
-from zerotrain.contract.exit_codes import ExitCode
+from zerotrain.contract.exit_codes import ExitCode, may_pass
 
 if TYPE_CHECKING:
     from zerotrain.runtime.weights.checkpoint_export import Request
@@ -116,6 +116,8 @@ def _run(
         )
         done = export_checkpoint(request)
     except (CheckpointError, OSError, ValueError) as error:
+        if isinstance(error, OSError) and may_pass(error.errno):
+            raise volume_failed(error, checkpoint) from error
         code = int(getattr(error, "exit_code", ExitCode.BAD_CONFIG))
         is_damaged = code == ExitCode.CHECKPOINT_UNUSABLE
         step = f"zerotrain checkpoint verify {checkpoint}" if is_damaged else "correct what the message names"

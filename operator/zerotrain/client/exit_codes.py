@@ -109,7 +109,7 @@ COMMAND_EXITS: tuple[CommandExitMeaning, ...] = (
     ),
     _row(
         CommandExit.STORAGE_FAILED,
-        "a volume failed while a checkpoint was written (input/output error, stale handle, timeout)",
+        "a volume failed while a checkpoint was read or written (input/output error, stale handle, timeout)",
         "look after the volume's server and this machine's mount, then do it again",
     ),
     _row(CommandExit.INTERRUPTED, "Ctrl-C", "nothing"),

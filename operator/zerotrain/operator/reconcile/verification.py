@@ -128,6 +128,8 @@ def _outcome(pod: PodView) -> _Outcome:
             told=(said or "it does not pass zerotrain checkpoint verify").strip(),
         )
     code = f"exit code {pod.exit_code}" if pod.exit_code is not None else f"pod phase {pod.phase}"
+    if pod.exit_code == ExitCode.STORAGE_FAILED:
+        code = f"the volume failed while it was read ({code})"
     parts = [code, pod.disruption, pod.pod_reason, pod.pod_message, said]
     return _unknown(": ".join(part.strip() for part in parts if part))
 
