@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.support.forked import in_child
 from zerotrain.runtime._native import SpillFile, aligned_buffer
@@ -22,6 +23,7 @@ def test_a_killed_process_leaves_neither_name_nor_space(tmp_path: Path) -> None:
     before = os.statvfs(tmp_path)
     pid = os.fork()
     if pid == 0:
+        torch.set_num_threads(1)  # torch's own threads are the parent's
         try:
             file = SpillFile([str(tmp_path)], 512 * MIB)
             file.write(0, aligned_buffer(64 * MIB).fill_(1))

@@ -4,6 +4,7 @@ within 5 %."""
 from __future__ import annotations
 
 import gc
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 
 import zerotrain.runtime as zt
-from tests.support.ranks import run_ranks
+from tests.support.ranks import current_transport, run_ranks
 from tests.support.tiny_models import token_batches
 from tests.support.training import GLOBAL_BATCH, Case, micro_batches, world
 from zerotrain.contract.memory import UnitSize, gpu_persistent, gpu_transient, memory_inputs, step_traffic
@@ -44,17 +45,20 @@ def unit_sizes(engine: Engine) -> list[UnitSize]:
 
 
 def measure(case: Case) -> dict[str, Any]:
-    """Persistent bytes by kind and the peak of the rest over two steps, beside the formulas."""
+    """Persistent bytes by kind, the peak of the rest over two steps, and the bytes sent in the second, beside
+    the formulas."""
     rank, world_size = world()
     engine, *_ = zt.initialize(model=case.model(), config=case.config(world_size))
     inputs = memory_inputs(engine.config, unit_sizes(engine), shares_memory=engine.comm.shares_memory)
-    peak_transient = 0
+    peak_transient = sent = 0
     for batch in token_batches(2, size=GLOBAL_BATCH):
+        before = engine.comm.bytes_sent.total()
         for parts in micro_batches(batch, world_size=world_size, accumulation=case.accumulation):
             engine.memory.reset_peak()
             engine.backward(engine(*parts[rank]))
             engine.step()
             peak_transient = max(peak_transient, engine.memory.peak_bytes() - engine.memory.persistent_bytes)
+        sent = engine.comm.bytes_sent.total() - before
     memory, expected = engine.memory, gpu_persistent(inputs)
     engine.close()
     return {
@@ -63,6 +67,7 @@ def measure(case: Case) -> dict[str, Any]:
         "states": (memory.live_bytes(Kind.STATES), expected.optimizer_bytes),
         "transient": (peak_transient, gpu_transient(inputs).peak_bytes),
         "left": memory.transient_bytes,
+        "sent": (sent - (world_size - 1) * STEP_RECORD_BYTES, step_traffic(inputs).network_bytes),
     }
 
 
@@ -70,11 +75,17 @@ def measure_all(cases: tuple[Case, ...]) -> list[dict[str, Any]]:
     return [measure(case) for case in cases]
 
 
+@cache
+def measured(world_size: int, transport: str) -> list[dict[str, Any]]:
+    """Of every case, on rank 0."""
+    assert transport == current_transport()
+    found: list[dict[str, Any]] = run_ranks(world_size, measure_all, CASES)[0]
+    return found
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 4])
-@pytest.mark.usefixtures("each_transport")
-def test_counters_equal_the_formulas(world_size: int) -> None:
-    measured = run_ranks(world_size, measure_all, CASES)[0]
-    for case, counted in zip(CASES, measured, strict=True):
+def test_counters_equal_the_formulas(world_size: int, each_transport: str) -> None:
+    for case, counted in zip(CASES, measured(world_size, each_transport), strict=True):
         for kind in ("params", "grads", "states"):
             engine_bytes, formula_bytes = counted[kind]
             assert engine_bytes == formula_bytes, f"{case}: {kind}"
@@ -82,6 +93,14 @@ def test_counters_equal_the_formulas(world_size: int) -> None:
         assert peak <= bound, f"{case}: transients"
         assert peak >= 0.8 * bound, f"{case}: the formula promises far more than is used"
         assert counted["left"] == 0, f"{case}: something stayed gathered between steps"
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_wire_bytes_equal_the_formula(world_size: int, each_transport: str) -> None:
+    """A rank sends (N - 1) / N of the payload: its part of everything to everybody else."""
+    for case, counted in zip(CASES, measured(world_size, each_transport), strict=True):
+        sent, payload = counted["sent"]
+        assert sent == payload * (world_size - 1) // world_size, case
 
 
 FEATURES: dict[str, dict[str, Any]] = {
@@ -151,34 +170,6 @@ def test_every_feature_keeps_the_formulas_in_every_phase(world_size: int) -> Non
             # A phase hands on what is in flight to the next one, so the largest is what the formula bounds.
             largest = max(peak for peak, _ in phases.values())
             assert largest >= 0.8 * max(bound for _, bound in phases.values()), f"{name}, stage {stage}"
-
-
-def wire_bytes(case: Case) -> tuple[int, int]:
-    """(bytes this rank sent in one steady step, bytes by the formula)."""
-    rank, world_size = world()
-    engine, *_ = zt.initialize(model=case.model(), config=case.config(world_size))
-    inputs = memory_inputs(engine.config, unit_sizes(engine), shares_memory=engine.comm.shares_memory)
-    sent = 0
-    for batch in token_batches(2, size=GLOBAL_BATCH):
-        before = engine.comm.bytes_sent.total()
-        for parts in micro_batches(batch, world_size=world_size, accumulation=case.accumulation):
-            engine.backward(engine(*parts[rank]))
-            engine.step()
-        sent = engine.comm.bytes_sent.total() - before
-    engine.close()
-    return sent - (world_size - 1) * STEP_RECORD_BYTES, step_traffic(inputs).network_bytes
-
-
-def wire_bytes_of_all(cases: tuple[Case, ...]) -> list[tuple[int, int]]:
-    return [wire_bytes(case) for case in cases]
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-@pytest.mark.usefixtures("each_transport")
-def test_wire_bytes_equal_the_formula(world_size: int) -> None:
-    """A rank sends (N - 1) / N of the payload: its part of everything to everybody else."""
-    for case, (sent, payload) in zip(CASES, run_ranks(world_size, wire_bytes_of_all, CASES)[0], strict=True):
-        assert sent == payload * (world_size - 1) // world_size, case
 
 
 class Stack(nn.Module):

@@ -7,6 +7,7 @@ computes them in scalar loops that take tens of times as long as fp32. Nothing f
 from __future__ import annotations
 
 import warnings
+from functools import cache
 
 import torch
 
@@ -41,7 +42,13 @@ def slow_products(config: EngineConfig, device: torch.device) -> str | None:
 
 
 def warn_of_slow_products(config: EngineConfig, comm: Comm) -> None:
-    """Say it once, on rank 0."""
+    """Say it once, on rank 0, however many engines it makes."""
     text = slow_products(config, comm.device)
     if text is not None and comm.rank == 0:
-        warnings.warn(text, stacklevel=2)
+        _warn(text)
+
+
+@cache
+def _warn(text: str) -> None:
+    # Python's own "once" forgets whenever anybody, such as torch, catches warnings.
+    warnings.warn(text, stacklevel=3)
