@@ -15,10 +15,13 @@ from zerotrain.contract import channel_token
 from zerotrain.contract.exit_codes import EXIT_CODES, NEVER_RETRIED, ExitCode, RetryClass, meaning_of
 from zerotrain.contract.launch import LAUNCH_VARIABLE, CommEnv, LaunchError, LaunchSpec, RankEnv, unfolded
 from zerotrain.contract.progress import (
+    MAX_PATH_CHARS,
+    MAX_RANK_ENDS,
     MAX_TERMINATION_BYTES,
     CheckpointProgress,
     Phase,
     Progress,
+    RankEnd,
     RejectedCheckpoint,
     Termination,
 )
@@ -175,6 +178,51 @@ def test_termination_messages_fit_what_kubelet_keeps(exception: str, last_line: 
     assert len(text.encode()) <= MAX_TERMINATION_BYTES
     read = Termination.from_json(text)
     assert (read.attempt, read.code, read.rank) == (3, 1, 7)
+
+
+@given(
+    exception=st.text(max_size=5000),
+    reason=st.text(max_size=500),
+    ranks=st.integers(0, 600),
+    path=st.text(max_size=MAX_PATH_CHARS),
+)
+def test_all_ranks_of_a_worker_fit_with_their_codes(
+    exception: str, reason: str, ranks: int, path: str
+) -> None:
+    """Texts are given up before codes, whatever the alphabet; beyond 64 ranks the later ones are."""
+    failed = tuple(RankEnd(rank=639_000 + rank, code=139, reason=reason) for rank in range(ranks))
+    saved = CheckpointProgress(step=20, path=path, time=5.0)
+    message = Termination(
+        attempt=999_999, code=1, rank=7, exception=exception, also_failed=failed, checkpoint=saved
+    )
+    text = message.to_json()
+    assert len(text.encode()) <= MAX_TERMINATION_BYTES
+    read = Termination.from_json(text)
+    assert [(item.rank, item.code) for item in read.also_failed] == [
+        (item.rank, item.code) for item in failed[:MAX_RANK_ENDS]
+    ]
+    assert (read.code, read.rank) == (1, 7)
+
+
+def test_few_ranks_keep_their_reasons() -> None:
+    failed = tuple(RankEnd(rank=rank, code=1, reason=f"RuntimeError: {rank}") for rank in range(8))
+    message = Termination(attempt=1, code=1, rank=9, exception="E" * 300, also_failed=failed)
+    assert Termination.from_json(message.to_json()) == message
+
+
+@pytest.mark.parametrize(
+    "also_failed", [{}, "x", 3, [3], [{}], [{"rank": "0", "code": 1}], [{"rank": True, "code": 1}]]
+)
+def test_ranks_that_are_none_are_refused(also_failed: object) -> None:
+    with pytest.raises(ValueError, match=r"also_failed|RankEnd"):
+        Termination.from_json(json.dumps({"attempt": 1, "code": 1, "also_failed": also_failed}))
+
+
+def test_of_ranks_that_a_program_makes_up_few_are_read() -> None:
+    made_up = [{"rank": rank, "code": 1, "reason": "x" * 5000} for rank in range(10_000)]
+    read = Termination.from_json(json.dumps({"attempt": 1, "code": 1, "also_failed": made_up}))
+    assert len(read.also_failed) == MAX_RANK_ENDS
+    assert all(len(item.reason) < 300 for item in read.also_failed)
 
 
 def test_tokens_differ_by_job_attempt_and_key() -> None:

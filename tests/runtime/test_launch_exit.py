@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.launcher import FAST, launched
-from zerotrain.contract.progress import MAX_TERMINATION_BYTES, Termination
+from zerotrain.contract.progress import MAX_TERMINATION_BYTES, RankEnd, Termination
 
 
 @pytest.mark.parametrize(
@@ -131,6 +131,23 @@ def test_termination_message_is_bounded_and_names_exception_and_checkpoint(tmp_p
     assert message.last_line is not None
     assert message.checkpoint is not None
     assert (message.step, message.checkpoint.step) == (47, 40)
+
+
+def test_termination_message_names_every_rank_that_failed(tmp_path: Path) -> None:
+    text = """
+    if RANK == 1:
+        RankChannel.from_env().failure(RuntimeError("lost its peer"))
+        time.sleep(0.3)
+        os._exit(1)
+    if RANK == 2:
+        sys.exit(0)
+    sys.exit(65)
+    """
+    with launched(tmp_path, text, ranks=3, limits=FAST | {"peer_grace_s": 20.0}) as launcher:
+        assert launcher.finish()[0] == 65
+        message = launcher.termination
+    assert (message.code, message.rank) == (65, 0)
+    assert message.also_failed == (RankEnd(rank=1, code=1, reason="RuntimeError: lost its peer"),)
 
 
 def test_yielded_worker_names_its_durable_checkpoint(tmp_path: Path) -> None:

@@ -45,6 +45,20 @@ def test_verdict(exits: list[RankExit], code: int, culprit: int | None) -> None:
         assert (verdict.code, verdict.culprit.rank if verdict.culprit else None) == (code, culprit)
 
 
+def test_the_other_ranks_that_failed_are_named_in_the_order_of_their_ends() -> None:
+    exits = [
+        ended(0, 1, 1.0),
+        ended(1, -9, 9.0, killed=True),
+        ended(2, 65, 3.0),
+        ended(3, 7, 0.5),
+        ended(4, 0, 0.1),
+        ended(5, 75, 0.2),
+    ]
+    verdict = decide(exits)
+    assert verdict.culprit is not None
+    assert (verdict.culprit.rank, [rank.rank for rank in verdict.also_failed]) == (2, [3, 0])
+
+
 def test_ranks_that_did_not_stop_within_the_grace_were_terminated() -> None:
     exits = [ended(0, 75, 1.0), ended(1, -9, 2.0, killed=True)]
     assert decide(exits, grace_ran_out=True).code == 143

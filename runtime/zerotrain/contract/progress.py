@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from typing import Any, TypeVar
 
 MAX_TERMINATION_BYTES = 4096
 """kubelet keeps no more of a container's termination message."""
+
+MAX_RANK_ENDS = 64
+"""Further ranks that a termination message names: as many as a worker has at most."""
+
+MAX_REASON_CHARS = 160
+"""Of what one of them says."""
 
 MAX_PATH_CHARS = 1024
 """Of a checkpoint's folder. It goes into the job's status, where each character may take twelve bytes; a
@@ -150,6 +156,17 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RankEnd:
+    """How one rank of several that failed did so."""
+
+    rank: int
+    code: int
+    """128+n for signal n."""
+    reason: str = ""
+    """Type and text of its exception, where it could tell."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Termination:
     """Why a worker ended, as its container's termination message."""
 
@@ -163,20 +180,26 @@ class Termination:
     last_line: str | None = None
     step: int = 0
     checkpoint: CheckpointProgress | None = None
+    also_failed: tuple[RankEnd, ...] = ()
+    """The worker's other ranks that failed, in the order of their ends."""
 
     def to_json(self) -> str:
-        """At most MAX_TERMINATION_BYTES of UTF-8: long texts lose their middle."""
-        for limit in (1500, 700, 300, 100, 0):
-            text = _dump(
-                asdict(
-                    replace(
-                        self, exception=_cut(self.exception, limit), last_line=_cut(self.last_line, limit)
-                    )
-                )
+        """At most MAX_TERMINATION_BYTES of UTF-8. Given up in this order, until it fits: the reasons of the
+        other ranks, the middle of the culprit's texts, the checkpoint. The codes of MAX_RANK_ENDS other ranks
+        always stay.
+        """
+        for limit, reason in _TEXT_LIMITS:
+            whole = replace(
+                self,
+                exception=_cut(self.exception, limit),
+                last_line=_cut(self.last_line, limit),
+                also_failed=(),
             )
+            text = _dump({**asdict(whole), "also_failed": _rank_ends(self.also_failed, reason)})
             if len(text.encode()) <= MAX_TERMINATION_BYTES:
                 return text
-        return _dump({"attempt": self.attempt, "code": self.code, "rank": self.rank, "step": self.step})
+        bare = {"attempt": self.attempt, "code": self.code, "rank": self.rank, "step": self.step}
+        return _dump({**bare, "also_failed": _rank_ends(self.also_failed, 0)})
 
     @classmethod
     def from_json(cls, text: str) -> Termination:
@@ -184,7 +207,26 @@ class Termination:
         data = _known(cls, _object(text, "termination message"))
         if data.get("checkpoint") is not None:
             data["checkpoint"] = _build(CheckpointProgress, _known(CheckpointProgress, data["checkpoint"]))
+        ends = data.get("also_failed", [])
+        if not isinstance(ends, list):
+            raise ValueError(f"Termination.also_failed must be a list; got {_shown(ends)}")
+        read = (_build(RankEnd, _known(RankEnd, item)) for item in ends[:MAX_RANK_ENDS])
+        data["also_failed"] = tuple(
+            replace(item, reason=_cut(item.reason, MAX_REASON_CHARS) or "") for item in read
+        )
         return _build(cls, data)
+
+
+_TEXT_LIMITS = ((1500, MAX_REASON_CHARS), (1500, 40), (1500, 0), (700, 0), (300, 0), (100, 0), (0, 0))
+"""Characters of the culprit's texts and of the other ranks' reasons."""
+
+
+def _rank_ends(ends: Sequence[RankEnd], limit: int) -> list[dict[str, Any]]:
+    found = []
+    for item in ends[:MAX_RANK_ENDS]:
+        reason = {"reason": _cut(item.reason, limit)} if limit and item.reason else {}
+        found.append({"rank": item.rank, "code": item.code, **reason})
+    return found
 
 
 def _dump(value: Mapping[str, Any]) -> str:

@@ -185,7 +185,7 @@ class CheckpointStatus(ObservedModel):
 
 
 class RankFailure(ObservedModel):
-    """One of the workers that had failed when an attempt was ended."""
+    """One of the ranks that had failed when an attempt was ended."""
 
     rank: Int | None = None
     """Rank that failed, where the pod could tell."""
@@ -197,7 +197,7 @@ class RankFailure(ObservedModel):
     """Node of the pod."""
 
     exit_code: Int | None = None
-    """Exit code of the worker."""
+    """Exit code of the rank; 128+n for signal n."""
 
     reason: str = ""
     """One word, as of the attempt's failure."""
@@ -257,7 +257,8 @@ class Failure(ObservedModel):
     ranks: Annotated[
         tuple[RankFailure, ...], Field(max_length=MAX_RANK_FAILURES, json_schema_extra=ATOMIC)
     ] = ()
-    """All workers that had failed by then, the cause first, at most 16."""
+    """The ranks that had failed by then, at most 16: the cause, then the first one of each other worker, then
+    their other ranks."""
 
 
 class ExcludedNode(ObservedModel):

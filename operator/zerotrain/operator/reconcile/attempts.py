@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
 
+from zerotrain.contract.exit_codes import ExitCode
+from zerotrain.contract.progress import RankEnd
 from zerotrain.operator.api import RestartCause
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.failure_policy import ABOUT_FILES, Evidence, Judgement, Verdict, WorkerEnd, judge
@@ -206,6 +208,19 @@ def _end_of(worker: Worker) -> WorkerEnd:
         node_lost=worker.loss is not None,
         deleted=lost or pod.deletion_at is not None,
     )
+
+
+def judgement_of(worker: Worker, end: RankEnd) -> Judgement:
+    """What the end of another rank of the worker means than the one that its pod ended by."""
+    whole = _end_of(worker)
+    killed = end.code == ExitCode.KILLED
+    own = replace(
+        whole,
+        exit_code=end.code,
+        exit_reason=whole.exit_reason if killed else None,
+        exception=end.reason or None,
+    )
+    return judge(own)
 
 
 def cause_order(failure: Failure) -> tuple[int, float, int]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from zerotrain.contract.exit_codes import meaning_of
+from collections.abc import Iterator
+from itertools import chain, islice
+
+from zerotrain.contract.exit_codes import ExitCode, meaning_of
 from zerotrain.operator.api import Failure as FailureRecord
 from zerotrain.operator.api import RestartCause
 from zerotrain.operator.api.failures import FailureAction
 from zerotrain.operator.api.status import MAX_FAILURES, MAX_RANK_FAILURES, RankFailure
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.failure_policy import FailureFacts, Ruling
-from zerotrain.operator.reconcile.attempts import Failure, Fate, cause_order, failures_of
+from zerotrain.operator.reconcile.attempts import Failure, Fate, cause_order, failures_of, judgement_of
 from zerotrain.operator.reconcile.draft import Draft, cut
 from zerotrain.operator.reconcile.logs import log_key
 from zerotrain.operator.reconcile.observe import PodView
@@ -144,7 +147,9 @@ def _ranks(draft: Draft, first: Failure) -> tuple[RankFailure, ...]:
     named = [*blamed, *(item for item in others if item.worker.index not in known)]
     if not first.accuses:
         named = others
-    return tuple(_rank_failure(draft, item) for item in named[:MAX_RANK_FAILURES])
+    leading = [_rank_failure(draft, item) for item in named[:MAX_RANK_FAILURES]]
+    further = (found for item in named for found in _other_ranks(draft, item))
+    return tuple(islice(chain(leading, further), MAX_RANK_FAILURES))
 
 
 def _rank_failure(draft: Draft, failure: Failure) -> RankFailure:
@@ -157,3 +162,25 @@ def _rank_failure(draft: Draft, failure: Failure) -> RankFailure:
         reason=str(failure.judgement.reason),
         message=cut(cause_text(draft, failure), MAX_RANK_TEXT),
     )
+
+
+def _other_ranks(draft: Draft, failure: Failure) -> Iterator[RankFailure]:
+    """What the pod's launcher says of its other ranks. It is the tenant's word: of the pod's own ranks alone,
+    of each once, and of failures."""
+    worker, pod, each = failure.worker, failure.worker.pod, draft.job.spec.num_ranks_per_worker
+    if pod is None or pod.termination is None or not pod.ended:
+        return
+    open_ranks = set(range(worker.index * each, (worker.index + 1) * each)) - {rank_of(draft, failure)}
+    for end in pod.termination.also_failed:
+        if end.rank not in open_ranks or not 0 < end.code < 256 or end.code == ExitCode.YIELDED:
+            continue
+        open_ranks.remove(end.rank)
+        said = f"exit code {end.code} ({meaning_of(end.code).meaning})"
+        yield RankFailure(
+            rank=end.rank,
+            pod=pod.name,
+            node=pod.node or "",
+            exit_code=end.code,
+            reason=str(judgement_of(worker, end).reason),
+            message=cut(f"{said}: {end.reason}" if end.reason else said, MAX_RANK_TEXT),
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from zerotrain.contract.progress import Termination
+from zerotrain.contract.progress import RankEnd, Termination
 from zerotrain.runtime.launch.board import Board
 from zerotrain.runtime.launch.log import say
 from zerotrain.runtime.launch.verdict import Verdict
@@ -24,6 +24,10 @@ def compose(verdict: Verdict, board: Board, *, last_line: str | None) -> Termina
         last_line=None if culprit is None else last_line,
         step=0 if slowest is None else slowest.step,
         checkpoint=report.checkpoint,
+        also_failed=tuple(
+            RankEnd(rank=item.rank, code=item.code, reason=board.failure_of(item.rank)[0] or "")
+            for item in verdict.also_failed
+        ),
     )
 
 

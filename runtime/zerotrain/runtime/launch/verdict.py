@@ -63,6 +63,8 @@ class Verdict:
     code: int
     culprit: RankExit | None = None
     """The first rank that failed; None when none did."""
+    also_failed: tuple[RankExit, ...] = ()
+    """The others that failed by themselves, in the order of their ends."""
 
 
 def decide(exits: Sequence[RankExit], *, grace_ran_out: bool = False) -> Verdict:
@@ -73,13 +75,18 @@ def decide(exits: Sequence[RankExit], *, grace_ran_out: bool = False) -> Verdict
     failed = [rank for rank in exits if rank.failed and not rank.killed_by_launcher]
     if failed:
         causes = [rank for rank in failed if rank.is_certainly_a_cause]
-        first = min(causes or failed, key=lambda rank: (rank.failed_at, rank.rank))
-        return Verdict(code=first.code, culprit=first)
+        first = min(causes or failed, key=_order)
+        others = sorted((rank for rank in failed if rank is not first), key=_order)
+        return Verdict(code=first.code, culprit=first, also_failed=tuple(others))
     killed = [rank for rank in exits if rank.killed_by_launcher]
     if killed:
-        first = min(killed, key=lambda rank: (rank.failed_at, rank.rank))
+        first = min(killed, key=_order)
         code = ExitCode.TERMINATED if grace_ran_out else ExitCode.KILLED
         return Verdict(code=int(code), culprit=first)
     if any(rank.code == ExitCode.YIELDED for rank in exits):
         return Verdict(code=int(ExitCode.YIELDED))
     return Verdict(code=int(ExitCode.DONE))
+
+
+def _order(rank: RankExit) -> tuple[float, int]:
+    return rank.failed_at, rank.rank
