@@ -8,11 +8,11 @@ from pathlib import Path
 
 SCRIPT = """
 import sys, threading, time
-import torch
+import numpy
 from zerotrain.runtime import _native
 file = _native.SpillFile([sys.argv[1]], 1 << 20)
 key = _native.VaultKey()
-values = torch.ones(1 << 22)
+values = numpy.ones(1 << 22, dtype=numpy.float32)  # torch's own code aborts when it is met at the end
 started = threading.Event()
 def work():
     while True:
