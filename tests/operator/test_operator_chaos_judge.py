@@ -21,6 +21,12 @@ def job(revision: int, phase: str, attempt: int, **status: Any) -> Seen:
     return Seen(revision=revision, kind="Job", change="MODIFIED", body=body)
 
 
+def unwritten(revision: int) -> Seen:
+    found = job(revision, "", 0)
+    del found.body["status"]
+    return found
+
+
 def pod(revision: int, attempt: int, index: int, change: str = "ADDED", *, ended: Json | None = None) -> Seen:
     labels = {
         "zerotrain.dev/job-uid": JOB_UID,
@@ -115,6 +121,16 @@ def test_a_pod_name_may_return_only_before_all_pods_of_the_attempt_were_there() 
     assert complaints(*early) == []
     late = [job(10, "Pending", 1), pod(11, 1, 0), job(12, "Running", 1, podsCreated=True), *again]
     assert any("used twice" in text for text in complaints(*late))
+
+
+def test_the_first_attempt_may_be_begun_before_it_is_written() -> None:
+    begun = (pod(11, 1, 0), job(12, "Pending", 1), pod(13, 1, 1))
+    assert complaints(unwritten(10), *begun) == []
+    assert any("gpt-2-0 was created during attempt 0" in text for text in complaints(pod(10, 2, 0), *begun))
+    elastic = unwritten(10)
+    elastic.body["spec"] = {"elastic": {"minWorkers": 1}}
+    for first in (elastic, job(10, "Queued", 0)):
+        assert any("gpt-1-0 was created during attempt 0" in text for text in complaints(first, *begun))
 
 
 def test_two_pods_of_one_worker_are_found() -> None:

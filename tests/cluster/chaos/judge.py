@@ -47,6 +47,7 @@ class _Job:
     yielded: dict[int, int] = field(default_factory=dict)
     """Durable step that the yielding ranks of an attempt told with their last words."""
     deleted: bool = False
+    elastic: bool = False
     queue: str = ""
     """The job's queue in Kueue; empty without one."""
     admissions: int = 0
@@ -85,6 +86,7 @@ class Promises:
             job.deleted = True
             return
         new = seen.body.get("status", {})
+        job.elastic = bool(seen.body.get("spec", {}).get("elastic"))
         job.queue = (seen.body.get("spec", {}).get("scheduling") or {}).get("queueName", "")
         charged = new.get("restarts", {}).get("total", 0) > job.status.get("restarts", {}).get("total", 0)
         if charged:
@@ -105,8 +107,9 @@ class Promises:
             self._complain(job, seen, f"attempt {attempt} began while {job.attempt} was {job.phase}")
         if job.attempt and job.attempt not in job.manned and not job.left & (BETWEEN - {"Restarting"}):
             self._complain(job, seen, f"attempt {job.attempt} was lost: it never had a pod")
-        if job.pods:
-            names = sorted(pod["metadata"]["name"] for pod in job.pods.values())
+        before = [pod for pod in job.pods.values() if not (job.attempt == 0 and _attempt_of(pod) == attempt)]
+        if before:
+            names = sorted(pod["metadata"]["name"] for pod in before)
             self._complain(job, seen, f"attempt {attempt} was decided on while {names} existed")
         job.left = set()
 
@@ -177,7 +180,9 @@ class Promises:
         job.manned.add(attempt)
         if job.deleted:
             return  # the garbage collector's; that none stays is asked at the end
-        if attempt != job.attempt:
+        # The first attempt of a small job is begun before it is written.
+        is_first = attempt == 1 and not job.status and not job.elastic
+        if attempt != job.attempt and not is_first:
             self._complain(job, seen, f"pod {seen.name} was created during attempt {job.attempt}")
         others = {pod["metadata"]["name"] for pod in job.pods.values() if _attempt_of(pod) != attempt}
         if others:
