@@ -133,7 +133,7 @@ def _attempt(job: Job, now: datetime) -> Iterator[str]:
             ("after failures of the program", restarts.app),
             ("after lost nodes or pods", restarts.infra),
             ("after preemptions or moves", restarts.preemption),
-            ("not charged, by a rule", restarts.uncharged),
+            ("not charged", restarts.uncharged),
         )
         causes = ", ".join(f"{count} {name}" for name, count in named if count)
         yield f"{counted(restarts.total, 'restart')} so far{f' ({causes})' if causes else ''}."

@@ -91,7 +91,7 @@ class Restarts(ObservedModel):
     """After preemptions."""
 
     uncharged: Int = 0
-    """Those that a rule with RestartAllIgnoreBudget asked for."""
+    """Those that cost no budget: a rule with RestartAllIgnoreBudget, or a gang that gave its nodes back."""
 
     total: Int = 0
     """All of them."""
