@@ -53,7 +53,12 @@ class Machine:
 
     @property
     def open(self) -> bool:
-        return self.alive and not self.cordoned
+        return self.ready and not self.cordoned
+
+    @property
+    def ready(self) -> bool:
+        """Whether the control plane hears of it. What runs there runs on without, if the node is alive."""
+        return self.alive and self.not_ready_since is None
 
 
 @dataclass(slots=True)
@@ -81,6 +86,7 @@ class Scratch:
     room: Verdict | None = None
     asked: AskRoom | None = None
     protection: Protection | None = None
+    heard: dict[str, datetime] = field(default_factory=dict)
 
 
 class DayWorld:
@@ -181,6 +187,7 @@ class DayWorld:
             protection=scratch.protection,
             capacity=self._verdict(),
             nodes=self._nodes(),
+            heard=self._heard(),
         )
         plan = reconcile(self.job, observed, self.now)
         self._check_that_it_ends(plan, observed)
@@ -204,13 +211,25 @@ class DayWorld:
         return {
             name: NodeView(
                 name=name,
-                ready=machine.alive,
+                ready=machine.ready,
                 not_ready_since=machine.not_ready_since,
+                told_at=machine.not_ready_since and max(machine.not_ready_since, self.scratch.synced_at),
                 unschedulable=machine.cordoned,
             )
             for name, machine in self.machines.items()
             if name in used and not machine.open
         }
+
+    def _heard(self) -> dict[str, datetime]:
+        """Workers of silent nodes that answered, each asked when the operator has known for some seconds."""
+        for pod in self.pods.values():
+            machine = self.machines.get(pod.node or "")
+            since = machine.not_ready_since if machine is not None and machine.alive else None
+            if since is not None and pod.started and not pod.ended:
+                asked_at = max(since, self.scratch.synced_at) + timedelta(seconds=5)
+                if self.now >= asked_at:
+                    self.scratch.heard[str(pod.node)] = self.now
+        return dict(self.scratch.heard)
 
     def _verdict(self) -> Verdict | None:
         asked = self.scratch.asked
@@ -313,7 +332,7 @@ class DayWorld:
         ends = min(pod.deletion_at or ends, ends)
         self.pods[pod.name] = replace(pod, deletion_at=ends, deletion_grace_s=grace_s)
         program = self.programs.get(pod.attempt)
-        if program is not None and grace_s > 5 and self.machines[pod.node].alive and not pod.ended:
+        if program is not None and grace_s > 5 and self.machines[pod.node].ready and not pod.ended:
             self._ask_to_stop(program)
 
     def remove(self, pod: PodView) -> None:
@@ -362,7 +381,8 @@ class DayWorld:
             return
         wanted = self.status["shape"]["workers"]
         up = [pod for pod in mine if pod.started and not pod.ended]
-        if program.joined_at is None and len(up) == wanted:
+        told = [pod for pod in up if self.machines[str(pod.node)].ready]
+        if program.joined_at is None and len(told) == wanted:
             program.joined_at = self.now
             for pod in up:
                 self.pods[pod.name] = replace(pod, ready=True)
@@ -374,7 +394,7 @@ class DayWorld:
         program.durable = max(program.durable, program.step // EVERY * EVERY)
         if program.stops_at is not None and self.now >= program.stops_at:
             program.durable = program.step
-            for pod in up:
+            for pod in told:
                 self.end(pod, 75)
         self.durable = max(self.durable, program.durable)
 
@@ -385,8 +405,8 @@ class DayWorld:
                 started = running(pod.index, pod.attempt, node=self.chance.choice(free))
                 self.pods[pod.name] = replace(started, uid=pod.uid)
             return
-        if not self.machines[pod.node].alive:
-            return  # nothing that is asked of a dead node is done
+        if not self.machines[pod.node].ready:
+            return  # nothing that is asked of a dead node is done, nor of a kubelet that is away
         if pod.deletion_at is not None and (pod.ended or self.now >= pod.deletion_at):
             self.remove(pod)
 

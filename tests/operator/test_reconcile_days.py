@@ -28,6 +28,7 @@ ALWAYS_UP_S = 1500.0
 
 def rank_fails(world: DayWorld) -> None:
     up = [pod for pod in world.pods.values() if pod.started and not pod.ended]
+    up = [pod for pod in up if world.machines[str(pod.node)].ready]
     if up:
         world.excuses += 1
         world.end(world.chance.choice(up), world.chance.choice((1, 82, 137)))
@@ -48,7 +49,7 @@ def pod_is_evicted(world: DayWorld) -> None:
 
 
 def node_dies(world: DayWorld) -> None:
-    alive = [machine for machine in world.machines.values() if machine.alive]
+    alive = [machine for machine in world.machines.values() if machine.ready]
     if len(alive) > 1:
         world.excuses += 3  # a loss, perhaps a smaller attempt, and one that grows again
         machine = world.chance.choice(alive)
@@ -63,6 +64,21 @@ def node_returns(world: DayWorld) -> None:
             machine.alive, machine.not_ready_since = True, None
             world.wake_at = world.now
             return
+
+
+def kubelet_falls_silent(world: DayWorld) -> None:
+    """It is restarted or upgraded: what runs there runs on, and gives nobody a reason for another attempt."""
+    up = [machine for machine in world.machines.values() if machine.ready]
+    if len(up) > 1:
+        world.chance.choice(up).not_ready_since = world.now
+        world.wake_at = world.now
+
+
+def kubelets_are_back(world: DayWorld) -> None:
+    for machine in world.machines.values():
+        if machine.alive and machine.not_ready_since is not None:
+            machine.not_ready_since = None
+            world.wake_at = world.now
 
 
 def node_is_cordoned(world: DayWorld) -> None:
@@ -127,6 +143,8 @@ HAPPENINGS: tuple[tuple[Callable[[DayWorld], None], int], ...] = (
     (pod_is_evicted, 3),
     (node_dies, 2),
     (node_returns, 4),
+    (kubelet_falls_silent, 3),
+    (kubelets_are_back, 5),
     (node_is_cordoned, 2),
     (node_is_opened, 4),
     (suspend, 3),
@@ -200,6 +218,27 @@ def come_to_rest(world: DayWorld) -> None:
     passes = world.passes
     world.pass_time(3600)
     assert world.passes == passes, "a job that is over gives no peace"
+
+
+QUIET = (kubelet_falls_silent, kubelets_are_back, operator_dies, operator_is_away, watch_lags, write_is_lost)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_day_of_kubelets_and_operators_that_are_away_starts_no_second_attempt(seed: int) -> None:
+    chance = random.Random(seed)
+    world = DayWorld(chance)
+    world.pass_time(300)
+    check_that_it_runs(world)
+    end, silences = world.now + timedelta(hours=HOURS), 0
+    while world.now < end:
+        act = chance.choice(QUIET)
+        silences += act is kubelet_falls_silent
+        act(world)
+        world.pass_time(chance.choice(PAUSES_S))
+        assert (world.attempt, world.status.get("failures")) in ((1, None), (1, [])), world.told()
+    assert silences > 10
+    kubelets_are_back(world)
+    come_to_rest(world)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
