@@ -210,6 +210,21 @@ class TestOfAJobThatRuns:
             "the doctor's pods and policies to go",
         )
 
+    def test_the_doctor_says_why_its_pod_does_not_run(self, watched: Watched) -> None:
+        image = watched.values["IMAGE"]
+        wrong = {
+            "--image localhost/no-such:1": "ErrImagePull",
+            f"--image {image} --node nowhere": "Unschedulable 0/1 nodes",
+        }
+        with ThreadPoolExecutor(2) as pool:
+            said = pool.map(
+                lambda options: watched.refusal(f"zerotrain doctor --pod --timeout 10 {options}"), wrong
+            )
+        for (options, why), text in zip(wrong.items(), said, strict=True):
+            assert "did not come to its end within 10 s" in text, options
+            assert why in text, options
+            assert "next: correct what it waits for" in text, options
+
 
 @pytest.mark.parametrize("names", RUN_TOGETHER)
 def test_small_examples_run_to_their_end(reader: Cluster, names: tuple[str, ...]) -> None:
