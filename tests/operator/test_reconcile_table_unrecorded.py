@@ -20,9 +20,11 @@ from tests.operator.reconcile_builders import (
 from zerotrain.operator.reconcile import CreateWorkers, DeleteWorkers, PodView
 
 
-def unwritten(*pods: PodView, id: str, want: Want, **spec: Any) -> Row:
+def unwritten(*pods: PodView, id: str, want: Want, phase: str | None = None, **spec: Any) -> Row:
     body = job(spec=spec)
     body.pop("status", None)
+    if phase is not None:
+        body["status"] = {"phase": phase}
     return Row(id=id, job=body, seen=seen(*pods), want=want)
 
 
@@ -47,6 +49,13 @@ ROWS = [
         ready(1),
         id="a job that was suspended meanwhile yields",
         suspend=True,
+        want=Want(phase="Suspending", attempt=1),
+    ),
+    unwritten(
+        running(0),
+        id="a pod that shows up after the job was called suspended does not stay",
+        suspend=True,
+        phase="Suspended",
         want=Want(phase="Suspending", attempt=1),
     ),
     unwritten(

@@ -233,10 +233,12 @@ class Controller:
                 plan = await asyncio.to_thread(reconcile, job, observed, self.clock(), known)
         if not self.starts.enter(key, pods=_pods_to_create(plan)):
             return
-        status, patient = plan.status, can_wait(known.read_status(job), plan)
-        if status is None and self.jobs.owes(uid):
-            status, patient = known.read_status(job), True
-        if status is not None:
+        before = known.read_status(job)
+        status = plan.status or (before if self.jobs.owes(uid) else None)
+        if status is None:
+            self.pace.settled(uid)
+        else:
+            patient = plan.status is None or can_wait(before, plan)
             job = await self._keep(key, job, plan, status, patient)
         await asyncio.gather(self.events.write(job, plan.events), self._act(key, job, plan))
         if plan.wake_at is not None:
@@ -250,25 +252,19 @@ class Controller:
         begins = _begins(job, plan)
         if begins:
             job = self.jobs.owe(job, status_body(status))
-        if self._postponed(key, uid, patient or begins):
+        wait_s = self.pace.wait_s(uid) if patient or begins else 0.0
+        if wait_s > 0:  # for company; the pass that it waits for is then on its way
+            self.queue.add_after(key, wait_s)
             if not begins:
                 return job
         else:
+            self.pace.settled(uid)
             job = await self.client.write_status(job, status)
             self.jobs.put(job)
         self.memories.of(uid).known.keep_status(job, status)
         owner = owner_key(key.namespace, uid)
         self.store.expect(owner, attempt=status.attempt, workers=status.workers.desired)
         return job
-
-    def _postponed(self, key: JobKey, uid: str, patient: bool) -> bool:
-        """Whether the status write waits for company; the pass that it waits for is then on its way."""
-        wait_s = self.pace.wait_s(uid) if patient else 0.0
-        if wait_s > 0:
-            self.queue.add_after(key, wait_s)
-        else:
-            self.pace.settled(uid)
-        return wait_s > 0
 
     async def _act(self, key: JobKey, job: Json, plan: Plan) -> None:
         memory = self.memories.of(job["metadata"]["uid"])

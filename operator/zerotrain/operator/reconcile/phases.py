@@ -48,21 +48,28 @@ SYNC_SETTLE = timedelta(seconds=2)
 
 def advance(draft: Draft) -> None:
     """Run the phase's function."""
+    if draft.status.phase not in FINISHED and _was_begun(draft):
+        _take_up(draft)
+        return
     _HANDLERS[draft.status.phase or Phase.PENDING](draft)
 
 
 def _pending(draft: Draft) -> None:
-    if draft.status.attempt:
-        _active(draft)
-    elif any(pod.attempt == FIRST_ATTEMPT for pod in draft.observed.pods):
-        _take_up(draft)
-    else:
+    if draft.status.attempt == 0:
         _gate(draft)
+    else:
+        _active(draft)
+
+
+def _was_begun(draft: Draft) -> bool:
+    """Whether there are pods of the first attempt of which status says nothing. They may also show up after a
+    pass that saw none and called the job suspended: creations outlive the operator that asked for them."""
+    return draft.status.attempt == 0 and any(pod.attempt == FIRST_ATTEMPT for pod in draft.observed.pods)
 
 
 def _take_up(draft: Draft) -> None:
-    """Pods without a status: an operator began the first attempt and ended before it wrote so. What the spec
-    says by now, that the job is suspended or too large, is for an attempt that runs."""
+    """An operator began the first attempt and ended before it wrote so. What the spec says by now, that the
+    job is suspended or too large, is for an attempt that runs."""
     sizing.prepare(draft)
     _count_up(draft, sizing.next_shape(draft))
     _active(draft)
