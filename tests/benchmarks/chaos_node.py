@@ -97,8 +97,9 @@ def kill_rank(rank: int) -> Callable[[Kubectl, str], None]:
 def kill_launcher(node_rank: int) -> Callable[[Kubectl, str], None]:
     return lambda _, job: kill(
         pid
-        for pid in pids_of("zerotrain.runtime.launch", env=f"ZEROTRAIN_JOB={job}\0")
-        if f"NODE_RANK={node_rank}\0".encode() in Path(f"/proc/{pid}/environ").read_bytes()
+        # The launcher is told in one variable, as JSON.
+        for pid in pids_of("zerotrain.runtime.launch", env=f'"ZEROTRAIN_JOB":"{job}"')
+        if f'"NODE_RANK":"{node_rank}"'.encode() in Path(f"/proc/{pid}/environ").read_bytes()
     )
 
 
