@@ -139,6 +139,14 @@ def regression() -> tuple[Case, ...]:
         ),
         Case(
             alert=alert,
+            name="twenty minutes that become thirty are told of until two hours hold too few of them",
+            interval_s=60,
+            series=Training(interval_s=60).train(240, 1200.0).train(240, 1800.0).series(),
+            fires=(Firing(labels=GPT, from_s=16980, until_s=18000),),
+            quiet_at_s=(21600, 28000),
+        ),
+        Case(
+            alert=alert,
             name="steps of two minutes have a baseline",
             interval_s=60,
             series=Training(interval_s=60).train(40, 120.0).train(60, 150.0).series(),
