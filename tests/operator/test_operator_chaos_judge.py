@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.chaos.judge import Promises
-from tests.cluster.chaos.orphans import orphans
+from tests.cluster.chaos.orphans import hung_attempts, orphans
 from tests.cluster.chaos.witness import Seen
 
 Json = dict[str, Any]
@@ -131,6 +131,16 @@ def test_the_first_attempt_may_be_begun_before_it_is_written() -> None:
     elastic.body["spec"] = {"elastic": {"minWorkers": 1}}
     for first in (elastic, job(10, "Queued", 0)):
         assert any("gpt-1-0 was created during attempt 0" in text for text in complaints(first, *begun))
+
+
+def test_stacks_of_a_hang_stay_whatever_ended_its_attempt() -> None:
+    stacks, other = (of_attempt("ConfigMap", number, f"gpt-{number}-stacks") for number in (1, 2))
+    history = [job(10, "Running", 1, hang={"attempt": 1}), job(11, "Suspended", 1)]
+    now = job(12, "Running", 2).body
+    assert orphans([now], [stacks], hung_attempts(history)) == []
+    (found,) = orphans([now], [stacks, other], hung_attempts(history))
+    assert "gpt-2-stacks is named nowhere" in found
+    assert "outlived its job" in orphans([], [stacks], hung_attempts(history))[0]
 
 
 def test_two_pods_of_one_worker_are_found() -> None:

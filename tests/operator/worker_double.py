@@ -48,6 +48,11 @@ class Training:
     def joined(self) -> bool:
         return len(self._joined) == self._launch.num_workers
 
+    @property
+    def can_stop(self) -> bool:
+        """Whether the ranks step, so that one may be stopped."""
+        return self.joined and self.exit_code is None and not self._failed and self.stopped_rank is None
+
     def join(self, node_rank: int) -> None:
         self._joined.add(node_rank)
         if self.joined and self._started_at is None:

@@ -99,9 +99,11 @@ def live_through_days(seed: int, count: int) -> int:
 def tell(here: Season, name: str, problems: list[str], seconds: float) -> int:
     promises = here.judge()
     complaints = [*problems, *promises.complaints]
+    did = {"ended": here.gremlin.ended, "acts": here.gremlin.acts, "faults": here.proxy.faults}
+    did["told"] = promises.told()
     say(
         f"{name}: {len(promises.jobs)} jobs, {promises.pods} pods, {seconds:.0f} s; "
-        f"ended {dict(here.gremlin.ended)}; acts {dict(here.gremlin.acts)}; faults {dict(here.proxy.faults)}"
+        + "; ".join(f"{what} {dict(counted)}" for what, counted in did.items())
     )
     for complaint in complaints:
         say(f"BROKEN: {complaint}")

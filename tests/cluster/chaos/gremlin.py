@@ -195,13 +195,14 @@ class Gremlin:
         ]
         if not fit:
             return
-        life = self._chance.choice(fit)
         weights = self._temper.weights
         act = self._chance.choices(list(weights), list(weights.values()))[0]
-        pods = self._api.get(f"{self._pods}?labelSelector=zerotrain.dev/job-uid={life.uid}")["items"]
-        if self._acts[act](life, pods):
-            life.mischief += 1
-            self.acts[act] += 1
+        for life in self._chance.sample(fit, len(fit)):  # not every job can be hit by everything
+            pods = self._api.get(f"{self._pods}?labelSelector=zerotrain.dev/job-uid={life.uid}")["items"]
+            if self._acts[act](life, pods):
+                life.mischief += 1
+                self.acts[act] += 1
+                return
 
     def _end_rank(self, life: Life, pods: list[Json]) -> bool:
         running = [pod for pod in pods if pod["status"].get("phase") == "Running"]
@@ -254,7 +255,7 @@ class Gremlin:
     def _hang(self, life: Life) -> bool:
         """One rank stops as by SIGSTOP, where somebody is to notice."""
         running = [training for training in self._double.trainings() if training.job_uid == life.uid]
-        if not life.traits.judged or not running or not running[-1].joined:
+        if not life.traits.judged or not running or not running[-1].can_stop:
             return False
         running[-1].stopped_rank = 0
         return True

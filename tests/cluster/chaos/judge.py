@@ -6,6 +6,7 @@ Each rule names the promise that it guards. `Promises` walks the history once, o
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,6 +77,18 @@ class Promises:
                 self._pod(seen)
             elif LABEL_HELPER in seen.body["metadata"].get("labels", {}):
                 self._reader(seen)
+
+    def told(self) -> Counter[str]:
+        """What the operator did, by the last status of every job: failures by reason and action, outcomes of
+        verifications, admissions."""
+        found: Counter[str] = Counter()
+        for job in self.jobs.values():
+            for failure in job.status.get("failures", ()):
+                found[" ".join(filter(None, (failure.get("reason"), failure.get("action"))))] += 1
+            record = (job.status.get("checkpoint") or {}).get("verification") or {}
+            found["checkpoint " + record.get("state", "not read")] += 1
+            found["admissions"] += job.admissions
+        return found
 
     def _complain(self, job: _Job, seen: Seen, text: str) -> None:
         self.complaints.append(f"{job.name}, revision {seen.revision}: {text}")

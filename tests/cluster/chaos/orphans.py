@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from tests.cluster.chaos.judge import FINISHED, is_true
+from tests.cluster.chaos.witness import Seen
 from zerotrain.operator.constants import LABEL_ATTEMPT, LABEL_HELPER
 
 Json = dict[str, Any]
@@ -17,8 +18,13 @@ AT_WORK = ATTENDED | {"Pending", "Starting", "Restarting", "Queued"}
 """Phases that may have a pod group: of an attempt that runs, or that is just being taken away."""
 
 
-def orphans(jobs: Iterable[Json], objects: Iterable[Json]) -> list[str]:
-    """Objects whose job is gone, and those of attempts that are over or that a job at rest has no use for."""
+Hung = Collection[tuple[str, str]]
+"""UID of the job and name of the ConfigMap with the stacks, of attempts in which a hang was told of."""
+
+
+def orphans(jobs: Iterable[Json], objects: Iterable[Json], hung: Hung = ()) -> list[str]:
+    """Objects whose job is gone, and those of attempts that are over or that a job at rest has no use for.
+    Stacks of a hang stay with the job, also where its attempt then ended by something else."""
     alive = {job["metadata"]["uid"]: job for job in jobs}
     found = []
     for item in objects:
@@ -26,6 +32,8 @@ def orphans(jobs: Iterable[Json], objects: Iterable[Json]) -> list[str]:
             if owner["kind"] != "ZeroTrainingJob":
                 continue
             job = alive.get(owner["uid"])
+            if job is not None and (owner["uid"], item["metadata"]["name"]) in hung:
+                continue
             said = f"outlived its job {owner['name']}" if job is None else _outlived(item, job)
             if said:
                 found.append(f"{item['kind']} {item['metadata']['name']} {said}")
@@ -66,6 +74,16 @@ def _unread(pod: Json, job: Json) -> str:
         return f"is none of those that status tells of, {record['tries']} up to {record['pod']}"
     takes_all = job.get("spec", {}).get("runPolicy", {}).get("cleanPodPolicy") == "All"
     return "is of no use: cleanPodPolicy is All" if takes_all else ""
+
+
+def hung_attempts(history: Iterable[Seen]) -> set[tuple[str, str]]:
+    """Of all jobs whose every version is in the history."""
+    found = set()
+    for seen in history:
+        hang = seen.body.get("status", {}).get("hang") if seen.kind == "Job" else None
+        if hang:
+            found.add((seen.uid, f"{seen.name}-{hang['attempt']}-stacks"))
+    return found
 
 
 def _told_stacks(status: Json) -> set[str]:

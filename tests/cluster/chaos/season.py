@@ -19,7 +19,7 @@ from tests.cluster.chaos.awaits import is_burying
 from tests.cluster.chaos.gremlin import Gremlin, Temper, is_unread
 from tests.cluster.chaos.incarnation import Setup
 from tests.cluster.chaos.judge import FINISHED, Promises
-from tests.cluster.chaos.orphans import orphans
+from tests.cluster.chaos.orphans import hung_attempts, orphans
 from tests.cluster.chaos.proxy import CALM, ROUGH, FaultProxy, Weather
 from tests.cluster.chaos.witness import Witness
 from tests.operator.kube_json import KubeJson
@@ -141,7 +141,7 @@ class Season:
             listed = self.api.get(path.format(self.namespace))
             kind = listed["kind"].removesuffix("List")
             objects += [{"kind": kind, **item} for item in listed["items"]]
-        return orphans(self.gremlin.live_jobs(), objects)
+        return orphans(self.gremlin.live_jobs(), objects, hung_attempts(self.witness.history()))
 
 
 def _served(api: KubeJson) -> list[str]:
