@@ -101,7 +101,12 @@ def _fail_with_a_slow_kubelet(job: LiveJob, double: Any, logs: KubeletLogs) -> N
 
 
 def test_rules_exclude_a_node_and_then_fail_the_job(
-    control_plane: Cluster, namespace: str, operator_kubeconfig: Path, api: KubeJson, tmp_path: Path
+    control_plane: Cluster,
+    namespace: str,
+    operator_kubeconfig: Path,
+    api: KubeJson,
+    node: str,
+    tmp_path: Path,
 ) -> None:
     rules = [
         {
@@ -112,6 +117,7 @@ def test_rules_exclude_a_node_and_then_fail_the_job(
         {"onExitCodes": [137], "onRanks": [2], "action": "FailJob"},
     ]
     with operator(operator_kubeconfig, tmp_path), kubelet(api, namespace, KEY, steps=10**6) as double:
+        double.nodes = (NODE, node)
         job = LiveJob(control_plane, namespace, failurePolicy__rules=rules)
         wait_for_step(double, 5)
         double.end("gpt-1-0", 3, exception="RuntimeError: NCCL error, Xid 79: GPU has fallen off the bus")

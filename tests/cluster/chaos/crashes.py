@@ -13,8 +13,9 @@ from tests.cluster.chaos.season import Season
 from tests.operator.operator_process import OperatorProcess
 from tests.support.devcluster import PATIENCE_S
 
-MAX_LIFE_S = 1.5
-"""A life that does not come to its doom is killed wherever it is."""
+LIVES_S = (1.5,) * 9 + (5.0,)
+"""A life that does not come to its doom is killed wherever it is. Now and then one is long enough for what
+waits a while after a start, such as for the creations of the life before; else such jobs would pile up."""
 
 LIVES_PER_CRASH = 3
 """A run that needs more on average kills by the clock and not at await points."""
@@ -114,10 +115,11 @@ def _live(season: Season, setup: Setup, record: Record) -> None:
     machine = replace(setup, clock_off_s=season.chance.choice(CLOCKS_OFF_S))
     life = Incarnation(machine, Doom(season.chance, record))
     life.start()
-    end = time.monotonic() + MAX_LIFE_S
+    length_s = season.chance.choice(LIVES_S)
+    end = time.monotonic() + length_s
     season.while_(
         lambda: not life.dead.is_set() and time.monotonic() < end,
-        timeout_s=MAX_LIFE_S + 30,
+        timeout_s=length_s + 30,
         what="a life does not end",
     )
     record.by_clock += not life.dead.is_set()
