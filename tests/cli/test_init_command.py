@@ -59,6 +59,7 @@ def test_the_planner_chooses_and_agrees(
     assert spec.config is not None
     zero = spec.config["zero_optimization"]
     assert (zero["stage"], zero.get("offload_optimizer", {}).get("device")) == (stage, optimizer)
+    assert ("bf16" in spec.config) is ("--gpus" in options)
     assert str(plan_job(spec).verdict) in ("Fits", "Tight", "Unknown")
     text = file.read_text()
     assert "# A DeepSpeed-style configuration" in text

@@ -43,7 +43,8 @@ class Choice:
         return {
             "train_micro_batch_size_per_gpu": answers.micro_batch,
             "gradient_accumulation_steps": answers.accumulation,
-            "bf16": {"enabled": True},
+            # On many CPUs bf16 takes tens of times as long as fp32: there it is for who knows theirs.
+            **({"bf16": {"enabled": True}} if answers.gpus else {}),
             "zero_optimization": zero,
             **({"activation_checkpointing": {}} if self.recompute else {}),
             "gradient_clipping": 1.0,
