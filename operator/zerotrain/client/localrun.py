@@ -54,7 +54,7 @@ class LocalRun:
     """Of the failure policy; on one machine there is no other node and no other size to go on with."""
 
     def write_files(self, run_dir: Path) -> None:
-        """The files that the operator would put into the job's ConfigMap. Raises OSError."""
+        """The files that the operator would put into an attempt's Secret. Raises OSError."""
         run_dir.mkdir(parents=True, exist_ok=True)
         if self.nvme is not None:
             (run_dir / SPILL_DIR).mkdir(mode=0o700, exist_ok=True)

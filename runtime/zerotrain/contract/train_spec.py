@@ -1,6 +1,6 @@
 """The training part of a job, as the trainer reads it.
 
-The operator renders it from `spec` into the job's ConfigMap; `zerotrain run` writes the same file. It
+The operator renders it from `spec` into the Secret of an attempt; `zerotrain run` writes the same file. It
 holds what the DeepSpeed-style configuration has no place for: model, data, steps, checkpoint policy.
 """
 

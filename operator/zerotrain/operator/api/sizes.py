@@ -1,6 +1,6 @@
 """The configuration of a job at another size than its own: which sizes work, and what the workers are given.
 
-Called by reconcile when it decides on a size, and by resources when they render the ConfigMap of an attempt.
+Called by reconcile when it decides on a size, and by resources when they render the files of an attempt.
 """
 
 from __future__ import annotations
