@@ -1,7 +1,7 @@
 """The objects that the pods of an attempt share: looked at now and then while the attempt lasts.
 
-An attempt may last for weeks. Without its NetworkPolicy it would run open, and without Secret, ConfigMap or
-Service pods that wait for nodes could never start.
+An attempt may last for weeks. Without its NetworkPolicy it would run open, and without Secret or Service pods
+that wait for nodes could never start.
 """
 
 from __future__ import annotations
