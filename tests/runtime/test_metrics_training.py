@@ -207,7 +207,9 @@ def test_steps_done_again_are_no_progress(folder: Path, first: Scrape) -> None:
     with training(folder, file=config(), attempt=2) as launcher:
         again = scraped(
             launcher,
-            lambda scrape: (scrape.value("zerotrain_step", rank="1") or 0) > reached + 20,
+            lambda scrape: all(
+                (scrape.value("zerotrain_step", rank=rank) or 0) > reached + 20 for rank in "01"
+            ),
             "new steps",
         )
     resumed = again.value("zerotrain_checkpoint_duration_seconds_count", rank="0", operation="load")
