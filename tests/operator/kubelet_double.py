@@ -8,6 +8,7 @@ an operator.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import secrets
 import threading
@@ -28,6 +29,7 @@ from zerotrain.operator.constants import CONTAINER_NAME, LABEL_JOB, LABEL_JOB_UI
 NODE = "double"
 TICK_S = 0.1
 HEARTBEAT_S = 5.0
+MOST_ADDRESSES = 1_000
 Json = dict[str, Any]
 
 
@@ -51,8 +53,7 @@ class KubeletDouble:
     ) -> None:
         self._api, self._namespace, self._key = api, namespace, key
         self._steps, self._step_s, self._every = steps, step_s, every
-        self._network = f"127.{secrets.randbelow(100) + 100}"
-        self._addresses = itertools.count()
+        self._addresses = _addresses()
         self._pods: dict[str, Pod] = {}
         self._trainings: dict[tuple[str, int], Training] = {}
         self._durable: dict[str, int] = {}
@@ -175,11 +176,19 @@ class KubeletDouble:
         self._api.post(f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}/binding", body, gone_ok=True)
 
     def _start(self, pod: Pod) -> None:
-        number = next(self._addresses)
-        address = f"{self._network}.{number // 250}.{number % 250 + 1}"
-        pod.server = WorkerServer(address, pod.training, pod.launch, self._key)
+        pod.server = self._served(pod)
         self._status(pod)
         pod.training.join(pod.launch.node_rank)
+
+    def _served(self, pod: Pod) -> WorkerServer:
+        """On the next address that nobody has: other doubles on this machine draw theirs as this one does."""
+        for address in itertools.islice(self._addresses, MOST_ADDRESSES):
+            try:
+                return WorkerServer(address, pod.training, pod.launch, self._key)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+        raise RuntimeError(f"{MOST_ADDRESSES} loopback addresses one after the other are taken")
 
     def _terminate(self, pod: Pod, item: Json) -> None:
         """SIGTERM: a rank with time left makes all ranks yield, as the stop flag does."""
@@ -242,6 +251,14 @@ class KubeletDouble:
         if pod.server is not None:
             pod.server.close()
             pod.server = None
+
+
+def _addresses() -> Iterator[str]:
+    """Loopback addresses from a place of this double's own in 127.100.0.1 to 127.199.255.250, and on."""
+    first = secrets.randbelow(100 * 256 * 250)
+    for number in itertools.count(first):
+        network, host = divmod(number % (100 * 256 * 250), 250)
+        yield f"127.{100 + network // 256}.{network % 256}.{host + 1}"
 
 
 def _kept_off(spec: Json) -> set[str]:
