@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.operator.call_record import FILE_VARIABLE
+from tests.support import background
 from tests.support.devcluster import (
     IMAGES,
     Cluster,
@@ -55,6 +56,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
     config.stash[_pool] = Pool(Devcluster())
     config.add_cleanup(config.stash[_pool].close)
+
+
+# After pytest_configure, in which pytest itself begins to listen.
+def pytest_sessionstart() -> None:
+    background.listen()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    background.forget()
 
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)

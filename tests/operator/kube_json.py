@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import ssl
 import urllib.error
@@ -63,5 +64,5 @@ class KubeJson:
             if error.code >= 500 or error.code == 429:
                 raise ApiDown(f"{method} {path}: {error.code}") from error
             raise RuntimeError(f"{method} {path}: {error.code} {said[:1000]}") from error
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:  # refused, or broken off in the middle
             raise ApiDown(f"{method} {path}: {error}") from error

@@ -20,7 +20,7 @@ from typing import Any
 
 from tests.operator.kube_json import ApiDown, KubeJson
 from tests.operator.worker_double import Training, WorkerServer
-from tests.support.devcluster import PATIENCE_S
+from tests.support.devcluster import PATIENCE_S, wait_until
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.contract.launch import LaunchSpec
 from zerotrain.contract.progress import Termination
@@ -56,7 +56,6 @@ class KubeletDouble:
         self._addresses = _addresses()
         self._pods: dict[str, Pod] = {}
         self._trainings: dict[tuple[str, int], Training] = {}
-        self._durable: dict[str, int] = {}
         self._lock = threading.RLock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kubelet double", daemon=True)
@@ -66,6 +65,9 @@ class KubeletDouble:
         """Pods that were there while one of another attempt of their job was."""
         self.start_up = True
         """False keeps new pods Pending."""
+        self.may_end = threading.Event()
+        """Cleared, no attempt takes its last step until it is set again."""
+        self.may_end.set()
         self.nodes: tuple[str, ...] = (NODE,)
         """Where new pods go, by worker, in turn; see `ensure_node`."""
         self.silent: set[str] = set()
@@ -110,7 +112,6 @@ class KubeletDouble:
         self._heartbeat()
         for training in self._trainings.values():
             training.advance()
-            self._durable[training.job_uid] = max(self._durable.get(training.job_uid, 0), training.durable)
         # Pods that are no workers have no rank and are another double's.
         path = f"/api/v1/namespaces/{self._namespace}/pods?labelSelector={LABEL_JOB},{LABEL_RANK}"
         listed = self._api.get(path)["items"]
@@ -156,9 +157,14 @@ class KubeletDouble:
         uid = item["metadata"]["labels"][LABEL_JOB_UID]
         training = self._trainings.get((uid, launch.attempt))
         if training is None:
-            resumed = self._durable.get(uid, 0)
+            earlier = (found.durable for (job_uid, _), found in self._trainings.items() if job_uid == uid)
             training = Training(
-                launch, first=resumed, total=self._steps, step_s=self._step_s, every=self._every
+                launch,
+                first=max(earlier, default=0),
+                total=self._steps,
+                step_s=self._step_s,
+                every=self._every,
+                may_end=self.may_end,
             )
             self._trainings[uid, launch.attempt] = training
         pod = self._pods[item["metadata"]["uid"]] = Pod(item, training, launch)
@@ -283,10 +289,19 @@ def ensure_node(api: KubeJson, name: str) -> None:
 
 @contextmanager
 def kubelet(
-    api: KubeJson, namespace: str, key: bytes, *, steps: int = 100, step_s: float = 0.05
+    api: KubeJson,
+    namespace: str,
+    key: bytes,
+    *,
+    steps: int = 100,
+    step_s: float = 0.05,
+    held: bool = False,
 ) -> Iterator[KubeletDouble]:
-    """A running double for the length of the block."""
+    """A running double for the length of the block. With `held`, jobs go on until the test sets `may_end`:
+    how long it takes to look at a job that runs is the machine's affair."""
     double = KubeletDouble(api, namespace, key, steps=steps, step_s=step_s)
+    if held:
+        double.may_end.clear()
     double.start()
     try:
         yield double
@@ -296,8 +311,8 @@ def kubelet(
 
 def wait_for_step(double: KubeletDouble, step: int, *, timeout_s: float = PATIENCE_S) -> None:
     """Until the newest attempt is at least at `step`."""
-    deadline = time.monotonic() + timeout_s
-    while not any(training.step >= step for training in double.trainings()[-1:]):
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"no attempt came to step {step} within {timeout_s} s")
-        time.sleep(0.05)
+
+    def there() -> bool:
+        return any(training.step >= step for training in double.trainings()[-1:])
+
+    wait_until(there, f"an attempt to come to step {step}", timeout_s=timeout_s, every_s=0.05)

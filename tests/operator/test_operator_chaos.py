@@ -68,7 +68,7 @@ def test_twenty_seconds_without_an_api_server(
     with (
         own_cluster.namespace() as namespace,
         operator(kubeconfig, tmp_path) as process,
-        kubelet(api, namespace, KEY, steps=1000) as double,
+        kubelet(api, namespace, KEY, held=True) as double,
     ):
         job = LiveJob(own_cluster, namespace)
         wait_for_step(double, 20)
@@ -80,6 +80,7 @@ def test_twenty_seconds_without_an_api_server(
         checked(devcluster.command("start-component", *name, name=own_cluster.name))
         process.wait_until_leading()
         double.end("gpt-1-0", 137)
+        double.may_end.set()
         done = job.wait_for("Completed")
         judge_attempts(double, attempts=2)
         assert done["restarts"]["total"] == 1

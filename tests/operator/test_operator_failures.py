@@ -64,16 +64,18 @@ def test_the_last_lines_survive_a_kill_before_they_were_read(
         process.start()
         with (
             served_logs(control_plane, api, node) as logs,
-            kubelet(api, namespace, KEY, steps=60) as double,
+            kubelet(api, namespace, KEY, steps=60, held=True) as double,
         ):
             double.nodes = (node,)
             job = LiveJob(control_plane, namespace)
             _fail_with_a_slow_kubelet(job, double, logs)
-            process.kill()
+            process.kill()  # at once: nobody waits for a slow log for ever
+            assert job.status()["phase"] == "Restarting"
             pod = control_plane.get("pod", "gpt-1-1", "-n", namespace)
             assert "deletionTimestamp" not in pod["metadata"]
             assert kept(control_plane, namespace) is None
             logs.open.set()
+            double.may_end.set()
             process.start()
             done = job.wait_for("Completed")
             judge_attempts(double, attempts=2)
@@ -96,7 +98,6 @@ def _fail_with_a_slow_kubelet(job: LiveJob, double: Any, logs: KubeletLogs) -> N
     wait_for_step(double, 5)
     double.end("gpt-1-1", 137)
     wait_until(lambda: logs.asked, "the operator to ask for the log", every_s=0.05)
-    assert job.status()["phase"] == "Restarting"
     assert "tailLines=" in logs.asked[0]
 
 

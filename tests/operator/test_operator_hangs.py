@@ -31,7 +31,7 @@ def test_a_stopped_rank_is_named_and_the_job_goes_on_from_its_checkpoint(
 ) -> None:
     with (
         operator(operator_kubeconfig, tmp_path) as process,
-        kubelet(api, namespace, KEY, steps=5000) as double,
+        kubelet(api, namespace, KEY, steps=10**6) as double,
     ):
         job = LiveJob(control_plane, namespace, hangPolicy=POLICY)
         wait_for_step(double, 2)
@@ -63,7 +63,7 @@ def test_a_stopped_rank_is_named_and_the_job_goes_on_from_its_checkpoint(
 def test_action_report_says_so_and_leaves_the_attempt_alone(
     control_plane: Cluster, namespace: str, operator_kubeconfig: Path, api: KubeJson, tmp_path: Path
 ) -> None:
-    with operator(operator_kubeconfig, tmp_path), kubelet(api, namespace, KEY, steps=5000) as double:
+    with operator(operator_kubeconfig, tmp_path), kubelet(api, namespace, KEY, steps=10**6) as double:
         job = LiveJob(control_plane, namespace, hangPolicy={**POLICY, "action": "Report"})
         wait_for_step(double, 3)
         stop_rank(double)

@@ -37,7 +37,7 @@ def test_admitted_evicted_through_a_checkpoint_admitted_again_and_finished(
     queues: Cluster, namespace: str, operator_kubeconfig: Path, api: KubeJson, tmp_path: Path
 ) -> None:
     script = KueueDouble(queues, namespace)
-    with operator(operator_kubeconfig, tmp_path), kubelet(api, namespace, KEY) as double:
+    with operator(operator_kubeconfig, tmp_path), kubelet(api, namespace, KEY, held=True) as double:
         job = LiveJob(queues, namespace, scheduling={"queueName": "team-a"})
         made = script.the_workload()
         (pods,) = made["spec"]["podSets"]
@@ -65,6 +65,7 @@ def test_admitted_evicted_through_a_checkpoint_admitted_again_and_finished(
         assert script.condition("Requeued")["status"] == "True"
         assert "admission" not in script.the_workload()["status"]
 
+        double.may_end.set()
         script.admit(flavor="a100")
         done = job.wait_for("Completed")
         judge_attempts(double, attempts=2)

@@ -18,7 +18,10 @@ pytestmark = pytest.mark.cluster
 def test_runs_to_completion_and_goes_without_a_trace(
     control_plane: Cluster, namespace: str, operator_kubeconfig: Path, api: KubeJson, tmp_path: Path
 ) -> None:
-    with operator(operator_kubeconfig, tmp_path) as process, kubelet(api, namespace, KEY, steps=60) as double:
+    with (
+        operator(operator_kubeconfig, tmp_path) as process,
+        kubelet(api, namespace, KEY, steps=60, held=True) as double,
+    ):
         job = LiveJob(control_plane, namespace)
         running = job.wait_for("Running")
         assert running["attempt"] == 1
@@ -30,6 +33,7 @@ def test_runs_to_completion_and_goes_without_a_trace(
             "Secret/gpt-1-files",
             "Service/gpt",
         ]
+        double.may_end.set()
         done = job.wait_for("Completed")
         assert done["checkpoint"]["last"]["step"] == 60
         assert job.condition("Complete")["status"] == "True"
@@ -43,10 +47,11 @@ def test_runs_to_completion_and_goes_without_a_trace(
 def test_restarts_all_ranks_from_the_last_durable_step(
     control_plane: Cluster, namespace: str, operator_kubeconfig: Path, api: KubeJson, tmp_path: Path
 ) -> None:
-    with operator(operator_kubeconfig, tmp_path), kubelet(api, namespace, KEY) as double:
+    with operator(operator_kubeconfig, tmp_path), kubelet(api, namespace, KEY, held=True) as double:
         job = LiveJob(control_plane, namespace)
         wait_for_step(double, 20)
         double.end("gpt-1-1", 137, reason="OOMKilled", exception="killed")
+        double.may_end.set()
         done = job.wait_for("Completed")
         judge_attempts(double, attempts=2)
         assert done["attempt"] == 2
@@ -62,7 +67,7 @@ def test_restarts_all_ranks_from_the_last_durable_step(
 def test_a_code_that_the_user_must_answer_ends_the_job(
     control_plane: Cluster, namespace: str, operator_kubeconfig: Path, api: KubeJson, tmp_path: Path
 ) -> None:
-    with operator(operator_kubeconfig, tmp_path), kubelet(api, namespace, KEY) as double:
+    with operator(operator_kubeconfig, tmp_path), kubelet(api, namespace, KEY, held=True) as double:
         job = LiveJob(control_plane, namespace)
         job.wait_for("Running")
         double.end("gpt-1-0", 65, exception="data.path /data is empty")
@@ -92,10 +97,12 @@ def test_a_refused_spec_creates_nothing_until_it_is_corrected(
 def test_a_pod_that_somebody_deletes_makes_all_ranks_yield_and_go_on(
     control_plane: Cluster, namespace: str, operator_kubeconfig: Path, api: KubeJson, tmp_path: Path
 ) -> None:
-    with operator(operator_kubeconfig, tmp_path), kubelet(api, namespace, KEY) as double:
+    with operator(operator_kubeconfig, tmp_path), kubelet(api, namespace, KEY, held=True) as double:
         job = LiveJob(control_plane, namespace)
         wait_for_step(double, 20)
         control_plane.kubectl("delete", "pod", "gpt-1-0", "-n", namespace, "--wait=false")
+        wait_until(lambda: len(double.trainings()) == 2, "the second attempt")
+        double.may_end.set()
         done = job.wait_for("Completed")
         judge_attempts(double, attempts=2)
         assert done["restarts"]["preemption"] == 1

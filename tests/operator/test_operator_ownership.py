@@ -53,11 +53,12 @@ def test_a_quota_is_said_and_waited_for(
 def test_a_node_that_does_not_answer_costs_the_timeout_and_no_more(
     control_plane: Cluster, namespace: str, operator_kubeconfig: Path, api: KubeJson, tmp_path: Path
 ) -> None:
-    with operator(operator_kubeconfig, tmp_path), kubelet(api, namespace, KEY, steps=100) as double:
+    with operator(operator_kubeconfig, tmp_path), kubelet(api, namespace, KEY, held=True) as double:
         job = LiveJob(control_plane, namespace, runPolicy__terminationTimeoutSeconds=2)
         wait_for_step(double, 10)
         double.obeys_sigterm = False
         double.end("gpt-1-0", 137)
+        double.may_end.set()
         done = job.wait_for("Completed")
         judge_attempts(double, attempts=2)
         assert done["restarts"]["app"] == 1
@@ -76,11 +77,11 @@ def test_time_to_live_deletes_the_job_and_what_it_owns(
 def test_a_job_that_is_deleted_with_the_operator_down_leaves_nothing(
     control_plane: Cluster, namespace: str, operator_kubeconfig: Path, api: KubeJson, tmp_path: Path
 ) -> None:
-    with kubelet(api, namespace, KEY, steps=1000):
+    with kubelet(api, namespace, KEY, held=True):
         with operator(operator_kubeconfig, tmp_path):
             job = LiveJob(control_plane, namespace)
             job.wait_for("Running")
-        control_plane.kubectl("delete", "ztj", "gpt", "-n", namespace, "--timeout=20s")
+        control_plane.kubectl("delete", "ztj", "gpt", "-n", namespace, "--timeout=100s")
         wait_until(lambda: not job.owned(), "its objects to go")
 
 
@@ -88,7 +89,7 @@ def test_a_namesake_of_a_deleted_job_starts_afresh(
     control_plane: Cluster, namespace: str, operator_kubeconfig: Path, api: KubeJson, tmp_path: Path
 ) -> None:
     """The deleted job's pods still hang in Terminating: they are neither adopted nor counted."""
-    with operator(operator_kubeconfig, tmp_path), kubelet(api, namespace, KEY, steps=40) as double:
+    with operator(operator_kubeconfig, tmp_path), kubelet(api, namespace, KEY, steps=40, held=True) as double:
         first = LiveJob(control_plane, namespace)
         first.wait_for("Running")
         double.obeys_sigterm = False
@@ -96,6 +97,7 @@ def test_a_namesake_of_a_deleted_job_starts_afresh(
         second = LiveJob(control_plane, namespace)
         assert "belongs to somebody else" in wait_for_reason(second, "NameTaken")
         double.obeys_sigterm = True
+        double.may_end.set()
         done = second.wait_for("Completed")
         assert done["attempt"] == 1
         assert done["restarts"]["total"] == 0

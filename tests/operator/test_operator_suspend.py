@@ -18,7 +18,7 @@ pytestmark = pytest.mark.cluster
 def test_suspends_through_a_checkpoint_and_resumes_at_that_step(
     control_plane: Cluster, namespace: str, operator_kubeconfig: Path, api: KubeJson, tmp_path: Path
 ) -> None:
-    with operator(operator_kubeconfig, tmp_path), kubelet(api, namespace, KEY, steps=80) as double:
+    with operator(operator_kubeconfig, tmp_path), kubelet(api, namespace, KEY, steps=80, held=True) as double:
         job = LiveJob(control_plane, namespace)
         wait_for_step(double, 12)
         job.patch('{"suspend": true}')
@@ -32,6 +32,7 @@ def test_suspends_through_a_checkpoint_and_resumes_at_that_step(
         job.patch('{"suspend": false}')
         resumed = job.wait_for("Running")
         assert resumed["attempt"] == 2
+        double.may_end.set()
         job.wait_for("Completed")
         judge_attempts(double, attempts=2)
 
@@ -40,7 +41,7 @@ def test_without_an_answer_sigterm_asks_for_the_same_checkpoint(
     control_plane: Cluster, namespace: str, operator_kubeconfig: Path, api: KubeJson, tmp_path: Path
 ) -> None:
     silent = {"ZEROTRAIN_OPERATOR_CHANNEL": "silent"}
-    with operator(operator_kubeconfig, tmp_path, silent), kubelet(api, namespace, KEY) as double:
+    with operator(operator_kubeconfig, tmp_path, silent), kubelet(api, namespace, KEY, held=True) as double:
         job = LiveJob(control_plane, namespace)
         wait_for_step(double, 12)
         job.patch('{"suspend": true}')

@@ -23,10 +23,11 @@ def test_the_pod_of_a_rank_that_was_done_is_deleted_before_the_operator_is_back(
         items = control_plane.get("pods", "-n", namespace)["items"]
         return [item["status"].get("phase") for item in items] == ["Succeeded"] * 2
 
-    with kubelet(api, namespace, KEY, steps=STEPS) as double:
+    with kubelet(api, namespace, KEY, steps=STEPS, held=True) as double:
         with operator(operator_kubeconfig, tmp_path):
             job = LiveJob(control_plane, namespace, steps=STEPS)
             wait_for_step(double, 5)
+        double.may_end.set()
         wait_until(ended, "both pods to end")
         control_plane.kubectl("delete", "pod", "gpt-1-1", "-n", namespace)
         with operator(operator_kubeconfig, tmp_path):

@@ -23,7 +23,16 @@ from zerotrain.contract.worker_http import (
 class Training:
     """What all workers of an attempt have in common."""
 
-    def __init__(self, launch: LaunchSpec, *, first: int, total: int, step_s: float, every: int) -> None:
+    def __init__(
+        self,
+        launch: LaunchSpec,
+        *,
+        first: int,
+        total: int,
+        step_s: float,
+        every: int,
+        may_end: threading.Event,
+    ) -> None:
         self.job_uid, self.attempt = launch.job_uid, launch.attempt
         self.first, self.step = first, first
         """The step resumed from, and the newest one."""
@@ -38,6 +47,7 @@ class Training:
         self.exit_code: int | None = None
         """What every worker of the attempt ends with from now on."""
         self._launch, self._total, self._step_s, self._every = launch, total, step_s, every
+        self._may_end = may_end
         self._joined: set[int] = set()
         self._started_at: float | None = None
         self._saved_at = time.time()
@@ -65,9 +75,10 @@ class Training:
         if self.stopped_rank is not None:
             return
         gained = int((time.monotonic() - self._started_at) / self._step_s)
-        if min(self.first + gained, self._total) != self.step:
+        reached = min(self.first + gained, self._total if self._may_end.is_set() else self._total - 1)
+        if reached != self.step:
             self._moved_at = time.monotonic()
-        self.step = min(self.first + gained, self._total)
+        self.step = reached
         self._save(self.step // self._every * self._every)
         if self.step == self._total:
             self._save(self.step)
@@ -92,6 +103,7 @@ class Training:
         return CheckpointProgress(step=self.durable, path=f"/checkpoints/{self.durable}", time=self._saved_at)
 
     def progress(self, rank: int) -> Progress:
+        self.advance()  # ranks step whether or not their node comes to look at them
         moved = 0.0 if self.step == self.first else time.time()
         return Progress(
             rank=rank,

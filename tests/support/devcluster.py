@@ -19,6 +19,7 @@ from typing import Any
 
 from deploy.devcluster import cluster as provider
 from deploy.devcluster.cluster import HOST_IMAGE, INSTANCES, ROOT
+from tests.support import background
 
 REPOSITORY = ROOT
 BIN = provider.BIN
@@ -203,12 +204,16 @@ class Pool:
 
 
 def wait_until(condition: Any, what: str, *, timeout_s: float = PATIENCE_S, every_s: float = 0.1) -> Any:
-    """Ask until the answer is true and return it; the error names what was awaited."""
+    """Ask until the answer is true and return it; the error names what was awaited.
+
+    Raises ThreadDied at once where an exception has ended a thread of the test.
+    """
     deadline = time.monotonic() + timeout_s
     while True:
         answer = condition()
         if answer:
             return answer
+        background.check(what)
         if time.monotonic() > deadline:
             raise TimeoutError(f"waited {timeout_s:.0f} s for {what}; the last answer was {answer!r}")
         time.sleep(every_s)
