@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import subprocess
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.monitoring.rules.rulebook import REPOSITORY, load
+from tests.support.devcluster import PATIENCE_S, wait_until
+from tests.support.ports import free_port
 from tests.support.tools import run_program
 
 CONFIG = REPOSITORY / "dashboards" / "alertmanager" / "alertmanager.yaml"
@@ -73,17 +73,21 @@ def test_it_names_only_alerts_that_exist() -> None:
 
 
 def test_alerts_of_the_same_job_are_inhibited(alertmanager: Path, amtool: Path, tmp_path: Path) -> None:
+    pairs = (*NOT_SILENCED_BY, *SILENCED_BY)
+    expected = {(target, f"pair-{pairs.index(pair)}", "gpt") for pair in SILENCED_BY for target in pair[1:]}
     with _running(alertmanager, tmp_path) as url:
-        for number, (source, target) in enumerate((*SILENCED_BY, *NOT_SILENCED_BY)):
+        for number, (source, target) in enumerate(pairs):
             # A namespace per pair: all are judged at once, and none by another's source.
             job = {**SICK, "namespace": f"pair-{number}"}
             _raise(amtool, url, source, job)
             _raise(amtool, url, target, job)
             _raise(amtool, url, target, {**OTHER, "namespace": job["namespace"]})
             _raise(amtool, url, target, {**SAME_NAME, "namespace": f"elsewhere-{number}"})
-        inhibited = _inhibited(amtool, url)
-    expected = {(target, f"pair-{number}", "gpt") for number, (_, target) in enumerate(SILENCED_BY)}
-    assert inhibited == expected
+        # Sources are taken in one after the other, after the answer to whoever raised them: with the last
+        # target silenced, all of them are known.
+        last = (pairs[-1][1], f"pair-{len(pairs) - 1}", "gpt")
+        wait_until(lambda: last in _inhibited(amtool, url), "the last source to be taken in")
+        assert _inhibited(amtool, url) == expected
 
 
 def test_the_page_on_goodput_inhibits_its_ticket(alertmanager: Path, amtool: Path, tmp_path: Path) -> None:
@@ -92,6 +96,7 @@ def test_the_page_on_goodput_inhibits_its_ticket(alertmanager: Path, amtool: Pat
         for severity in ("critical", "warning"):
             _raise(amtool, url, name, SICK, severity=severity)
         _raise(amtool, url, name, OTHER, severity="warning")
+        wait_until(lambda: _inhibited(amtool, url), "the source to be taken in")
         assert _inhibited(amtool, url) == {(name, "ml", "gpt")}
 
 
@@ -116,9 +121,7 @@ def _inhibited(amtool: Path, url: str) -> set[tuple[str, str, str]]:
 
 @contextmanager
 def _running(alertmanager: Path, folder: Path) -> Iterator[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     log = folder / "alertmanager.log"
     with log.open("wb") as output:
@@ -138,7 +141,7 @@ def _running(alertmanager: Path, folder: Path) -> Iterator[str]:
         yield url
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(PATIENCE_S)
 
 
 def _await_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
@@ -146,7 +149,7 @@ def _await_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
         if process.poll() is not None:
             raise AssertionError(f"Alertmanager ended:\n{log.read_text()}")
         try:
-            with urllib.request.urlopen(url, timeout=5):
+            with urllib.request.urlopen(url, timeout=60):
                 return
-        except (urllib.error.URLError, ConnectionError):
+        except OSError:
             time.sleep(0.05)

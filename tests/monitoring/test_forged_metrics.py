@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.server
 import json
 import re
-import socket
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from deploy.monitoring.client import PrometheusClient, is_ready
 from deploy.monitoring.config import worker_limits
 from tests.support.devcluster import wait_until
 from tests.support.metric_names import of_source
+from tests.support.ports import free_port
 from zerotrain.contract.metrics import Source
 
 FORGED = """\
@@ -58,9 +58,7 @@ def serving(program: Path, folder: Path, **limits: object) -> Iterator[Prometheu
     ]
     folder.mkdir()
     (folder / "prometheus.yml").write_text(json.dumps({"scrape_configs": jobs}))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     command = [
         str(program),
         f"--config.file={folder / 'prometheus.yml'}",

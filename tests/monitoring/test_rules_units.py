@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.monitoring.rules import cases_pace, cases_progress, cases_state
+from tests.monitoring.rules import cases_pace, cases_progress, cases_regression, cases_state
 from tests.monitoring.rules.cases_values import RECORDED
 from tests.monitoring.rules.model import Case, by_alert
 from tests.monitoring.rules.rulebook import RULES, closure, dependents, load
 from tests.monitoring.rules.runner import Trial, outcomes
 from tests.support.tools import run_program
 
-CASES = by_alert((*cases_progress.CASES, *cases_pace.CASES, *cases_state.CASES))
+CASES = by_alert((*cases_progress.CASES, *cases_pace.CASES, *cases_regression.CASES, *cases_state.CASES))
 RULEBOOK = load()
 ALERTS = tuple(dict.fromkeys(rule.name for rule in RULEBOOK if rule.alerting))
 

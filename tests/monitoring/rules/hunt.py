@@ -12,14 +12,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.monitoring.rules import cases_pace, cases_progress, cases_state
+from tests.monitoring.rules import cases_pace, cases_progress, cases_regression, cases_state
 from tests.monitoring.rules.cases_values import RECORDED, Values
 from tests.monitoring.rules.model import Case, by_alert
 from tests.monitoring.rules.mutants import Mutant, mutants
 from tests.monitoring.rules.rulebook import closure, dependents, load
 from tests.monitoring.rules.runner import Trial, outcomes
 
-CASES = by_alert((*cases_progress.CASES, *cases_pace.CASES, *cases_state.CASES))
+CASES = by_alert((*cases_progress.CASES, *cases_pace.CASES, *cases_regression.CASES, *cases_state.CASES))
 RULEBOOK = load()
 
 

@@ -157,6 +157,15 @@ class Training:
             self.last_step_s.append(self._now_s())
         return self
 
+    def steps(self, count: int, step_s: float) -> Training:
+        """So many whole steps, told of when each ends, as real ranks do."""
+        for _ in range(count):
+            self.hang(round(step_s / self.interval_s) - 1)
+            self.sums.append(_last(self.sums) + step_s)
+            self.counts.append(_last(self.counts) + 1)
+            self.last_step_s.append(self._now_s())
+        return self
+
     def hang(self, intervals: int) -> Training:
         """Nothing moves."""
         for _ in range(intervals):
