@@ -14,6 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 from tests.support.devcluster import Cluster
+from tests.support.ports import closed_port
 from zerotrain.cli.doctor import accelerators, drive, machine, network, pods
 from zerotrain.cli.doctor.finding import Finding, State, from_records, to_records, worst
 from zerotrain.cli.env import HIDDEN, variables
@@ -97,10 +98,9 @@ def test_what_the_kernel_files_say(tmp_path: Path) -> None:
 
 
 def test_policies_are_judged_by_what_is_open() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as closing:
+    with socket.create_server(("127.0.0.1", 0)) as server, closed_port() as port:
         is_open = f"127.0.0.1:{server.getsockname()[1]}"
-        closed = f"127.0.0.1:{closing.getsockname()[1]}"
-        closing.close()
+        closed = f"127.0.0.1:{port}"
         assert [item.state for item in network.reach([is_open], [closed])] == [State.OK, State.OK]
         leaky = network.reach([is_open], [is_open])
         assert [item.state for item in leaky] == [State.OK, State.WARN]
@@ -119,9 +119,9 @@ def test_a_cpu_that_is_slow_at_narrow_products_is_told(dtype: str, monkeypatch: 
 
 def test_nothing_reached_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "PATIENCE_S", 0.0)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        closed = f"127.0.0.1:{server.getsockname()[1]}"
-    assert [item.state for item in network.reach([closed], [closed])] == [State.FAIL, State.SKIP]
+    with closed_port() as port:
+        closed = f"127.0.0.1:{port}"
+        assert [item.state for item in network.reach([closed], [closed])] == [State.FAIL, State.SKIP]
 
 
 WISHES = pods.PodWishes(

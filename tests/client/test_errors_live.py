@@ -23,6 +23,7 @@ from tests.support.commands import Done, zerotrain
 from tests.support.crd import install_crd
 from tests.support.devcluster import Cluster
 from tests.support.jobs import job_json
+from tests.support.ports import closed_port
 from zerotrain.cli.main import app
 from zerotrain.client import reading
 from zerotrain.client.exit_codes import CommandExit
@@ -86,12 +87,6 @@ def judge(done: Done, code: CommandExit, *words: str) -> None:
         assert word in done.err, done.err
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def about_jobs(job_file: Path) -> dict[str, tuple[str, ...]]:
     return {**ABOUT_A_JOB, "submit": ("submit", str(job_file)), "list": ("get",)}
 
@@ -118,11 +113,11 @@ def test_no_command_about_a_cluster_is_left_out(job_file: Path) -> None:
 
 
 def test_with_the_cluster_down(tmp_path: Path, job_file: Path) -> None:
-    kubeconfig = write(tmp_path / "kubeconfig", f"https://127.0.0.1:{free_port()}")
-    for command in all_commands(job_file).values():
-        judge(
-            zerotrain(*command, kubeconfig=kubeconfig), CommandExit.UNREACHABLE, "127.0.0.1", "context here"
-        )
+    with closed_port() as port:
+        kubeconfig = write(tmp_path / "kubeconfig", f"https://127.0.0.1:{port}")
+        for command in all_commands(job_file).values():
+            done = zerotrain(*command, kubeconfig=kubeconfig)
+            judge(done, CommandExit.UNREACHABLE, "127.0.0.1", "context here")
 
 
 def test_with_a_name_that_no_server_has(tmp_path: Path) -> None:
@@ -254,7 +249,7 @@ def expired_server(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     thread.start()
     yield f"https://localhost:{listener.getsockname()[1]}", cert_file
     stop.set()
-    thread.join(timeout=5)
+    thread.join(timeout=60)
     listener.close()
 
 

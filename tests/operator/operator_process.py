@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +15,8 @@ from pathlib import Path
 
 from tests.operator.call_record import FILE_VARIABLE, REFUSALS_VARIABLE
 from tests.support.crd import CRD_NAME, wait_established
-from tests.support.devcluster import REPOSITORY, Cluster, wait_until
+from tests.support.devcluster import PATIENCE_S, REPOSITORY, Cluster, wait_until
+from tests.support.ports import free_port
 
 KEY = b"0123456789abcdef0123456789abcdef"
 NAMESPACE = "zerotrain-system"
@@ -53,9 +53,7 @@ class OperatorProcess:
     def __init__(self, kubeconfig: Path, folder: Path, env: Mapping[str, str] | None = None) -> None:
         key = folder / "channel.key"
         key.write_bytes(KEY)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        self.address = f"127.0.0.1:{free_port()}"
         self.log = folder / "operator.log"
         self._refusals = folder / "operator.refusals"
         self._env = {
@@ -87,7 +85,7 @@ class OperatorProcess:
         if wait:
             self.wait_until_leading()
 
-    def wait_until_leading(self, *, timeout_s: float = 180) -> None:
+    def wait_until_leading(self, *, timeout_s: float = PATIENCE_S) -> None:
         try:
             wait_until(self.leads, "the operator to lead", timeout_s=timeout_s)
         except TimeoutError as error:
@@ -116,16 +114,16 @@ class OperatorProcess:
         if self._process is None:
             return 0
         self._process.send_signal(signal.SIGTERM)
-        code = self._process.wait(timeout=30)
+        code = self._process.wait(timeout=PATIENCE_S)
         self._process = None
         return code
 
     def get(self, path: str) -> str:
         """The text of one of its own HTTP paths; empty when it does not answer."""
         try:
-            with urllib.request.urlopen(f"http://{self.address}{path}", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://{self.address}{path}", timeout=60) as answer:
                 return str(answer.read().decode())
-        except (urllib.error.URLError, OSError):
+        except (OSError, http.client.HTTPException):
             return ""
 
     def check_permissions(self) -> None:

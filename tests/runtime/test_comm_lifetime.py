@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +11,10 @@ import torch
 import torch.distributed as dist
 
 import zerotrain.runtime as zt
+from tests.support.ports import free_port
 from tests.support.ranks import run_ranks
 from zerotrain.contract.launch import CommEnv
 from zerotrain.runtime.comm.group import Comm, CommError
-
-
-def free_port() -> int:
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 def launch(port: int) -> Any:

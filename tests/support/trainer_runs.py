@@ -12,7 +12,6 @@ import os
 import re
 import resource
 import signal
-import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.ports import free_port
 from zerotrain.contract.launch import LaunchSpec, RankEnv
 
 TIMEOUT_S = 240.0
@@ -59,13 +59,6 @@ def config(**changes: Any) -> dict[str, Any]:
     return {**values, **changes}
 
 
-def free_port() -> int:
-    """A TCP port that nobody listens on right now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @dataclass
 class TrainerRun:
     """One attempt. Files of the attempt lie in `folder`; the checkpoint folder is shared between attempts."""
@@ -80,7 +73,7 @@ class TrainerRun:
     file_limits: Mapping[int, int] = field(default_factory=dict)
     """Rank -> bytes that each of its files may have."""
     processes: list[Any] = field(default_factory=list)
-    port: int = field(default_factory=lambda: free_port())
+    port: int = field(default_factory=free_port)
 
     def start(self, ranks: range | None = None) -> TrainerRun:
         """Start all ranks, or only some."""
@@ -154,8 +147,8 @@ class TrainerRun:
             config_path=self.folder / "config.json",
             train_spec_path=self.folder / "train.json",
             checkpoint_dir=self.checkpoint_dir,
-            rendezvous_timeout_seconds=30.0,
-            grace_seconds=30.0,
+            rendezvous_timeout_seconds=120.0,
+            grace_seconds=120.0,
         )
         place = RankEnv(rank=rank, local_rank=rank, local_world_size=self.world_size)
         return {"OMP_NUM_THREADS": "1", **launch.to_env(), **place.to_env()}
