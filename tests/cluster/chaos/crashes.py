@@ -119,7 +119,7 @@ def _live(season: Season, setup: Setup, record: Record) -> None:
     end = time.monotonic() + length_s
     season.while_(
         lambda: not life.dead.is_set() and time.monotonic() < end,
-        timeout_s=length_s + 30,
+        timeout_s=length_s + PATIENCE_S,
         what="a life does not end",
     )
     record.by_clock += not life.dead.is_set()

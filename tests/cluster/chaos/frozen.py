@@ -6,7 +6,7 @@ of the time that passed and finishes its sentence. Meanwhile the other one leads
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
@@ -36,10 +36,12 @@ def short_lease() -> Iterator[None]:
 class Freeze:
     """A doom that only stops the clock: at the n-th await point of a pass, once."""
 
-    def __init__(self, nth: int, seconds: float) -> None:
-        self._left, self._seconds = nth, seconds
+    def __init__(self, nth: int) -> None:
+        self._left = nth
         self.at = ""
         """Where the replica froze; empty until then."""
+        self.thaw = threading.Event()
+        """Set, it goes on: not before another one leads, however long that takes to start."""
         self.thawed = False
 
     def __call__(self, place: str, in_pass: bool) -> bool:
@@ -47,7 +49,7 @@ class Freeze:
             self._left -= 1
             if self._left == 0:
                 self.at = place
-                time.sleep(self._seconds)  # in the replica's own thread: its whole loop stands still
+                self.thaw.wait()  # in the replica's own thread: its whole loop stands still
                 self.thawed = True
         return False
 
@@ -58,7 +60,7 @@ def freeze_and_thaw(season: Season, nths: Iterable[int]) -> list[str]:
     with short_lease():
         for nth in nths:
             froze += _takeover(season, nth)
-        last = _start(season, "last", Freeze(0, 0))
+        last = _start(season, "last", immortal)
         try:
             season.finish()
         finally:
@@ -68,15 +70,18 @@ def freeze_and_thaw(season: Season, nths: Iterable[int]) -> list[str]:
 
 def _takeover(season: Season, nth: int) -> list[str]:
     """The leader freezes, the other one takes over, the first goes on; both stay for a moment."""
-    freeze = Freeze(nth, SHORT["LEASE_S"] + 1.5)
+    freeze = Freeze(nth)
     leader = _start(season, "one", freeze)
     season.while_(lambda: not leader.leads(), timeout_s=PATIENCE_S, what="the first replica does not lead")
     other = _start(season, "two", immortal)
     try:
-        season.while_(lambda: not freeze.thawed, timeout_s=PATIENCE_S, what="the leader never froze")
+        season.while_(lambda: not freeze.at, timeout_s=PATIENCE_S, what="the leader never froze")
         season.while_(lambda: not other.leads(), timeout_s=PATIENCE_S, what="nobody takes over")
+        freeze.thaw.set()
+        season.while_(lambda: not freeze.thawed, timeout_s=PATIENCE_S, what="the leader stays frozen")
         season.pass_time(1.0)
     finally:
+        freeze.thaw.set()
         leader.retire()
         other.retire()
     return [freeze.at, *leader.ended, *other.ended]

@@ -22,6 +22,7 @@ from typing import Any
 import aiohttp
 
 from tests.cluster.chaos.awaits import Gate
+from tests.support.devcluster import PATIENCE_S
 from zerotrain.operator.cluster import api as operator_api
 from zerotrain.operator.cluster.api import Api, ApiLimits, Request
 from zerotrain.operator.cluster.channel import ChannelKind
@@ -104,12 +105,12 @@ class Incarnation:
         if not self.dead.is_set():
             with suppress(RuntimeError):  # it has just died by itself
                 self._loop.call_soon_threadsafe(self._gate.close)
-        self._thread.join(timeout=30)
+        self._thread.join(timeout=PATIENCE_S)
 
     def retire(self) -> None:
         """As SIGTERM ends it: tasks are cancelled, the lease is given back."""
         if self.runtime is not None and not self.dead.is_set():
-            asyncio.run_coroutine_threadsafe(self.runtime.stop(), self._loop).result(30)
+            asyncio.run_coroutine_threadsafe(self.runtime.stop(), self._loop).result(PATIENCE_S)
         self.kill()
 
     def leads(self) -> bool:

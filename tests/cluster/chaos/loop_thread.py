@@ -7,6 +7,8 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from tests.support.devcluster import PATIENCE_S
+
 T = TypeVar("T")
 
 
@@ -18,7 +20,7 @@ class LoopThread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def call(self, coroutine: Coroutine[Any, Any, T], *, timeout_s: float = 60) -> T:
+    def call(self, coroutine: Coroutine[Any, Any, T], *, timeout_s: float = PATIENCE_S) -> T:
         """Run a coroutine there and wait for what it returns."""
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(timeout_s)
 
@@ -26,7 +28,7 @@ class LoopThread:
         """Cancel what still runs and end the thread."""
         self.call(self._cancel_all())
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(timeout=30)
+        self._thread.join(timeout=PATIENCE_S)
 
     async def _cancel_all(self) -> None:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}

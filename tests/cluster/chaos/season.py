@@ -26,7 +26,7 @@ from tests.operator.kube_json import KubeJson
 from tests.operator.kubelet_double import KubeletDouble, ensure_node, kubelet
 from tests.operator.operator_process import KEY, write_kubeconfig
 from tests.support.crd import wait_established
-from tests.support.devcluster import Cluster
+from tests.support.devcluster import PATIENCE_S, Cluster
 
 Json = dict[str, Any]
 
@@ -85,9 +85,9 @@ class Season:
 
     def pass_time(self, seconds: float) -> None:
         end = time.monotonic() + seconds
-        self.while_(lambda: time.monotonic() < end, timeout_s=seconds + 60, what="time does not pass")
+        self.while_(lambda: time.monotonic() < end, timeout_s=seconds + PATIENCE_S, what="time does not pass")
 
-    def finish(self, *, timeout_s: float = 90) -> None:
+    def finish(self, *, timeout_s: float = 2 * PATIENCE_S) -> None:
         """Fair weather until every job has come to its end. An operator must be alive."""
         self.proxy.weather = CALM
         self.gremlin.rest()
@@ -102,7 +102,7 @@ class Season:
             if _phase(job) in FINISHED:
                 self.gremlin.note_end(self.gremlin.lives[job["metadata"]["uid"]], _phase(job))
 
-    def judge(self, *, settle_s: float = 20) -> Promises:
+    def judge(self, *, settle_s: float = PATIENCE_S) -> Promises:
         """All complaints about what happened here."""
         deadline = time.monotonic() + settle_s
         while (left := self._orphans()) and time.monotonic() < deadline:

@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 
 from tests.cluster.chaos.loop_thread import LoopThread
-from tests.support.devcluster import Cluster
+from tests.support.devcluster import PATIENCE_S, Cluster
 
 Json = dict[str, Any]
 
@@ -71,7 +71,7 @@ class Witness:
                 del alive[item.uid]
         return list(alive.values())
 
-    def catch_up(self, timeout_s: float = 20) -> None:
+    def catch_up(self, timeout_s: float = PATIENCE_S) -> None:
         """Return once everything is seen that has happened before this call."""
         self._thread.call(self._catch_up(timeout_s), timeout_s=timeout_s + 5)
         if self.broken:
