@@ -292,7 +292,7 @@ LADDER = [
         "nor are those that do not come",
         both(inspection=look()),
         Want(phase="Restarting"),
-        state=active(hang=alarm(20)),
+        state=active(hang=alarm(60)),
     ),
     row(
         "after a restart of the operator: no look yet, nothing happens",
@@ -338,13 +338,13 @@ LADDER = [
             ready(0), replace(ready(1), phase="Failed", exit_code=65, ended_seen_at=ago(5)), inspection=look()
         ),
         Want(phase="Failed"),
-        state=active(hang=alarm(20)),
+        state=active(hang=alarm(60)),
     ),
     row(
         "a job that was asked to suspend is given its grace instead",
         both(inspection=look(), stacks=STACKS),
         Want(phase="Suspending"),
-        state=active(hang=alarm(20)),
+        state=active(hang=alarm(60)),
     ),
 ]
 LADDER[-1].job["spec"]["suspend"] = True

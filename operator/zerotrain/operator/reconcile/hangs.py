@@ -26,8 +26,9 @@ from zerotrain.operator.reconcile.plan import CollectStacks, StackSource
 FRESH = timedelta(seconds=30)
 """An older look says nothing about now."""
 
-STACKS_WAIT = timedelta(seconds=20)
-"""From the detection; stacks that are not there by then are not waited for."""
+STACKS_WAIT = timedelta(seconds=60)
+"""From the detection; stacks that are not there by then are not waited for. Another replica, which follows a
+dead one within 17 s and then has all to read, still comes in time to ask for them."""
 
 STACKS_RETRY = timedelta(seconds=1)
 SECOND_LOOK = timedelta(seconds=2)
