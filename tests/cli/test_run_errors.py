@@ -80,7 +80,7 @@ def test_folder_that_cannot_be_written_is_the_users_to_correct(tmp_path: Path) -
 
 
 def test_folder_in_use_or_of_another_job_is_refused(tmp_path: Path) -> None:
-    job, run_dir = job_file(tmp_path, steps=1000), tmp_path / "run"
+    job, run_dir = job_file(tmp_path, steps=50_000), tmp_path / "run"
     with running(job, run_dir) as command:
         command.wait_for_step(1)
         second = zerotrain("run", job, "--run-dir", run_dir)

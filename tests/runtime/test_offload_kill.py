@@ -21,6 +21,9 @@ MODEL = {
     "factory_args": {"width": 96, "step_seconds": 0.005},
 }
 
+SLOW = {**MODEL, "factory_args": {"width": 96, "step_seconds": 0.1}}
+"""The same at a pace at which no attempt is over before it is killed."""
+
 
 def spilling(folder: Path) -> dict[str, Any]:
     """Optimizer states on nvme, updated in the background, remainders beside bf16 weights."""
@@ -82,7 +85,7 @@ def test_killed_at_random_moments(tmp_path: Path, world_size: int) -> None:
     for attempt in range(1, KILLS + 2):
         run = TrainerRun(
             tmp_path / f"attempt-{attempt}",
-            {**spec, "data_path": straight.job["data_path"]},
+            {**spec, "data_path": straight.job["data_path"], "model": SLOW if attempt <= KILLS else MODEL},
             config=spilling(spill),
             world_size=world_size,
             attempt=attempt,
