@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,31 +12,32 @@ import pytest
 from tests.operator.kube_json import KubeJson
 from tests.operator.kubelet_double import kubelet, wait_for_step
 from tests.operator.live_job import LiveJob, judge_attempts
-from tests.operator.operator_process import KEY, OperatorProcess, install, operator
+from tests.operator.operator_process import KEY, NAMESPACE, OperatorProcess, install, operator
 from tests.support.devcluster import Cluster, Devcluster, checked, wait_until
 
 pytestmark = pytest.mark.cluster
 
 OUTAGE_S = 20
+LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
+LEASE = "zerotrain-operator"
 
 
 def test_a_killed_operator_takes_over_its_own_lease_at_once(
-    operator_kubeconfig: Path, tmp_path: Path
+    operator_kubeconfig: Path, api: KubeJson, tmp_path: Path
 ) -> None:
     process = OperatorProcess(operator_kubeconfig, tmp_path)
     try:
         process.start()
         process.kill()
-        process.start(wait=False)
-        wait_until(lambda: process.get("/readyz") == "ok", "the restarted operator to answer")
-        # Who does not know the lease for its own waits 15 s from the moment in which it first saw it.
-        process.wait_until_leading(timeout_s=12)
+        # Who does not know the lease for its own would wait for its end.
+        api.patch(f"{LEASES}/{LEASE}", {"spec": {"leaseDurationSeconds": 86_400}})
+        process.start()
     finally:
         process.terminate()
 
 
 def test_a_second_replica_stands_by_and_takes_over_what_is_given_back(
-    operator_kubeconfig: Path, tmp_path: Path
+    control_plane: Cluster, operator_kubeconfig: Path, api: KubeJson, tmp_path: Path
 ) -> None:
     (tmp_path / "second").mkdir()
     second = OperatorProcess(
@@ -47,8 +49,17 @@ def test_a_second_replica_stands_by_and_takes_over_what_is_given_back(
             wait_until(lambda: second.get("/readyz") == "ok", "the second replica to answer")
             time.sleep(5)
             assert "zerotrain_operator_leader 0.0" in second.get("/metrics")
+            version = api.get(LEASES)["metadata"]["resourceVersion"]
+        second.wait_until_leading()
         # Given back on SIGTERM: the 15 s of the lease need not pass.
-        second.wait_until_leading(timeout_s=11)
+        since = f"{LEASES}?watch=1&resourceVersion={version}&timeoutSeconds=3"
+        told = [
+            json.loads(line)["object"]
+            for line in control_plane.kubectl("get", "--raw", since).stdout.split("\n")
+            if line
+        ]
+        holders = [item["spec"]["holderIdentity"] for item in told if item["metadata"]["name"] == LEASE]
+        assert "another-replica" in holders[holders.index("") :], holders
     finally:
         second.terminate()
 
