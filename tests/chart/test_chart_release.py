@@ -270,7 +270,7 @@ def test_an_installation_of_the_manifests_becomes_a_release(cluster: Cluster, re
     cluster.kubectl("apply", "-k", str(KUSTOMIZE))
     try:
         cluster.kubectl("create", "secret", "generic", KEY, "-n", NAMESPACE, "--from-literal=key=" + "k" * 64)
-        cluster.kubectl("wait", "--for=condition=Established", f"crd/{CRD_NAME}", "--timeout=20s")
+        cluster.kubectl("wait", "--for=condition=Established", f"crd/{CRD_NAME}", "--timeout=100s")
         cluster.apply(JOB, namespace="default")
         cluster.kubectl("delete", "deployment", "zerotrain-operator", "-n", NAMESPACE)
         release.install("--take-ownership", "--force-conflicts")

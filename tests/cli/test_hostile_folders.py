@@ -15,7 +15,7 @@ from tests.cli.test_checkpoint_commands import save_at
 from tests.support.commands import Done, zerotrain
 from zerotrain.contract.exit_codes import ExitCode
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(300)
 
 SECRET = "of-another-tenant"
 STEP = "step-0000000001-attempt-1"

@@ -42,7 +42,7 @@ def run(*args: str, without: tuple[str, ...] = ()) -> tuple[int, list[str], str]
         [sys.executable, "-c", PROGRAM, json.dumps(without), *args],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=True,
     )
     code, modules = json.loads(done.stdout.rpartition("@@")[2])

@@ -13,6 +13,7 @@ from textual.widgets import DataTable, ProgressBar, Static
 
 from tests.support import job_states
 from tests.support.commands import zerotrain
+from tests.support.devcluster import PATIENCE_S
 from zerotrain.cli.options import Output
 from zerotrain.cli.output import show_record
 from zerotrain.cli.top import as_record
@@ -104,7 +105,7 @@ async def test_a_lost_cluster_keeps_the_picture_and_a_lost_job_ends_it() -> None
         assert (shown(app, "problem"), ranks_in(app)) == ("", ["0"])
         answers[:] = [gone]
         await pilot.press("r")
-        for _ in range(100):
+        for _ in range(int(PATIENCE_S / 0.02)):
             if app.return_value is not None:
                 break
             await asyncio.sleep(0.02)

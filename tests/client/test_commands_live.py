@@ -16,7 +16,7 @@ from tests.operator.kubelet_double import KubeletDouble, kubelet, wait_for_step
 from tests.operator.kubelet_logs import KubeletLogs, served_logs
 from tests.operator.operator_process import KEY
 from tests.support.commands import Done, zerotrain
-from tests.support.devcluster import Cluster, wait_until
+from tests.support.devcluster import PATIENCE_S, Cluster, wait_until
 from tests.support.jobs import job_json
 from zerotrain.client import Client
 from zerotrain.client.exit_codes import CommandExit
@@ -167,8 +167,9 @@ def test_following_goes_on_into_the_next_attempt(
     wait_until(
         lambda: sum("gpt-2-" in path for path in node[1].asked) >= 2, "the next attempt to be followed"
     )
+    wait_until(lambda: len(set(seen)) >= 4, "a line of every worker")
     client.delete("gpt")
-    thread.join(timeout=30)
+    thread.join(timeout=PATIENCE_S)
     assert not thread.is_alive()
     assert set(seen) == {f"attempt {attempt} worker {worker}" for attempt in (1, 2) for worker in (0, 1)}
 

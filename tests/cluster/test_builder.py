@@ -18,6 +18,7 @@ from deploy.devcluster.builder.errors import BuildError
 from deploy.devcluster.builder.paths import Paths, find_paths
 from deploy.devcluster.builder.progress import Reporter
 from deploy.devcluster.builder.toolchain import Toolchain, find_or_install
+from tests.support.devcluster import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 DEVCLUSTER = ROOT / "deploy" / "devcluster"
@@ -106,7 +107,7 @@ def test_builders_side_by_side_take_turns(tmp_path: Path) -> None:
     def build(folder: Path) -> None:
         inside.set()
         # Ends only once the other builder has said that it waits.
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE_S
         while not waited and time.monotonic() < deadline:
             time.sleep(0.01)
         built.append(folder)
@@ -116,7 +117,7 @@ def test_builders_side_by_side_take_turns(tmp_path: Path) -> None:
 
     first, second = threading.Thread(target=run), threading.Thread(target=run)
     first.start()
-    assert inside.wait(20)
+    assert inside.wait(PATIENCE_S)
     second.start()
     first.join()
     second.join()

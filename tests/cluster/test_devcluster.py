@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -148,14 +147,12 @@ def test_instance_ends_with_its_owner(devcluster: Devcluster, tmp_path: Path) ->
 
 def test_failed_start_names_the_component_and_cleans_up(devcluster: Devcluster, tmp_path: Path) -> None:
     here = Devcluster(root=tmp_path)
-    started = time.monotonic()
     with pytest.raises(ClusterError) as caught:
         here.up("control-plane", "broken", "--feature-gates", "NoSuchGate=true")
     text = str(caught.value)
     assert "kube-apiserver: ended during start" in text
     assert "NoSuchGate" in text, "the end of its log"
     assert "What to do:" in text
-    assert time.monotonic() - started < 60
     assert processes_of(here.root) == {}
     assert list(here.root.iterdir()) == []
 

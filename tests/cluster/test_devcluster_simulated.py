@@ -56,8 +56,13 @@ def test_gpus_are_counted(cluster: Cluster, space: str) -> None:
         return sorted(p["status"]["phase"] for p in cluster.get("pods", "-n", space)["items"])
 
     wait_until(lambda: phases() == ["Pending", *["Running"] * 4], "four of five pods on four nodes")
-    waiting = next(p for p in cluster.get("pods", "-n", space)["items"] if p["status"]["phase"] == "Pending")
-    assert "Insufficient nvidia.com/gpu" in waiting["status"]["conditions"][0]["message"]
+
+    def refusal() -> str:
+        pods = cluster.get("pods", "-n", space)["items"]
+        (waiting,) = [pod["status"] for pod in pods if pod["status"]["phase"] == "Pending"]
+        return " ".join(said.get("message", "") for said in waiting.get("conditions", ()))
+
+    assert "Insufficient nvidia.com/gpu" in wait_until(refusal, "the scheduler's refusal of the fifth")
 
 
 def test_a_rank_ends_with_the_chosen_code(cluster: Cluster, space: str) -> None:

@@ -51,7 +51,7 @@ def as_nobody(command: list[str], place: Path) -> subprocess.CompletedProcess[st
         env={"PATH": "/usr/bin:/bin", "HOME": str(place)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
 

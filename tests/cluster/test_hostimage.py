@@ -101,7 +101,7 @@ def run_inside(archive: Path, root: Path, *command: str) -> subprocess.Completed
     inside = f"mount --rbind /dev {root}/dev && exec {shlex.join(enter)}"
     done = subprocess.run(
         ["unshare", *(["-m"] if as_root else ["-U", "-r", "-m"]), "sh", "-c", inside],
-        capture_output=True, text=True, check=False, timeout=120,
+        capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
     if "unshare failed" in done.stderr:
         pytest.skip(f"this account may not create namespaces: {done.stderr.strip()}")

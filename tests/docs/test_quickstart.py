@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -213,16 +214,16 @@ class TestOfAJobThatRuns:
     def test_the_doctor_says_why_its_pod_does_not_run(self, watched: Watched) -> None:
         image = watched.values["IMAGE"]
         wrong = {
-            "--image localhost/no-such:1": "ErrImagePull",
+            "--image localhost/no-such:1": "ErrImagePull|ImagePullBackOff",
             f"--image {image} --node nowhere": "Unschedulable 0/1 nodes",
         }
         with ThreadPoolExecutor(2) as pool:
             said = pool.map(
-                lambda options: watched.refusal(f"zerotrain doctor --pod --timeout 10 {options}"), wrong
+                lambda options: watched.refusal(f"zerotrain doctor --pod --timeout 25 {options}"), wrong
             )
         for (options, why), text in zip(wrong.items(), said, strict=True):
-            assert "did not come to its end within 10 s" in text, options
-            assert why in text, options
+            assert "did not come to its end within 25 s" in text, options
+            assert re.search(why, text), options
             assert "next: correct what it waits for" in text, options
 
 

@@ -126,7 +126,7 @@ def test_another_folder_is_another_stack_of_the_same_name(tmp_path: Path) -> Non
         assert "nothing runs under the name dev" in ended(other)
         assert running.poll() is None
         assert "ended" in ended(own)
-        assert running.wait(timeout=30) != 0
+        assert running.wait(timeout=180) != 0
     finally:
         running.kill()
 

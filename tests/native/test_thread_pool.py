@@ -23,7 +23,7 @@ def run_script(script: str) -> list[str]:
         capture_output=True,
         text=True,
         cwd=Path(__file__).parents[2],
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -17,7 +17,7 @@ from zerotrain.operator.cluster.telemetry import Telemetry
 
 Json = dict[str, Any]
 Answer = tuple[int, Json]
-FAST = ApiLimits(retries=3, first_backoff_s=0.001, max_backoff_s=0.002, timeout_s=5)
+FAST = ApiLimits(retries=3, first_backoff_s=0.001, max_backoff_s=0.002, timeout_s=60)
 
 
 def failure(code: int, reason: str, message: str = "") -> Answer:

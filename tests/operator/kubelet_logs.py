@@ -13,7 +13,7 @@ import pytest
 from deploy.devcluster.cluster import INSTANCES
 from tests.operator.kube_json import KubeJson
 from tests.operator.kubelet_double import ensure_node
-from tests.support.devcluster import Cluster
+from tests.support.devcluster import PATIENCE_S, Cluster
 
 
 class KubeletLogs:
@@ -29,7 +29,7 @@ class KubeletLogs:
 
     def answer(self, path: str) -> tuple[int, bytes]:
         self.asked.append(path)
-        self.open.wait(timeout=30)
+        self.open.wait(timeout=PATIENCE_S)
         pod = path.split("?")[0].split("/")[3]
         text = self.texts.get(pod)
         return (404, b"no such container") if text is None else (200, text)
@@ -73,5 +73,5 @@ def served_logs(cluster: Cluster, api: KubeJson, node: str) -> Iterator[KubeletL
         logs.open.set()
         server.shutdown()
         server.server_close()
-        thread.join(timeout=10)
+        thread.join(timeout=PATIENCE_S)
         cluster.kubectl("delete", "node", node, "--wait=false", check=False)

@@ -17,6 +17,7 @@ from aiohttp import web
 
 from tests.operator.api_double import ApiDouble, Json, failure, served
 from tests.operator.test_operator_executor import executor, job
+from tests.support.devcluster import PATIENCE_S
 from zerotrain.operator.api import AttemptShape
 from zerotrain.operator.api.scheduling import Gang
 from zerotrain.operator.cluster import capacity
@@ -202,7 +203,7 @@ async def test_the_cluster_is_read_while_somebody_waits_and_not_before() -> None
             assert double.requests == []
             hands.memories.of(uid)  # as the pass that asks has done
             await hands.perform(body, [AskRoom(shape=AttemptShape(workers=2))])
-            assert await asyncio.wait_for(changed.get(), 10) == JobKey("ml", "gpt")
+            assert await asyncio.wait_for(changed.get(), PATIENCE_S) == JobKey("ml", "gpt")
             verdict = hands.memories.of(uid).capacity
             assert verdict is not None
             assert (verdict.admitted, verdict.workers) == (True, 2)
@@ -228,7 +229,7 @@ async def test_a_question_that_is_repeated_while_the_cluster_is_read_is_answered
         hands.memories.of(body["metadata"]["uid"])
         async with board(api, hands) as changed:
             await hands.perform(body, [question])
-            assert await asyncio.wait_for(changed.get(), 10) == JobKey("ml", "gpt")
+            assert await asyncio.wait_for(changed.get(), PATIENCE_S) == JobKey("ml", "gpt")
     assert double.asked("GET /api/v1/pods") == 1
 
 
@@ -246,7 +247,7 @@ async def test_another_question_meanwhile_is_not_answered_by_the_old_reading() -
         memory = hands.memories.of(body["metadata"]["uid"])
         async with board(api, hands) as changed:
             await hands.perform(body, [AskRoom(shape=AttemptShape(workers=2))])
-            await asyncio.wait_for(changed.get(), 10)
+            await asyncio.wait_for(changed.get(), PATIENCE_S)
             assert memory.capacity is not None
             assert memory.capacity.workers == 1
 
@@ -263,7 +264,7 @@ async def test_a_word_is_good_until_the_next_reading_even_if_that_is_late(
         memory = hands.memories.of(body["metadata"]["uid"])
         async with board(api, hands) as changed:
             await hands.perform(body, [AskRoom(shape=AttemptShape(workers=50))])
-            await asyncio.wait_for(changed.get(), 10)
+            await asyncio.wait_for(changed.get(), PATIENCE_S)
     assert memory.capacity is not None
     assert not memory.capacity.admitted
     assert memory.capacity.good_for_s > (DUTY + 1) * 4.0 + PERIOD_S
@@ -475,7 +476,7 @@ async def test_who_may_not_see_the_room_keeps_nobody_waiting(
                 memory = hands.memories.of(UID)
                 memory.capacity = memory.question = None
                 await hands.perform(body, [AskRoom(shape=AttemptShape(workers=2))])
-                assert await asyncio.wait_for(changed.get(), 10) == JobKey("ml", "gpt")
+                assert await asyncio.wait_for(changed.get(), PATIENCE_S) == JobKey("ml", "gpt")
                 verdict = hands.memories.of(UID).capacity
                 assert verdict is not None
                 assert verdict.admitted

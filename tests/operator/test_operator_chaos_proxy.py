@@ -20,7 +20,7 @@ from zerotrain.operator.cluster.errors import ApiError, Conflict, Gone, Unavaila
 from zerotrain.operator.cluster.telemetry import Telemetry
 
 pytestmark = pytest.mark.cluster
-ONCE = ApiLimits(retries=0, timeout_s=10)
+ONCE = ApiLimits(retries=0, timeout_s=60)
 
 
 @pytest.fixture

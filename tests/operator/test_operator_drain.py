@@ -44,7 +44,7 @@ def test_a_drained_node_moves_the_whole_job_once(
         process.start()
         double.nodes = (NODE,)
         drained = control_plane.kubectl(
-            *("drain", OTHER, "--force", "--delete-emptydir-data", "--timeout=150s"), timeout_s=180
+            *("drain", OTHER, "--force", "--delete-emptydir-data", "--timeout=400s"), timeout_s=430
         )
         assert "gpt-1-1" in drained.stdout
         assert "Cannot evict pod" in drained.stderr + drained.stdout, "the budget refuses while ranks train"

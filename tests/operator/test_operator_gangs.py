@@ -70,7 +70,7 @@ def block_a_node(cluster: Cluster, space: str) -> None:
         },
         namespace=space,
     )
-    cluster.kubectl("wait", "--for=condition=Ready", "pod/blocker", "-n", space, "--timeout=60s")
+    cluster.kubectl("wait", "--for=condition=Ready", "pod/blocker", "-n", space, "--timeout=100s")
 
 
 def nodes_of(cluster: Cluster, space: str) -> list[str | None]:
@@ -146,7 +146,7 @@ def test_half_of_a_gang_gives_its_node_back(
         gang_cluster.kubectl("delete", "resourcequota", "one", "-n", space)
         wait_until(lambda: len(nodes_of(gang_cluster, space)) == 2, "both pods")
         wait_until(lambda: sum(map(bool, nodes_of(gang_cluster, space))) == 1, "half of the gang")
-        wait_until(lambda: job.status()["phase"] == "Queued", "its end", timeout_s=120)
+        wait_until(lambda: job.status()["phase"] == "Queued", "its end")
         wait_until(lambda: not nodes_of(gang_cluster, space), "its nodes")
         assert job.status()["restarts"]["uncharged"] == 1
         assert "HalfBound" in [reason for reason, _ in job.events()]

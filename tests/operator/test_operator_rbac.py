@@ -21,7 +21,7 @@ from tests.operator.kube_json import KubeJson
 from tests.operator.kubelet_double import kubelet, wait_for_step
 from tests.operator.live_job import LiveJob
 from tests.operator.operator_process import KEY, operator
-from tests.support.devcluster import REPOSITORY, Cluster, wait_until
+from tests.support.devcluster import PATIENCE_S, REPOSITORY, Cluster, wait_until
 
 FOLDER = REPOSITORY / "deploy" / "kustomize"
 ROLES = (FOLDER / "cluster_role.yaml", FOLDER / "lease_role.yaml")
@@ -138,4 +138,4 @@ def constant_writes(api: KubeJson, namespace: str) -> Iterator[None]:
         yield
     finally:
         stop.set()
-        thread.join(timeout=30)
+        thread.join(timeout=PATIENCE_S)

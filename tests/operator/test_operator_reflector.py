@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 
 from tests.operator.api_double import ApiDouble, Json, failure, pod_json, served
+from tests.support.devcluster import PATIENCE_S
 from zerotrain.operator.cluster.reflector import PATH, PodReflector
 from zerotrain.operator.cluster.store import HELPERS, JobKey, PodStore, owner_key
 from zerotrain.operator.constants import MAX_WORKERS
@@ -233,9 +234,10 @@ async def reflected(cluster: Cluster, watches: int) -> tuple[PodStore, list[JobK
     double.on(f"GET {PATH}", cluster.answer)
     async with served(double) as api:
         task = asyncio.create_task(PodReflector(api, store, changed.append).run())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await cluster.played.wait()
-            await asyncio.sleep(0.1)
+            for _ in range(20):  # turns of the loop, of which the last event needs a few
+                await asyncio.sleep(0.005)
         task.cancel()
     assert len(cluster.versions) == watches
     return store, changed
@@ -315,7 +317,7 @@ async def watching(**spaces: Roles) -> AsyncIterator[tuple[PodReflector, PodStor
         reflector = PodReflector(api, store, lambda key: None, tuple(spaces), seen.append)
         task = asyncio.create_task(reflector.run())
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 yield reflector, store, seen
         finally:
             task.cancel()

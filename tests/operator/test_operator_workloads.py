@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from tests.operator.reconcile_builders import NOW, UID
+from tests.support.devcluster import PATIENCE_S
 from zerotrain.operator.cluster.api import Json, Request
 from zerotrain.operator.cluster.errors import Forbidden, NotFound
 from zerotrain.operator.cluster.kueue import MAX_PAUSE_S, WorkloadWatch, workload_watches
@@ -167,7 +168,7 @@ def test_a_version_that_goes_away_is_looked_for_again() -> None:
     async def run_until_watched() -> None:
         server.watched.clear()
         running = asyncio.create_task(watch.run())
-        await asyncio.wait_for(server.watched.wait(), 20)
+        await asyncio.wait_for(server.watched.wait(), PATIENCE_S)
         running.cancel()
 
     async def upgrade() -> None:

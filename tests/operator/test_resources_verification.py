@@ -101,4 +101,4 @@ def test_its_program_tells_whole_from_damaged(tmp_path: Path) -> None:
 
 def run(folder: Path, tag: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *COMMAND[1:], str(folder), tag]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)

@@ -21,7 +21,8 @@ from zerotrain.runtime.comm.group import Comm, CommError
 from zerotrain.runtime.comm.watchdog import Progress, Watchdog, judge
 from zerotrain.runtime.comm.work import Watched
 
-BOUND_S = 1.0
+BOUND_S = 4.0
+"""More than ranks that start together come apart on a busy machine."""
 
 
 def progress(*recent: str, waiting: bool = False, before: int = 0) -> Progress:
@@ -86,6 +87,7 @@ def test_progress_survives_the_store() -> None:
 
 def comm_by(transport: str) -> Comm:
     options = CommEnv(transport=transport, watchdog_seconds=BOUND_S)
+    dist.barrier()  # the bound holds from the first collective on
     comm = Comm(device=torch.device("cpu"), options=options)
     comm.gather_record([0.0])
     return comm
@@ -198,7 +200,7 @@ def test_on_the_device_the_next_wait_raises_the_verdict() -> None:
     dog, store = device_watchdog(0.1, verdicts)
     store.set("zerotrain-watchdog/1", progress().to_json())
     watched = Watched(DeviceWork(), A, rank=0, watchdog=dog, delays=Delays(0.0, seed=0))
-    verdict = verdicts.get(timeout=30)
+    verdict = verdicts.get(timeout=180)
     with pytest.raises(CommError, match=re.escape(verdict)):
         watched.wait()
     dog.close()

@@ -159,7 +159,7 @@ def test_a_process_ends_while_an_update_goes_on(tier: str, way: str, code: int) 
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (code, "leaving True\n", "")

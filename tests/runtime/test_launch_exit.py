@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -69,7 +68,7 @@ def test_a_peer_that_fails_after_it_does_not_take_the_blame(tmp_path: Path) -> N
     time.sleep(0.2)
     raise RuntimeError("connection closed by peer")
     """
-    with launched(tmp_path, text, limits=FAST | {"peer_grace_s": 20.0}) as launcher:
+    with launched(tmp_path, text, limits=FAST | {"peer_grace_s": 60.0}) as launcher:
         assert launcher.wait() == 137
         assert (launcher.termination.rank, launcher.termination.signal) == (1, signal.SIGKILL)
 
@@ -85,7 +84,7 @@ def test_a_rank_that_announced_its_failure_first_is_the_first(tmp_path: Path) ->
     time.sleep(0.3)
     sys.exit(1)
     """
-    with launched(tmp_path, text, limits=FAST | {"peer_grace_s": 20.0}) as launcher:
+    with launched(tmp_path, text, limits=FAST | {"peer_grace_s": 60.0}) as launcher:
         assert launcher.wait() == 65
         assert launcher.termination.exception == "FileNotFoundError: no data in /data"
 
@@ -95,7 +94,7 @@ def test_a_rank_that_announced_its_failure_and_hangs_is_ended(tmp_path: Path) ->
     RankChannel.from_env().failure(RuntimeError("stuck in teardown"))
     time.sleep(600)
     """
-    with launched(tmp_path, text, ranks=1) as launcher:
+    with launched(tmp_path, text, ranks=1, limits=FAST | {"failing_rank_s": 1.0}) as launcher:
         assert launcher.wait() == 137
         assert launcher.termination.exception == "RuntimeError: stuck in teardown"
 
@@ -107,7 +106,7 @@ def test_peers_are_given_the_grace_to_end_by_themselves(tmp_path: Path) -> None:
     time.sleep(0.5)
     print("said goodbye", flush=True)
     """
-    with launched(tmp_path, text, limits=FAST | {"peer_grace_s": 20.0}) as launcher:
+    with launched(tmp_path, text, limits=FAST | {"peer_grace_s": 60.0}) as launcher:
         code, output = launcher.finish()
     assert code == 1
     assert "said goodbye" in output
@@ -143,7 +142,7 @@ def test_termination_message_names_every_rank_that_failed(tmp_path: Path) -> Non
         sys.exit(0)
     sys.exit(65)
     """
-    with launched(tmp_path, text, ranks=3, limits=FAST | {"peer_grace_s": 20.0}) as launcher:
+    with launched(tmp_path, text, ranks=3, limits=FAST | {"peer_grace_s": 60.0}) as launcher:
         assert launcher.finish()[0] == 65
         message = launcher.termination
     assert (message.code, message.rank) == (65, 0)
@@ -175,14 +174,12 @@ def test_name_that_never_resolves_ends_with_82(tmp_path: Path) -> None:
 
 
 def test_stop_while_the_name_is_awaited_ends_at_once(tmp_path: Path) -> None:
-    started = time.monotonic()
     with launched(
-        tmp_path, "sys.exit(0)", master_addr="nowhere.invalid", rendezvous_timeout_seconds=600.0
+        tmp_path, "sys.exit(0)", master_addr="nowhere.invalid", rendezvous_timeout_seconds=86_400.0
     ) as launcher:
         assert launcher.port
         launcher.popen.send_signal(signal.SIGTERM)
         assert launcher.wait() == 143
-    assert time.monotonic() - started < 300
 
 
 def test_command_that_does_not_exist_is_the_users_to_correct(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_orphans_of_ranks_are_reaped_while_the_rank_runs(tmp_path: Path) -> None
     RankChannel.from_env().publish(Progress(rank=RANK, attempt=ATTEMPT, phase=Phase.STEP, step=1))
     out = subprocess.run(["/bin/sh", "-c", "sleep 0.2 >/dev/null & echo $!"], capture_output=True, text=True)
     orphan = int(out.stdout)
-    for _ in range(500):
+    for _ in range(5000):
         if not os.path.exists(f"/proc/{orphan}"):
             sys.exit(0)
         time.sleep(0.02)

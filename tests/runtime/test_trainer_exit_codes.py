@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.trainer_runs import TrainerRun, config, job
+from tests.support.trainer_runs import TIMEOUT_S, TrainerRun, config, job
 from zerotrain.contract.exit_codes import NEVER_RETRIED, ExitCode
 from zerotrain.runtime.train.exits import APPLICATION_FAILURE, exit_code_of
 
@@ -192,7 +192,7 @@ def test_progress_and_metrics_reach_the_channel(tmp_path: Path) -> None:
             checkpoint_dir=tmp_path / "c",
             env={"ZEROTRAIN_CHANNEL_SOCKET": str(path)},
         ).start()
-        server.settimeout(30)
+        server.settimeout(TIMEOUT_S)
         connection, _ = server.accept()
         with connection, connection.makefile() as lines:
             messages = [json.loads(line) for line in lines]

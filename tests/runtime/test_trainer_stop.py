@@ -100,7 +100,7 @@ def test_peer_is_gone_so_the_grace_ends_the_rank(tmp_path: Path) -> None:
     run.signal(1, signal.SIGSTOP)
     time.sleep(0.3)
     run.signal(0, signal.SIGTERM)
-    run.processes[0].join(20)
+    run.processes[0].join(TIMEOUT_S / 2)
     run.signal(1, signal.SIGKILL)
     assert run.wait() == [ExitCode.TERMINATED, -signal.SIGKILL]
     log = run.log(0)

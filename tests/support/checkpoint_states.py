@@ -109,7 +109,7 @@ class ThreadRanks:
 def on_ranks(world_size: int, action: Callable[[ThreadRanks], T]) -> list[T | Exception]:
     """Run `action` on every rank of a group of threads; a rank's exception is its result."""
     shared: list[object] = [None] * world_size
-    barrier = threading.Barrier(world_size, timeout=20)
+    barrier = threading.Barrier(world_size, timeout=180)
 
     def run(rank: int) -> T | Exception:
         try:

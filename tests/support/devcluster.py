@@ -39,7 +39,7 @@ class UnsupportedError(ClusterError):
 
 
 def run(
-    command: Sequence[str], *, stdin: str | None = None, timeout_s: float = 120.0
+    command: Sequence[str], *, stdin: str | None = None, timeout_s: float = 300.0
 ) -> subprocess.CompletedProcess[str]:
     """Run to the end without judging the result."""
     return subprocess.run(
@@ -47,7 +47,7 @@ def run(
     )
 
 
-def checked(command: Sequence[str], *, stdin: str | None = None, timeout_s: float = 120.0) -> str:
+def checked(command: Sequence[str], *, stdin: str | None = None, timeout_s: float = 300.0) -> str:
     """Standard output of a command that must succeed."""
     result = run(command, stdin=stdin, timeout_s=timeout_s)
     if result.returncode == EXIT_UNSUPPORTED:
@@ -72,7 +72,7 @@ class Cluster:
     """Name of the instance; empty for a cluster that is not ours."""
 
     def kubectl(
-        self, *args: str, input: str | None = None, check: bool = True, timeout_s: float = 120.0
+        self, *args: str, input: str | None = None, check: bool = True, timeout_s: float = 300.0
     ) -> subprocess.CompletedProcess[str]:
         """Run kubectl; with `check`, a failure raises ClusterError with what kubectl printed."""
         command = [*self.kubectl_command, "--kubeconfig", str(self.kubeconfig), *args]
@@ -154,7 +154,7 @@ class Devcluster:
         place = ["--root", str(self.root)] + (["--name", name] if name else [])
         return [str(self.program), verb, *place, *args]
 
-    def up(self, profile: str, name: str, *args: str, timeout_s: float = 240.0) -> Cluster:
+    def up(self, profile: str, name: str, *args: str, timeout_s: float = 600.0) -> Cluster:
         """Start an instance. It ends with this process even if that is killed."""
         owner = ["--owner-pid", str(os.getpid())]
         checked(

@@ -55,7 +55,7 @@ def compile_boards(boards: Mapping[str, Mapping[str, Any]], folder: Path) -> lis
         (folder / f"{name}.ts").write_text(_literals(board))
     (folder / "tsconfig.json").write_text(json.dumps(_CONFIG))
     command = [*_node(), str(folder / "node_modules" / "typescript" / "bin" / "tsc"), "-p", str(folder)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode and not done.stdout.strip():
         raise RuntimeError(f"the compiler did not run: {done.stderr}")
     folded = done.stdout.replace("\n  ", " ")  # further lines of one complaint are indented

@@ -84,7 +84,7 @@ def zerotrain(*args: str | Path, **extra: str) -> subprocess.CompletedProcess[st
         env=environment(**extra),
         capture_output=True,
         text=True,
-        timeout=4 * DEADLINE_S,
+        timeout=2 * DEADLINE_S,
         check=False,
     )
 

@@ -39,7 +39,7 @@ def program(name: str) -> Path:
     return path
 
 
-def run_program(command: Sequence[str | Path], *, stdin: str | None = None, timeout_s: float = 120.0) -> str:
+def run_program(command: Sequence[str | Path], *, stdin: str | None = None, timeout_s: float = 300.0) -> str:
     """Standard output of a program that must succeed; what it printed is the error otherwise."""
     words = [str(word) for word in command]
     done = subprocess.run(words, input=stdin, capture_output=True, text=True, timeout=timeout_s, check=False)
