@@ -1,4 +1,4 @@
-"""Who creates the pods (zerotrain, plain Jobs, nobody) and how long until all run. For bench_operator."""
+"""Who creates the pods (zerotrain, Jobs of two kinds, nobody) and how long until all run."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import socket
 import ssl
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,8 +19,10 @@ from urllib.parse import urlsplit
 from tests.benchmarks.bench_operator_cluster import Meter, Spent
 from tests.operator.operator_process import OperatorProcess
 from tests.support.devcluster import Cluster
+from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.cluster.api import Api, Request
 from zerotrain.operator.cluster.errors import ApiError, NotFound
+from zerotrain.operator.resources import ResourceOptions, worker_pod
 
 Json = dict[str, Any]
 
@@ -82,6 +85,21 @@ def zerotrain_job(namespace: str, name: str, workers: int, **spec: Any) -> Json:
 
 def plain_job(namespace: str, name: str, workers: int) -> Json:
     """The least that an Indexed Job can be: one container, no volumes, no Service."""
+    return _indexed_job(namespace, name, workers, {"metadata": {"annotations": STAYS}, "spec": _pod_spec()})
+
+
+def our_pod_template(namespace: str, workers: int) -> Json:
+    """The content of zerotrain's pods: volumes, security, environment, probe. Its operator does not know the
+    labels."""
+    job = zerotrain_job(namespace, "job-0", workers)
+    job["metadata"]["uid"] = str(uuid.UUID(int=0))
+    pod = worker_pod(ZeroTrainingJob.parse(job), 1, 0, ResourceOptions())
+    labels = {key.replace("/", "-"): value for key, value in pod["metadata"]["labels"].items()}
+    spec = {key: value for key, value in pod["spec"].items() if key != "hostname"}
+    return {"metadata": {"annotations": STAYS, "labels": labels}, "spec": spec}
+
+
+def _indexed_job(namespace: str, name: str, workers: int, template: Json) -> Json:
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -90,7 +108,7 @@ def plain_job(namespace: str, name: str, workers: int) -> Json:
             "completionMode": "Indexed",
             "completions": workers,
             "parallelism": workers,
-            "template": {"metadata": {"annotations": STAYS}, "spec": _pod_spec()},
+            "template": template,
         },
     }
 
@@ -113,6 +131,11 @@ def plain(namespace: str, size: Size) -> Iterable[Json]:
     return (plain_job(namespace, f"job-{number}", size.workers) for number in range(size.jobs))
 
 
+def same_pods(namespace: str, size: Size) -> Iterable[Json]:
+    template = our_pod_template(namespace, size.workers)
+    return (_indexed_job(namespace, f"job-{number}", size.workers, template) for number in range(size.jobs))
+
+
 def bare(namespace: str, size: Size) -> Iterable[Json]:
     return (bare_pod(namespace, f"pod-{number}") for number in range(size.pods))
 
@@ -120,6 +143,7 @@ def bare(namespace: str, size: Size) -> Iterable[Json]:
 CONTENDERS: dict[str, Callable[[str, Size], Iterable[Json]]] = {
     "zerotrain": zerotrain,
     "plain Jobs": plain,
+    "Jobs of our pods": same_pods,
     "bare pods": bare,
 }
 _COLLECTIONS = {
