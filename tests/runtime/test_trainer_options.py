@@ -9,7 +9,6 @@ import pytest
 from tests.support.trainer_runs import TrainerRun, config, job
 from zerotrain.contract.train_spec import CheckpointPolicy
 from zerotrain.runtime.checkpoint.names import committed
-from zerotrain.runtime.train.determinism import usable_cores
 from zerotrain.runtime.train.report import expected_interval
 from zerotrain.runtime.train.saving import is_due
 
@@ -91,15 +90,3 @@ def test_expected_interval() -> None:
     assert expected_interval(CheckpointPolicy(), 2.0) == 0.0
     assert expected_interval(CheckpointPolicy(every_steps=20), 2.0) == 40.0
     assert expected_interval(CheckpointPolicy(every_steps=20, every_seconds=30), 2.0) == 30.0
-
-
-def test_cores_follow_the_containers_limit(tmp_path: Path) -> None:
-    unlimited = usable_cores(tmp_path / "absent")
-    v1, v2 = tmp_path / "v1", tmp_path / "v2"
-    (v1 / "cpu").mkdir(parents=True)
-    v2.mkdir()
-    for quota, expected in (("max", unlimited), ("50000", 1), ("100000", 1)):
-        (v2 / "cpu.max").write_text(f"{quota} 100000\n")
-        (v1 / "cpu" / "cpu.cfs_quota_us").write_text("-1" if quota == "max" else quota)
-        (v1 / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
-        assert usable_cores(v1) == usable_cores(v2) == expected

@@ -75,7 +75,8 @@ class Resources(ApiModel):
     """GPUs of each worker; none unless given."""
 
     cpu: Cpu | None = None
-    """Cores of each worker, such as 32, 0.5 or 500m: request and limit. No limit unless given."""
+    """Cores of each worker, such as 32, 0.5 or 500m: request and limit; its ranks share them as threads.
+    Unless given there is no limit, and they share all cores of the node, other pods or not."""
 
     memory: Bytes | None = None
     """Host memory of each worker, such as 512Gi: request and limit. It is the whole amount: pinnedMemory

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from zerotrain.contract.launch import LaunchSpec
 from zerotrain.runtime.launch.board import Board
+from zerotrain.runtime.launch.cores import with_threads
 from zerotrain.runtime.launch.output import Sink
 from zerotrain.runtime.launch.process import RankProcess, start_rank
 from zerotrain.runtime.launch.verdict import RankExit
@@ -31,6 +32,7 @@ class RankGroup:
     def start(self, program: Sequence[str], *, environ: Mapping[str, str], socket_path: Path) -> None:
         """Start every rank of the worker. Raises OSError when the system has no room for one."""
         sink = Sink(sys.stdout.buffer)
+        environ = with_threads(environ, len(self._spec.ranks))
         for rank in self._spec.ranks:
             process = start_rank(
                 self._spec, rank, program, environ=environ, socket_path=socket_path, sink=sink

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
+
 from zerotrain.contract.config import EngineConfig, load, resolve
 from zerotrain.contract.launch import LaunchError, LaunchSpec, RankEnv
 from zerotrain.contract.presets import auto_values
@@ -17,7 +19,7 @@ from zerotrain.runtime.engine import Engine, initialize
 from zerotrain.runtime.models import BuiltModel, build_model
 from zerotrain.runtime.setup import read_config
 from zerotrain.runtime.train import rendezvous
-from zerotrain.runtime.train.determinism import choose_deterministic_kernels, seed_everything, set_threads
+from zerotrain.runtime.train.determinism import choose_deterministic_kernels, seed_everything
 from zerotrain.runtime.train.exits import read_text
 
 
@@ -82,7 +84,6 @@ def check_inputs(settings: Settings) -> tuple[Corpus, BuiltModel]:
 
 def build(settings: Settings, corpus: Corpus, model: BuiltModel) -> Session:
     """Meet the other ranks and take the model over. Collective. Raises RendezvousTimeout."""
-    threads = set_threads(settings.rank.local_world_size)
     choose_deterministic_kernels()
     rank = settings.rank.rank
     loader = TokenLoader(
@@ -101,5 +102,10 @@ def build(settings: Settings, corpus: Corpus, model: BuiltModel) -> Session:
     # From here on random numbers (dropout) must differ between ranks; a checkpoint brings its own state.
     seed_everything(settings.spec.seed, rank)
     return Session(
-        settings=settings, engine=engine, loader=loader, model=model, corpus=corpus, threads=threads
+        settings=settings,
+        engine=engine,
+        loader=loader,
+        model=model,
+        corpus=corpus,
+        threads=torch.get_num_threads(),  # as the launcher shared the cores among the ranks
     )
