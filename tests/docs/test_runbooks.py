@@ -13,14 +13,17 @@ from typing import Any
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from tests.docs.runbooks import KINDS, PLACEHOLDERS, Shown, commands, kinds, queries
 from tests.monitoring.rules.rulebook import REPOSITORY, load
+from tests.support.checkpoint_states import ThreadRanks, good, layout_for, make_state, on_ranks
 from tests.support.devcluster import Devcluster, run
 from tests.support.metric_names import exported
 from tests.support.promql import ask
 from tests.support.tools import run_program
 from zerotrain.cli.main import app
+from zerotrain.runtime.checkpoint import save
 
 GROUP: Any = typer.main.get_command(app)
 DCGM_COUNTERS = REPOSITORY / "charts" / "zerotrain" / "files" / "dcgm" / "counters.csv"
@@ -74,6 +77,33 @@ def test_zerotrain_understands_it(shown: Shown) -> None:
 )
 def test_the_parser_sees_a_mistake(words: list[str]) -> None:
     assert problem(words) != ""
+
+
+ON_FOLDERS = [shown for shown in unique(commands(), "zerotrain") if "FOLDER" in shown.placeholders()]
+
+
+def test_those_about_checkpoints_are_run() -> None:
+    assert {" ".join(shown.words()[1:3]) for shown in ON_FOLDERS} == {"checkpoint ls", "checkpoint verify"}
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two ranks saved at steps 3 and 5."""
+    folder, layout = tmp_path_factory.mktemp("checkpoints"), layout_for(2)
+
+    def saved(group: ThreadRanks) -> None:
+        for step in (3, 5):
+            save(make_state(group.rank, layout), folder, step=step, group=group)
+
+    good(on_ranks(2, saved))
+    return folder
+
+
+@pytest.mark.parametrize("shown", ON_FOLDERS, ids=lambda shown: shown.text)
+def test_it_works_on_a_folder_of_checkpoints(shown: Shown, checkpoints: Path) -> None:
+    done = CliRunner().invoke(app, shown.filled({"FOLDER": str(checkpoints)}).split()[1:])
+    assert done.exit_code == 0, done.output
+    assert all(f"step-{step:010}-attempt-1" in done.output for step in (3, 5)), done.output
 
 
 def help_of(words: Sequence[str]) -> list[str]:
