@@ -70,6 +70,18 @@ SOUND = (
 )
 
 
+UNWRITTEN_FAILED = (
+    unwritten(9),
+    pod(11, 1, 0),
+    pod(12, 1, 1),
+    pod(13, 1, 0, "DELETED"),
+    pod(14, 1, 1, "DELETED"),
+    job(15, "Restarting", 1, **restarts(1)),
+    job(16, "Pending", 2, **restarts(1)),
+)
+"""The first attempt of a small job failed before it was written."""
+
+
 def complaints(*history: Seen) -> list[str]:
     promises = Promises()
     promises.read(sorted(history, key=lambda seen: seen.revision))
@@ -82,6 +94,7 @@ def without(*revisions: int) -> tuple[Seen, ...]:
 
 def test_a_sound_history_has_no_complaints() -> None:
     assert complaints(*SOUND) == []
+    assert complaints(*UNWRITTEN_FAILED) == []
 
 
 @pytest.mark.parametrize(
@@ -99,6 +112,14 @@ def test_a_sound_history_has_no_complaints() -> None:
         (
             (*without(14), job(14, "Restarting", 1, **{**restarts(1), "failures": []})),
             "without a failure",
+        ),
+        (
+            (unwritten(9), pod(11, 1, 0), job(15, "Restarting", 1, **restarts(2))),
+            "attempt 2 was charged late",
+        ),
+        (
+            (unwritten(9), pod(11, 1, 0), job(15, "Restarting", 1, **{**restarts(1), "failures": []})),
+            "attempt 1 was restarted without a failure",
         ),
         ((*SOUND, job(26, "Running", 3, **restarts(1))), "was Completed and became Running"),
         ((*SOUND, job(26, "Completed", 3, completionTime="2027-01-01T00:00:00Z", **restarts(1))), "moved"),

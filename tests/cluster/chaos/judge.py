@@ -140,15 +140,17 @@ class Promises:
         if len(told) != len(set(told)):
             self._complain(job, seen, f"a failure was recorded twice: {told}")
         if now.get("total", 0) == old.get("total", 0) + 1:
+            # The first attempt of a small job may have failed before it is written.
+            failed = job.attempt or 1
             last = now["recent"][-1] if now.get("recent") else {}
-            if last.get("attempt") != job.attempt:
+            if last.get("attempt") != failed:
                 self._complain(job, seen, f"a restart of attempt {last.get('attempt')} was charged late")
-            if last.get("cause") != "preemption" and job.attempt not in told:
-                self._complain(job, seen, f"attempt {job.attempt} was restarted without a failure")
-            self._replaced(job, seen, new)
+            if last.get("cause") != "preemption" and failed not in told:
+                self._complain(job, seen, f"attempt {failed} was restarted without a failure")
+            self._replaced(job, seen, new, failed)
 
-    def _replaced(self, job: _Job, seen: Seen, new: Json) -> None:
-        told: list[Json] = [item for item in new.get("failures", ()) if item["attempt"] == job.attempt]
+    def _replaced(self, job: _Job, seen: Seen, new: Json, attempt: int) -> None:
+        told: list[Json] = [item for item in new.get("failures", ()) if item["attempt"] == attempt]
         failure = told[0] if told else {}
         away = {item["name"] for item in new.get("excludedNodes", ())}
         if failure.get("action") == "ReplaceNodeAndRestart" and failure.get("node", "") not in {"", *away}:
