@@ -60,7 +60,7 @@ def stored() -> Json:
 
 async def turn(hands: Controller) -> None:
     """One pass over the next key."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         key = await hands.queue.get()
     await hands._pass(key)
     hands.queue.done(key)
@@ -131,7 +131,7 @@ async def test_a_namespace_that_is_refused_is_no_end_of_the_resync() -> None:
         hands = replace(controller(api), client=JobClient(api, ("ml", "open")))
         hands.jobs.put(stored())
         resync = asyncio.create_task(hands.resync(0.01))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             assert await hands.queue.get() == KEY  # after both lists
         resync.cancel()
         assert hands.jobs.get(JobKey("open", "gpt")) is not None
@@ -158,7 +158,7 @@ async def test_a_list_that_knows_nothing_newer_shows_that_the_watch_lives(
         pruned = asyncio.Event()
         monkeypatch.setattr(hands.store, "prune", lambda owners: pruned.set())
         resync = asyncio.create_task(hands.resync(0.01))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await pruned.wait()
         resync.cancel()
         assert bool(heard) == (missed == "nothing")

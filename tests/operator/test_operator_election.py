@@ -19,7 +19,7 @@ def lease(holder: str) -> Answer:
     return 200, {"metadata": {"name": "operator", "resourceVersion": "1"}, "spec": spec}
 
 
-async def campaign(double: ApiDouble, *, seconds: float = 5.0) -> list[str]:
+async def campaign(double: ApiDouble, *, seconds: float = 60.0) -> list[str]:
     """Run for the lease until it is held (or for so long); what happened, in order."""
     happened: list[str] = []
     async with served(double) as api:
@@ -98,7 +98,7 @@ async def test_an_error_is_a_reason_to_wait_not_to_end() -> None:
 async def test_a_namespace_that_is_missing_is_said_with_the_way_out(caplog: pytest.LogCaptureFixture) -> None:
     double = ApiDouble()
     double.on(f"POST {LEASES}", failure(404, "NotFound", 'namespaces "system" not found'))
-    assert await campaign(double, seconds=1.0) == ["waited"]
+    assert await campaign(double, seconds=3.0) == ["waited"]
     assert "create the namespace system or set ZEROTRAIN_OPERATOR_NAMESPACE" in caplog.text
 
 

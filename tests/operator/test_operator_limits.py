@@ -31,7 +31,7 @@ async def test_a_renewal_goes_before_a_thousand_creations_and_they_pay_for_it() 
     await bucket.take()
     waiting = [asyncio.create_task(bucket.take()) for _ in range(1000)]
     await asyncio.sleep(0)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await bucket.take(urgent=True)
     assert not any(task.done() for task in waiting)
     for task in waiting:

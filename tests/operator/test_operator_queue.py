@@ -11,7 +11,7 @@ from zerotrain.operator.handlers.runtime import dead_tasks
 
 
 async def take(queue: WorkQueue[str]) -> str:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         return await queue.get()
 
 

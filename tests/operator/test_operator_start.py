@@ -8,6 +8,7 @@ import aiohttp
 import pytest
 from prometheus_client import CollectorRegistry
 
+from tests.support.ports import free_port
 from zerotrain.operator.cluster.channel import ChannelKind
 from zerotrain.operator.cluster.telemetry import Telemetry
 from zerotrain.operator.handlers.config import OperatorConfig, OperatorConfigError, operator_key
@@ -102,9 +103,9 @@ def test_health_is_about_the_loop_and_the_watch() -> None:
     assert "no event or bookmark" in health_problems(lag_s=0, watch_age_s=MAX_WATCH_AGE_S + 1)[0]
 
 
-async def test_what_is_wrong_is_said_with_a_code_that_restarts(unused_tcp_port: int) -> None:
+async def test_what_is_wrong_is_said_with_a_code_that_restarts() -> None:
     wrong: list[str] = []
-    address = f"127.0.0.1:{unused_tcp_port}"
+    address = f"127.0.0.1:{free_port()}"
     stop = await serve(
         address,
         problems=lambda: wrong,

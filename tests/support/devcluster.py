@@ -12,12 +12,13 @@ import secrets
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from deploy.devcluster import cluster as provider
+from deploy.devcluster.builder.cache import locked
 from deploy.devcluster.cluster import HOST_IMAGE, INSTANCES, ROOT
 from tests.support import background
 
@@ -157,10 +158,14 @@ class Devcluster:
     def up(self, profile: str, name: str, *args: str, timeout_s: float = 600.0) -> Cluster:
         """Start an instance. It ends with this process even if that is killed."""
         owner = ["--owner-pid", str(os.getpid())]
-        checked(
-            self.command("up", "--profile", profile, "--bin-dir", str(BIN), *owner, *args, name=name),
-            timeout_s=timeout_s,
-        )
+        # Instances choose free ports at random and bind them seconds later. A node's are in a network of its
+        # own, all but one, and it takes long.
+        turn = nullcontext() if profile == "node" else locked(INSTANCES.parent / ".up.lock", lambda: None)
+        with turn:
+            checked(
+                self.command("up", "--profile", profile, "--bin-dir", str(BIN), *owner, *args, name=name),
+                timeout_s=timeout_s,
+            )
         kubectl = (str(self.program), "kubectl")
         return open_kubeconfig(self.root / name / "kubeconfig", kubectl, name=name)
 
