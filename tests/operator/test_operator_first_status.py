@@ -8,9 +8,14 @@ from typing import Any
 import pytest
 
 from tests.operator.api_double import ApiDouble, Json, served
-from tests.operator.reconcile_builders import UID, job
+from tests.operator.reconcile_builders import NOW, UID, job
 from tests.operator.test_operator_controller import KEY, PATH, controller, turn
+from zerotrain.operator.api.planning import PlanMissing
+from zerotrain.operator.api.scheduling import Gang
+from zerotrain.operator.handlers import controller as module
 from zerotrain.operator.handlers.controller import Controller
+from zerotrain.operator.reconcile import Plan, reconcile
+from zerotrain.operator.reconcile.queues import ClusterApis
 
 CORE = "/api/v1/namespaces/ml"
 STATUS = f"PUT {PATH}/status"
@@ -18,7 +23,7 @@ WRITTEN = (200, {"metadata": {"name": "gpt", "namespace": "ml", "uid": UID, "res
 
 
 def unwritten(**changes: Any) -> Json:
-    body = job(resourceVersion="1", **changes)
+    body = job(**{"resourceVersion": "1", **changes})
     body.pop("status", None)
     return body
 
@@ -109,3 +114,78 @@ async def test_a_job_of_the_same_name_inherits_nothing() -> None:
         held = hands.jobs.get(KEY)
         assert held is not None
         assert "status" not in held
+
+
+async def test_a_gang_is_written_before_its_pods() -> None:
+    """An operator that found its pods could not tell which group they are in."""
+    double, groups = accepting(), "/apis/scheduling.k8s.io/v1beta1/namespaces/ml/podgroups"
+    double.on(f"POST {groups}", (201, {"metadata": {"uid": "g"}}))
+    async with served(double) as api:
+        hands = controller(api)
+        hands.memories.apis = ClusterApis(at=NOW, gangs={Gang.NATIVE: "scheduling.k8s.io/v1beta1"})
+        await began(hands, unwritten(spec={"scheduling": {"gang": "Native"}}))
+        (sent,) = double.bodies(STATUS)
+        assert sent["status"]["shape"]["gang"] == "scheduling.k8s.io/v1beta1"
+
+
+@pytest.mark.parametrize("edited", [False, True], ids=["since before", "by an event of now"])
+async def test_a_job_known_from_before_this_operator_led_is_written_first(edited: bool) -> None:
+    """Whoever led then may be attempts ahead; the version in the write tells."""
+    double = accepting()
+    async with served(double) as api:
+        hands = controller(api)
+        hands.job_changed(unwritten())
+        hands.jobs.doubt()
+        if edited:
+            hands.job_changed(later())
+        await turn(hands)
+        assert double.asked(STATUS) == (not edited)
+        assert double.asked(f"POST {CORE}/pods") == 2
+
+
+def later(uid: str = UID, **changes: Any) -> Json:
+    return unwritten(resourceVersion="7", uid=uid, generation=2, **changes)
+
+
+@pytest.mark.parametrize("uid", [UID, "other-uid"], ids=["edited", "made again"])
+async def test_news_that_come_while_the_plan_is_made_are_not_lost(
+    monkeypatch: pytest.MonkeyPatch, uid: str
+) -> None:
+    loop = asyncio.get_running_loop()
+
+    def slowly(*known: Any) -> Plan:
+        if len(known) == 5:
+            raise PlanMissing
+        asyncio.run_coroutine_threadsafe(told(), loop).result()
+        return reconcile(*known)
+
+    async def told() -> None:
+        hands.job_changed(later(uid, spec={"suspend": True}))
+
+    double = accepting()
+    async with served(double) as api:
+        hands = controller(api)
+        with monkeypatch.context() as patched:
+            patched.setattr(module, "reconcile", slowly)
+            await began(hands, unwritten())
+        assert not double.requests
+        held = hands.jobs.get(KEY)
+        assert held is not None
+        assert held["metadata"]["uid"] == uid
+        await turn(hands)  # of the news
+        (sent,) = double.bodies(STATUS)
+        assert sent["status"]["phase"] == "Suspended"
+        assert not double.asked(f"POST {CORE}/pods")
+
+
+async def test_late_news_of_a_deleted_job_do_not_hide_the_one_that_has_its_name_now() -> None:
+    async with served(accepting()) as api:
+        hands = controller(api)
+        await began(hands, unwritten())
+        hands.job_changed(later("other-uid"))
+        assert not hands.jobs.owes(UID)
+        hands.job_changed(unwritten(resourceVersion="5"))
+        hands.job_deleted(unwritten(resourceVersion="6"))
+        held = hands.jobs.get(KEY)
+        assert held is not None
+        assert held["metadata"]["uid"] == "other-uid"

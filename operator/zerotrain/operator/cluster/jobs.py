@@ -33,6 +33,8 @@ class JobCache:
         self._jobs: dict[JobKey, Json] = {}
         self._owed: dict[str, Json] = {}
         """First statuses that no write has carried yet, by the job's UID."""
+        self._doubted: set[str] = set()
+        """UIDs of jobs without a status that were known before this replica led, and not heard of since."""
         self._alive_at = time.monotonic()
 
     @property
@@ -48,11 +50,15 @@ class JobCache:
         """Keep `job` unless a newer one is known; whether it was news."""
         key = key_of(job)
         old = self._jobs.get(key)
-        same_life = old is not None and old["metadata"]["uid"] == job["metadata"]["uid"]
-        if old is not None and same_life and version_of(job) <= version_of(old):
+        # Also of two lives of one name: versions are counted over all objects of a kind, and late news of
+        # the first must not hide the second.
+        if old is not None and version_of(job) <= version_of(old):
             return False
         job["metadata"].pop("managedFields", None)
         uid = job["metadata"]["uid"]
+        self._doubted.discard(uid)
+        if old is not None and old["metadata"]["uid"] != uid:
+            self._settle(old["metadata"]["uid"])
         if "status" in job:
             self._owed.pop(uid, None)
         elif uid in self._owed:  # an edit of the spec, or a label
@@ -71,15 +77,28 @@ class JobCache:
         """Whether the job's status is ours alone so far."""
         return uid in self._owed
 
+    def doubt(self) -> None:
+        """This replica begins to lead: somebody else may have begun what it knows of without a status."""
+        self._doubted = {job["metadata"]["uid"] for job in self._jobs.values() if "status" not in job}
+
+    def doubts(self, uid: str) -> bool:
+        """Whether the job may have a status that this replica has not heard of."""
+        return uid in self._doubted
+
     def remove(self, job: Mapping[str, Any]) -> bool:
         """Forget a deleted job, unless its name is another job's by now."""
+        self._settle(job["metadata"]["uid"])
         key = key_of(job)
         held = self._jobs.get(key)
         if held is None or held["metadata"]["uid"] != job["metadata"]["uid"]:
             return False
         del self._jobs[key]
-        self._owed.pop(job["metadata"]["uid"], None)
         return True
+
+    def _settle(self, uid: str) -> None:
+        """Nothing is open of this life any more."""
+        self._owed.pop(uid, None)
+        self._doubted.discard(uid)
 
     def get(self, key: JobKey) -> Json | None:
         return self._jobs.get(key)

@@ -20,10 +20,11 @@ from zerotrain.operator.cluster.jobs import JobCache, JobClient, status_body
 from zerotrain.operator.cluster.memory import Memories
 from zerotrain.operator.cluster.store import JobKey, PodStore, owner_key
 from zerotrain.operator.cluster.telemetry import Telemetry
+from zerotrain.operator.handlers.beginnings import begins, is_new, pods_to_create
 from zerotrain.operator.handlers.pacing import Pace
 from zerotrain.operator.handlers.queue import WorkQueue
-from zerotrain.operator.handlers.starts import LARGE, Starts
-from zerotrain.operator.reconcile import CreateWorkers, Plan, RequestYield, can_wait, reconcile
+from zerotrain.operator.handlers.starts import Starts
+from zerotrain.operator.reconcile import Plan, RequestYield, can_wait, reconcile
 
 log = logging.getLogger(__name__)
 
@@ -53,27 +54,6 @@ def conflict_backoff_s(lost: int) -> float:
     if lost <= FREE_CONFLICTS:
         return 0.0
     return min(CONFLICT_BACKOFF_S * 2.0 ** min(lost - FREE_CONFLICTS - 1, 10), MAX_CONFLICT_BACKOFF_S)
-
-
-def _is_new(job: Json) -> bool:
-    """A job that no pass has seen and that is small enough for the line: what it wants is to start."""
-    workers = job.get("spec", {}).get("workers")
-    return "status" not in job and (not isinstance(workers, int) or workers <= LARGE)
-
-
-def _pods_to_create(plan: Plan) -> int:
-    return sum(len(action.indices) for action in plan.actions if isinstance(action, CreateWorkers))
-
-
-def _begins(job: Json, plan: Plan) -> bool:
-    """Whether the plan is to start the first attempt of a job that has no status. Its pods do not wait for
-    one: there is no earlier attempt that a number would tell from it, and an operator that starts again finds
-    the pods. Where more jobs start than can be written of at once, the status comes with the news that all
-    pods run."""
-    if "status" in job or "elastic" in job["spec"]:  # of an elastic job the size may change meanwhile
-        return False
-    creates = len(plan.actions) == 1 and isinstance(plan.actions[0], CreateWorkers)
-    return creates and _pods_to_create(plan) <= LARGE
 
 
 def _always() -> bool:
@@ -221,7 +201,7 @@ class Controller:
             self.telemetry.reconcile_seconds.observe(time.monotonic() - started)
 
     async def _reconcile(self, key: JobKey, job: Json) -> None:
-        if _is_new(job) and self.starts.stand(key):
+        if is_new(job) and self.starts.stand(key):
             return
         uid = job["metadata"]["uid"]
         known = self.memories.of(uid).known
@@ -231,7 +211,10 @@ class Controller:
         except PlanMissing:
             async with self.planning:
                 plan = await asyncio.to_thread(reconcile, job, observed, self.clock(), known)
-        if not self.starts.enter(key, pods=_pods_to_create(plan)):
+            if self.jobs.get(key) is not job:  # edited meanwhile, gone, or another job of that name
+                self.queue.add(key)
+                return
+        if not self.starts.enter(key, pods=pods_to_create(plan)):
             return
         before = known.read_status(job)
         status = plan.status or (before if self.jobs.owes(uid) else None)
@@ -249,13 +232,13 @@ class Controller:
     ) -> Json:
         """Write the status now, or leave it for a later pass; the job as it is known then."""
         uid = job["metadata"]["uid"]
-        begins = _begins(job, plan)
-        if begins:
+        early = begins(job, plan) and not self.jobs.doubts(uid)
+        if early:
             job = self.jobs.owe(job, status_body(status))
-        wait_s = self.pace.wait_s(uid) if patient or begins else 0.0
+        wait_s = self.pace.wait_s(uid) if patient or early else 0.0
         if wait_s > 0:  # for company; the pass that it waits for is then on its way
             self.queue.add_after(key, wait_s)
-            if not begins:
+            if not early:
                 return job
         else:
             self.pace.settled(uid)
