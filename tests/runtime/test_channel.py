@@ -21,6 +21,11 @@ def progress(step: int) -> Progress:
     return Progress(rank=0, attempt=1, phase=Phase.STEP, step=step)
 
 
+def is_whole(line: bytes) -> bool:
+    """A rank that gives up may leave half of its last message."""
+    return line.endswith(b"\n")
+
+
 class Listener:
     """Collects what a rank sends, line by line."""
 
@@ -37,7 +42,7 @@ class Listener:
     def _run(self) -> None:
         connection, _ = self._socket.accept()
         with connection.makefile("rb") as lines:
-            for line in lines:
+            for line in filter(is_whole, lines):
                 self.messages.append(json.loads(line))
 
 
@@ -54,9 +59,10 @@ def test_absent_launcher_costs_the_loop_nothing(tmp_path: Path) -> None:
     """None of 10,000 publications to nobody waits for the next try or for a send: those take a day here."""
     timing = replace(QUICK, retry_s=86_400.0, send_timeout_s=86_400.0)
     channel = RankChannel(tmp_path / "nobody.sock", timing=timing)
+    before = threading.active_count()
     for step in range(10_000):
         channel.publish(progress(step))
-    assert threading.active_count() < 20
+    assert threading.active_count() <= before + 1
     channel.close()
 
 
@@ -78,7 +84,7 @@ def test_launcher_that_does_not_read_gets_the_newest_record_later(tmp_path: Path
         while not stop.is_set():
             connection, _ = server.accept()
             with connection.makefile("rb") as lines:
-                for line in lines:
+                for line in filter(is_whole, lines):
                     message = json.loads(line)
                     if message["kind"] == "progress":
                         received.append(message["progress"]["step"])

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from threading import Event, Timer
+from threading import Event
 from typing import Any
 
 import pytest
@@ -135,7 +135,7 @@ def test_a_forked_worker_says_that_it_cannot_wait() -> None:
 
 
 LEAVING = """
-import sys, time
+import sys, threading, time
 from tests.support.just_in_time import PATIENCE_S, Run, batch, engine_of, pause_of, train_step
 from tests.support.ranks import run_ranks
 
@@ -143,9 +143,11 @@ context = engine_of(Run(tier=sys.argv[1]))
 engine = context.__enter__()
 engine.close = lambda: None
 train_step(engine, 0)
-pause_of(engine, lambda: time.sleep(0.1))
+said = threading.Event()
+pause_of(engine, lambda: (said.wait(), time.sleep(0.1)))
 train_step(engine, 1)
 print("leaving", bool(engine.core.updates), flush=True)
+said.set()
 if sys.argv[2] == "error":
     raise SystemExit(7)
 """
@@ -221,17 +223,15 @@ def test_an_interrupted_publication_is_final() -> None:
 
 def test_closing_gives_up_what_has_not_begun() -> None:
     """A hanging disk must not keep a process for as many units as there are."""
-    began, goes_on, ran = Event(), Event(), list[str]()
+    updater, began, ran = Updater(), Event(), list[str]()
 
     def run(name: str) -> None:
         began.set()
-        assert goes_on.wait(PATIENCE_S)
+        assert updater._is_closing.wait(PATIENCE_S)
         ran.append(name)
 
-    updater = Updater()
     tickets, stored = updater.submit(["a", "b", "c"], run, lambda: None)
     assert began.wait(PATIENCE_S)
-    Timer(0.05, goes_on.set).start()
     updater.close()
     tickets["a"].wait()
     for ticket in (tickets["b"], tickets["c"], stored):

@@ -139,14 +139,14 @@ def test_one_sweep_at_a_time(tmp_path: Path) -> None:
         for tile in sweep:
             if not thread.ident:
                 thread.start()
-                assert started.wait(30)
+                assert started.wait(180)
             tile.open()
             tile.data.add_(1)
             tile.seal()
             with pytest.raises(VaultError, match="inside of a sweep"):
                 vault.read_chunks(record)
         assert results == []
-    thread.join(30)
+    thread.join(180)
     assert torch.equal(results[0], data + 1)
     vault.close()
 

@@ -32,7 +32,7 @@ class Gate:
 
     def _write(self, *args: Any) -> tensorfile.WrittenFile:
         if threading.current_thread() is not threading.main_thread():
-            self._event.wait(60)
+            self._event.wait(180)
             if self._error is not None:
                 raise self._error
         return self._real(*args)

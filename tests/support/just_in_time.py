@@ -20,7 +20,7 @@ from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.zero.state import whole
 
 WIDTH, SAMPLES = 32, 4
-PATIENCE_S = 30.0
+PATIENCE_S = 180.0
 """A test that waits longer for another thread has failed."""
 
 
