@@ -61,10 +61,10 @@ def test_every_size_keeps_the_batch_and_goes_on_at_the_step(
 
 
 def batches(cluster: Cluster, namespace: str) -> dict[str, tuple[int, ...]]:
-    """By Secret: global batch, micro batch, accumulation."""
+    """By Secret, without its hash: global batch, micro batch, accumulation."""
     found = {}
     for item in cluster.get("secrets", "-n", namespace)["items"]:
         if "ds_config.json" in item.get("data", {}):
             config = json.loads(base64.b64decode(item["data"]["ds_config.json"]))
-            found[item["metadata"]["name"]] = tuple(config[name] for name in BATCH)
+            found[item["metadata"]["name"].rpartition("-")[0]] = tuple(config[name] for name in BATCH)
     return found

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from tests.support.jobs import ABSENT, make_job
 from zerotrain.contract.launch import LAUNCH_VARIABLE, LaunchSpec, unfolded
-from zerotrain.operator.resources import ResourceOptions, worker_pod, worker_pods
+from zerotrain.operator.resources import ResourceOptions, secret_name, worker_pod, worker_pods
 
 OPTIONS = ResourceOptions()
 Json = dict[str, Any]
@@ -181,7 +181,7 @@ def test_a_configuration_by_reference_lies_beside_the_training_part() -> None:
     source = {"configMapKeyRef": {"name": "ds", "key": "c.json"}}
     pod = _pod({"spec.config": ABSENT, "spec.configFrom": source})
     ours, theirs = _volumes(pod)["/etc/zerotrain/job"]["projected"]["sources"]
-    assert ours["secret"]["name"] == "gpt-1-files"
+    assert ours["secret"]["name"] == secret_name(make_job(), 1)
     assert [item["path"] for item in ours["secret"]["items"]] == ["token", "train.json"]
     assert theirs["configMap"] == {"name": "ds", "items": [{"key": "c.json", "path": "ds_config.json"}]}
 

@@ -12,11 +12,13 @@ from tests.support.jobs import ABSENT, make_job
 from zerotrain.contract.channel_token import derive
 from zerotrain.contract.train_spec import TrainSpec
 from zerotrain.operator.constants import LABEL_JOB, LABEL_JOB_UID
+from zerotrain.operator.reconcile.yielding import frozen_hash
 from zerotrain.operator.resources import (
     ResourceOptions,
     attempt_secret,
     build,
     network_policy,
+    secret_name,
     service,
     shared_objects,
 )
@@ -48,10 +50,24 @@ def test_names_and_order() -> None:
     assert built == [
         ("Service", "gpt"),
         ("NetworkPolicy", "gpt"),
-        ("Secret", "gpt-2-files"),
+        ("Secret", secret_name(make_job(), 2)),
         ("Pod", "gpt-2-0"),
         ("Pod", "gpt-2-1"),
     ]
+
+
+def test_no_two_contents_have_one_name() -> None:
+    """What is there by the name is taken for the attempt's own: garbage collection of a deleted job of the
+    same name may be late, and an attempt may be begun anew from another spec."""
+    spec = make_job({"spec.steps": 7}).spec
+    changes: list[Json] = [
+        {},
+        {"metadata.uid": "another-life"},
+        {"status.shape.frozenHash": frozen_hash(spec)},
+    ]
+    names = {secret_name(make_job({"status.shape.workers": 2, **change}), 1) for change in changes}
+    assert len(names | {secret_name(make_job(), 2)}) == 4
+    assert all(name.startswith("gpt-1-files-") for name in names)
 
 
 def test_objects_are_plain_json_and_reproducible() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -67,9 +68,11 @@ def pod_name(job_name: str, attempt: int, index: int) -> str:
     return f"{job_name}-{attempt}-{index}"
 
 
-def secret_name(job_name: str, attempt: int) -> str:
-    """One per attempt: a node may still hold the content of another one's under the same name."""
-    return f"{job_name}-{attempt}-files"
+def secret_name(job: ZeroTrainingJob, attempt: int) -> str:
+    """One per attempt: a node may still hold the content of another one's under the same name. One per life
+    of the job and per spec, too: what is there by that name already is never read, so it must be the same."""
+    made_from = f"{job.uid}/{job.shape.frozen_hash}"
+    return f"{job.name}-{attempt}-files-{hashlib.sha256(made_from.encode()).hexdigest()[:8]}"
 
 
 def selector(job: ZeroTrainingJob) -> dict[str, str]:

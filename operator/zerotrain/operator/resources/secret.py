@@ -23,7 +23,7 @@ def attempt_secret(job: ZeroTrainingJob, attempt: int, operator_key: bytes) -> J
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": metadata(job, secret_name(job.name, attempt), attempt_labels(job, attempt)),
+        "metadata": metadata(job, secret_name(job, attempt), attempt_labels(job, attempt)),
         "type": "Opaque",
         "immutable": True,
         "data": {name: base64.b64encode(text.encode()).decode() for name, text in files.items()},

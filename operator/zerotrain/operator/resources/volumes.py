@@ -75,7 +75,7 @@ def as_written(part: ApiModel) -> Json:
 
 def _files(job: ZeroTrainingJob, attempt: int) -> MountedVolume:
     """Configuration and token in one folder, also where ds_config.json is the user's ConfigMap."""
-    secret, reference = secret_name(job.name, attempt), job.spec.config_from
+    secret, reference = secret_name(job, attempt), job.spec.config_from
     source: Json = {"secret": {"secretName": secret, "defaultMode": _OWNER_READS}}
     if reference is not None:
         key = reference.config_map_key_ref

@@ -58,7 +58,7 @@ class Hands:
         try:
             await self.post(item)
         except AlreadyExists:
-            # Secrets are created and never read: the name holds the attempt, the content is derived from it.
+            # Secrets are created and never read: their name tells the job's life, attempt and spec.
             if item["kind"] != "Secret":
                 await self._adopt(job, item)
 
