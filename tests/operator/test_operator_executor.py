@@ -116,6 +116,7 @@ SHARED = {
     "Service": (f"{CORE}/services", "gpt"),
     "NetworkPolicy": (POLICIES, "gpt"),
     "Secret": (f"{CORE}/secrets", None),
+    "PodDisruptionBudget": ("/apis/policy/v1/namespaces/ml/poddisruptionbudgets", "gpt-1"),
 }
 
 
@@ -129,7 +130,7 @@ async def test_what_somebody_deleted_of_a_running_attempt_is_made_again(gone: st
             double.on(f"GET {path}/{name}", failure(404, "NotFound") if kind == gone else (200, there))
     async with served(double) as api:
         hands = executor(api)
-        await hands.perform(job(), [KeepShared(attempt=1)])
+        await hands.perform(job(), [KeepShared(attempt=1, protected=2)])
         assert hands.memories.of(job()["metadata"]["uid"]).shared_at is not None
     posted = {path for verb, path, _ in double.requests if verb == "POST"}
     assert posted == {SHARED["Secret"][0], *([SHARED[gone][0]] if gone else [])}

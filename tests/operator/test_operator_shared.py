@@ -17,7 +17,7 @@ pytestmark = pytest.mark.cluster
 OFTEN = {"ZEROTRAIN_OPERATOR_RESYNC_SECONDS": "1"}
 
 
-@pytest.mark.parametrize("kind", ["Service", "NetworkPolicy", "Secret"])
+@pytest.mark.parametrize("kind", ["Service", "NetworkPolicy", "Secret", "PodDisruptionBudget"])
 def test_what_is_deleted_under_a_running_attempt_comes_back(
     control_plane: Cluster,
     namespace: str,
@@ -26,13 +26,16 @@ def test_what_is_deleted_under_a_running_attempt_comes_back(
     tmp_path: Path,
     kind: str,
 ) -> None:
+    def found() -> dict[str, str]:
+        """UIDs by name."""
+        items = control_plane.get(kind, "-n", namespace, "-l", "zerotrain.dev/job=gpt")["items"]
+        return {item["metadata"]["name"]: item["metadata"]["uid"] for item in items}
+
     with operator(operator_kubeconfig, tmp_path, OFTEN), kubelet(api, namespace, KEY, steps=10_000):
         job = LiveJob(control_plane, namespace)
         job.wait_for("Running")
-        before = job.owned()
-        (name,) = [item.partition("/")[2] for item in before if item.startswith(f"{kind}/")]
-        uid = control_plane.get(kind, name, "-n", namespace)["metadata"]["uid"]
-        control_plane.kubectl("delete", kind, name, "-n", namespace)
-        wait_until(lambda: job.owned() == before, f"the {kind}")
-        assert control_plane.get(kind, name, "-n", namespace)["metadata"]["uid"] != uid
+        wait_until(lambda: len(found()) == 1, f"the {kind}")
+        before = found()
+        control_plane.kubectl("delete", kind, *before, "-n", namespace)
+        wait_until(lambda: found().keys() == before.keys() and found() != before, f"another {kind}")
         assert (job.status()["phase"], job.status()["attempt"]) == ("Running", 1)

@@ -19,7 +19,14 @@ from tests.operator.reconcile_builders import (
     seen,
     status,
 )
-from zerotrain.operator.reconcile import CreateWorkers, KeepShared, PodView
+from zerotrain.operator.reconcile import (
+    CreateWorkers,
+    DeleteWorkers,
+    KeepShared,
+    PodView,
+    Protection,
+    UnprotectWorkers,
+)
 
 KEEP = KeepShared(attempt=1)
 
@@ -27,8 +34,11 @@ KEEP = KeepShared(attempt=1)
 def looked(*pods: PodView, id: str, want: Want, due_s_ago: float | None = 0, **more: Any) -> Row:
     """A first attempt whose objects are due to be looked at."""
     due = ago(due_s_ago) if due_s_ago is not None else None
+    protection = more.pop("protection", None)
     stored = status(more.pop("phase", "Running"), **more)
-    return Row(id=id, job=job(status=stored), seen=seen(*pods, shared_due=due), want=want)
+    return Row(
+        id=id, job=job(status=stored), seen=seen(*pods, shared_due=due, protection=protection), want=want
+    )
 
 
 ROWS = [
@@ -39,6 +49,25 @@ ROWS = [
         id="while its pods cannot start, perhaps because of it",
         phase="Pending",
         want=Want(phase="Pending", actions=(KEEP,)),
+    ),
+    looked(
+        ready(0),
+        ready(1),
+        id="with the disruption budget, where the attempt has one",
+        protectedAttempt=1,
+        protection=Protection(attempt=1, exists=True),
+        want=Want(phase="Running", actions=(KeepShared(attempt=1, protected=2),)),
+    ),
+    looked(
+        ended(0, 1),
+        ready(1),
+        id="not once the attempt is over",
+        protectedAttempt=1,
+        protection=Protection(attempt=1, exists=True),
+        want=Want(
+            phase="Restarting",
+            actions=(DeleteWorkers(attempt=1, grace_s=1), UnprotectWorkers(attempt=1)),
+        ),
     ),
     looked(ready(0), ready(1), id="not before its time", due_s_ago=-1, want=Want(actions=(), writes=None)),
     looked(ready(0), ready(1), id="not while nobody counts", due_s_ago=None, want=Want(actions=())),

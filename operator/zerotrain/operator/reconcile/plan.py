@@ -40,6 +40,8 @@ class KeepShared:
     """Make again what somebody deleted of the attempt's shared objects."""
 
     attempt: int
+    protected: int | None = None
+    """Workers of the attempt where its disruption budget is among them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

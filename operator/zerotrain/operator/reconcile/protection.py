@@ -36,6 +36,12 @@ def settle(draft: Draft) -> None:
             draft.act(ProtectWorkers(attempt=status.attempt, workers=draft.size))
 
 
+def stands(draft: Draft) -> bool:
+    """Whether the current attempt has one, and for a while still."""
+    status = draft.status
+    return status.attempt > 0 and status.protected_attempt == status.attempt and status.phase in _WITH_PODS
+
+
 def _is_worth(draft: Draft) -> bool:
     status = draft.status
     if status.progress.attempt == status.attempt and status.progress.last_step_time is not None:

@@ -20,6 +20,7 @@ from zerotrain.operator.cluster.errors import AlreadyExists, Conflict, NotFound
 from zerotrain.operator.constants import LABEL_ATTEMPT, LABEL_JOB_UID, LABEL_RANK
 from zerotrain.operator.reconcile import CreateWorkers, DeletePods, DeleteWorkers, KeepShared
 from zerotrain.operator.resources import shared_objects, worker_pods
+from zerotrain.operator.resources.budget import disruption_budget
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +48,8 @@ async def keep_shared(hands: Hands, body: Json, action: KeepShared) -> None:
     """One request for each object that is there."""
     job = ZeroTrainingJob.parse(body)
     objects = shared_objects(job, action.attempt, hands.operator_key, hands.options)
+    if action.protected is not None:
+        objects.append(disruption_budget(job, action.attempt, action.protected))
     await asyncio.gather(*(hands.keep(job, item) for item in objects))
     hands.memories.of(job.uid).shared_at = hands.api.time.now()
 
