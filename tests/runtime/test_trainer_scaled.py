@@ -9,7 +9,7 @@ from tests.support.trainer_runs import TrainerRun, config, job
 from zerotrain.contract.config.scaling import global_batch, with_batch
 from zerotrain.contract.exit_codes import ExitCode
 
-STEPS = 9
+STEPS = 20
 
 
 def test_two_ranks_one_rank_three_ranks_train_as_two_do(tmp_path: Path) -> None:
@@ -23,10 +23,12 @@ def test_two_ranks_one_rank_three_ranks_train_as_two_do(tmp_path: Path) -> None:
     straight.finish()
     spec["data_path"] = straight.job["data_path"]
     losses: dict[int, str] = {}
+    # So slow that none is over before it is stopped.
+    slow = {**spec, "model": {**spec["model"], "factory_args": {"dropout": 0.0, "step_seconds": 0.1}}}
     for attempt, world_size in enumerate((2, 1, 3), 1):
         part = TrainerRun(
             tmp_path / f"b{attempt}",
-            dict(spec),
+            dict(slow if attempt < 3 else spec),
             config=with_batch(exact, batch.at(world_size)),
             world_size=world_size,
             attempt=attempt,
