@@ -16,7 +16,7 @@ from tests.support.local_jobs import RunningCommand, running
 
 pytest.importorskip("torch", reason="needs the runtime extra")
 
-STEPS = 60
+STEPS = 30
 JOB: dict[str, Any] = {
     "apiVersion": "zerotrain.dev/v1alpha1",
     "kind": "ZeroTrainingJob",

@@ -81,7 +81,9 @@ class RunningLauncher:
     @property
     def port(self) -> int:
         path = self.spec.run_dir / HTTP_FILE
-        eventually(path.exists)
+        eventually(lambda: path.exists() or self.popen.poll() is not None, what="the launcher serves")
+        if not path.exists():
+            raise AssertionError(f"the launcher ended without a port:\n{self.finish()[1]}")
         return int(json.loads(path.read_text())["port"])
 
     @property
