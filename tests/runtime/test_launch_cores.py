@@ -58,7 +58,10 @@ def test_without_a_limit_the_log_says_whose_cores_these_are(
     environ = with_threads({"HOME": "/tmp", **given}, 2, limited(tmp_path / "unlimited", "max"))
     assert environ == {"HOME": "/tmp", THREADS: str(max(1, CORES // 2))}
     said = capsys.readouterr().err
-    assert f"2 share all {CORES} cores, as there is no CPU limit" in said
+    assert (
+        f"threads per rank: {max(1, CORES // 2)} (ranks: 2, cores: {CORES}: all, as there is no CPU limit)"
+        in said
+    )
     assert "spec.resources.cpu" in said
 
 

@@ -25,9 +25,9 @@ def with_threads(environ: Mapping[str, str], ranks: int, cgroup: Path = CGROUP) 
     threads = max(1, cores // ranks)
     if not limited:
         say(
-            f"{threads} threads for each rank: {ranks} share all {cores} cores, as there is no CPU limit. "
+            f"threads per rank: {threads} (ranks: {ranks}, cores: {cores}: all, as there is no CPU limit). "
             "Beside other pods that is too many: spec.resources.cpu gives a worker cores of its own, "
-            f"{THREADS} gives a rank a number of threads"
+            f"{THREADS} a rank its number of threads"
         )
     return {**environ, THREADS: str(threads)}
 
