@@ -89,6 +89,13 @@ def regression() -> tuple[Case, ...]:
         ),
         Case(
             alert=alert,
+            name="steps of four minutes that take six are news for a day",
+            interval_s=300,
+            series=Training(interval_s=300).train(60, 240.0).train(330, 360.0).series(),
+            fires=(Firing(labels=GPT, from_s=20700, until_s=109800),),
+        ),
+        Case(
+            alert=alert,
             name="eight percent of four minutes is noise",
             interval_s=60,
             series=Training(interval_s=60).train(120, 240.0).train(180, 259.0).series(),
