@@ -7,9 +7,11 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from aiohttp import web
 
 from tests.operator.api_double import ApiDouble, Json, failure, served
-from tests.operator.reconcile_builders import NOW, UID, job
+from tests.operator.reconcile_builders import NOW, UID, job, stamp
+from zerotrain.operator.api import AttemptShape, Phase, ZeroTrainingJobStatus
 from zerotrain.operator.cluster.api import Api
 from zerotrain.operator.cluster.channel import SilentChannel
 from zerotrain.operator.cluster.events import EventWriter
@@ -21,7 +23,7 @@ from zerotrain.operator.cluster.telemetry import Telemetry
 from zerotrain.operator.handlers import controller as module
 from zerotrain.operator.handlers.controller import Controller
 from zerotrain.operator.handlers.queue import WorkQueue
-from zerotrain.operator.reconcile import Plan, Problem
+from zerotrain.operator.reconcile import AskRoom, Plan, Problem
 from zerotrain.operator.resources import ResourceOptions
 
 KEY = JobKey("ml", "gpt")
@@ -174,3 +176,46 @@ async def test_a_job_that_the_watch_brings_shows_that_it_lives(monkeypatch: pyte
         assert hands.jobs.age_s == 30.0
         hands.job_changed(stored())
         assert hands.jobs.age_s == 0.0
+
+
+async def test_nothing_is_remembered_of_a_job_that_goes_in_the_middle_of_its_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def write(*_: object) -> Plan:
+        return Plan(status=ZeroTrainingJobStatus(phase=Phase.SUSPENDING, attempt=1))
+
+    monkeypatch.setattr(module, "reconcile", write)
+    double, path = ApiDouble(), "/apis/zerotrain.dev/v1alpha1/zerotrainingjobs"
+    double.on(f"GET {path}", (200, {"metadata": {}, "items": [elsewhere("other-uid")]}))
+    async with served(double) as api:
+        hands = controller(api)
+
+        async def going(_: web.Request) -> web.Response:
+            hands.job_deleted(stored())
+            return web.json_response(stored())
+
+        double.on(f"PUT {PATH}/status", going)
+        hands.job_changed(stored())
+        await turn(hands)
+        assert hands.jobs.get(KEY) is None
+        resync = asyncio.create_task(hands.resync(0.01))
+        async with asyncio.timeout(5):
+            assert await hands.queue.get() == JobKey("open", "gpt")  # after the list
+        resync.cancel()
+        assert not hands.memories.jobs
+
+
+async def test_a_job_that_goes_while_it_asks_keeps_no_room() -> None:
+    double = ApiDouble()
+    async with served(double) as api:
+        hands = controller(api)
+
+        async def going(_: web.Request) -> web.Response:
+            hands.job_deleted(asking)
+            return web.json_response({"items": []})
+
+        double.on("GET /apis/scheduling.k8s.io/v1/priorityclasses", going)
+        asking = job(resourceVersion="1", creationTimestamp=stamp(NOW))
+        hands.jobs.put(asking)
+        await hands.executor.perform(asking, [AskRoom(shape=AttemptShape(workers=2))])
+        assert not hands.memories.claims

@@ -66,6 +66,12 @@ class JobCache:
         self._jobs[key] = job
         return True
 
+    def wrote(self, job: Json) -> None:
+        """Keep the answer to a write of ours. It must not bring back a job that is gone."""
+        held = self._jobs.get(key_of(job))
+        if held is not None and held["metadata"]["uid"] == job["metadata"]["uid"]:
+            self.put(job)
+
     def owe(self, job: Json, status: Json) -> Json:
         """The job with its first status, kept as if it were written until a body comes that has one."""
         self._owed[job["metadata"]["uid"]] = status

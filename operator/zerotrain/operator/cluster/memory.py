@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Set
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from zlib import crc32
@@ -96,6 +97,11 @@ class Memories:
     def forget(self, uid: str) -> None:
         self.jobs.pop(uid, None)
         self.claims.pop(uid, None)
+
+    def prune(self, alive: Set[str]) -> None:
+        """Drop jobs that are not among `alive`: a pass that ran when its job went brought them back."""
+        for uid in (self.jobs.keys() | self.claims.keys()) - alive:
+            self.forget(uid)
 
     def observe(self, namespace: str, uid: str, store: PodStore) -> Observed:
         """Everything outside the job's own object, at this moment."""

@@ -155,6 +155,7 @@ class Controller:
                 if not missed:
                     self.jobs.heard()
             self.store.prune({owner_key(key.namespace, job["metadata"]["uid"]) for key, job in self.jobs})
+            self.memories.prune({job["metadata"]["uid"] for _, job in self.jobs})
             self.telemetry.count_jobs(self.phases())
             self.all_changed()
 
@@ -243,7 +244,7 @@ class Controller:
         else:
             self.pace.settled(uid)
             job = await self.client.write_status(job, status)
-            self.jobs.put(job)
+            self.jobs.wrote(job)
         self.memories.of(uid).known.keep_status(job, status)
         owner = owner_key(key.namespace, uid)
         self.store.expect(owner, attempt=status.attempt, workers=status.workers.desired)

@@ -31,6 +31,8 @@ async def ask_room(hands: Hands, body: Json, action: AskRoom) -> None:
         return
     job = _shaped(ZeroTrainingJob.parse(body), action.shape)
     priority = await hands.memories.priorities.of(hands.api, job)
+    if not hands.memories.knows(uid):  # deleted meanwhile: nobody would take its claim back
+        return
     meta = body["metadata"]
     created = parse_time(meta.get("creationTimestamp"))
     if created is None:
