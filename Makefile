@@ -69,7 +69,7 @@ N ?= 1000
 chaos: venv ## kill the operator again and again in bad weather, and judge every version of every object (SEED=1 N=1000)
 	$(PY) -m tests.cluster.chaos --seed $(SEED) --crashes $(N)
 
-images: venv ## build both images with buildah and run them on the development cluster (buildah, mmdebstrap)
+images: venv ## build both images with buildah and run them on the development cluster; torch as pip's settings give it
 	ZEROTRAIN_TEST_IMAGES=all $(PY) -m pytest tests/images $(ARGS)
 
 monitoring-up: venv ## Prometheus and Alertmanager beside a development cluster (NAME=dev)

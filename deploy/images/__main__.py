@@ -16,8 +16,11 @@ from deploy.images.context import (
     collect_wheels,
     default_wheels,
     make_context,
+    require_torch,
+    torch_among,
 )
 from deploy.images.tools import Builder, find_builder
+from deploy.images.variants import Torch
 
 BUILD = ROOT / "build" / "images"
 BASE_TAG = "localhost/zerotrain-base:dev"
@@ -48,6 +51,12 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("image", choices=sorted(IMAGES))
     build.add_argument("--base", help="base image, best by digest; the Dockerfile's unless given")
     build.add_argument("--base-archive", type=Path, metavar="FILE", help="base as a tar (see `base`)")
+    build.add_argument(
+        "--torch",
+        type=Torch,
+        choices=[Torch.CUDA, Torch.CPU],
+        help="variant that the runtime's image must hold; pip's settings choose it. cuda unless given",
+    )
     build.add_argument("--offline", action="store_true", help="collect the wheels first, then use no network")
     build.add_argument("--tag", help="name of the image; localhost/zerotrain-IMAGE:dev unless given")
     build.add_argument("--tool", choices=["auto", "buildah", "docker"], default="auto")
@@ -59,7 +68,8 @@ def _parser() -> argparse.ArgumentParser:
 def _wheels(options: argparse.Namespace) -> int:
     image = IMAGES[options.image]
     folder = collect_wheels(image, options.output or default_wheels(image))
-    print(f"{len(list(folder.glob('*.whl')))} wheels and their digests: {folder}")
+    count, torch = len(list(folder.glob("*.whl"))), torch_among(folder)
+    print(f"{count} wheels and their digests, torch: {torch}: {folder}")
     return 0
 
 
@@ -71,23 +81,30 @@ def _base(options: argparse.Namespace) -> int:
 
 def _build(options: argparse.Namespace) -> int:
     image = IMAGES[options.image]
+    torch = image.torch(options.torch)
     tag = options.tag or f"localhost/zerotrain-{image.name}:dev"
     builder = find_builder(BUILD / "storage", options.tool)
     if options.base_archive is not None:
         builder.load_base(options.base_archive, BASE_TAG)
         options.base = BASE_TAG
     wheels = collect_wheels(image, BUILD / "wheels" / image.name) if options.offline else None
-    build_image(builder, image, tag=tag, base=options.base, wheels=wheels)
+    build_image(builder, image, torch, tag=tag, base=options.base, wheels=wheels)
     if options.output is not None:
         options.output.parent.mkdir(parents=True, exist_ok=True)
         builder.save(tag, options.output)
-    return report_size(builder, image, tag=tag, base=options.base)
+    check_size(builder, image, torch, tag=tag, base=options.base)
+    return 0
 
 
-def build_image(builder: Builder, image: Image, *, tag: str, base: str | None, wheels: Path | None) -> None:
-    """Build `tag`; with `wheels` from these alone."""
+def build_image(
+    builder: Builder, image: Image, torch: Torch, *, tag: str, base: str | None, wheels: Path | None
+) -> None:
+    """Build `tag` with this variant of torch; with `wheels` from these alone. Raises ImageError."""
     given = {"BASE": base} if base is not None else {}
+    if torch is not Torch.NONE:
+        given["TORCH"] = torch.value
     if wheels is not None:
+        require_torch(torch, wheels)
         # The wheel is compiled already, so that any base with Python can be the build stage.
         given |= {"PIP_ARGS": "--no-index"} | (
             {"BUILD_BASE": base} if base and image.name == "runtime" else {}
@@ -97,13 +114,25 @@ def build_image(builder: Builder, image: Image, *, tag: str, base: str | None, w
         builder.build(image.dockerfile, context, tag, given, offline=wheels is not None)
 
 
-def report_size(builder: Builder, image: Image, *, tag: str, base: str | None) -> int:
-    """Print size and budget; 1 when the image is too large."""
-    total = builder.size_bytes(tag)
-    below = builder.size_bytes(base) if base is not None else 0
-    added, budget = total - below, image.budget_bytes
-    print(f"{tag}: {total / 1e6:.0f} MB, {added / 1e6:.0f} MB above its base (budget {budget / 1e6:.0f} MB)")
-    return int(base is not None and added > budget)
+def check_size(builder: Builder, image: Image, torch: Torch, *, tag: str, base: str | None) -> None:
+    """Print the size beside the budget. Raises ImageError when the image adds more than that to its base."""
+    total, budget = builder.size_bytes(tag), image.budgets[torch]
+    known = f"budget {_megabytes(budget)}, torch: {torch}"
+    if base is None:
+        print(f"{tag}: {_megabytes(total)} with its base ({known}; not judged without --base)")
+        return
+    added = total - builder.size_bytes(base)
+    print(f"{tag}: {_megabytes(total)}, {_megabytes(added)} above its base ({known})")
+    if added > budget:
+        raise ImageError(
+            f"{tag} adds {_megabytes(added)} to its base, {_megabytes(added - budget)} more than it may "
+            f"({known}): find what has grown in its /opt/zerotrain, and leave that out or raise the budget "
+            "in deploy/images/context.py"
+        )
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.0f} MB"
 
 
 if __name__ == "__main__":

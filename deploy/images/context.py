@@ -8,8 +8,11 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from deploy.images.variants import Torch, TorchError, require, torch_in_wheels
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
@@ -30,8 +33,15 @@ class Image:
     """Of the distribution `zerotrain`, as in its Dockerfile."""
     wheel_options: tuple[str, ...]
     """For building its wheel, as in its Dockerfile."""
-    budget_bytes: int
-    """The most that it may add to its base, with torch for CPUs; printed beside what it took."""
+    budgets: Mapping[Torch, int]
+    """Bytes that it may add to its base, with each torch that it can hold; the first is the default."""
+
+    def torch(self, wanted: Torch | None) -> Torch:
+        """What is wanted, or the default. Raises ImageError for a variant that it never holds."""
+        variant = wanted if wanted is not None else next(iter(self.budgets))
+        if variant not in self.budgets:
+            raise ImageError(f"the {self.name}'s image holds no torch: leave out --torch {variant}")
+        return variant
 
     @property
     def dockerfile(self) -> Path:
@@ -48,9 +58,14 @@ IMAGES = {
         name="operator",
         extras="operator",
         wheel_options=("-Cwheel.cmake=false",),
-        budget_bytes=200_000_000,
+        budgets={Torch.NONE: 200_000_000},
     ),
-    "runtime": Image(name="runtime", extras="runtime,cli", wheel_options=(), budget_bytes=1_400_000_000),
+    "runtime": Image(
+        name="runtime",
+        extras="runtime,cli",
+        wheel_options=(),
+        budgets={Torch.CUDA: 7_000_000_000, Torch.CPU: 1_400_000_000},
+    ),
 }
 
 
@@ -63,7 +78,7 @@ def collect_wheels(image: Image, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "wheel"]
     place = ["--wheel-dir", str(folder)]
-    key, stamp = _key(image), folder / KEY
+    key, stamp = wheels_key(image), folder / KEY
     is_fresh = stamp.exists() and stamp.read_text() == key
     for old in folder.glob("zerotrain-*.whl" if is_fresh else "*.whl"):
         old.unlink()
@@ -79,13 +94,32 @@ def collect_wheels(image: Image, folder: Path) -> Path:
     return folder
 
 
-def _key(image: Image) -> str:
-    """Of everything that chooses the versions of dependencies."""
+def torch_among(wheels: Path) -> Torch:
+    """The variant of torch that was collected. Raises ImageError for one that no image holds."""
+    try:
+        return torch_in_wheels(wheels)
+    except TorchError as error:
+        raise ImageError(str(error)) from error
+
+
+def require_torch(wanted: Torch, wheels: Path) -> None:
+    """Raises ImageError where another variant was collected: minutes before the build would say so."""
+    try:
+        require(wanted, torch_among(wheels), str(wheels))
+    except TorchError as error:
+        raise ImageError(str(error)) from error
+
+
+def wheels_key(image: Image) -> str:
+    """Of everything that chooses the versions of dependencies, and with these the variant of torch."""
     constraints = [Path(name) for name in os.environ.get("PIP_CONSTRAINT", "").split()]
+    settings = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
+    )
     parts = [
         (ROOT / "pyproject.toml").read_text(),
         *(path.read_text() for path in constraints if path.is_file()),
-        *(image.name, image.extras, sys.version),
+        *(image.name, image.extras, sys.version, settings.stdout),
     ]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 

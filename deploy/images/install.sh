@@ -67,6 +67,8 @@ esac
 python3 -m venv --without-pip "$prefix"
 # shellcheck disable=SC2086  # EXTRA are words
 install "$prefix" "$wheel[$extras]" ${EXTRA:-}
+# Whatever index was asked: a training image without CUDA would fail as late as in the first pod with a GPU.
+python3 "$here/variants.py" "$prefix" "${TORCH:-none}"
 
 python3 -m venv --without-pip /opt/sbom
 install /opt/sbom cyclonedx-bom

@@ -56,7 +56,7 @@ def test_nothing_is_fetched_by_address(image: Image) -> None:
 @BOTH
 def test_only_the_environment_is_taken_into_the_last_stage(image: Image) -> None:
     found = instructions(image)
-    last = [name for name, _ in found].index("FROM", 3)
+    last = max(index for index, (name, _) in enumerate(found) if name == "FROM")
     assert [text for name, text in found[last:] if name == "COPY"] == [
         "--from=build /opt/zerotrain /opt/zerotrain"
     ]
@@ -74,6 +74,28 @@ def test_gpus_are_the_device_plugins_to_give(image: Image) -> None:
     """NVIDIA's runtime reads this variable from the image, too: a pod without GPUs would see all of the
     node's, other tenants' included. The device plugin sets it for those that asked."""
     assert not [text for _, text in instructions(image) if "NVIDIA_VISIBLE_DEVICES" in text]
+
+
+def test_the_drivers_libraries_are_asked_for() -> None:
+    """Without `compute` a pod with a GPU has no libcuda, without `utility` no NVML."""
+    (environ,) = [text for name, text in instructions(IMAGES["runtime"]) if name == "ENV"]
+    (wanted,) = [word for word in environ.split() if word.startswith("NVIDIA_DRIVER_CAPABILITIES=")]
+    assert set(wanted.partition("=")[2].split(",")) == {"compute", "utility"}
+
+
+def test_the_variant_of_torch_is_an_argument_and_on_the_label() -> None:
+    found = instructions(IMAGES["runtime"])
+    stages = [index for index, (name, _) in enumerate(found) if name == "FROM"]
+    arguments = [
+        (index, text) for index, (name, text) in enumerate(found) if name == "ARG" and "TORCH" in text
+    ]
+    assert [text for _, text in arguments] == [f"TORCH={IMAGES['runtime'].torch(None)}", "TORCH", "TORCH"]
+    before, build, last = (index for index, _ in arguments)
+    assert before < stages[0] < build < stages[1] < last, (
+        "each stage sees it, and no stage has a default apart"
+    )
+    (label,) = [text for name, text in found if name == "LABEL"]
+    assert 'dev.zerotrain.torch="${TORCH}"' in label.split()
 
 
 @pytest.fixture
@@ -94,16 +116,20 @@ def write_down(folder: Path, *names: str) -> None:
     (folder / SUMS).write_text("".join(f"{digest}  {name}\n" for name in names))
 
 
-def install(here: Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    """The script with a Python that writes down what it is asked, makes a wheel, and makes no environment."""
+def install(here: Path, *, venv: int = 7, **environ: str) -> subprocess.CompletedProcess[str]:
+    """The script with a Python that writes down what it is asked, makes a wheel, and makes no environment.
+
+    Its exit status is `venv` where an environment is asked for, 9 where the variant of torch is.
+    """
     tools, calls = here.parent / "tools", here.parent / "calls"
     tools.mkdir()
     (tools / "python3").write_text(
         f"""#!/bin/sh
 echo "$*" >>{calls}
 case "$*" in
+*variants.py*) exit 9 ;;
 *" wheel "*) while [ "$1" != --wheel-dir ]; do shift; done; echo >"$2/zerotrain-9-py3-none-any.whl" ;;
-"-m venv"*) exit 7 ;;
+"-m venv"*) exit {venv} ;;
 esac
 """
     )
@@ -182,6 +208,17 @@ def test_without_an_index_the_wheel_must_be_there(here: Path) -> None:
     done = install(here, PIP_ARGS="--no-index")
     assert done.returncode == 1
     assert "python -m deploy.images wheels operator" in done.stderr
+
+
+@pytest.mark.parametrize(("given", "wanted"), [({}, "none"), ({"TORCH": "cpu"}, "cpu")])
+def test_the_variant_of_torch_is_looked_at_once_it_is_installed(
+    here: Path, given: dict[str, str], wanted: str
+) -> None:
+    assert install(here, venv=0, **given).returncode == 9, "the build fails with it"
+    *_, installed, last = asked(here).splitlines()
+    assert " install " in installed
+    assert last.split()[0].endswith("deploy/images/variants.py")
+    assert last.split()[1:] == ["/opt/zerotrain", wanted]
 
 
 @BOTH
