@@ -20,8 +20,10 @@ from tests.operator.reconcile_builders import (
 from zerotrain.operator.reconcile import CreateWorkers, DeleteWorkers, PodView
 
 
-def unwritten(*pods: PodView, id: str, want: Want, phase: str | None = None, **spec: Any) -> Row:
-    body = job(spec=spec)
+def unwritten(
+    *pods: PodView, id: str, want: Want, phase: str | None = None, generation: int = 1, **spec: Any
+) -> Row:
+    body = job(spec=spec, generation=generation)
     body.pop("status", None)
     if phase is not None:
         body["status"] = {"phase": phase}
@@ -67,6 +69,17 @@ ROWS = [
             attempt=1,
             fields={"restarts.total": 1},
             actions=(DeleteWorkers(attempt=1, grace_s=1),),
+        ),
+    ),
+    unwritten(
+        ready(0),
+        ready(1),
+        id="a spec that was edited meanwhile may not be the one that they were made from",
+        generation=4,
+        want=Want(
+            phase="Suspending",
+            attempt=1,
+            says={"event": "the spec was changed while the job was suspended for a moment"},
         ),
     ),
     unwritten(

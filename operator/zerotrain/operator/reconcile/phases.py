@@ -72,6 +72,7 @@ def _take_up(draft: Draft) -> None:
     job is suspended or too large, is for an attempt that runs."""
     sizing.prepare(draft)
     _count_up(draft, sizing.next_shape(draft))
+    yielding.doubt_basis(draft)
     _active(draft)
 
 

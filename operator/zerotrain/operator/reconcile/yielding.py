@@ -58,6 +58,9 @@ THAWED: dict[str, Any] = {
     "scheduling": {"priority_class_name"},
 }
 
+UNKNOWN = "unknown"
+"""In the place of a hash: equal to none."""
+
 _PHASE = {
     YieldReason.SUSPEND: Phase.SUSPENDING,
     YieldReason.QUEUE_EVICTION: Phase.SUSPENDING,
@@ -278,6 +281,14 @@ def basis(draft: Draft) -> dict[str, object]:
         "generation": draft.job.identity.generation,
         "frozen_hash": frozen_hash(draft.job.spec),
     }
+
+
+def doubt_basis(draft: Draft) -> None:
+    """Of pods that another operator made before it wrote so: where the spec was edited since it was made,
+    nobody knows whether they have it. Such an attempt is young and stops once."""
+    if draft.job.identity.generation > 1 and draft.status.shape is not None:
+        unknown = {"generation": 0, "frozen_hash": UNKNOWN}
+        draft.set(shape=draft.status.shape.model_copy(update=unknown))
 
 
 def frozen_hash(spec: ZeroTrainingJobSpec) -> str:
