@@ -13,6 +13,7 @@ import torch
 
 from deploy.images.__main__ import build_image, check_size, main
 from deploy.images.context import IMAGES, Image, ImageError, torch_among, wheels_key
+from deploy.images.tools import Buildah
 from deploy.images.variants import (
     Torch,
     TorchError,
@@ -50,15 +51,13 @@ def environment(prefix: Path, variant: Torch) -> Path:
     return prefix
 
 
-@dataclass
-class Scale:
-    """A building tool that notes what it is asked to build, and knows the sizes of images."""
+@dataclass(frozen=True, kw_only=True)
+class Scale(Buildah):
+    """buildah that notes what it is asked to build, and knows the sizes of images that nobody built."""
 
+    storage: Path = Path("nowhere")
     sizes: Mapping[str, int] = field(default_factory=dict)
     asked: list[Mapping[str, str]] = field(default_factory=list)
-
-    def load_base(self, archive: Path, tag: str) -> None:
-        raise NotImplementedError
 
     def build(
         self, dockerfile: Path, context: Path, tag: str, arguments: Mapping[str, str], *, offline: bool
@@ -67,9 +66,6 @@ class Scale:
         assert context.is_dir()
         assert tag == TAG
         self.asked.append(arguments)
-
-    def save(self, tag: str, archive: Path) -> Path:
-        raise NotImplementedError
 
     def size_bytes(self, tag: str) -> int:
         return self.sizes[tag]
@@ -159,11 +155,11 @@ def test_an_image_is_judged_by_the_budget_of_its_variant(
 ) -> None:
     for variant, budget in image.budgets.items():
         sizes = {BASE: 100_000_000, TAG: 100_000_000 + budget}
-        check_size(Scale(sizes), image, variant, tag=TAG, base=BASE)
+        check_size(Scale(sizes=sizes), image, variant, tag=TAG, base=BASE)
         assert f"budget {budget / 1e6:,.0f} MB, torch: {variant}" in capsys.readouterr().out
         sizes[TAG] += 12_000_000
         with pytest.raises(ImageError, match=rf"12 MB more than it may .*torch: {variant}"):
-            check_size(Scale(sizes), image, variant, tag=TAG, base=BASE)
+            check_size(Scale(sizes=sizes), image, variant, tag=TAG, base=BASE)
 
 
 def test_a_torch_for_cuda_may_weigh_more() -> None:
@@ -171,7 +167,7 @@ def test_a_torch_for_cuda_may_weigh_more() -> None:
 
 
 def test_without_its_base_nothing_is_judged(capsys: pytest.CaptureFixture[str]) -> None:
-    check_size(Scale({TAG: 10**12}), RUNTIME, Torch.CPU, tag=TAG, base=None)
+    check_size(Scale(sizes={TAG: 10**12}), RUNTIME, Torch.CPU, tag=TAG, base=None)
     assert "not judged without --base" in capsys.readouterr().out
 
 

@@ -22,7 +22,7 @@ from tests.operator.kube_json import ApiDown, KubeJson
 from tests.operator.worker_double import Training, WorkerServer
 from tests.support.devcluster import PATIENCE_S, wait_until
 from zerotrain.contract.exit_codes import ExitCode
-from zerotrain.contract.launch import LaunchSpec
+from zerotrain.contract.launch import WORKER_HTTP_PORT, LaunchSpec
 from zerotrain.contract.progress import Termination
 from zerotrain.operator.constants import CONTAINER_NAME, LABEL_JOB, LABEL_JOB_UID, LABEL_RANK
 
@@ -194,7 +194,8 @@ class KubeletDouble:
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
                     raise
-        raise RuntimeError(f"{MOST_ADDRESSES} loopback addresses one after the other are taken")
+        taken = f"port {WORKER_HTTP_PORT} of {MOST_ADDRESSES} loopback addresses in a row is taken"
+        raise RuntimeError(f"{taken}; end what listens on all addresses")
 
     def _terminate(self, pod: Pod, item: Json) -> None:
         """SIGTERM: a rank with time left makes all ranks yield, as the stop flag does."""

@@ -199,7 +199,7 @@ async def test_nothing_is_remembered_of_a_job_that_goes_in_the_middle_of_its_pas
         await turn(hands)
         assert hands.jobs.get(KEY) is None
         resync = asyncio.create_task(hands.resync(0.01))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             assert await hands.queue.get() == JobKey("open", "gpt")  # after the list
         resync.cancel()
         assert not hands.memories.jobs
