@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.operator.reconcile_builders import job, status
 from zerotrain.operator.api import ZeroTrainingJobStatus
-from zerotrain.operator.cluster.jobs import JobClient
+from zerotrain.operator.cluster.jobs import JobClient, status_body
 
 
 class _Recorder:
@@ -29,3 +29,20 @@ def test_empty_lists_are_left_out_and_zeros_are_not() -> None:
     assert not {"excludedNodes", "failures", "conditions"} & set(written)
     assert not {"tolerations", "excludedNodes"} & set(written["shape"])
     assert ZeroTrainingJobStatus.model_validate(written) == given
+
+
+def test_parts_that_say_nothing_yet_are_left_out() -> None:
+    young = ZeroTrainingJobStatus.model_validate(
+        status("Pending", shape={"workers": 2, "labels": {"a": "b"}})
+    )
+    body = status_body(young)
+    assert body["shape"] == {"workers": 2, "labels": {"a": "b"}}
+    assert not {"progress", "checkpoint"} & set(body)
+    assert ZeroTrainingJobStatus.model_validate(body) == young
+
+
+def test_a_step_of_zero_is_told_once_a_rank_has_said_so() -> None:
+    heard = ZeroTrainingJobStatus.model_validate(status("Running", progress={"attempt": 1, "step": 0}))
+    assert status_body(heard)["progress"]["step"] == 0
+    resumed = ZeroTrainingJobStatus.model_validate(status("Running", checkpoint={"resumedFromStep": 0}))
+    assert status_body(resumed)["checkpoint"] == {"resumedFromStep": 0}

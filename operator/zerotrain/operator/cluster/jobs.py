@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 from zerotrain.operator.api import ZeroTrainingJobStatus
+from zerotrain.operator.api.status import CheckpointStatus, ProgressStatus
 from zerotrain.operator.cluster.api import Answer, Api, Json, Request
 from zerotrain.operator.cluster.errors import NotFound
 from zerotrain.operator.cluster.scope import scoped
@@ -118,15 +119,27 @@ def key_of(job: Mapping[str, Any]) -> JobKey:
 
 
 def status_body(status: ZeroTrainingJobStatus) -> Json:
-    """As the API server takes it."""
-    return _without_empty(status.model_dump(mode="json", by_alias=True, exclude_none=True))
+    """As the API server takes it. What says nothing and reads back as such is left out: the API server
+    checks, copies and assigns every field to its manager at every write."""
+    silent = {name for name, nothing in _NOTHING.items() if getattr(status, name) == nothing}
+    body = _without_empty_lists(
+        status.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=silent)
+    )
+    if status.shape is not None:
+        body["shape"] = status.shape.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    return body
 
 
-def _without_empty(part: Json) -> Json:
-    """Without lists that hold nothing, which read back as such: the API server checks and copies each of them
-    at every write. An empty part may stand for itself and stays."""
+_NOTHING = {"progress": ProgressStatus(), "checkpoint": CheckpointStatus()}
+
+
+def _without_empty_lists(part: Json) -> Json:
+    """An empty part may stand for itself and stays."""
     kept = {name: value for name, value in part.items() if value != []}
-    return {name: _without_empty(value) if isinstance(value, dict) else value for name, value in kept.items()}
+    return {
+        name: _without_empty_lists(value) if isinstance(value, dict) else value
+        for name, value in kept.items()
+    }
 
 
 class JobClient:
