@@ -11,7 +11,7 @@ from tests.operator.reconcile_builders import NOW, job, pending, ready, running,
 from tests.support.jobs import make_job
 from zerotrain.operator.api import ZeroTrainingJobStatus
 from zerotrain.operator.cluster.store import PodStore, owner_key
-from zerotrain.operator.handlers.pacing import MAX_WAIT_S, WAIT_PER_JOB_S, Pace
+from zerotrain.operator.handlers.pacing import MAX_START_WAIT_S, MAX_WAIT_S, WAIT_PER_JOB_S, Pace
 from zerotrain.operator.handlers.queue import WorkQueue
 from zerotrain.operator.reconcile import Known, Observed, can_wait, reconcile
 from zerotrain.operator.resources import service
@@ -38,6 +38,17 @@ def test_one_job_alone_hardly_waits_and_a_thousand_wait_together() -> None:
     assert pace.wait_s("job-0") == pytest.approx(MAX_WAIT_S)
     clock.now += MAX_WAIT_S
     assert pace.wait_s("job-0") == 0
+
+
+def test_jobs_that_start_wait_for_the_news_that_their_pods_run() -> None:
+    pace = Pace(Clock())
+    assert pace.wait_s("a", starts=True) == pytest.approx(WAIT_PER_JOB_S), "alone it hardly waits either"
+    for number in range(50):
+        assert pace.wait_s(f"job-{number}", starts=True) > pace.wait_s(f"job-{number}")
+    for number in range(1000):
+        pace.wait_s(f"job-{number}", starts=True)
+    assert pace.wait_s("job-0", starts=True) == pytest.approx(MAX_START_WAIT_S)
+    assert pace.wait_s("job-0") == pytest.approx(MAX_WAIT_S)
 
 
 def test_a_written_job_leaves_the_crowd() -> None:

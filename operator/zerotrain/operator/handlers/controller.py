@@ -236,7 +236,8 @@ class Controller:
         early = begins(job, plan) and not self.jobs.doubts(uid)
         if early:
             job = self.jobs.owe(job, status_body(status))
-        wait_s = self.pace.wait_s(uid) if patient or early else 0.0
+        starts = status.phase in STARTING
+        wait_s = self.pace.wait_s(uid, starts=starts) if patient or early else 0.0
         if wait_s > 0:  # for company; the pass that it waits for is then on its way
             self.queue.add_after(key, wait_s)
             if not early:

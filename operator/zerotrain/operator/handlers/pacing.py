@@ -5,9 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-WAIT_PER_JOB_S = 0.1
-MAX_WAIT_S = 10.0
-"""Counts of starting pods are never older than this."""
+WAIT_PER_JOB_S, MAX_WAIT_S = 0.1, 10.0
+"""Counts and progress of jobs that run are never older than this."""
+
+START_WAIT_PER_JOB_S, MAX_START_WAIT_S = 0.3, 30.0
+"""A job whose pods start waits for the news that all run, which comes the later the more jobs start: a write
+of a moment before would be the dearest that it ever makes."""
 
 
 class Pace:
@@ -18,10 +21,13 @@ class Pace:
         self._since: dict[str, float] = {}
         """When the status of each job began to wait, by its UID."""
 
-    def wait_s(self, uid: str) -> float:
+    def wait_s(self, uid: str, *, starts: bool = False) -> float:
         """How much longer this job's write waits for company; 0 when it is due."""
         since = self._since.setdefault(uid, self._clock())
-        limit = min(WAIT_PER_JOB_S * len(self._since), MAX_WAIT_S)
+        others = len(self._since) - 1
+        limit = min(WAIT_PER_JOB_S * (1 + others), MAX_WAIT_S)
+        if starts:
+            limit = min(WAIT_PER_JOB_S + START_WAIT_PER_JOB_S * others, MAX_START_WAIT_S)
         return max(since + limit - self._clock(), 0.0)
 
     def settled(self, uid: str) -> None:
