@@ -97,8 +97,8 @@ async def test_shared_objects_come_before_the_pods() -> None:
     accept_all(double)
     await perform(double, CREATE)
     posted = [path.rsplit("/", 1)[-1] for verb, path, _ in double.requests if verb == "POST"]
-    assert sorted(posted[:3]) == ["networkpolicies", "secrets", "services"]
-    assert posted[3:] == ["pods", "pods"]
+    assert sorted(posted[:2]) == ["networkpolicies", "secrets"]
+    assert posted[2:] == ["pods", "pods"]
 
 
 @pytest.mark.parametrize(("attempt", "made"), [(1, [1, 2]), (2, [2, 2])])
@@ -109,7 +109,7 @@ async def test_shared_objects_are_ensured_once_an_attempt(attempt: int, made: li
         hands = executor(api)
         await hands.perform(job(), [CREATE])
         await hands.perform(job(), [CreateWorkers(attempt=attempt, indices=(0, 1))])
-    assert [double.asked(f"POST {CORE}/{kind}") for kind in ("services", "secrets")] == made
+    assert [double.asked(f"POST {path}") for path in (POLICIES, f"{CORE}/secrets")] == made
 
 
 SHARED = {

@@ -266,7 +266,7 @@ class Controller:
         answered = state is not None and (state.acked_at is not None or state.refused)
         if cleared or (answered and any(isinstance(action, RequestYield) for action in plan.actions)):
             self.queue.add(key)
-        else:
+        elif plan.decisive:
             self.queue.add_after(key, RECHECK_S)
 
     def _after_conflict(self, key: JobKey, job: Json) -> None:

@@ -198,6 +198,8 @@ class Observed:
     """The attempt whose pod group this operator deleted last."""
     shared_due: datetime | None = None
     """From when the objects that pods share should be looked at again; None while nobody counts."""
+    named: int | None = None
+    """The attempt for which this operator saw to the Service last."""
     problem: Problem | None = None
     apis: ClusterApis | None = None
     """Gang schedulers and queues of the cluster; None until somebody asked."""

@@ -17,7 +17,7 @@ such an operator makes a pod that was deleted meanwhile once more within its att
 def can_wait(before: ZeroTrainingJobStatus, plan: Plan) -> bool:
     """Whether the plan does no more than bring PATIENT fields up to date."""
     after = plan.status
-    if after is None or plan.events or plan.actions:
+    if after is None or plan.events or plan.decisive:
         return False
     changed = {name for name in type(after).model_fields if getattr(after, name) != getattr(before, name)}
     return changed <= PATIENT

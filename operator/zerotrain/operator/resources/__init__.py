@@ -11,13 +11,14 @@ from .identity import Json, ResourceOptions, pod_name, secret_name, selector
 from .network_policy import network_policy
 from .pod import worker_pod, worker_pods
 from .secret import attempt_secret
-from .service import service
+from .service import names_worker_0, service
 
 __all__ = [
     "Json",
     "ResourceOptions",
     "attempt_secret",
     "build",
+    "names_worker_0",
     "network_policy",
     "pod_name",
     "secret_name",
@@ -32,12 +33,11 @@ __all__ = [
 def shared_objects(
     job: ZeroTrainingJob, attempt: int, operator_key: bytes, options: ResourceOptions
 ) -> list[Json]:
-    """What must exist before the pods of an attempt: Service, NetworkPolicy, the Secret with its files, the
-    pod group of a gang.
+    """What the pods of an attempt need: Service, NetworkPolicy, the Secret with its files, the pod group of a
+    gang. All but the Service of `names_worker_0` must exist before the pods.
 
-    Secret and group belong to the attempt and are never changed; the others belong to the job. The Service
-    comes first, so that its endpoints are watched before a thousand pods appear; a job of one worker has
-    none.
+    Secret and group belong to the attempt and are never changed; the others belong to the job. A job of one
+    worker has no Service.
     """
     headless = service(job)
     group = pod_group(job, attempt, worker_pod(job, attempt, 0, options)) if job.shape.gang else None

@@ -1,4 +1,4 @@
-"""The headless Service that gives every worker pod a name."""
+"""The headless Service that gives worker pods their names."""
 
 from __future__ import annotations
 
@@ -40,7 +40,13 @@ def service(job: ZeroTrainingJob) -> Json | None:
     }
 
 
+def names_worker_0(job: ZeroTrainingJob) -> bool:
+    """Whether the job's Service is for worker 0 alone, so that nobody needs it before that has an address. A
+    job of one worker has no Service."""
+    return job.shape.workers > 1 and not job.spec.command
+
+
 def _named(job: ZeroTrainingJob) -> dict[str, str]:
     """The pods that get names. The built-in trainer needs worker 0's alone, where the ranks meet: every
     further one would rewrite the endpoints of all when it starts. A program of the user's may ask for any."""
-    return selector(job) if job.spec.command else {**selector(job), LABEL_RANK: "0"}
+    return {**selector(job), LABEL_RANK: "0"} if names_worker_0(job) else selector(job)

@@ -75,6 +75,19 @@ class Hands:
             await self.ensure(job, item)
         log.warning("%s/%s: %s was gone and is made again", job.namespace, job.name, item["kind"])
 
+    async def exists(self, job: ZeroTrainingJob, item: Json) -> bool:
+        """Whether the job has this object already. Raises ActionRefused where it is somebody else's."""
+        path = f"{collection(item)}/{item['metadata']['name']}"
+        # Out of the API server's memory: who took the name a moment ago is met when the object is made.
+        request = Request(method="GET", path=path, kind=kind_of(item), params={"resourceVersion": "0"})
+        try:
+            found = await self.api.call(request)
+        except NotFound:
+            return False
+        if not owned(found, job.uid):
+            raise name_taken(found)
+        return True
+
     async def _adopt(self, job: ZeroTrainingJob, item: Json) -> None:
         """Bring an object that is there up to date; refuse one that belongs to somebody else."""
         path = f"{collection(item)}/{item['metadata']['name']}"

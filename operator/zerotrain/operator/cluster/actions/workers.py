@@ -18,8 +18,8 @@ from zerotrain.operator.cluster.actions.hands import (
 from zerotrain.operator.cluster.api import Json, Request
 from zerotrain.operator.cluster.errors import AlreadyExists, Conflict, NotFound
 from zerotrain.operator.constants import LABEL_ATTEMPT, LABEL_JOB_UID, LABEL_RANK
-from zerotrain.operator.reconcile import CreateWorkers, DeletePods, DeleteWorkers, KeepShared
-from zerotrain.operator.resources import shared_objects, worker_pods
+from zerotrain.operator.reconcile import CreateWorkers, DeletePods, DeleteWorkers, KeepShared, NameMaster
+from zerotrain.operator.resources import names_worker_0, service, shared_objects, worker_pods
 from zerotrain.operator.resources.budget import disruption_budget
 
 log = logging.getLogger(__name__)
@@ -54,6 +54,15 @@ async def keep_shared(hands: Hands, body: Json, action: KeepShared) -> None:
     hands.memories.of(job.uid).shared_at = hands.api.time.now()
 
 
+async def name_master(hands: Hands, body: Json, action: NameMaster) -> None:
+    """Raises ActionRefused where somebody took the name since the pods were made, ApiError."""
+    job = ZeroTrainingJob.parse(body)
+    item = service(job)
+    if item is not None:
+        await hands.ensure(job, item)
+    hands.memories.of(job.uid).named = action.attempt
+
+
 async def delete_attempt(hands: Hands, body: Json, action: DeleteWorkers) -> None:
     meta = body["metadata"]
     selector = f"{LABEL_JOB_UID}={meta['uid']},{LABEL_ATTEMPT}={action.attempt}"
@@ -82,8 +91,15 @@ async def _ensure_shared(hands: Hands, job: ZeroTrainingJob, attempt: int) -> No
     digest = hash(repr((attempt, [item for item in objects if item["kind"] != "Secret"])))
     if memory.ensured == digest:
         objects = [item for item in objects if item["kind"] == "Secret"]
-    await asyncio.gather(*(hands.ensure(job, item) for item in objects))
+    await asyncio.gather(*(_ensure(hands, job, attempt, item) for item in objects))
     memory.ensured, memory.shared_at = digest, hands.api.time.now()
+
+
+async def _ensure(hands: Hands, job: ZeroTrainingJob, attempt: int, item: Json) -> None:
+    if item["kind"] != "Service" or not names_worker_0(job):
+        await hands.ensure(job, item)
+    elif await hands.exists(job, item):  # a name that is taken is told before anything runs
+        hands.memories.of(job.uid).named = attempt
 
 
 async def _create_pods(hands: Hands, job: ZeroTrainingJob, pods: Iterator[Json]) -> None:
