@@ -1,4 +1,4 @@
-"""reconcile and the name of worker 0: when it is published, and for whom not."""
+"""reconcile and the Service of worker 0: when it is made, and for whom not."""
 
 from __future__ import annotations
 
