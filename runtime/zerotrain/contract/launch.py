@@ -155,7 +155,7 @@ class RankEnv:
     """Unix socket of the launcher; None where a script runs without one."""
 
     stacks_path: Path | None = _env("ZEROTRAIN_STACKS_FILE", _path)
-    """File that SIGUSR1 makes the rank dump its stacks to."""
+    """File that SIGUSR1, or else SIGUSR2, makes the rank dump its stacks to."""
 
     def to_env(self) -> dict[str, str]:
         return _written(self)

@@ -117,9 +117,25 @@ class RankChannel:
 
 
 def dump_stacks_on_signal(path: Path) -> None:
-    """From now on SIGUSR1 appends the stacks of all threads to `path`, also while a collective blocks."""
+    """From now on SIGUSR1 appends the stacks of all threads to `path`, also while a collective blocks.
+
+    The signal wakes a thread of its own, which dumps while it holds the interpreter's lock: a dump of stacks
+    that move, from within a signal handler, can end the process with SIGSEGV. SIGUSR2 does that all the same,
+    for a program that does not give the lock back; the launcher sends it where SIGUSR1 brought nothing.
+    Call it in the main thread, before others start: they inherit that SIGUSR1 passes them over.
+    """
     file: IO[str] = path.open("a")  # stays open for the life of the process: the C handler writes to its fd
-    faulthandler.register(signal.SIGUSR1, file=file, all_threads=True, chain=False)
+    # SIGUSR1 has the handler, too, for a thread that was there before and takes the signal.
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        faulthandler.register(number, file=file, all_threads=True, chain=False)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    threading.Thread(target=_dump_when_asked, args=(file,), name="zerotrain-stacks", daemon=True).start()
+
+
+def _dump_when_asked(file: IO[str]) -> None:
+    while True:
+        signal.sigwait({signal.SIGUSR1})
+        faulthandler.dump_traceback(file, all_threads=True)
 
 
 class _Sender:

@@ -1,4 +1,5 @@
-"""Collects the stacks of the ranks: SIGUSR1, then what each rank's faulthandler appended to its file.
+"""Collects the stacks of the ranks: SIGUSR1, then what each rank's faulthandler appended to its file; SIGUSR2
+for a rank that enabled it and wrote nothing (`runtime/channel.py` says why there are two).
 
 A rank that cannot answer, because it is stopped or inside the kernel, is told by its process's state, which
 needs no answer.
@@ -39,8 +40,22 @@ async def collect_stacks(ranks: Sequence[RankProcess], *, timeout_s: float = 2.0
     for process in ranks:
         process.signal(signal.SIGUSR1)
     await _until_quiet([process.stacks_path for process in ranks], sum(before.values()), timeout_s)
+    silent = [process for process in ranks if _holds_its_lock(process, before[process.rank])]
+    for process in silent:
+        process.signal(signal.SIGUSR2)
+    if silent:
+        said = sum(_size(process.stacks_path) for process in silent)
+        await _until_quiet([process.stacks_path for process in silent], said, timeout_s)
     share = MAX_STACKS_BYTES // max(len(ranks), 1) - HEADER_BYTES
     return "".join(_section(process, before[process.rank], share) for process in ranks)
+
+
+def _holds_its_lock(process: RankProcess, before: int) -> bool:
+    """Whether a rank that runs and could dump wrote nothing. One that is stopped cannot: it would come to the
+    signal when it goes on, in motion."""
+    told = _size(process.stacks_path) > before
+    runs = process.running and _process_state(process.popen.pid) in (STATES["R"], STATES["S"])
+    return runs and not told and process.stacks_path.exists()
 
 
 async def _until_quiet(paths: Sequence[Path], size_before: int, timeout_s: float) -> None:
