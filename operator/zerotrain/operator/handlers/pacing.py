@@ -25,9 +25,8 @@ class Pace:
         """How much longer this job's write waits for company; 0 when it is due."""
         since = self._since.setdefault(uid, self._clock())
         others = len(self._since) - 1
-        limit = min(WAIT_PER_JOB_S * (1 + others), MAX_WAIT_S)
-        if starts:
-            limit = min(WAIT_PER_JOB_S + START_WAIT_PER_JOB_S * others, MAX_START_WAIT_S)
+        each, most = (START_WAIT_PER_JOB_S, MAX_START_WAIT_S) if starts else (WAIT_PER_JOB_S, MAX_WAIT_S)
+        limit = min(WAIT_PER_JOB_S + each * others, most)
         return max(since + limit - self._clock(), 0.0)
 
     def settled(self, uid: str) -> None:

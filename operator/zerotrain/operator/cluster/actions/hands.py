@@ -77,24 +77,26 @@ class Hands:
 
     async def exists(self, job: ZeroTrainingJob, item: Json) -> bool:
         """Whether the job has this object already. Raises ActionRefused where it is somebody else's."""
-        path = f"{collection(item)}/{item['metadata']['name']}"
-        # Out of the API server's memory: who took the name a moment ago is met when the object is made.
-        request = Request(method="GET", path=path, kind=kind_of(item), params={"resourceVersion": "0"})
         try:
-            found = await self.api.call(request)
+            # Out of the API server's memory: who took the name a moment ago is met when the object is made.
+            await self._own(job, item, resourceVersion="0")
         except NotFound:
             return False
+        return True
+
+    async def _own(self, job: ZeroTrainingJob, item: Json, **params: str) -> Json:
+        """The object as it is there. Raises NotFound, and ActionRefused where it is somebody else's."""
+        path = f"{collection(item)}/{item['metadata']['name']}"
+        found = await self.api.call(Request(method="GET", path=path, kind=kind_of(item), params=params))
         if not owned(found, job.uid):
             raise name_taken(found)
-        return True
+        return found
 
     async def _adopt(self, job: ZeroTrainingJob, item: Json) -> None:
         """Bring an object that is there up to date; refuse one that belongs to somebody else."""
         path = f"{collection(item)}/{item['metadata']['name']}"
         kind = kind_of(item)
-        found = await self.api.call(Request(method="GET", path=path, kind=kind))
-        if not owned(found, job.uid):
-            raise name_taken(found)
+        found = await self._own(job, item)
         patch: Json = {}
         if item["kind"] == "ConfigMap" and found.get("data") != item.get("data"):
             patch = {"data": item["data"]}
