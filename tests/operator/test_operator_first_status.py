@@ -14,6 +14,7 @@ from zerotrain.operator.api.planning import PlanMissing
 from zerotrain.operator.api.scheduling import Gang
 from zerotrain.operator.handlers import controller as module
 from zerotrain.operator.handlers.controller import Controller
+from zerotrain.operator.handlers.pacing import Pace
 from zerotrain.operator.reconcile import Plan, reconcile
 from zerotrain.operator.reconcile.queues import ClusterApis
 
@@ -53,6 +54,20 @@ async def test_pods_come_first_and_the_status_soon_after() -> None:
         (sent,) = double.bodies(STATUS)
         assert sent["status"]["attempt"] == 1
         assert not hands.jobs.owes(UID)
+
+
+async def test_the_first_status_waits_as_long_as_jobs_that_start_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def wait_s(pace: Pace, uid: str, *, starts: bool = False) -> float:
+        asked.append(starts)
+        return 60.0
+
+    monkeypatch.setattr(Pace, "wait_s", wait_s)
+    double = accepting()
+    async with served(double) as api:
+        await began(controller(api), unwritten())
+    assert (asked, double.asked(STATUS)) == ([True], 0)
 
 
 @pytest.mark.parametrize(
