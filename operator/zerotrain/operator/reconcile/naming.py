@@ -11,11 +11,12 @@ from zerotrain.operator.reconcile.attempts import LIVE, AttemptView
 from zerotrain.operator.reconcile.conditions import ACTIVE
 from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.plan import NameMaster
+from zerotrain.operator.resources import names_worker_0
 
 
 def settle(draft: Draft, view: AttemptView) -> None:
     """After the phase. Nobody is woken for it; the pod's own news bring the pass."""
-    if draft.size == 1 or draft.job.spec.command or draft.status.phase not in ACTIVE:
+    if not names_worker_0(draft.job.spec, draft.size) or draft.status.phase not in ACTIVE:
         return
     met = draft.job.status.phase is Phase.RUNNING
     worker = view.workers[0] if view.workers else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zerotrain.contract.launch import MASTER_PORT, WORKER_HTTP_PORT
-from zerotrain.operator.api import ZeroTrainingJob
+from zerotrain.operator.api import ZeroTrainingJob, ZeroTrainingJobSpec
 from zerotrain.operator.constants import HTTP_PORT_NAME, LABEL_RANK, RENDEZVOUS_PORT_NAME
 
 from .identity import Json, common_labels, metadata, selector
@@ -40,13 +40,14 @@ def service(job: ZeroTrainingJob) -> Json | None:
     }
 
 
-def names_worker_0(job: ZeroTrainingJob) -> bool:
-    """Whether the job's Service is for worker 0 alone, so that nobody needs it before that has an address. A
-    job of one worker has no Service."""
-    return job.shape.workers > 1 and not job.spec.command
+def names_worker_0(spec: ZeroTrainingJobSpec, workers: int) -> bool:
+    """Whether the Service of a job of so many workers is for worker 0 alone, so that nobody needs it before
+    that has an address. A job of one worker has no Service."""
+    return workers > 1 and not spec.command
 
 
 def _named(job: ZeroTrainingJob) -> dict[str, str]:
     """The pods that get names. The built-in trainer needs worker 0's alone, where the ranks meet: every
     further one would rewrite the endpoints of all when it starts. A program of the user's may ask for any."""
-    return {**selector(job), LABEL_RANK: "0"} if names_worker_0(job) else selector(job)
+    first = {LABEL_RANK: "0"} if names_worker_0(job.spec, job.shape.workers) else {}
+    return {**selector(job), **first}

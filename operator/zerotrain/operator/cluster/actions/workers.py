@@ -96,7 +96,7 @@ async def _ensure_shared(hands: Hands, job: ZeroTrainingJob, attempt: int) -> No
 
 
 async def _ensure(hands: Hands, job: ZeroTrainingJob, attempt: int, item: Json) -> None:
-    if item["kind"] != "Service" or not names_worker_0(job):
+    if item["kind"] != "Service" or not names_worker_0(job.spec, job.shape.workers):
         await hands.ensure(job, item)
     elif await hands.exists(job, item):  # a name that is taken is told before anything runs
         hands.memories.of(job.uid).named = attempt
