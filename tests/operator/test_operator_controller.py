@@ -15,11 +15,12 @@ from zerotrain.operator.api import AttemptShape, Phase, ZeroTrainingJobStatus
 from zerotrain.operator.cluster.api import Api
 from zerotrain.operator.cluster.channel import SilentChannel
 from zerotrain.operator.cluster.events import EventWriter
-from zerotrain.operator.cluster.executor import Executor
+from zerotrain.operator.cluster.executor import ActionRefused, Executor
 from zerotrain.operator.cluster.jobs import JobCache, JobClient
 from zerotrain.operator.cluster.memory import Memories
 from zerotrain.operator.cluster.store import JobKey, PodStore
 from zerotrain.operator.cluster.telemetry import Telemetry
+from zerotrain.operator.constants import Reason
 from zerotrain.operator.handlers import controller as module
 from zerotrain.operator.handlers.controller import Controller
 from zerotrain.operator.handlers.queue import WorkQueue
@@ -219,3 +220,21 @@ async def test_a_job_that_goes_while_it_asks_keeps_no_room() -> None:
         hands.jobs.put(asking)
         await hands.executor.perform(asking, [AskRoom(shape=AttemptShape(workers=2))])
         assert not hands.memories.claims
+
+
+async def test_a_refusal_that_names_another_pod_each_time_is_tried_with_a_backoff(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Which of many pods is refused first, and what of a quota others use, differs from pass to pass."""
+    waits: list[float] = []
+    async with served(ApiDouble()) as api:
+        hands = controller(api)
+        monkeypatch.setattr(hands.queue, "add_after", lambda key, delay_s: waits.append(delay_s))
+        for number in range(6):
+            refusal = ActionRefused(Reason.QUOTA_EXCEEDED, f"exceeded quota: team, used: pods={number}")
+            hands._retry(KEY, stored(), refusal)
+        assert len(hands.queue) == 1, "once at once, to say so in the conditions"
+        assert waits == [2.0, 4.0, 8.0, 16.0, 32.0]
+        assert hands.memories.of(UID).problem == Problem(reason="QuotaExceeded", message=str(refusal))
+        hands._retry(KEY, stored(), ActionRefused(Reason.NAME_TAKEN, "Service gpt belongs to somebody else"))
+        assert len(waits) == 5, "other news are told at once"

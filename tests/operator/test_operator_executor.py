@@ -210,6 +210,16 @@ async def test_a_name_that_somebody_else_holds_is_refused(kind: str) -> None:
     assert caught.value.problem.reason == "NameTaken"
 
 
+async def test_a_full_quota_is_told_without_the_pod_that_met_it_first() -> None:
+    double = ApiDouble()
+    accept_all(double)
+    told = 'pods "gpt-1-0" is forbidden: exceeded quota: a, requested: pods=1, used: pods=8, limited: pods=8'
+    double.on(f"POST {CORE}/pods", failure(403, "Forbidden", told))
+    with pytest.raises(ActionRefused) as caught:
+        await perform(double, CREATE)
+    assert caught.value.problem.message == told[told.index("exceeded") :]
+
+
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [

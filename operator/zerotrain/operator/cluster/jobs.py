@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -55,7 +56,7 @@ class JobCache:
         # the first must not hide the second.
         if old is not None and version_of(job) <= version_of(old):
             return False
-        job["metadata"].pop("managedFields", None)
+        job = _compact(job)
         uid = job["metadata"]["uid"]
         self._doubted.discard(uid)
         if old is not None and old["metadata"]["uid"] != uid:
@@ -116,6 +117,38 @@ class JobCache:
 
 def key_of(job: Mapping[str, Any]) -> JobKey:
     return JobKey(job["metadata"]["namespace"], job["metadata"]["name"])
+
+
+_UNREAD = "managedFields"
+_UNREAD_ANNOTATION = "kubectl.kubernetes.io/last-applied-configuration"
+_SHORT = 32
+"""Characters; shorter values are much the same from job to job, longer ones (UIDs, messages) are not."""
+
+
+def _compact(job: Mapping[str, Any]) -> Json:
+    """The job as it is kept: without what nobody here reads, its words shared with all other jobs. A parser
+    makes each key and each value of each object anew."""
+    metadata = {name: value for name, value in job["metadata"].items() if name != _UNREAD}
+    if annotations := metadata.get("annotations"):
+        metadata["annotations"] = {
+            name: text for name, text in annotations.items() if name != _UNREAD_ANNOTATION
+        }
+    kept: Json = _shared({**job, "metadata": metadata})
+    return kept
+
+
+def _shared(part: Any) -> Any:
+    if isinstance(part, dict):
+        return {_one(name): _shared(value) for name, value in part.items()}
+    if isinstance(part, list):
+        return [_shared(item) for item in part]
+    return _one(part) if isinstance(part, str) and len(part) <= _SHORT else part
+
+
+@functools.lru_cache(maxsize=4096)
+def _one(text: str) -> str:
+    """The same object for the same text. Not sys.intern, which in Python 3.12 keeps what it saw for ever."""
+    return text
 
 
 def status_body(status: ZeroTrainingJobStatus) -> Json:

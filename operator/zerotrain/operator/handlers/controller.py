@@ -141,13 +141,14 @@ class Controller:
         while True:
             await asyncio.sleep(every_s)
             for namespace in self.client.scopes:
+                alive, missed = set[str](), 0
                 try:
-                    listed = [job async for job in self.client.list(namespace)]
+                    async for job in self.client.list(namespace):
+                        alive.add(job["metadata"]["uid"])
+                        missed += self.jobs.put(job)
                 except ApiError as error:  # one namespace that is refused costs no other its turn
                     log.warning("listing the jobs again: %s", error)
                     continue
-                alive = {job["metadata"]["uid"] for job in listed}
-                missed = sum([self.jobs.put(job) for job in listed])
                 for key, job in self.jobs:
                     if namespace in (None, key.namespace) and job["metadata"]["uid"] not in alive:
                         missed += 1
@@ -205,7 +206,7 @@ class Controller:
         if is_new(job) and self.starts.stand(key):
             return
         uid = job["metadata"]["uid"]
-        known = self.memories.of(uid).known
+        known = self.memories.known(uid)
         observed = self.memories.observe(key.namespace, uid, self.store)
         try:
             plan = reconcile(job, observed, self.clock(), known, known_plan)
@@ -246,7 +247,7 @@ class Controller:
             self.pace.settled(uid)
             job = await self.client.write_status(job, status)
             self.jobs.wrote(job)
-        self.memories.of(uid).known.keep_status(job, status)
+        self.memories.known(uid).keep_status(job, status)
         owner = owner_key(key.namespace, uid)
         self.store.expect(owner, attempt=status.attempt, workers=status.workers.desired)
         return job
@@ -278,10 +279,13 @@ class Controller:
         memory = self.memories.of(job["metadata"]["uid"])
         memory.failures += 1
         backoff = min(MIN_BACKOFF_S * 2.0 ** min(memory.failures - 1, 10), MAX_BACKOFF_S)
-        if isinstance(error, ActionRefused) and memory.problem != error.problem:
+        if isinstance(error, ActionRefused):
+            # The text may change with every pass: it names the pod that was refused first, or what others use.
+            known = memory.problem is not None and memory.problem.reason == error.problem.reason
             memory.problem = error.problem
-            self.queue.add(key)  # once more at once, to say so in the conditions
-            return
+            if not known:
+                self.queue.add(key)  # once more at once, to say so in the conditions
+                return
         self.queue.add_after(key, backoff)
 
     async def _refresh(self, key: JobKey) -> None:

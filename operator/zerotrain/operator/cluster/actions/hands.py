@@ -32,6 +32,8 @@ PATHS = {
 _OF_OTHERS = {"PodGroup": Reason.GANG_MISSING, "Workload": Reason.QUEUE_MISSING}
 """Kinds whose APIs come and go with somebody else's software, and what is missing then."""
 
+_EXCEEDED = "exceeded quota"
+
 
 class ActionRefused(Exception):
     """The API server does not let an action happen; the pass ends and the job's conditions say why."""
@@ -132,10 +134,11 @@ class Hands:
 
 
 def _refusal(error: Forbidden, item: Json) -> ActionRefused:
-    """The way out of what the API server's own admission says."""
+    """The way out of what the API server's own admission says. Its text is cut to begin with what is wrong:
+    which of the pods was refused first differs from pass to pass."""
     told = str(error)
-    if "exceeded quota" in told:
-        return ActionRefused(Reason.QUOTA_EXCEEDED, told)
+    if _EXCEEDED in told:
+        return ActionRefused(Reason.QUOTA_EXCEEDED, told[told.index(_EXCEEDED) :])
     if "violates PodSecurity" not in told:
         return ActionRefused(Reason.API_REFUSED, told)
     way_out = "Take out of the job what it names, or let the namespace allow it"
@@ -144,7 +147,6 @@ def _refusal(error: Forbidden, item: Json) -> ActionRefused:
             "spec.resources.rdma needs IPC_LOCK, which the level privileged alone allows. Make the job anew "
             "without it, or let the namespace allow it"
         )
-    # From there on: which of the pods was refused first differs from pass to pass.
     said, namespace = told[told.index("violates PodSecurity") :], item["metadata"]["namespace"]
     label = "pod-security.kubernetes.io/enforce=privileged"
     command = f"kubectl label namespace {namespace} {label} --overwrite"

@@ -1,0 +1,88 @@
+"""What the operator keeps in memory of each job: what it reads, once, and models of the latest jobs alone."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.operator.reconcile_builders import job
+from zerotrain.operator.cluster.api import Json
+from zerotrain.operator.cluster.jobs import JobCache, key_of
+from zerotrain.operator.cluster.memory import MOST_MODELS, Memories
+
+
+def sent(number: int = 0, **meta: object) -> Json:
+    """A job as the API server sends it: parsed anew, with the words of its writers."""
+    body = job(resourceVersion=str(number + 1), **meta)
+    body["metadata"] |= {
+        "name": f"job-{number}",
+        "uid": f"{number:036}",
+        "managedFields": [{"manager": "kubectl", "fieldsV1": {"f:spec": {"f:workers": {}}}}],
+        "annotations": {
+            "kubectl.kubernetes.io/last-applied-configuration": json.dumps(body["spec"]),
+            "team.example/cost": "research",
+        },
+    }
+    found: Json = json.loads(json.dumps(body))
+    return found
+
+
+def words(part: Any) -> Iterator[str]:
+    """Every key and every value that is text, in order."""
+    if isinstance(part, dict):
+        for name, value in part.items():
+            yield name
+            yield from words(value)
+    elif isinstance(part, list):
+        for item in part:
+            yield from words(item)
+    elif isinstance(part, str):
+        yield part
+
+
+def test_a_job_is_kept_as_it_was_sent_but_for_what_nobody_reads() -> None:
+    body = sent()
+    whole = copy.deepcopy(body)
+    cache = JobCache()
+    assert cache.put(body)
+    assert body == whole, "what the watch brought is not ours to change"
+    del whole["metadata"]["managedFields"]
+    del whole["metadata"]["annotations"]["kubectl.kubernetes.io/last-applied-configuration"]
+    assert cache.get(key_of(body)) == whole
+
+
+def test_jobs_share_their_words() -> None:
+    cache, first, second = JobCache(), sent(1), sent(2)
+    assert not any(a is b for a, b in zip(words(first["spec"]), words(second["spec"]), strict=True))
+    cache.put(first)
+    cache.put(second)
+    one, other = (cache.get(key_of(body)) or {} for body in (first, second))
+    assert all(a is b for a, b in zip(words(one["spec"]), words(other["spec"]), strict=True))
+
+
+def test_the_models_of_the_latest_jobs_alone_are_kept() -> None:
+    memories = Memories()
+    body = sent()
+    for number in range(MOST_MODELS + 50):
+        memories.known(str(number)).read_spec(body)
+    first = memories.known("50")  # read again: now it is the latest
+    assert first.spec is not None
+    assert memories.known("0").spec is None
+    assert memories.known("51").spec is None, "the oldest went for the one before"
+    assert memories.known("50") is first
+    assert len(memories.models) == MOST_MODELS
+
+
+@pytest.mark.parametrize("end", ["forget", "prune"])
+def test_nothing_is_kept_of_a_job_that_is_gone(end: str) -> None:
+    memories = Memories()
+    memories.known("gone")
+    if end == "forget":
+        memories.forget("gone")
+    else:
+        memories.prune(set())
+    assert not memories.models
