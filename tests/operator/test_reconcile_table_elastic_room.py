@@ -36,8 +36,8 @@ from tests.operator.test_reconcile_table_elastic import (
 )
 from zerotrain.operator.api import AttemptShape
 from zerotrain.operator.constants import ANNOTATION_IGNORE_MEMORY_PLAN
-from zerotrain.operator.reconcile import AskRoom, DeleteWorkers, Problem
-from zerotrain.operator.reconcile.queues import ClusterApis, QueueView
+from zerotrain.operator.reconcile import AskQueue, AskRoom, DeleteWorkers, Problem
+from zerotrain.operator.reconcile.queues import ClusterApis, QueueStep, QueueView
 
 APIS = ClusterApis(at=ago(5), kueue="kueue.x-k8s.io/v1beta2")
 OURS = {"scheduling": {"gang": "Operator"}}
@@ -152,6 +152,47 @@ IN_QUEUE = [
     ),
 ]
 
+FLAVOR = {"pool": "gpu"}
+ON_FLAVOR = AskRoom(shape=AttemptShape(workers=4, node_selector=FLAVOR))
+STARTED = replace(LET_IN, workers=4, node_selector=FLAVOR, pods_ready=False)
+STARTING = changed(starting(4, s_ago=130), QUEUE, shape={"workers": 4, "nodeSelector": FLAVOR})
+ON_ADMITTED_NODES = [
+    Row(
+        id="the nodes of its flavor are counted, and no others",
+        job=STARTING,
+        seen=placed(3, 4, apis=APIS, queue=STARTED),
+        want=Want(phase="Pending", actions=(ON_FLAVOR,), wake_in_s=20),
+    ),
+    Row(
+        id="free nodes of another flavor are no room",
+        job=STARTING,
+        seen=placed(
+            3,
+            4,
+            apis=APIS,
+            queue=STARTED,
+            question=AskRoom(shape=AttemptShape(workers=4)),
+            capacity=room(4, asked=4),
+        ),
+        want=Want(phase="Pending", actions=(ON_FLAVOR,), fields=STAYS),
+    ),
+    Row(
+        id="its flavor has no node left: on with those that have one",
+        job=STARTING,
+        seen=placed(3, 4, apis=APIS, queue=STARTED, question=ON_FLAVOR, capacity=room(3, asked=4)),
+        want=Want(phase="Yielding", fields={"elastic.workers": 2}),
+    ),
+    Row(
+        id="a new operator counts by what the attempt was given until the Workloads are listed",
+        job=STARTING,
+        seen=placed(3, 4, apis=APIS),
+        want=Want(
+            phase="Pending",
+            actions=(ON_FLAVOR, AskQueue(step=QueueStep.FOLLOW, workers=4, message="the job is Pending")),
+        ),
+    ),
+]
+
 FULL = {"attempt": 1, "step": 30, "lastStepTime": stamp(ago(1))}
 FLAPPING = [
     Row(
@@ -194,7 +235,9 @@ QUOTA = [
 ]
 
 
-@pytest.mark.parametrize("row", [*GATE, *IN_QUEUE, *FLAPPING, *QUOTA], ids=lambda row: row.id)
+@pytest.mark.parametrize(
+    "row", [*GATE, *IN_QUEUE, *ON_ADMITTED_NODES, *FLAPPING, *QUOTA], ids=lambda row: row.id
+)
 def test_room_is_what_was_counted(row: Row) -> None:
     check(row)
 

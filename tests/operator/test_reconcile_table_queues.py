@@ -18,13 +18,15 @@ from tests.operator.reconcile_builders import (
     ended,
     going,
     job,
+    last_words,
     pending,
     ready,
     seen,
     stamp,
     status,
 )
-from tests.operator.test_reconcile_table_queueing import CREATE, NOT_YET, TWO, apis, case, held
+from tests.operator.test_reconcile_table_queueing import CREATE, NOT_YET, TWO, apis, case, held, room
+from zerotrain.operator.api import AttemptShape, ZeroTrainingJobSpec
 from zerotrain.operator.api.core.meta import Toleration, TolerationOperator
 from zerotrain.operator.reconcile import (
     AskQueue,
@@ -35,6 +37,7 @@ from zerotrain.operator.reconcile import (
     reconcile,
 )
 from zerotrain.operator.reconcile.queues import QueueStep, QueueView
+from zerotrain.operator.resources.kueue import made_from
 
 KUEUE = apis(kueue="kueue.x-k8s.io/v1beta2")
 IN_QUEUE = QueueView(exists=True, workers=2, queue="team-a", message="insufficient quota")
@@ -48,6 +51,7 @@ ADMITTED = replace(
     labels={"a": "b"},
     annotations={"c": "d"},
 )
+LET_IN = AttemptShape(workers=2, node_selector={"pool": "gpu"}, tolerations=ADMITTED.tolerations)
 EVICTED = replace(ADMITTED, evicted="Preempted: by ml/other")
 RUNNING = replace(ADMITTED, pods_ready=True)
 
@@ -322,12 +326,96 @@ QUEUES = [
         "the-gang-comes-after-the-queue",
         job(spec={"scheduling": {"queueName": "team-a", "gang": "Operator"}}),
         seen(apis=KUEUE, queue=ADMITTED),
-        Want(actions=(AskRoom(shape=TWO),), **held("WaitingForRoom")),
+        Want(actions=(AskRoom(shape=LET_IN),), **held("WaitingForRoom")),
+    ),
+    case(
+        "a-word-on-nodes-of-all-flavors-is-none",
+        job(spec={"scheduling": {"queueName": "team-a", "gang": "Operator"}}),
+        seen(apis=KUEUE, queue=ADMITTED, question=AskRoom(shape=TWO), capacity=room(True)),
+        Want(actions=(AskRoom(shape=LET_IN),), **held("WaitingForRoom")),
+    ),
+    case(
+        "the-flavor-s-nodes-have-room",
+        job(spec={"scheduling": {"queueName": "team-a", "gang": "Operator"}}),
+        seen(apis=KUEUE, queue=ADMITTED, question=AskRoom(shape=LET_IN), capacity=room(True)),
+        Want(phase="Pending", fields={"shape.nodeSelector": {"pool": "gpu"}, "shape.gang": "Operator"}),
+    ),
+]
+
+EDITED: dict[str, Any] = {"scheduling": {"queueName": "team-a", "nodeSelector": {"pool": "b"}}}
+OF_BEFORE = made_from(ZeroTrainingJobSpec.model_validate(queued()["spec"]))
+OF_NOW = made_from(ZeroTrainingJobSpec.model_validate(queued(**EDITED)["spec"]))
+STOPPING = {
+    "yieldRequest": {"reason": "Suspend", "requestedAt": stamp(ago(30)), "joined": True},
+    "checkpoint": {"requestedAt": stamp(ago(30))},
+}
+"""The ranks checkpoint for a suspension; by now the job is resumed."""
+
+
+def stopping(**spec: Any) -> dict[str, Any]:
+    body = queued("Suspending", 1, **spec)
+    return {**body, "status": {**body["status"], **STOPPING}}
+
+
+YIELDED = tuple(ended(index, 75, termination=last_words(75, step=31)) for index in range(2))
+PODS_OF_A_WORKLOAD = [
+    case(
+        "edited-and-resumed-while-the-ranks-yielded-queues-anew",
+        stopping(**EDITED),
+        seen(gone=YIELDED, apis=KUEUE, queue=replace(RUNNING, made_from=OF_BEFORE)),
+        Want(
+            phase="Queued",
+            attempt=1,
+            actions=(ask(QueueStep.DELETE),),
+            conditions={"Admitted": ("False", "Queued")},
+        ),
+    ),
+    case(
+        "resumed-as-it-was-keeps-the-admission",
+        stopping(),
+        seen(gone=YIELDED, apis=KUEUE, queue=replace(RUNNING, made_from=OF_BEFORE)),
+        Want(phase="Pending", attempt=2, fields={"shape.nodeSelector": {"pool": "gpu"}}),
+    ),
+    case(
+        "a-workload-of-an-older-operator-stays",
+        stopping(**EDITED),
+        seen(gone=YIELDED, apis=KUEUE, queue=RUNNING),
+        Want(phase="Pending", attempt=2),
+    ),
+    case(
+        "edited-in-the-queue-under-a-suspension-that-no-pass-saw",
+        queued("Queued", **EDITED),
+        seen(apis=KUEUE, queue=replace(IN_QUEUE, made_from=OF_BEFORE)),
+        Want(actions=(ask(QueueStep.DELETE),), **held("Queued")),
+    ),
+    case(
+        "other-pods-than-those-that-were-admitted-do-not-start",
+        queued("Queued", **EDITED),
+        seen(apis=KUEUE, queue=replace(ADMITTED, made_from=OF_BEFORE)),
+        Want(actions=(ask(QueueStep.DELETE),), **held("Queued")),
+    ),
+    case(
+        "the-pods-that-were-admitted-start",
+        queued("Queued", **EDITED),
+        seen(apis=KUEUE, queue=replace(ADMITTED, made_from=OF_NOW)),
+        Want(phase="Pending", attempt=1, actions=(CREATE,)),
+    ),
+    case(
+        "pods-that-run-keep-their-workload-until-they-are-gone",
+        queued("Running", 1, **EDITED),
+        seen(*BOTH, apis=KUEUE, queue=replace(RUNNING, made_from=OF_BEFORE)),
+        Want(phase="Running", actions=()),
+    ),
+    case(
+        "a-priority-that-changed-after-the-admission-gives-nothing-up",
+        queued("Restarting", 1, scheduling={"queueName": "team-a", "priorityClassName": "high"}),
+        seen(apis=KUEUE, queue=replace(ADMITTED, made_from=OF_BEFORE)),
+        Want(phase="Pending", attempt=2),
     ),
 ]
 
 
-@pytest.mark.parametrize("row", QUEUES, ids=lambda row: row.id)
+@pytest.mark.parametrize("row", [*QUEUES, *PODS_OF_A_WORKLOAD], ids=lambda row: row.id)
 def test_row(row: Row) -> None:
     check(row)
 

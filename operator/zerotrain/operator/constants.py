@@ -39,6 +39,9 @@ LABEL_RANK: Final = f"{GROUP}/rank"
 ANNOTATION_IGNORE_MEMORY_PLAN: Final = f"{GROUP}/ignore-memory-plan"
 """On jobs: "true" starts the job although its memory plan says DoesNotFit."""
 
+ANNOTATION_MADE_FROM: Final = f"{GROUP}/made-from"
+"""On Workloads of Kueue: hash of the parts of the spec that their pods were described from."""
+
 ANNOTATION_ENCRYPTED_VOLUMES: Final = f"{GROUP}/encrypted-volumes"
 """On StorageClasses: "true" is the platform team's word that its volumes are encrypted, "false" that they are
 not, whatever the parameters say."""

@@ -26,7 +26,7 @@ from zerotrain.operator.cluster.errors import ApiError, Forbidden, Gone, NotFoun
 from zerotrain.operator.cluster.memory import Memories
 from zerotrain.operator.cluster.scope import scoped
 from zerotrain.operator.cluster.store import JobKey, owner_key
-from zerotrain.operator.constants import LABEL_JOB, LABEL_JOB_UID
+from zerotrain.operator.constants import ANNOTATION_MADE_FROM, LABEL_JOB, LABEL_JOB_UID
 from zerotrain.operator.reconcile.queues import QueueStep, QueueView
 from zerotrain.operator.resources.kueue import workload_name
 
@@ -332,6 +332,7 @@ def queue_view(item: Mapping[str, Any], flavors: list[Flavor]) -> QueueView:
     return QueueView(
         exists=True,
         workers=sum(int(pods.get("count", 1)) for pods in spec.get("podSets", ())),
+        made_from=item.get("metadata", {}).get("annotations", {}).get(ANNOTATION_MADE_FROM, ""),
         queue=spec.get("queueName", ""),
         priority_class=spec.get("priorityClassName") or spec.get("priorityClassRef", {}).get("name", ""),
         admitted=_is_true(_condition(status, "Admitted")),

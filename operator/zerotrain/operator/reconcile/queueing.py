@@ -21,6 +21,7 @@ from zerotrain.operator.reconcile.observe import Observed
 from zerotrain.operator.reconcile.plan import AskQueue, AskRoom, DiscoverApis, OpenGates
 from zerotrain.operator.reconcile.queues import QueueStep, QueueView
 from zerotrain.operator.resources.gang import GROUPS, OPERATOR
+from zerotrain.operator.resources.kueue import made_from
 
 REDISCOVER = timedelta(seconds=10)
 """An API that was missing is looked for again after so long."""
@@ -127,7 +128,7 @@ def ask_room(
     draft.asked_room = True
     wish = shape or AttemptShape(workers=workers)
     question = AskRoom(
-        shape=wish.model_copy(update={"excluded_nodes": exclusions.current(draft)}),
+        shape=wish.model_copy(update={"excluded_nodes": exclusions.current(draft), **_let_in(draft)}),
         growing=growing,
         priority_class=_scheduling(draft).priority_class_name,
     )
@@ -137,6 +138,15 @@ def ask_room(
     if verdict is None:
         draft.act(question)
     return verdict
+
+
+def _let_in(draft: Draft) -> dict[str, object]:
+    """What the queue adds to the pods of those that it admits, as far as it decides on their nodes."""
+    # Until the Workloads are listed: as it was when the attempt began.
+    source = draft.observed.queue or draft.status.shape
+    if not in_queue(draft) or source is None:
+        return {}
+    return {"node_selector": dict(source.node_selector), "tolerations": source.tolerations}
 
 
 def _word_on_room(draft: Draft, workers: int) -> Verdict | None:
@@ -182,8 +192,8 @@ def _queue(draft: Draft, shape: AttemptShape) -> tuple[str, str] | None:
         return Reason.QUEUED, f"asking queue {name}"
     if not queue.exists:
         draft.act(AskQueue(step=QueueStep.CREATE, workers=shape.workers))
-    elif queue.workers != shape.workers or queue.queue != name or queue.finished or _outranked(draft, queue):
-        # Its pods and its priority cannot be changed: a job of another size or priority queues anew.
+    elif queue.finished or _is_of_others(draft, shape, queue) or _outranked(draft, queue):
+        # Its pods and its priority cannot be changed: a job of other pods or another priority queues anew.
         draft.act(AskQueue(step=QueueStep.DELETE))
     elif queue.evicted is not None:
         if queue.holds_quota:
@@ -195,6 +205,14 @@ def _queue(draft: Draft, shape: AttemptShape) -> tuple[str, str] | None:
         return None
     said = f": {queue.message}" if queue.message else ""
     return Reason.QUEUED, f"waits for queue {name}{said}"
+
+
+def _is_of_others(draft: Draft, shape: AttemptShape, queue: QueueView) -> bool:
+    """Whether the Workload stands in another queue, or for other pods than the next attempt has. The spec of
+    pods is edited under a suspension, and one that ends while the ranks still yield deletes no Workload."""
+    if queue.workers != shape.workers or queue.queue != _scheduling(draft).queue_name:
+        return True
+    return queue.made_from not in ("", made_from(draft.job.spec))
 
 
 def _outranked(draft: Draft, queue: QueueView) -> bool:

@@ -30,6 +30,8 @@ class QueueView:
     exists: bool = False
     workers: int = 0
     """How many the Workload was made for."""
+    made_from: str = ""
+    """Hash of what its pods were described from; empty where an older operator made it."""
     queue: str = ""
     priority_class: str = ""
     admitted: bool = False

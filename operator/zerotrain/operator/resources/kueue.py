@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from zerotrain.operator.api import ZeroTrainingJob
+from zerotrain.operator.api import ZeroTrainingJob, ZeroTrainingJobSpec
+from zerotrain.operator.api.spec_hash import spec_hash
+from zerotrain.operator.constants import ANNOTATION_MADE_FROM
 
 from .identity import Json, common_labels, metadata
 
@@ -19,12 +21,21 @@ KUEUE_VERSIONS: Final = ("v1", "v1beta2", "v1beta1")
 POD_SET: Final = "workers"
 _REQUIRED_TOPOLOGY = f"{KUEUE_GROUP}/podset-required-topology"
 _PREFERRED_TOPOLOGY = f"{KUEUE_GROUP}/podset-preferred-topology"
+_INPUTS = frozenset({"image", "resources", "nvme", "scheduling", "pod_template"})
+"""Fields of the spec that a worker is described by."""
+
 _SCHEDULING = ("nodeSelector", "tolerations", "affinity", "priorityClassName", "schedulerName", "overhead")
 
 
 def workload_name(job: str, uid: str) -> str:
     """Of this life of the job: a job that is made again must not find its namesake's admission."""
     return f"zerotrain-{job}-{uid[:8]}"
+
+
+def made_from(spec: ZeroTrainingJobSpec) -> str:
+    """Hash of what the pod set of a Workload depends on, beside the number of workers: where it differs, the
+    Workload describes other pods. The priority may change while quota is held, and is compared by itself."""
+    return spec_hash(spec, parts=_INPUTS, but={"scheduling": {"priority_class_name"}})
 
 
 def workload(job: ZeroTrainingJob, version: str, workers: int, worker: Json, priority: int | None) -> Json:
@@ -36,12 +47,9 @@ def workload(job: ZeroTrainingJob, version: str, workers: int, worker: Json, pri
         if scheduling.priority_class_name is not None and priority is not None:
             spec |= _priority(version, scheduling.priority_class_name, priority)
     labels = {**common_labels(job), f"{KUEUE_GROUP}/job-uid": job.uid}
-    return {
-        "apiVersion": version,
-        "kind": "Workload",
-        "metadata": metadata(job, workload_name(job.name, job.uid), labels),
-        "spec": spec,
-    }
+    meta = metadata(job, workload_name(job.name, job.uid), labels)
+    meta["annotations"] = {ANNOTATION_MADE_FROM: made_from(job.spec)}
+    return {"apiVersion": version, "kind": "Workload", "metadata": meta, "spec": spec}
 
 
 def _pod_set(worker: Json, workers: int) -> Json:
