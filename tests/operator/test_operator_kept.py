@@ -15,9 +15,9 @@ from zerotrain.operator.cluster.jobs import JobCache, key_of
 from zerotrain.operator.cluster.memory import MOST_MODELS, Memories
 
 
-def sent(number: int = 0, **meta: object) -> Json:
+def sent(number: int = 0) -> Json:
     """A job as the API server sends it: parsed anew, with the words of its writers."""
-    body = job(resourceVersion=str(number + 1), **meta)
+    body = job(resourceVersion=str(number + 1))
     body["metadata"] |= {
         "name": f"job-{number}",
         "uid": f"{number:036}",

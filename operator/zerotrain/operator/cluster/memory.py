@@ -102,7 +102,7 @@ class Memories:
 
     def known(self, uid: str) -> Known:
         """The models of the job's last pass; empty when it is long ago."""
-        models = self.models[uid] = self.models.pop(uid, None) or Known()
+        models = self.models[uid] = self.models.pop(uid, Known())
         if len(self.models) > MOST_MODELS:
             del self.models[next(iter(self.models))]
         return models

@@ -280,7 +280,7 @@ class Controller:
         memory.failures += 1
         backoff = min(MIN_BACKOFF_S * 2.0 ** min(memory.failures - 1, 10), MAX_BACKOFF_S)
         if isinstance(error, ActionRefused):
-            # The text may change with every pass: it names the pod that was refused first, or what others use.
+            # Its text may change with every pass: it names the pod that met it first, or what others use.
             known = memory.problem is not None and memory.problem.reason == error.problem.reason
             memory.problem = error.problem
             if not known:
