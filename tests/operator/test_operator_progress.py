@@ -53,7 +53,7 @@ class Workers:
             phase=Phase.STEP,
             checkpoint=self.checkpoint,
             straggler=self.straggler,
-            motion=Motion(idle_seconds=self.idle_s, silent_seconds=1.0),
+            motion=Motion(idle_seconds=self.idle_s, silent_seconds=1.0, steps_seen=100),
         )
         return WorkerReport(
             job="gpt", job_uid=self.uid, attempt=self.attempt, node_rank=index, world_size=2, ranks=(rank,)

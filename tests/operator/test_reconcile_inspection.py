@@ -108,6 +108,19 @@ def test_the_rank_that_moved_last_and_the_slowest_pace_count() -> None:
     assert (paces[Phase.CHECKPOINT].idle_s, paces[Phase.CHECKPOINT].usual_s) == (90, 12)
 
 
+def test_the_fewest_steps_tell_whether_ranks_warm_up_and_the_slowest_first_step_counts() -> None:
+    motions = [
+        Motion(idle_seconds=1, silent_seconds=1, steps_seen=steps_seen, first_step_seconds=first_s)
+        for steps_seen, first_s in ((10, 30), (9, 44), (10, None), (10, math.inf))
+    ]
+    early = [replace(record, motion=motion) for record, motion in zip(VICTIMS[:4], motions, strict=True)]
+    pace = inspect(workers(*early), attempt=1, at=NOW).paces[Phase.STEP]
+    assert (pace.warms_up, pace.first_s) == (True, 44)
+    late = [replace(record, motion=motions[2]) for record in early]
+    pace = inspect(workers(*late), attempt=1, at=NOW).paces[Phase.STEP]
+    assert (pace.warms_up, pace.first_s) == (False, None)
+
+
 def test_records_that_cannot_be_do_not_count() -> None:
     other_attempt = replace(VICTIMS[0], attempt=2)
     of_another_worker = replace(VICTIMS[1], rank=3, step=9)

@@ -105,6 +105,12 @@ ALARM = Want(
 )
 SLOW = Pace(idle_s=400, usual_s=45, longest_s=60)
 
+
+def early(first_s: float | None, *, idle_s: float = 300) -> Pace:
+    """In the second step of an attempt."""
+    return Pace(idle_s=idle_s, warms_up=True, first_s=first_s)
+
+
 DETECTION = [
     row("a step that stands still for longer than the limit", both(inspection=look(300)), ALARM),
     row("a second less is none", both(inspection=look(299)), QUIET),
@@ -119,6 +125,37 @@ DETECTION = [
         both(inspection=look(step=Pace(idle_s=1100, usual_s=1, longest_s=600))),
         QUIET,
     ),
+    row(
+        "as long as few steps are known the first one speaks for them, ten times",
+        both(inspection=look(step=early(100, idle_s=999))),
+        QUIET,
+    ),
+    row("and no more", both(inspection=look(step=early(100, idle_s=1000))), ALARM),
+    row(
+        "at most for what it might have taken",
+        both(inspection=look(step=early(400, idle_s=1800))),
+        ALARM,
+    ),
+    row(
+        "twice the first step is none in any case",
+        both(inspection=look(step=early(1300, idle_s=2599))),
+        QUIET,
+    ),
+    row("beyond that even then", both(inspection=look(step=early(1300, idle_s=2600))), ALARM),
+    row("a short first step asks for no patience", both(inspection=look(step=early(5))), ALARM),
+    row(
+        "where it is not told apart, the next steps may take what it might have",
+        both(inspection=look(step=early(None, idle_s=1799))),
+        QUIET,
+    ),
+    row("and then they are a hang", both(inspection=look(step=early(None, idle_s=1800))), ALARM),
+    row(
+        "by the policy",
+        both(inspection=look(step=early(None, idle_s=400))),
+        ALARM,
+        firstStepTimeoutSeconds=400,
+    ),
+    row("what comes after the last step is none of them", both(inspection=look(done=early(None))), ALARM),
     row("one rank that moved ends the suspicion", both(inspection=look(0)), QUIET),
     row(
         "a rank in a long checkpoint holds up the others rightly",

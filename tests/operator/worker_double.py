@@ -130,6 +130,7 @@ class Training:
             steps_seen=self.step - self.first,
             step_p99_seconds=self._step_s,
             longest_step_seconds=self._step_s,
+            first_step_seconds=self._step_s,
         )
 
     def _save(self, step: int) -> None:

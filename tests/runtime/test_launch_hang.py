@@ -168,8 +168,24 @@ def test_the_pace_of_steps_is_learned_apart_from_the_first_step_and_from_checkpo
     tracker.saw(record(Phase.STEP, 5), 507.0)  # a heartbeat
     motion = tracker.motion(510.0)
     assert (motion.idle_seconds, motion.silent_seconds) == (5.0, 3.0)
-    assert (motion.step_p99_seconds, motion.longest_step_seconds, motion.steps_seen) == (5.0, 5.0, 4)
-    assert motion.longest_checkpoint_seconds == 91.0
+    assert (motion.step_p99_seconds, motion.longest_step_seconds, motion.steps_seen) == (5.0, 6.0, 4)
+    assert (motion.first_step_seconds, motion.longest_checkpoint_seconds) == (340.0, 91.0)
+
+
+def test_a_program_without_a_phase_for_its_first_step_tells_nothing_of_it() -> None:
+    tracker = MotionTracker(0.0)
+    tracker.saw(record(Phase.STEP, 501), 400.0)
+    tracker.saw(record(Phase.STEP, 502), 420.0)
+    motion = tracker.motion(425.0)
+    assert (motion.first_step_seconds, motion.longest_step_seconds, motion.steps_seen) == (None, 20.0, 1)
+
+
+def test_a_program_that_reports_every_hundredth_step_stands_still_for_a_hundred() -> None:
+    tracker = MotionTracker(0.0)
+    for number in range(1, 4):
+        tracker.saw(record(Phase.STEP, 100 * number), 400.0 * number)
+    motion = tracker.motion(1200.0)
+    assert (motion.step_p99_seconds, motion.longest_step_seconds, motion.steps_seen) == (4.0, 400.0, 200)
 
 
 def test_one_slow_step_in_a_hundred_does_not_set_the_percentile_but_is_remembered() -> None:

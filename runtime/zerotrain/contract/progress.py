@@ -86,7 +86,11 @@ class Motion:
     step_p99_seconds: float | None = None
     """99th percentile of the last steps, data included and checkpoints not."""
     longest_step_seconds: float | None = None
-    """Of this attempt, the first step apart."""
+    """Longest time that this attempt's step did not move, the first step apart: of a program that reports
+    every so many steps, that of so many."""
+    first_step_seconds: float | None = None
+    """What this attempt took in phase first_step until its first step was done, compilation and warm-up
+    included; None for a program that has no such phase."""
     longest_checkpoint_seconds: float | None = None
     """Of this attempt."""
 

@@ -33,6 +33,7 @@ class HangPolicy(ApiModel):
 
     first_step_timeout_seconds: Seconds | None = None
     """Seconds that the first step of an attempt may take, 1 to 31536000; startupTimeoutSeconds unless given.
+    The ten steps after it may take as long, or stepTimeoutFactor times the first one where that is less.
     Mutable."""
 
     checkpoint_timeout_seconds: Seconds | None = None

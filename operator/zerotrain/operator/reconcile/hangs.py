@@ -19,7 +19,7 @@ from zerotrain.operator.constants import Reason
 from zerotrain.operator.failure_policy import HUNG
 from zerotrain.operator.reconcile.attempts import NOBODY, AttemptView, Failure, Worker
 from zerotrain.operator.reconcile.draft import Draft
-from zerotrain.operator.reconcile.inspection import Inspection, Pace
+from zerotrain.operator.reconcile.inspection import Inspection, Pace, pace_of
 from zerotrain.operator.reconcile.observe import PodView
 from zerotrain.operator.reconcile.plan import CollectStacks, StackSource
 
@@ -85,9 +85,19 @@ class HangLimits:
                 limit = self.first_step_s
             case Phase.CHECKPOINT:
                 limit = max(self.checkpoint_s, learned)
+            case Phase.STEP if pace.warms_up:
+                limit = max(self.min_s, learned, self._warm_up_s(pace.first_s))
             case _:
                 limit = max(self.min_s, learned)
         return min(limit * self.scale, MAX_LIMIT_S)
+
+    def _warm_up_s(self, first_s: float | None) -> float:
+        """For the steps after the first one: what it took speaks for them, as long as no others do. Where it
+        was not told apart, they may take what it might have."""
+        if first_s is None:
+            return self.first_step_s
+        # The factor is for usual steps. Of a long compilation it would make hours in which no hang is found.
+        return max(LONGEST_FACTOR * first_s, min(self.factor * first_s, self.first_step_s))
 
 
 def suspect_after_s(limits: HangLimits, record: Progress) -> float:
@@ -95,10 +105,7 @@ def suspect_after_s(limits: HangLimits, record: Progress) -> float:
     motion = record.motion
     if motion is None:
         return MAX_LIMIT_S
-    checkpoint = record.phase is Phase.CHECKPOINT
-    longest = motion.longest_checkpoint_seconds if checkpoint else motion.longest_step_seconds
-    usual = longest if checkpoint else motion.step_p99_seconds
-    return limits.of(record.phase, Pace(idle_s=0.0, usual_s=usual, longest_s=longest)) / 2
+    return limits.of(record.phase, pace_of(record.phase, [motion])) / 2
 
 
 def stands_still(limits: HangLimits, look: Inspection) -> bool:

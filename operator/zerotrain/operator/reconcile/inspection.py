@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from zerotrain.contract.progress import Phase, Progress
+from zerotrain.contract.progress import Motion, Phase, Progress
 from zerotrain.contract.worker_http import WorkerReport
 
 SILENT_S = 20.0
@@ -22,6 +22,10 @@ SILENT_S = 20.0
 
 WAITING_S = 5.0
 """A rank that waits in a collective for so long is held up by another one."""
+
+WARM_UP_STEPS = 10
+"""After the first one of an attempt. Fewer tell too little of what a step may take: caches fill, shapes are
+compiled late, buffers grow."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +50,10 @@ class Pace:
     """99th percentile of a step, or the longest checkpoint: the slowest rank's."""
     longest_s: float | None = None
     """Longest step or checkpoint of the attempt."""
+    warms_up: bool = False
+    """One of them has not yet been seen to do WARM_UP_STEPS steps after the attempt's first."""
+    first_s: float | None = None
+    """First step of the attempt, compilation included; None where the program does not tell it apart."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,16 +98,26 @@ def _paces(records: Sequence[Progress]) -> dict[Phase, Pace]:
     paces = {}
     for phase in {record.phase for record in records}:
         motions = [record.motion for record in records if record.phase is phase and record.motion]
-        if phase is Phase.CHECKPOINT:
-            longest = _largest(motion.longest_checkpoint_seconds for motion in motions)
-            usual = longest
-        else:
-            longest = _largest(motion.longest_step_seconds for motion in motions)
-            usual = _largest(motion.step_p99_seconds for motion in motions)
-        # What is no number is no proof of standing still.
-        idle = min(_sane(motion.idle_seconds) or 0.0 for motion in motions)
-        paces[phase] = Pace(idle_s=idle, usual_s=usual, longest_s=longest)
+        paces[phase] = pace_of(phase, motions)
     return paces
+
+
+def pace_of(phase: Phase, motions: Sequence[Motion]) -> Pace:
+    """What one or more ranks that are in this phase say of how they move."""
+    if phase is Phase.CHECKPOINT:
+        longest = _largest(motion.longest_checkpoint_seconds for motion in motions)
+        usual = longest
+    else:
+        longest = _largest(motion.longest_step_seconds for motion in motions)
+        usual = _largest(motion.step_p99_seconds for motion in motions)
+    return Pace(
+        # What is no number is no proof of standing still.
+        idle_s=min(_sane(motion.idle_seconds) or 0.0 for motion in motions),
+        usual_s=usual,
+        longest_s=longest,
+        warms_up=any(motion.steps_seen < WARM_UP_STEPS for motion in motions),
+        first_s=_largest(motion.first_step_seconds for motion in motions),
+    )
 
 
 def _laggard(

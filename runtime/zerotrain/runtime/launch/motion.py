@@ -22,6 +22,7 @@ class MotionTracker:
         self._moved_at = self._heard_at = now
         self._phase, self._step = Phase.INIT, 0
         self._steps: deque[float] = deque(maxlen=KEPT_STEPS)
+        self._first_step: float | None = None
         self._longest_step: float | None = None
         self._longest_checkpoint: float | None = None
         self._seen = 0
@@ -45,16 +46,21 @@ class MotionTracker:
             steps_seen=self._seen,
             step_p99_seconds=_percentile(self._steps, 0.99),
             longest_step_seconds=self._longest_step,
+            first_step_seconds=self._first_step,
             longest_checkpoint_seconds=self._longest_checkpoint,
         )
 
     def _learn(self, seconds: float, steps: int) -> None:
-        """What the rank did until now took `seconds`; records of fast steps may be dropped on the way."""
+        """What the rank did until now took `seconds`; records of fast steps may be dropped on the way, and a
+        program may report every so many steps only."""
         if self._phase is Phase.CHECKPOINT:
             self._longest_checkpoint = max(self._longest_checkpoint or 0.0, seconds)
+        elif self._phase is Phase.FIRST_STEP and steps > 0:
+            # Not divided by the steps: of compilation and first step together only an upper bound is known.
+            self._first_step = max(self._first_step or 0.0, seconds)
         elif self._phase is Phase.STEP and steps > 0:
             self._steps.append(seconds / steps)
-            self._longest_step = max(self._longest_step or 0.0, seconds / steps)
+            self._longest_step = max(self._longest_step or 0.0, seconds)
             self._seen += steps
 
 
