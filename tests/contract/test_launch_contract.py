@@ -254,6 +254,21 @@ def test_how_collectives_behave_is_read_from_the_environment() -> None:
         ("ZEROTRAIN_WATCHDOG_SECONDS", "soon"),
         ("ZEROTRAIN_WATCHDOG_SECONDS", "-1"),
         ("ZEROTRAIN_COLLECTIVE_DELAY_SECONDS", "-0.5"),
+        ("ZEROTRAIN_HANG_BACKSTOP_SECONDS", "0"),
+        ("ZEROTRAIN_HANG_BACKSTOP_SECONDS", "nan"),
+        ("ZEROTRAIN_HANG_BACKSTOP_SECONDS", "inf"),
     ):
         with pytest.raises(LaunchError, match=name):
             CommEnv.from_env({name: text})
+
+
+def test_who_looks_after_hangs_sets_how_long_ranks_wait() -> None:
+    spec = launch(hang_backstop_seconds=5e6)
+    assert LaunchSpec.from_env(spec.to_env()) == spec
+    found = CommEnv.from_env(spec.to_env())
+    assert (found.watchdog_seconds, found.hang_backstop_seconds) == (5e6, 5e6)
+    found = CommEnv.from_env(spec.to_env() | {"ZEROTRAIN_WATCHDOG_SECONDS": "7"})
+    assert (found.watchdog_seconds, found.hang_backstop_seconds) == (7.0, 5e6)
+    for wrong in (0.0, -1.0, float("nan"), float("inf"), 1e12):
+        with pytest.raises(LaunchError, match="ZEROTRAIN_HANG_BACKSTOP_SECONDS must be above 0"):
+            launch(hang_backstop_seconds=wrong)

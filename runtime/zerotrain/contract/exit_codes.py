@@ -126,7 +126,8 @@ EXIT_CODES: tuple[ExitCodeMeaning, ...] = (
     ),
     _row(
         ExitCode.STORAGE_FAILED,
-        "a volume failed while files were read or written (input/output error, stale handle, timeout)",
+        "a volume failed while files were read or written (input/output error, stale handle, timeout), or a "
+        "node's disk when the worker started (also full or read-only)",
         RetryClass.INFRASTRUCTURE,
         "look after the volume's server and the node's mount; the job goes on from its last checkpoint",
     ),

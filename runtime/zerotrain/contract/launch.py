@@ -16,6 +16,9 @@ from typing import Any
 WORKER_HTTP_PORT = 8471
 MASTER_PORT = 29400
 TERMINATION_LOG = "/dev/termination-log"
+MAX_BACKSTOP_SECONDS = 1e9
+"""Some 30 years: torch counts a timeout in milliseconds, gloo in nanoseconds."""
+
 LAUNCH_VARIABLE = "ZEROTRAIN_LAUNCH"
 """All variables of a LaunchSpec as one JSON object of strings."""
 
@@ -78,6 +81,9 @@ class LaunchSpec:
     """Time from SIGTERM to the end: one step boundary and one checkpoint must fit."""
 
     rendezvous_timeout_seconds: float = _env("ZEROTRAIN_RENDEZVOUS_TIMEOUT_SECONDS", float, 300.0)
+    hang_backstop_seconds: float | None = _env("ZEROTRAIN_HANG_BACKSTOP_SECONDS", float)
+    """Where somebody else looks after hangs: how long ranks wait for each other all the same, see CommEnv."""
+
     termination_log: Path | None = _env("ZEROTRAIN_TERMINATION_LOG", _path, Path(TERMINATION_LOG))
     run_dir: Path = _env("ZEROTRAIN_RUN_DIR", _path, Path("/tmp/zerotrain"))
     """Writable scratch of this worker: channel socket, stack dumps."""
@@ -94,6 +100,7 @@ class LaunchSpec:
             )
         _check_range("node_rank", self.node_rank, 0, self.num_workers - 1)
         _check_encryption(self.nvme_encryption)
+        _check_backstop(self.hang_backstop_seconds)
 
     @property
     def num_workers(self) -> int:
@@ -210,7 +217,11 @@ class CommEnv:
 
     watchdog_seconds: float = _env("ZEROTRAIN_WATCHDOG_SECONDS", float, 600.0)
     """A collective that waits longer for a rank which is doing something else ends with an error; 0 = only
-    the group's timeout."""
+    the group's timeout. Where the variable is not set, `hang_backstop_seconds` if there is one."""
+
+    hang_backstop_seconds: float | None = _env("ZEROTRAIN_HANG_BACKSTOP_SECONDS", float)
+    """The group's timeout where somebody who sees all ranks, as the operator does, ends what hangs: a rank
+    that gave up before would be a victim that takes the blame. None = 30 minutes."""
 
     delay_seconds: float = _env("ZEROTRAIN_COLLECTIVE_DELAY_SECONDS", float, 0.0)
     """For tests of overlap: every collective starts and ends up to this much late, at random."""
@@ -226,11 +237,15 @@ class CommEnv:
                 "ZEROTRAIN_WATCHDOG_SECONDS and ZEROTRAIN_COLLECTIVE_DELAY_SECONDS must be at least 0; got "
                 f"{self.watchdog_seconds} and {self.delay_seconds}"
             )
+        _check_backstop(self.hang_backstop_seconds)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> CommEnv:
         """Read the variables. Raises LaunchError for an unreadable one."""
-        return cls(**_parsed(cls, environ))
+        parsed = _parsed(cls, environ)
+        if "hang_backstop_seconds" in parsed:
+            parsed.setdefault("watchdog_seconds", parsed["hang_backstop_seconds"])
+        return cls(**parsed)
 
 
 def unfolded(environ: Mapping[str, str]) -> Mapping[str, str]:
@@ -281,6 +296,14 @@ def _check_range(name: str, value: int, low: int, high: int | None) -> None:
 def _check_encryption(value: str | None) -> None:
     if value not in (None, "AEAD", "None"):
         raise LaunchError(f"ZEROTRAIN_NVME_ENCRYPTION must be AEAD or None; got {value!r}")
+
+
+def _check_backstop(value: float | None) -> None:
+    if value is not None and not 0 < value <= MAX_BACKSTOP_SECONDS:
+        raise LaunchError(
+            f"ZEROTRAIN_HANG_BACKSTOP_SECONDS must be above 0 and at most {MAX_BACKSTOP_SECONDS:.0f}; "
+            f"got {value}; leave it out for the engine's own timeouts"
+        )
 
 
 def _kind(parse: Callable[[str], Any]) -> str:

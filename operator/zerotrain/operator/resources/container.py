@@ -26,6 +26,11 @@ LAUNCHER: Final = ("python", "-m", "zerotrain.runtime.launch")
 DEFAULT_GRACE_S: Final = 30
 """Grace of a job without a checkpoint: Kubernetes' own default, since there is nothing to save."""
 
+HANG_BACKSTOP_S: Final = 31 * 86_400.0
+"""Seconds after which ranks that wait for each other give up by themselves: later than any limit of
+`reconcile.hangs`, which are learned from the attempt, may be changed while it runs and end at 30 days. Only
+the operator sees which rank holds up the others; one that gave up before it would be blamed in its place."""
+
 _MAX_EXIT_MARGIN_S: Final = 5.0
 
 
@@ -69,6 +74,15 @@ def grace_period_s(job: ZeroTrainingJob) -> int:
     return checkpoint.grace_period_seconds if checkpoint is not None else DEFAULT_GRACE_S
 
 
+def hang_backstop_s(job: ZeroTrainingJob) -> float | None:
+    """HANG_BACKSTOP_S where the operator judges hangs; None leaves the ranks to the engine's own timeouts.
+
+    The built-in trainer always reports. Whether a program of the user's does nobody knows before, and the
+    engine's watchdog is all that one has which does not. So there it takes a hangPolicy, be it empty.
+    """
+    return None if job.spec.command and job.spec.hang_policy is None else HANG_BACKSTOP_S
+
+
 def launch_spec(job: ZeroTrainingJob, attempt: int, options: ResourceOptions) -> LaunchSpec:
     """What the launcher of worker 0 is told; the others differ in node_rank."""
     spec = job.spec
@@ -92,6 +106,7 @@ def launch_spec(job: ZeroTrainingJob, attempt: int, options: ResourceOptions) ->
         # The launcher must have ended its ranks and written its message before the kubelet sends SIGKILL.
         grace_seconds=grace - min(_MAX_EXIT_MARGIN_S, grace / 5),
         rendezvous_timeout_seconds=options.rendezvous_timeout_s,
+        hang_backstop_seconds=hang_backstop_s(job),
         run_dir=Path(SCRATCH_DIR, "zerotrain"),
     )
 

@@ -35,9 +35,11 @@ from zerotrain.runtime.comm.timing import Pending
 from zerotrain.runtime.comm.watchdog import Watchdog, own_store
 from zerotrain.runtime.comm.work import FLAT_ALL_GATHER, Ready, gather_by_broadcasts
 
-__all__ = ["DEFAULT_TIMEOUT", "Comm", "CommError", "pick_device"]
+__all__ = ["DEFAULT_TIMEOUT", "Comm", "CommError", "pick_device", "timeout_of"]
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
+"""Of a group whose ranks nobody else looks after."""
+
 BROADCAST_BYTES = 1 << 16
 """Size from which a gather on gloo is made of broadcasts; below it latency counts."""
 
@@ -49,16 +51,17 @@ class Comm(Accounts):
         self,
         *,
         device: torch.device,
-        timeout: timedelta = DEFAULT_TIMEOUT,
+        timeout: timedelta | None = None,
         options: CommEnv | None = None,
         group: Any = None,
     ) -> None:
         """Join the group: the default one if the program made it, else `env://`. Collective.
 
-        `options` None takes them from the environment. `group`: a process group of the program's that holds
-        the data-parallel ranks; None = all ranks.
+        `timeout` None is `timeout_of(options)`, `options` None takes them from the environment. `group`: a
+        process group of the program's that holds the data-parallel ranks; None = all ranks.
         """
         options = options or CommEnv.from_env(os.environ)
+        timeout = timeout or timeout_of(options)
         super().__init__(device)
         self._serial = next(_ENGINES)
         self._is_closed = False
@@ -266,6 +269,13 @@ _SECOND_GROUPS: dict[tuple[int, ...], Any] = {}
 
 _ENGINES = itertools.count()
 """Every rank makes its engines in the same order, so they find each other's watchdogs by number."""
+
+
+def timeout_of(options: CommEnv) -> timedelta:
+    """How long a rank waits for the others in a collective, and when groups are made."""
+    if options.hang_backstop_seconds is None:
+        return DEFAULT_TIMEOUT
+    return timedelta(seconds=options.hang_backstop_seconds)
 
 
 def pick_device() -> torch.device:

@@ -9,7 +9,8 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
-from zerotrain.runtime.comm.group import DEFAULT_TIMEOUT, CommError, pick_device
+from zerotrain.contract.launch import CommEnv
+from zerotrain.runtime.comm.group import CommError, pick_device, timeout_of
 
 _ONE_RANK = {"RANK": "0", "WORLD_SIZE": "1"}
 
@@ -18,7 +19,7 @@ def init_distributed(
     dist_backend: str | None = None,
     *,
     distributed_port: int = 29500,
-    timeout: timedelta = DEFAULT_TIMEOUT,
+    timeout: timedelta | None = None,
     init_method: str | None = None,
     dist_init_required: bool | None = None,
     rank: int = -1,
@@ -28,9 +29,9 @@ def init_distributed(
     """Make torch's default process group unless it exists, from the launcher's environment. Collective.
 
     `dist_backend` None = NCCL on CUDA, else gloo; `rank` and `world_size` below 0 come from the environment,
-    which without any says one rank. Further arguments of DeepSpeed's function have nothing to do here. Raises
-    CommError when ranks are asked for that nobody can find, or `dist_init_required` is False and there is no
-    group.
+    which without any says one rank; `timeout` None = 30 minutes, or more where the operator looks after
+    hangs. Further arguments of DeepSpeed's function have nothing to do here. Raises CommError when ranks are
+    asked for that nobody can find, or `dist_init_required` is False and there is no group.
     """
     if dist.is_initialized():
         return
@@ -55,4 +56,4 @@ def init_distributed(
         )
     else:
         os.environ.setdefault("MASTER_PORT", str(distributed_port))
-    dist.init_process_group(backend, timeout=timeout, **where)
+    dist.init_process_group(backend, timeout=timeout or timeout_of(CommEnv.from_env(os.environ)), **where)

@@ -30,6 +30,9 @@ KEPT = 64
 MISMATCH_SHARE = 0.1
 """Part of the bound after which ranks that can never meet are reported."""
 
+MAX_MISMATCH_S = 60.0
+"""And at most so late: no bound, which is for ranks that may be slow, makes such ranks meet."""
+
 STUCK_BOUNDS = 2.0
 """Bounds after which a collective that nobody is missing from is reported; by then even a rank that came at
 the last moment has been in it for one bound."""
@@ -78,6 +81,7 @@ class Watchdog:
         self._rank = rank
         self._world_size = world_size
         self._bound = bound_seconds
+        self._patience = min(bound_seconds * MISMATCH_SHARE, MAX_MISMATCH_S)
         self._on_verdict = on_verdict
         self._recent: deque[tuple[int, str]] = deque(maxlen=KEPT)
         self._started = 0
@@ -131,7 +135,7 @@ class Watchdog:
 
     @property
     def _interval(self) -> float:
-        return min(max(self._bound * MISMATCH_SHARE / 2, 0.05), 5.0)
+        return min(max(self._patience / 2, 0.05), 5.0)
 
     def _run(self) -> None:
         while not self._stop.wait(self._interval):
@@ -155,7 +159,7 @@ class Watchdog:
         if waiting is None or self._verdict is not None:
             return
         waited = time.monotonic() - waiting[1]
-        if waited < self._bound * MISMATCH_SHARE:
+        if waited < self._patience:
             return
         verdict = judge(mine, self._others(), rank=self._rank, waited=waited, bound=self._bound)
         if verdict is not None and self._waiting == waiting:

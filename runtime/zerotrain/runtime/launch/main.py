@@ -13,13 +13,14 @@ from pathlib import Path
 
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.contract.history import HISTORY_DIR, history_lines, read_folder
-from zerotrain.contract.launch import TERMINATION_LOG, LaunchError, LaunchSpec, unfolded
+from zerotrain.contract.launch import LaunchError, LaunchSpec, unfolded
 from zerotrain.contract.progress import Termination
 from zerotrain.runtime.launch import leftovers, termination
 from zerotrain.runtime.launch.board import Board
 from zerotrain.runtime.launch.channel_server import ChannelServer
 from zerotrain.runtime.launch.http_server import WorkerApi, WorkerHttpServer
 from zerotrain.runtime.launch.log import say
+from zerotrain.runtime.launch.refusal import refuse
 from zerotrain.runtime.launch.rendezvous import RendezvousTimeout
 from zerotrain.runtime.launch.supervisor import Limits, Supervisor
 
@@ -45,10 +46,13 @@ def main(
     try:
         environ = unfolded(environ)  # the ranks see the variables one by one
         spec = LaunchSpec.from_env(environ)
+    except LaunchError as error:
+        return refuse(error)
+    try:
         token = None if spec.token_path is None else _read_token(spec.token_path)
         socket_path = _prepare_run_dir(spec.run_dir)
     except (LaunchError, OSError) as error:
-        return _refuse(error)
+        return refuse(error, spec)
     leftovers.adopt_orphans()
     worker = _Worker(
         spec=spec,
@@ -61,8 +65,8 @@ def main(
     )
     try:
         message = asyncio.run(worker.run())
-    except OSError as error:  # the HTTP port is taken
-        return _refuse(error, spec)
+    except OSError as error:  # the HTTP port is taken, the scratch is full
+        return refuse(error, spec)
     finally:
         leftovers.end_children()
         _remove(socket_path, spec.run_dir)
@@ -165,10 +169,13 @@ def _prepare_run_dir(run_dir: Path) -> Path:
 
 
 def _remove(socket_path: Path, run_dir: Path) -> None:
-    socket_path.unlink(missing_ok=True)
-    if socket_path.parent != run_dir:
-        socket_path.parent.rmdir()
-    (run_dir / HTTP_FILE).unlink(missing_ok=True)
+    try:
+        socket_path.unlink(missing_ok=True)
+        if socket_path.parent != run_dir:
+            socket_path.parent.rmdir()
+        (run_dir / HTTP_FILE).unlink(missing_ok=True)
+    except OSError as error:  # a disk that fails now does not change how the worker ended
+        say(f"cannot clean up {run_dir}: {error}")
 
 
 def _write_http_file(spec: LaunchSpec, port: int) -> None:
@@ -181,18 +188,3 @@ def _replace(path: Path, text: str) -> None:
     partial = path.with_suffix(".partial")
     partial.write_text(text)
     partial.replace(path)
-
-
-def _refuse(error: Exception, spec: LaunchSpec | None = None) -> int:
-    """Nothing was started: say why, in the log and, where a kubelet reads it, in the termination message."""
-    say(str(error))
-    log = Path(TERMINATION_LOG) if spec is None else spec.termination_log
-    if log is not None and log.exists():
-        attempt = 0 if spec is None else spec.attempt
-        termination.write(
-            log,
-            Termination(
-                attempt=attempt, code=int(ExitCode.BAD_LAUNCH), exception=f"{type(error).__name__}: {error}"
-            ),
-        )
-    return int(ExitCode.BAD_LAUNCH)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,8 +12,8 @@ import torch.distributed as dist
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.contract.launch import LaunchSpec, RankEnv
 
-COLLECTIVE_TIMEOUT = timedelta(minutes=30)
-"""A rank that waits longer for its peers gives up; the operator notices a stopped step long before."""
+MEETING_TIMEOUT = timedelta(minutes=30)
+"""For connecting to ranks that are known to be there, and without an operator for every later collective."""
 
 
 class RendezvousTimeout(Exception):
@@ -41,10 +42,9 @@ def join(launch: LaunchSpec, rank: RankEnv) -> None:
             store=store,
             rank=rank.rank,
             world_size=launch.world_size,
-            timeout=COLLECTIVE_TIMEOUT,
+            timeout=MEETING_TIMEOUT,
         )
-        # Later groups are made while peers may still load a large model.
-        store.set_timeout(COLLECTIVE_TIMEOUT)
+        _wait_as_long_as(launch, store)
     except RuntimeError as error:  # also of gloo, which meets in its own way
         raise RendezvousTimeout(
             f"rank {rank.rank} did not meet all {launch.world_size} ranks at {launch.master_addr}:"
@@ -52,6 +52,16 @@ def join(launch: LaunchSpec, rank: RankEnv) -> None:
             f"({str(error).splitlines()[0]}); "
             f"look for workers that never started, or another program on port {launch.master_port}"
         ) from error
+
+
+def _wait_as_long_as(launch: LaunchSpec, store: Any) -> None:
+    """From now on the ranks wait for each other as long as the launch says."""
+    timeout = MEETING_TIMEOUT
+    if launch.hang_backstop_seconds is not None:
+        timeout = timedelta(seconds=launch.hang_backstop_seconds)
+        dist.distributed_c10d._set_pg_timeout(timeout)
+    # Later groups are made while peers may still load a large model.
+    store.set_timeout(timeout)
 
 
 def leave() -> None:
