@@ -27,7 +27,9 @@ from zerotrain.operator.reconcile import (
     Event,
     ForgetGroup,
     KeepShared,
+    Protection,
     RequestYield,
+    UnprotectWorkers,
 )
 from zerotrain.operator.resources import ResourceOptions, network_policy
 from zerotrain.operator.resources.stacks import stacks_config_map
@@ -347,3 +349,39 @@ async def test_a_pod_group_is_deleted_only_where_it_is_the_jobs_own(owner: bool,
     assert double.asked(f"DELETE {path}") == deleted
     if deleted:
         assert double.bodies(f"DELETE {path}")[0]["preconditions"] == {"uid": "group-uid"}
+
+
+BUDGET = "/apis/policy/v1/namespaces/ml/poddisruptionbudgets/gpt-3"
+
+
+@pytest.mark.parametrize(("owner", "deleted"), [(True, 1), (False, 0)])
+async def test_a_disruption_budget_is_deleted_only_where_it_is_the_jobs_own(
+    owner: bool, deleted: int
+) -> None:
+    budget = {"metadata": {"name": "gpt-3", "uid": "budget-uid"}}
+    double = ApiDouble()
+    double.on(f"GET {BUDGET}", (200, mine(budget) if owner else budget))
+    double.on(f"DELETE {BUDGET}", (200, {}))
+    assert await unprotected(double)
+    assert double.asked(f"DELETE {BUDGET}") == deleted
+    if deleted:
+        assert double.bodies(f"DELETE {BUDGET}")[0]["preconditions"] == {"uid": "budget-uid"}
+
+
+@pytest.mark.parametrize("there", [False, True])
+async def test_a_disruption_budget_that_went_meanwhile_is_none(there: bool) -> None:
+    """Before the look at it, or between the look and the deletion, when another one took the name."""
+    double = ApiDouble()
+    if there:
+        double.on(f"GET {BUDGET}", (200, mine({"metadata": {"uid": "budget-uid"}})))
+        double.on(f"DELETE {BUDGET}", failure(409, "Conflict"))
+    assert await unprotected(double)
+
+
+async def unprotected(double: ApiDouble) -> bool:
+    """Whether the operator takes it that attempt 3 has no budget any more."""
+    async with served(double) as api:
+        hands = executor(api)
+        await hands.perform(job(), [UnprotectWorkers(attempt=3)])
+        known = hands.memories.of(job()["metadata"]["uid"]).protection
+    return known == Protection(attempt=3, exists=False)

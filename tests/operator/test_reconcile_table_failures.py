@@ -141,15 +141,25 @@ CAUSES = [
         id="node lost",
         want=Want(phase="Restarting", fields={"restarts.infra": 1, "failures.0.reason": "NodeLost"}),
     ),
+    *(
+        failing(
+            ended(0, 137, pod_reason="Evicted", pod_message="node was low on memory", disruption=said),
+            ready(1),
+            id=f"evicted by the kubelet, which says {said} beside it",
+            want=Want(
+                phase="Restarting",
+                fields={"restarts.infra": 1, "restarts.preemption": 0, "failures.0.reason": "Evicted"},
+                says={"event": "node was low on memory"},
+            ),
+        )
+        for said in (None, "TerminationByKubelet")
+    ),
     failing(
-        ended(0, 137, pod_reason="Evicted", pod_message="node was low on memory"),
+        ended(0, 137, pod_reason="Evicted", disruption="TerminationByKubelet"),
         ready(1),
-        id="evicted by the kubelet",
-        want=Want(
-            phase="Restarting",
-            fields={"restarts.infra": 1, "failures.0.reason": "Evicted"},
-            says={"event": "node was low on memory"},
-        ),
+        id="a job that fills the memory of its nodes does not go on for ever",
+        restarts=restarts("infra", *range(3000, 0, -150), reason="Evicted"),
+        want=Want(phase="Failed", events=("RestartsExhausted",)),
     ),
     failing(
         pending(0, phase="Failed", pod_reason="UnexpectedAdmissionError", ended_seen_at=ago(1)),

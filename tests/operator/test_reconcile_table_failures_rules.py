@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.operator.reconcile_builders import (
@@ -135,11 +137,17 @@ MATCHING = [
     ),
 ]
 
+
+def by_kubelet(pod_reason: str) -> dict[str, Any]:
+    """What the kubelet writes of a pod that it ends itself."""
+    return {"pod_reason": pod_reason, "disruption": "TerminationByKubelet"}
+
+
 REASONS = [
     ruled(
         ended(0, code, **more),
         ready(1),
-        id=f"reason {reason}",
+        id=f"reason {reason}, code {code}, {', '.join(more) or 'nothing more'}",
         rules=[rule("FailJob", onReasons=[reason])],
         want=Want(phase="Failed", fields={"failures.0.reason": reason, "failures.0.rule": 0}),
     )
@@ -153,6 +161,11 @@ REASONS = [
         ("Preempted", 143, {"disruption": "PreemptionByScheduler"}),
         ("Preempted", 137, {"pod_reason": "Preempting"}),
         ("Evicted", 137, {"pod_reason": "Evicted"}),
+        ("Evicted", 1, by_kubelet("Evicted")),
+        ("Evicted", 137, by_kubelet("Evicted")),
+        ("Evicted", 143, by_kubelet("Evicted")),
+        ("Preempted", 137, by_kubelet("Preempting")),
+        ("Preempted", 143, by_kubelet("Terminated")),
         ("PodRejected", 137, {"pod_reason": "UnexpectedAdmissionError"}),
         ("PodLost", 137, {"deletion_at": ago(0)}),
         ("RendezvousTimeout", 82, {}),

@@ -24,6 +24,8 @@ DONE_TO_THE_POD: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("NodeLost", "infra", {"disruption": "DeletionByTaintManager"}),
     ("PodRejected", "infra", {"pod_reason": "Terminated"}),
     ("Evicted", "infra", {"pod_reason": "Evicted"}),
+    ("Evicted", "infra", {"pod_reason": "Evicted", "disruption": "TerminationByKubelet"}),
+    ("Preempted", "preemption", {"pod_reason": "Terminated", "disruption": "TerminationByKubelet"}),
 )
 
 ROWS = [

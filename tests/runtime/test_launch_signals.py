@@ -6,6 +6,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.support.launcher import FAST, alive, end, eventually, launched
 from zerotrain.runtime.launch.leftovers import children
 
@@ -27,6 +29,20 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 RankChannel.from_env().publish(Progress(rank=RANK, attempt=ATTEMPT, phase=Phase.STEP, step=1))
 while True:
     time.sleep(0.05)
+"""
+
+RANK_0_SAVES = """
+saved = []
+def save(*_):
+    time.sleep(2)
+    print("saved", flush=True)
+    saved.append(1)
+if RANK == 0:
+    signal.signal(signal.SIGTERM, save)
+RankChannel.from_env().publish(Progress(rank=RANK, attempt=ATTEMPT, phase=Phase.STEP, step=1))
+while not saved:
+    time.sleep(0.02)
+sys.exit(75)
 """
 
 WITH_A_CHILD = """
@@ -64,6 +80,19 @@ def test_ranks_that_do_not_stop_in_time_are_killed_and_it_says_terminated(tmp_pa
         assert launcher.termination.code == 143
     assert code == 143
     assert "rank.py" in output, "the stacks of the ranks that hung are missing"
+
+
+@pytest.mark.parametrize(("built_in", "code"), [(False, 75), (True, 143)])
+def test_the_rank_that_saves_outlives_those_that_sigterm_ended(
+    tmp_path: Path, built_in: bool, code: int
+) -> None:
+    """Of the user's own program. The trainer's ranks save together: none waits for what cannot come."""
+    with launched(tmp_path, RANK_0_SAVES, built_in=built_in) as launcher:
+        launcher.wait_for_ranks()
+        launcher.popen.send_signal(signal.SIGTERM)
+        ended, output = launcher.finish()
+        assert launcher.termination.code == code
+    assert (ended, "saved" in output) == (code, not built_in)
 
 
 def test_sigusr1_to_the_launcher_prints_the_stacks_and_nobody_dies(tmp_path: Path) -> None:

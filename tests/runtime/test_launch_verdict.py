@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zerotrain.runtime.launch.verdict import RankExit, decide
+from zerotrain.runtime.launch.verdict import RankExit, decide, spoils
 
 
 def ended(
@@ -63,3 +63,48 @@ def test_ranks_that_did_not_stop_within_the_grace_were_terminated() -> None:
     exits = [ended(0, 75, 1.0), ended(1, -9, 2.0, killed=True)]
     assert decide(exits, grace_ran_out=True).code == 143
     assert decide(exits, grace_ran_out=False).code == 137
+
+
+@pytest.mark.parametrize(
+    ("exits", "code"),
+    [
+        ([ended(0, 75, 9.0), ended(1, -15, 1.0)], 75),
+        ([ended(0, 75, 9.0), ended(1, 143, 1.0)], 75),
+        # Nobody saved.
+        ([ended(0, -15, 1.0), ended(1, -15, 1.0)], 143),
+        ([ended(0, 0, 9.0), ended(1, -15, 1.0)], 143),
+        # A failure stays one.
+        ([ended(0, 75, 9.0), ended(1, 1, 1.0)], 1),
+        ([ended(0, 75, 9.0), ended(1, -15, 1.0), ended(2, 1, 2.0)], 143),
+        ([ended(0, 75, 9.0), ended(1, -15, 1.0), ended(2, -9, 2.0)], 137),
+    ],
+)
+def test_after_a_stop_one_rank_saves_for_those_that_sigterm_ended(exits: list[RankExit], code: int) -> None:
+    assert decide(exits, stop_requested=True).code == code
+    assert decide(exits).code != 75, "without a stop SIGTERM is somebody's kill"
+
+
+def test_a_rank_that_outlived_the_grace_was_terminated_whoever_saved() -> None:
+    exits = [ended(0, 75, 1.0), ended(1, -15, 0.5), ended(2, -9, 9.0, killed=True)]
+    assert decide(exits, stop_requested=True, grace_ran_out=True).code == 143
+
+
+@pytest.mark.parametrize(
+    ("exits", "spoilt"),
+    [
+        ([], False),
+        ([ended(0, 0, 1.0), ended(1, 75, 1.0)], False),
+        ([ended(1, -15, 1.0)], False),
+        ([ended(1, 143, 1.0)], False),
+        ([ended(1, -15, 1.0), ended(2, 1, 1.5)], False),
+        ([ended(1, -15, 1.0), ended(2, -6, 1.5)], False),
+        ([ended(1, 1, 1.0)], True),
+        ([ended(1, -15, 1.0), ended(2, 1, 0.5)], True),
+        ([ended(1, -15, 1.0), ended(2, 1, 1.5, reported=0.5)], True),
+        ([ended(1, -15, 1.0), ended(2, -9, 1.5)], True),
+        ([ended(1, -15, 1.0), ended(2, 66, 1.5)], True),
+    ],
+)
+def test_what_ends_the_grace_of_the_others_after_a_stop(exits: list[RankExit], spoilt: bool) -> None:
+    for order in (exits, exits[::-1]):
+        assert spoils(order) is spoilt

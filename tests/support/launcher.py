@@ -27,6 +27,14 @@ from zerotrain.runtime.launch.main import main
 from zerotrain.runtime.launch.supervisor import Limits
 sys.exit(main(sys.argv[2:], limits=Limits(**json.loads(sys.argv[1]))))
 """
+BUILT_IN_DRIVER = """
+import json, sys
+from zerotrain.runtime.launch import main as launcher
+from zerotrain.runtime.launch.supervisor import Limits
+launcher.DEFAULT_PROGRAM = tuple(sys.argv[3:])
+sys.exit(launcher.main([], limits=Limits(**json.loads(sys.argv[1]))))
+"""
+"""The same, with the program in the place of the built-in trainer."""
 FAST = {"peer_grace_s": 0.3, "failing_rank_s": 60.0, "stop_grace_s": 60.0}
 """What is not waited for is short; what ranks take to end by themselves is the machine's affair."""
 DEADLINE_S = 180.0
@@ -127,13 +135,15 @@ def launched(
     ranks: int = 2,
     limits: Mapping[str, float] = FAST,
     command: list[str] | None = None,
+    built_in: bool = False,
     **changes: Any,
 ) -> Iterator[RunningLauncher]:
     """A running launcher whose ranks execute `text`; whatever happens, none of its processes stays."""
     spec = spec_for(folder, ranks=ranks, **changes)
     paths = [str(ROOT / "operator"), str(ROOT / "runtime"), os.environ.get("PYTHONPATH", "")]
+    driver, program = BUILT_IN_DRIVER if built_in else DRIVER, command or rank_program(folder, text)
     popen = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, json.dumps(limits), "--", *(command or rank_program(folder, text))],
+        [sys.executable, "-c", driver, json.dumps(limits), "--", *program],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **spec.to_variable()},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -60,7 +60,11 @@ class Judgement:
     evidence: Evidence
 
 
-PREEMPTING_DISRUPTIONS = frozenset({"PreemptionByScheduler", "EvictionByEvictionAPI", "TerminationByKubelet"})
+BY_KUBELET = "TerminationByKubelet"
+"""Says who, not why: the kubelet names it for a node that shuts down, for a critical pod that needs the room,
+and for a node that ran out of memory or disk. The last one alone comes with the pod's reason `Evicted`, and
+the job itself may have brought it about."""
+PREEMPTING_DISRUPTIONS = frozenset({"PreemptionByScheduler", "EvictionByEvictionAPI", BY_KUBELET})
 LOSING_DISRUPTIONS = frozenset({"DeletionByTaintManager", "DeletionByPodGC"})
 
 _POD_REASONS: dict[str, Judgement] = {
@@ -89,6 +93,7 @@ _PREEMPTED = Judgement(
     cause=RestartCause.PREEMPTION, reason=Reason.PREEMPTED, verdict=Verdict.RESTART, evidence=Evidence.KILLED
 )
 _NODE_LOST = _POD_REASONS["NodeLost"]
+_EVICTED = _POD_REASONS["Evicted"]
 _OOM = Judgement(
     cause=RestartCause.APP, reason=Reason.OUT_OF_MEMORY, verdict=Verdict.RESTART, evidence=Evidence.KILLED
 )
@@ -173,6 +178,8 @@ def _by_cluster(end: WorkerEnd) -> Judgement | None:
     """What was done to the pod or its node, whatever its program said."""
     if end.node_lost or end.disruption in LOSING_DISRUPTIONS:
         return _NODE_LOST
+    if end.disruption == BY_KUBELET and end.pod_reason == "Evicted":
+        return _EVICTED
     if end.disruption in PREEMPTING_DISRUPTIONS:
         return _PREEMPTED
     if end.pod_reason is not None:

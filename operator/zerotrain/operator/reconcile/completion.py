@@ -4,6 +4,9 @@ A pod that is deleted while no operator looks takes its exit code along. What is
 down before (`status.checkpoint`, taken in as soon as a rank tells of it) and what the pods that are still
 there say. Only the built-in trainer's word counts: what a program of the user's own has left to do after a
 checkpoint, or on another rank, nobody knows.
+
+Nor does anybody know of such a program, once it was asked to stop, whether its 0 says "done" or "stopped":
+many end so on SIGTERM. It counts as stopped, as in a Job of Kubernetes: what is done ends with 0 once more.
 """
 
 from __future__ import annotations
@@ -17,7 +20,22 @@ _UNLESS_PROVEN = frozenset({Fate.SUCCEEDED, Fate.LOST})
 
 def is_done(draft: Draft, view: AttemptView) -> bool:
     """Whether the job is complete. One worker that failed, yielded or still runs is enough for a no."""
-    return view.all_in(_SURE) or (view.all_in(_UNLESS_PROVEN) and _all_steps_are_done(draft, view))
+    if view.all_in(_SURE):
+        return not _may_be_an_answer(draft, view)
+    return view.all_in(_UNLESS_PROVEN) and _all_steps_are_done(draft, view)
+
+
+def _may_be_an_answer(draft: Draft, view: AttemptView) -> bool:
+    """Whether some worker ended with 0 because it was asked to stop. One is enough: with the others it would
+    have gone on."""
+    asked, state = draft.status.checkpoint.requested_at, draft.observed.yielding
+    if asked is None or not draft.job.spec.command:
+        return False
+    if state is not None and state.attempt == view.number and state.acked_at is not None:
+        return True
+    # The answer may be lost, or in the memory of an operator before this one: then the times must do.
+    pods = [worker.pod for worker in view.workers if worker.pod is not None]
+    return any(pod.deletion_at or pod.finished_at is None or pod.finished_at >= asked for pod in pods)
 
 
 def _all_steps_are_done(draft: Draft, view: AttemptView) -> bool:

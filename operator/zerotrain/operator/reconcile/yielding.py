@@ -7,13 +7,11 @@ checkpoint is in status by then. Ranks that never met have nothing to save and a
 
 from __future__ import annotations
 
-import hashlib
-import json
 from datetime import datetime, timedelta
-from typing import Any
 
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.operator.api import Phase, YieldReason, YieldRequest, ZeroTrainingJobSpec
+from zerotrain.operator.api.spec_hash import spec_hash
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.reconcile import drains, endings, queueing, sizing
 from zerotrain.operator.reconcile.attempts import (
@@ -53,7 +51,7 @@ FROZEN = {
 }
 """Fields of the spec that change only while suspended, but for parts of them."""
 
-THAWED: dict[str, Any] = {
+THAWED = {
     "checkpoint": {"volume", "verify", "verify_timeout_seconds"},
     "scheduling": {"priority_class_name"},
 }
@@ -148,7 +146,7 @@ def is_move(draft: Draft) -> bool:
 
 def over(draft: Draft, view: AttemptView) -> bool:
     """Whether the ranks stopped, cannot stop any more, or had their time; asks them otherwise."""
-    if view.all_in(OVER | {Fate.ABSENT, Fate.PENDING}) or first_failure(view) is not None:
+    if view.all_in(OVER | {Fate.ABSENT, Fate.PENDING}) or _is_spoilt(draft, view):
         _tell_unsaved(draft, view)
         return True
     request = draft.status.yield_request
@@ -163,6 +161,17 @@ def over(draft: Draft, view: AttemptView) -> bool:
     else:
         draft.wake(limit)
     return False
+
+
+def _is_spoilt(draft: Draft, view: AttemptView) -> bool:
+    """Whether the ranks that are left cannot save any more, whatever time they get.
+
+    The engine's save together or not at all. Of a program of the user's own one rank may save for all while
+    the others, which do not mind SIGTERM, are ended by it: no such end takes the grace from that rank.
+    """
+    if draft.job.spec.command:
+        return failed(draft, view) is not None
+    return first_failure(view) is not None
 
 
 def _limit(draft: Draft, view: AttemptView) -> datetime | None:
@@ -214,6 +223,8 @@ def _tell_unsaved(draft: Draft, view: AttemptView) -> None:
     pods = [pod for pod in _without_saving(view) if any(pod is item for item in view.present)]
     if policy is None or not policy.on_termination or not pods or pods[0].deletion_at is not None:
         return
+    if draft.job.spec.command and view.count(Fate.YIELDED):
+        return  # one that saved did so for all
     said = pods[0].termination
     why = f" ({said.exception})" if said is not None and said.exception else ""
     _warn(draft, f"worker {pods[0].index} (pod {pods[0].name}) stopped without a checkpoint{why}")
@@ -292,12 +303,8 @@ def doubt_basis(draft: Draft) -> None:
 
 
 def frozen_hash(spec: ZeroTrainingJobSpec) -> str:
-    """Of what changes only while suspended. Without defaults: another version of the operator, with fields
-    that this one does not know, must come to the same."""
-    kept = spec.model_dump(mode="json", include=FROZEN, exclude=THAWED, exclude_defaults=True)
-    # A part of which nothing is frozen is the same as none.
-    kept = {name: value for name, value in kept.items() if value not in ({}, None)}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+    """Of what changes only while suspended."""
+    return spec_hash(spec, parts=FROZEN, but=THAWED)
 
 
 def _is_outdated(draft: Draft) -> bool:

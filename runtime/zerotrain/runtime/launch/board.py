@@ -68,6 +68,11 @@ class Board:
         self._merged = MergedCollector(spec.job)
 
     @property
+    def built_in_trainer(self) -> bool:
+        """Whether the ranks are ours, and no program of the user's."""
+        return self._built_in_trainer
+
+    @property
     def ranks(self) -> Sequence[int]:
         return self._spec.ranks
 

@@ -20,7 +20,7 @@ from zerotrain.runtime.launch.log import say
 from zerotrain.runtime.launch.ranks import RankGroup
 from zerotrain.runtime.launch.rendezvous import wait_for_name
 from zerotrain.runtime.launch.stacks import collect_stacks
-from zerotrain.runtime.launch.verdict import Verdict, decide
+from zerotrain.runtime.launch.verdict import Verdict, decide, spoils
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +28,8 @@ class Limits:
     """How long the supervisor waits for what."""
 
     peer_grace_s: float = 5.0
-    """From the first failure to the SIGKILL of the others: time to say why; without it none can save."""
+    """From the first failure to the SIGKILL of the others: time to say why; without it none can save. The end
+    by SIGTERM that answers a stop is none where the program is the user's own."""
     failing_rank_s: float = 30.0
     """From a rank's word that it fails to its end, for one that hangs while it tears down."""
     stop_grace_s: float = 120.0
@@ -75,7 +76,8 @@ class Supervisor:
         exits = self._ranks.exits()
         if not exits:  # a stop came before the ranks were started
             return Verdict(code=int(ExitCode.TERMINATED))
-        return decide(exits, grace_ran_out=self._grace_ran_out)
+        stopped = self._stop_requested.is_set()
+        return decide(exits, stop_requested=stopped, grace_ran_out=self._grace_ran_out)
 
     def request_stop(self) -> None:
         """SIGTERM every rank once: they stop at the same step, checkpoint, and exit 75."""
@@ -125,10 +127,17 @@ class Supervisor:
 
     def _child_ended(self) -> None:
         self._ranks.reap()
-        if any(rank.failed for rank in self._ranks.exits()):
+        if self._none_can_save():
             self._loop.call_later(self._limits.peer_grace_s, self._ranks.kill)
         if self._ranks.processes and not self._ranks.any_running:
             self._all_ended.set()
+
+    def _none_can_save(self) -> bool:
+        """Whether a rank ended in such a way that the others are of no use any more."""
+        exits = self._ranks.exits()
+        if self._stop_requested.is_set() and not self._board.built_in_trainer:
+            return spoils(exits)
+        return any(rank.failed for rank in exits)
 
     async def _end_after_grace(self) -> None:
         if self._ranks.any_running:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -67,12 +68,30 @@ class Verdict:
     """The others that failed by themselves, in the order of their ends."""
 
 
-def decide(exits: Sequence[RankExit], *, grace_ran_out: bool = False) -> Verdict:
+def spoils(exits: Sequence[RankExit]) -> bool:
+    """Whether, after a request to stop, a rank of the user's own program failed by itself.
+
+    Not one that SIGTERM ended, nor a peer that lost its connection to that one: another rank may be saving
+    for all of them, and has the whole grace for it.
+    """
+    left_at = min((rank.at for rank in exits if rank.code == ExitCode.TERMINATED), default=math.inf)
+    failed = (rank for rank in exits if rank.failed and rank.code != ExitCode.TERMINATED)
+    return any(rank.is_certainly_a_cause or rank.failed_at < left_at for rank in failed)
+
+
+def decide(
+    exits: Sequence[RankExit], *, stop_requested: bool = False, grace_ran_out: bool = False
+) -> Verdict:
     """The verdict once every rank has ended.
 
+    `stop_requested`: the ranks had SIGTERM from the launcher; where one of them yielded, its checkpoint is
+    everybody's and those that just ended are no failures.
     `grace_ran_out`: a stop was asked for and the launcher killed the ranks that did not make it in time.
     """
     failed = [rank for rank in exits if rank.failed and not rank.killed_by_launcher]
+    if stop_requested and any(rank.code == ExitCode.YIELDED for rank in exits):
+        own = [rank for rank in failed if rank.code != ExitCode.TERMINATED]
+        failed = failed if own else []
     if failed:
         causes = [rank for rank in failed if rank.is_certainly_a_cause]
         first = min(causes or failed, key=_order)
