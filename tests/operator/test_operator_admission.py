@@ -28,13 +28,13 @@ from zerotrain.operator.cluster.capacity import (
     PERIOD_S,
     STARTING_S,
     CapacityBoard,
-    SnapshotReader,
 )
 from zerotrain.operator.cluster.discovery import discover
 from zerotrain.operator.cluster.executor import ActionRefused, Executor
 from zerotrain.operator.cluster.jobs import JobCache
 from zerotrain.operator.cluster.kueue import Flavor, Said, advanced, flavors_of, queue_view
 from zerotrain.operator.cluster.memory import Memories
+from zerotrain.operator.cluster.snapshot import SnapshotReader
 from zerotrain.operator.cluster.store import JobKey
 from zerotrain.operator.constants import LABEL_JOB_UID
 from zerotrain.operator.reconcile import AskRoom
@@ -206,7 +206,7 @@ async def test_the_cluster_is_read_while_somebody_waits_and_not_before() -> None
             assert await asyncio.wait_for(changed.get(), PATIENCE_S) == JobKey("ml", "gpt")
             verdict = hands.memories.of(uid).capacity
             assert verdict is not None
-            assert (verdict.admitted, verdict.workers) == (True, 2)
+            assert (verdict.admitted, verdict.workers, verdict.counted) == (True, 2, True)
             assert verdict.good_for_s == STARTING_S
             assert hands.memories.claims == {}
             await hands.perform(body, [AskRoom(shape=None)])
@@ -459,7 +459,7 @@ async def test_an_api_that_went_away_is_told_and_looked_for_again(
     assert hands.memories.apis is None
 
 
-@pytest.mark.parametrize(("blind_s", "asked"), [(60.0, 1), (0.0, 3)], ids=["soon", "later"])
+@pytest.mark.parametrize(("blind_s", "asked"), [(60.0, 1), (0.0, 4)], ids=["soon", "later"])
 async def test_who_may_not_see_the_room_keeps_nobody_waiting(
     blind_s: float, asked: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -480,6 +480,13 @@ async def test_who_may_not_see_the_room_keeps_nobody_waiting(
                 verdict = hands.memories.of(UID).capacity
                 assert verdict is not None
                 assert verdict.admitted
+                assert not verdict.counted
                 assert not hands.memories.claims
+            memory.capacity = memory.question = None
+            await hands.perform(body, [AskRoom(shape=AttemptShape(workers=2), growing=True)])
+            await asyncio.wait_for(changed.get(), PATIENCE_S)
+            grown = hands.memories.of(UID).capacity
+            assert grown is not None
+            assert (grown.admitted, grown.counted) == (False, False), "a job that runs grew on a guess"
     assert double.asked("GET /api/v1/nodes") == asked
     assert caplog.text.count("room cannot be counted") == 1

@@ -6,7 +6,7 @@ import pytest
 from kubernetes.aio import client
 
 from tests.operator.api_double import FAST, ApiDouble, failure, served
-from zerotrain.operator.cluster.api import Api, Request
+from zerotrain.operator.cluster.api import Api, ApiLimits, Request
 from zerotrain.operator.cluster.connection import Connection
 from zerotrain.operator.cluster.errors import (
     AlreadyExists,
@@ -41,12 +41,26 @@ async def test_gives_up_after_its_retries() -> None:
     assert double.asked("GET /thing") == FAST.retries + 1
 
 
-async def test_waits_as_long_as_the_server_asks() -> None:
+TRIES = range(200)
+"""The jitter is random: a draw below what was asked for comes up among so many for sure."""
+
+
+@pytest.mark.parametrize("own_s", [0.25, 7.0, 8.0], ids="own pause {}".format)
+async def test_never_comes_back_sooner_than_the_server_asks(own_s: float) -> None:
     error = Unavailable("later", status=429)
     error.retry_after_s = 7.0
-    double = ApiDouble()
-    async with served(double) as api:
-        assert 0.8 * 7 <= api.backoff_s(0, error) <= 1.2 * 7
+    async with served(ApiDouble(), ApiLimits(first_backoff_s=own_s)) as api:
+        pauses = [api.backoff_s(0, error) for _ in TRIES]
+    assert min(pauses) >= 7
+    assert max(pauses) <= 1.2 * max(7, own_s)
+    assert len(set(pauses)) > 1, "those that were refused together come back together"
+
+
+async def test_its_own_pause_doubles_up_to_a_limit_and_is_jittered_both_ways() -> None:
+    async with served(ApiDouble(), ApiLimits(first_backoff_s=0.25, max_backoff_s=8)) as api:
+        for attempt, own_s in enumerate([0.25, 0.5, 1, 2, 4, 8, 8]):
+            pauses = [api.backoff_s(attempt, Unavailable("later")) for _ in TRIES]
+            assert 0.8 * own_s <= min(pauses) < own_s < max(pauses) <= 1.2 * own_s
 
 
 @pytest.mark.parametrize(

@@ -180,8 +180,10 @@ _YIELDS = {
     ),
     "Resizing": ("the job goes on with another number of workers", NOTHING),
     "ResizeRefused": (
-        "the size asked for does not divide the batch or does not fit the memory; the job keeps its own",
-        "choose a number of workers that divides the batch and fits, as the message says",
+        "the size asked for does not divide the batch or does not fit the memory, or room for it cannot be "
+        "counted; the job keeps its own",
+        "choose a number of workers that divides the batch and fits, or suspend and resume: the message says "
+        "which",
     ),
     "Shrunk": (
         "the next attempt has fewer workers than spec.workers",
@@ -216,7 +218,7 @@ _CHECKPOINTS = {
     ),
     "CheckpointVerified": ("every byte of the last checkpoint is as it was written", NOTHING),
     "CheckpointDamaged": (
-        "the last checkpoint is not as it was written",
+        "the last checkpoint is not as it was written, or not there any more",
         "do not use it: resume from an older one (spec.checkpoint.resumeFrom), look after the volume",
     ),
     "CheckpointOutdated": (
@@ -287,8 +289,10 @@ _FAILURES = {
         "look for pods that never started, DNS, and a NetworkPolicy between ranks: zerotrain doctor --pod",
     ),
     "HalfBound": (
-        "some workers of a gang had nodes and others found none for a minute: somebody else took the room",
-        "nothing; the job queues again. If it repeats, let a scheduler's gang decide (scheduling.gang)",
+        "some workers of a gang had nodes and others found none for a minute: somebody else took the room, "
+        "or volumes, affinity or claimed devices leave none",
+        "nothing; the job queues again, an elastic one in a smaller size in the end. If it repeats, let a "
+        "scheduler's gang decide (scheduling.gang)",
     ),
     "StartDeadlineExceeded": (
         "workers of the attempt had not started within runPolicy.startDeadlineSeconds",

@@ -169,11 +169,12 @@ class Api:
             raise NotLeading(f"{told}: not sent, for another replica may lead by now")
 
     def backoff_s(self, attempt: int, error: Unavailable) -> float:
-        """Seconds before the next try; what the server asked for, if that is longer than our own."""
-        asked = error.retry_after_s
+        """Seconds before the next try; never less than the server asked for."""
+        asked = error.retry_after_s or 0.0
         own = min(self.limits.first_backoff_s * 2.0**attempt, self.limits.max_backoff_s)
-        # Jitter, so that a thousand creations that were refused together do not come back together.
-        return max(asked or 0.0, own) * random.uniform(0.8, 1.2)
+        # Jitter, so that a thousand creations that were refused together do not come back together. What was
+        # asked for is only made longer: whoever comes sooner spends a try on being refused again.
+        return max(asked * random.uniform(1.0, 1.2), own * random.uniform(0.8, 1.2))
 
 
 def _retry_after(response: aiohttp.ClientResponse) -> float | None:

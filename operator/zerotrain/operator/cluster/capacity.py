@@ -9,31 +9,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from zerotrain.operator.cluster.api import Api, Json, Request
 from zerotrain.operator.cluster.errors import ApiError, Forbidden
 from zerotrain.operator.cluster.jobs import JobCache
 from zerotrain.operator.cluster.memory import Memories
+from zerotrain.operator.cluster.snapshot import Movement, Snapshot, SnapshotReader
 from zerotrain.operator.cluster.store import JobKey
 from zerotrain.operator.constants import LABEL_HELPER, LABEL_JOB
 from zerotrain.operator.reconcile import job_uid_of, worker_of
 from zerotrain.operator.reconcile.capacity import (
     VERDICT_AGE_S,
     Claim,
-    Demand,
     Kept,
-    NodeUse,
     Verdict,
     admit,
 )
-from zerotrain.operator.reconcile.clock import parse_time
-from zerotrain.operator.reconcile.placement import kind_of, node_of
-from zerotrain.operator.resources.amounts import MILLI, PODS, Amounts, add, requests_of
-from zerotrain.operator.resources.gang import GATE
 
 log = logging.getLogger(__name__)
 
@@ -51,26 +45,10 @@ STARTING_S = 30.0
 """So long a job that was let in counts although its pods have not shown up."""
 SLACK = 2.0
 """Times the distance to the next reading that a verdict stays good: that reading may take longer."""
-STUCK_S = 60.0
-"""So long a worker that the scheduler finds no place for counts as one that starts."""
 BLIND_S = 60.0
 """For an operator with namespaces of its own, which may see all nodes but not the pods on them: a large
 cluster has many nodes. For others a refusal is a matter of moments, as while an API server starts."""
 RUNNING_PODS = "status.phase!=Succeeded,status.phase!=Failed"
-
-
-_EPOCH = datetime.fromtimestamp(0, UTC)
-
-
-@dataclass(kw_only=True, slots=True)
-class Snapshot:
-    """One reading of the cluster, as `admit` wants it."""
-
-    nodes: list[NodeUse] = field(default_factory=list)
-    unbound: dict[str, Claim] = field(default_factory=dict)
-    """By UID of the job: workers that exist and have no node yet."""
-    seen: dict[str, int] = field(default_factory=dict)
-    """By UID of the job: its workers, with or without a node."""
 
 
 class CapacityBoard:
@@ -90,6 +68,7 @@ class CapacityBoard:
         self._jobs, self._blind_s = jobs, blind_s
         self._starting: dict[str, tuple[Claim, float]] = {}
         """Claims that were let in, and when."""
+        self._movement = Movement()
         self._kept: Mapping[str, Kept] = {}
         """By UID: nodes that jobs kept by the last round."""
         self._period_s = PERIOD_S
@@ -133,7 +112,7 @@ class CapacityBoard:
             return
         snapshot = await self._read()
         claims = list(self._memories.claims.values())
-        starting = [*snapshot.unbound.values(), *self._not_seen_yet(snapshot)]
+        starting = [*self._movement.unbound(snapshot, time.monotonic()), *self._not_seen_yet(snapshot)]
         # Pure, and seconds long with thousands of nodes: not on the event loop.
         verdicts = await asyncio.to_thread(
             admit, snapshot.nodes, claims, starting, kept=self._kept, now=self._api.time.now()
@@ -165,7 +144,12 @@ class CapacityBoard:
             self._tell(
                 claim,
                 Verdict(
-                    admitted=not claim.growing, workers=workers, fits=fits, at=now, good_for_s=STARTING_S
+                    admitted=not claim.growing,
+                    workers=workers,
+                    fits=fits,
+                    counted=False,
+                    at=now,
+                    good_for_s=STARTING_S,
                 ),
             )
 
@@ -240,68 +224,5 @@ def _is_worker(meta: Mapping[str, Any], job: Json) -> bool:
     return bool(attempt == status.get("attempt") and index < (status.get("workers") or {}).get("desired", 0))
 
 
-def _is_stuck(pod: Mapping[str, Any], now: datetime) -> bool:
-    """Whether the pod uses no room and will not soon: the scheduler has no place for it, or may not look for
-    one. Room that it cannot have is others'."""
-    if any(gate.get("name") != GATE for gate in pod["spec"].get("schedulingGates", ())):
-        return True
-    conditions = pod.get("status", {}).get("conditions", ())
-    found: Mapping[str, Any] = next((item for item in conditions if item.get("type") == "PodScheduled"), {})
-    since = parse_time(found.get("lastTransitionTime"))
-    refused = found.get("status") == "False" and found.get("reason") == "Unschedulable"
-    return refused and since is not None and now - since > timedelta(seconds=STUCK_S)
-
-
 def _lets_in(claim: Claim, verdict: Verdict) -> bool:
     return verdict.admitted and not claim.growing
-
-
-class SnapshotReader:
-    """Adds up pods by node; their JSON is dropped as it comes. `owner` tells the job of a pod."""
-
-    def __init__(
-        self,
-        nodes: Iterable[Mapping[str, Any]],
-        owner: Callable[[Mapping[str, Any]], str | None],
-        *,
-        now: datetime,
-    ) -> None:
-        self._nodes = [node_of(node) for node in nodes]
-        self._owner, self._now = owner, now
-        self._lasting: dict[str, dict[int, Amounts]] = {}
-        self._ours: dict[str, dict[str, dict[int, Amounts]]] = {}
-        self._unbound: dict[str, Claim] = {}
-        self._seen: dict[str, int] = {}
-
-    def take(self, pod: Mapping[str, Any]) -> None:
-        spec, meta = pod["spec"], pod["metadata"]
-        uid, node = self._owner(pod), spec.get("nodeName")
-        if uid is not None and LABEL_HELPER not in meta["labels"]:
-            self._seen[uid] = self._seen.get(uid, 0) + 1
-        if node is None:
-            if uid is not None and not _is_stuck(pod, self._now):
-                self._count_unbound(uid, pod)
-            return
-        held = self._lasting if uid is None else self._ours.setdefault(uid, {})
-        amounts = held.setdefault(node, {}).setdefault(int(spec.get("priority") or 0), {})
-        add(amounts, {**requests_of(spec), PODS: MILLI})
-
-    def snapshot(self) -> Snapshot:
-        uses = [
-            NodeUse(
-                node=node,
-                lasting=self._lasting.get(node.name, {}),
-                ours={uid: held[node.name] for uid, held in self._ours.items() if node.name in held},
-            )
-            for node in self._nodes
-        ]
-        return Snapshot(nodes=uses, unbound=self._unbound, seen=self._seen)
-
-    def _count_unbound(self, uid: str, pod: Mapping[str, Any]) -> None:
-        known = self._unbound.get(uid)
-        if known is None:
-            demand = Demand(workers=1, kind=kind_of(pod), priority=int(pod["spec"].get("priority") or 0))
-            claim = Claim(uid=uid, name="", created=_EPOCH, demand=demand)
-        else:
-            claim = replace(known, demand=replace(known.demand, workers=known.demand.workers + 1))
-        self._unbound[uid] = claim

@@ -88,6 +88,8 @@ class Verdict:
     """How many were asked for."""
     fits: int = 0
     """Workers that the cluster could hold now; the job's own pods count as their places."""
+    counted: bool = True
+    """False where nodes and pods may not be read: the rest then says who may start, and nothing of room."""
     at: datetime | None = None
     """When the cluster was read; the reader fills it in."""
     good_for_s: float = VERDICT_AGE_S

@@ -86,6 +86,9 @@ def reconcile(
 _EMPTY = ZeroTrainingJobSpec.model_construct(image="unreadable")
 """Stands in for a spec that cannot be read; without validation, since it is no job either."""
 
+_BETWEEN_ATTEMPTS = frozenset({Phase.QUEUED, Phase.RESTARTING, Phase.STALLED})
+"""Phases in which no rank works: what a job waits for a person in them is not its active time."""
+
 
 def _unreadable(job: JobView, observed: Observed, now: datetime, error: ValidationError) -> Plan:
     """Say so and touch nothing: pods that run were started from a spec that was readable."""
@@ -93,6 +96,8 @@ def _unreadable(job: JobView, observed: Observed, now: datetime, error: Validati
     draft.actions.extend(queueing.withdrawn(observed))
     if job.status.attempt == 0:
         draft.set(phase=Phase.STALLED)
+    if draft.status.phase in _BETWEEN_ATTEMPTS:
+        draft.set(start_time=None)
     update_conditions(draft, draft.view())
     return draft.plan()
 

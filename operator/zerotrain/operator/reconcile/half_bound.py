@@ -7,8 +7,9 @@ cost, and asks for room anew: in the order of the jobs only one of them is let i
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
+from zerotrain.operator.constants import Reason
 from zerotrain.operator.reconcile.attempts import AttemptView, Fate
 from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.resources.gang import OPERATOR
@@ -22,13 +23,40 @@ def told(draft: Draft, view: AttemptView) -> str | None:
     shape = draft.status.shape
     if shape is None or shape.gang != OPERATOR or not view.count(Fate.PENDING):
         return None
+    if (due := split_at(view)) is None:
+        return None
+    if draft.now < due:
+        draft.wake(due)
+        return None
     refused = [pod for pod in view.present if pod.refused_seen_at is not None and not pod.ended]
-    since = min((pod.refused_seen_at for pod in refused if pod.refused_seen_at is not None), default=None)
-    if since is None or not any(pod.scheduled for pod in view.present):
-        return None
-    if draft.now < since + PATIENCE:
-        draft.wake(since + PATIENCE)
-        return None
     first = min(refused, key=lambda pod: pod.index)
     counted = f"{len(refused)} of {len(view.workers)} workers found no node within {PATIENCE.seconds} s"
     return f"{counted}: worker {first.index} (pod {first.name}): {first.unscheduled_reason}"
+
+
+def split_at(view: AttemptView) -> datetime | None:
+    """From when on it stands that a part of the workers has nodes and the scheduler has none for the others;
+    None while it says no such thing."""
+    live = [pod for pod in view.present if not pod.ended]
+    since = min((pod.refused_seen_at for pod in live if pod.refused_seen_at is not None), default=None)
+    if since is None or not any(pod.scheduled for pod in view.present):
+        return None
+    return since + PATIENCE
+
+
+def placeable(view: AttemptView) -> int:
+    """Workers that have a node or may get one still: the scheduler says nothing, or makes room for them."""
+    pods = (worker.pod for worker in view.workers)
+    return sum(1 for pod in pods if pod is not None and pod.refused_seen_at is None)
+
+
+def waits_since(draft: Draft) -> datetime:
+    """When the attempt began, or the first one of those in a row that ended half bound: to the job they are
+    one wait for nodes."""
+    began, attempt = draft.status.attempt_start_time or draft.now, draft.status.attempt
+    for entry in reversed(draft.status.restarts.recent):
+        attempt -= 1
+        if (entry.attempt, entry.reason) != (attempt, Reason.HALF_BOUND):
+            break
+        began = min(began, entry.time - PATIENCE)
+    return began

@@ -120,7 +120,7 @@ def _stalls(draft: Draft) -> bool:
         return False
     if draft.status.phase is not Phase.STALLED:
         draft.emit(refusal[0], refusal[1], warning=True)
-    draft.set(phase=Phase.STALLED)
+    draft.set(phase=Phase.STALLED, start_time=None)
     draft.stalled = refusal
     return True
 
@@ -178,7 +178,7 @@ def _active(draft: Draft) -> None:
         endings.after_expiry(draft, free)
         _go_on(draft)
     elif (why := half_bound.told(draft, view)) is not None:
-        endings.after_half(draft, why)
+        endings.after_half(draft, view, why)
         _go_on(draft)
     elif (wish := yielding.wanted(draft, view)) is not None:
         yielding.ask(draft, *wish)
@@ -266,7 +266,7 @@ def _await_yielded(draft: Draft, view: AttemptView) -> None:
 
 def _restarting(draft: Draft) -> None:
     """All pods of the ended attempt go; then, after the hold-off, the next attempt may come."""
-    if draft.status.phase is Phase.RESTARTING and _deadline_passed(draft):
+    if _deadline_passed(draft):
         _fail_by_deadline(draft)
         return
     if not end_workers(draft, grace_s=KILL_GRACE_S):
@@ -276,6 +276,13 @@ def _restarting(draft: Draft) -> None:
         draft.wake(due)
         return
     _gate(draft)
+
+
+def _stalled(draft: Draft) -> None:
+    """Until somebody corrects what was refused. That time is not the job's own, as suspended time is not; the
+    clock may come from a status that an earlier version wrote."""
+    draft.set(start_time=None)
+    _restarting(draft)
 
 
 def _yielding(draft: Draft) -> None:
@@ -373,7 +380,7 @@ _HANDLERS: dict[Phase, Callable[[Draft], None]] = {
     Phase.YIELDING: _yielding,
     Phase.SUSPENDING: _yielding,
     Phase.SUSPENDED: _suspended,
-    Phase.STALLED: _restarting,
+    Phase.STALLED: _stalled,
     Phase.COMPLETED: _finished,
     Phase.FAILED: _finished,
 }

@@ -8,7 +8,7 @@ node.
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from zerotrain.contract.planner import Verdict
@@ -16,6 +16,7 @@ from zerotrain.operator.api import AttemptShape, Phase, ZeroTrainingJobSpec
 from zerotrain.operator.api.elastic import Elastic, ElasticStatus, SizeReason
 from zerotrain.operator.api.sizes import largest_size, refusal_of_size
 from zerotrain.operator.constants import ANNOTATION_IGNORE_MEMORY_PLAN, Reason
+from zerotrain.operator.reconcile import half_bound
 from zerotrain.operator.reconcile.attempts import AttemptView, Fate
 from zerotrain.operator.reconcile.draft import Draft, cut
 from zerotrain.operator.reconcile.queueing import ask_room, in_queue
@@ -119,6 +120,18 @@ def shrink(draft: Draft, why: str) -> str | None:
     return None
 
 
+def lose_half(draft: Draft, placed: int, *, since: datetime) -> int | None:
+    """A part of a gang found no node, `since` when. Returns the size that the job goes on with, at most
+    `placed`, once that has lasted for shrinkAfterSeconds; None where the next attempt tries its size anew."""
+    _take_wish(draft)
+    elastic, state = draft.job.spec.elastic, draft.status.elastic
+    if elastic is None or state is None:
+        return None
+    # What was decided meanwhile, or another wish, is given its own time.
+    due = max(since, state.since or since) + timedelta(seconds=elastic.shrink_after_s)
+    return _lose(draft, draft.size, placed) if draft.now >= due else None
+
+
 def resize_wanted(draft: Draft, view: AttemptView) -> str | None:
     """Why the attempt should go on in another size; None when it is as it should be."""
     if draft.job.spec.elastic is None and draft.status.elastic is None:
@@ -210,7 +223,6 @@ def _while_starting(draft: Draft, view: AttemptView, elastic: Elastic) -> str | 
     """An attempt whose pods find no node has nothing to lose: another size is taken at once."""
     size, target = draft.size, _target(draft)
     refused = _refused(draft, view)
-    placed = sum(1 for worker in view.workers if worker.pod is not None and worker.pod.scheduled)
     homeless = refused + sum(
         1
         for worker in view.workers
@@ -225,22 +237,35 @@ def _while_starting(draft: Draft, view: AttemptView, elastic: Elastic) -> str | 
     if draft.now < due:
         draft.wake(due)
         return None
-    verdict = ask_room(draft, size)
-    if verdict is None and draft.now < due + VERDICT_WAIT:
-        draft.wake(due + VERDICT_WAIT)
+    room = _startable(draft, view, refused, since=due)
+    smaller = _lose(draft, size, room) if room is not None and room < size else None
+    if smaller is None:
         return None
-    if verdict is not None:
+    return f"no room for {size} workers within {elastic.shrink_after_s} s: going on with {smaller}"
+
+
+def _startable(draft: Draft, view: AttemptView, refused: int, *, since: datetime) -> int | None:
+    """How many workers of the attempt would find a node; None while the answer is on its way, asked `since`
+    when. `refused`: those that a quota does not let in."""
+    size = draft.size
+    if (split_at := half_bound.split_at(view)) is not None:
+        if draft.now >= split_at:
+            # The scheduler knows of volumes, affinities and claimed devices, the count does not.
+            return min(half_bound.placeable(view), size - refused)
+        draft.wake(split_at)
+    verdict = ask_room(draft, size)
+    if verdict is None and draft.now < since + VERDICT_WAIT:
+        draft.wake(since + VERDICT_WAIT)
+        return None
+    placed = sum(1 for worker in view.workers if worker.pod is not None and worker.pod.scheduled)
+    if verdict is not None and verdict.counted:
         known = verdict.fits
     elif refused:
         known = size
     else:
         # Where no pod at all has a node and nobody can tell how many would fit, sizes are tried one by one.
         known = size - 1 if placed == 0 else 0
-    room = min(max(placed, known), size - refused)
-    smaller = _lose(draft, size, room) if room < size else None
-    if smaller is None:
-        return None
-    return f"no room for {size} workers within {elastic.shrink_after_s} s: going on with {smaller}"
+    return min(max(placed, known), size - refused)
 
 
 def _refused(draft: Draft, view: AttemptView) -> int:
@@ -260,12 +285,25 @@ def _as_wished(draft: Draft) -> str | None:
         verdict = ask_room(draft, target, growing=True)
         if verdict is None:
             return None  # a training that runs is not stopped on a guess
+        if not verdict.counted:
+            _stay(draft, target)
+            return None
         if verdict.fits < target:
             target = max(_largest(draft, verdict.fits) or size, size)
             _decide(draft, target, SizeReason.CAPACITY, _room(draft, verdict.fits))
             if target == size:
                 return None
     return f"resizing from {size} to {target} workers, spec.workers is {draft.job.spec.workers}"
+
+
+def _stay(draft: Draft, target: int) -> None:
+    """Nobody will ever say that there is room for the wish: that is the user's to know, once."""
+    told = (
+        f"room for {target} workers cannot be counted: the operator may not list all nodes and pods of the "
+        f"cluster. Until it may, the job keeps {draft.size} workers; suspend and resume it for {target}"
+    )
+    _decide(draft, draft.size, SizeReason.CAPACITY, told)
+    draft.emit(Reason.RESIZE_REFUSED, told, warning=True)
 
 
 def _growth(draft: Draft, elastic: Elastic) -> str | None:
@@ -275,7 +313,7 @@ def _growth(draft: Draft, elastic: Elastic) -> str | None:
     if state is None or state.reason is SizeReason.REFUSED or in_queue(draft):
         return None
     verdict = ask_room(draft, draft.job.spec.workers, growing=True)
-    if verdict is None:
+    if verdict is None or not verdict.counted:
         return None  # a training that runs is not stopped on a guess
     larger = _largest(draft, verdict.fits) or size
     if larger <= size:
