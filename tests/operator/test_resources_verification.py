@@ -96,7 +96,8 @@ def test_its_program_tells_whole_from_damaged(tmp_path: Path) -> None:
     assert damaged.returncode == ExitCode.CHECKPOINT_UNUSABLE
     assert f"{file.name} does not have the digest" in damaged.stdout.splitlines()[-1]
     missing = run(tmp_path, "step-0000000200-attempt-1")
-    assert missing.returncode not in (ExitCode.DONE, ExitCode.CHECKPOINT_UNUSABLE)
+    assert missing.returncode == ExitCode.CHECKPOINT_UNUSABLE, missing.stderr
+    assert f"{tmp_path} holds no step-0000000200-attempt-1" in missing.stdout.splitlines()[-1]
 
 
 def run(folder: Path, tag: str) -> subprocess.CompletedProcess[str]:

@@ -61,23 +61,17 @@ def verify_checkpoint(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Read every byte: digests, coverage of every parameter, tensors. Ends with 0 when all are whole, with 66
-    when one is damaged, with 85 when the volume failed, which says nothing of any of them."""
-    if tag is not None:
-        folder = folder / tag
-    inspect = _inspect()
+    when one is damaged or TAG is not there, with 85 when the volume failed, which says nothing of any of
+    them."""
     with volume_errors(folder):
-        rows = [inspect.look_at(folder)] if _is_checkpoint(folder) else _survey(folder)
-        rows = [row for row in rows if row.condition is not inspect.Condition.PARTIAL]
-        if not rows:
-            raise CliError(
-                f"{folder} holds no checkpoint", next_step="give the folder that the job writes to"
-            )
-        found = _verify_all([row.path for row in rows])
+        missing = _missing(folder / tag) if tag is not None else {}
+        found = missing or _verify_all(_checkpoints(folder) if tag is None else [folder / tag])
     if output is not Output.TABLE:
         show_record([{"path": str(path), "problems": found[path]} for path in found], output)
     else:
+        bad = "missing" if missing else "damaged"
         for path, problems in found.items():
-            show(f"{path.name}: {'whole' if not problems else 'damaged'}")
+            show(f"{path.name}: {bad if problems else 'whole'}")
             for problem in problems:
                 show(f"  {problem}")
     if any(found.values()):
@@ -174,11 +168,7 @@ def check_folder(folder: Path) -> None:
     try:
         next(folder.iterdir(), None)
     except OSError as error:
-        if may_pass(error.errno):
-            raise volume_failed(error, folder) from error
-        raise CliError(
-            f"{folder}: {error.strerror}", next_step="give the folder that the job writes its checkpoints to"
-        ) from error
+        raise _unreadable(error, folder) from error
 
 
 @contextmanager
@@ -200,6 +190,42 @@ def volume_failed(error: OSError, folder: Path) -> CliError:
         code=int(ExitCode.STORAGE_FAILED),
         next_step="look after the volume's server and this machine's mount, then do it again",
     )
+
+
+def _unreadable(error: OSError, folder: Path) -> CliError:
+    if may_pass(error.errno):
+        return volume_failed(error, folder)
+    return CliError(
+        f"{folder}: {error.strerror}", next_step="give the folder that the job writes its checkpoints to"
+    )
+
+
+def _missing(path: Path) -> dict[Path, list[str]]:
+    """What to say of a checkpoint that is not there; empty where it is. Raises CliError if that is unclear.
+
+    Somebody counts on a checkpoint that is named: that it is gone is an answer, and no better than damage.
+    The way out is in the same line: a job's status has but the last line of the pod that verifies.
+    """
+    try:
+        missing: str | None = _inspect().absence(path)
+        if missing is None:
+            return {}
+        is_run = path.parent.is_dir()
+    except OSError as error:
+        raise _unreadable(error, path) from error
+    causes = "it was deleted or never committed, or this is another volume or an older copy"
+    shown = f"zerotrain checkpoint ls {path.parent} shows what there is"
+    return {path: [f"{missing}: {causes}; {shown if is_run else 'give the folder that the job writes to'}"]}
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """`folder` itself, or all in it that were ever committed. Raises CliError where there is none."""
+    if _is_checkpoint(folder):
+        return [folder]
+    partial = _inspect().Condition.PARTIAL
+    if not (found := [row.path for row in _survey(folder) if row.condition is not partial]):
+        raise CliError(f"{folder} holds no checkpoint", next_step="give the folder that the job writes to")
+    return found
 
 
 def _survey(folder: Path) -> list[Surveyed]:

@@ -61,7 +61,7 @@ COMMAND_EXITS: tuple[CommandExitMeaning, ...] = (
     ),
     _row(
         CommandExit.CHECKPOINT_UNUSABLE,
-        "a checkpoint is damaged or cannot be read, or a run's folder cannot be written",
+        "a checkpoint is damaged, unreadable or, though named, gone; or a run's folder cannot be written",
         "take another checkpoint (zerotrain checkpoint ls), or make the folder readable and writable",
     ),
     _row(

@@ -233,7 +233,7 @@ def _checkpoints(case: Case) -> Iterator[Advice]:
     job, verified = case.job, case.job.verification
     if verified is not None and verified.state == "Damaged":
         yield Advice(
-            text="The newest checkpoint is damaged; its pod's log says how. Earlier ones may be whole.",
+            text="The newest checkpoint is damaged or gone: see its pod's log. Earlier ones may be whole.",
             command=case.kubectl(f"logs {verified.pod}"),
         )
     if case.has("CheckpointRejected"):

@@ -21,8 +21,9 @@ class RunPolicy(ApiModel):
     """Deadlines and clean-up."""
 
     active_deadline_seconds: Seconds | None = None
-    """The job fails once it has been active for so long. Suspended time and time in a queue (queueName) do
-    not count: the clock starts anew afterwards. No deadline unless given. May be changed at any time."""
+    """The job fails once it has been active for so long. Suspended time, time in a queue (queueName) and time
+    in phase Stalled do not count: the clock starts anew afterwards. No deadline unless given. May be changed
+    at any time."""
 
     start_deadline_seconds: Seconds | None = None
     """An attempt of which some worker's program has not started after so many seconds ends with the reason
@@ -48,6 +49,7 @@ class VerificationState(StrEnum):
     VERIFIED = "Verified"
     """Every byte is as it was written."""
     DAMAGED = "Damaged"
+    """It is not as it was written, or gone."""
     UNKNOWN = "Unknown"
     """It could not be told; the message says why."""
 
@@ -56,7 +58,7 @@ class Verification(ObservedModel):
     """The verification of the newest checkpoint by a pod of its own."""
 
     state: VerificationState
-    """Running, Verified, Damaged, or Unknown when it could not be told."""
+    """Running, Verified, Damaged (not as it was written, or gone), or Unknown when it could not be told."""
 
     step: Int
     """Step of the checkpoint."""

@@ -111,6 +111,18 @@ def look_at(path: Path) -> Surveyed:
     )
 
 
+def absence(path: Path) -> str | None:
+    """What is not there where `path` is no checkpoint, not even a damaged one; None where it is one.
+
+    Raises OSError where that cannot be told: the volume fails, or a folder may not be looked into.
+    """
+    if any(_is_there(path / name) for name in (MANIFEST, COMMIT)):
+        return None
+    if _is_there(path):
+        return f"{path} holds neither {MANIFEST} nor {COMMIT}"
+    return f"{path.parent} holds no {path.name}" if _is_there(path.parent) else f"{path.parent} is not there"
+
+
 def resolve(path: Path) -> Path:
     """A checkpoint's own folder, given that or a run's folder (then its newest whole one).
 
@@ -172,6 +184,15 @@ def damage_of(error: Exception) -> str:
     if isinstance(error, OSError) and may_pass(error.errno):
         raise error
     return reason_of(error)
+
+
+def _is_there(path: Path) -> bool:
+    """Not `exists`, which takes some errors of a volume for an answer, in each version of Python others."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def _looks_like_one(path: Path) -> bool:

@@ -1,0 +1,118 @@
+"""`zerotrain checkpoint verify FOLDER TAG` of a checkpoint that is not there: as bad as a damaged one, unless
+the volume failed, which tells nothing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.test_checkpoint_commands import run, save_at
+from zerotrain.contract.exit_codes import ExitCode
+
+TAG = "step-0000000002-attempt-1"
+
+
+def _volume_emptied(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def _older_copy(folder: Path) -> None:
+    shutil.rmtree(folder / TAG)
+
+
+def _never_committed(folder: Path) -> None:
+    for name in ("COMMIT", "manifest.json"):
+        (folder / TAG / name).unlink()
+
+
+def _emptied(folder: Path) -> None:
+    for file in (folder / TAG).iterdir():
+        file.unlink()
+
+
+def _a_file(folder: Path) -> None:
+    shutil.rmtree(folder / TAG)
+    (folder / TAG).write_text("not a folder")
+
+
+def _dangling(folder: Path) -> None:
+    shutil.rmtree(folder / TAG)
+    (folder / TAG).symlink_to(folder / "elsewhere")
+
+
+def _another_inside(folder: Path) -> None:
+    """A whole checkpoint one folder further down is not the one that was asked for."""
+    shutil.rmtree(folder / TAG)
+    save_at(folder / TAG, 1, step=7)
+
+
+LOST: dict[Callable[[Path], None], str] = {
+    _volume_emptied: "{folder} is not there",
+    _older_copy: f"{{folder}} holds no {TAG}",
+    _never_committed: f"{{folder}}/{TAG} holds neither manifest.json nor COMMIT",
+    _emptied: f"{{folder}}/{TAG} holds neither manifest.json nor COMMIT",
+    _a_file: f"{{folder}}/{TAG} holds neither manifest.json nor COMMIT",
+    _dangling: f"{{folder}} holds no {TAG}",
+    _another_inside: f"{{folder}}/{TAG} holds neither manifest.json nor COMMIT",
+}
+"""How a checkpoint is lost -> what the last line of the answer says."""
+
+
+def saved(tmp_path: Path) -> Path:
+    folder = tmp_path / "checkpoints"
+    save_at(folder, 2, step=1)
+    assert save_at(folder, 2, step=2).name == TAG
+    assert run("verify", folder, TAG)[0] == 0
+    return folder
+
+
+@pytest.mark.parametrize("lose", LOST, ids=lambda lose: lose.__name__.strip("_"))
+def test_a_checkpoint_that_is_gone_is_as_bad_as_a_damaged_one(
+    lose: Callable[[Path], None], tmp_path: Path
+) -> None:
+    folder = saved(tmp_path)
+    lose(folder)
+    code, told = run("verify", folder, TAG)
+    first, *_, last = told.splitlines()
+    assert (code, first) == (ExitCode.CHECKPOINT_UNUSABLE, f"{TAG}: missing")
+    assert LOST[lose].format(folder=folder) in last
+    # The way out; the last line is all that the status of a job tells of it.
+    assert (f"zerotrain checkpoint ls {folder}" in last) is folder.exists()
+    code, told = run("verify", folder, TAG, "-o", "json")
+    assert (code, last.strip() in told) == (ExitCode.CHECKPOINT_UNUSABLE, True)
+
+
+PASSES = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTUNREACH)
+CANNOT_TELL = (errno.EACCES, errno.ENAMETOOLONG)
+
+
+@pytest.mark.parametrize("where", ["{folder}", "{folder}/{tag}", "{folder}/{tag}/COMMIT"])
+@pytest.mark.parametrize("code", [*PASSES, *CANNOT_TELL], ids=errno.errorcode.get)
+def test_where_it_cannot_be_told_whether_it_is_there_nothing_is_said_of_it(
+    where: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The volume's root, the checkpoint's folder or a record in it answers any question with this error."""
+    folder = saved(tmp_path)
+    _volume_emptied(folder)
+    refused, stat = Path(where.format(folder=folder, tag=TAG)), os.stat
+
+    def failing(path: Any, *more: Any, **options: Any) -> os.stat_result:
+        if isinstance(path, str | Path) and Path(path).is_relative_to(refused):
+            raise OSError(code, os.strerror(code), str(path))
+        return stat(path, *more, **options)
+
+    monkeypatch.setattr(os, "stat", failing)
+    ended, told = run("verify", folder, TAG)
+    assert ended == (ExitCode.STORAGE_FAILED if code in PASSES else ExitCode.BAD_CONFIG), told
+    assert os.strerror(code) in told
+
+
+def test_without_a_name_an_empty_folder_is_a_wrong_word_of_the_user(tmp_path: Path) -> None:
+    (tmp_path / "none").mkdir()
+    assert run("verify", tmp_path / "none")[0] == ExitCode.BAD_CONFIG
