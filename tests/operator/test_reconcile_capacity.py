@@ -22,9 +22,10 @@ from zerotrain.operator.reconcile.capacity import (
     admit,
 )
 from zerotrain.operator.reconcile.placement import Kind, is_suitable, kind_of, node_of
-from zerotrain.operator.resources.amounts import MILLI, PODS, Amounts, requests_of, resource_list
+from zerotrain.operator.resources.amounts import MILLI, PODS, Amounts, at_least, requests_of, resource_list
 
 GPU = "nvidia.com/gpu"
+HUGE = "hugepages-2Mi"
 START = datetime(2026, 1, 1, tzinfo=UTC)
 ZONE = "topology.kubernetes.io/zone"
 
@@ -67,6 +68,7 @@ def let_in(verdicts: Mapping[str, Verdict]) -> set[str]:
 
 
 TWO = [node("a"), node("b")]
+IN_ZONES = [{"matchExpressions": [{"key": "zone", "operator": "Exists"}]}]
 CASES: list[tuple[str, list[NodeUse], list[Claim], set[str]]] = [
     ("fits", TWO, [claim("j", 2)], {"j"}),
     ("all-or-nothing", TWO, [claim("j", 3)], set()),
@@ -118,6 +120,16 @@ CASES: list[tuple[str, list[NodeUse], list[Claim], set[str]]] = [
         [node("a", labels={"zone": "1"}), node("b", labels={"zone": "2"}), node("c", used=4)],
         [claim("small", 1, 4, age=9), claim("big", 2, 8, topology_key="zone", spread=True)],
         {"small"},
+    ),
+    (
+        "spread-beside-pods-that-go-to-other-nodes",
+        [node(f"{zone}{index}", labels={"zone": zone}) for zone in "ab" for index in range(2)]
+        + [node("c", labels={"x": "y"})],
+        [
+            claim("small", 1, kind=Kind(each=amounts(8), node_selector={"x": "y"}), age=9),
+            claim("big", 4, kind=Kind(each=amounts(8), terms=IN_ZONES), topology_key="zone", spread=True),
+        ],
+        {"small", "big"},
     ),
     ("growing-comes-last", TWO, [claim("big", 2, age=9, growing=True), claim("new", 2)], {"new"}),
 ]
@@ -376,3 +388,30 @@ def test_requests_are_counted_as_the_scheduler_counts_them() -> None:
     }
     assert resource_list(requests_of(spec)) == {"cpu": "3010m", "memory": str(2 * 2**30)}
     assert kind_of({"spec": spec}).each[PODS] == MILLI
+
+
+@pytest.mark.parametrize(
+    ("pod", "want"),
+    [
+        # The containers of the spec below ask for cpu 2, memory 1Gi, hugepages-2Mi 4Mi and a GPU.
+        ({}, {"cpu": "2010m", "memory": "1Gi", HUGE: "4Mi"}),
+        ({"requests": {"cpu": "60"}}, {"cpu": "60010m", "memory": "1Gi", HUGE: "4Mi"}),
+        ({"requests": {"cpu": "1"}}, {"cpu": "1010m", "memory": "1Gi", HUGE: "4Mi"}),
+        ({"requests": {"memory": "9Gi"}}, {"cpu": "2010m", "memory": "9Gi", HUGE: "4Mi"}),
+        ({"limits": {"cpu": "60"}}, {"cpu": "2010m", "memory": "1Gi", HUGE: "4Mi"}),
+        ({"limits": {HUGE: "8Mi"}}, {"cpu": "2010m", "memory": "1Gi", HUGE: "8Mi"}),
+        ({"limits": {"hugepages-1Gi": "1Gi"}}, {"cpu": "2010m", "memory": "1Gi", HUGE: "4Mi"}),
+        ({"requests": {GPU: "7"}}, {"cpu": "2010m", "memory": "1Gi", HUGE: "4Mi"}),
+    ],
+    ids=["none", "more", "less", "another", "limit", "huge-limit", "new-limit", "not-of-pods"],
+)
+def test_what_a_pod_asks_for_as_a_whole(pod: dict[str, dict[str, str]], want: dict[str, str]) -> None:
+    """As kube-scheduler counts it, with the API server's defaults; the overhead comes on top."""
+    asked = {"cpu": "2", "memory": "1Gi", HUGE: "4Mi", GPU: "1"}
+    spec = {"containers": [{"resources": {"requests": asked}}], "overhead": {"cpu": "10m"}, "resources": pod}
+    new = {name: amount for name, amount in pod.get("limits", {}).items() if name not in asked}
+    assert requests_of(spec) == {name: at_least(amount) for name, amount in {**want, GPU: "1", **new}.items()}
+    # Where no container asks for anything, the pod's requests and limits are all that counts.
+    bare = {"containers": [{"name": "c"}], "resources": pod}
+    given = {**pod.get("limits", {}), **pod.get("requests", {})}
+    assert requests_of(bare) == {name: at_least(given[name]) for name in given if name != GPU}

@@ -8,7 +8,7 @@ one of them so. Counted here is what each job costs the others at worst, and wha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from zerotrain.operator.reconcile.placement import Kind
 
@@ -36,9 +36,18 @@ class Wish:
 @dataclass(kw_only=True, slots=True)
 class _Group:
     wish: Wish
-    workers: int
-    spare: int
-    """Slots that may be lost still; below 0 for jobs that nobody can promise their room any more."""
+    workers: int = 0
+    left: int
+    """Of the room, what one more job finds at worst: each worker of the group costs it `fragility`."""
+    sizes: set[int] = field(default_factory=set)
+    """Of the jobs in the group."""
+
+    def spare(self) -> int | None:
+        """Of the job that has the least: workers of its room that may be lost still. Its own take one each:
+        a job that spreads fills the values of the key in turn. None where nobody can be promised room."""
+        own = self.wish.fragility - 1
+        found = (self.left + size * own for size in self.sizes)
+        return min((spare for spare in found if spare >= 0), default=None)
 
 
 class Unplaced:
@@ -54,31 +63,33 @@ class Unplaced:
         """Whether all of them find room, and leave the others theirs, wherever each goes."""
         if wish.key not in self._groups and len(self._groups) >= MAX_GROUPS:
             return False
-        if self._spare(wish) < workers * wish.fragility:
+        if self._left(wish) < workers:
             return False
-        return all(
-            group.spare < 0 or group.spare >= workers * _cost(wish, group.wish)
-            for key, group in self._groups.items()
-            if key != wish.key
-        )
+        for key, group in self._groups.items():
+            spare, cost = group.spare(), wish.fragility if key == wish.key else _cost(wish, group.wish)
+            if spare is not None and spare < workers * cost:
+                return False
+        return True
 
     def add(self, wish: Wish, workers: int) -> None:
         """Count workers that were let in, whether or not they fit."""
-        spare = self._spare(wish) - workers * wish.fragility
+        left = self._left(wish)
         for key, group in self._groups.items():
             if key != wish.key:
-                group.spare -= workers * _cost(wish, group.wish)
+                group.left -= workers * _cost(wish, group.wish)
         own = self._groups.get(wish.key)
+        if own is None and len(self._groups) < MAX_GROUPS:
+            own = self._groups[wish.key] = _Group(wish=wish, left=left)
         if own is not None:
-            own.workers, own.spare = own.workers + workers, spare
-        elif len(self._groups) < MAX_GROUPS:
-            self._groups[wish.key] = _Group(wish=wish, workers=workers, spare=spare)
+            own.workers += workers
+            own.left -= workers * wish.fragility
+            own.sizes.add(workers)
 
-    def _spare(self, wish: Wish) -> int:
+    def _left(self, wish: Wish) -> int:
         """What is left of the wish's room once all others took the slots that it misses most."""
         group = self._groups.get(wish.key)
         if group is not None:
-            return group.spare
+            return group.left
         return wish.room - sum(other.workers * _cost(other.wish, wish) for other in self._groups.values())
 
 

@@ -18,8 +18,14 @@ PODS = "pods"
 """The resource that limits the number of pods of a node; every pod takes one."""
 
 
+_OF_PODS = ("cpu", "memory")
+_HUGE_PAGES = "hugepages-"
+"""Beside those of `_OF_PODS`: resources that a pod may ask for as a whole."""
+
+
 def requests_of(spec: Mapping[str, Any]) -> Amounts:
-    """What the scheduler counts for a pod: containers and sidecars together, or its largest init step."""
+    """What the scheduler counts for a pod: containers and sidecars together, or its largest init step. What
+    the pod asks for as a whole (`spec.resources`) stands in the place of its containers' part."""
     running: Amounts = {}
     for container in spec.get("containers", ()):
         add(running, _requests(container))
@@ -35,6 +41,7 @@ def requests_of(spec: Mapping[str, Any]) -> Amounts:
             peak[name] = max(peak.get(name, 0), wanted.get(name, 0) + beside.get(name, 0))
     add(running, beside)
     total = {name: max(running.get(name, 0), peak.get(name, 0)) for name in running.keys() | peak.keys()}
+    total |= _of_the_pod(spec.get("resources") or {}, total)
     add(total, {name: at_least(amount) for name, amount in spec.get("overhead", {}).items()})
     return total
 
@@ -76,6 +83,20 @@ def _requests(container: Mapping[str, Any]) -> Amounts:
     resources = container.get("resources", {})
     asked = {**resources.get("limits", {}), **resources.get("requests", {})}
     return {name: at_least(amount) for name, amount in asked.items()}
+
+
+def _of_the_pod(resources: Mapping[str, Any], containers: Amounts) -> Amounts:
+    """Resources that the pod asks for as a whole. A limit without a request is one where no container asks
+    for the resource, as the API server fills it in; of huge pages, which are never overcommitted, always."""
+    asked = dict(resources.get("requests") or {})
+    for name, amount in (resources.get("limits") or {}).items():
+        if name not in containers or name.startswith(_HUGE_PAGES):
+            asked.setdefault(name, amount)
+    return {
+        name: at_least(amount)
+        for name, amount in asked.items()
+        if name in _OF_PODS or name.startswith(_HUGE_PAGES)
+    }
 
 
 # A cluster repeats a handful of texts on thousands of pods, and exact fractions are slow.
