@@ -89,6 +89,30 @@ def test_a_job_that_does_not(tmp_path: Path) -> None:
     assert "not counted, as the rate is not known: --rate " in done.output
 
 
+def test_the_way_out_costs_what_its_own_plan_says(tmp_path: Path) -> None:
+    """More workers have more samples in a step; where the batch cannot be shared, they are no way out."""
+    recompute = {"activation_checkpointing": {}, "zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}
+    resources = {"gpus": {"count": 2, "memory": "40Gi"}, "memory": "32Gi"}
+    small: dict[str, Any] = {"resources": resources, "nvme": {"size": "1Gi"}}
+    rates = ("--rate", "tflops=400", "--rate", "network=50", "--rate", "device=2000", "--rate", "peer=300")
+
+    def found(*options: str, more: dict[str, Any] | None = None, **batch: int) -> dict[str, Any]:
+        path = job_file(tmp_path, config={**recompute, **batch}, **small, **(more or {}))
+        done = plan(path, "--model-config", tmp_path, "--price", "9", *rates, "-o", "json", *options)
+        return json.loads(done.output)  # type: ignore[no-any-return]
+
+    proposed = found(train_micro_batch_size_per_gpu=1)
+    assert proposed["nearest"] == ["spec.workers: 4"]
+    assert proposed["pace"] == found("--workers", "4", train_micro_batch_size_per_gpu=1)["pace"]
+    assert proposed["pace"]["cost_per_billion_tokens"] > 0
+    assert found(train_batch_size=2)["nearest"] is None
+    claim = {"volume": {"persistentVolumeClaim": {"claimName": "c"}}}
+    elastic = {"elastic": {"minWorkers": 1, "maxWorkers": 4}, "checkpoint": claim}
+    kept = found(more=elastic, train_micro_batch_size_per_gpu=1, gradient_accumulation_steps=4)
+    assert kept["nearest"] == ["spec.workers: 4"]
+    assert kept["pace"]["tokens"] == proposed["pace"]["tokens"], "8 samples, at every size"
+
+
 def test_json_for_programs(tmp_path: Path) -> None:
     path = job_file(tmp_path)
     done = plan(path, "--model-config", tmp_path / "config.json", "--workers", "2", "-o", "json")

@@ -15,6 +15,7 @@ from zerotrain.contract.planner import (
     Demand,
     Limit,
     ModelShape,
+    Terms,
     Tier,
     Verdict,
     Workload,
@@ -231,31 +232,37 @@ def test_the_nearest_that_fits(given: dict[str, Any], changes: tuple[str, ...]) 
 
 
 def test_proposals_keep_the_batch_and_really_fit() -> None:
-    """Whatever is proposed, a plan of the changed configuration says Fits, and the samples of a step stay."""
-    for limit in (24 * GIB, 40 * GIB, 60 * GIB):
+    """Whatever is proposed, a plan of the changed configuration says Fits, and the samples of a rank stay."""
+    seen = set()
+    for limit, host in itertools.product((24 * GIB, 40 * GIB, 60 * GIB), (2048 * GIB, 40 * GIB)):
         for stage, micro in itertools.product((0, 1, 3), (1, 4)):
             tight = workload(
-                limits={**ROOMY, Tier.GPU: limit},
+                limits={Tier.GPU: limit, Tier.HOST: host, Tier.NVME: GIB},
                 zero_optimization=zero(stage),
                 train_micro_batch_size_per_gpu=micro,
             )
             if demand(tight).verdict is not Verdict.DOES_NOT_FIT:
                 continue
             found = nearest(tight)
-            assert found is not None, (limit, stage, micro)
+            if found is None:
+                assert (limit, host) == (24 * GIB, 40 * GIB), (stage, micro)
+                continue
             again = demand(replace(tight, config=found.demand.workload.config))
             assert again.verdict is Verdict.FITS
             batch, ranks = again.workload.config.batch, again.workload.config.world_size
-            if ranks == 8:
-                samples = batch.micro_batch_size * batch.gradient_accumulation_steps * ranks
-                assert samples == tight.config.batch.train_batch_size
+            samples = batch.micro_batch_size * batch.gradient_accumulation_steps * ranks
+            assert samples == batch.train_batch_size
+            # The file says what a rank has at once, so that more ranks have more of it.
+            assert samples * 8 == tight.config.batch.train_batch_size * ranks
+            seen.add(ranks)
+    assert min(seen) == 8 < max(seen)
 
 
 def test_a_drive_is_proposed_where_host_memory_is_short() -> None:
     tight = workload(
         SMALL, ranks=1, per_worker=1, on_host=True, limits={Tier.HOST: 1600 << 20}, zero_optimization=zero(0)
     )
-    found = nearest(tight, has_volume=False, may_grow=False)
+    found = nearest(tight, Terms.of(tight.config, has_volume=False, most_workers=1))
     assert demand(tight).verdict is Verdict.DOES_NOT_FIT
     assert found is not None
     assert any('"device": "nvme"} with spec.nvme' in change for change in found.changes)

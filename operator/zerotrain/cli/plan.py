@@ -60,7 +60,7 @@ def plan(
     file = _load(job_file)
     device = _device(gpu)
     workload = _workload(file, workers, _shape(model_config), device)
-    found = judge(workload, has_volume=file.job.spec.nvme is not None)
+    found = judge(workload, file.job.spec, base_workers=_base(file))
     rates = _rates(file, device, workload, probe=probe, given=rate or [])
     # The speed of what cannot run is of no use: then that of the nearest that can.
     paced = found.proposal.demand if found.proposal is not None else found.demand
@@ -121,15 +121,21 @@ def _workload(
     from zerotrain.contract.planner import ShapeError
     from zerotrain.operator.api.planning import workload_of
 
-    spec = file.job.spec
-    base = spec.workers if spec.elastic is not None else None
     try:
-        return workload_of(spec, workers=workers, base_workers=base, shape=shape, device=device)
+        return workload_of(
+            file.job.spec, workers=workers, base_workers=_base(file), shape=shape, device=device
+        )
     except ShapeError as error:
         raise CliError(
             f"{file.source} cannot be planned: {error}",
             next_step="for a model.path give its config.json with --model-config, else spec.model.parameters",
         ) from error
+
+
+def _base(file: JobFile) -> int | None:
+    """The workers whose global batch an elastic job keeps."""
+    spec = file.job.spec
+    return spec.workers if spec.elastic is not None else None
 
 
 def _rates(

@@ -34,10 +34,11 @@ from zerotrain.contract.presets import PRESETS
 from zerotrain.contract.train_spec import GptSpec
 
 from .admission import engine_config
+from .changed import most_workers, terms_of
 from .memory_plan import MemoryPlan
-from .quantity import format_bytes
 from .sizes import resolved_at
 from .spec import ZeroTrainingJobSpec
+from .spill_rules import spill_limit
 from .storage import Encryption
 
 LABEL_PRODUCT = "nvidia.com/gpu.product"
@@ -47,7 +48,7 @@ LABEL_MEMORY = "nvidia.com/gpu.memory"
 MAX_PLANS = 512
 """Plans that are kept, the newest ones."""
 
-_Key = tuple[str, int, int | None]
+_Key = tuple[str, int, int | None, int]
 _plans: dict[_Key, JobPlan] = {}
 _plans_change = threading.Lock()
 
@@ -62,7 +63,8 @@ _WITHOUT_MEMORY = {
     "managed_by",
     "suspend",
 }
-"""Fields that a plan does not depend on; `workers` is an argument of its own."""
+"""Fields that a plan does not depend on but in the number of workers that they allow, which is found before
+they are left out; `workers` is an argument of its own."""
 
 
 class PlanMissing(Exception):
@@ -143,26 +145,38 @@ def known_plan(
 def _key(spec: ZeroTrainingJobSpec, workers: int | None, base_workers: int | None) -> _Key:
     """By text: specs hold dictionaries, which are no keys."""
     text = spec.model_dump_json(by_alias=True, exclude_unset=True, exclude=_WITHOUT_MEMORY)
-    return text, workers or spec.workers, base_workers
+    count = workers or spec.workers
+    return text, count, base_workers, most_workers(spec, count)
 
 
-def _planned(text: str, workers: int, base_workers: int | None) -> JobPlan:
+def _planned(text: str, workers: int, base_workers: int | None, most: int) -> JobPlan:
     spec = ZeroTrainingJobSpec.model_validate_json(text, by_alias=True)
     ranks = workers * spec.num_ranks_per_worker
     try:
         workload = workload_of(spec, workers=workers, base_workers=base_workers)
     except ShapeError as error:
         return JobPlan(verdict=Verdict.UNKNOWN, message=f"not planned: {error}", ranks=ranks)
-    return judge(workload, has_volume=spec.nvme is not None)
+    return judge(workload, spec, base_workers=base_workers, most=most)
 
 
-def judge(workload: Workload, *, has_volume: bool) -> JobPlan:
-    """The verdict about a workload, with what would fit where it does not."""
+def judge(
+    workload: Workload,
+    spec: ZeroTrainingJobSpec,
+    *,
+    base_workers: int | None = None,
+    most: int | None = None,
+) -> JobPlan:
+    """The verdict about the workload of a job, with what would fit where it does not.
+
+    `base_workers`: as for `plan_job`. `most`: workers that may be proposed; as the spec allows unless given.
+    """
     found = demand(workload)
     ranks, message = workload.config.world_size, summary(found)
     if found.verdict is not Verdict.DOES_NOT_FIT:
         return JobPlan(verdict=found.verdict, message=message, ranks=ranks, demand=found)
-    proposal = nearest(workload, has_volume=has_volume)
+    if most is None:
+        most = most_workers(spec, workload.workers)
+    proposal = nearest(workload, terms_of(spec, workload, base_workers=base_workers, most=most))
     return JobPlan(
         verdict=found.verdict,
         message=f"{message}. {way_out(proposal, found)}",
@@ -242,11 +256,9 @@ def limits_of(
         )
     if nvme is not None:
         limits[Tier.NVME] = Limit(num_bytes=nvme.size.num_bytes, source="spec.nvme.size")
-        allowed = None if spill_bytes is None else spill_bytes * spec.num_ranks_per_worker
-        if allowed is not None and allowed < nvme.size.num_bytes:
-            limits[Tier.NVME] = Limit(
-                num_bytes=allowed, source=f"spill.max_bytes {format_bytes(spill_bytes or 0)} per rank"
-            )
+        allowed = None if spill_bytes is None else spill_limit(spill_bytes, spec.num_ranks_per_worker)
+        if allowed is not None and allowed.num_bytes < nvme.size.num_bytes:
+            limits[Tier.NVME] = allowed
     return limits
 
 

@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from zerotrain.contract.config import EngineConfig
+from zerotrain.contract.planner import Limit
 
+from .quantity import format_bytes
 from .refusal import Refusal, invalid
 from .spec import ZeroTrainingJobSpec
 from .storage import Encryption, Nvme
@@ -38,6 +40,11 @@ def spill_refusals(spec: ZeroTrainingJobSpec, config: EngineConfig) -> Iterator[
         yield from _folders(spec.nvme, config)
         yield from _encryption(spec.nvme, config)
         yield from _bytes(spec, spec.nvme, config)
+
+
+def spill_limit(max_bytes: int, ranks: int) -> Limit:
+    """What `spill.max_bytes` of the configuration leaves to a worker of so many ranks."""
+    return Limit(num_bytes=max_bytes * ranks, source=f"spill.max_bytes {format_bytes(max_bytes)} per rank")
 
 
 def _folders(nvme: Nvme, config: EngineConfig) -> Iterator[Refusal]:

@@ -319,7 +319,7 @@ class ZeroTrainingJobStatus(ObservedModel):
     """Number of the current attempt, counted from 1. Written before the pods of that attempt are created."""
 
     start_time: datetime | None = None
-    """When the job first became active; anew on resume, and when a queue lets it in again.
+    """When the job first became active; anew on resume, when a queue lets it in again, and after Stalled.
     activeDeadlineSeconds counts from it."""
 
     shape: AttemptShape | None = None

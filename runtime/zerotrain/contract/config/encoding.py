@@ -1,4 +1,5 @@
-"""Which optimizers can leave the accelerator, and which can keep their master weights in two halves.
+"""Which optimizers can leave the accelerator, which can keep their master weights in two halves, and up to
+which stage they run.
 
 Read by `rules.py` for the file, by `setup` for the optimizer that a caller brings, and by the byte formulas.
 """
@@ -16,6 +17,14 @@ ELEMENTWISE = ("AdamW", "Adam", "SGD", "Adagrad", "Lion")
 
 NATIVE = ("AdamW", "Adam", "Adagrad", "Lion")
 """Those that have a native one-pass update."""
+
+HIGHEST_STAGE: Mapping[str, int] = {"OneBitAdam": 1}
+"""Optimizers that need gradients that nobody has reduced, which stages 2 and 3 do at once."""
+
+
+def highest_stage(optimizer_type: str | None) -> int:
+    """The highest ZeRO stage that the optimizer runs at, 0 to 3; None = the engine's AdamW."""
+    return 3 if optimizer_type is None else HIGHEST_STAGE.get(optimizer_type, 3)
 
 
 def can_offload(optimizer_type: str | None) -> bool:

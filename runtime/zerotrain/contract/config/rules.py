@@ -7,7 +7,7 @@ from typing import Any
 
 from .batch import ACCUMULATION, MICRO, TRAIN, resolve_batch
 from .draft import Draft
-from .encoding import REMAINDERS, can_offload, can_split_master
+from .encoding import REMAINDERS, can_offload, can_split_master, highest_stage
 
 Z = "zero_optimization"
 
@@ -145,7 +145,7 @@ def optimizer(draft: Draft) -> None:
 def _one_bit(draft: Draft) -> None:
     """Each rank compresses a momentum of its own, so it needs gradients that nobody has reduced."""
     stage = f"{Z}.stage"
-    if draft.value(stage) >= 2:
+    if draft.value(stage) > highest_stage("OneBitAdam"):
         draft.refuse_to_run(
             stage,
             "OneBitAdam needs each rank's own whole gradient, which stages 2 and 3 reduce at once.",

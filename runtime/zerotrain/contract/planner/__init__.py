@@ -23,6 +23,7 @@ from .pace import Pace, Part, flops_per_token, pace
 from .proposals import Proposal, nearest
 from .published import CONVENTIONS, Convention, model_state_bytes
 from .shape import ModelShape, ShapeError, count_text, gpt_shape, guessed_shape
+from .terms import Edits, Reader, Terms
 from .text import bytes_text, decisive, summary, way_out
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "Activations",
     "Convention",
     "Demand",
+    "Edits",
     "Limit",
     "ModelShape",
     "Pace",
@@ -42,7 +44,9 @@ __all__ = [
     "Phase",
     "Proposal",
     "Rates",
+    "Reader",
     "ShapeError",
+    "Terms",
     "Tier",
     "TierDemand",
     "Verdict",

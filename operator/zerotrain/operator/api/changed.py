@@ -1,0 +1,93 @@
+"""A job after a change that the planner proposes: whether it would be taken, by the rules for every job.
+
+The API's own rules and admission are asked about the changed spec, so that no proposal ends in a refusal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from zerotrain.contract.config import ConfigError, EngineConfig
+from zerotrain.contract.config.edit import edited
+from zerotrain.contract.planner import Edits, Reader, Terms, Tier, Workload
+from zerotrain.contract.planner.changes import MAX_WORKER_FACTOR
+from zerotrain.operator.constants import MAX_WORKERS
+
+from .admission import engine_config, refusals
+from .quantity import Quantity
+from .sizes import resolved_at
+from .spec import ZeroTrainingJobSpec
+from .spill_rules import spill_limit
+from .storage import Nvme
+
+_ROOMY = Nvme(size=Quantity("1Ei"))
+"""Stands in for the volume that a proposal which spills tells to add."""
+
+
+def most_workers(spec: ZeroTrainingJobSpec, workers: int) -> int:
+    """The most workers up to 16 times `workers` that the API's rules allow; else `workers` itself."""
+    factor = MAX_WORKER_FACTOR
+    while factor > 1:
+        if _is_valid(spec.model_copy(update={"workers": workers * factor})):
+            return workers * factor
+        factor //= 2
+    return workers
+
+
+def terms_of(spec: ZeroTrainingJobSpec, workload: Workload, *, base_workers: int | None, most: int) -> Terms:
+    """What a proposal for this job must keep to. `base_workers`: of an elastic job, the size whose global
+    batch it keeps. `most`: workers that it may have."""
+    config, base_ranks = workload.config, None
+    if base_workers is not None:
+        base_ranks = base_workers * spec.num_ranks_per_worker
+        # As the file is, and not as it is rendered for the size of an attempt.
+        config = engine_config(spec, world_size=base_ranks) or config
+    return Terms.of(
+        config,
+        base_ranks=base_ranks,
+        has_volume=spec.nvme is not None,
+        most_workers=most,
+        reader=_reader(spec, workload, base_workers),
+    )
+
+
+def _reader(spec: ZeroTrainingJobSpec, workload: Workload, base: int | None) -> Reader:
+    def read(edits: Edits, workers: int) -> Workload | None:
+        try:
+            changed = spec.model_copy(update={"config": edited(spec.config or {}, edits), "workers": workers})
+            if spec.nvme is None and "nvme" in edits.values():
+                changed = changed.model_copy(update={"nvme": _ROOMY})
+            config = _admitted(changed, workload, base)
+        except ConfigError:
+            return None
+        return None if config is None else _on(workload, spec, config)
+
+    return read
+
+
+def _admitted(changed: ZeroTrainingJobSpec, workload: Workload, base: int | None) -> EngineConfig | None:
+    """What its ranks would run; None where the job would be refused. Raises ConfigError."""
+    if changed.workers != workload.workers and not _is_valid(changed):
+        return None
+    if base is None:
+        return None if refusals(changed) else engine_config(changed)
+    # The gate judges an elastic job by the size whose batch it keeps, which is spec.workers until it starts.
+    sizes = {base, changed.workers} if workload.workers == base else {base}
+    if any(refusals(changed.model_copy(update={"workers": size})) for size in sizes):
+        return None
+    config = resolved_at(changed, base, changed.workers)
+    return None if config.unsupported else config
+
+
+def _is_valid(spec: ZeroTrainingJobSpec) -> bool:
+    """Whether the API server would take so many workers."""
+    rules = [rule.holds for rule in spec.RULES if rule.holds is not None]
+    return spec.workers <= MAX_WORKERS and all(holds(spec) for holds in rules)
+
+
+def _on(workload: Workload, spec: ZeroTrainingJobSpec, config: EngineConfig) -> Workload:
+    """The workload with another configuration; a volume that is yet to be added has room for all of it."""
+    limits, most = dict(workload.limits), config.zero.spill.max_bytes
+    if spec.nvme is None and most is not None:
+        limits[Tier.NVME] = spill_limit(most, spec.num_ranks_per_worker)
+    return replace(workload, config=config, limits=limits)
