@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import os
 import queue
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,8 +21,11 @@ from zerotrain.contract.launch import CommEnv, LaunchSpec, RankEnv
 from zerotrain.runtime.comm import watchdog
 from zerotrain.runtime.comm.group import DEFAULT_TIMEOUT, Comm, timeout_of
 from zerotrain.runtime.comm.start import init_distributed
-from zerotrain.runtime.comm.watchdog import Progress, Watchdog
+from zerotrain.runtime.comm.watchdog import Progress, Watchdog, own_store
 from zerotrain.runtime.train import rendezvous
+from zerotrain.runtime.zero.hierarchy import NodeHops
+from zerotrain.runtime.zero.ledger import MemoryLedger
+from zerotrain.runtime.zero.plus import Traffic, ZeroPlusPlus
 
 A_MONTH_S = 31 * 86_400.0
 BACKSTOP_S = 3.0
@@ -165,3 +170,94 @@ def test_ranks_that_can_never_meet_are_told_as_soon_as_ever(monkeypatch: pytest.
 class NeverOver:
     def is_completed(self) -> bool:
         return False
+
+
+def join_two_nodes(port: int) -> None:
+    """Ranks 0 and 1 are on one node, 2 and 3 on the other."""
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": "4",
+        "LOCAL_RANK": str(rank % 2),
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "ZEROTRAIN_HANG_BACKSTOP_SECONDS": str(A_MONTH_S),
+    }
+    init_distributed()
+
+
+def timeouts(port: int, of_a_part: bool) -> list[float]:
+    """Seconds, of the groups that the engine makes and the default one; `of_a_part`: rank 0's and 2's engine
+    is another than rank 1's and 3's."""
+    join_two_nodes(port)
+    parts = [dist.new_group([part, part + 2]) for part in range(2)] if of_a_part else []
+    comm = Comm(device=torch.device("cpu"), group=parts[dist.get_rank() % 2] if parts else None)
+    traffic = Traffic(comm, MemoryLedger(), ZeroPlusPlus(hpz_ranks=2, quantized_gradients=True))
+    made = [group for group in dist.distributed_c10d._world.pg_map if group not in parts]
+    found = [group._get_backend(comm.device).options._timeout.total_seconds() for group in made]
+    traffic.close()
+    assert not comm.subgroups
+    comm.close()
+    return found
+
+
+@pytest.mark.parametrize(("of_a_part", "groups"), [(False, 5), (True, 3)])
+def test_every_group_of_a_job_of_two_nodes_waits_as_long(of_a_part: bool, groups: int) -> None:
+    """All ranks' two; the neighbours', the node's and the one across. A part of the ranks, one on each node,
+    has its second and, for each pair of ranks once, the one across."""
+    assert run_ranks(4, timeouts, free_port(), of_a_part) == [[A_MONTH_S] * groups] * 4
+
+
+class UntilAborted:
+    """A collective on a GPU, which ends when its group is aborted and by nothing else."""
+
+    def __init__(self, group: Any) -> None:
+        self.over = _ABORTED.setdefault(group.group_name, threading.Event())
+
+    def is_completed(self) -> bool:
+        return self.over.is_set()
+
+    def wait(self) -> None:
+        if not self.over.wait(PATIENCE_S):
+            raise RuntimeError("its group was not aborted")
+
+
+_ABORTED: dict[str, threading.Event] = {}
+
+
+def part_as_on_gpus(port: int, hop: str) -> str:
+    """What a rank is told whose rank 1 goes on to another collective than the subgroups'."""
+    join_two_nodes(port)
+    watchdog.MAX_MISMATCH_S = 1.0
+    comm = Comm(device=torch.device("cpu"))
+    hops = NodeHops(comm)
+    dist.all_to_all_single = lambda *_, group, async_op: UntilAborted(group)
+    setattr(dist.ProcessGroup, "abort", lambda group: UntilAborted(group).over.set())  # noqa: B010
+    assert comm._watchdog is not None
+    comm._watchdog.close()
+    store = own_store("on GPUs")
+    comm._watchdog = Watchdog(
+        store, rank=comm.rank, world_size=4, bound_seconds=A_MONTH_S, on_verdict=comm._abort
+    )
+    try:
+        if comm.rank == 1:
+            comm.start_exchange(torch.zeros(8), label="blocks.1").wait()
+        else:
+            getattr(hops, hop).all_to_all(torch.zeros(8), torch.zeros(8), label="blocks.0").wait()
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        comm._watchdog.close()
+        store.add("told", 1)
+        while comm.rank == 0 and store.add("told", 0) < 4:  # the store, which they compare by, is its own
+            time.sleep(0.05)
+    return "it went through"
+
+
+@pytest.mark.parametrize("hop", ["within", "across"])
+def test_a_verdict_ends_waits_in_the_groups_of_nodes_too(hop: str) -> None:
+    for rank, told in enumerate(run_ranks(4, part_as_on_gpus, free_port(), hop)):
+        assert f"on rank {rank} has waited" in told
+        assert "and cannot end: as collective 1 rank" in told

@@ -61,7 +61,8 @@ class Comm(Accounts):
         process group of the program's that holds the data-parallel ranks; None = all ranks.
         """
         options = options or CommEnv.from_env(os.environ)
-        timeout = timeout or timeout_of(options)
+        self.timeout = timeout = timeout or timeout_of(options)
+        """How long the ranks wait for each other in any group of the engine's."""
         super().__init__(device)
         self._serial = next(_ENGINES)
         self._is_closed = False
@@ -78,6 +79,9 @@ class Comm(Accounts):
         """The torch.distributed process group of the ranks; None for one rank that joined none."""
         self.nodes = NodeMap.of(self.global_ranks, local_world_size=self._agree(options))
         self._exchanges = self._second_group(timeout) if self.world_size > 1 else None
+        self.subgroups: list[Any] = []
+        """Process groups of some of the ranks: whoever makes one puts it here, so that a verdict ends its
+        collectives too, and takes it out before leaving it."""
         self._delays = Delays(options.delay_seconds, seed=self.rank)
         self._watchdog = self._make_watchdog(options.watchdog_seconds)
         self._shared, self.transport_reason = self._share(options.transport, timeout)
@@ -253,7 +257,7 @@ class Comm(Accounts):
 
     def _abort(self, verdict: str) -> None:
         """NCCL waits on the device, where no exception reaches it."""
-        for group in (self.group, self._exchanges):
+        for group in (self.group, self._exchanges, *self.subgroups):
             backend: Any = dist.distributed_c10d._get_default_group() if group is None else group
             if hasattr(backend, "abort"):
                 backend.abort()

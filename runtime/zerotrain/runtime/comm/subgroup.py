@@ -26,6 +26,8 @@ class SubGroup:
             made = _make([comm.global_ranks[rank] for rank in members], comm, is_member=is_member)
             if is_member:
                 self.ranks, self._group = tuple(members), made
+        if self._group is not None:
+            comm.subgroups.append(self._group)
         nodes = comm.nodes
         here = comm.rank // nodes.ranks_per_node
         node_of = [rank // nodes.ranks_per_node for rank in self.ranks]
@@ -69,23 +71,26 @@ class SubGroup:
 
     def close(self) -> None:
         """Leave the group, unless it is a lasting one."""
-        if self._group is not None and self._group not in _LASTING.values() and dist.is_initialized():
-            dist.destroy_process_group(self._group)
-        self._group = None
+        group, self._group = self._group, None
+        if group is None:
+            return
+        self._comm.subgroups.remove(group)
+        if group not in _LASTING.values() and dist.is_initialized():
+            dist.destroy_process_group(group)
 
 
 def _make(global_ranks: list[int], comm: Comm, *, is_member: bool) -> Any:
     """A process group, None for one rank. All ranks of the job come here, or members alone where the engine
-    has only a part of the job's ranks."""
+    has only a part of the job's ranks. Without a timeout torch would take its own, on NCCL 10 minutes."""
     if len(global_ranks) == 1:
         return None
     if comm.world_size == dist.get_world_size():
-        return dist.new_group(global_ranks)
+        return dist.new_group(global_ranks, timeout=comm.timeout)
     if not is_member:
         return None
     key = tuple(global_ranks)
     if key not in _LASTING:
-        _LASTING[key] = dist.new_group(global_ranks, use_local_synchronization=True)
+        _LASTING[key] = dist.new_group(global_ranks, timeout=comm.timeout, use_local_synchronization=True)
     return _LASTING[key]
 
 
