@@ -1,5 +1,5 @@
 """`zerotrain checkpoint verify FOLDER TAG` of a checkpoint that is not there: as bad as a damaged one, unless
-the volume failed, which tells nothing."""
+the volume failed or what is there may be another program's format, which both tell nothing."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from tests.cli.test_checkpoint_commands import run, save_at
+from zerotrain.cli.errors import CliError
+from zerotrain.cli.main import app
 from zerotrain.contract.exit_codes import ExitCode
 
 TAG = "step-0000000002-attempt-1"
@@ -86,6 +89,62 @@ def test_a_checkpoint_that_is_gone_is_as_bad_as_a_damaged_one(
     assert (f"zerotrain checkpoint ls {folder}" in last) is folder.exists()
     code, told = run("verify", folder, TAG, "-o", "json")
     assert (code, last.strip() in told) == (ExitCode.CHECKPOINT_UNUSABLE, True)
+
+
+def _torch_save(path: Path) -> None:
+    path.write_bytes(b"PK")
+
+
+def _distributed(path: Path) -> None:
+    path.mkdir()
+    for name in (".metadata", "__0_0.distcp", "__1_0.distcp"):
+        (path / name).write_bytes(b"\x80")
+
+
+def _transformers(path: Path) -> None:
+    path.mkdir()
+    (path / "model-00001-of-00002.safetensors").write_bytes(b"{}")
+
+
+FOREIGN = (_torch_save, _distributed, _transformers)
+
+
+@pytest.mark.parametrize("name", ["ckpt_100.pt", "step-100", "step-0000000002-attempt-1x"])
+@pytest.mark.parametrize("write", FOREIGN, ids=lambda write: write.__name__.strip("_"))
+def test_what_may_be_another_format_is_not_called_gone(
+    write: Callable[[Path], None], name: str, tmp_path: Path
+) -> None:
+    folder = saved(tmp_path)
+    write(folder / name)
+    error = CliRunner().invoke(app, ["checkpoint", "verify", str(folder), name]).exception
+    assert isinstance(error, CliError), error
+    assert error.code == ExitCode.BAD_CONFIG
+    # The last line of what is printed, and all that the status of a job tells of it.
+    assert f"check {folder / name} with the program that wrote it" in str(error.next_step)
+    assert f"zerotrain checkpoint ls {folder}" in str(error.next_step)
+    assert run("verify", folder, TAG)[0] == 0
+
+
+def _without_records(path: Path) -> None:
+    for name in ("COMMIT", "manifest.json"):
+        (path / name).unlink()
+
+
+def _without_records_and_told_so(path: Path) -> None:
+    for file in path.iterdir():
+        file.unlink()
+    (path / "DAMAGED").write_text("{}")
+
+
+@pytest.mark.parametrize("lose", [_without_records, _without_records_and_told_so, shutil.rmtree])
+def test_one_of_ours_under_a_tag_is_as_bad_as_damaged(lose: Callable[[Path], None], tmp_path: Path) -> None:
+    """Its name could be anybody's; its files could not, and where nothing is left there is no format."""
+    folder = saved(tmp_path)
+    (folder / TAG).rename(folder / "best")
+    assert run("verify", folder, "best")[0] == 0
+    lose(folder / "best")
+    code, told = run("verify", folder, "best")
+    assert (code, told.splitlines()[0]) == (ExitCode.CHECKPOINT_UNUSABLE, "best: missing")
 
 
 PASSES = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTUNREACH)

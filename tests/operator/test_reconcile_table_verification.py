@@ -22,7 +22,7 @@ from tests.operator.reconcile_builders import (
     stamp,
     status,
 )
-from zerotrain.contract.progress import Termination
+from zerotrain.contract.progress import CheckpointProgress, Termination
 from zerotrain.operator.reconcile import (
     CreateVerification,
     DeleteJob,
@@ -37,6 +37,8 @@ POD = "gpt-1-verify-1"
 VOLUME = {"persistentVolumeClaim": {"claimName": "ckpt"}}
 DONE = (ended(0, 0), ended(1, 0))
 CREATE = CreateVerification(pod=POD, checkpoint=NAME, limit_s=7200)
+SAVED = CheckpointProgress(step=100, path=f"/checkpoints/gpt/{NAME}", time=ago(3).timestamp())
+NFS = {"nfs": {"server": "filer", "path": "/export"}}
 
 
 def verifying(**spec: Any) -> dict[str, Any]:
@@ -84,12 +86,12 @@ BEGIN = [
         id="in the pass that completes the job",
         job=job(spec=verifying(), status=status("Running")),
         seen=seen(
-            ended(0, 0, termination=replace(last_words(0, step=100), step=100)),
+            ended(0, 0, termination=replace(last_words(0), step=100, checkpoint=SAVED)),
             ended(1, 0),
         ),
         want=Want(
             phase="Completed",
-            actions=(CreateVerification(pod=POD, checkpoint="100", limit_s=7200),),
+            actions=(CREATE,),
             events=("Completed",),
         ),
     ),
@@ -143,6 +145,53 @@ BEGIN = [
         seen=seen(*DONE),
         want=Want(actions=(replace(CREATE, limit_s=90),), wake_in_s=90),
     ),
+]
+
+NOT_IN = "is not directly in /checkpoints/gpt, the one folder that is verified"
+
+
+def elsewhere(path: str, says: str = NOT_IN, **checkpoint: Any) -> Row:
+    """A program of the user's reports `path`, which the pod could not look at: it would call it gone."""
+    spec = verifying(command=["python", "own.py"], model=None, data=None, steps=None)
+    spec["checkpoint"] = {**spec["checkpoint"], **checkpoint}
+    return Row(
+        id=f"a checkpoint where no pod looks is unknown at once: {path}",
+        job=job(spec=spec, status=completed(path=path)),
+        seen=seen(*DONE),
+        want=Want(
+            phase="Completed",
+            actions=(),
+            events=("VerificationFailed",),
+            fields={"checkpoint.verification.state": "Unknown", "checkpoint.verification.tries": 0},
+            conditions={"CheckpointDurable": ("True", "CheckpointDurable")},
+            says={"event": says},
+        ),
+    )
+
+
+def inside(path: str, **checkpoint: Any) -> Row:
+    return Row(
+        id=f"a checkpoint in the job's own folder is looked at: {path}",
+        job=job(
+            spec={"checkpoint": {**verifying()["checkpoint"], **checkpoint}}, status=completed(path=path)
+        ),
+        seen=seen(*DONE),
+        want=Want(actions=(CREATE,), events=()),
+    )
+
+
+PLACES = [
+    elsewhere(f"/checkpoints/gpt/run7/{NAME}"),
+    elsewhere(f"/checkpoints/{NAME}"),
+    elsewhere(f"/checkpoints/other/{NAME}"),
+    elsewhere(f"/checkpoints/gpt/../other/{NAME}"),
+    elsewhere(f"/scratch/{NAME}", says="the folder that ZEROTRAIN_CHECKPOINT_DIR names"),
+    elsewhere(NAME, says=f"the workers reported '{NAME}', which {NOT_IN}"),
+    elsewhere(f"/checkpoints/gpt/{NAME}/x", says="not directly in /checkpoints/ml/gpt", volume=NFS),
+    elsewhere(f"/checkpoints/gpt/{NAME}", says="not directly in /checkpoints/ml/gpt", volume=NFS),
+    inside(f"/checkpoints/gpt/{NAME}/"),
+    inside(f"/checkpoints//gpt/./{NAME}"),
+    inside(f"/checkpoints/ml/gpt/{NAME}", volume=NFS),
 ]
 
 FOLLOW = [
@@ -330,6 +379,6 @@ AROUND = [
 ]
 
 
-@pytest.mark.parametrize("row", BEGIN + FOLLOW + AROUND, ids=lambda row: row.id)
+@pytest.mark.parametrize("row", BEGIN + PLACES + FOLLOW + AROUND, ids=lambda row: row.id)
 def test_verification(row: Row) -> None:
     check(row)

@@ -1,5 +1,5 @@
 """What the program of the pod that verifies says of a lost checkpoint, and what the job's status makes of it:
-no loss is told more mildly than one flipped byte."""
+no loss is told more mildly than one flipped byte, and no whole one of another program's called lost."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from tests.cli.test_checkpoint_commands import run, save_at
 from tests.operator.reconcile_builders import Row, Want, check, ended, job, seen
 from tests.operator.test_reconcile_table_verification import DONE, NAME, completed, helper, said, verifying
+from tests.operator.test_resources_verification import run as as_the_pod
 
 
 def _flip_a_byte(folder: Path) -> None:
@@ -56,6 +57,53 @@ def test_every_loss_is_damage(lose: Callable[[Path], None], tmp_path: Path) -> N
                 events=("CheckpointDamaged",),
                 fields={"checkpoint.verification.state": "Damaged"},
                 conditions={"CheckpointDurable": ("False", "CheckpointDamaged")},
+                says={"event": last.strip()},
+            ),
+        )
+    )
+
+
+def _torch_save(path: Path) -> None:
+    path.write_bytes(b"PK")
+
+
+def _distributed(path: Path) -> None:
+    path.mkdir()
+    (path / ".metadata").write_bytes(b"\x80")
+
+
+def _nothing(path: Path) -> None:
+    """It was reported as durable, in the folder that is on the volume, and is not there in any format."""
+
+
+OWN = ((_torch_save, "Unknown"), (_distributed, "Unknown"), (_nothing, "Damaged"))
+REASONS = {"Unknown": "VerificationFailed", "Damaged": "CheckpointDamaged"}
+CONDITIONS = {"Unknown": ("True", "CheckpointDurable"), "Damaged": ("False", "CheckpointDamaged")}
+
+
+@pytest.mark.parametrize(("write", "state"), OWN, ids=lambda part: getattr(part, "__name__", part).strip("_"))
+def test_what_another_program_wrote_is_only_damage_where_nothing_is_left(
+    write: Callable[[Path], None], state: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "gpt"
+    save_at(folder, 1, step=50)
+    write(folder / "ckpt_100.pt")
+    done = as_the_pod(folder, "ckpt_100.pt")
+    last = (done.stdout + done.stderr).splitlines()[-1]
+    assert "zerotrain checkpoint ls" in last
+    spec = verifying(command=["python", "own.py"], model=None, data=None, steps=None)
+    begun = completed("/checkpoints/gpt/ckpt_100.pt", tries=3, checkpoint="ckpt_100.pt")
+    check(
+        Row(
+            id=write.__name__,
+            job=job(spec=spec, status=begun),
+            seen=seen(*DONE, helpers=(helper(ended(0, done.returncode, termination=said(last))),)),
+            want=Want(
+                phase="Completed",
+                actions=(),
+                events=(REASONS[state],),
+                fields={"checkpoint.verification.state": state},
+                conditions={"CheckpointDurable": CONDITIONS[state]},
                 says={"event": last.strip()},
             ),
         )

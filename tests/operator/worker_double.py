@@ -100,7 +100,8 @@ class Training:
     def checkpoint(self) -> CheckpointProgress | None:
         if self.durable == 0:
             return None
-        return CheckpointProgress(step=self.durable, path=f"/checkpoints/{self.durable}", time=self._saved_at)
+        folder = self._launch.checkpoint_dir or "/checkpoints"
+        return CheckpointProgress(step=self.durable, path=f"{folder}/{self.durable}", time=self._saved_at)
 
     def progress(self, rank: int) -> Progress:
         self.advance()  # ranks step whether or not their node comes to look at them

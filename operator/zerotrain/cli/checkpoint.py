@@ -61,8 +61,8 @@ def verify_checkpoint(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Read every byte: digests, coverage of every parameter, tensors. Ends with 0 when all are whole, with 66
-    when one is damaged or TAG is not there, with 85 when the volume failed, which says nothing of any of
-    them."""
+    when one is damaged or TAG is not there, with 64 when TAG is in another format, with 85 when the volume
+    failed, which says nothing of any of them."""
     with volume_errors(folder):
         missing = _missing(folder / tag) if tag is not None else {}
         found = missing or _verify_all(_checkpoints(folder) if tag is None else [folder / tag])
@@ -201,21 +201,32 @@ def _unreadable(error: OSError, folder: Path) -> CliError:
 
 
 def _missing(path: Path) -> dict[Path, list[str]]:
-    """What to say of a checkpoint that is not there; empty where it is. Raises CliError if that is unclear.
+    """What to say of a checkpoint that is not there; empty where it is. Raises CliError if that is unclear,
+    as where another program's format is in its place.
 
     Somebody counts on a checkpoint that is named: that it is gone is an answer, and no better than damage.
-    The way out is in the same line: a job's status has but the last line of the pod that verifies.
+    Cause and way out are in the last line: a job's status has but that of the pod that verifies.
     """
     try:
         missing: str | None = _inspect().absence(path)
         if missing is None:
             return {}
+        if _inspect().may_be_foreign(path):
+            raise _foreign(path, missing)
         is_run = path.parent.is_dir()
     except OSError as error:
         raise _unreadable(error, path) from error
     causes = "it was deleted or never committed, or this is another volume or an older copy"
     shown = f"zerotrain checkpoint ls {path.parent} shows what there is"
     return {path: [f"{missing}: {causes}; {shown if is_run else 'give the folder that the job writes to'}"]}
+
+
+def _foreign(path: Path, missing: str) -> CliError:
+    return CliError(
+        f"{missing}, nor a rank's tensors: it may be whole, in a format that this command cannot read",
+        next_step=f"check {path} with the program that wrote it: it is in another format, or the empty rest "
+        f"of one of zerotrain's (zerotrain checkpoint ls {path.parent} shows these)",
+    )
 
 
 def _checkpoints(folder: Path) -> list[Path]:

@@ -22,6 +22,7 @@ from zerotrain.operator.constants import Reason
 from zerotrain.operator.reconcile.draft import Draft, cut
 from zerotrain.operator.reconcile.observe import PodState, PodView
 from zerotrain.operator.reconcile.plan import CreateVerification, DeletePods
+from zerotrain.operator.resources.container import checkpoint_folder
 from zerotrain.operator.resources.verification import verification_pod_name
 
 TRIES = 3
@@ -71,11 +72,29 @@ def _begin(draft: Draft, subject: CheckpointRecord) -> None:
     record = Verification(
         state=VerificationState.RUNNING, step=subject.step, checkpoint=cut(name, 128), start_time=draft.stamp
     )
-    if _NAME.fullmatch(name) is None:
-        told = f"the workers reported {cut(subject.path, 200)!r}, which names no checkpoint folder"
+    told = _unreachable(draft, subject)
+    if told is not None:
         _conclude(draft, record, _unknown(told))
         return
     _try(draft, record, number=1)
+
+
+def _unreachable(draft: Draft, subject: CheckpointRecord) -> str | None:
+    """Why the pod could not look at it; None where it can. A program of the user's writes where it likes, and
+    the pod finds nothing of that name in the job's folder: that would be no word about the checkpoint."""
+    path, identity, checkpoint = PurePosixPath(subject.path), draft.job.identity, draft.job.spec.checkpoint
+    reported = f"the workers reported {cut(subject.path, 200)!r}, which"
+    if _NAME.fullmatch(path.name) is None:
+        return f"{reported} names no checkpoint folder"
+    if checkpoint is None:
+        return None
+    folder = PurePosixPath(checkpoint_folder(identity.namespace, identity.name, checkpoint))
+    if path.parent == folder:
+        return None
+    return (
+        f"{reported} is not directly in {folder}, the one folder that is verified; check it with the program "
+        "that wrote it, and write into the folder that ZEROTRAIN_CHECKPOINT_DIR names to have it verified"
+    )
 
 
 def _try(draft: Draft, record: Verification, *, number: int) -> None:

@@ -9,6 +9,7 @@ from zerotrain.contract.launch import TERMINATION_LOG, WORKER_HTTP_PORT, LaunchS
 from zerotrain.contract.train_spec import CONFIG_FILE, TRAIN_SPEC_FILE
 from zerotrain.contract.worker_http import READY_PATH
 from zerotrain.operator.api import ZeroTrainingJob
+from zerotrain.operator.api.storage import Checkpoint
 from zerotrain.operator.constants import (
     CHECKPOINT_MOUNT,
     CONFIG_DIR,
@@ -114,11 +115,14 @@ def launch_spec(job: ZeroTrainingJob, attempt: int, options: ResourceOptions) ->
 def checkpoint_dir(job: ZeroTrainingJob) -> Path | None:
     """The job's own folder of the checkpoint volume, as the worker sees it; None without checkpoints."""
     checkpoint = job.spec.checkpoint
-    if checkpoint is None:
-        return None
+    return checkpoint_folder(job.namespace, job.name, checkpoint) if checkpoint is not None else None
+
+
+def checkpoint_folder(namespace: str, name: str, checkpoint: Checkpoint) -> Path:
+    """As `checkpoint_dir`, of the job of that name."""
     # A claim belongs to one namespace; an NFS export may serve jobs of the same name in several.
-    tenant = [job.namespace] if checkpoint.volume.nfs is not None else []
-    return Path(CHECKPOINT_MOUNT, *tenant, job.name)
+    tenant = [namespace] if checkpoint.volume.nfs is not None else []
+    return Path(CHECKPOINT_MOUNT, *tenant, name)
 
 
 def master_address(job: ZeroTrainingJob, attempt: int) -> str:

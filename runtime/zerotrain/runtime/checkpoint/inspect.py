@@ -25,6 +25,7 @@ from zerotrain.runtime.checkpoint.names import (
     TMP_PREFIX,
     Committed,
     committed,
+    is_rank_file,
     is_step_folder,
     read_commit,
 )
@@ -121,6 +122,21 @@ def absence(path: Path) -> str | None:
     if _is_there(path):
         return f"{path} holds neither {MANIFEST} nor {COMMIT}"
     return f"{path.parent} holds no {path.name}" if _is_there(path.parent) else f"{path.parent} is not there"
+
+
+def may_be_foreign(path: Path) -> bool:
+    """Whether what is at `path`, an `absence`, may be a whole checkpoint in a format of somebody else's.
+
+    It is none where nothing is there, and where its name or a file in it is of a kind that only this package
+    writes: that is one of ours with parts missing. Raises OSError where it cannot be told.
+    """
+    if is_step_folder(path.name) or not _is_there(path):
+        return False
+    try:
+        inside = os.listdir(path)
+    except NotADirectoryError:
+        return True
+    return not any(is_rank_file(name) or name == DAMAGED for name in inside)
 
 
 def resolve(path: Path) -> Path:

@@ -35,6 +35,7 @@ MAX_RECORD_BYTES = 64 << 10
 
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _STEP_FOLDER = re.compile(r"step-\d{10}-attempt-\d+")
+_RANK_FILE = re.compile(r"rank-\d{5,}-of-\d{5,}\.safetensors")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +65,11 @@ def is_step_folder(name: str) -> bool:
 def rank_file(rank: int, world_size: int) -> str:
     """The tensor file that `rank` writes."""
     return f"rank-{rank:05d}-of-{world_size:05d}.safetensors"
+
+
+def is_rank_file(name: str) -> bool:
+    """Whether a file got its name from `rank_file`."""
+    return _RANK_FILE.fullmatch(name) is not None
 
 
 def check_tag(tag: str) -> str:
