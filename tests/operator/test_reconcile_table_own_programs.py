@@ -1,4 +1,5 @@
-"""reconcile of a user's own program that is asked to stop: each rank may answer in a way of its own."""
+"""reconcile of a user's own program that is asked to stop, by the operator or by what takes its pods away:
+each rank may answer in a way of its own."""
 
 from __future__ import annotations
 
@@ -204,7 +205,116 @@ CODE_0 = [
 ]
 
 
-@pytest.mark.parametrize("item", [*GRACE, *CODE_0], ids=lambda item: item.id)
+RUNNING = job(spec=OWN, status=status("Running"))
+SINGLE = job(spec={**OWN, "workers": 1}, status=status("Running"))
+THREE = job(spec={**OWN, "workers": 3}, status=status("Running"))
+PREEMPTED = "PreemptionByScheduler"
+YIELDS = {"completionTime": None, "failures.0": None, "restarts.preemption": 1, "restarts.total": 1}
+GOES_ON = Want(phase="Restarting", events=("Yielded",), fields=YIELDS)
+
+
+def taken(pod: PodView, disruption: str = PREEMPTED, *, s_ago: float = 19) -> PodView:
+    return replace(deleted(pod, s_ago=s_ago), disruption=disruption)
+
+
+NOT_ASKED_BY_US = [
+    *(
+        row(
+            f"one worker, {how}: 0 means stopped",
+            SINGLE,
+            seen(pod),
+            replace(GOES_ON, says={"event": "does not say that it is done"}),
+        )
+        for how, pod in {
+            "deleted": deleted(ended(0, 0, s_ago=17)),
+            "deleted, ended in the same second": deleted(ended(0, 0, s_ago=19)),
+            "preempted": taken(ended(0, 0, s_ago=17)),
+            "preempted, by a node whose clock is behind": taken(ended(0, 0, s_ago=40)),
+            "disrupted and not deleted": ended(0, 0, disruption="EvictionByEvictionAPI"),
+            "evicted by its node": ended(0, 0, phase="Failed", pod_reason="Evicted"),
+            "put out by its node, deleted long after": taken(
+                ended(0, 0, s_ago=900), "TerminationByKubelet", s_ago=60
+            ),
+        }.items()
+    ),
+    row("the whole gang preempted", RUNNING, seen(*(taken(pod) for pod in DONE)), GOES_ON),
+    row(
+        "the pods are gone by then: the next attempt starts",
+        RUNNING,
+        seen(gone=tuple(deleted(pod) for pod in DONE)),
+        Want(phase="Pending", attempt=2, events=("Yielded",), fields=YIELDS),
+    ),
+    row(
+        "before its ranks were seen to meet",
+        job(spec={**OWN, "workers": 1}, status=status("Starting")),
+        seen(deleted(ended(0, 0, s_ago=17))),
+        GOES_ON,
+    ),
+    row(
+        "one was done, the other was stopped",
+        RUNNING,
+        seen(ended(0, 0, s_ago=300), deleted(DONE[1])),
+        GOES_ON,
+    ),
+    row(
+        "the others have the grace from the stop on",
+        THREE,
+        seen(ended(0, 0, s_ago=300), deleted(ended(1, 0, s_ago=5)), ready(2)),
+        replace(WAITS, phase="Running", wake_in_s=60),
+    ),
+    row(
+        "and no more",
+        THREE,
+        seen(ready(0), deleted(ended(1, 0, s_ago=65), s_ago=70), ready(2)),
+        GOES_ON,
+    ),
+    row(
+        "a peer that SIGTERM ended without saving is what it was",
+        RUNNING,
+        seen(taken(DONE[0]), taken(ended(1, 143, s_ago=16))),
+        Want(phase="Restarting", events=("Preempted",), fields={"restarts.preemption": 1}),
+    ),
+    row(
+        "a peer that was lost, too",
+        RUNNING,
+        seen(deleted(DONE[0])),
+        Want(phase="Restarting", events=("PodLost",), fields={"restarts.infra": 1}),
+    ),
+    row(
+        "suspended by then",
+        job(spec={**OWN, "suspend": True}, status=status("Running")),
+        seen(*(deleted(pod) for pod in DONE)),
+        Want(phase="Suspending", fields={"completionTime": None, "restarts.total": 0}),
+    ),
+    *(
+        row(
+            f"{how}: complete",
+            SINGLE,
+            seen(pod),
+            Want(phase="Completed", events=("Completed",), fields={"restarts.total": 0}),
+        )
+        for how, pod in {
+            "deleted when it had ended": deleted(ended(0, 0, s_ago=20)),
+            "drained away long after": taken(ended(0, 0, s_ago=300), "EvictionByEvictionAPI"),
+            "a sidecar failed": ended(0, 0, phase="Failed"),
+        }.items()
+    ),
+    row(
+        "what is complete stays so, whatever becomes of the pods",
+        job(spec=OWN, status=status("Completed", completionTime=stamp(ago(10)))),
+        seen(*(taken(pod) for pod in DONE)),
+        Want(phase="Completed", events=()),
+    ),
+    row(
+        "the built-in trainer is done when it says so",
+        job(spec={"workers": 1}, status=status("Running")),
+        seen(taken(DONE[0])),
+        Want(phase="Completed"),
+    ),
+]
+
+
+@pytest.mark.parametrize("item", [*GRACE, *CODE_0, *NOT_ASKED_BY_US], ids=lambda item: item.id)
 def test_row(item: Row) -> None:
     check(item)
 
@@ -219,3 +329,13 @@ def test_what_is_done_is_complete_after_the_resume() -> None:
     assert resumed["status"]["attempt"] == 2
     again = (ended(0, 0, 2, s_ago=0), ended(1, 0, 2, s_ago=0))
     check(row("again", resumed, seen(*again, yielding=ACKED), Want(phase="Completed", attempt=2)))
+
+
+def test_what_is_done_is_complete_after_the_preemption() -> None:
+    """From the first 0, which says nothing, to the second, for which nobody asked."""
+    told = tuple(taken(pod) for pod in DONE)
+    ends = settled(RUNNING, seen(*told))
+    next_one = settled(ends, seen(gone=told))
+    assert (next_one["status"]["phase"], next_one["status"]["attempt"]) == ("Pending", 2)
+    again = (ended(0, 0, 2, s_ago=0), ended(1, 0, 2, s_ago=0))
+    check(row("again", next_one, seen(*again), Want(phase="Completed", attempt=2)))

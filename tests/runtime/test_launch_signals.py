@@ -45,6 +45,22 @@ while not saved:
 sys.exit(75)
 """
 
+RANK_2_LOSES_RANK_1 = (
+    """
+pid_file = f"{os.environ['ZEROTRAIN_RUN_DIR']}/pid-1"
+def lose(*_):
+    pid = int(open(pid_file).read())
+    while os.path.exists(f"/proc/{pid}"):
+        time.sleep(0.02)
+    sys.exit(1)
+if RANK == 1:
+    open(pid_file, "w").write(str(os.getpid()))
+if RANK == 2:
+    signal.signal(signal.SIGTERM, lose)
+"""
+    + RANK_0_SAVES
+)
+
 WITH_A_CHILD = """
 import subprocess
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=bool(RANK))
@@ -93,6 +109,15 @@ def test_the_rank_that_saves_outlives_those_that_sigterm_ended(
         ended, output = launcher.finish()
         assert launcher.termination.code == code
     assert (ended, "saved" in output) == (code, not built_in)
+
+
+def test_a_peer_of_the_rank_that_sigterm_ended_does_not_undo_what_was_saved(tmp_path: Path) -> None:
+    with launched(tmp_path, RANK_2_LOSES_RANK_1, ranks=3) as launcher:
+        launcher.wait_for_ranks()
+        launcher.popen.send_signal(signal.SIGTERM)
+        code, output = launcher.finish()
+        assert (launcher.termination.code, launcher.termination.rank) == (75, None)
+    assert (code, "saved" in output) == (75, True)
 
 
 def test_sigusr1_to_the_launcher_prints_the_stacks_and_nobody_dies(tmp_path: Path) -> None:

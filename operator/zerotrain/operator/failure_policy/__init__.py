@@ -3,13 +3,25 @@
 Pure. `reconcile` asks for jobs in the cluster, `zerotrain run` for those on this machine.
 """
 
-from .budgets import Budget, Decision, PastRestart, decide, still_counts
-from .judgements import ABOUT_FILES, HUNG, NOT_STARTED, Evidence, Judgement, Verdict, WorkerEnd, judge
+from .budgets import MAX_HOLD_OFF_S, Budget, Decision, PastRestart, decide, still_counts
+from .judgements import (
+    ABOUT_FILES,
+    BY_KUBELET,
+    HUNG,
+    NOT_STARTED,
+    Evidence,
+    Judgement,
+    Verdict,
+    WorkerEnd,
+    judge,
+)
 from .rules import FailureFacts, Ruling, ruling_of
 
 __all__ = [
     "ABOUT_FILES",
+    "BY_KUBELET",
     "HUNG",
+    "MAX_HOLD_OFF_S",
     "NOT_STARTED",
     "Budget",
     "Decision",

@@ -5,14 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import Enum
 
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.contract.progress import RankEnd
 from zerotrain.operator.api import RestartCause
 from zerotrain.operator.constants import Reason
-from zerotrain.operator.failure_policy import ABOUT_FILES, Evidence, Judgement, Verdict, WorkerEnd, judge
+from zerotrain.operator.failure_policy import (
+    ABOUT_FILES,
+    BY_KUBELET,
+    Evidence,
+    Judgement,
+    Verdict,
+    WorkerEnd,
+    judge,
+)
 from zerotrain.operator.reconcile.nodes import NO_LOSSES, Loss
 from zerotrain.operator.reconcile.observe import Observed, PodState, PodView
 
@@ -28,6 +36,9 @@ class Fate(Enum):
     """Somebody is deleting it; its program may still checkpoint and yield."""
     SUCCEEDED = "succeeded"
     YIELDED = "yielded"
+    STOPPED = "stopped"
+    """A program of the user's own that ended with 0 when its pod was to go: many answer SIGTERM so, and
+    nobody knows whether it was done. It saved as much as it does on SIGTERM."""
     FAILED = "failed"
     LOST = "lost"
     """Existed once, is not there now, and nobody knows how its program ended."""
@@ -42,7 +53,10 @@ _OF_STATE = {
     PodState.FAILED: Fate.FAILED,
 }
 LIVE = frozenset({Fate.PENDING, Fate.RUNNING, Fate.GOING})
-OVER = frozenset({Fate.SUCCEEDED, Fate.YIELDED, Fate.FAILED, Fate.LOST})
+OVER = frozenset({Fate.SUCCEEDED, Fate.YIELDED, Fate.STOPPED, Fate.FAILED, Fate.LOST})
+
+CLOCK_DOUBT = timedelta(minutes=1)
+"""By how much the clock of a node may be behind the API server's, by which a deletion is dated."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,21 +121,23 @@ def view_attempt(
     created: bool,
     stuck_before: datetime,
     losses: Mapping[str, Loss] = NO_LOSSES,
+    own_program: bool = False,
 ) -> AttemptView:
     """Look at attempt `number` alone; pods of other attempts do not exist here.
 
     `created` says that every worker of the attempt existed once, so that a missing one is lost. A pod whose
     deletion should have ended before `stuck_before` is lost too: its node does not answer. So is one on a
-    node among `losses`.
+    node among `losses`. `own_program`: the ranks run the user's own, whose 0 may be an answer to SIGTERM.
     """
     present = {pod.index: pod for pod in observed.pods if pod.attempt == number and pod.index < workers}
     gone = {pod.index: pod for pod in observed.gone if pod.attempt == number and pod.index < workers}
+    found = (
+        _on_its_node(_worker(index, present.get(index), gone.get(index), created, stuck_before), losses)
+        for index in range(workers)
+    )
     return AttemptView(
         number=number,
-        workers=tuple(
-            _on_its_node(_worker(index, present.get(index), gone.get(index), created, stuck_before), losses)
-            for index in range(workers)
-        ),
+        workers=tuple(_as_told(worker) for worker in found) if own_program else tuple(found),
         present=tuple(present.values()),
     )
 
@@ -148,6 +164,26 @@ def _on_its_node(worker: Worker, losses: Mapping[str, Loss]) -> Worker:
     if loss is None or (worker.fate not in LIVE and worker.fate is not Fate.LOST):
         return worker
     return replace(worker, fate=Fate.LOST, loss=loss)
+
+
+def _as_told(worker: Worker) -> Worker:
+    """The worker of a program of the user's own, stopped if its 0 may say so."""
+    if worker.fate is Fate.SUCCEEDED and worker.pod is not None and _was_to_go(worker.pod):
+        return replace(worker, fate=Fate.STOPPED)
+    return worker
+
+
+def _was_to_go(pod: PodView) -> bool:
+    """Whether the pod was told to go, by anybody, before its program ended. In doubt it was: what is done
+    ends with 0 once more, but a job that is called complete goes on no more."""
+    if pod.disruption == BY_KUBELET or (pod.pod_reason and pod.phase == "Failed"):
+        return True  # the kubelet deletes nothing: a deletion came later, and from somebody else
+    if pod.deletion_at is None or pod.finished_at is None:
+        return bool(pod.deletion_at or pod.disruption)
+    asked = pod.deletion_at - timedelta(seconds=pod.deletion_grace_s or 0)
+    # People delete what has just ended, and mean nothing by it. A disruption does so only to what was left
+    # standing, as a drain does to all pods of a node.
+    return pod.finished_at >= (asked - CLOCK_DOUBT if pod.disruption else asked)
 
 
 def strays(attempt: int, workers: int, observed: Observed) -> Mapping[int, tuple[PodView, ...]]:

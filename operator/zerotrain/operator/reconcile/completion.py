@@ -7,6 +7,7 @@ checkpoint, or on another rank, nobody knows.
 
 Nor does anybody know of such a program, once it was asked to stop, whether its 0 says "done" or "stopped":
 many end so on SIGTERM. It counts as stopped, as in a Job of Kubernetes: what is done ends with 0 once more.
+Here that is the operator's own request; what a deletion or a disruption asked for is `Fate.STOPPED`.
 """
 
 from __future__ import annotations

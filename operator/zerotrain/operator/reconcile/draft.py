@@ -97,6 +97,7 @@ class Draft:
                 created=self.status.pods_created,
                 stuck_before=self.now - timeout,
                 losses=self.losses(),
+                own_program=bool(self.job.spec.command),
             )
             self._view = (basis, view)
         return self._view[1]

@@ -172,7 +172,7 @@ def _active(draft: Draft) -> None:
         _yielding(draft)
     elif _ended_badly(draft, view):
         _go_on(draft)
-    elif view.count(Fate.YIELDED):
+    elif view.count(Fate.YIELDED, Fate.STOPPED):
         _await_yielded(draft, view)
     elif free := exclusions.outlived(draft, view):
         endings.after_expiry(draft, free)
@@ -253,7 +253,12 @@ def _go_on(draft: Draft) -> None:
 def _await_yielded(draft: Draft, view: AttemptView) -> None:
     """Some ranks stopped on a SIGTERM that was not ours (a drain, `kubectl delete pod`): all will."""
     since = min(
-        (worker.pod.ended_seen_at for worker in view.workers if worker.pod and worker.pod.ended_seen_at),
+        (
+            worker.pod.ended_seen_at
+            for worker in view.workers
+            # One that was done before was not told to stop: its end takes no grace from the others.
+            if worker.pod and worker.pod.ended_seen_at and worker.fate is not Fate.SUCCEEDED
+        ),
         default=draft.now,
     )
     limit = since + yielding.grace(draft) + yielding.SLACK

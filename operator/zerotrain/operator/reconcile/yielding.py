@@ -270,7 +270,10 @@ def _under_way(draft: Draft) -> YieldRequest | None:
 def _joined(draft: Draft) -> bool:
     """Also where no pass saw the ranks meet, because no operator ran then."""
     view = draft.view()
-    met = any(pod.ready or pod.ended for pod in view.present) or view.count(Fate.YIELDED, Fate.GOING) > 0
+    met = (
+        any(pod.ready or pod.ended for pod in view.present)
+        or view.count(Fate.YIELDED, Fate.STOPPED, Fate.GOING) > 0
+    )
     return draft.status.phase is Phase.RUNNING or met
 
 

@@ -76,8 +76,12 @@ class Supervisor:
         exits = self._ranks.exits()
         if not exits:  # a stop came before the ranks were started
             return Verdict(code=int(ExitCode.TERMINATED))
-        stopped = self._stop_requested.is_set()
-        return decide(exits, stop_requested=stopped, grace_ran_out=self._grace_ran_out)
+        return decide(
+            exits,
+            stop_requested=self._stop_requested.is_set(),
+            grace_ran_out=self._grace_ran_out,
+            own_program=not self._board.built_in_trainer,
+        )
 
     def request_stop(self) -> None:
         """SIGTERM every rank once: they stop at the same step, checkpoint, and exit 75."""

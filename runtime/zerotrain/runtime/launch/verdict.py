@@ -80,18 +80,24 @@ def spoils(exits: Sequence[RankExit]) -> bool:
 
 
 def decide(
-    exits: Sequence[RankExit], *, stop_requested: bool = False, grace_ran_out: bool = False
+    exits: Sequence[RankExit],
+    *,
+    stop_requested: bool = False,
+    grace_ran_out: bool = False,
+    own_program: bool = False,
 ) -> Verdict:
     """The verdict once every rank has ended.
 
     `stop_requested`: the ranks had SIGTERM from the launcher; where one of them yielded, its checkpoint is
     everybody's and those that just ended are no failures.
     `grace_ran_out`: a stop was asked for and the launcher killed the ranks that did not make it in time.
+    `own_program`: the ranks run the user's own, one of which may save for all. Ends that `spoils` does not
+    mind, and that left it its grace, are no failures either.
     """
     failed = [rank for rank in exits if rank.failed and not rank.killed_by_launcher]
     if stop_requested and any(rank.code == ExitCode.YIELDED for rank in exits):
-        own = [rank for rank in failed if rank.code != ExitCode.TERMINATED]
-        failed = failed if own else []
+        by_itself = any(rank.code != ExitCode.TERMINATED for rank in failed)
+        failed = failed if (spoils(failed) if own_program else by_itself) else []
     if failed:
         causes = [rank for rank in failed if rank.is_certainly_a_cause]
         first = min(causes or failed, key=_order)
