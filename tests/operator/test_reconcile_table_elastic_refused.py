@@ -103,6 +103,15 @@ EACH_POD_ALONE = [
         seen=refused(1, 2, s_ago=8990, problem=OVER_QUOTA, capacity=ALL),
         want=Want(phase="Yielding", fields={"elastic.workers": 1}),
     ),
+    Row(
+        id="pods that a webhook keeps from being made are not refused by the scheduler",
+        job=changed(of_eight(9000), podsCreated=False),
+        seen=refused(3, 4, s_ago=8990, capacity=room(8, asked=8)),
+        want=Want(
+            phase="Yielding",
+            fields={"elastic.workers": 4, "elastic.message": "room for 7 of 8 workers"},
+        ),
+    ),
 ]
 
 
@@ -174,6 +183,24 @@ HALF_BOUND = [
         want=Want(phase="Restarting", fields=STAYS),
     ),
     Row(
+        id="suspended, stalled or in a queue for hours in between: another wait",
+        job=half(8 * 3600, spec=patient(3600)),
+        seen=refused(3, 4, s_ago=61, attempt=2),
+        want=Want(phase="Restarting", fields=STAYS),
+    ),
+    Row(
+        id="the same between earlier ones: that wait began after it",
+        job=half(8 * 3600, 1000, 65, spec=patient(1100)),
+        seen=refused(3, 4, s_ago=61, attempt=4),
+        want=Want(phase="Restarting", fields=STAYS),
+    ),
+    Row(
+        id="the longest hold-off, and pods that took a while to be made: still the same wait",
+        job=half(800, 400, spec=patient(850)),
+        seen=refused(3, 4, s_ago=61, attempt=3),
+        want=Want(phase="Restarting", fields=SHRUNK),
+    ),
+    Row(
         id="a size that was decided on meanwhile is given its own time",
         job=half(65, since=stamp(ago(64))),
         seen=refused(3, 4, s_ago=61, attempt=2),
@@ -181,13 +208,13 @@ HALF_BOUND = [
     ),
     Row(
         id="not below minWorkers: the whole gang asks again and again",
-        job=half(*range(4000, 1000, -100), spec={"elastic": {"minWorkers": 4, "maxWorkers": 8}}),
+        job=half(*range(2965, 0, -100), spec={"elastic": {"minWorkers": 4, "maxWorkers": 8}}),
         seen=refused(3, 4, s_ago=61, attempt=31),
         want=Want(phase="Restarting", fields={**STAYS, "nextAttemptTime": stamp(ago(-300))}),
     ),
     Row(
         id="the wish changed meanwhile: the next attempt has that size, and no room was lost",
-        job=half(*range(4000, 1000, -100), spec={"workers": 2}),
+        job=half(*range(2965, 0, -100), spec={"workers": 2}),
         seen=refused(3, 4, s_ago=61, attempt=31),
         want=Want(phase="Restarting", fields=STAYS),
     ),
@@ -204,14 +231,68 @@ NOBODY_COUNTS = [
     Row(
         id="pods that find no node: on with those that did",
         job=starting(4, s_ago=120),
-        seen=placed(2, 4, capacity=blind(4)),
+        seen=refused(2, 4, s_ago=60, capacity=blind(4)),
         want=Want(phase="Yielding", events=("Resizing",), fields=SHRUNK),
     ),
     Row(
         id="no pod finds a node: one size smaller",
         job=starting(4, s_ago=120),
-        seen=placed(0, 4, capacity=blind(4)),
+        seen=refused(0, 4, s_ago=60, capacity=blind(4)),
         want=Want(phase="Yielding", fields=SHRUNK),
+    ),
+    Row(
+        id="pods that were refused a moment ago may find one still",
+        job=starting(4, s_ago=9000),
+        seen=refused(2, 4, s_ago=20, capacity=blind(4)),
+        want=Want(phase="Pending", events=(), fields=STAYS, wake_in_s=40),
+    ),
+    Row(
+        id="all were refused a moment ago: the first of them may find one still",
+        job=starting(4, s_ago=9000),
+        seen=refused(0, 4, s_ago=20, capacity=blind(4)),
+        want=Want(phase="Pending", events=(), fields=STAYS, wake_in_s=40),
+    ),
+    Row(
+        id="pods that the scheduler has not looked at, or makes room for, are no lack of room",
+        job=starting(4, s_ago=9000),
+        seen=placed(0, 4, capacity=blind(4)),
+        want=Want(phase="Pending", events=(), fields=STAYS),
+    ),
+    Row(
+        id="nor are they beside some that it placed",
+        job=of_eight(9000),
+        seen=placed(3, 8, capacity=blind(8)),
+        want=Want(phase="Pending", events=(), fields=STAYS),
+    ),
+    Row(
+        id="pods behind our own gate, because a webhook keeps the last one from being made",
+        job=changed(starting(4, s_ago=9000), podsCreated=False),
+        seen=seen(*(pending(index, gated=True) for index in range(3)), capacity=blind(4)),
+        want=Want(phase="Pending", events=(), fields=STAYS),
+    ),
+    Row(
+        id="what a quota keeps out has no place here either",
+        job=changed(starting(4, s_ago=9000), podsCreated=False),
+        seen=seen(pending(0), pending(1), problem=OVER_QUOTA, capacity=blind(4)),
+        want=Want(phase="Yielding", fields=SHRUNK),
+    ),
+    Row(
+        id="the word that nobody may count is old: it is asked for again, and not taken for no answer",
+        job=starting(4, s_ago=9000),
+        seen=placed(0, 4, capacity=replace(blind(4), at=ago(31))),
+        want=Want(phase="Pending", events=(), fields=STAYS, wake_in_s=15),
+    ),
+    Row(
+        id="so is a count",
+        job=starting(4, s_ago=9000),
+        seen=placed(2, 4, capacity=replace(ALL, at=ago(31))),
+        want=Want(phase="Pending", events=(), fields=STAYS, wake_in_s=15),
+    ),
+    Row(
+        id="an operator that has only just begun to look asks first",
+        job=starting(4, s_ago=9000),
+        seen=placed(2, 4, synced_at=ago(5)),
+        want=Want(phase="Pending", events=(), fields=STAYS, wake_in_s=25),
     ),
     Row(
         id="a gang waits for no count",

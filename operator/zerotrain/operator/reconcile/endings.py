@@ -115,7 +115,8 @@ def after_half(draft: Draft, view: AttemptView, why: str) -> None:
 
 
 def after_yield(draft: Draft, view: AttemptView) -> None:
-    """The ranks stopped at one step with a durable checkpoint, though nobody suspended the job: go on."""
+    """The ranks stopped though nobody suspended the job: go on. At one step with a durable checkpoint; of a
+    program of the user's own that ended with 0 as its pod was to go, nobody knows what it saved."""
     decision = _decide(draft, YIELDED_JUDGEMENT)
     if decision.hold_off_s and (first := _unprovoked(view)) is not None:
         # 75 is also what programs of other conventions end with: one that does so for ever must end.
@@ -124,8 +125,11 @@ def after_yield(draft: Draft, view: AttemptView) -> None:
         after_failure(draft, Failure(worker=first, judgement=judgement, told=told))
         return
     _restart(draft, YIELDED_JUDGEMENT, decision)
-    stopped = ", ".join(str(index) for index in view.indices(Fate.YIELDED)[:5])
-    told = f"attempt {view.number} yielded (workers {stopped}{', ...' if len(view.workers) > 5 else ''})"
+    stopped = view.indices(Fate.YIELDED, Fate.STOPPED)
+    names = f"{', '.join(str(index) for index in stopped[:5])}{', ...' if len(stopped) > 5 else ''}"
+    told = f"attempt {view.number} yielded (workers {names})"
+    if view.count(Fate.STOPPED):
+        told += "; code 0 of a program whose pod was to go does not say that it is done"
     _announce(draft, YIELDED_JUDGEMENT.reason, told, decision, warning=False)
 
 

@@ -251,14 +251,22 @@ def _startable(draft: Draft, view: AttemptView, refused: int, *, since: datetime
     if (split_at := half_bound.split_at(view)) is not None:
         if draft.now >= split_at:
             # The scheduler knows of volumes, affinities and claimed devices, the count does not.
-            return min(half_bound.placeable(view), size - refused)
+            return half_bound.placeable(view) - refused
         draft.wake(split_at)
-    verdict = ask_room(draft, size)
+    verdict, last = ask_room(draft, size), draft.observed.capacity
+    # Who has only begun to look has not been answered yet, however long the pods wait.
+    since = max(since, draft.observed.synced_at or since)
     if verdict is None and draft.now < since + VERDICT_WAIT:
         draft.wake(since + VERDICT_WAIT)
         return None
+    if verdict is None and last is not None:
+        # What was said is old, and asked anew in this pass. The same answer again brings no pass by itself.
+        draft.wake(draft.now + VERDICT_WAIT / 2)
+        return None
+    if verdict is not None and not verdict.counted:
+        return _not_refused(draft, view, refused)
     placed = sum(1 for worker in view.workers if worker.pod is not None and worker.pod.scheduled)
-    if verdict is not None and verdict.counted:
+    if verdict is not None:
         known = verdict.fits
     elif refused:
         known = size
@@ -266,6 +274,19 @@ def _startable(draft: Draft, view: AttemptView, refused: int, *, since: datetime
         # Where no pod at all has a node and nobody can tell how many would fit, sizes are tried one by one.
         known = size - 1 if placed == 0 else 0
     return min(max(placed, known), size - refused)
+
+
+def _not_refused(draft: Draft, view: AttemptView, refused: int) -> int | None:
+    """The same where nobody may count: only the scheduler can tell. What it has not looked at, or what waits
+    for its turn, behind a gate or for a preemption, says nothing of room; None until its word stands."""
+    size = draft.size
+    if (stands_at := half_bound.refused_at(view)) is None:
+        return size - refused
+    if draft.now < stands_at:
+        draft.wake(stands_at)
+        return None
+    # It placed none of them and does not say how many it would: sizes are tried one by one.
+    return size - max(refused, 1)
 
 
 def _refused(draft: Draft, view: AttemptView) -> int:
