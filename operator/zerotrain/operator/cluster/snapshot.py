@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -16,7 +17,16 @@ from zerotrain.operator.resources.gang import GATE
 
 STUCK_S = 60.0
 """So long a worker that the scheduler finds no place for counts as one that starts, and so long all of a job
-do to whose pods nothing happens."""
+do to whose pods nothing happens, unless they stand in line at a scheduler that serves."""
+
+SERVES_S = 3600.0
+"""So long a scheduler counts as one that serves after the last pod that it placed or refused is gone."""
+
+MAX_SCHEDULERS = 64
+"""Remembered so; anybody may write names of schedulers into pods."""
+
+DEFAULT_SCHEDULER = "default-scheduler"
+"""Of a pod that names none."""
 
 _EPOCH = datetime.fromtimestamp(0, UTC)
 
@@ -28,6 +38,8 @@ class Trace:
     unbound: int = 0
     gated: int = 0
     """By anybody's scheduling gate."""
+    heard: int = 0
+    """Of the unbound: those that their scheduler has refused before."""
     newest: str = ""
     """When the last one was created, in the API server's words."""
 
@@ -43,6 +55,11 @@ class Snapshot:
     """By UID of the job: its workers, with or without a node."""
     traces: dict[str, Trace] = field(default_factory=dict)
     """By UID of the job, its helpers included."""
+    queued: dict[str, Counter[str]] = field(default_factory=dict)
+    """By UID of the job and name of the scheduler: those of `unbound` that wait for nothing but a first look
+    of their scheduler."""
+    serving: set[str] = field(default_factory=set)
+    """Schedulers that placed or refused some pod, whosesoever."""
 
 
 class SnapshotReader:
@@ -62,10 +79,14 @@ class SnapshotReader:
         self._unbound: dict[str, Claim] = {}
         self._seen: dict[str, int] = {}
         self._traces: dict[str, Trace] = {}
+        self._queued: dict[str, Counter[str]] = {}
+        self._serving: set[str] = set()
 
     def take(self, pod: Mapping[str, Any]) -> None:
         spec, meta = pod["spec"], pod["metadata"]
         uid, node = self._owner(pod), spec.get("nodeName")
+        if node is not None or _is_heard(pod):
+            self._serving.add(_scheduler_of(pod))
         if uid is not None:
             self._trace(uid, pod)
             if LABEL_HELPER not in meta["labels"]:
@@ -87,12 +108,20 @@ class SnapshotReader:
             )
             for node in self._nodes
         ]
-        return Snapshot(nodes=uses, unbound=self._unbound, seen=self._seen, traces=self._traces)
+        return Snapshot(
+            nodes=uses,
+            unbound=self._unbound,
+            seen=self._seen,
+            traces=self._traces,
+            queued=self._queued,
+            serving=self._serving,
+        )
 
     def _trace(self, uid: str, pod: Mapping[str, Any]) -> None:
         spec, trace = pod["spec"], self._traces.setdefault(uid, Trace())
         trace.unbound += spec.get("nodeName") is None
         trace.gated += bool(spec.get("schedulingGates"))
+        trace.heard += spec.get("nodeName") is None and _is_heard(pod)
         trace.newest = max(trace.newest, pod["metadata"].get("creationTimestamp") or "")
 
     def _count_unbound(self, uid: str, pod: Mapping[str, Any]) -> None:
@@ -103,30 +132,90 @@ class SnapshotReader:
         else:
             claim = replace(known, demand=replace(known.demand, workers=known.demand.workers + 1))
         self._unbound[uid] = claim
+        if _is_queued(pod):
+            self._queued.setdefault(uid, Counter())[_scheduler_of(pod)] += 1
 
 
 class Movement:
-    """Since when nothing happens to the pods of a job, over all readings.
+    """Since when nothing happens to the pods of a job, and which schedulers serve, over all readings.
 
     Told by comparing readings and not by times in the pods: those are stamped by several machines' clocks,
-    and none says when a gate was opened. So the pods of a gang count for as long as more are created, opened
-    or bound, however many there are, and after a restart of the operator for `STUCK_S` in any case.
+    and none says when a gate was opened. So the pods of a gang count for as long as more are created, opened,
+    bound or refused, however many there are, and after a restart of the operator for `STUCK_S` in any case.
     """
 
     def __init__(self) -> None:
         self._since: dict[str, tuple[Trace, float]] = {}
+        self._served: dict[str, float] = {}
+        """By scheduler: when it was last seen to serve, the latest last."""
 
     def unbound(self, snapshot: Snapshot, now_s: float) -> list[Claim]:
-        """Workers without a node, of jobs to whose pods something happened within `STUCK_S`. Of others some
-        pod cannot be created, or no scheduler looks at them: nobody knows for how long. `now_s`: when the
-        snapshot was taken, by a clock that never jumps."""
+        """Workers without a node that count. `now_s`: when the snapshot was taken, by a clock that never
+        jumps.
+
+        All of jobs to whose pods something happened within `STUCK_S`. Of others those in line at a scheduler
+        that serves, for as long as they are: it may be down or have thousands of pods to place first, and
+        whoever got their room meanwhile would stand in the same line. The rest wait nobody knows how long:
+        some peer cannot be created, or no scheduler looks at them.
+        """
         before = self._since
         self._since = {}
         for uid in snapshot.unbound:
             trace = snapshot.traces[uid]
             known = before.get(uid)
             self._since[uid] = known if known is not None and known[0] == trace else (trace, now_s)
-        return [claim for uid, claim in snapshot.unbound.items() if now_s - self._since[uid][1] <= STUCK_S]
+        serving = self._remember(snapshot.serving, now_s)
+        counted = []
+        for uid, claim in snapshot.unbound.items():
+            if now_s - self._since[uid][1] <= STUCK_S:
+                counted.append(claim)
+                continue
+            lines = snapshot.queued.get(uid, Counter[str]())
+            workers = sum(number for scheduler, number in lines.items() if scheduler in serving)
+            if workers:
+                counted.append(replace(claim, demand=replace(claim.demand, workers=workers)))
+        return counted
+
+    def _remember(self, serving: set[str], now_s: float) -> set[str]:
+        """All schedulers that serve. One that is down is told from one that was never there also when the
+        last pods that it placed have ended: the next gang comes just then."""
+        served = {name: at for name, at in self._served.items() if now_s - at <= SERVES_S}
+        for name in serving:
+            served.pop(name, None)
+            served[name] = now_s
+        self._served = dict(list(served.items())[-MAX_SCHEDULERS:])
+        return serving | self._served.keys()
+
+
+def _scheduler_of(pod: Mapping[str, Any]) -> str:
+    return str(pod["spec"].get("schedulerName") or DEFAULT_SCHEDULER)
+
+
+def _scheduled(pod: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The pod's condition PodScheduled; empty where nobody has written one."""
+    conditions = pod.get("status", {}).get("conditions", ())
+    return next((item for item in conditions if item.get("type") == "PodScheduled"), {})
+
+
+def _is_heard(pod: Mapping[str, Any]) -> bool:
+    """Whether a scheduler has said something of the pod. That it is gated is the API server's word, and stays
+    after the gates were opened until the scheduler comes."""
+    found = _scheduled(pod)
+    return bool(found) and found.get("reason") != "SchedulingGated"
+
+
+def _is_queued(pod: Mapping[str, Any]) -> bool:
+    """Whether a scheduler that serves will place or refuse the pod (which has no node) in its turn.
+
+    kube-scheduler says nothing of pods that it does not look at yet: gated ones, members of its own gangs
+    whose peers do not exist, and those whose device claims nobody has made.
+    """
+    spec = pod["spec"]
+    if spec.get("schedulingGates") or spec.get("schedulingGroup") or pod["metadata"].get("deletionTimestamp"):
+        return False
+    made = {claim["name"] for claim in pod.get("status", {}).get("resourceClaimStatuses", ())}
+    lacks_device = any(claim["name"] not in made for claim in spec.get("resourceClaims", ()))
+    return not lacks_device and not _is_heard(pod)
 
 
 def _is_stuck(pod: Mapping[str, Any], now: datetime) -> bool:
@@ -134,8 +223,7 @@ def _is_stuck(pod: Mapping[str, Any], now: datetime) -> bool:
     one. Room that it cannot have is others'. `Movement` tells of pods that nobody refuses."""
     if any(gate.get("name") != GATE for gate in pod["spec"].get("schedulingGates", ())):
         return True
-    conditions = pod.get("status", {}).get("conditions", ())
-    found: Mapping[str, Any] = next((item for item in conditions if item.get("type") == "PodScheduled"), {})
+    found = _scheduled(pod)
     since = parse_time(found.get("lastTransitionTime"))
     refused = found.get("status") == "False" and found.get("reason") == "Unschedulable"
     return refused and since is not None and now - since > timedelta(seconds=STUCK_S)
