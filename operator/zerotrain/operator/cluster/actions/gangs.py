@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from zerotrain.operator.cluster.actions.hands import PATHS, Hands, delete_options, owned
+from zerotrain.operator.cluster.actions.hands import PATHS, Hands
 from zerotrain.operator.cluster.api import STRATEGIC_PATCH, Json, Request
-from zerotrain.operator.cluster.errors import Conflict, NotFound
+from zerotrain.operator.cluster.errors import NotFound
 from zerotrain.operator.reconcile import ForgetGroup, OpenGates
 from zerotrain.operator.resources.gang import GATE, RESOURCE, group_name
 
@@ -19,13 +19,7 @@ async def forget(hands: Hands, body: Json, action: ForgetGroup) -> None:
     meta = body["metadata"]
     name = group_name(meta["name"], action.attempt)
     path = f"/apis/{action.gang}/namespaces/{meta['namespace']}/{RESOURCE}/{name}"
-    try:
-        found = await hands.api.call(Request(method="GET", path=path, kind=RESOURCE))
-        if owned(found, meta["uid"]):
-            options = {**delete_options(None), "preconditions": {"uid": found["metadata"]["uid"]}}
-            await hands.api.call(Request(method="DELETE", path=path, kind=RESOURCE, body=options))
-    except (NotFound, Conflict):
-        log.debug("pod group %s is gone already, or is another one by now", name)
+    await hands.remove(path, kind=RESOURCE, job_uid=meta["uid"])
     hands.memories.of(meta["uid"]).ungrouped = action.attempt
 
 

@@ -86,6 +86,16 @@ class Hands:
             return False
         return True
 
+    async def remove(self, path: str, *, kind: str, job_uid: str) -> None:
+        """Delete the object, unless one of that name belongs to somebody else or is another one by now."""
+        try:
+            found = await self.api.call(Request(method="GET", path=path, kind=kind))
+            if owned(found, job_uid):
+                options = {**delete_options(None), "preconditions": {"uid": found["metadata"]["uid"]}}
+                await self.api.call(Request(method="DELETE", path=path, kind=kind, body=options))
+        except (NotFound, Conflict):
+            log.debug("%s is gone already, or is another one by now", path)
+
     async def _own(self, job: ZeroTrainingJob, item: Json, **params: str) -> Json:
         """The object as it is there. Raises NotFound, and ActionRefused where it is somebody else's."""
         path = f"{collection(item)}/{item['metadata']['name']}"

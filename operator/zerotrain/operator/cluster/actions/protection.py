@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-
 from zerotrain.operator.api import ZeroTrainingJob
-from zerotrain.operator.cluster.actions.hands import PATHS, Hands, delete_options, owned
-from zerotrain.operator.cluster.api import Json, Request
-from zerotrain.operator.cluster.errors import Conflict, NotFound
+from zerotrain.operator.cluster.actions.hands import PATHS, Hands
+from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.reconcile import Protection, ProtectWorkers, UnprotectWorkers
 from zerotrain.operator.resources.budget import budget_name, disruption_budget
-
-log = logging.getLogger(__name__)
 
 KIND = "PodDisruptionBudget"
 RESOURCE = "poddisruptionbudgets"
@@ -28,11 +23,5 @@ async def unprotect(hands: Hands, body: Json, action: UnprotectWorkers) -> None:
     meta = body["metadata"]
     name = budget_name(meta["name"], action.attempt)
     path = f"{PATHS[KIND].format(namespace=meta['namespace'])}/{name}"
-    try:
-        found = await hands.api.call(Request(method="GET", path=path, kind=RESOURCE))
-        if owned(found, meta["uid"]):
-            options = {**delete_options(None), "preconditions": {"uid": found["metadata"]["uid"]}}
-            await hands.api.call(Request(method="DELETE", path=path, kind=RESOURCE, body=options))
-    except (NotFound, Conflict):
-        log.debug("disruption budget %s is gone already, or is another one by now", name)
+    await hands.remove(path, kind=RESOURCE, job_uid=meta["uid"])
     hands.memories.of(meta["uid"]).protection = Protection(attempt=action.attempt, exists=False)
