@@ -28,7 +28,12 @@ DCGM = frozenset(
 """Exported by dcgm-exporter with the counters that the chart ships."""
 
 OPERATOR = frozenset(
-    {"ZeroTrainOperatorDown", "ZeroTrainOperatorReconcileErrors", "ZeroTrainOperatorNoLeader"}
+    {
+        "ZeroTrainOperatorDown",
+        "ZeroTrainOperatorReconcileErrors",
+        "ZeroTrainOperatorNoLeader",
+        "ZeroTrainWorkersUnreachable",
+    }
 )
 """Not about a job."""
 
@@ -38,7 +43,7 @@ GoodputBudgetBurn Straggler AllGatherP99 ReduceScatterP99 NonFinite GradNormSpik
 OptimizerShareHigh DataStarved CheckpointStale CheckpointFailed CheckpointVerifyFailed SpillFillingUp
 SpillIOErrors SpillAuthFailure SpillNotEncrypted SpillBandwidthBelowCalibration ReplicaDivergence
 HostMemoryNearLimit GpuMemoryHeadroomLow GpuFault GpuThrottled OperatorDown OperatorReconcileErrors
-OperatorNoLeader"""
+OperatorNoLeader WorkersUnreachable"""
 
 
 def problems(rule: Rule) -> list[str]:

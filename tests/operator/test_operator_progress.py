@@ -38,6 +38,8 @@ class Workers:
         self.uid, self.attempt = "job-uid", 1
         self.idle_s = 1.0
         """Since any step moved."""
+        self.empty = False
+        """Whether the launchers answer without any rank."""
         self.checkpoint: CheckpointProgress | None = None
         self.straggler: Straggler | None = None
 
@@ -56,7 +58,12 @@ class Workers:
             motion=Motion(idle_seconds=self.idle_s, silent_seconds=1.0, steps_seen=100),
         )
         return WorkerReport(
-            job="gpt", job_uid=self.uid, attempt=self.attempt, node_rank=index, world_size=2, ranks=(rank,)
+            job="gpt",
+            job_uid=self.uid,
+            attempt=self.attempt,
+            node_rank=index,
+            world_size=2,
+            ranks=() if self.empty else (rank,),
         )
 
     async def request_yield(self, worker: Worker, *, attempt: int, token: str) -> None:

@@ -190,6 +190,15 @@ PROGRESS = [
         want=Want(fields={"checkpoint.last.step": 40}),
     ),
     Row(
+        id="of a job whose workers cannot be reached nobody knows whether it moves",
+        job=job(status=status("Running")),
+        seen=seen(ready(0), ready(1), progress=progress(40), unheard=True),
+        want=Want(
+            fields={"progress.step": 40},
+            conditions={"Progressing": ("Unknown", "WorkersUnreachable")},
+        ),
+    ),
+    Row(
         id="a loss that is no number is left out: the status must stay writable",
         job=job(status=status("Running")),
         seen=seen(ready(0), ready(1), progress=progress(40, loss=float("nan"))),

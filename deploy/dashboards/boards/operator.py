@@ -96,6 +96,18 @@ _HEALTH = Row(
             alerts=("OperatorReconcileErrors",),
         ),
         Panel(
+            title="Jobs not heard of",
+            description="""Jobs whose worker 0 runs and has not answered the operator for two minutes. Healthy
+            is 0: no hang of theirs is found and no checkpoint is asked for.""",
+            kind=Kind.STAT,
+            unit=Unit.COUNT,
+            width=4,
+            height=4,
+            thresholds=at_least(1, Level.WARNING),
+            queries=(Query(expr="max(zerotrain_operator_unheard_jobs{OPERATOR})", legend="jobs"),),
+            alerts=("WorkersUnreachable",),
+        ),
+        Panel(
             title="Version",
             description="""Versions of the replicas that run. Two at once only while an upgrade rolls.""",
             kind=Kind.STAT,

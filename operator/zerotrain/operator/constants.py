@@ -232,6 +232,7 @@ class Reason(StrEnum):
     HOLD_OFF = "HoldOff"
     YIELD_TIMEOUT = "YieldTimeout"
     STEP_STALE = "StepStale"
+    WORKERS_UNREACHABLE = "WorkersUnreachable"
     NOT_SUSPENDED = "NotSuspended"
     NOT_FINISHED = "NotFinished"
 

@@ -290,6 +290,21 @@ def operator() -> tuple[Case, ...]:
             fires=(Firing(labels=here, severity="critical", from_s=810, until_s=990),),
         ),
         Case(
+            alert="ZeroTrainWorkersUnreachable",
+            name="two replicas that see the same jobs, for a while",
+            series=merged(
+                replica("zerotrain_operator_unheard_jobs", [*flat(0, 10), *flat(2, 20), *flat(0, 20)]),
+                replica("zerotrain_operator_unheard_jobs", flat(0, 50), pod="op-1"),
+            ),
+            fires=(Firing(labels=here, from_s=480, until_s=900),),
+        ),
+        Case(
+            alert="ZeroTrainWorkersUnreachable",
+            name="one that is slow to answer now and then",
+            series=replica("zerotrain_operator_unheard_jobs", [0, 0, 1, 1, 1, 1, 0, 0, 1, 1, 0, 0] * 4),
+            quiet_at_s=(300, 600, 900, 1200),
+        ),
+        Case(
             alert="ZeroTrainOperatorReconcileErrors",
             name="every fifth pass fails for half an hour",
             series=merged(

@@ -49,6 +49,8 @@ class JobMemory:
     step_moved_at: datetime | None = None
     """When its step was seen to move, by the clock that passes are decided at."""
     inspection: Inspection | None = None
+    unheard: bool = False
+    """Worker 0 runs and has not answered for long."""
     heard: dict[str, datetime] = field(default_factory=dict)
     """By node that is not ready: when a worker on it last answered."""
     stacks: StacksView | None = None
@@ -131,6 +133,7 @@ class Memories:
             progress=memory.progress,
             step_moved_at=memory.step_moved_at,
             inspection=memory.inspection,
+            unheard=memory.unheard,
             stacks=memory.stacks,
             yielding=memory.yielding,
             protection=memory.protection,

@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from zerotrain.contract.launch import WORKER_HTTP_PORT
 from zerotrain.contract.progress import Progress
 from zerotrain.contract.worker_http import WorkerReport
 from zerotrain.operator.cluster.api import Json
-from zerotrain.operator.cluster.channel import ChannelError, Worker, WorkerChannel
+from zerotrain.operator.cluster.channel import ChannelError, SilentChannel, Worker, WorkerChannel
 from zerotrain.operator.cluster.jobs import JobCache
 from zerotrain.operator.cluster.memory import JobMemory, Memories
 from zerotrain.operator.cluster.store import JobKey, PodStore, owner_key
@@ -44,6 +45,10 @@ PASS_INTERVAL_S = 10.0
 MUTE_S = 30.0
 """Without an answer of worker 0 for so long the others are asked what they know."""
 
+UNHEARD_S = 120.0
+"""Without an answer for so long, something keeps the operator from its worker, and people are told: a
+launcher answers within seconds of its start, whatever the ranks do."""
+
 LISTENING_INTERVAL_S = 5.0
 """Between two questions to the workers of a node that is not ready."""
 
@@ -65,6 +70,8 @@ class _Poll:
     """What is known of the polling of one job."""
 
     answered_at: float
+    mute_since: float | None = None
+    """Since when worker 0 runs and does not answer."""
     due: float = 0.0
     inspection_due: float = 0.0
     seen: tuple[int, int, str] = (0, 0, "")
@@ -73,6 +80,9 @@ class _Poll:
     news: object = None
     """What the last record said that is worth a pass at once."""
     passed_at: float = -math.inf
+
+    def is_unheard(self, now: float) -> bool:
+        return self.mute_since is not None and now - self.mute_since >= UNHEARD_S
 
 
 class ProgressPuller:
@@ -97,6 +107,11 @@ class ProgressPuller:
         self._listening_due: dict[str, float] = {}
         self._budget = _CallBudget(INSPECTION_CALLS_PER_SECOND, clock())
         self._budget_of_large_jobs = _CallBudget(INSPECTION_CALLS_PER_SECOND, clock())
+
+    @property
+    def unheard(self) -> int:
+        """Jobs whose worker 0 runs and has not answered for long. May be read from any thread."""
+        return sum(poll.is_unheard(self._clock()) for poll in list(self._polls.values()))
 
     async def run(self) -> None:
         """Ask whoever is due, twice a second; one that does not answer holds up nobody."""
@@ -129,17 +144,33 @@ class ProgressPuller:
     async def _pull(self, key: JobKey, job: Json, poll: _Poll) -> None:
         uid, attempt = job["metadata"]["uid"], int(job["status"].get("attempt", 0))
         started = {pod.index: pod for pod in self._started(key.namespace, uid, attempt)}
-        if 0 not in started:
-            return
         pods = {index: pod for index, pod in started.items() if not pod.ended}
         # Worker 0 may have ended well while others hang in what they do last: then these are asked alone.
         report = await self._report(key, pods[0], uid, attempt) if 0 in pods else None
         if self._jobs.get(key) is None:
             return  # deleted meanwhile: nothing must be remembered of it
+        self._heed(key, uid, poll, mute=0 in pods and report is None)
+        if 0 not in started:
+            return
         if report is not None and report.ranks:
             self._take(key, uid, report, poll)
         if pods and _phase(job) in JUDGED_PHASES and self._is_suspect(job, report, poll):
             await self._inspect(key, job, pods, poll)
+
+    def _heed(self, key: JobKey, uid: str, poll: _Poll, *, mute: bool) -> None:
+        """Whether worker 0 can be reached at all; where pods run nothing, nobody answers."""
+        if not mute or isinstance(self._channel, SilentChannel):
+            poll.mute_since = None
+        elif poll.mute_since is None:
+            poll.mute_since = self._clock()
+        memory, unheard = self._memories.of(uid), poll.is_unheard(self._clock())
+        if memory.unheard == unheard:
+            return
+        memory.unheard = unheard
+        if unheard:
+            told = "%s/%s: worker 0 runs and has not answered for %d s on TCP %d: a hang would not be found"
+            log.warning(told, key.namespace, key.name, UNHEARD_S, WORKER_HTTP_PORT)
+        self._changed(key)
 
     def _take(self, key: JobKey, uid: str, report: WorkerReport, poll: _Poll) -> None:
         memory, progress = self._memories.of(uid), report.ranks[0]

@@ -6,7 +6,7 @@ looked at when somebody scrapes, not when it changes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 
 from prometheus_client import (
@@ -51,6 +51,7 @@ class Telemetry:
         self.loop_lag_seconds = self._gauge("zerotrain_operator_loop_lag_seconds")
         self._watch_age_seconds = self._gauge("zerotrain_operator_watch_age_seconds")
         self._unreadable = self._gauge("zerotrain_operator_unreadable")
+        self._unheard = self._gauge("zerotrain_operator_unheard_jobs")
         self.count_jobs({})
         self.set_watch_ages(dict.fromkeys(WATCHES, 0.0))
         self._info = Info(
@@ -83,6 +84,10 @@ class Telemetry:
         """By resource and namespace, which is empty for the whole cluster."""
         for place, is_refused in refused.items():
             self._unreadable.labels(*place).set(is_refused)
+
+    def count_unheard(self, count: Callable[[], int]) -> None:
+        """Asked at every scrape, from any thread."""
+        self._unheard.set_function(count)
 
     def watch_jobs(self, collector: Collector) -> None:
         """Export the jobs' series, too."""

@@ -78,6 +78,7 @@ class Runtime:
             changed=controller.queue.add,
             now=api.time.now,
         )
+        self.telemetry.count_unheard(lambda: puller.unheard)
         lease = ApiLease(
             api, namespace=self.config.namespace, name=self.config.lease, identity=self.config.identity
         )

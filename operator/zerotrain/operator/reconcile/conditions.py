@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from zerotrain.contract.launch import WORKER_HTTP_PORT
 from zerotrain.operator.api import Condition, Phase, ZeroTrainingJobStatus
 from zerotrain.operator.api.elastic import SizeReason
 from zerotrain.operator.api.lifecycle import VerificationState
@@ -212,6 +213,9 @@ def _progressing(facts: Facts) -> Finding:
     progress = facts.status.progress
     if not facts.started:
         return Finding(False, str(facts.phase))
+    if facts.draft.observed.unheard:
+        told = f"worker 0 does not answer the operator on TCP {WORKER_HTTP_PORT}; a hang would not be found"
+        return Finding(None, Reason.WORKERS_UNREACHABLE, told)
     if progress.attempt != facts.status.attempt or progress.last_step_time is None:
         return Finding(False, Reason.NO_STEP_YET)
     look = facts.draft.observed.inspection

@@ -189,6 +189,8 @@ class Observed:
     """When its step was seen to move, by this operator's clock."""
     inspection: Inspection | None = None
     """The last look at all workers; made only when rank 0's step went stale or its pod does not answer."""
+    unheard: bool = False
+    """Worker 0 runs and has not answered for long: nobody knows whether the job moves."""
     stacks: StacksView | None = None
     """The stacks that were collected last."""
     yielding: YieldState | None = None

@@ -79,6 +79,11 @@ OPERATOR_METRICS: tuple[MetricSpec, ...] = (
         resource=("pods", "nodes"),
         watched_namespace=(),
     ),
+    _own.gauge(
+        "zerotrain_operator_unheard_jobs",
+        "Jobs whose worker 0 runs and has not answered the operator for two minutes: a hang of theirs is not "
+        "found.",
+    ),
     _own.info("zerotrain_operator_info", "The operator's version.", "version"),
 )
 
