@@ -140,6 +140,10 @@ _ATTEMPT = {
     ),
     "StepAdvanced": ("the step moves", NOTHING),
     "NoStepYet": ("no step of this attempt is done yet", "wait: the first step compiles and loads"),
+    "WorkersUnreachable": (
+        "worker 0 runs and has not answered the operator for two minutes, so a hang would not be found",
+        "open TCP 8471 of the job's pods for the operator's: network policies, a service mesh",
+    ),
     "StepStale": (
         "the step has not moved for a while; not yet a hang",
         "zerotrain top NAME; a rank that waits for data or disk stands out",
