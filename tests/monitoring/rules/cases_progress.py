@@ -293,7 +293,7 @@ def operator() -> tuple[Case, ...]:
             alert="ZeroTrainWorkersUnreachable",
             name="two replicas that see the same jobs, for a while",
             series=merged(
-                replica("zerotrain_operator_unheard_jobs", [*flat(0, 10), *flat(2, 20), *flat(0, 20)]),
+                replica("zerotrain_operator_unheard_jobs", [*flat(0, 10), *flat(1, 20), *flat(0, 20)]),
                 replica("zerotrain_operator_unheard_jobs", flat(0, 50), pod="op-1"),
             ),
             fires=(Firing(labels=here, from_s=480, until_s=900),),
