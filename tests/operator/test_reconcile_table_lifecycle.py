@@ -196,6 +196,7 @@ PROGRESS = [
         want=Want(
             fields={"progress.step": 40},
             conditions={"Progressing": ("Unknown", "WorkersUnreachable")},
+            says={"Progressing": "open TCP 8471"},
         ),
     ),
     Row(

@@ -291,7 +291,7 @@ def operator() -> tuple[Case, ...]:
         ),
         Case(
             alert="ZeroTrainWorkersUnreachable",
-            name="two replicas that see the same jobs, for a while",
+            name="one replica hears nothing of a job for a while, and the other knows of none",
             series=merged(
                 replica("zerotrain_operator_unheard_jobs", [*flat(0, 10), *flat(1, 20), *flat(0, 20)]),
                 replica("zerotrain_operator_unheard_jobs", flat(0, 50), pod="op-1"),

@@ -168,7 +168,7 @@ class ProgressPuller:
             return
         memory.unheard = unheard
         if unheard:
-            told = "%s/%s: worker 0 runs and has not answered for %d s on TCP %d: a hang would not be found"
+            told = "%s/%s: worker 0 runs and has not answered for %d s; open its TCP %d for the operator"
             log.warning(told, key.namespace, key.name, UNHEARD_S, WORKER_HTTP_PORT)
         self._changed(key)
 

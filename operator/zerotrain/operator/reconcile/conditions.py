@@ -214,7 +214,8 @@ def _progressing(facts: Facts) -> Finding:
     if not facts.started:
         return Finding(False, str(facts.phase))
     if facts.draft.observed.unheard:
-        told = f"worker 0 does not answer the operator on TCP {WORKER_HTTP_PORT}; a hang would not be found"
+        way_out = f"open TCP {WORKER_HTTP_PORT} of the job's pods for the operator's"
+        told = f"worker 0 does not answer the operator, so a hang would not be found; {way_out}"
         return Finding(None, Reason.WORKERS_UNREACHABLE, told)
     if progress.attempt != facts.status.attempt or progress.last_step_time is None:
         return Finding(False, Reason.NO_STEP_YET)
