@@ -111,18 +111,20 @@ def _names(alerts: list[Any]) -> set[str]:
 def _check(folder: Path, options: argparse.Namespace) -> int:
     client = PrometheusClient(_running(folder, options).prometheus)
     deadline = time.monotonic() + options.wait
+    found: dict[str, dict[str, bool]] = {}
     while True:
         now = time.time()
         variables = {"namespace": options.namespace, "job": options.job, "rank": ".*", "operator": OPERATOR}
         view = View(variables=variables, start=now - 60 * options.minutes, end=now)
-        found = {board.name: _panels_with_data(client, board, view) for board in BOARDS}
+        before, found = found, {board.name: _panels_with_data(client, board, view) for board in BOARDS}
         missing = [
             f"{board}: {panel}"
             for board, panels in FILLED_BY_ANY_JOB.items()
             for panel in sorted(panels)
             if not found[board][panel]
         ]
-        if not missing or time.monotonic() > deadline:
+        settled = found == before  # a rate has no value before its second sample
+        if (settled and not missing) or time.monotonic() > deadline:
             break
         time.sleep(2)
     for board, panels in found.items():

@@ -12,7 +12,7 @@ from deploy.monitoring.client import PrometheusClient
 
 INSTANT_KINDS = frozenset({Kind.STAT, Kind.BAR_GAUGE, Kind.TABLE})
 FILLED_BY_ANY_JOB: Mapping[str, frozenset[str]] = {
-    "fleet": frozenset({"Running", "Jobs"}),
+    "fleet": frozenset({"Running", "Jobs", "Restarts by cause"}),
     "job-overview": frozenset({"Phase", "Ranks up", "Loss", "Step time", "Tokens per second"}),
     "ranks": frozenset({"Ranks up", "Own work per step, by rank", "Where the ranks are"}),
     "memory": frozenset({"Process memory by rank", "Host memory of the fullest workers"}),
