@@ -14,8 +14,9 @@ from tests.operator.reconcile_builders import NOW, UID, job, stamp
 from zerotrain.operator.api import AttemptShape, Phase, ZeroTrainingJobStatus
 from zerotrain.operator.cluster.api import Api
 from zerotrain.operator.cluster.channel import SilentChannel
+from zerotrain.operator.cluster.creations import Creations
 from zerotrain.operator.cluster.events import EventWriter
-from zerotrain.operator.cluster.executor import ActionRefused, Executor
+from zerotrain.operator.cluster.executor import ActionRefused, Executor, Unfinished
 from zerotrain.operator.cluster.jobs import JobCache, JobClient
 from zerotrain.operator.cluster.memory import Memories
 from zerotrain.operator.cluster.store import JobKey, PodStore
@@ -24,7 +25,8 @@ from zerotrain.operator.constants import Reason
 from zerotrain.operator.handlers import controller as module
 from zerotrain.operator.handlers.controller import Controller
 from zerotrain.operator.handlers.queue import WorkQueue
-from zerotrain.operator.reconcile import AskRoom, Plan, Problem
+from zerotrain.operator.handlers.starts import Starts
+from zerotrain.operator.reconcile import AskRoom, CreateWorkers, Observed, Plan, Problem
 from zerotrain.operator.resources import ResourceOptions
 
 KEY = JobKey("ml", "gpt")
@@ -42,7 +44,7 @@ def controller(api: Api) -> Controller:
         channel=SilentChannel(),
         options=ResourceOptions(),
         operator_key=b"k" * 32,
-        creations=asyncio.Semaphore(10),
+        creations=Creations(10),
     )
     return Controller(
         queue=WorkQueue[JobKey](),
@@ -238,3 +240,44 @@ async def test_a_refusal_that_names_another_pod_each_time_is_tried_with_a_backof
         assert hands.memories.of(UID).problem == Problem(reason="QuotaExceeded", message=str(refusal))
         hands._retry(KEY, stored(), ActionRefused(Reason.NAME_TAKEN, "Service gpt belongs to somebody else"))
         assert len(waits) == 5, "other news are told at once"
+
+
+async def test_a_job_that_has_pods_left_goes_on_at_once_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = Plan(
+        status=None, events=(), actions=(CreateWorkers(attempt=1, indices=(0, 1, 2, 3)),), wake_at=None
+    )
+    performed, problems, done = list[str](), list[bool](), asyncio.Event()
+    observed, making = list[bool](), list[bool]()
+
+    async def perform(_: Executor, body: Json, __: object) -> None:
+        performed.append(body["metadata"]["name"])
+        problems.append(hands.memories.of(UID).problem is not None)
+        making.append(observed[-1])
+        if performed[-1] == "other":
+            done.set()
+        elif len(performed) <= 2:
+            raise Unfinished(made=len(performed) - 1)
+
+    def decide(_: object, seen: Observed, *__: object) -> Plan:
+        observed.append(seen.making)
+        return plan
+
+    monkeypatch.setattr(module, "reconcile", decide)
+    monkeypatch.setattr(Executor, "perform", perform)
+    async with served(ApiDouble()) as api:
+        hands = replace(controller(api), starts=Starts(limit=1))
+        other = stored()
+        other["metadata"] = {**other["metadata"], "name": "other", "uid": "other"}
+        hands.job_changed(stored())
+        hands.job_changed(other)
+        memory = hands.memories.of(UID)
+        memory.failures, memory.problem = 3, Problem(reason="QuotaExceeded", message="no")
+        problems.clear()
+        worker = asyncio.create_task(hands.work())
+        async with asyncio.timeout(60):
+            await done.wait()
+        worker.cancel()
+    assert performed == ["gpt", "gpt", "gpt", "other"]
+    assert memory.failures == 0
+    assert making == [False, True, True, False]
+    assert problems[:3] == [True, True, False], "some were let in"

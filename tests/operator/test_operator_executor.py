@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -12,10 +11,12 @@ from tests.support.jobs import job_json, make_job
 from zerotrain.contract.channel_token import derive
 from zerotrain.contract.worker_http import WorkerReport
 from zerotrain.operator.api import ZeroTrainingJob
+from zerotrain.operator.cluster.actions import workers
 from zerotrain.operator.cluster.api import Api
 from zerotrain.operator.cluster.channel import ChannelError, Worker
+from zerotrain.operator.cluster.creations import Creations
 from zerotrain.operator.cluster.events import EventWriter
-from zerotrain.operator.cluster.executor import ActionRefused, Executor
+from zerotrain.operator.cluster.executor import ActionRefused, Executor, Unfinished
 from zerotrain.operator.cluster.memory import Memories
 from zerotrain.operator.cluster.store import PodStore
 from zerotrain.operator.reconcile import (
@@ -38,6 +39,12 @@ KEY = b"k" * 32
 CORE = "/api/v1/namespaces/ml"
 POLICIES = "/apis/networking.k8s.io/v1/namespaces/ml/networkpolicies"
 EXISTS = failure(409, "AlreadyExists")
+
+
+@pytest.fixture(autouse=True)
+def long_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine of any speed makes all pods in one pass."""
+    monkeypatch.setattr(workers, "TURN_S", 600.0)
 
 
 def job() -> Json:
@@ -71,7 +78,7 @@ def executor(api: Api, channel: Channel | None = None) -> Executor:
         channel=channel or Channel(),
         options=ResourceOptions(),
         operator_key=KEY,
-        creations=asyncio.Semaphore(10),
+        creations=Creations(10),
     )
 
 
@@ -103,7 +110,7 @@ async def test_shared_objects_come_before_the_pods() -> None:
     assert posted[2:] == ["pods", "pods"]
 
 
-@pytest.mark.parametrize(("attempt", "made"), [(1, [1, 2]), (2, [2, 2])])
+@pytest.mark.parametrize(("attempt", "made"), [(1, [1, 1]), (2, [2, 2])])
 async def test_shared_objects_are_ensured_once_an_attempt(attempt: int, made: list[int]) -> None:
     double = ApiDouble()
     accept_all(double)
@@ -112,6 +119,43 @@ async def test_shared_objects_are_ensured_once_an_attempt(attempt: int, made: li
         await hands.perform(job(), [CREATE])
         await hands.perform(job(), [CreateWorkers(attempt=attempt, indices=(0, 1))])
     assert [double.asked(f"POST {path}") for path in (POLICIES, f"{CORE}/secrets")] == made
+
+
+async def test_a_secret_is_made_again_with_pods_that_come_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "SHARED_FRESH", timedelta())
+    double = ApiDouble()
+    accept_all(double)
+    await perform(double, CREATE, CREATE)
+    assert [double.asked(f"POST {path}") for path in (POLICIES, f"{CORE}/secrets")] == [1, 2]
+
+
+async def test_pods_are_made_for_a_while_and_the_others_in_the_next_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(workers, "TURN_S", 0.0)
+    double, all_made, body = ApiDouble(), tuple(range(10)), job()
+    body["spec"] = {**body["spec"], "workers": len(all_made)}
+    accept_all(double)
+
+    def made() -> list[int]:
+        labels = [body["metadata"]["labels"] for body in double.bodies(f"POST {CORE}/pods")]
+        return sorted(int(label["zerotrain.dev/rank"]) for label in labels)
+
+    async with served(double) as api:
+        hands, had = executor(api), list[int]()
+        while left := tuple(set(all_made) - set(made())):
+            before = len(left)
+            try:
+                await hands.perform(body, [CreateWorkers(attempt=1, indices=left)])
+                had.append(before)
+            except Unfinished as cut:
+                had.append(cut.made)
+            assert len(made()) == sum(had)
+            assert len(had) == 1 or had[-1] > 0, "some each time, after what they share"
+    assert made() == list(all_made), "none twice"
+    assert had[0] == 0
+    assert len(had) > 2
+    assert double.asked(f"POST {CORE}/secrets") == 1
 
 
 SHARED = {

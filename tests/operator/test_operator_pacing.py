@@ -13,7 +13,7 @@ from zerotrain.operator.api import ZeroTrainingJobStatus
 from zerotrain.operator.cluster.store import PodStore, owner_key
 from zerotrain.operator.handlers.pacing import MAX_START_WAIT_S, MAX_WAIT_S, WAIT_PER_JOB_S, Pace
 from zerotrain.operator.handlers.queue import WorkQueue
-from zerotrain.operator.reconcile import Known, Observed, can_wait, reconcile
+from zerotrain.operator.reconcile import CreateWorkers, Known, Observed, can_wait, reconcile
 from zerotrain.operator.resources import service
 
 OWNER = owner_key("ml", "job-uid")
@@ -67,10 +67,21 @@ def test_counts_of_starting_pods_can_wait() -> None:
     assert can_wait(ZeroTrainingJobStatus.model_validate(stored["status"]), plan)
 
 
+def test_pods_that_are_left_from_the_last_pass_do_not_bring_a_write() -> None:
+    stored = settled(job(status=status("Pending", podsCreated=False)), seen(pending(0)))
+    plan = reconcile(stored, seen(ready(0)), NOW)
+    assert [type(action) for action in plan.actions] == [CreateWorkers]
+    assert plan.status is not None
+    assert can_wait(ZeroTrainingJobStatus.model_validate(stored["status"]), plan)
+
+
 @pytest.mark.parametrize(
     ("stored", "observed"),
     [
         pytest.param(job(), seen(), id="the attempt, before its pods"),
+        pytest.param(
+            job(status=status("Restarting", attempt=1)), seen(), id="the next attempt, before its pods"
+        ),
         pytest.param(job(status=status("Pending")), seen(ready(0), ready(1)), id="all ranks joined"),
         pytest.param(
             settled(job(status=status("Pending")), seen(pending(0), pending(1))),

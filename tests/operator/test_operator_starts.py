@@ -59,3 +59,84 @@ def test_a_new_job_stands_in_line_without_a_pass_and_keeps_its_turn() -> None:
     assert starts.stand("x"), "the place of who was called is kept"
     assert enters(starts, "b") == [True]
     assert starts.leave("b") == ["c"]
+
+
+def test_who_goes_on_in_the_next_pass_keeps_its_place() -> None:
+    starts = Starts[str](limit=1)
+    assert enters(starts, "ab") == [True, False]
+    starts.stay("a")
+    assert starts.leave("a") == []
+    assert enters(starts, "a") == [True]
+    assert starts.leave("a") == ["b"], "it stayed for one pass"
+    starts.stay("a")  # without a place, as those of a large job
+    assert enters(starts, "b") == [True]
+    assert starts.leave("a") == []
+    assert starts.leave("b") == []
+    assert not starts.stand("c")
+
+
+def test_who_has_pods_already_goes_on_before_all_that_have_none() -> None:
+    starts = Starts[str](limit=1)
+    assert enters(starts, "ab") == [True, False]
+    assert starts.enter("large", pods=20, begun=True), "the last pods of a thousand"
+    assert starts.leave("a") == [], "it has a place like others"
+    assert starts.leave("large") == ["b"]
+
+
+def test_few_large_jobs_or_many_small_ones_begin_together() -> None:
+    room = 16
+    starts = Starts[str](least=2, room=lambda lane: room)
+    assert enters(starts, "abcde") == [True, True, True, True, False]
+    assert starts.leave("a") == ["e"]
+    assert starts.enter("e", pods=12)
+    assert not starts.enter("f", pods=4)
+    assert starts.leave("b") == [], "20 pods of c, d and e"
+    assert starts.leave("c") == [], "16 of d and e"
+    assert starts.leave("e") == ["f"]
+    room = 8
+    assert starts.enter("f", pods=4)
+    assert not starts.enter("g", pods=1), "the API server became slower meanwhile"
+
+
+def test_those_who_were_called_are_taken_to_be_like_the_last() -> None:
+    starts = Starts[str](least=2, room=lambda lane: 25)
+    assert [starts.enter(key, pods=10) for key in "abcdef"] == [True, True, True, False, False, False]
+    assert starts.leave("a") == ["d"]
+    assert starts.leave("b") == ["e"], "10 of c and 10 that d may have"
+    assert starts.leave("x") == []
+
+
+def test_a_job_of_many_pods_is_never_alone() -> None:
+    starts = Starts[str](least=2, room=lambda lane: 16)
+    assert [starts.enter(key, pods=24) for key in "abc"] == [True, True, False]
+
+
+def test_a_slow_namespace_keeps_no_other_waiting() -> None:
+    """Of one tenant every creation waits for a webhook that hangs; of the other none does."""
+    starts = Starts[str](least=2, lane=lambda key: key[0], room=lambda lane: 8 if lane == "a" else 80)
+    names = ["a1", "a2", "a3", "a4", "b1", "b2", "b3", "b4", "b5", "b6", "b7"]
+    assert [name for name in names if starts.enter(name, pods=10)] == [
+        "a1",
+        "a2",
+        "b1",
+        "b2",
+        "b3",
+        "b4",
+        "b5",
+        "b6",
+    ]
+    assert starts.leave("b1") == ["b7"]
+    assert starts.leave("a1") == ["a3"]
+
+
+def test_namespaces_take_turns() -> None:
+    starts = Starts[str](limit=1, lane=lambda key: key[0])
+    assert starts.enter("z0", pods=1)
+    for name in ("a1", "a2", "a3", "b1", "c1"):
+        assert not starts.enter(name, pods=1)
+    called, order = starts.leave("z0"), []
+    while called:
+        order += called
+        assert starts.enter(called[0], pods=1)
+        called = starts.leave(called[0])
+    assert order == ["a1", "b1", "c1", "a2", "a3"]

@@ -104,6 +104,12 @@ EACH_POD_ALONE = [
         want=Want(phase="Yielding", fields={"elastic.workers": 1}),
     ),
     Row(
+        id="pods that are being made wait for the others and not for nodes",
+        job=changed(of_eight(9000), podsCreated=False),
+        seen=refused(3, 4, s_ago=8990, capacity=room(8, asked=8), making=True),
+        want=Want(phase="Pending"),
+    ),
+    Row(
         id="pods that a webhook keeps from being made are not refused by the scheduler",
         job=changed(of_eight(9000), podsCreated=False),
         seen=refused(3, 4, s_ago=8990, capacity=room(8, asked=8)),

@@ -16,8 +16,7 @@ from zerotrain.operator.cluster.actions import (
     workers,
     yields,
 )
-from zerotrain.operator.cluster.actions.hands import ActionRefused, Hands
-from zerotrain.operator.cluster.actions.workers import MAX_CREATIONS
+from zerotrain.operator.cluster.actions.hands import ActionRefused, Hands, Unfinished
 from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.cluster.jobs import JobClient
 from zerotrain.operator.reconcile import (
@@ -42,7 +41,7 @@ from zerotrain.operator.reconcile import (
     UnprotectWorkers,
 )
 
-__all__ = ["MAX_CREATIONS", "ActionRefused", "Executor"]
+__all__ = ["ActionRefused", "Executor", "Unfinished"]
 
 
 async def _delete_job(hands: Hands, body: Json, action: DeleteJob) -> None:
@@ -75,6 +74,6 @@ class Executor(Hands):
     """The hands of the operator."""
 
     async def perform(self, body: Json, actions: Sequence[Action]) -> None:
-        """All actions in order. Raises ActionRefused, ApiError."""
+        """All actions in order. Raises ActionRefused, ApiError, Unfinished."""
         for action in actions:
             await _PERFORM[type(action)](self, body, action)

@@ -37,6 +37,8 @@ class JobMemory:
     """One job's scratch."""
 
     problem: Problem | None = None
+    making: bool = False
+    """The last pass left pods to make, though nothing kept it from them."""
     failures: int = 0
     """Passes in a row that ended in a problem; for the backoff."""
     conflicts: int = 0
@@ -141,6 +143,7 @@ class Memories:
             shared_due=self._shared_due(uid, memory.shared_at or store.sight.since(namespace)),
             named=memory.named,
             problem=memory.problem,
+            making=memory.making,
             nodes=self.nodes.of(pods),
             heard=memory.heard,
             log=memory.log or (LogView() if self.reads_logs else None),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from zerotrain.operator.api import AttemptShape
 from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.handlers.starts import LARGE
-from zerotrain.operator.reconcile import CreateWorkers, Plan
+from zerotrain.operator.reconcile import CreateWorkers, Observed, Plan
 
 
 def is_new(job: Json) -> bool:
@@ -16,6 +16,13 @@ def is_new(job: Json) -> bool:
 
 def pods_to_create(plan: Plan) -> int:
     return sum(len(action.indices) for action in plan.actions if isinstance(action, CreateWorkers))
+
+
+def has_begun(plan: Plan, observed: Observed) -> bool:
+    """Whether some pods of the attempt that the plan creates for exist: they hold nodes, so the others come
+    without standing in line."""
+    attempts = {action.attempt for action in plan.actions if isinstance(action, CreateWorkers)}
+    return any(pod.attempt in attempts for pod in observed.pods)
 
 
 def begins(job: Json, plan: Plan) -> bool:

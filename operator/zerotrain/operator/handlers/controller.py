@@ -15,12 +15,12 @@ from zerotrain.operator.api.planning import PlanMissing, known_plan
 from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.cluster.errors import ApiError, Conflict, Forbidden, NotFound, NotLeading, Unavailable
 from zerotrain.operator.cluster.events import EventWriter
-from zerotrain.operator.cluster.executor import ActionRefused, Executor
+from zerotrain.operator.cluster.executor import ActionRefused, Executor, Unfinished
 from zerotrain.operator.cluster.jobs import JobCache, JobClient, status_body
 from zerotrain.operator.cluster.memory import Memories
 from zerotrain.operator.cluster.store import JobKey, PodStore, owner_key
 from zerotrain.operator.cluster.telemetry import Telemetry
-from zerotrain.operator.handlers.beginnings import begins, is_new, pods_to_create
+from zerotrain.operator.handlers.beginnings import begins, has_begun, is_new, pods_to_create
 from zerotrain.operator.handlers.pacing import Pace
 from zerotrain.operator.handlers.queue import WorkQueue
 from zerotrain.operator.handlers.starts import Starts
@@ -216,7 +216,7 @@ class Controller:
             if self.jobs.get(key) is not job:  # edited meanwhile, gone, or another job of that name
                 self.queue.add(key)
                 return
-        if not self.starts.enter(key, pods=pods_to_create(plan)):
+        if not self.starts.enter(key, pods=pods_to_create(plan), begun=has_begun(plan, observed)):
             return
         before = known.read_status(job)
         status = plan.status or (before if self.jobs.owes(uid) else None)
@@ -254,12 +254,20 @@ class Controller:
 
     async def _act(self, key: JobKey, job: Json, plan: Plan) -> None:
         memory = self.memories.of(job["metadata"]["uid"])
+        memory.making = False
         if not plan.actions:
             if memory.problem is not None:  # nothing is wanted any more that could be refused
                 memory.problem = None
                 self.queue.add(key)
             return
-        await self.executor.perform(job, plan.actions)
+        try:
+            await self.executor.perform(job, plan.actions)
+        except Unfinished as error:
+            memory.making = True
+            self.starts.stay(key)
+            self.queue.add(key)
+            if not error.made:
+                return  # what was refused before may still be
         cleared, memory.problem = memory.problem is not None, None
         # What was made is in the store already; an answer of a worker is in memory. Both may change the plan.
         # A worker that does not answer is asked again, but not at once: a refused connection takes no time.

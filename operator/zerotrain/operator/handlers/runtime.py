@@ -14,9 +14,10 @@ from zerotrain.operator.cluster.api import Api
 from zerotrain.operator.cluster.capacity import BLIND_S, CapacityBoard
 from zerotrain.operator.cluster.channel import ChannelKind, HttpChannel, SilentChannel, WorkerChannel
 from zerotrain.operator.cluster.connection import Connection
+from zerotrain.operator.cluster.creations import Creations
 from zerotrain.operator.cluster.election import ApiLease, Leadership
 from zerotrain.operator.cluster.events import EventWriter
-from zerotrain.operator.cluster.executor import MAX_CREATIONS, Executor
+from zerotrain.operator.cluster.executor import Executor
 from zerotrain.operator.cluster.job_metrics import JobCollector
 from zerotrain.operator.cluster.jobs import JobCache, JobClient
 from zerotrain.operator.cluster.kueue import WorkloadWatch, workload_watches
@@ -31,9 +32,13 @@ from zerotrain.operator.handlers.config import OperatorConfig, operator_key
 from zerotrain.operator.handlers.controller import Controller
 from zerotrain.operator.handlers.health import LoopLag, health_problems, serve, unreadable_lines
 from zerotrain.operator.handlers.queue import WorkQueue
+from zerotrain.operator.handlers.starts import Starts
 
 log = logging.getLogger(__name__)
 
+PODS_PER_TURN = 5
+"""Pods of those jobs that may create, for each creation that may be in flight: while one job writes what its
+pods need, those of another are made."""
 DRAIN_S = 10.0
 """For the passes that run when the replica is asked to end; well within the Deployment's grace of 20 s."""
 
@@ -128,6 +133,7 @@ class Runtime:
     def _make_controller(self, api: Api, channel: WorkerChannel) -> Controller:
         silent = isinstance(channel, SilentChannel)
         store, memories = PodStore(), Memories(reads_logs=not silent, keep_shared_s=self.config.resync_s)
+        creations = Creations()
         executor = Executor(
             api=api,
             store=store,
@@ -135,7 +141,7 @@ class Runtime:
             channel=channel,
             options=self.config.resources,
             operator_key=self._key,
-            creations=asyncio.Semaphore(MAX_CREATIONS),
+            creations=creations,
         )
         return Controller(
             queue=WorkQueue[JobKey](),
@@ -144,6 +150,10 @@ class Runtime:
             memories=memories,
             client=JobClient(api, self.config.namespaces),
             executor=executor,
+            starts=Starts(
+                lane=lambda key: key.namespace,
+                room=lambda namespace: PODS_PER_TURN * creations.limit(namespace),
+            ),
             events=EventWriter(api, instance=self.config.identity),
             telemetry=self.telemetry,
             may_act=asyncio.Event(),

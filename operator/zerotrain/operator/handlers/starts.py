@@ -2,12 +2,14 @@
 
 Creations of all jobs share the API server. A thousand jobs that begin together would each wait for the pods
 of all others in the middle of a pass, and hold a worker meanwhile that a failure elsewhere waits for. So a
-few begin, and the others stand in line without a pass.
+few begin, and the others stand in line without a pass: one line for each namespace, which take turns.
 """
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
@@ -15,45 +17,97 @@ K = TypeVar("K")
 MAX_STARTS = 8
 """Enough to keep all creations that are allowed at once in flight."""
 
+MIN_STARTS = 4
+"""Of each namespace, however slow its creations are: while some jobs write what their pods need, those of the
+others are made."""
+
 LARGE = 24
 """Jobs that create more pods do not stand in line: eight of a thousand pods would keep all others waiting."""
 
 
 class Starts(Generic[K]):
-    """Places for jobs that create, and the line in front of them."""
+    """Places for jobs that create, and the lines in front of them.
 
-    def __init__(self, limit: int = MAX_STARTS) -> None:
-        self._limit = limit
-        self._busy: set[K] = set()
+    `lane` tells the namespace of a key, `room` how many pods those who create there may have together before
+    the next one comes; the last to come may exceed it.
+    """
+
+    def __init__(
+        self,
+        limit: int = MAX_STARTS,
+        *,
+        least: int = MIN_STARTS,
+        lane: Callable[[K], str] = lambda key: "",
+        room: Callable[[str], float] = lambda lane: math.inf,
+    ) -> None:
+        self._limit, self._least, self._lane, self._room = limit, least, lane, room
+        self._busy: dict[K, int] = {}
+        """Pods of each."""
+        self._staying: set[K] = set()
+        """Of `_busy`, until `leave`."""
+        self._latest = 0
+        """Pods of the job that came last: the best guess for those that were called."""
         self._called: set[K] = set()
         """Keys whose turn it is and that did not come back yet: their places are kept."""
-        self._line: OrderedDict[K, None] = OrderedDict()
+        self._lines: OrderedDict[str, OrderedDict[K, None]] = OrderedDict()
+        """None is empty; the next to be served first."""
 
-    def enter(self, key: K, *, pods: int) -> bool:
-        """Whether the key may create so many pods now; else it is called, in the order of asking."""
+    def enter(self, key: K, *, pods: int, begun: bool = False) -> bool:
+        """Whether the key may create so many pods now; else it is called, in the order of asking. One that
+        has `begun` always may: an earlier pass ended before all of them were made."""
         if not 0 < pods <= LARGE:
             return True
-        if self.stand(key):
+        if not begun and key not in self._busy and self.stand(key):
             return False
         self._called.discard(key)
-        self._line.pop(key, None)
-        self._busy.add(key)
+        self._step_out(key)
+        self._busy[key] = self._latest = pods
         return True
 
     def stand(self, key: K) -> bool:
         """Whether the key has to stand in line if it wants to create, and now does; spares it a pass that
         finds out. One that turns out to create nothing has waited for nothing."""
-        if key in self._called or len(self._busy) + len(self._called) < self._limit:
+        lane = self._lane(key)
+        if key in self._called or self._has_place(lane):
             return False
-        self._line[key] = None
+        self._lines.setdefault(lane, OrderedDict())[key] = None
         return True
 
+    def stay(self, key: K) -> None:
+        """The pass that ends now left pods for the next one, which goes on in the same place."""
+        if key in self._busy:
+            self._staying.add(key)
+
     def leave(self, key: K) -> list[K]:
-        """After every pass: the key has no place and wants none. Returns those whose turn it is now."""
-        self._busy.discard(key)
-        self._called.discard(key)
-        following = []
-        while self._line and len(self._busy) + len(self._called) < self._limit:
-            following.append(self._line.popitem(last=False)[0])
-            self._called.add(following[-1])
+        """After every pass: the key has no place and wants none, unless it stays. Returns those whose turn it
+        is now."""
+        if key not in self._staying:
+            self._busy.pop(key, None)
+            self._called.discard(key)
+        self._staying.discard(key)
+        following: list[K] = []
+        while self._has_any and (lane := next(filter(self._has_place, self._lines), None)) is not None:
+            self._lines.move_to_end(lane)
+            waiting = next(iter(self._lines[lane]))
+            self._step_out(waiting)
+            self._called.add(waiting)
+            following.append(waiting)
         return following
+
+    def _step_out(self, key: K) -> None:
+        lane = self._lane(key)
+        line = self._lines.get(lane, OrderedDict())
+        line.pop(key, None)
+        if not line:
+            self._lines.pop(lane, None)
+
+    @property
+    def _has_any(self) -> bool:
+        return len(self._busy) + len(self._called) < self._limit
+
+    def _has_place(self, lane: str) -> bool:
+        if not self._has_any:
+            return False
+        busy = [pods for key, pods in self._busy.items() if self._lane(key) == lane]
+        called = sum(1 for key in self._called if self._lane(key) == lane)
+        return len(busy) + called < self._least or sum(busy) + called * self._latest < self._room(lane)

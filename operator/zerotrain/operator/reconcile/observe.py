@@ -203,6 +203,8 @@ class Observed:
     named: int | None = None
     """The attempt for which this operator saw to the Service last."""
     problem: Problem | None = None
+    making: bool = False
+    """The last pass made pods of the attempt and left others to this one."""
     apis: ClusterApis | None = None
     """Gang schedulers and queues of the cluster; None until somebody asked."""
     queue: QueueView | None = None

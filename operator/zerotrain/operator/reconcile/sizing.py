@@ -232,6 +232,8 @@ def _while_starting(draft: Draft, view: AttemptView, elastic: Elastic) -> str | 
         return None
     if target != size:
         return f"going on with {target} workers: {homeless} of {size} pods have no node"
+    if draft.observed.making:
+        return None  # pods that are there wait for those that are not, and not for nodes
     began = draft.status.attempt_start_time or draft.now
     due = began + timedelta(seconds=elastic.shrink_after_s)
     if draft.now < due:

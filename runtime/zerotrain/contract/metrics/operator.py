@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .spec import MetricSpec, Rows, Source
 
-RECONCILE_BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+RECONCILE_BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
 VERBS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 JOB_PHASES = (
     "Queued",

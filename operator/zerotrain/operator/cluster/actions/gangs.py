@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 from zerotrain.operator.cluster.actions.hands import PATHS, Hands
@@ -25,7 +24,8 @@ async def forget(hands: Hands, body: Json, action: ForgetGroup) -> None:
 
 async def open_gates(hands: Hands, body: Json, action: OpenGates) -> None:
     """Take our gate away and leave those of others; a pod that is gone needs none."""
-    await asyncio.gather(*(_open(hands, body["metadata"]["namespace"], name) for name in action.pods))
+    namespace = body["metadata"]["namespace"]
+    await hands.creations.spread(namespace, iter(action.pods), lambda name: _open(hands, namespace, name))
 
 
 async def _open(hands: Hands, namespace: str, name: str) -> None:
@@ -36,8 +36,7 @@ async def _open(hands: Hands, namespace: str, name: str) -> None:
         body={"spec": {"schedulingGates": [{"name": GATE, "$patch": "delete"}]}},
         content_type=STRATEGIC_PATCH,
     )
-    async with hands.creations:
-        try:
-            hands.store.put(await hands.api.call(request), now=hands.api.time.now())
-        except NotFound:
-            log.debug("pod %s is gone already", name)
+    try:
+        hands.store.put(await hands.api.call(request), now=hands.api.time.now())
+    except NotFound:
+        log.debug("pod %s is gone already", name)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from dataclasses import dataclass
 
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.cluster.api import MERGE_PATCH, Answer, Api, Json, Request
 from zerotrain.operator.cluster.channel import WorkerChannel
+from zerotrain.operator.cluster.creations import Creations
 from zerotrain.operator.cluster.errors import AlreadyExists, ApiError, Conflict, Forbidden, NotFound
 from zerotrain.operator.cluster.memory import Memories
 from zerotrain.operator.cluster.store import PodStore
@@ -43,6 +43,17 @@ class ActionRefused(Exception):
         self.problem = Problem(reason=str(reason), message=message)
 
 
+class Unfinished(Exception):
+    """An action has more to do than others can wait for: the job's next pass goes on with it.
+
+    `made`: pods that were let in by then.
+    """
+
+    def __init__(self, made: int) -> None:
+        super().__init__(f"{made} pods were made, and more are left")
+        self.made = made
+
+
 @dataclass(frozen=True, kw_only=True)
 class Hands:
     """The context of all actions."""
@@ -53,7 +64,7 @@ class Hands:
     channel: WorkerChannel
     options: ResourceOptions
     operator_key: bytes
-    creations: asyncio.Semaphore
+    creations: Creations
 
     async def ensure(self, job: ZeroTrainingJob, item: Json) -> None:
         """Make the object, or see that what is there belongs to this job and is up to date."""

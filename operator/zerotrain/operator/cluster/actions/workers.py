@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from datetime import timedelta
 
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.cluster.actions.hands import (
     PATHS,
     Hands,
+    Unfinished,
     collection,
     delete_options,
     name_taken,
@@ -24,24 +25,29 @@ from zerotrain.operator.resources.budget import disruption_budget
 
 log = logging.getLogger(__name__)
 
-MAX_CREATIONS = 40
-"""Pods in creation at once, over all jobs: more queue up inside the API server, each with a connection."""
+TURN_S = 0.25
+"""Pods are made for so long in one pass. A job of thousands would not see a failure, a suspension or its own
+deletion before the last of them."""
 
-MAX_OF_ONE_JOB = 24
-"""Pods of one job in creation at once: a job of thousands must not keep all others waiting."""
+SHARED_FRESH = timedelta(seconds=10)
+"""What the pods of an attempt share is not asked for again within this."""
 
 
 async def create(hands: Hands, body: Json, action: CreateWorkers) -> None:
     job = ZeroTrainingJob.parse(body)
-    await _ensure_shared(hands, job, action.attempt)
+    until = _now_s() + TURN_S
+    if await _ensure_shared(hands, job, action.attempt) and _now_s() >= until:
+        raise Unfinished(0)
     pods = worker_pods(job, action.attempt, action.indices, hands.options)
-    # The first refusal stops those that wait: a quota refuses a thousand pods for the same reason.
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(MAX_OF_ONE_JOB, len(action.indices))):
-                group.create_task(_create_pods(hands, job, pods))
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None
+    made = await hands.creations.spread(
+        job.namespace, pods, lambda pod: _create_pod(hands, job, pod), is_over=lambda: _now_s() >= until
+    )
+    if made < len(action.indices):
+        raise Unfinished(made)
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
 
 
 async def keep_shared(hands: Hands, body: Json, action: KeepShared) -> None:
@@ -84,15 +90,20 @@ async def delete_pods(hands: Hands, body: Json, action: DeletePods) -> None:
     )
 
 
-async def _ensure_shared(hands: Hands, job: ZeroTrainingJob, attempt: int) -> None:
+async def _ensure_shared(hands: Hands, job: ZeroTrainingJob, attempt: int) -> bool:
+    """Returns whether this was the first time for the attempt."""
     memory = hands.memories.of(job.uid)
     objects = shared_objects(job, attempt, hands.operator_key, hands.options)
     # With the attempt: what somebody deleted is made again at the latest for the next one.
     digest = hash(repr((attempt, [item for item in objects if item["kind"] != "Secret"])))
-    if memory.ensured == digest:
-        objects = [item for item in objects if item["kind"] == "Secret"]
+    first = memory.ensured != digest
+    if not first:
+        fresh = memory.shared_at is not None and hands.api.time.now() < memory.shared_at + SHARED_FRESH
+        objects = [] if fresh else [item for item in objects if item["kind"] == "Secret"]
     await asyncio.gather(*(_ensure(hands, job, attempt, item) for item in objects))
-    memory.ensured, memory.shared_at = digest, hands.api.time.now()
+    if objects:
+        memory.ensured, memory.shared_at = digest, hands.api.time.now()
+    return first
 
 
 async def _ensure(hands: Hands, job: ZeroTrainingJob, attempt: int, item: Json) -> None:
@@ -102,25 +113,24 @@ async def _ensure(hands: Hands, job: ZeroTrainingJob, attempt: int, item: Json) 
         hands.memories.of(job.uid).named = attempt
 
 
-async def _create_pods(hands: Hands, job: ZeroTrainingJob, pods: Iterator[Json]) -> None:
-    """Several of these share one iterator, so that no pod is built before its turn."""
-    for pod in pods:
-        await create_pod(hands, job, pod)
-
-
 async def create_pod(hands: Hands, job: ZeroTrainingJob, pod: Json) -> None:
+    """Create a pod of the job when its turn comes. Raises as `_create_pod`."""
+    async with hands.creations.one(job.namespace):
+        await _create_pod(hands, job, pod)
+
+
+async def _create_pod(hands: Hands, job: ZeroTrainingJob, pod: Json) -> None:
     """Create a pod of the job, or find the one that was created before. Raises ActionRefused, ApiError."""
-    async with hands.creations:
+    try:
+        made = await hands.post(pod)
+    except AlreadyExists:
+        path = f"{collection(pod)}/{pod['metadata']['name']}"
         try:
-            made = await hands.post(pod)
-        except AlreadyExists:
-            path = f"{collection(pod)}/{pod['metadata']['name']}"
-            try:
-                made = await hands.api.call(Request(method="GET", path=path, kind="pods"))
-            except NotFound:
-                return  # it went between the two requests; the next pass sees what that means
-            if not owned(made, job.uid):
-                raise name_taken(made) from None
+            made = await hands.api.call(Request(method="GET", path=path, kind="pods"))
+        except NotFound:
+            return  # it went between the two requests; the next pass sees what that means
+        if not owned(made, job.uid):
+            raise name_taken(made) from None
     hands.store.put(made, now=hands.api.time.now())
 
 

@@ -1,0 +1,272 @@
+"""How many creations are in flight at once, against API servers that work on so many at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+
+from zerotrain.operator.cluster.creations import LEAST, MOST, MOST_OF_ONE, REST_S, SOON_S, Creations
+
+
+class Server:
+    """Works on `places` requests at a time, each for `work_s` of a clock that the test turns on; the others
+    wait in the order of coming."""
+
+    def __init__(self, places: int, work_s: float) -> None:
+        self.now = 0.0
+        self.places, self.work_s = places, work_s
+        self._free_at = [0.0] * places
+
+    def ends_at(self) -> float:
+        place = min(range(self.places), key=self._free_at.__getitem__)
+        self._free_at[place] = max(self._free_at[place], self.now) + self.work_s
+        return self._free_at[place]
+
+
+async def flood(server: Server, creations: Creations, number: int, limits: list[int]) -> list[float]:
+    """So many creations that all want to begin at once; how long each was in flight."""
+    took: list[float] = []
+    ends: list[tuple[float, int, asyncio.Future[None]]] = []
+    numbers: Iterator[int] = count()
+
+    async def create() -> None:
+        async with creations.one("ml"):
+            began = server.now
+            answered = asyncio.get_running_loop().create_future()
+            ends.append((server.ends_at(), next(numbers), answered))
+            await answered
+        took.append(server.now - began)
+
+    tasks = [asyncio.create_task(create()) for _ in range(number)]
+    while len(took) < number:
+        limits.append(creations.limit("ml"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        if ends:
+            first = min(ends)
+            ends.remove(first)
+            server.now = max(server.now, first[0])
+            first[2].set_result(None)
+    await asyncio.gather(*tasks)
+    return took
+
+
+async def test_an_api_server_that_answers_soon_soon_gets_as_many_as_one_namespace_may_have() -> None:
+    server, limits = Server(places=100, work_s=0.02), list[int]()
+    creations = Creations(clock=lambda: server.now)
+    took = await flood(server, creations, 400, limits)
+    assert (limits[0], max(limits)) == (LEAST, MOST_OF_ONE)
+    assert limits.index(MOST_OF_ONE) < 50, "it doubles with every round"
+    assert max(took) == pytest.approx(0.02)
+
+
+async def test_one_that_is_slow_gets_no_more_than_it_answers_soon_and_is_never_idle() -> None:
+    server, limits = Server(places=2, work_s=0.04), list[int]()
+    creations = Creations(clock=lambda: server.now)
+    took = await flood(server, creations, 1000, limits)
+    # It makes 50 a second, whoever waits: what the limit changes is where they wait.
+    assert server.now == pytest.approx(1000 * 0.04 / 2)
+    assert max(took) < 3 * SOON_S, "while it looks for the limit"
+    assert max(took[200:]) < 1.5 * SOON_S
+    assert max(limits) > LEAST
+    assert 8 <= min(limits[200:]) <= max(limits[200:]) <= 15
+
+
+async def test_the_least_are_sent_however_slow_it_is_and_more_again_once_it_is_not() -> None:
+    server, limits = Server(places=1, work_s=1.5), list[int]()
+    creations = Creations(clock=lambda: server.now)
+    async with creations.one("ml"):  # without any the namespace would be forgotten
+        await flood(server, creations, 100, limits)
+        assert set(limits) <= {LEAST}
+        server.places, server.work_s, server._free_at = 100, 0.01, [server.now] * 100
+        await flood(server, creations, 1000, limits)
+        assert limits[-1] == MOST_OF_ONE
+
+
+async def test_a_webhook_that_takes_its_time_with_each_does_not_count_as_waiting() -> None:
+    server, limits = Server(places=100, work_s=0.4), list[int]()
+    creations = Creations(clock=lambda: server.now)
+    await flood(server, creations, 200, limits)
+    assert limits[-1] == MOST_OF_ONE
+
+
+async def test_errors_that_come_soon_say_nothing_of_how_fast_it_works() -> None:
+    creations = Creations()
+
+    async def refused() -> None:
+        async with creations.one("ml"):
+            raise ValueError("quota")
+
+    async with creations.one("ml"):
+        await asyncio.gather(*(refused() for _ in range(100)), return_exceptions=True)
+        assert creations.limit("ml") == LEAST
+
+
+async def test_what_was_learned_lasts_from_pass_to_pass_and_is_forgotten_at_rest() -> None:
+    server, limits = Server(places=100, work_s=0.02), list[int]()
+    creations = Creations(clock=lambda: server.now)
+    await flood(server, creations, 100, limits)
+    server.now += REST_S
+    assert creations.limit("ml") == MOST_OF_ONE
+    server.now += 1
+    assert creations.limit("ml") == LEAST
+
+
+async def test_a_limit_that_nobody_uses_does_not_grow() -> None:
+    creations = Creations()
+    for _ in range(100):
+        async with creations.one("ml"):
+            pass
+    assert creations.limit("ml") == LEAST
+
+
+async def spread(server: Server, creations: Creations, number: int, **how: Any) -> tuple[int, int]:
+    """How many of so many were done, and the most that were in flight at once."""
+    ends, flying, most = list[tuple[float, int, asyncio.Future[None]]](), 0, 0
+
+    async def act(item: int) -> None:
+        nonlocal flying, most
+        flying += 1
+        most = max(most, flying)
+        answered = asyncio.get_running_loop().create_future()
+        ends.append((server.ends_at(), item, answered))
+        await answered
+        flying -= 1
+
+    task = asyncio.create_task(creations.spread("ml", iter(range(number)), act, **how))
+    while not task.done():
+        for _ in range(5):
+            await asyncio.sleep(0)
+        if ends:
+            first = min(ends)
+            ends.remove(first)
+            server.now = max(server.now, first[0])
+            first[2].set_result(None)
+    return await task, most
+
+
+async def test_one_job_alone_soon_has_its_whole_share_in_flight() -> None:
+    server = Server(places=100, work_s=0.02)
+    creations = Creations(clock=lambda: server.now)
+    assert await spread(server, creations, 200) == (200, math.ceil(0.6 * MOST_OF_ONE))
+
+
+async def test_who_still_waits_when_the_time_is_over_begins_nothing() -> None:
+    server = Server(places=1, work_s=0.1)
+    creations = Creations(clock=lambda: server.now)
+    done, _ = await spread(server, creations, 200, is_over=lambda: server.now >= 0.45)
+    assert 5 <= done < 12, "what was in flight, and nothing after"
+    done, _ = await spread(server, creations, 200, is_over=lambda: True)
+    assert done == 1, "some progress there always is"
+
+
+async def test_the_first_error_stops_those_that_wait() -> None:
+    begun = list[int]()
+
+    async def refuse(item: int) -> None:
+        begun.append(item)
+        await asyncio.sleep(0)
+        raise ValueError("quota")
+
+    with pytest.raises(ValueError, match="quota"):
+        await Creations().spread("ml", iter(range(1000)), refuse)
+    assert len(begun) <= LEAST
+
+
+async def test_one_job_leaves_turns_for_others() -> None:
+    assert 0 < Creations().share("ml") < LEAST
+    assert Creations(1).share("ml") == 1
+
+
+async def test_jobs_that_create_together_ask_for_no_more_than_there_is() -> None:
+    """Who asks for more waits in the middle of a pass."""
+    creations, going, most = Creations(), asyncio.Event(), 0
+    begun = list[int]()
+
+    async def act(item: int) -> None:
+        begun.append(item)
+        await going.wait()
+
+    jobs = [asyncio.create_task(creations.spread("ml", iter(range(50)), act)) for _ in range(4)]
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(begun) == LEAST
+    assert creations.share("ml") == LEAST / 4
+    going.set()
+    while not all(job.done() for job in jobs):
+        most = max(most, creations.share("ml") if any(job.done() for job in jobs) else 0)
+        await asyncio.sleep(0)
+    assert [await job for job in jobs] == [50] * 4
+    assert most > LEAST / 4, "the last ones take what the others leave"
+
+
+async def test_turns_are_taken_in_the_order_of_asking_and_come_back() -> None:
+    creations, order = Creations(1, least=1), list[int]()
+
+    async def create(number: int) -> None:
+        async with creations.one("ml"):
+            order.append(number)
+            await asyncio.sleep(0)
+            if number == 1:
+                raise ValueError
+
+    await asyncio.gather(*(create(number) for number in range(5)), return_exceptions=True)
+    assert order == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("woken", [False, True], ids=["while-it-waits", "when-its-turn-has-come"])
+async def test_who_is_cancelled_keeps_no_turn(woken: bool) -> None:
+    creations, release, done = Creations(1, least=1), asyncio.Event(), list[str]()
+
+    async def hold() -> None:
+        async with creations.one("ml"):
+            await release.wait()
+
+    async def take(name: str) -> None:
+        async with creations.one("ml"):
+            done.append(name)
+
+    holder = asyncio.create_task(hold())
+    await asyncio.sleep(0)
+    first, second = asyncio.create_task(take("first")), asyncio.create_task(take("second"))
+    await asyncio.sleep(0)
+    if woken:
+        release.set()
+        await asyncio.sleep(0)
+        await holder
+    first.cancel()
+    if not woken:
+        release.set()
+    async with asyncio.timeout(10):
+        await second
+    assert done == ["second"]
+    async with asyncio.timeout(10), creations.one("ml"):
+        pass
+
+
+async def test_a_namespace_whose_creations_hang_keeps_no_other_waiting() -> None:
+    """A webhook of one tenant never answers; all of its creations want a turn."""
+    creations, made = Creations(), list[int]()
+
+    async def hang() -> None:
+        async with creations.one("slow"):
+            await asyncio.Event().wait()
+
+    async def create(number: int) -> None:
+        async with creations.one("other"):
+            made.append(number)
+
+    hanging = [asyncio.create_task(hang()) for _ in range(100)]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        await asyncio.gather(*(create(number) for number in range(MOST)))
+    assert made == list(range(MOST))
+    for task in hanging:
+        task.cancel()
+    await asyncio.gather(*hanging, return_exceptions=True)
