@@ -27,6 +27,14 @@ class Server:
         self._free_at[place] = max(self._free_at[place], self.now) + self.work_s
         return self._free_at[place]
 
+    def answer_first(self, ends: list[tuple[float, int, asyncio.Future[None]]]) -> None:
+        """Turn the clock on to the earliest end of `ends`, if there is any, and take it out."""
+        if ends:
+            first = min(ends)
+            ends.remove(first)
+            self.now = max(self.now, first[0])
+            first[2].set_result(None)
+
 
 async def flood(server: Server, creations: Creations, number: int, limits: list[int]) -> list[float]:
     """So many creations that all want to begin at once; how long each was in flight."""
@@ -48,11 +56,7 @@ async def flood(server: Server, creations: Creations, number: int, limits: list[
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        if ends:
-            first = min(ends)
-            ends.remove(first)
-            server.now = max(server.now, first[0])
-            first[2].set_result(None)
+        server.answer_first(ends)
     await asyncio.gather(*tasks)
     return took
 
@@ -143,11 +147,7 @@ async def spread(server: Server, creations: Creations, number: int, **how: Any) 
     while not task.done():
         for _ in range(5):
             await asyncio.sleep(0)
-        if ends:
-            first = min(ends)
-            ends.remove(first)
-            server.now = max(server.now, first[0])
-            first[2].set_result(None)
+        server.answer_first(ends)
     return await task, most
 
 

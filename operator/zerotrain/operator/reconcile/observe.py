@@ -204,7 +204,7 @@ class Observed:
     """The attempt for which this operator saw to the Service last."""
     problem: Problem | None = None
     making: bool = False
-    """The last pass made pods of the attempt and left others to this one."""
+    """The last pass left pods of the attempt to this one, though nothing kept it from them."""
     apis: ClusterApis | None = None
     """Gang schedulers and queues of the cluster; None until somebody asked."""
     queue: QueueView | None = None
