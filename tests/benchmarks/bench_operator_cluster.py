@@ -203,10 +203,15 @@ def machine_cpu_s() -> float:
     return (user + nice + system + irq + soft) / TICKS_PER_S
 
 
-def latency_quantile(metrics: str, name: str, share: float) -> float:
-    """A quantile of a histogram of the operator's, interpolated within its bucket; NaN without samples."""
+def latency_quantile(metrics: str, name: str, share: float, **where: str) -> float:
+    """A quantile of a histogram of the operator's, of the series with these labels, interpolated within its
+    bucket; NaN without samples."""
     pattern = re.compile(rf"^{name}_bucket\{{(.*)\}} (\S+)$", re.MULTILINE)
-    buckets = [(float(labels["le"]), value) for labels, value in _samples(pattern, metrics)]
+    buckets = [
+        (float(labels["le"]), value)
+        for labels, value in _samples(pattern, metrics)
+        if where.items() <= labels.items()
+    ]
     if not buckets or not buckets[-1][1]:
         return float("nan")
     wanted, lower, below = share * buckets[-1][1], 0.0, 0.0

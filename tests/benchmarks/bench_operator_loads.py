@@ -140,10 +140,18 @@ def bare(namespace: str, size: Size) -> Iterable[Json]:
     return (bare_pod(namespace, f"pod-{number}") for number in range(size.pods))
 
 
+def same_bare(namespace: str, size: Size) -> Iterable[Json]:
+    pod = {"apiVersion": "v1", "kind": "Pod", **our_pod_template(namespace, size.workers)}
+    for number in range(size.pods):
+        meta = {**pod["metadata"], "name": f"pod-{number}", "namespace": namespace}
+        yield {**pod, "metadata": meta}
+
+
 CONTENDERS: dict[str, Callable[[str, Size], Iterable[Json]]] = {
     "zerotrain": zerotrain,
     "plain Jobs": plain,
     "Jobs of our pods": same_pods,
+    "our pods, bare": same_bare,
     "bare pods": bare,
 }
 _COLLECTIONS = {

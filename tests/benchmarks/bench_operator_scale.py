@@ -29,6 +29,7 @@ from tests.operator.operator_process import OperatorProcess
 from tests.support.devcluster import wait_until
 
 PASSES = "zerotrain_operator_reconcile_duration_seconds"
+REQUESTS = "zerotrain_operator_api_request_duration_seconds"
 PENDING_TIMEOUT_S = 300.0
 MANY_TIMEOUT_S = 3600.0
 MANY_POLL_S = 10.0
@@ -66,6 +67,9 @@ class Many:
     pass_p50_s: float
     pass_p99_s: float
     """Of all passes from the first job until all ran, their requests included."""
+    creation_p50_s: float
+    creation_p99_s: float
+    """Of one request of theirs that creates something: no pass that creates can be shorter."""
     resident_bytes: int
     peak_bytes: int
     running_cpu_percent: float
@@ -145,6 +149,8 @@ async def many(bench: Bench, start: StartOperator, *, size: Size, window_s: floa
         running_s=running,
         pass_p50_s=latency_quantile(metrics, PASSES, 0.5),
         pass_p99_s=latency_quantile(metrics, PASSES, 0.99),
+        creation_p50_s=latency_quantile(metrics, REQUESTS, 0.5, verb="POST"),
+        creation_p99_s=latency_quantile(metrics, REQUESTS, 0.99, verb="POST"),
         resident_bytes=resident,
         peak_bytes=peak,
         running_cpu_percent=percent,
