@@ -64,6 +64,32 @@ def test_jobs_share_their_words() -> None:
     assert all(a is b for a, b in zip(words(one["spec"]), words(other["spec"]), strict=True))
 
 
+def in_phase(number: int, phase: str, *, version: int) -> Json:
+    body = sent(number)
+    body["metadata"]["resourceVersion"] = str(version)
+    return {**body, "status": {"phase": phase}} if phase else body
+
+
+def found(cache: JobCache, *phases: str) -> list[str]:
+    return sorted(key.name for key, _ in cache.in_phases(phases))
+
+
+def test_jobs_are_found_by_the_phase_that_they_are_in_now() -> None:
+    cache = JobCache()
+    for number, phase in enumerate(("Running", "Completed", "Running", "")):
+        cache.put(in_phase(number, phase, version=number + 1))
+    assert found(cache, "Running") == ["job-0", "job-2"]
+    assert found(cache, "Completed", "") == ["job-1", "job-3"]
+    cache.put(in_phase(0, "Completed", version=10))
+    cache.put(in_phase(2, "Pending", version=1))  # older than what is known
+    cache.owe(in_phase(3, "", version=4), {"phase": "Starting"})
+    cache.remove(in_phase(1, "Completed", version=11))
+    assert found(cache, "Running", "Starting") == ["job-2", "job-3"]
+    assert found(cache, "Completed") == ["job-0"]
+    assert not found(cache, "", "Pending", "Suspended")
+    assert [job for _, job in cache.in_phases(["Completed"])] == [cache.get(key_of(sent(0)))]
+
+
 def test_the_models_of_the_latest_jobs_alone_are_kept() -> None:
     memories = Memories()
     body = sent()

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from zerotrain.operator.api import ZeroTrainingJobStatus
@@ -27,12 +27,37 @@ def job_path(key: JobKey) -> str:
     return f"/apis/{GROUP}/{VERSION}/namespaces/{key.namespace}/{PLURAL}/{key.name}"
 
 
+class _ByPhase(dict[JobKey, Json]):
+    """Jobs, and the keys of each phase: most jobs of a cluster have ended, and who looks for the others twice
+    a second passes them by. Only assignment and `del` keep the keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._keys: dict[str, dict[JobKey, None]] = {}
+
+    def __setitem__(self, key: JobKey, job: Json) -> None:
+        self._forget(key)
+        super().__setitem__(key, job)
+        self._keys.setdefault(phase_of(job), {})[key] = None
+
+    def __delitem__(self, key: JobKey) -> None:
+        self._forget(key)
+        super().__delitem__(key)
+
+    def keys_in(self, phase: str) -> Iterable[JobKey]:
+        return self._keys.get(phase, ())
+
+    def _forget(self, key: JobKey) -> None:
+        if key in self:
+            del self._keys[phase_of(self[key])][key]
+
+
 class JobCache:
     """The newest body of every job, from watch events and from the answers to our own writes, with the first
     status that is decided and not written yet."""
 
     def __init__(self) -> None:
-        self._jobs: dict[JobKey, Json] = {}
+        self._jobs = _ByPhase()
         self._owed: dict[str, Json] = {}
         """First statuses that no write has carried yet, by the job's UID."""
         self._doubted: set[str] = set()
@@ -111,8 +136,17 @@ class JobCache:
     def get(self, key: JobKey) -> Json | None:
         return self._jobs.get(key)
 
+    def in_phases(self, phases: Iterable[str]) -> list[tuple[JobKey, Json]]:
+        """Those whose status says one of `phases`; "" is that of a job without any."""
+        return [(key, self._jobs[key]) for phase in phases for key in self._jobs.keys_in(phase)]
+
     def __iter__(self) -> Iterator[tuple[JobKey, Json]]:
         return iter(list(self._jobs.items()))
+
+
+def phase_of(job: Mapping[str, Any]) -> str:
+    """As the status says; "" before there is one."""
+    return str(job.get("status", {}).get("phase", ""))
 
 
 def key_of(job: Mapping[str, Any]) -> JobKey:

@@ -20,7 +20,7 @@ from zerotrain.contract.progress import Progress
 from zerotrain.contract.worker_http import WorkerReport
 from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.cluster.channel import ChannelError, SilentChannel, Worker, WorkerChannel
-from zerotrain.operator.cluster.jobs import JobCache
+from zerotrain.operator.cluster.jobs import JobCache, phase_of
 from zerotrain.operator.cluster.memory import JobMemory, Memories
 from zerotrain.operator.cluster.store import JobKey, PodStore, owner_key
 from zerotrain.operator.reconcile import PodView, stragglers
@@ -123,8 +123,8 @@ class ProgressPuller:
 
     def start_due(self) -> set[asyncio.Task[None]]:
         """One question to every job whose turn it is."""
-        active = [(key, job) for key, job in self._jobs if _phase(job) in LISTENED_PHASES]
-        running = [(key, job) for key, job in active if _phase(job) in ASKED_PHASES]
+        running = self._jobs.in_phases(ASKED_PHASES)
+        active = [*running, *self._jobs.in_phases(LISTENED_PHASES - ASKED_PHASES)]
         self._forget(running, active)
         interval, now = max(MIN_INTERVAL_S, len(running) / CALLS_PER_SECOND), self._clock()
         started = set()
@@ -154,7 +154,7 @@ class ProgressPuller:
             return
         if report is not None and report.ranks:
             self._take(key, uid, report, poll)
-        if pods and _phase(job) in JUDGED_PHASES and self._is_suspect(job, report, poll):
+        if pods and phase_of(job) in JUDGED_PHASES and self._is_suspect(job, report, poll):
             await self._inspect(key, job, pods, poll)
 
     def _heed(self, key: JobKey, uid: str, poll: _Poll, *, mute: bool) -> None:
@@ -260,10 +260,6 @@ class ProgressPuller:
         asked, listened = ({job["metadata"]["uid"] for _, job in jobs} for jobs in (running, active))
         self._polls = {uid: poll for uid, poll in self._polls.items() if uid in asked}
         self._listening_due = {uid: due for uid, due in self._listening_due.items() if uid in listened}
-
-
-def _phase(job: Json) -> str:
-    return str(job.get("status", {}).get("phase", ""))
 
 
 def _idle(progress: Progress) -> timedelta:

@@ -16,7 +16,7 @@ from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.cluster.errors import ApiError, Conflict, Forbidden, NotFound, NotLeading, Unavailable
 from zerotrain.operator.cluster.events import EventWriter
 from zerotrain.operator.cluster.executor import ActionRefused, Executor, Unfinished
-from zerotrain.operator.cluster.jobs import JobCache, JobClient, status_body
+from zerotrain.operator.cluster.jobs import JobCache, JobClient, phase_of, status_body
 from zerotrain.operator.cluster.memory import Memories
 from zerotrain.operator.cluster.store import JobKey, PodStore, owner_key
 from zerotrain.operator.cluster.telemetry import Telemetry
@@ -109,7 +109,7 @@ class Controller:
         job = self.jobs.get(key)
         if job is None:
             return  # its own event brings the pass
-        starts = job.get("status", {}).get("phase") in STARTING
+        starts = phase_of(job) in STARTING
         quiet = starts and self.store.all_start_well(owner_key(key.namespace, job["metadata"]["uid"]))
         self.queue.add_after(key, START_SETTLE_S if quiet else PODS_SETTLE_S)
 
@@ -161,7 +161,7 @@ class Controller:
             self.all_changed()
 
     def phases(self) -> Counter[str]:
-        return Counter(str(job.get("status", {}).get("phase", "Pending")) for _, job in self.jobs)
+        return Counter(phase_of(job) or "Pending" for _, job in self.jobs)
 
     async def _pass(self, key: JobKey) -> None:
         job = self.jobs.get(key)
