@@ -28,11 +28,18 @@ from zerotrain.operator.cluster.capacity import (
     PERIOD_S,
     STARTING_S,
     CapacityBoard,
+    _Start,
 )
 from zerotrain.operator.cluster.discovery import discover
 from zerotrain.operator.cluster.executor import ActionRefused, Executor
 from zerotrain.operator.cluster.jobs import JobCache
-from zerotrain.operator.cluster.kueue import Flavor, Said, advanced, flavors_of, queue_view
+from zerotrain.operator.cluster.kueue import (
+    Flavor,
+    Said,
+    advanced,
+    flavors_of,
+    queue_view,
+)
 from zerotrain.operator.cluster.memory import Memories
 from zerotrain.operator.cluster.snapshot import SnapshotReader
 from zerotrain.operator.cluster.store import JobKey
@@ -304,7 +311,7 @@ async def test_a_job_keeps_its_nodes_over_readings_in_which_one_of_them_is_away(
         await hands.perform(body, [AskRoom(shape=AttemptShape(workers=2))])
         (claim,) = hands.memories.claims.values()
         others = replace(claim, uid="others", demand=replace(claim.demand, workers=99))
-        one._starting["others"] = (others, time.monotonic())
+        one._starting["others"] = _Start(others, moved_at=time.monotonic())
         await one._judge()
         double.on("GET /api/v1/nodes", (200, {"metadata": {}, "items": []}))
         await one._judge()

@@ -113,8 +113,8 @@ class Bench:
         return self.memories.of("job-uid")
 
 
-def stored(name: str, uid: str, phase: str) -> Json:
-    meta = {"name": name, "namespace": "ml", "uid": uid, "resourceVersion": "1"}
+def stored(name: str, uid: str, phase: str, *, version: str = "1") -> Json:
+    meta = {"name": name, "namespace": "ml", "uid": uid, "resourceVersion": version}
     return {"metadata": meta, "status": {"phase": phase, "attempt": 1}}
 
 

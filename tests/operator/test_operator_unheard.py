@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.operator.api_double import pod_json
-from tests.operator.test_operator_progress import NOW, RUNNING, Bench, Workers
+from tests.operator.test_operator_progress import NOW, RUNNING, Bench, Workers, stored
 from zerotrain.operator.cluster.channel import SilentChannel
 from zerotrain.operator.cluster.progress import UNHEARD_S
 from zerotrain.operator.cluster.store import JobKey
@@ -69,13 +69,11 @@ async def test_a_job_that_is_not_asked_any_more_does_not_count() -> None:
     await bench.after(0)
     await bench.after(UNHEARD_S + 3)
     assert bench.puller.unheard == 1
-    suspended = bench.cache.get(GPT)
-    assert suspended is not None
-    suspended["metadata"]["resourceVersion"] = "2"
-    suspended["status"]["phase"] = "Suspended"
-    bench.cache.put(suspended)
+    bench.cache.put(stored("gpt", "job-uid", "Pending", version="2"))
+    bench.changed.clear()
     await bench.after(3)
-    assert bench.puller.unheard == 0
+    assert (bench.puller.unheard, bench.memory.unheard) == (0, False), "its next attempt was not asked yet"
+    assert GPT in bench.changed
 
 
 async def test_where_pods_run_nothing_nobody_is_missed() -> None:

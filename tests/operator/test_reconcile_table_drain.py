@@ -301,6 +301,30 @@ BUDGET = [
         want=Want(actions=(), fields={"protectedAttempt": None}),
     ),
     Row(
+        id="nor does a job that may stay on a cordoned node: nothing else would move it",
+        job=tolerating(operator="Exists"),
+        seen=seen(ready(0), ready(1), progress=progress(1)),
+        want=Want(actions=(), fields={"protectedAttempt": None}),
+    ),
+    Row(
+        id="nor one with a worker on a node that it has moved off",
+        job=young(movedOff=["node-1"]),
+        seen=seen(ready(0), ready(1), progress=progress(1), nodes=CORDONED),
+        want=Want(phase="Running", actions=(), fields={"protectedAttempt": None}),
+    ),
+    Row(
+        id="another toleration changes nothing",
+        job=tolerating(key="nvidia.com/gpu", operator="Exists"),
+        seen=seen(ready(0), ready(1), progress=progress(1)),
+        want=Want(actions=(ProtectWorkers(attempt=1, workers=2),), fields={"protectedAttempt": 1}),
+    ),
+    Row(
+        id="nor one whose operator may not see nodes",
+        job=young(),
+        seen=seen(ready(0), ready(1), progress=progress(1), sees_nodes=False),
+        want=Want(actions=(), fields={"protectedAttempt": None}),
+    ),
+    Row(
         id="kept while the ranks write their checkpoint",
         job={**moving(), "status": {**moving()["status"], "protectedAttempt": 1}},
         seen=seen(ready(0), ready(1), yielding=YieldState(attempt=1, acked_at=ago(9)), protection=KNOWN),

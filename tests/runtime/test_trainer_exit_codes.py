@@ -178,6 +178,16 @@ def test_lack_of_memory_does_not_fit() -> None:
         assert exit_code_of(error) == ExitCode.DOES_NOT_FIT, error
 
 
+@pytest.mark.parametrize(("first", "code"), [(1, ExitCode.DOES_NOT_FIT), (20, APPLICATION_FAILURE)])
+def test_what_fitted_for_a_step_may_fit_again(tmp_path: Path, first: int, code: int) -> None:
+    """Without memory in its first step the job cannot run; later the operator tries again within a budget."""
+    spec = job(steps=50)
+    spec["model"]["factory_args"] = {"no_memory_from": first}
+    run = TrainerRun(tmp_path / "run", spec).start()
+    assert run.wait() == [code], run.log(0)
+    assert run.log(0).splitlines()[-1].startswith("OutOfMemoryError: CUDA out of memory")
+
+
 def test_progress_and_metrics_reach_the_channel(tmp_path: Path) -> None:
     """The launcher's side of the socket is played by this test."""
     import socket

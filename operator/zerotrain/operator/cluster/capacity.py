@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from zerotrain.operator.cluster.api import Api, Json, Request
@@ -42,13 +42,24 @@ SETTLE_S = 0.5
 DUTY = 20
 """A reading is followed by at least so many times its length without one."""
 STARTING_S = 30.0
-"""So long a job that was let in counts although its pods have not shown up."""
+"""So long a job that was let in counts although no more of its pods show up."""
 SLACK = 2.0
 """Times the distance to the next reading that a verdict stays good: that reading may take longer."""
 BLIND_S = 60.0
 """For an operator with namespaces of its own, which may see all nodes but not the pods on them: a large
 cluster has many nodes. For others a refusal is a matter of moments, as while an API server starts."""
 RUNNING_PODS = "status.phase!=Succeeded,status.phase!=Failed"
+
+
+@dataclass(slots=True)
+class _Start:
+    """A job that was let in and whose pods are still to be made."""
+
+    claim: Claim
+    moved_at: float
+    """When more of its pods were seen, or when it was let in."""
+    seen: int = 0
+    """The most of its pods that a reading has shown."""
 
 
 class CapacityBoard:
@@ -66,8 +77,8 @@ class CapacityBoard:
         """`blind_s`: so long nothing is read again where a part was refused."""
         self._api, self._memories, self._changed, self._may_act = api, memories, changed, may_act
         self._jobs, self._blind_s = jobs, blind_s
-        self._starting: dict[str, tuple[Claim, float]] = {}
-        """Claims that were let in, and when."""
+        self._starting: dict[str, _Start] = {}
+        """By UID: claims that were let in."""
         self._movement = Movement()
         self._kept: Mapping[str, Kept] = {}
         """By UID: nodes that jobs kept by the last round."""
@@ -160,7 +171,7 @@ class CapacityBoard:
             return  # withdrawn, or another question by now
         if _lets_in(claim, verdict):
             self._memories.claims.pop(uid)
-            self._starting[uid] = (claim, time.monotonic())
+            self._starting[uid] = _Start(claim, moved_at=time.monotonic())
         is_news = self._differs(claim, verdict)
         self._memories.of(uid).capacity = verdict
         if is_news:
@@ -174,13 +185,16 @@ class CapacityBoard:
 
     def _not_seen_yet(self, snapshot: Snapshot) -> list[Claim]:
         """What is left of the jobs that were let in: pods that are still to be created."""
-        left = []
-        for uid, (claim, since) in list(self._starting.items()):
-            missing = claim.demand.workers - snapshot.seen.get(uid, 0)
-            if missing <= 0 or time.monotonic() - since > STARTING_S:
+        left, now_s = [], time.monotonic()
+        for uid, start in list(self._starting.items()):
+            seen = snapshot.seen.get(uid, 0)
+            if seen > start.seen:  # those of a large job come for minutes
+                start.seen, start.moved_at = seen, now_s
+            missing = start.claim.demand.workers - seen
+            if missing <= 0 or now_s - start.moved_at > STARTING_S:
                 del self._starting[uid]
             else:
-                left.append(replace(claim, demand=replace(claim.demand, workers=missing)))
+                left.append(replace(start.claim, demand=replace(start.claim.demand, workers=missing)))
         return left
 
     async def _read(self) -> Snapshot:

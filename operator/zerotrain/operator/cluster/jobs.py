@@ -34,11 +34,13 @@ class _ByPhase(dict[JobKey, Json]):
     def __init__(self) -> None:
         super().__init__()
         self._keys: dict[str, dict[JobKey, None]] = {}
+        self._phases: dict[JobKey, str] = {}
 
     def __setitem__(self, key: JobKey, job: Json) -> None:
         self._forget(key)
         super().__setitem__(key, job)
-        self._keys.setdefault(phase_of(job), {})[key] = None
+        phase = self._phases[key] = phase_of(job)
+        self._keys.setdefault(phase, {})[key] = None
 
     def __delitem__(self, key: JobKey) -> None:
         self._forget(key)
@@ -48,8 +50,8 @@ class _ByPhase(dict[JobKey, Json]):
         return self._keys.get(phase, ())
 
     def _forget(self, key: JobKey) -> None:
-        if key in self:
-            del self._keys[phase_of(self[key])][key]
+        if key in self._phases:
+            del self._keys[self._phases.pop(key)][key]
 
 
 class JobCache:

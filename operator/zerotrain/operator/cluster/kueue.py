@@ -74,7 +74,10 @@ class WorkloadClient:
         except NotFound:
             return
         said = Said(step=step, message=message, at=self._api.time.now(), generation=_generation(found))
-        status = advanced(found.get("status", {}), said)
+        status = found.get("status", {})
+        if step is QueueStep.RELEASE and not may_release(status):
+            return
+        status = advanced(status, said)
         body = {**found, "status": status}
         path = f"{self._path}/status"
         await self._api.call(Request(method="PUT", path=path, kind="workloads/status", body=body))
@@ -88,6 +91,12 @@ class Said:
     message: str
     at: datetime
     generation: int
+
+
+def may_release(status: Mapping[str, Any]) -> bool:
+    """Whether it is evicted now, and still has what is to be given back. The watch may be behind: Kueue may
+    have admitted it anew since our last release, and nobody would queue it after another one."""
+    return all(_condition(status, kind).get("status") == "True" for kind in ("Evicted", "QuotaReserved"))
 
 
 def advanced(status: Mapping[str, Any], said: Said) -> Json:

@@ -145,6 +145,7 @@ class Memories:
             problem=memory.problem,
             making=memory.making,
             nodes=self.nodes.of(pods),
+            sees_nodes=self.nodes.are_seen,
             heard=memory.heard,
             log=memory.log or (LogView() if self.reads_logs else None),
             apis=self.apis,

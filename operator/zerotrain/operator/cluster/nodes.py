@@ -54,6 +54,11 @@ class NodeStore:
         for name in self._known - keys:
             self._bury(name)
 
+    @property
+    def are_seen(self) -> bool:
+        """Whether this operator may look at nodes, and did."""
+        return bool(self._known)
+
     def any_silent(self) -> bool:
         """Whether any node is not ready."""
         return any(not view.ready for view in self._troubled.values())

@@ -69,6 +69,7 @@ MAX_IDLE_S = 30 * 86_400.0
 class _Poll:
     """What is known of the polling of one job."""
 
+    key: JobKey
     answered_at: float
     mute_since: float | None = None
     """Since when worker 0 runs and does not answer."""
@@ -135,7 +136,7 @@ class ProgressPuller:
                 self._listening_due[uid] = now + LISTENING_INTERVAL_S
                 started.add(asyncio.create_task(self._listen(key, job)))
         for key, job in running:
-            poll = self._polls.setdefault(job["metadata"]["uid"], _Poll(answered_at=now))
+            poll = self._polls.setdefault(job["metadata"]["uid"], _Poll(key=key, answered_at=now))
             if poll.due <= now:
                 poll.due = now + interval
                 started.add(asyncio.create_task(self._pull(key, job, poll)))
@@ -258,6 +259,11 @@ class ProgressPuller:
 
     def _forget(self, running: Sequence[tuple[JobKey, Json]], active: Sequence[tuple[JobKey, Json]]) -> None:
         asked, listened = ({job["metadata"]["uid"] for _, job in jobs} for jobs in (running, active))
+        for uid, poll in self._polls.items():
+            # Of the attempt that is over; a next one may wait for its nodes, unasked, for hours.
+            if uid not in asked and self._memories.knows(uid) and self._memories.of(uid).unheard:
+                self._memories.of(uid).unheard = False
+                self._changed(poll.key)
         self._polls = {uid: poll for uid, poll in self._polls.items() if uid in asked}
         self._listening_due = {uid: due for uid, due in self._listening_due.items() if uid in listened}
 

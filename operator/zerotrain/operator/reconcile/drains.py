@@ -88,6 +88,13 @@ def leaving(node: NodeView, tolerations: Iterable[Toleration]) -> str | None:
     return None
 
 
+def heeds_cordons(draft: Draft) -> bool:
+    """Whether a cordon moves the job: the operator sees nodes, the pods may not stay there, and none came
+    back to a node that the job has moved off."""
+    came_back = draft.observed.nodes.keys() & set(draft.status.moved_off)
+    return draft.observed.sees_nodes and not came_back and not _tolerated(_CORDON, _tolerations(draft))
+
+
 def _tolerations(draft: Draft) -> tuple[Toleration, ...]:
     scheduling, shape = draft.job.spec.scheduling, draft.status.shape
     own = scheduling.tolerations if scheduling is not None else ()

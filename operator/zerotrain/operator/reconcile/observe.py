@@ -219,6 +219,8 @@ class Observed:
     """What the class that was asked about declares; None when nobody asked."""
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
     """By name, those that hold pods of this job and are not simply well; empty while they are not known."""
+    sees_nodes: bool = True
+    """Whether the operator may look at nodes: one with namespaces of its own may be refused."""
     heard: Mapping[str, datetime] = field(default_factory=dict)
     """By node that is not ready: when a worker on it last answered."""
     log: LogView | None = None

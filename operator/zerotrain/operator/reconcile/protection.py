@@ -1,6 +1,7 @@
 """The disruption budget of the running attempt: made once there is something to lose, gone with its pods.
 
-A job of one worker has none: there the eviction itself is the request to checkpoint and stop.
+A job of one worker has none: there the eviction itself is the request to checkpoint and stop. Nor has one
+that no cordon moves: its budget would refuse the drain for ever, where an eviction moves all workers.
 
 Which attempt has one stands in status before it is made, and until the API server confirmed its end: an
 operator that crashes at any point neither forgets one nor leaves one behind.
@@ -12,6 +13,7 @@ from datetime import timedelta
 
 from zerotrain.operator.api import Phase
 from zerotrain.operator.reconcile.draft import Draft
+from zerotrain.operator.reconcile.drains import heeds_cordons
 from zerotrain.operator.reconcile.observe import Protection
 from zerotrain.operator.reconcile.plan import ProtectWorkers, UnprotectWorkers
 
@@ -30,7 +32,7 @@ def settle(draft: Draft) -> None:
             draft.act(UnprotectWorkers(attempt=protected))
             return
         draft.set(protected_attempt=None)
-    if status.phase is Phase.RUNNING and draft.size > 1 and _is_worth(draft):
+    if status.phase is Phase.RUNNING and draft.size > 1 and heeds_cordons(draft) and _is_worth(draft):
         draft.set(protected_attempt=status.attempt)
         if known != Protection(attempt=status.attempt, exists=True):
             draft.act(ProtectWorkers(attempt=status.attempt, workers=draft.size))

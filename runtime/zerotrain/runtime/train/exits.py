@@ -27,8 +27,12 @@ class StoppedWithoutCheckpoint(Exception):
     exit_code: ExitCode = ExitCode.TERMINATED
 
 
-def exit_code_of(error: BaseException) -> int:
-    """The code for an exception that ends the run; errors of our packages carry theirs as `exit_code`."""
+def exit_code_of(error: BaseException, *, has_stepped: bool = False) -> int:
+    """The code for an exception that ends the run; errors of our packages carry theirs as `exit_code`.
+
+    What had memory enough for a step (`has_stepped`) may have it again: it met fragments, a longer sample or
+    a neighbour on its host. The operator knows such an end by the exception and tries again within a budget.
+    """
     code = getattr(error, "exit_code", None)
     if isinstance(code, ExitCode):
         return int(code)
@@ -38,7 +42,7 @@ def exit_code_of(error: BaseException) -> int:
         return int(ExitCode.BAD_CONFIG)
     if isinstance(error, LayoutError):
         return int(ExitCode.BAD_MODEL)
-    if _is_out_of_memory(error):
+    if _is_out_of_memory(error) and not has_stepped:
         return int(ExitCode.DOES_NOT_FIT)
     return APPLICATION_FAILURE
 
@@ -52,9 +56,9 @@ def _is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
-def is_the_users(error: BaseException) -> bool:
+def is_the_users(error: BaseException, *, has_stepped: bool = False) -> bool:
     """Whether the message alone says what to edit, so that a traceback would only hide it."""
-    return exit_code_of(error) != APPLICATION_FAILURE
+    return exit_code_of(error, has_stepped=has_stepped) != APPLICATION_FAILURE
 
 
 def read_text(path: Path, what: str) -> str:

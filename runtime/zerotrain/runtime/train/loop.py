@@ -40,6 +40,11 @@ class TrainingLoop:
     _is_first: bool = True
     """Of this process."""
 
+    @property
+    def has_stepped(self) -> bool:
+        """Whether this process came through a whole step."""
+        return not self._is_first
+
     def run(self) -> ExitCode:
         """DONE after the last step or YIELDED on request. Raises Diverged, and what data and disk raise."""
         engine, total = self.session.engine, self.session.settings.spec.steps

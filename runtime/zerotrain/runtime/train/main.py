@@ -8,6 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zerotrain.contract.exit_codes import ExitCode
@@ -30,11 +31,12 @@ if TYPE_CHECKING:
 def main(environ: Mapping[str, str] = os.environ) -> None:
     """Train as the environment says and end the process; never returns."""
     channel = RankChannel(None, rank=0)  # until the environment turns out to be readable
+    run = Run()
     try:
         channel = RankChannel.from_env(environ)
-        code = int(train(environ, channel))
+        code = int(train(environ, channel, run))
     except Exception as error:
-        code = report_failure(error, channel)
+        code = report_failure(error, channel, has_stepped=run.has_stepped)
     channel.close()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -42,7 +44,14 @@ def main(environ: Mapping[str, str] = os.environ) -> None:
     os._exit(code)
 
 
-def train(environ: Mapping[str, str], channel: RankChannel) -> ExitCode:
+@dataclass(slots=True)
+class Run:
+    """How far the run came, for whoever judges its end."""
+
+    has_stepped: bool = False
+
+
+def train(environ: Mapping[str, str], channel: RankChannel, run: Run) -> ExitCode:
     """The run itself. Raises whatever ends it early; `exits.exit_code_of` knows the code."""
     settings = Settings.read(environ)
     stop = StopRequest(grace_seconds=settings.launch.grace_seconds)
@@ -60,7 +69,10 @@ def train(environ: Mapping[str, str], channel: RankChannel) -> ExitCode:
     loop = TrainingLoop(session=session, checkpoints=checkpoints, reporter=reporter, stop=stop)
     with keeping_history(session, checkpoints, reporter):
         probe_spill(session, reporter)
-        code = loop.run()
+        try:
+            code = loop.run()
+        finally:
+            run.has_stepped = loop.has_stepped
     stop.finished()
     reporter.done()
     session.engine.close()
@@ -156,12 +168,12 @@ def probe_spill(session: Session, reporter: Reporter) -> None:
         reporter.say(f"spill: {rate / 1e6:.0f} MB/s read and written in a pass without arithmetic")
 
 
-def report_failure(error: Exception, channel: RankChannel) -> int:
+def report_failure(error: Exception, channel: RankChannel, *, has_stepped: bool) -> int:
     """Tell log and launcher why this rank ends; returns its exit code."""
-    if not is_the_users(error):
+    if not is_the_users(error, has_stepped=has_stepped):
         traceback.print_exception(error)
     elif error.__cause__ is not None and isinstance(error.__cause__, Exception):
         traceback.print_exception(error.__cause__)
     print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
     channel.failure(error)
-    return exit_code_of(error)
+    return exit_code_of(error, has_stepped=has_stepped)

@@ -1,0 +1,35 @@
+"""A quota is given back once: Kueue may have admitted the job anew before the watch shows it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.operator.api_double import ApiDouble, served
+from tests.operator.test_operator_admission import conditions
+from tests.operator.test_operator_executor import job
+from zerotrain.operator.api import ZeroTrainingJob
+from zerotrain.operator.cluster.kueue import WorkloadClient
+from zerotrain.operator.reconcile.queues import QueueStep
+from zerotrain.operator.resources.kueue import workload_name
+
+
+@pytest.mark.parametrize(
+    ("evicted", "reserved", "writes"),
+    [
+        ("True Preempted", "True R", 1),
+        ("False QuotaReserved", "True R", 0),
+        ("True Preempted", "False Pending", 0),
+    ],
+    ids=["evicted", "admitted-anew", "released"],
+)
+async def test_only_what_is_evicted_now_is_given_back(evicted: str, reserved: str, writes: int) -> None:
+    """The watch may still show the eviction before."""
+    double, version = ApiDouble(), "kueue.x-k8s.io/v1beta2"
+    parsed = ZeroTrainingJob.parse(job())
+    path = f"/apis/{version}/namespaces/{parsed.namespace}/workloads/{workload_name(parsed.name, parsed.uid)}"
+    status = {"conditions": conditions(Evicted=evicted, QuotaReserved=reserved)}
+    double.on(f"GET {path}", (200, {"metadata": {"generation": 1}, "status": status}))
+    double.on(f"PUT {path}/status", (200, {}))
+    async with served(double) as api:
+        await WorkloadClient(api, version, parsed).advance(QueueStep.RELEASE, "why")
+    assert double.asked(f"PUT {path}/status") == writes
