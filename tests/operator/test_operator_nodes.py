@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -11,6 +12,7 @@ from aiohttp import web
 from tests.operator.api_double import ApiDouble, failure, served
 from tests.operator.reconcile_builders import NOW, running
 from zerotrain.operator.api import ZeroTrainingJob
+from zerotrain.operator.cluster import logs
 from zerotrain.operator.cluster.logs import MAX_KEPT_BYTES, last_lines, read_tail
 from zerotrain.operator.cluster.nodes import MAX_GONE, NodeStore
 from zerotrain.operator.resources.failures import failures_config_map, outdated_keys
@@ -131,6 +133,41 @@ async def test_only_the_end_of_a_long_log_is_held(monkeypatch: pytest.MonkeyPatc
         assert text.endswith("no more of it was read)\n")
         refused = await read_tail(api, namespace="ml", pod="gpt-1-1")
     assert refused.startswith("(the log cannot be read: 500")
+
+
+async def test_where_that_is_too_much_the_newest_lines_are_read_alone() -> None:
+    """A progress bar without line ends, and the traceback after it."""
+
+    async def long(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        for _ in range(200 if request.query["tailLines"] != "100" else 2):
+            await answer.write(b"#" * 50_000 + b"\r")
+        await answer.write(b"\nRuntimeError: the cause\n")
+        return answer
+
+    double = ApiDouble()
+    double.on("GET /api/v1/namespaces/ml/pods/gpt-1-0/log", long)
+    async with served(double) as api:
+        text = await read_tail(api, namespace="ml", pod="gpt-1-0")
+    assert last_lines(text, None).splitlines()[-1] == "RuntimeError: the cause"
+
+
+async def test_what_came_before_the_time_was_up_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "TIMEOUT_S", 0.3)
+
+    async def slow(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        await answer.write(b"RuntimeError: the cause")
+        await asyncio.sleep(5)
+        return answer
+
+    double = ApiDouble()
+    double.on("GET /api/v1/namespaces/ml/pods/gpt-1-0/log", slow)
+    async with served(double) as api:
+        text = await read_tail(api, namespace="ml", pod="gpt-1-0")
+    assert text.startswith("RuntimeError: the cause\n(the log cannot be read: ")
 
 
 def test_the_failures_of_ten_attempts_fit_a_config_map(simple_job: ZeroTrainingJob) -> None:

@@ -29,11 +29,20 @@ _UNPRINTABLE = re.compile(r"[^\t\x20-\x7e\x80-\U0010ffff]|[\x80-\x9f]")
 
 
 async def read_tail(api: Api, *, namespace: str, pod: str) -> str:
-    """The container's last lines as text, or one line in brackets that says why there are none."""
+    """The container's last lines as text; a line in brackets says why there are none, or not the last."""
+    text, problem = await _read(api, namespace, pod, lines=TAIL_LINES)
+    if problem:  # too much, or too slow: the newest come last, so fewer are asked for
+        text, problem = await _read(api, namespace, pod, lines=MAX_LINES)
+    return f"{text}({problem})\n" if problem else text
+
+
+async def _read(api: Api, namespace: str, pod: str, *, lines: int) -> tuple[str, str]:
+    """What was read, and why it is not all; the latter is empty where it is."""
     path = f"/api/v1/namespaces/{namespace}/pods/{pod}/log"
-    params = {"container": CONTAINER_NAME, "tailLines": str(TAIL_LINES)}
+    params = {"container": CONTAINER_NAME, "tailLines": str(lines)}
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     kept, length, total = deque[bytes](), 0, 0
+    problem = ""
     try:
         headers = await api.connection.headers()
         url = api.connection.server + path
@@ -46,15 +55,16 @@ async def read_tail(api: Api, *, namespace: str, pod: str) -> str:
                 while length - len(kept[0]) > MAX_LINES * MAX_LINE_CHARS * 4:
                     length -= len(kept.popleft())
                 if total > MAX_READ_BYTES:
-                    kept.append(b"\n(the log goes on; no more of it was read)\n")
+                    problem = "the log goes on; no more of it was read"
                     break
-            text = b"".join(kept).decode(errors="replace")
             if answer.status >= 300:
-                return f"(the log cannot be read: {answer.status} {text[:300]})\n"
-            return text
+                told = b"".join(kept).decode(errors="replace")[:300]
+                return f"(the log cannot be read: {answer.status} {told})\n", ""
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         api.telemetry.request("GET", "pods/log", 0)
-        return f"(the log cannot be read: {error!r})\n"
+        problem = f"the log cannot be read: {error!r}"
+    text = b"".join(kept).decode(errors="replace")
+    return (f"{text}\n" if problem and text and not text.endswith("\n") else text), problem
 
 
 def last_lines(text: str, rank: int | None) -> str:
