@@ -38,6 +38,8 @@ class Workers:
         self.uid, self.attempt = "job-uid", 1
         self.idle_s = 1.0
         """Since any step moved."""
+        self.phases: dict[str, Phase] = {}
+        """By pod, of those that are in no step."""
         self.empty = False
         """Whether the launchers answer without any rank."""
         self.checkpoint: CheckpointProgress | None = None
@@ -52,7 +54,7 @@ class Workers:
             rank=index,
             attempt=self.attempt,
             step=self.steps[worker.pod],
-            phase=Phase.STEP,
+            phase=self.phases.get(worker.pod, Phase.STEP),
             checkpoint=self.checkpoint,
             straggler=self.straggler,
             motion=Motion(idle_seconds=self.idle_s, silent_seconds=1.0, steps_seen=100),

@@ -36,6 +36,11 @@ def workers(*ranks: Progress, each: int = 2) -> dict[int, WorkerReport | None]:
     }
 
 
+def before(number: int, phase: Phase, **more: Any) -> Progress:
+    """The first step, and where the engine does not know yet how long it waits."""
+    return rank(number, **{"phase": phase, "step": 0, "collective_wait_seconds": None, **more})
+
+
 VICTIMS = [rank(number) for number in range(6)]
 
 
@@ -58,6 +63,34 @@ CASES: list[tuple[str, dict[int, WorkerReport | None], int | None, str]] = [
         4,
         "does not wait in a coll",
     ),
+    (
+        "it builds its model while others wait for it",
+        workers(*(before(n, Phase.INIT if n == 4 else Phase.RENDEZVOUS) for n in range(6))),
+        4,
+        "has not come to the rendezvous in which others wait",
+    ),
+    (
+        "so with as many who wait",
+        workers(*(before(n, Phase.INIT if n > 1 else Phase.RENDEZVOUS) for n in range(4))),
+        2,
+        "has not come to the rendezvous",
+    ),
+    (
+        "it is stopped before the rendezvous",
+        workers(*(before(n, Phase.RENDEZVOUS) for n in range(3)), before(3, Phase.INIT, silent_s=200)),
+        3,
+        "its process says nothing",
+    ),
+    (
+        "those that came through the rendezvous are not late",
+        workers(
+            *(before(n, Phase.RENDEZVOUS) for n in (0, 1)),
+            *(before(n, Phase.INIT, collective_wait_seconds=50.0) for n in (2, 3)),
+        ),
+        None,
+        "",
+    ),
+    ("nobody has come yet", workers(*(before(n, Phase.INIT) for n in range(4))), None, ""),
     ("nobody differs", workers(*VICTIMS), None, ""),
     ("nobody knows who waits", workers(*(rank(n, collective_wait_seconds=None) for n in range(6))), None, ""),
     ("all are busy", workers(*(rank(n, collective_wait_seconds=0.0) for n in range(6))), None, ""),

@@ -24,7 +24,9 @@ from tests.operator.reconcile_builders import (
     stamp,
     status,
 )
+from zerotrain.contract.progress import Phase
 from zerotrain.operator.reconcile import DeleteWorkers, PodView, Problem
+from zerotrain.operator.reconcile.inspection import Inspection, Laggard, Pace
 
 END_ALL = DeleteWorkers(attempt=1, grace_s=1)
 PULL = "ImagePullBackOff: Back-off pulling image"
@@ -40,12 +42,23 @@ def unplaced(index: int, **more: Any) -> PodView:
     return pending(index, unscheduled_reason=NO_NODE, **more)
 
 
+def waiting_for(
+    worker: int | None, *, s_ago: float = 20, attempt: int = 1, phase: Phase = Phase.RENDEZVOUS
+) -> Inspection:
+    """A look at ranks that wait for one, of which it is known why it does not come."""
+    late = None
+    if worker is not None:
+        late = Laggard(rank=worker, worker=worker, step=0, phase="init", why="it is stopped")
+    return Inspection(attempt=attempt, at=ago(s_ago), paces={phase: Pace(idle_s=200)}, laggard=late)
+
+
 def starting(
     *pods: PodView, id: str, want: Want, limit_s: int | None = 600, began_s_ago: float = 600, **more: Any
 ) -> Row:
     """A first attempt of two workers that began so long ago."""
     spec = {"runPolicy": {} if limit_s is None else {"startDeadlineSeconds": limit_s}, **more.pop("spec", {})}
-    observed = seen(*pods, synced_at=more.pop("synced_at", ago(3600)), problem=more.pop("problem", None))
+    taken = {name: more.pop(name, None) for name in ("problem", "inspection")}
+    observed = seen(*pods, synced_at=more.pop("synced_at", ago(3600)), **taken)
     stored = status(more.pop("phase", "Pending"), attemptStartTime=stamp(ago(began_s_ago)), **more)
     return Row(id=id, job=job(spec=spec, status=stored), seen=observed, want=want)
 
@@ -222,6 +235,42 @@ BLAME = [
         id="all had started: as before, the first of those that gave up",
         limit_s=None,
         want=Want(fields={"failures.0.pod": "gpt-1-0", "failures.0.exitCode": 82}),
+    ),
+    starting(
+        ended(0, 82),
+        running(1),
+        id="one that runs and had not come to the rendezvous",
+        limit_s=None,
+        spec={"failurePolicy": {"rules": [rule("ReplaceNodeAndRestart", onReasons=["RendezvousTimeout"])]}},
+        inspection=waiting_for(1),
+        want=Want(
+            fields={
+                "failures.0.pod": "gpt-1-1",
+                "failures.0.rank": 1,
+                "failures.0.reason": "RendezvousTimeout",
+                "excludedNodes.0.name": "node-1",
+            },
+            says={"event": "it is stopped, when worker 0 gave up the rendezvous (exit code 82)"},
+        ),
+    ),
+    *(
+        starting(
+            ended(0, 82),
+            last,
+            id=f"nobody is accused by {what}",
+            limit_s=None,
+            inspection=look,
+            want=Want(fields={"failures.0.pod": "gpt-1-0", "failures.0.exitCode": 82}),
+        )
+        for what, last, look in (
+            ("no look", running(1), None),
+            ("an old look", running(1), waiting_for(1, s_ago=90)),
+            ("a look at another attempt", running(1), waiting_for(1, attempt=2)),
+            ("a look at ranks that had met", running(1), waiting_for(1, phase=Phase.INIT)),
+            ("a look that finds nobody", running(1), waiting_for(None)),
+            ("what it found of one that gave up, too", ended(1, 82), waiting_for(1)),
+            ("a worker that there is not", running(1), waiting_for(7)),
+        )
     ),
     starting(
         ended(0, 82),

@@ -24,7 +24,7 @@ from zerotrain.operator.cluster.jobs import JobCache, phase_of
 from zerotrain.operator.cluster.memory import JobMemory, Memories
 from zerotrain.operator.cluster.store import JobKey, PodStore, owner_key
 from zerotrain.operator.reconcile import PodView, stragglers
-from zerotrain.operator.reconcile.hangs import HangLimits, stands_still, suspect_after_s
+from zerotrain.operator.reconcile.hangs import HangLimits, is_met, stands_still, suspect_after_s
 from zerotrain.operator.reconcile.inspection import inspect
 
 log = logging.getLogger(__name__)
@@ -225,7 +225,8 @@ class ProgressPuller:
         answers = dict(zip(pods, reports, strict=True))
         memory: JobMemory = self._memories.of(uid)
         look = inspect(answers, attempt=attempt, at=self._now())
-        memory.inspection = look if alarmed or stands_still(_limits(job), look) else None
+        keeps = alarmed or not is_met(look) or stands_still(_limits(job), look)
+        memory.inspection = look if keeps else None
         self._changed(key)
 
     async def _listen(self, key: JobKey, job: Json) -> None:

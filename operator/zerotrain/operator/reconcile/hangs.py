@@ -44,6 +44,10 @@ DEFAULT_CHECKPOINT_S = 1800
 LONGEST_FACTOR = 2.0
 """Steps have outliers that a percentile leaves out: so many times the longest one is no hang."""
 
+MEETING_S = 60.0
+"""Rank 0 has come to no step for so long: all ranks are asked where they are. The rendezvous is given up
+after 300 s by default, and then only an earlier look can tell who had not come."""
+
 MAX_LIMIT_S = 30 * 86_400.0
 MAX_DOUBLINGS = 2
 """Each hang in the failure policy's window doubles the limits, so that too short a limit does not end every
@@ -101,11 +105,19 @@ class HangLimits:
 
 
 def suspect_after_s(limits: HangLimits, record: Progress) -> float:
-    """Idle time of rank 0 from which all ranks are asked: half of what it may stand still."""
+    """Idle time of rank 0 from which all ranks are asked: half of what it may stand still, and less before
+    the ranks have met."""
     motion = record.motion
     if motion is None:
         return MAX_LIMIT_S
-    return limits.of(record.phase, pace_of(record.phase, [motion])) / 2
+    half = limits.of(record.phase, pace_of(record.phase, [motion])) / 2
+    return min(half, MEETING_S) if record.phase in (Phase.INIT, Phase.RENDEZVOUS) else half
+
+
+def is_met(look: Inspection) -> bool:
+    """Whether no rank waits in the rendezvous. Those that do give up long before any limit of ours, and then
+    somebody asks whom they waited for."""
+    return Phase.RENDEZVOUS not in look.paces
 
 
 def stands_still(limits: HangLimits, look: Inspection) -> bool:

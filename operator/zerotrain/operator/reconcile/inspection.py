@@ -155,6 +155,9 @@ def _odd_ones(records: Mapping[int, Progress]) -> tuple[list[int], str]:
         return [rank for rank in behind if records[rank].step == slowest], (
             f"it is at step {slowest} while others are at step {furthest}"
         )
+    late = [rank for rank, record in records.items() if _has_not_met(record)]
+    if late and any(record.phase is Phase.RENDEZVOUS for record in records.values()):
+        return late, "it has not come to the rendezvous in which others wait"
     phases = Counter(record.phase for record in records.values())
     common, count = phases.most_common(1)[0]
     others = [rank for rank, record in records.items() if record.phase is not common]
@@ -169,6 +172,11 @@ def _odd_ones(records: Mapping[int, Progress]) -> tuple[list[int], str]:
     if waiting and busy:
         return busy, "it does not wait in a collective while others do"
     return [], ""
+
+
+def _has_not_met(record: Progress) -> bool:
+    """The phase comes twice, before the rendezvous and after it, when the engine knows how long it waits."""
+    return record.phase is Phase.INIT and record.collective_wait_seconds is None
 
 
 def _silent_s(record: Progress) -> float:

@@ -2,7 +2,8 @@
 rendezvous that timed out.
 
 The workers that did start end with code 82 after their rendezvous timeout. They only waited: to blame, and
-named in status with node and reason, are those that they waited for.
+named in status with node and reason, are those that they waited for. Where all have started it is the rank
+that the last look found stopped or still before the rendezvous, while its program runs on.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from zerotrain.operator.constants import Reason
 from zerotrain.operator.failure_policy import NOT_STARTED, Judgement
 from zerotrain.operator.reconcile.attempts import AttemptView, Failure, Fate, Worker
 from zerotrain.operator.reconcile.draft import Draft
+from zerotrain.operator.reconcile.hangs import is_met
 
+LOOK_AGE = timedelta(minutes=1)
+"""So old the last look at all ranks may be that says who had not come. Looks end with worker 0."""
 MAX_NAMED = 4
 """Workers that the message names beside the first; `ranks` of the failure has more."""
 
@@ -34,15 +38,35 @@ def late(draft: Draft, view: AttemptView) -> Failure | None:
 
 
 def blamed(draft: Draft, view: AttemptView, failure: Failure | None) -> Failure | None:
-    """The failure, of those that the rendezvous lacked where these have not even started."""
+    """The failure, of those that the rendezvous lacked where these have not started, or not come."""
     if failure is None or failure.judgement.reason is not Reason.RENDEZVOUS_TIMEOUT:
         return failure
     workers = _unstarted(view)
     if not workers:
-        return failure
+        return _not_come(draft, view, failure)
     said = f"not started when worker {failure.worker.index} gave up the rendezvous (exit code 82)"
     found = _blaming(draft, workers, failure.judgement, said)
     return replace(found, code=ExitCode.RENDEZVOUS_TIMEOUT)
+
+
+def _not_come(draft: Draft, view: AttemptView, failure: Failure) -> Failure:
+    look = draft.observed.inspection
+    if look is None or look.attempt != view.number or draft.now - look.at > LOOK_AGE or is_met(look):
+        return failure
+    late = look.laggard
+    if late is None or not late.worker < len(view.workers):
+        return failure
+    worker = view.workers[late.worker]
+    if worker.fate is not Fate.RUNNING:
+        return failure
+    told = f"{late.why}, when worker {failure.worker.index} gave up the rendezvous (exit code 82)"
+    return Failure(
+        worker=worker,
+        judgement=failure.judgement,
+        rank=late.rank,
+        told=told,
+        code=ExitCode.RENDEZVOUS_TIMEOUT,
+    )
 
 
 def _began(draft: Draft) -> datetime | None:
