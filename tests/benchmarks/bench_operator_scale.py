@@ -69,7 +69,7 @@ class Many:
     """Of all passes from the first job until all ran, their requests included."""
     creation_p50_s: float
     creation_p99_s: float
-    """Of one request of theirs that creates something: no pass that creates can be shorter."""
+    """Of one POST: a pod, what pods share, or an event. A pass waits for the slowest of several."""
     resident_bytes: int
     peak_bytes: int
     running_cpu_percent: float

@@ -35,6 +35,7 @@ class _ByPhase(dict[JobKey, Json]):
         super().__init__()
         self._keys: dict[str, dict[JobKey, None]] = {}
         self._phases: dict[JobKey, str] = {}
+        """Where each key stands: one whose body was changed in place must still be found there."""
 
     def __setitem__(self, key: JobKey, job: Json) -> None:
         self._forget(key)
