@@ -58,8 +58,8 @@ def test_no_limit_that_the_operator_may_reach_is_later(
     policy: Json, phase: Phase, usual_s: float | None, longest_s: float | None, hangs: int
 ) -> None:
     """The policy may be changed while the job runs, so any may come to hold for a pod made before."""
-    limit_s = HangLimits.read(policy, hangs=hangs).of(
-        phase, Pace(idle_s=0.0, usual_s=usual_s, longest_s=longest_s)
+    limit_s = (
+        HangLimits.read(policy).after(hangs).of(phase, Pace(idle_s=0.0, usual_s=usual_s, longest_s=longest_s))
     )
     for found in (
         comm_env(),

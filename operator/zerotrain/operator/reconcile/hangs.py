@@ -9,15 +9,15 @@ end. A step that moves in between ends the alarm and nothing else.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from dataclasses import dataclass, replace
+from datetime import timedelta
 
 from zerotrain.contract.progress import Phase, Progress
 from zerotrain.operator.api import HangAction, HangStatus
-from zerotrain.operator.api.status import Restart
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.failure_policy import HUNG
 from zerotrain.operator.reconcile.attempts import NOBODY, AttemptView, Failure, Worker
+from zerotrain.operator.reconcile.budgets import KEPT_HANGS
 from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.inspection import Inspection, Pace, pace_of
 from zerotrain.operator.reconcile.observe import PodView
@@ -49,9 +49,12 @@ MEETING_S = 60.0
 after 300 s by default, and then only an earlier look can tell who had not come."""
 
 MAX_LIMIT_S = 30 * 86_400.0
-MAX_DOUBLINGS = 2
-"""Each hang in the failure policy's window doubles the limits, so that too short a limit does not end every
-attempt."""
+MAX_DOUBLINGS = KEPT_HANGS
+"""Each recent hang doubles the limits, so that too short a limit does not end every attempt."""
+
+REMEMBERED_LIMITS = 10.0
+"""A hang is recent for so many limits at least: doubled twice, two hangs are found within eight of them, and
+would be forgotten before the third where the failure policy's window is shorter."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,8 +69,8 @@ class HangLimits:
     scale: float = 1.0
 
     @classmethod
-    def read(cls, policy: Mapping[str, object] | None, *, hangs: int = 0) -> HangLimits:
-        """From the policy as stored; `hangs`: how many the job had in the window."""
+    def read(cls, policy: Mapping[str, object] | None) -> HangLimits:
+        """From the policy as stored."""
         given = {key: float(value) for key, value in (policy or {}).items() if isinstance(value, int | float)}
         startup_s = given.get("startupTimeoutSeconds", DEFAULT_STARTUP_S)
         return cls(
@@ -76,8 +79,11 @@ class HangLimits:
             startup_s=startup_s,
             first_step_s=given.get("firstStepTimeoutSeconds", startup_s),
             checkpoint_s=given.get("checkpointTimeoutSeconds", DEFAULT_CHECKPOINT_S),
-            scale=2.0 ** min(hangs, MAX_DOUBLINGS),
         )
+
+    def after(self, hangs: int) -> HangLimits:
+        """The limits of a job that had so many hangs of late."""
+        return replace(self, scale=2.0 ** min(hangs, MAX_DOUBLINGS))
 
     def of(self, phase: Phase, pace: Pace) -> float:
         """Seconds that ranks of this pace may stand still in this phase."""
@@ -125,9 +131,11 @@ def stands_still(limits: HangLimits, look: Inspection) -> bool:
     return all(pace.idle_s >= limits.of(phase, pace) / 2 for phase, pace in look.paces.items())
 
 
-def recent_hangs(restarts: tuple[Restart, ...], *, window_s: int, now: datetime) -> int:
-    """Restarts after hangs in the failure policy's window."""
-    since = now - timedelta(seconds=window_s)
+def recent_hangs(draft: Draft, limit_s: float) -> int:
+    """Restarts after hangs in the failure policy's window, or within a multiple of the limit."""
+    window_s = draft.job.spec.failure_policy.window_seconds
+    since = draft.now - timedelta(seconds=max(window_s, REMEMBERED_LIMITS * limit_s))
+    restarts = draft.status.restarts.recent
     return sum(1 for item in restarts if item.reason == Reason.HANG and item.time > since)
 
 
@@ -178,12 +186,10 @@ def _verdict(draft: Draft, view: AttemptView) -> tuple[Inspection, int | None] |
     if draft.now - inspection.at > FRESH or _moved_since(draft, inspection):
         return None
     policy = draft.job.spec.hang_policy
-    restarts, window_s = draft.status.restarts.recent, draft.job.spec.failure_policy.window_seconds
-    limits = HangLimits.read(
-        policy.model_dump(by_alias=True, exclude_none=True) if policy is not None else None,
-        hangs=recent_hangs(restarts, window_s=window_s, now=draft.now),
-    )
-    allowed = {phase: limits.of(phase, pace) for phase, pace in inspection.paces.items()}
+    given = policy.model_dump(by_alias=True, exclude_none=True) if policy is not None else None
+    limits = HangLimits.read(given)
+    base_s = max(_allowed(limits, inspection).values())
+    allowed = _allowed(limits.after(recent_hangs(draft, base_s)), inspection)
     if any(pace.idle_s < allowed[phase] for phase, pace in inspection.paces.items()):
         return inspection, None
     limit_s = max(allowed.values())
@@ -191,6 +197,10 @@ def _verdict(draft: Draft, view: AttemptView) -> tuple[Inspection, int | None] |
     if started is None or draft.now - started < timedelta(seconds=limit_s):
         return inspection, None
     return inspection, int(limit_s)
+
+
+def _allowed(limits: HangLimits, look: Inspection) -> dict[Phase, float]:
+    return {phase: limits.of(phase, pace) for phase, pace in look.paces.items()}
 
 
 def _moved_since(draft: Draft, inspection: Inspection) -> bool:

@@ -1,0 +1,111 @@
+"""A limit that is too short must not end attempt after attempt, however long it is beside the window."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tests.operator.reconcile_builders import (
+    NOW,
+    Row,
+    Want,
+    ago,
+    job,
+    progress,
+    ready,
+    run,
+    seen,
+    stamp,
+    status,
+)
+from zerotrain.contract.progress import Phase
+from zerotrain.operator.api import RestartCause
+from zerotrain.operator.api.status import Restart, Restarts
+from zerotrain.operator.constants import Reason
+from zerotrain.operator.failure_policy import Budget
+from zerotrain.operator.reconcile.budgets import charge
+from zerotrain.operator.reconcile.hangs import MAX_DOUBLINGS
+from zerotrain.operator.reconcile.inspection import Inspection, Pace
+
+HOUR_S = 3600
+TRAINED_S = 30_000.0
+"""What an attempt trained well before it stood still."""
+
+
+def is_hung(idle_s: float, limit_s: int, window_s: int, restarts: Restarts, phase: Phase, step: int) -> bool:
+    """Whether all ranks having stood still for so long is a hang; the attempt is older than any limit."""
+    spec = {
+        "failurePolicy": {"windowSeconds": window_s},
+        "hangPolicy": {"startupTimeoutSeconds": limit_s, "minTimeoutSeconds": limit_s},
+    }
+    state = status(
+        "Running",
+        attemptStartTime=stamp(ago(idle_s + TRAINED_S)),
+        restarts=restarts.model_dump(by_alias=True, mode="json"),
+    )
+    look = Inspection(attempt=1, at=ago(0), step=step, paces={phase: Pace(idle_s=idle_s)})
+    observed = seen(ready(0), ready(1), progress=progress(step), inspection=look)
+    _, after = run(Row(id="", job=job(spec=spec, status=state), seen=observed, want=Want()))
+    return after.get("hang") is not None
+
+
+def later(restarts: Restarts, seconds: float) -> Restarts:
+    """The same after so much time, for a clock that stands at NOW."""
+    moved = tuple(
+        item.model_copy(update={"time": item.time - timedelta(seconds=seconds)}) for item in restarts.recent
+    )
+    return restarts.model_copy(update={"recent": moved})
+
+
+def restarts_of(silence_s: float, limit_s: int, window_s: int, phase: Phase, *, trained_s: float) -> int:
+    """How often a healthy job is restarted that stands still for `silence_s` in every attempt, after having
+    trained for a while; at most 8."""
+    budget, restarts = Budget(max_restarts=100, window_s=window_s), Restarts()
+    for number in range(8):
+        step = 10 * (number + 1) if trained_s else 0
+        restarts = later(restarts, trained_s)
+        hung_after_s = next(
+            (
+                idle_s
+                for idle_s in (limit_s, 2 * limit_s, 4 * limit_s)
+                if idle_s < silence_s
+                and is_hung(idle_s, limit_s, window_s, later(restarts, idle_s), phase, step)
+            ),
+            None,
+        )
+        if hung_after_s is None:
+            return number
+        hung: dict[str, Any] = {"cause": RestartCause.APP, "reason": str(Reason.HANG), "step": step}
+        item = Restart(time=NOW, attempt=number + 1, **hung)
+        restarts = charge(later(restarts, hung_after_s), item, budget=budget, now=NOW)
+    return 8
+
+
+@pytest.mark.parametrize("window_s", [600, HOUR_S, 24 * HOUR_S])
+@pytest.mark.parametrize("limit_s", [300, 1800, 2 * HOUR_S, 24 * HOUR_S])
+def test_a_start_of_less_than_four_limits_is_let_through(limit_s: int, window_s: int) -> None:
+    found = restarts_of(3.9 * limit_s, limit_s, window_s, Phase.INIT, trained_s=0)
+    assert found == MAX_DOUBLINGS
+
+
+@pytest.mark.parametrize("window_s", [600, HOUR_S, 24 * HOUR_S])
+@pytest.mark.parametrize("limit_s", [600, 1800, 2 * HOUR_S, 24 * HOUR_S])
+def test_so_is_a_step_though_other_steps_were_gained_between(limit_s: int, window_s: int) -> None:
+    found = restarts_of(3.9 * limit_s, limit_s, window_s, Phase.STEP, trained_s=limit_s / 2)
+    assert found == MAX_DOUBLINGS
+
+
+def test_only_the_newest_hangs_outlive_the_window() -> None:
+    """They must not fill the list, which is bounded."""
+    restarts, budget = Restarts(), Budget(max_restarts=100, window_s=HOUR_S)
+    for number in range(9):
+        reason = Reason.HANG if number % 2 else Reason.RANK_FAILED
+        item = Restart(time=NOW, cause=RestartCause.APP, reason=str(reason), step=10 * number)
+        restarts = charge(later(restarts, 2 * HOUR_S), item, budget=budget, now=NOW)
+    assert [(item.step, item.reason) for item in restarts.recent] == [
+        (50, "Hang"),
+        (70, "Hang"),
+        (80, "RankFailed"),
+    ]
