@@ -25,7 +25,7 @@ from zerotrain.operator.constants import Reason
 from zerotrain.operator.handlers import controller as module
 from zerotrain.operator.handlers.controller import Controller
 from zerotrain.operator.handlers.queue import WorkQueue
-from zerotrain.operator.handlers.starts import Starts
+from zerotrain.operator.handlers.starts import StartLines, Starts
 from zerotrain.operator.reconcile import AskRoom, CreateWorkers, Observed, Plan, Problem
 from zerotrain.operator.resources import ResourceOptions
 
@@ -265,7 +265,7 @@ async def test_a_job_that_has_pods_left_goes_on_at_once_in_its_place(monkeypatch
     monkeypatch.setattr(module, "reconcile", decide)
     monkeypatch.setattr(Executor, "perform", perform)
     async with served(ApiDouble()) as api:
-        hands = replace(controller(api), starts=Starts(limit=1))
+        hands = replace(controller(api), starts=StartLines(Starts(limit=1)))
         other = stored()
         other["metadata"] = {**other["metadata"], "name": "other", "uid": "other"}
         hands.job_changed(stored())

@@ -11,6 +11,7 @@ from tests.support.jobs import job_json, make_job
 from zerotrain.contract.channel_token import derive
 from zerotrain.contract.worker_http import WorkerReport
 from zerotrain.operator.api import ZeroTrainingJob
+from zerotrain.operator.cluster.actions import hands as hands_module
 from zerotrain.operator.cluster.actions import workers
 from zerotrain.operator.cluster.api import Api
 from zerotrain.operator.cluster.channel import ChannelError, Worker
@@ -28,6 +29,7 @@ from zerotrain.operator.reconcile import (
     Event,
     ForgetGroup,
     KeepShared,
+    OpenGates,
     Protection,
     RequestYield,
     UnprotectWorkers,
@@ -44,7 +46,7 @@ EXISTS = failure(409, "AlreadyExists")
 @pytest.fixture(autouse=True)
 def long_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine of any speed makes all pods in one pass."""
-    monkeypatch.setattr(workers, "TURN_S", 600.0)
+    monkeypatch.setattr(hands_module, "TURN_S", 600.0)
 
 
 def job() -> Json:
@@ -132,7 +134,7 @@ async def test_a_secret_is_made_again_with_pods_that_come_later(monkeypatch: pyt
 async def test_pods_are_made_for_a_while_and_the_others_in_the_next_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(workers, "TURN_S", 0.0)
+    monkeypatch.setattr(hands_module, "TURN_S", 0.0)
     double, all_made, body = ApiDouble(), tuple(range(10)), job()
     body["spec"] = {**body["spec"], "workers": len(all_made)}
     accept_all(double)
@@ -156,6 +158,29 @@ async def test_pods_are_made_for_a_while_and_the_others_in_the_next_pass(
     assert had[0] == 0
     assert len(had) > 2
     assert double.asked(f"POST {CORE}/secrets") == 1
+
+
+async def test_so_are_gates_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hands_module, "TURN_S", 0.0)
+    double, names = ApiDouble(), [f"gpt-1-{index}" for index in range(30)]
+    for name in names:
+        double.on(f"PATCH {CORE}/pods/{name}", (200, {"metadata": {"name": name, "uid": name, "labels": {}}}))
+
+    def shut() -> tuple[str, ...]:
+        return tuple(name for name in names if not double.asked(f"PATCH {CORE}/pods/{name}"))
+
+    passes, opened = 0, list[tuple[int, int]]()
+    async with served(double) as api:
+        hands = executor(api)
+        while left := shut():
+            passes += 1
+            try:
+                await hands.perform(job(), [OpenGates(pods=left)])
+            except Unfinished as cut:
+                opened.append((cut.made, len(left) - len(shut())))
+    assert passes > 2
+    assert all(told == counted > 0 for told, counted in opened)
+    assert all(double.asked(f"PATCH {CORE}/pods/{name}") == 1 for name in names)
 
 
 SHARED = {

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from zerotrain.operator.handlers.starts import LARGE, Starts
+from tests.operator.reconcile_builders import pending, seen
+from zerotrain.operator.handlers.beginnings import has_begun, pods_to_let_in
+from zerotrain.operator.handlers.config import OperatorConfig
+from zerotrain.operator.handlers.starts import LARGE, MAX_LARGE, MAX_LARGE_OF_ONE, StartLines, Starts
+from zerotrain.operator.reconcile import CreateWorkers, OpenGates, Plan
 
 
 def enters(starts: Starts[str], keys: str) -> list[bool]:
@@ -38,14 +42,51 @@ def test_all_places_come_back() -> None:
     assert enters(starts, "z") == [True]
 
 
-def test_a_large_job_and_one_that_creates_nothing_need_no_place() -> None:
-    starts = Starts[str](limit=1)
-    assert enters(starts, "a") == [True]
-    assert starts.enter("large", pods=LARGE + 1)
+def test_who_creates_nothing_needs_no_place() -> None:
+    starts = StartLines(Starts[str](limit=1))
+    assert starts.enter("a", pods=1)
     assert starts.enter("done", pods=0)
+    assert not starts.enter("b", pods=LARGE)
+    assert starts.leave("done") == []
+    assert starts.leave("a") == ["b"]
+
+
+def test_large_jobs_and_small_ones_do_not_wait_for_each_other() -> None:
+    starts = StartLines(Starts[str](limit=1))
+    assert starts.enter("a", pods=1)
+    assert starts.enter("large", pods=LARGE + 1)
     assert not starts.enter("b", pods=LARGE)
     assert starts.leave("large") == []
     assert starts.leave("a") == ["b"]
+
+
+def test_the_large_jobs_of_a_namespace_that_hangs_hold_few_passes() -> None:
+    """Nothing of it is answered, so nobody there leaves; more come than the operator has passes."""
+    starts = StartLines[str](lane=lambda key: key[0])
+    names = [f"a{number}" for number in range(40)] + ["b0", "b1"]
+    inside = [name for name in names if starts.enter(name, pods=1000, begun=name == "a39")]
+    assert inside == [*names[:MAX_LARGE_OF_ONE], "b0", "b1"]
+    assert starts.leave("a2") == [f"a{MAX_LARGE_OF_ONE}"], "in the order of asking"
+    assert starts.enter(f"a{MAX_LARGE_OF_ONE}", pods=1000)
+
+
+def test_all_namespaces_together_leave_passes_for_everything_else() -> None:
+    starts = StartLines[str](lane=lambda key: key[0])
+    names = [f"{tenant}{number}" for tenant in "abcdef" for number in range(MAX_LARGE_OF_ONE)]
+    assert sum(starts.enter(name, pods=1000) for name in names) == MAX_LARGE < OperatorConfig().workers / 2
+
+
+def test_the_last_pods_of_a_large_job_give_its_place_to_the_next() -> None:
+    starts = StartLines[str]()
+    names = [f"job{number}" for number in range(MAX_LARGE_OF_ONE + 1)]
+    assert [starts.enter(name, pods=40) for name in names] == [True] * MAX_LARGE_OF_ONE + [False]
+    starts.stay("job0")
+    assert starts.leave("job0") == []
+    assert starts.enter("job0", pods=3, begun=True)
+    starts.stay("job0")
+    assert starts.leave("job0") == ["job4"]
+    assert starts.enter("job0", pods=1, begun=True)
+    assert starts.leave("job0") == []
 
 
 def test_a_new_job_stands_in_line_without_a_pass_and_keeps_its_turn() -> None:
@@ -140,3 +181,12 @@ def test_namespaces_take_turns() -> None:
         assert starts.enter(called[0], pods=1)
         called = starts.leave(called[0])
     assert order == ["a1", "b1", "c1", "a2", "a3"]
+
+
+def test_gates_are_opened_in_turns_as_pods_are_created_and_have_no_precedence() -> None:
+    """Pods behind a gate hold no node."""
+    there = seen(pending(0), pending(1))
+    opening = Plan(actions=(OpenGates(pods=("gpt-1-0", "gpt-1-1")),))
+    creating = Plan(actions=(CreateWorkers(attempt=1, indices=(2, 3, 4)),))
+    assert [pods_to_let_in(plan) for plan in (opening, creating, Plan())] == [2, 3, 0]
+    assert [has_begun(plan, there) for plan in (opening, creating)] == [False, True]

@@ -20,10 +20,10 @@ from zerotrain.operator.cluster.jobs import JobCache, JobClient, phase_of, statu
 from zerotrain.operator.cluster.memory import Memories
 from zerotrain.operator.cluster.store import JobKey, PodStore, owner_key
 from zerotrain.operator.cluster.telemetry import Telemetry
-from zerotrain.operator.handlers.beginnings import begins, has_begun, is_new, pods_to_create
+from zerotrain.operator.handlers.beginnings import begins, has_begun, is_new, pods_to_let_in
 from zerotrain.operator.handlers.pacing import Pace
 from zerotrain.operator.handlers.queue import WorkQueue
-from zerotrain.operator.handlers.starts import Starts
+from zerotrain.operator.handlers.starts import StartLines
 from zerotrain.operator.reconcile import Plan, RequestYield, can_wait, reconcile
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class Controller:
     may_act: asyncio.Event
     """Set while this replica leads and its pod store is complete."""
     pace: Pace = field(default_factory=Pace)
-    starts: Starts[JobKey] = field(default_factory=Starts)
+    starts: StartLines[JobKey] = field(default_factory=StartLines)
     leads: Callable[[], bool] = _always
     """Whether nobody else can have the lease yet; asked before every pass, as a process that was stopped for
     a while finds its events as it left them."""
@@ -216,7 +216,7 @@ class Controller:
             if self.jobs.get(key) is not job:  # edited meanwhile, gone, or another job of that name
                 self.queue.add(key)
                 return
-        if not self.starts.enter(key, pods=pods_to_create(plan), begun=has_begun(plan, observed)):
+        if not self.starts.enter(key, pods=pods_to_let_in(plan), begun=has_begun(plan, observed)):
             return
         before = known.read_status(job)
         status = plan.status or (before if self.jobs.owes(uid) else None)

@@ -32,7 +32,7 @@ from zerotrain.operator.handlers.config import OperatorConfig, operator_key
 from zerotrain.operator.handlers.controller import Controller
 from zerotrain.operator.handlers.health import LoopLag, health_problems, serve, unreadable_lines
 from zerotrain.operator.handlers.queue import WorkQueue
-from zerotrain.operator.handlers.starts import Starts
+from zerotrain.operator.handlers.starts import StartLines, Starts
 
 log = logging.getLogger(__name__)
 
@@ -150,9 +150,9 @@ class Runtime:
             memories=memories,
             client=JobClient(api, self.config.namespaces),
             executor=executor,
-            starts=Starts(
-                lane=lambda key: key.namespace,
-                room=lambda namespace: PODS_PER_TURN * creations.limit(namespace),
+            starts=StartLines(
+                Starts(lane=_namespace, room=lambda lane: PODS_PER_TURN * creations.limit(lane)),
+                lane=_namespace,
             ),
             events=EventWriter(api, instance=self.config.identity),
             telemetry=self.telemetry,
@@ -228,6 +228,10 @@ class Runtime:
         self.telemetry.queue_depth.set(len(self.controller.queue))
         self.telemetry.queue_oldest_age_seconds.set(self.controller.queue.oldest_age_s)
         self.telemetry.count_jobs(self.controller.phases())
+
+
+def _namespace(key: JobKey) -> str:
+    return key.namespace
 
 
 def dead_tasks(tasks: Iterable[asyncio.Task[None]]) -> list[str]:

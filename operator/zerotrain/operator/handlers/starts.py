@@ -22,7 +22,12 @@ MIN_STARTS = 4
 others are made."""
 
 LARGE = 24
-"""Jobs that create more pods do not stand in line: eight of a thousand pods would keep all others waiting."""
+"""Jobs that create more pods have lines of their own: eight of a thousand would keep all others waiting."""
+
+MAX_LARGE = 8
+MAX_LARGE_OF_ONE = 4
+"""Of one namespace. They share all that it may create, so that more at once would be ready no sooner; and
+each has a pass that waits for its first turn, for good where the namespace's webhook hangs."""
 
 
 class Starts(Generic[K]):
@@ -55,7 +60,7 @@ class Starts(Generic[K]):
     def enter(self, key: K, *, pods: int, begun: bool = False) -> bool:
         """Whether the key may create so many pods now; else it is called, in the order of asking. One that
         has `begun` always may: an earlier pass ended before all of them were made."""
-        if not 0 < pods <= LARGE:
+        if pods <= 0:
             return True
         if not begun and key not in self._busy and self.stand(key):
             return False
@@ -111,3 +116,38 @@ class Starts(Generic[K]):
         busy = [pods for key, pods in self._busy.items() if self._lane(key) == lane]
         called = sum(1 for key in self._called if self._lane(key) == lane)
         return len(busy) + called < self._least or sum(busy) + called * self._latest < self._room(lane)
+
+
+class StartLines(Generic[K]):
+    """Lines for jobs of few pods, and others for large ones, so that neither keep the other waiting."""
+
+    def __init__(self, small: Starts[K] | None = None, *, lane: Callable[[K], str] = lambda key: "") -> None:
+        self._small = small or Starts[K](lane=lane)
+        self._large = Starts[K](MAX_LARGE, least=MAX_LARGE_OF_ONE, lane=lane, room=lambda lane: 0)
+        self._entered: dict[K, Starts[K]] = {}
+
+    def enter(self, key: K, *, pods: int, begun: bool = False) -> bool:
+        """As `Starts.enter`; a large job that has begun has no precedence: an operator that starts anew may
+        find many."""
+        if pods > LARGE:
+            starts, begun = self._large, False
+        else:
+            starts = self._small
+        may = starts.enter(key, pods=pods, begun=begun)
+        if may and pods > 0:
+            self._entered[key] = starts
+        return may
+
+    def stand(self, key: K) -> bool:
+        """As `Starts.stand`, for a job of few pods."""
+        return self._small.stand(key)
+
+    def stay(self, key: K) -> None:
+        """As `Starts.stay`, in the line of this pass: the last pods of a large job are few."""
+        if key in self._entered:
+            self._entered[key].stay(key)
+
+    def leave(self, key: K) -> list[K]:
+        """As `Starts.leave`."""
+        self._entered.pop(key, None)
+        return [*self._small.leave(key), *self._large.leave(key)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from zerotrain.operator.cluster.actions.hands import PATHS, Hands
+from zerotrain.operator.cluster.actions.hands import PATHS, Hands, Unfinished, turn
 from zerotrain.operator.cluster.api import STRATEGIC_PATCH, Json, Request
 from zerotrain.operator.cluster.errors import NotFound
 from zerotrain.operator.reconcile import ForgetGroup, OpenGates
@@ -23,9 +23,13 @@ async def forget(hands: Hands, body: Json, action: ForgetGroup) -> None:
 
 
 async def open_gates(hands: Hands, body: Json, action: OpenGates) -> None:
-    """Take our gate away and leave those of others; a pod that is gone needs none."""
+    """Take our gate away and leave those of others; a pod that is gone needs none. Raises Unfinished."""
     namespace = body["metadata"]["namespace"]
-    await hands.creations.spread(namespace, iter(action.pods), lambda name: _open(hands, namespace, name))
+    opened = await hands.creations.spread(
+        namespace, iter(action.pods), lambda name: _open(hands, namespace, name), is_over=turn()
+    )
+    if opened < len(action.pods):
+        raise Unfinished(opened)
 
 
 async def _open(hands: Hands, namespace: str, name: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from zerotrain.operator.api import ZeroTrainingJob
@@ -50,8 +52,20 @@ class Unfinished(Exception):
     """
 
     def __init__(self, made: int) -> None:
-        super().__init__(f"{made} pods were made, and more are left")
+        super().__init__(f"{made} pods were let in, and more are left")
         self.made = made
+
+
+TURN_S = 0.25
+"""Pods are let in for so long in one pass. A job of thousands would not see a failure, a suspension or its
+own deletion before the last of them."""
+
+
+def turn() -> Callable[[], bool]:
+    """Tells whether the turn that begins now is over."""
+    now_s = asyncio.get_running_loop().time
+    until = now_s() + TURN_S
+    return lambda: now_s() >= until
 
 
 @dataclass(frozen=True, kw_only=True)

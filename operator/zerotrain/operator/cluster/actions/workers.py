@@ -15,6 +15,7 @@ from zerotrain.operator.cluster.actions.hands import (
     delete_options,
     name_taken,
     owned,
+    turn,
 )
 from zerotrain.operator.cluster.api import Json, Request
 from zerotrain.operator.cluster.errors import AlreadyExists, Conflict, NotFound
@@ -25,29 +26,21 @@ from zerotrain.operator.resources.budget import disruption_budget
 
 log = logging.getLogger(__name__)
 
-TURN_S = 0.25
-"""Pods are made for so long in one pass. A job of thousands would not see a failure, a suspension or its own
-deletion before the last of them."""
-
 SHARED_FRESH = timedelta(seconds=10)
 """What the pods of an attempt share is not asked for again within this."""
 
 
 async def create(hands: Hands, body: Json, action: CreateWorkers) -> None:
     job = ZeroTrainingJob.parse(body)
-    until = _now_s() + TURN_S
-    if await _ensure_shared(hands, job, action.attempt) and _now_s() >= until:
+    is_over = turn()
+    if await _ensure_shared(hands, job, action.attempt) and is_over():
         raise Unfinished(0)
     pods = worker_pods(job, action.attempt, action.indices, hands.options)
     made = await hands.creations.spread(
-        job.namespace, pods, lambda pod: _create_pod(hands, job, pod), is_over=lambda: _now_s() >= until
+        job.namespace, pods, lambda pod: _create_pod(hands, job, pod), is_over=is_over
     )
     if made < len(action.indices):
         raise Unfinished(made)
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()
 
 
 async def keep_shared(hands: Hands, body: Json, action: KeepShared) -> None:
