@@ -74,6 +74,8 @@ class KubeletDouble:
         """Nodes that send no heartbeats any more."""
         self.dead: set[str] = set()
         """Nodes that end no pod any more."""
+        self.off: set[str] = set()
+        """Nodes whose machine has stopped: their workers neither step nor answer."""
         self._heartbeat_due = 0.0
         self.obeys_sigterm = True
         """False leaves deleted pods Terminating for ever, as a node that is gone does."""
@@ -141,6 +143,9 @@ class KubeletDouble:
             return
         if not item["spec"].get("nodeName") and self.start_up:
             self._bind(pod, item)
+        elif item["spec"].get("nodeName") in self.off:
+            self._close(pod)
+            pod.training.stopped_rank = pod.launch.ranks.start
         elif item["spec"].get("nodeName") and pod.server is None and pod.ended is None:
             self._start(pod)
         training = pod.training

@@ -162,3 +162,39 @@ def test_a_dead_node_is_waited_for_by_nobody(
         assert status["failures"][0]["node"] == node
         assert status["restarts"] == {**status["restarts"], "infra": 1, "app": 0}
         judge_attempts(double, attempts=2)
+
+
+def test_a_node_that_falls_silent_is_waited_for_and_then_left(
+    control_plane: Cluster,
+    namespace: str,
+    node: str,
+    operator_kubeconfig: Path,
+    api: KubeJson,
+    tmp_path: Path,
+) -> None:
+    """The control plane hears nothing of it; while steps come, its workers live all the same."""
+    with operator(operator_kubeconfig, tmp_path), kubelet(api, namespace, KEY, steps=10**6) as double:
+        double.nodes = (NODE, node)
+        policy = {"nodeNotReadySeconds": 10}
+        job = LiveJob(control_plane, namespace, failurePolicy=policy, runPolicy__terminationTimeoutSeconds=5)
+        wait_for_step(double, 5)
+        double.silent = double.dead = {node}
+        fell_silent_long_ago(api, node)
+        reached = double.trainings()[0].step
+        wait_for_step(double, reached + round((policy["nodeNotReadySeconds"] + 3) / 0.05))
+        assert job.status()["attempt"] == 1, "its workers take part in every step"
+        double.nodes, double.off = (NODE,), {node}  # now they do not
+        wait_until(lambda: len(double.trainings()) == 2, "the second attempt to run")
+        status = job.wait_for("Running")
+        (failure,) = status["failures"]
+        assert (failure["reason"], failure["node"], failure["pod"]) == ("NodeLost", node, "gpt-1-1")
+        assert status["restarts"] == {**status["restarts"], "infra": 1, "app": 0}
+        judge_attempts(double, attempts=2)
+
+
+def fell_silent_long_ago(api: KubeJson, node: str) -> None:
+    """As the node controller writes it after its grace period."""
+    since = "2026-01-01T00:00:00Z"
+    unknown = {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}
+    told = {**unknown, "lastHeartbeatTime": since, "lastTransitionTime": since}
+    api.patch(f"/api/v1/nodes/{node}/status", {"status": {"conditions": [told]}})

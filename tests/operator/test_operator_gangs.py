@@ -154,6 +154,46 @@ def test_half_of_a_gang_gives_its_node_back(
     assert job.wait_for("Running")["attempt"] == 2
 
 
+def test_a_job_gets_smaller_with_its_cluster_and_grows_back(
+    gang_cluster: Cluster, process: OperatorProcess, space: str
+) -> None:
+    """One of two nodes is lost, and comes back under the same name."""
+    job = LiveJob(
+        gang_cluster,
+        space,
+        workers=2,
+        elastic={"minWorkers": 1, "maxWorkers": 2, "shrinkAfterSeconds": 2, "growAfterSeconds": 5},
+        checkpoint={"volume": {"nfs": {"server": "files", "path": "/"}}, "gracePeriodSeconds": 1},
+        resources={"gpus": {"count": 8}, "cpu": "1", "memory": "1Gi"},
+    )
+    whole = job.wait_for("Running")
+    assert whole["workers"]["desired"] == 2
+    node = gang_cluster.get("node", "node-1")
+    gang_cluster.kubectl("delete", "node", "node-1")
+    try:
+        small = wait_until(lambda: running_with(job, 1), "the smaller attempt")
+        assert small["elastic"]["reason"] == "Capacity"
+        assert small["failures"][-1]["reason"] == "NodeLost"
+        assert set(nodes_of(gang_cluster, space)) == {"node-0"}
+    finally:
+        for field in ("uid", "resourceVersion", "creationTimestamp"):
+            del node["metadata"][field]
+        gang_cluster.apply(node)
+    grown = wait_until(lambda: running_with(job, 2), "the attempt with both nodes again")
+    assert "workers" not in grown["elastic"], "as many as the spec asks for"
+    assert sorted(map(str, nodes_of(gang_cluster, space))) == ["node-0", "node-1"]
+    told = [text for reason, text in job.events() if reason in ("Resizing", "Shrunk")]
+    assert len(told) == 2, told
+    assert grown["restarts"]["total"] == grown["restarts"]["infra"] == 1, "a resize is none"
+
+
+def running_with(job: LiveJob, workers: int) -> dict[str, Any] | None:
+    """The status once all workers of an attempt of this size run."""
+    status = job.status()
+    found = status.get("phase") == "Running" and status["workers"]["running"] == workers
+    return status if found and status["workers"]["desired"] == workers else None
+
+
 def test_the_pod_groups_of_other_schedulers_are_found_and_written(
     gang_cluster: Cluster, process: OperatorProcess, space: str
 ) -> None:
