@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
-from zerotrain.contract.config import EngineConfig
+from zerotrain.contract.config import BatchConfig, ConfigError, EngineConfig
+from zerotrain.contract.config.batch import ACCUMULATION, MICRO, TRAIN, resolve_batch
 from zerotrain.contract.config.encoding import can_split_master
 
 from .gpu import gpu_persistent, gpu_transient
@@ -134,15 +135,47 @@ def _changes(config: EngineConfig, hardware: Hardware, *, has_folder: bool) -> I
         yield _Change(
             kind="stage", text=f'"zero_optimization": {{"stage": {stage}}}', apply=_setter(stage=stage)
         )
+    yield from _more_ranks(config)
+
+
+def _more_ranks(config: EngineConfig) -> Iterator[_Change]:
+    """Numbers of ranks that can share the samples that the file says."""
     factor = 2
     while factor <= MAX_FACTOR:
         ranks = config.world_size * factor
-        yield _Change(
-            kind="ranks",
-            text=f"{ranks} ranks, as many per worker as now",
-            apply=lambda given, ranks=ranks: replace(given, world_size=ranks),  # type: ignore[misc]
-        )
         factor *= 2
+        batch, edit = _shared_batch(config, ranks)
+        if batch is not None:
+            yield _Change(
+                kind="ranks",
+                text=f"{ranks} ranks, as many per worker as now{edit}",
+                apply=_setter_of_ranks(ranks, batch),
+            )
+
+
+def _shared_batch(config: EngineConfig, ranks: int) -> tuple[BatchConfig | None, str]:
+    """The batch of so many ranks, and what must be edited for it; None where they cannot share it."""
+    given = {line.path: line.value for line in config.report if line.origin in ("file", "auto")}
+    train, accumulation = given.get(TRAIN), given.get(ACCUMULATION)
+    try:
+        batch = resolve_batch(
+            train=train, micro=given.get(MICRO), accumulation=accumulation, world_size=ranks
+        )
+        return batch, ""
+    except ConfigError:
+        if train is None or accumulation is None:
+            return None, ""
+    # The file says steps for the ranks of now. Fewer of them keep the samples and the micro-batch.
+    micro = config.batch.micro_batch_size
+    if train % (micro * ranks):
+        return None, ""
+    steps = train // (micro * ranks)
+    batch = replace(config.batch, gradient_accumulation_steps=steps)
+    return batch, f', with "{ACCUMULATION}": {steps}'
+
+
+def _setter_of_ranks(ranks: int, batch: BatchConfig) -> Callable[[EngineConfig], EngineConfig]:
+    return lambda given: replace(given, world_size=ranks, batch=batch)
 
 
 def _split(config: EngineConfig) -> EngineConfig:

@@ -1,0 +1,111 @@
+"""More ranks are proposed by the engine only where they can share the samples that the file says."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from zerotrain.contract.config import ConfigError, EngineConfig, load, resolve
+from zerotrain.contract.memory import UnitSize
+from zerotrain.contract.memory.inputs import padded_numel
+from zerotrain.contract.memory.nearest import Hardware, Needs, Proposal, nearest, needs_of
+
+HOST = Hardware(on_host=True)
+MICRO, TRAIN, STEPS = "train_micro_batch_size_per_gpu", "train_batch_size", "gradient_accumulation_steps"
+RANKS = 4
+
+
+def file(**batch: Any) -> dict[str, Any]:
+    zero = {"stage": 3, "offload_optimizer": {"device": "cpu"}}
+    return {"bf16": {"enabled": True}, "zero_optimization": zero, **batch}
+
+
+def units(ranks: int) -> list[UnitSize]:
+    sizes = (1 << 20, 1 << 18, 1 << 18)
+    return [
+        UnitSize(name=f"u{index}", numel=size, padded_numel=padded_numel(size, ranks))
+        for index, size in enumerate(sizes)
+    ]
+
+
+def room_for(config: dict[str, Any], ranks: int) -> Needs:
+    """What one rank of so many takes: enough for these, and too little for half of them."""
+    free = {key: value for key, value in config.items() if key not in (MICRO, TRAIN, STEPS)}
+    needs = needs_of(resolve(load(free), world_size=ranks), units(ranks), HOST)
+    return Needs(host=needs.host, disk=0)
+
+
+def proposed(config: dict[str, Any], *, ranks_of_room: int) -> tuple[EngineConfig, Proposal | None]:
+    read = resolve(load(config), world_size=RANKS)
+    room = room_for(config, ranks_of_room)
+    assert not needs_of(read, units(RANKS), HOST).within(room)
+    return read, nearest(read, units(RANKS), room, HOST, has_folder=True)
+
+
+def done_by_hand(config: dict[str, Any], change: str) -> tuple[dict[str, Any], int]:
+    """The file and the ranks of somebody who follows the words."""
+    found = re.fullmatch(r"(\d+) ranks, as many per worker as now(?:, with (.*))?", change)
+    assert found is not None, change
+    return {**config, **json.loads(f"{{{found[2] or ''}}}")}, int(found[1])
+
+
+BATCHES: list[tuple[dict[str, Any], str | None]] = [
+    ({}, "8 ranks, as many per worker as now"),
+    ({MICRO: 2}, "8 ranks, as many per worker as now"),
+    ({MICRO: 2, STEPS: 3}, "8 ranks, as many per worker as now"),
+    ({TRAIN: 16}, "8 ranks, as many per worker as now"),
+    ({TRAIN: 16, MICRO: 2}, "8 ranks, as many per worker as now"),
+    ({TRAIN: 16, STEPS: 2}, "8 ranks, as many per worker as now"),
+    ({TRAIN: 16, STEPS: 4}, f'8 ranks, as many per worker as now, with "{STEPS}": 2'),
+    ({TRAIN: 16, MICRO: 1, STEPS: 4}, f'8 ranks, as many per worker as now, with "{STEPS}": 2'),
+    ({TRAIN: 4}, None),
+    ({TRAIN: 12}, None),
+    ({TRAIN: 12, MICRO: 3}, None),
+    ({TRAIN: 12, STEPS: 3}, None),
+    ({TRAIN: 12, MICRO: 3, STEPS: 1}, None),
+    ({TRAIN: "auto", MICRO: "auto", STEPS: "auto"}, "8 ranks, as many per worker as now"),
+]
+
+
+@pytest.mark.parametrize(("batch", "words"), BATCHES, ids=str)
+def test_twice_the_ranks(batch: dict[str, Any], words: str | None) -> None:
+    given = file(**batch)
+    read, found = proposed(given, ranks_of_room=8)
+    assert (None if found is None else found.changes) == (None if words is None else (words,))
+    if found is None:
+        with pytest.raises(ConfigError):
+            resolve(load(given), world_size=8)
+        return
+    changed, ranks = done_by_hand(given, found.changes[0])
+    after = resolve(load(changed), world_size=ranks)
+    assert needs_of(after, units(ranks), HOST) == found.needs
+    assert after.batch.micro_batch_size <= read.batch.micro_batch_size
+    if TRAIN in batch and batch[TRAIN] != "auto":
+        assert after.batch.train_batch_size == batch[TRAIN]
+
+
+def test_so_are_all_others() -> None:
+    """Every batch of small numbers, wherever the next number of ranks that would do is."""
+    told = 0
+    sizes: list[int | None] = [None, 1, 2, 3, 4]
+    for train in (None, 8, 12, 16, 24, 48, 64, 96):
+        for micro in sizes:
+            for steps in sizes:
+                given = {TRAIN: train, MICRO: micro, STEPS: steps}
+                config = file(**{key: value for key, value in given.items() if value is not None})
+                try:
+                    resolve(load(config), world_size=RANKS)
+                except ConfigError:
+                    continue
+                for room in (8, 16, 32):
+                    _, found = proposed(config, ranks_of_room=room)
+                    if found is not None:
+                        changed, ranks = done_by_hand(config, found.changes[0])
+                        assert needs_of(resolve(load(changed), world_size=ranks), units(ranks), HOST).within(
+                            room_for(config, room)
+                        )
+                        told += 1
+    assert told > 50
