@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.local_jobs import job_file, running, zerotrain
-from zerotrain.client import JobFileError, LocalRunError, load_job, local_run
+from zerotrain.client import ConfigSourceError, JobFileError, LocalRunError, load_job, local_run
 
 BAD_GPT = {"dModel": 10, "heads": 3, "layers": 1, "context": 8}
 
@@ -30,7 +30,7 @@ def changed(job: Path, **spec: object) -> Path:
         ({"config": {"zero_optimisation": {"stage": 3}}}, "zero_optimization"),
         (
             {"config": None, "configFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}},
-            "spec.configFrom reads a ConfigMap of the cluster",
+            "spec.configFrom: the configuration is in ConfigMap c, which is not in this file",
         ),
         (
             {"command": None, "data": {"path": "/data"}, "model": {"gpt": BAD_GPT}},
@@ -44,7 +44,7 @@ def changed(job: Path, **spec: object) -> Path:
 )
 def test_wrong_jobs_are_refused(tmp_path: Path, spec: dict[str, object], expected: str) -> None:
     job = changed(job_file(tmp_path), **spec)
-    with pytest.raises((JobFileError, LocalRunError)) as caught:
+    with pytest.raises((JobFileError, LocalRunError, ConfigSourceError)) as caught:
         local_run(load_job(job))
     assert expected in str(caught.value)
     assert str(job) in str(caught.value)

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from zerotrain.cli.config_show import config_of
 from zerotrain.cli.errors import CliError
-from zerotrain.cli.options import Output, OutputOption
+from zerotrain.cli.options import ConfigOption, Output, OutputOption
 from zerotrain.cli.output import show_record
 from zerotrain.client.text import printable
 from zerotrain.contract.exit_codes import ExitCode
@@ -55,6 +55,7 @@ def check_config(
     world_size: Annotated[
         int | None, typer.Option(min=1, help="Ranks to resolve for; a job file's own unless given, else 1.")
     ] = None,
+    config: ConfigOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Say of each key in the file whether it is run, explained (something else happens) or refused.
@@ -65,7 +66,7 @@ def check_config(
     from zerotrain.contract.config import ConfigError
 
     try:
-        rows = rows_of(config_of(file, world_size))
+        rows = rows_of(config_of(file, world_size, config))
     except ConfigError as error:
         # The reader stops at the first wrong key: it says nothing about the others.
         rows = [Row(key=error.path, outcome=Outcome.REFUSED, value=error.value, why=_why(error))]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from zerotrain.cli.errors import CliError
-from zerotrain.cli.options import Output, OutputOption
+from zerotrain.cli.options import ConfigOption, Output, OutputOption, usage_error
 from zerotrain.cli.output import show, show_record, show_table
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ def show_config(
     world_size: Annotated[
         int | None, typer.Option(min=1, help="Ranks to resolve for; a job file's own unless given, else 1.")
     ] = None,
+    config: ConfigOption = None,
     all_keys: Annotated[bool, typer.Option("--all", help="Also keys that are at their default.")] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -31,53 +32,59 @@ def show_config(
     from zerotrain.contract.config import ConfigError
 
     try:
-        config = config_of(file, world_size)
+        found = config_of(file, world_size, config)
     except ConfigError as error:
         raise CliError(str(error), next_step=f"correct {file} and run the command again") from error
     except OSError as error:
         raise CliError(
             f"{file}: {error.strerror}", next_step="give a job file (YAML) or a configuration (JSON)"
         ) from error
-    rows = [row for row in config.report if all_keys or row.origin != "default"]
+    rows = [row for row in found.report if all_keys or row.origin != "default"]
     if output is not Output.TABLE:
-        show_record(_record(config, rows), output)
+        show_record(_record(found, rows), output)
         return
     show_table(
         ("key", "value", "origin", "status", "effect"),
         ((row.path, json.dumps(row.value, default=str), row.origin, row.status, row.effect) for row in rows),
     )
-    for notice in config.notices:
+    for notice in found.notices:
         show(f"note: {notice.path}: {notice.message}")
-    for item in config.unsupported:
+    for item in found.unsupported:
         show(f"not run: {item.path}: {item.reason} {item.way_out}")
 
 
-def config_of(file: Path, world_size: int | None) -> EngineConfig:
-    """Of a job file (YAML) or a JSON file. Raises CliError, ConfigError, OSError."""
+def config_of(file: Path, world_size: int | None, config: Path | None = None) -> EngineConfig:
+    """Of a job file (YAML), whose ConfigMap may be `config`, or of a JSON file.
+
+    Raises CliError, ConfigError, OSError.
+    """
     # Imported late, as the schema takes longer than what `--help` has to say.
     from zerotrain.contract.config import load, resolve
 
     if file.suffix in {".yaml", ".yml"}:
-        return _of_job(file, world_size)
+        return _of_job(file, world_size, config)
+    if config is not None:
+        raise usage_error(
+            f"{file} is a configuration itself, and --config {config} another", "leave one of them out"
+        )
     return resolve(load(file), world_size=world_size or 1)
 
 
-def _of_job(file: Path, world_size: int | None) -> EngineConfig:
+def _of_job(file: Path, world_size: int | None, config: Path | None) -> EngineConfig:
     # Imported late: the models of the API take a second that no other command needs.
+    from zerotrain.client.config_source import ConfigSourceError, inlined
     from zerotrain.client.jobfile import JobFileError, load_job
     from zerotrain.operator.api.admission import engine_config
 
     try:
-        spec = load_job(file).job.spec
+        spec = inlined(load_job(file), config).job.spec
+    except ConfigSourceError as error:
+        raise CliError(str(error), next_step=error.next_step) from error
     except JobFileError as error:
         raise CliError(str(error), next_step=f"correct {file} and run the command again") from error
-    config = engine_config(spec, world_size=world_size)
-    if config is None:
-        raise CliError(
-            f"{file}: the configuration is in a ConfigMap (spec.configFrom)",
-            next_step="zerotrain config show FILE.json, with the ConfigMap's file",
-        )
-    return config
+    found = engine_config(spec, world_size=world_size)
+    assert found is not None  # `inlined` leaves no job without
+    return found
 
 
 def _record(config: EngineConfig, rows: Sequence[KeyReport]) -> dict[str, Any]:

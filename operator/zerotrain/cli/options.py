@@ -88,6 +88,14 @@ JobArgument = Annotated[
 ]
 FormatOption = Annotated[Format, typer.Option("-o", "--output", help="How to print it.")]
 OutputOption = Annotated[Output, typer.Option("-o", "--output", help="table; json or yaml for programs.")]
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--config",
+        help="The JSON file of the ConfigMap that spec.configFrom names, where the job's file does not hold "
+        "that ConfigMap.",
+    ),
+]
 DryRunOption = Annotated[
     DryRun,
     typer.Option(

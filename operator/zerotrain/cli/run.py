@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from zerotrain.cli.errors import CliError
+from zerotrain.cli.options import ConfigOption
 
 EXAMPLE = "Example: zerotrain run job.yaml --ranks 2"
 
@@ -27,6 +28,7 @@ def run(
         Path | None,
         typer.Option(exists=True, help="File or folder to train on instead of the job's data.path."),
     ] = None,
+    config: ConfigOption = None,
     max_restarts: Annotated[
         int | None,
         typer.Option(min=0, help="Restarts after failures; failurePolicy.maxRestarts unless given."),
@@ -39,10 +41,12 @@ def run(
     """
     # Imported late: the other commands need neither pydantic's models nor the runtime.
     from zerotrain.cli.local.attempts import run_attempts
-    from zerotrain.client import JobFileError, LocalRunError, load_job, local_run
+    from zerotrain.client import ConfigSourceError, JobFileError, LocalRunError, load_job, local_run
 
     try:
-        plan = local_run(load_job(job_file), ranks=ranks, data=data)
+        plan = local_run(load_job(job_file), ranks=ranks, data=data, config=config)
+    except ConfigSourceError as error:
+        raise CliError(str(error), next_step=error.next_step) from error
     except (JobFileError, LocalRunError) as error:
         raise CliError(str(error), next_step=f"correct {job_file} and run the command again") from error
     folder = (run_dir or Path("runs", plan.name)).resolve()

@@ -120,11 +120,5 @@ def _print(raw: Any, output: Format, done: str) -> None:
 
 def _mention_others(file: JobFile) -> None:
     """A file may bring a claim or a ConfigMap along; they are kubectl's business."""
-    from zerotrain.client.yaml_document import read_documents
-
-    try:
-        documents = read_documents(Path(file.source).read_text())
-    except (OSError, ValueError):
-        return
-    if (others := len(documents) - 1) > 0:
+    if (others := len(file.others)) > 0:
         say(f"the file holds {others} more objects, which were left alone: kubectl apply -f {file.source}")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .cluster import Client
+    from .config_source import ConfigSourceError
     from .errors import (
         CertificateError,
         ClientError,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 _PLACES = {
     "cluster": ("Client",),
+    "config_source": ("ConfigSourceError",),
     "errors": (
         "CertificateError",
         "ClientError",
@@ -65,6 +67,7 @@ __all__ = [
     "CertificateError",
     "Client",
     "ClientError",
+    "ConfigSourceError",
     "ConflictError",
     "Event",
     "ForbiddenError",

@@ -37,13 +37,16 @@ class Client(JobReader):
     """Jobs of one namespace. Make it with `Client.connect`."""
 
     @staticmethod
-    def plan(job: Mapping[str, Any] | Path | str, *, workers: int | None = None) -> JobPlan:
+    def plan(
+        job: Mapping[str, Any] | Path | str, *, workers: int | None = None, config: Path | str | None = None
+    ) -> JobPlan:
         """Whether the job of an object, or of a file, fits: what the operator will say of it. No cluster is
-        asked. Raises JobFileError."""
+        asked. `config`: the JSON file of the ConfigMap that spec.configFrom names. Raises JobFileError,
+        ConfigSourceError."""
         # Imported late: the models of the API take longer than most requests.
         from zerotrain.client.planning import plan
 
-        return plan(job, workers=workers)
+        return plan(job, workers=workers, config=config)
 
     def submit(
         self, job: Mapping[str, Any] | Path | str, *, dry_run: bool = False, replace: bool = False

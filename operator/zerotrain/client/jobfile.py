@@ -51,18 +51,36 @@ class JobFileError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ConfigPlace:
+    """Where a configuration was found that is not in spec.config."""
+
+    name: str
+    """For messages, such as `ConfigMap ds, key ds.json`."""
+    line: int
+    """Of the job file."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class JobFile:
     """A job and where each of its fields stands."""
 
     job: ZeroTrainingJob
     source: str
     document: Document
+    others: tuple[Document, ...] = ()
+    """What else the file holds for kubectl."""
+    config_place: ConfigPlace | None = None
+    """Of what stands in spec.config, where that is not what the file has there."""
 
     def error(self, problems: Iterable[tuple[str, str]]) -> JobFileError:
         """An error about (field, message) pairs that were found after loading."""
         return JobFileError(self.source, [self._problem(path, message) for path, message in problems])
 
     def _problem(self, path: str, message: str) -> Problem:
+        place = self.config_place
+        if place is not None and f"{path}.".startswith("spec.config."):
+            key = path.removeprefix("spec.config").removeprefix(".")
+            return Problem(path=": ".join(filter(None, (place.name, key))), line=place.line, message=message)
         return Problem(path=path, line=self.document.line_of(_parts(path)), message=message)
 
 
@@ -95,7 +113,8 @@ def parse_job(text: str, *, source: str) -> JobFile:
         job = ZeroTrainingJob.parse(document.value)
     except ValidationError as error:
         raise JobFileError(source, [_problem(item, document) for item in error.errors()]) from error
-    return JobFile(job=job, source=source, document=document)
+    others = tuple(item for item in documents if item is not document)
+    return JobFile(job=job, source=source, document=document, others=others)
 
 
 def dotted(path: FieldPath) -> str:

@@ -9,6 +9,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from zerotrain.client.config_source import inlined
 from zerotrain.client.jobfile import JobFile
 from zerotrain.contract.launch import LaunchSpec
 from zerotrain.contract.train_spec import CONFIG_FILE, TRAIN_SPEC_FILE, TrainSpecError
@@ -93,19 +94,19 @@ def attempt_dir(run_dir: Path, attempt: int) -> Path:
     return run_dir / "attempts" / str(attempt)
 
 
-def local_run(file: JobFile, *, ranks: int | None = None, data: Path | None = None) -> LocalRun:
-    """The plan of a local run; `ranks` and `data` replace what the job says.
+def local_run(
+    file: JobFile, *, ranks: int | None = None, data: Path | None = None, config: Path | None = None
+) -> LocalRun:
+    """The plan of a local run; `ranks` and `data` replace what the job says, `config` is the file of its
+    ConfigMap where the job file does not bring that along.
 
-    Raises JobFileError for what the cluster would refuse too, LocalRunError for what only a cluster has.
+    Raises JobFileError for what the cluster would refuse too, LocalRunError for what only a cluster has,
+    ConfigSourceError where the ConfigMap of spec.configFrom is not to be found.
     """
+    file = inlined(file, config)
     spec = file.job.spec
     if problems := [(item.path, item.message) for item in refusals(spec)]:
         raise file.error(problems)
-    if spec.config_from is not None:
-        raise LocalRunError(
-            f"{file.source}: spec.configFrom reads a ConfigMap of the cluster; "
-            "write the configuration under spec.config"
-        )
     files = _files(file, data)
     checkpoint = spec.checkpoint
     return LocalRun(

@@ -7,23 +7,38 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from zerotrain.client.jobfile import load_job, parse_job
+from zerotrain.client.config_source import ConfigMissingError, inlined
+from zerotrain.client.jobfile import JobFile, load_job, parse_job
 from zerotrain.operator.api.admission import refusals
 from zerotrain.operator.api.planning import JobPlan, plan_job
 
 
-def plan(job: Mapping[str, Any] | Path | str, *, workers: int | None = None) -> JobPlan:
+def plan(
+    job: Mapping[str, Any] | Path | str, *, workers: int | None = None, config: Path | str | None = None
+) -> JobPlan:
     """Of an object or of a file; of another number of workers where it is given.
 
-    Raises JobFileError for a job that the operator would refuse. A job that does not fit is an answer: its
-    `verdict` is DOES_NOT_FIT and `proposal` the nearest that does.
+    `config`: the JSON file of the ConfigMap that spec.configFrom names. Without it the ConfigMap counts that
+    the job's file brings along; where there is none, the `verdict` is UNKNOWN, as the operator's.
+
+    Raises JobFileError for a job that the operator would refuse, ConfigSourceError for a configuration that
+    cannot be read. A job that does not fit is an answer: its `verdict` is DOES_NOT_FIT and `proposal` the
+    nearest that does.
     """
     if isinstance(job, Mapping):
         file = parse_job(json.dumps(job), source="job")
     else:
         file = load_job(Path(job))
+    file = _with_config(file, None if config is None else Path(config))
     spec = file.job.spec
     if problems := [(item.path, item.message) for item in refusals(spec)]:
         raise file.error(problems)
     base = spec.workers if spec.elastic is not None else None
     return plan_job(spec, workers=workers, base_workers=base)
+
+
+def _with_config(file: JobFile, config: Path | None) -> JobFile:
+    try:
+        return inlined(file, config)
+    except ConfigMissingError:
+        return file
