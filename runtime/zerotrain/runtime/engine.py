@@ -101,7 +101,7 @@ class Engine(Accumulation, Checkpoints, Exports, Inspection, ConfigNames, StateN
         self.core.on_own_backward = self._check_scaled
         self.core.at_boundary = self.reduces_now
         self.relayout = Relayout(self.core, optimizer, plan)
-        self.core.before_pass = self.relayout.follow
+        self.core.before_pass = self._before_pass
         self._seconds = dict.fromkeys(("forward", "backward"), 0.0)
         self._step_began = perf_counter()
         self._begin_inspection()
@@ -173,6 +173,10 @@ class Engine(Accumulation, Checkpoints, Exports, Inspection, ConfigNames, StateN
                 "fp16 gradients need a scaled loss: call engine.backward(loss), or scale(loss).backward() of "
                 "the engine or of the sharded optimizer, instead of loss.backward()"
             )
+
+    def _before_pass(self) -> None:
+        self.observer.training_pass()
+        self.relayout.follow()
 
     def _autocast(self) -> AbstractContextManager[object]:
         name = self.config.precision.autocast_dtype
@@ -261,6 +265,7 @@ class Engine(Accumulation, Checkpoints, Exports, Inspection, ConfigNames, StateN
         try:
             self.synchronize()
             self.end_saves()  # not after an update that failed: the other ranks do not come here then
+            self.observer.closing()
         finally:
             self.pipeline.updating.close()
             self.optimizer.book.tiers.close()

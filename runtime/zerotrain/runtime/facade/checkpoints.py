@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from zerotrain.runtime.facade.observer import NOBODY, EngineObserver
 from zerotrain.runtime.facade.parts import EngineParts
 from zerotrain.runtime.offload.settings import spills
 from zerotrain.runtime.snapshot import LoadChoice, reload_weights, streams_of
@@ -15,7 +17,14 @@ from zerotrain.runtime.zero.plan import persistent_buffers
 from zerotrain.runtime.zero.state import CheckpointState
 
 if TYPE_CHECKING:
-    from zerotrain.runtime.checkpoint import BackgroundSave, RankGroup, SaveResult, Staging
+    from zerotrain.runtime.checkpoint import (
+        BackgroundSave,
+        LoadResult,
+        RankGroup,
+        SaveOptions,
+        SaveResult,
+        Staging,
+    )
 
 
 class Checkpoints(EngineParts):
@@ -30,6 +39,8 @@ class Checkpoints(EngineParts):
     """What is written in the background lies here; kept from the first such save to `close`."""
     last_save: SaveResult | None = None
     """The newest checkpoint of this engine that is durable."""
+    observer: EngineObserver = NOBODY
+    """Is told of saves and loads."""
 
     def checkpoint_state(self) -> CheckpointState:
         """This rank's part of the training state; its streams are the engine's own state.
@@ -137,25 +148,33 @@ class Checkpoints(EngineParts):
         `wait_for_checkpoint` or `close`, as the same error on every rank. Raises RuntimeError inside gradient
         accumulation, CheckpointNoSpace, CheckpointNotWritable, CheckpointFenced, CheckpointError.
         """
-        from zerotrain.runtime.checkpoint import SaveOptions, Staging, begin, save
+        from zerotrain.runtime.checkpoint import SaveOptions
 
-        state = self.checkpoint_state()
-        self.wait_for_checkpoint()
-        if exclude_frozen_parameters:
-            state = without_frozen(state)
-        self.claim_checkpoints(save_dir)
-        options = SaveOptions(
-            tag=tag,
-            client_state=client_state,
-            keep_last=keep_last,
-            save_latest=save_latest,
-            serial=self._saves,
-        )
-        self._saves += 1
-        in_background = self.config.checkpoint.asynchronous if asynchronous is None else asynchronous
+        with self.observer.saving():
+            state = self.checkpoint_state()
+            self._end_of_save(lambda saving: saving.finish())
+            if exclude_frozen_parameters:
+                state = without_frozen(state)
+            self.claim_checkpoints(save_dir)
+            options = SaveOptions(
+                tag=tag,
+                client_state=client_state,
+                keep_last=keep_last,
+                save_latest=save_latest,
+                serial=self._saves,
+            )
+            self._saves += 1
+            in_background = self.config.checkpoint.asynchronous if asynchronous is None else asynchronous
+            return self._save(state, Path(save_dir), options, in_background=in_background)
+
+    def _save(
+        self, state: CheckpointState, save_dir: Path, options: SaveOptions, *, in_background: bool
+    ) -> SaveResult:
+        from zerotrain.runtime.checkpoint import Staging, begin, save
+
         if not in_background or spills(self.config):
-            self.last_save = save(state, save_dir, step=self.global_steps, group=self._ranks, options=options)
-            return self.last_save
+            result = save(state, save_dir, step=self.global_steps, group=self._ranks, options=options)
+            return self._is_durable(result, is_latest=options.save_latest)
         self._staging = self._staging or Staging()
         held = self._staging.num_bytes
         self._saving = begin(
@@ -169,12 +188,20 @@ class Checkpoints(EngineParts):
         self.memory.add(Kind.SNAPSHOT, self._staging.num_bytes - held)
         return self._saving.promise()
 
+    def _is_durable(self, result: SaveResult, *, is_latest: bool) -> SaveResult:
+        self.last_save = result
+        self.observer.saved(result, is_latest=is_latest)
+        return result
+
     def wait_for_checkpoint(self) -> SaveResult | None:
         """Wait until the save in the background is durable. Collective. None when there is none.
 
         Raises what it met: see `save_checkpoint`.
         """
-        return self._end_of_save(lambda saving: saving.finish())
+        if self._saving is None:
+            return None
+        with self.observer.saving():
+            return self._end_of_save(lambda saving: saving.finish())
 
     @property
     def save_stage(self) -> int:
@@ -194,8 +221,7 @@ class Checkpoints(EngineParts):
         saving, self._saving = self._saving, None
         if saving is None:
             return None
-        self.last_save = end(saving)
-        return self.last_save
+        return self._is_durable(end(saving), is_latest=saving.folder.is_latest)
 
     def end_saves(self) -> None:
         """Wait for the save in the background and give its memory back. Collective. Raises its error."""
@@ -230,7 +256,6 @@ class Checkpoints(EngineParts):
         Details, such as damaged checkpoints that were passed over, are in `last_load`. Raises RuntimeError
         inside gradient accumulation, CheckpointDamaged, CheckpointMismatch, CheckpointError.
         """
-        from zerotrain.runtime.checkpoint import load
         from zerotrain.runtime.checkpoint.from_deepspeed.spawn import readable
 
         if custom_load_fn is not None:
@@ -245,16 +270,25 @@ class Checkpoints(EngineParts):
         )
         state = self.checkpoint_state()
         self.wait_for_checkpoint()
+        began = monotonic()
+        with self.observer.loading(), readable(Path(load_dir), tag, self._ranks) as (folder, name, foreign):
+            result = self._load(state, folder, name, choice, strict=load_module_strict)
+            self.last_load = replace(result, path=foreign) if foreign else result
+        seconds = monotonic() - began
+        self.observer.loaded(self.last_load, seconds=seconds, module_only=load_module_only)
+        return self.last_load.path, self.last_load.client_state
+
+    def _load(
+        self, state: CheckpointState, folder: Path, tag: str | None, choice: LoadChoice, *, strict: bool
+    ) -> LoadResult:
+        from zerotrain.runtime.checkpoint import load
+
         state.streams = choice.streams(state.streams)
-        group, restores_rng = self._ranks, not load_module_only
-        with readable(Path(load_dir), tag, group) as (folder, name, foreign):
-            result = load(
-                state, folder, name, group=group, strict=load_module_strict, restore_rng=restores_rng
-            )
+        restores_rng = not choice.module_only
+        result = load(state, folder, tag, group=self._ranks, strict=strict, restore_rng=restores_rng)
         if result.path is not None:
             self.after_state_load(state, choice)
-        self.last_load = replace(result, path=foreign) if foreign else result
-        return self.last_load.path, self.last_load.client_state
+        return result
 
 
 def without_frozen(state: CheckpointState) -> CheckpointState:
