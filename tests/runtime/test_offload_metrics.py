@@ -14,7 +14,6 @@ from tests.support.ranks import run_ranks
 from tests.support.trainer_runs import TrainerRun, config, job
 from zerotrain.contract.launch import LaunchSpec, RankEnv
 from zerotrain.runtime.channel import RankChannel
-from zerotrain.runtime.train.main import describe_spill
 from zerotrain.runtime.train.measuring import measure
 from zerotrain.runtime.train.report import Reporter, StepReport
 from zerotrain.runtime.zero.core import has_lost_spill
@@ -40,7 +39,7 @@ def reported(folder: str, encryption: str) -> dict[str, float | None]:
         launch, RankEnv(rank=0, local_rank=0, local_world_size=1), RankChannel(None, rank=0)
     )
     born = everything(reporter)
-    describe_spill(engine.spill_info, reporter)
+    reporter.ready(engine)
     for _ in range(2):
         loss = engine(torch.ones(1, 128)).float().mean()
         engine.backward(loss)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from zerotrain.runtime.models.huggingface import load_pretrained
     from zerotrain.runtime.plain import ShardedOptimizer, shard
     from zerotrain.runtime.step import StepResult
+    from zerotrain.runtime.train.own_program import ProgressReporter
     from zerotrain.runtime.weights.load import load_weights
     from zerotrain.runtime.zero.access import full_parameters
     from zerotrain.runtime.zero.fragments import (
@@ -47,6 +48,7 @@ _HOME = {
     "Engine": "zerotrain.runtime.engine",
     "MemoryStatus": "zerotrain.runtime.facade.memory",
     "ParameterSharded": "zerotrain.runtime.zero.placeholder",
+    "ProgressReporter": "zerotrain.runtime.train.own_program",
     "ShardedOptimizer": "zerotrain.runtime.plain",
     "StepResult": "zerotrain.runtime.step",
     "checkpoint_activations": "zerotrain.runtime.activation.checkpoint",
@@ -82,6 +84,7 @@ __all__ = [
     "Engine",
     "MemoryStatus",
     "ParameterSharded",
+    "ProgressReporter",
     "ShardedOptimizer",
     "StepResult",
     "checkpoint_activations",

@@ -159,7 +159,7 @@ def open_history(
     # Without a launcher the scratch is not there, and is nobody's to make.
     if session.settings.rank.rank != 0 or (launch.checkpoint_dir is None and not place.is_dir()):
         return None
-    config, last = session.settings.config, checkpoints.last
+    config = session.settings.config
     status = session.engine.memory_status()
     record = AttemptRecord(
         attempt=launch.attempt,
@@ -168,7 +168,7 @@ def open_history(
         time=time.time(),
         world_size=launch.world_size,
         total_steps=session.settings.spec.steps,
-        resumed_from=None if last is None else last.step,
+        resumed_from=checkpoints.resumed_from,
         facts={
             "ZeRO stage": str(config.zero.stage),
             "precision": config.precision.compute_dtype,

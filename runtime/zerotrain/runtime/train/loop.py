@@ -3,17 +3,14 @@ that all ranks have: the step, the global loss, the agreed stop, rank 0's clock.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.contract.progress import Phase
-from zerotrain.runtime.checkpoint import CheckpointError
 from zerotrain.runtime.step import StepResult
 from zerotrain.runtime.train import digest
 from zerotrain.runtime.train.exits import Diverged, StoppedWithoutCheckpoint
@@ -54,15 +51,14 @@ class TrainingLoop:
             self.reporter.phase(Phase.FIRST_STEP)
         while engine.global_steps < total:
             is_time_up = self._one_step()
-            self._tell_saved()
             if engine.stop_agreed and engine.global_steps < total:
                 return self._yield()
             if self._may_save() and is_due(
                 self.checkpoints.policy, step=engine.global_steps, is_time_up=is_time_up
             ):
-                self._save(wait=False)
+                self.checkpoints.save(wait=False)
         self._check_last_loss()
-        self._save(wait=True)
+        self.checkpoints.save(wait=True)
         return ExitCode.DONE
 
     def _one_step(self) -> bool:
@@ -109,8 +105,7 @@ class TrainingLoop:
             loss = self.session.model.loss(engine, batch.to(engine.device))
             engine.backward(loss)
             losses.append(loss.detach())
-            with self._counting_failures():
-                result = engine.step()
+            result = engine.step()
         return losses, data_seconds, result
 
     def _watch_divergence(self, loss: float, *, is_skipped: bool) -> None:
@@ -141,12 +136,10 @@ class TrainingLoop:
         return self._nonfinite_steps == 0
 
     def _yield(self) -> ExitCode:
-        step = self.session.engine.global_steps
-        with self._counting_failures():
-            self.session.engine.wait_for_checkpoint()
-        self._tell_saved()
+        engine, step = self.session.engine, self.session.engine.global_steps
+        engine.wait_for_checkpoint()
         if not self.checkpoints.enabled or not self.checkpoints.policy.on_termination:
-            if self.checkpoints.last is None or self.checkpoints.last.step != step:
+            if engine.last_save is None or engine.last_save.step != step:
                 raise StoppedWithoutCheckpoint(
                     f"all ranks stopped after step {step} on request without saving; "
                     "the job has no checkpoint folder, or its policy does not save then"
@@ -157,28 +150,6 @@ class TrainingLoop:
                 "the next attempt goes on from the last checkpoint"
             )
         else:
-            self._save(wait=True)
+            self.checkpoints.save(wait=True)
         self.reporter.say(f"stopped after step {step} on request; the next attempt goes on from there")
         return ExitCode.YIELDED
-
-    def _save(self, *, wait: bool) -> None:
-        self.reporter.phase(Phase.CHECKPOINT)
-        began = time.perf_counter()
-        with self._counting_failures():
-            self.checkpoints.save(wait=wait)
-        self.reporter.stood_still(time.perf_counter() - began)
-        self._tell_saved()
-        self.reporter.phase(Phase.STEP)
-
-    def _tell_saved(self) -> None:
-        result = self.checkpoints.news()
-        if result is not None and self.checkpoints.last is not None:
-            self.reporter.saved(result, self.checkpoints.last)
-
-    @contextlib.contextmanager
-    def _counting_failures(self) -> Iterator[None]:
-        try:
-            yield
-        except CheckpointError:
-            self.reporter.metrics.checkpoint_failed()
-            raise

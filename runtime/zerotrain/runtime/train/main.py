@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.contract.progress import Phase
 from zerotrain.runtime.channel import RankChannel
-from zerotrain.runtime.train import rendezvous
+from zerotrain.runtime.train import measuring, rendezvous
 from zerotrain.runtime.train.exits import exit_code_of, is_the_users
 from zerotrain.runtime.train.history import event, open_history
 from zerotrain.runtime.train.loop import TrainingLoop
@@ -23,6 +23,7 @@ from zerotrain.runtime.train.report import Reporter
 from zerotrain.runtime.train.saving import Checkpoints
 from zerotrain.runtime.train.session import Session, Settings, build, check_inputs
 from zerotrain.runtime.train.stopping import StopRequest
+from zerotrain.runtime.train.telling import Telling
 
 if TYPE_CHECKING:
     from zerotrain.runtime.vault.store import VaultInfo
@@ -56,11 +57,12 @@ def train(environ: Mapping[str, str], channel: RankChannel, run: Run) -> ExitCod
     settings = Settings.read(environ)
     stop = StopRequest(grace_seconds=settings.launch.grace_seconds)
     reporter = Reporter.start(settings.launch, settings.rank, channel)
-    reporter.set_plan(settings.spec)
+    reporter.log_every_steps, reporter.policy = settings.spec.log_every_steps, settings.spec.checkpoint
+    reporter.set_plan(steps=settings.spec.steps)
     corpus, model = check_inputs(settings)
     reporter.phase(Phase.RENDEZVOUS)
     session = build(settings, corpus, model)
-    channel.attach_wait(lambda: session.engine.comm.waiting_seconds)
+    session.engine.observer = Telling(reporter)
     reporter.phase(Phase.INIT)
     checkpoints = Checkpoints(session=session)
     describe(session, reporter)
@@ -112,8 +114,8 @@ def resume(checkpoints: Checkpoints, reporter: Reporter) -> None:
     result = checkpoints.open_and_resume()
     if checkpoints.rejected:
         reporter.rejected(checkpoints.rejected)
-    if result is not None and checkpoints.last is not None:
-        reporter.resumed(result, seconds=time.monotonic() - began, last=checkpoints.last)
+    if result is not None:
+        reporter.resumed(result, seconds=time.monotonic() - began)
     for notice in checkpoints.notices:
         reporter.say(f"notice: {notice}")
 
@@ -141,16 +143,8 @@ def describe(session: Session, reporter: Reporter) -> None:
 
 
 def describe_spill(info: VaultInfo, reporter: Reporter) -> None:
-    """How states are spilled, for the log and for the alert that watches for plain bytes."""
-    reasons = "; ".join(filter(None, (info.engine_reason, info.direct_reason, info.allocation_reason)))
-    is_encrypted = info.encryption != "None"
-    reporter.metrics.set_spill(
-        engine=info.engine,
-        direct=info.is_direct,
-        encryption="AEAD" if is_encrypted else "None",
-        backend=info.backend,
-        reason=reasons,
-    )
+    """How states are spilled, for the log."""
+    reasons, is_encrypted = info.reasons, info.encryption != "None"
     sealed = f"{info.encryption} by {info.backend}" if is_encrypted else "NOT ENCRYPTED, as asked for"
     reporter.say(
         f"spill: {info.file_bytes / 2**20:.0f} MiB per rank in {', '.join(info.folders)}, {sealed}, "
@@ -161,10 +155,9 @@ def describe_spill(info: VaultInfo, reporter: Reporter) -> None:
 
 
 def probe_spill(session: Session, reporter: Reporter) -> None:
-    """What the drive gives before anything waits for it: later passes are held against it."""
-    rate = session.engine.probe_spill()
+    """What the drive gives, also for the log."""
+    rate = measuring.probe_spill(reporter.metrics, session.engine)
     if rate is not None:
-        reporter.metrics.set("zerotrain_spill_calibrated_bytes_per_second", rate)
         reporter.say(f"spill: {rate / 1e6:.0f} MB/s read and written in a pass without arithmetic")
 
 

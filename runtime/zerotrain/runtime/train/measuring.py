@@ -19,15 +19,19 @@ from zerotrain.runtime.metrics import OffloadSample, WorkerMetrics
 from zerotrain.runtime.step import StepResult
 from zerotrain.runtime.zero.ledger import Kind, Tier
 
+ENGINE_PHASES = ("forward", "backward", "reduce", "optimizer", "gather")
+"""Of `StepResult.seconds`: they follow each other."""
+
 RECORD_LABEL = "step record"
 """Of the gathers that exchange a few numbers (`Comm.gather_record`)."""
 
 
-def phases_of(seconds: Mapping[str, float], data_seconds: float) -> dict[str, float]:
+def phases_of(seconds: Mapping[str, float], data_seconds: float | None) -> dict[str, float]:
     """A step's phases under the names of the metrics; weights are gathered for the update."""
+    data = {} if data_seconds is None else {"data": data_seconds}
     known = {name: seconds[name] for name in ("forward", "backward", "reduce") if name in seconds}
     optimizer = seconds.get("optimizer", 0.0) + seconds.get("gather", 0.0)
-    return {"data": data_seconds, **known, "optimizer": optimizer}
+    return {**data, **known, "optimizer": optimizer}
 
 
 def facts_of(engine: Engine) -> dict[str, str]:
@@ -59,6 +63,28 @@ def set_plan_of_memory(metrics: WorkerMetrics, engine: Engine) -> None:
     planned[tiers[Tier.DISK]] += status.planned_disk_bytes
     for tier, num_bytes in planned.items():
         metrics.set("zerotrain_memory_planned_bytes", num_bytes, tier)
+
+
+def set_spill(metrics: WorkerMetrics, engine: Engine) -> None:
+    """How states are spilled, for the alert that watches for plain bytes."""
+    info = engine.spill_info
+    if info is not None:
+        metrics.set_spill(
+            engine=info.engine,
+            direct=info.is_direct,
+            encryption="None" if info.encryption == "None" else "AEAD",
+            backend=info.backend,
+            reason=info.reasons,
+        )
+
+
+def probe_spill(metrics: WorkerMetrics, engine: Engine) -> float | None:
+    """What the drive gives before anything waits for it, in bytes per second: later passes are held against
+    it. None without a spill."""
+    rate = engine.probe_spill()
+    if rate is not None:
+        metrics.set("zerotrain_spill_calibrated_bytes_per_second", rate)
+    return rate
 
 
 def measure(metrics: WorkerMetrics, engine: Engine) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from zerotrain.contract.launch import LaunchSpec, RankEnv
 from zerotrain.contract.progress import CheckpointProgress, Phase, Progress, RejectedCheckpoint
-from zerotrain.contract.train_spec import CheckpointPolicy, TrainSpec
+from zerotrain.contract.train_spec import CheckpointPolicy
 from zerotrain.runtime.channel import RankChannel
 from zerotrain.runtime.checkpoint import LoadResult, SaveResult
 from zerotrain.runtime.engine import Engine
@@ -32,10 +32,10 @@ class StepReport:
     loss: float
     """Mean over all ranks and micro-batches."""
     seconds: float
-    data_seconds: float
-    """Part of it spent on getting batches."""
+    data_seconds: float | None
+    """Part of it spent on getting batches; None where nobody measured."""
     tokens: int
-    """Of all ranks."""
+    """Of all ranks; 0 where nobody counts."""
     samples: int
     """Of this rank."""
     agrees: bool | None = None
@@ -69,10 +69,12 @@ class Reporter:
     policy: CheckpointPolicy = field(default_factory=CheckpointPolicy)
     history: HistoryWriter | None = None
     """On rank 0, once the engine is ready."""
+    is_quiet: bool = False
+    """Leaves the log to somebody else."""
     _interval: _Interval = field(default_factory=_Interval)
     reached: int = 0
     """Step that earlier attempts had reached; up to it steps are done again."""
-    _engine: Engine | None = None
+    engine: Engine | None = None
     """Once it is there."""
     _metrics_at: float = 0.0
     _own_times: OwnTimes = field(init=False)
@@ -105,35 +107,38 @@ class Reporter:
 
     def say(self, text: str) -> None:
         """A line of the log, on rank 0."""
-        if self.rank.rank == 0:
+        if self.rank.rank == 0 and not self.is_quiet:
             print(text, flush=True)
 
     def phase(self, phase: Phase) -> None:
         """Tell the launcher what this rank does now; hang limits depend on it."""
         self._publish(phase=phase)
 
-    def set_plan(self, spec: TrainSpec) -> None:
-        """What the job asks for."""
-        self.log_every_steps = spec.log_every_steps
-        self.policy = spec.checkpoint
-        self.metrics.set("zerotrain_total_steps", spec.steps)
-        self._publish(total_steps=spec.steps)
+    def set_plan(self, *, steps: int) -> None:
+        """How many steps there are to be."""
+        self.metrics.set("zerotrain_total_steps", steps)
+        self._publish(total_steps=steps)
 
     def ready(self, engine: Engine) -> None:
         """The engine is there: what is known of it from now on."""
-        self._engine = engine
+        self.engine = engine
+        self.channel.attach_wait(lambda: engine.comm.waiting_seconds)
         self.metrics.add_facts(**measuring.facts_of(engine))
         measuring.set_plan_of_memory(self.metrics, engine)
+        measuring.set_spill(self.metrics, engine)
         self._publish()
 
-    def resumed(self, result: LoadResult, *, seconds: float, last: CheckpointProgress) -> None:
-        """This attempt goes on from a checkpoint."""
+    def resumed(self, result: LoadResult, *, seconds: float) -> None:
+        """The run goes on from a checkpoint: this attempt, unless it has taken steps before."""
         self.metrics.observe_resume(step=result.step, seconds=seconds, at=result.time)
         self.say(
             f"resumed from step {result.step}: {result.path} "
             f"(written by {result.world_size} ranks, read by {self.launch.world_size} in {seconds:.2f} s)"
         )
-        self._publish(step=result.step, resumed_from=result.step, checkpoint=last)
+        if self.progress.step_at:  # it went back; what is newest does not change by that
+            self._publish(step=result.step)
+        else:
+            self._publish(step=result.step, resumed_from=result.step, checkpoint=durable(result))
 
     def rejected(self, checkpoints: tuple[RejectedCheckpoint, ...]) -> None:
         """Damaged checkpoints were passed over."""
@@ -142,7 +147,7 @@ class Reporter:
         self.metrics.set("zerotrain_checkpoint_rejected", len(checkpoints))
         self._publish(rejected_checkpoints=checkpoints)
 
-    def saved(self, result: SaveResult, last: CheckpointProgress) -> None:
+    def saved(self, result: SaveResult) -> None:
         """A checkpoint is durable."""
         self.metrics.observe_checkpoint(step=result.step, seconds=result.seconds, num_bytes=result.num_bytes)
         removed = f", removed {len(result.removed)} older" if result.removed else ""
@@ -159,16 +164,16 @@ class Reporter:
                     text=result.path.name,
                 )
             )
-        self._publish(checkpoint=last)
+        self._publish(checkpoint=durable(result))
 
     def stood_still(self, seconds: float) -> None:
         """Training waited for a checkpoint."""
-        if self._engine is not None:
-            self.metrics.observe_stall(step=self._engine.global_steps, seconds=seconds)
+        if self.engine is not None:
+            self.metrics.observe_stall(step=self.engine.global_steps, seconds=seconds)
 
     def step(self, report: StepReport, *, engine: Engine) -> None:
         """A step is done: metrics always, progress always, a log line at every interval."""
-        result, self._engine = report.result, engine
+        result, self.engine = report.result, engine
         self._interval.add(report)
         self._observe(report, engine)
         peak = measuring.peak_memory_bytes()
@@ -182,7 +187,7 @@ class Reporter:
             step_at=time.time(),
             loss=report.loss,
             grad_norm=result.grad_norm,
-            tokens_per_second=rate,
+            tokens_per_second=rate if interval.tokens else None,
             step_seconds=interval.seconds / interval.steps,
             memory_peak_bytes=peak,
             host_peak_bytes=measuring.resident_peak_bytes(),
@@ -223,9 +228,9 @@ class Reporter:
 
     def failed(self) -> None:
         """The run ends with an error: the last numbers, if somebody still comes to read them."""
-        if self._engine is not None:
-            measuring.set_offload(self.metrics, self._engine)
-            measuring.drain_collectives(self.metrics, self._engine)
+        if self.engine is not None:
+            measuring.set_offload(self.metrics, self.engine)
+            measuring.drain_collectives(self.metrics, self.engine)
         self.channel.publish_metrics()
 
     def done(self) -> None:
@@ -239,9 +244,21 @@ class Reporter:
         now = time.monotonic()
         if now - self._metrics_at >= METRICS_INTERVAL_S:
             self._metrics_at = now
-            if self._engine is not None:
-                measuring.measure(self.metrics, self._engine)
+            if self.engine is not None and not self.engine.core.is_closed:
+                measuring.measure(self.metrics, self.engine)
             self.channel.publish_metrics()
+
+
+def durable(result: SaveResult | LoadResult) -> CheckpointProgress:
+    """A checkpoint that was committed or loaded, as it is told."""
+    if result.path is None:
+        raise ValueError("no checkpoint was loaded, so none is known to be durable")
+    return CheckpointProgress(step=result.step, path=str(result.path.absolute()), time=result.time)
+
+
+def passed_over(result: LoadResult) -> tuple[RejectedCheckpoint, ...]:
+    """The damaged checkpoints that a load met, as they are told."""
+    return tuple(RejectedCheckpoint(path=str(path), reason=reason) for path, reason in result.rejected)
 
 
 def step_line(progress: Progress, result: StepResult) -> str:
@@ -249,7 +266,7 @@ def step_line(progress: Progress, result: StepResult) -> str:
     skipped = " skipped" if result.skipped else ""
     return (
         f"step {progress.step}/{progress.total_steps} loss {progress.loss:.4f} "
-        f"tokens/s {progress.tokens_per_second:.0f} grad_norm {result.grad_norm:.3f} lr {result.lr:.3e} "
+        f"tokens/s {progress.tokens_per_second or 0:.0f} grad_norm {result.grad_norm:.3f} lr {result.lr:.3e} "
         f"step_s {progress.step_seconds:.3f} memory {progress.memory_peak_bytes / 2**20:.0f} MiB{skipped}"
     )
 

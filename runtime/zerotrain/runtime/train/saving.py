@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from zerotrain.contract.progress import CheckpointProgress, RejectedCheckpoint
+from zerotrain.contract.progress import RejectedCheckpoint
 from zerotrain.contract.train_spec import CheckpointPolicy
-from zerotrain.runtime.checkpoint import LoadResult, SaveResult, load
+from zerotrain.runtime.checkpoint import LoadResult, load
+from zerotrain.runtime.train.report import passed_over
 from zerotrain.runtime.train.session import Session
 from zerotrain.runtime.zero.state import CheckpointState
 
@@ -28,14 +29,13 @@ class Checkpoints:
 
     session: Session
     clock: Callable[[], float] = time.monotonic
-    last: CheckpointProgress | None = None
-    """The newest checkpoint known to be durable."""
+    resumed_from: int | None = None
+    """Step of the checkpoint that this attempt goes on from."""
     rejected: tuple[RejectedCheckpoint, ...] = ()
     notices: tuple[str, ...] = ()
     _saved_at: float = field(init=False)
     _saved_step: int | None = None
     """Step of the newest checkpoint that is durable or on its way."""
-    _told: SaveResult | None = None
 
     def __post_init__(self) -> None:
         self._saved_at = self.clock()
@@ -62,14 +62,12 @@ class Checkpoints:
         self.session.engine.claim_checkpoints(directory)
         state = self.session.engine.checkpoint_state()
         result = self._load(state)
-        self.rejected = tuple(
-            RejectedCheckpoint(path=str(path), reason=reason) for path, reason in result.rejected
-        )
+        self.rejected = passed_over(result)
         if result.path is None:
             return None
         self.session.engine.after_state_load(state)
         self.notices = self.session.loader.restore(result.client_state["data"])
-        self.last = CheckpointProgress(step=result.step, path=str(result.path), time=result.time)
+        self.resumed_from = result.step
         self._saved_at, self._saved_step = self.clock(), result.step
         return result
 
@@ -104,12 +102,3 @@ class Checkpoints:
             self._saved_at, self._saved_step = self.clock(), engine.global_steps
         elif wait:
             engine.wait_for_checkpoint()
-
-    def news(self) -> SaveResult | None:
-        """The checkpoint that became durable since the last call, if one did."""
-        result = self.session.engine.last_save
-        if result is None or result is self._told:
-            return None
-        self._told = result
-        self.last = CheckpointProgress(step=result.step, path=str(result.path), time=result.time)
-        return result

@@ -1,0 +1,214 @@
+"""`ProgressReporter`: a program of one's own tells the launcher what the built-in trainer tells it.
+
+Opt-in and explicit. A program that makes one promises steps, and is judged by them; one that makes none is
+told nothing of and not judged (docs/operator/hangs.md).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from contextlib import AbstractContextManager, nullcontext, suppress
+from numbers import Real
+from types import TracebackType
+
+import torch
+from prometheus_client import CollectorRegistry
+
+from zerotrain.contract.exit_codes import ExitCode
+from zerotrain.contract.launch import LaunchSpec, RankEnv
+from zerotrain.contract.progress import Phase
+from zerotrain.runtime.channel import RankChannel
+from zerotrain.runtime.engine import Engine
+from zerotrain.runtime.train import measuring
+from zerotrain.runtime.train.metering import StepMeter
+from zerotrain.runtime.train.report import Reporter
+from zerotrain.runtime.train.stopping import StopRequest
+from zerotrain.runtime.train.telling import Telling
+
+PROPER_ENDS = (None, 0, int(ExitCode.YIELDED))
+"""Codes of `sys.exit` with which nothing went wrong."""
+
+
+class ProgressReporter:
+    """Steps, phases, checkpoints, stragglers and metrics of a program that trains with the engine.
+
+    Make it first, in the main thread of every rank, and hand the engine over when it is there::
+
+        with zt.ProgressReporter(total_steps=1000) as reporter:
+            with reporter.rendezvous():
+                engine, *_ = zt.initialize(model=model, config=config)
+            reporter.watch(engine)
+            engine.load_checkpoint(folder)
+            while engine.global_steps < 1000:
+                ...
+                engine.step()
+                reporter.step(loss)
+            engine.save_checkpoint(folder)
+            engine.close()
+
+    Saves and loads of the watched engine are told without a further call. Where no launcher started the
+    process, nothing is told, written or measured; wrong use is refused all the same. No method communicates
+    with other ranks.
+    """
+
+    def __init__(self, *, total_steps: int | None = None) -> None:
+        """`total_steps` of the whole run, those of earlier attempts included; None = not known.
+
+        Raises ValueError when it is no number of steps, LaunchError for an environment that cannot be read.
+        """
+        if total_steps is not None and (type(total_steps) is not int or total_steps < 1):
+            raise ValueError(
+                f"total_steps must be a whole number of at least 1, or None where it is not known; got "
+                f"{total_steps!r}"
+            )
+        self._reporter = reporter = _started(total_steps)
+        self._telling = None if reporter is None else Telling(reporter)
+        self._meter = None if self._telling is None else StepMeter(self._telling)
+        self._registry = CollectorRegistry() if reporter is None else reporter.metrics.registry
+        self._stop: StopRequest | None = None
+        self._engine: Engine | None = None
+        self._is_closed = False
+        self._micro_steps = 0
+        """At the last call of `step`."""
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        """What is registered here goes out with the rank's metrics, with `job_name` and `rank` added."""
+        return self._registry
+
+    def rendezvous(self) -> AbstractContextManager[None]:
+        """Around `initialize` (or `shard`, `init_distributed`): a rank that never comes is told from those
+        that wait for it."""
+        return self._during(Phase.RENDEZVOUS)
+
+    def pause(self) -> AbstractContextManager[None]:
+        """Around what takes longer than a step on purpose: an evaluation, an export, saving in another way.
+
+        Its limit is `hangPolicy.checkpointTimeoutSeconds`, and it is shown as the phase `checkpoint`. Its
+        time counts for no step.
+        """
+        return self._during(Phase.CHECKPOINT)
+
+    def _during(self, phase: Phase) -> AbstractContextManager[None]:
+        return nullcontext() if self._telling is None else self._telling.during(phase)
+
+    def watch(self, engine: Engine) -> None:
+        """The engine is there; call it before `load_checkpoint`. Its checkpoints are told from now on.
+
+        Where states are spilled, the drive is measured first, which takes up to a second. Raises TypeError
+        for anything but an engine, RuntimeError for a second one.
+        """
+        if not isinstance(engine, Engine):
+            raise TypeError(
+                f"watch() takes the engine, the first of the four that initialize() returns (of shard(), the "
+                f"optimizer's .engine); got {type(engine).__name__}"
+            )
+        if self._engine is not None:
+            raise RuntimeError(
+                "this reporter watches an engine already: a job has one step; watch the engine whose steps "
+                "count"
+            )
+        self._engine, self._micro_steps = engine, engine.micro_steps
+        if self._stop is not None:
+            self._stop.tell(engine.request_stop)
+        if self._reporter is not None and self._telling is not None and self._meter is not None:
+            engine.observer = self._telling
+            engine.register_step_hook(self._meter.count)
+            self._reporter.ready(engine)
+            measuring.probe_spill(self._reporter.metrics, engine)
+
+    def step(self, loss: torch.Tensor | float, *, tokens: int = 0, data_seconds: float | None = None) -> None:
+        """Call it after every `engine.step()`. Inside gradient accumulation it only collects.
+
+        Args:
+            loss: of this micro-batch on this rank, one element on any device; the mean over the
+                micro-batches is told. Rank 0's is shown, so reduce it over the ranks where that matters.
+            tokens: that all ranks together saw since the last call; 0 = nobody counts.
+            data_seconds: the part of the time that getting the batch took; None = nobody measured.
+
+        A step lasts from the call before to this one, without pauses and checkpoints; the first one counts
+        what the engine spent on it. Raises RuntimeError before `watch` and where `engine.step()` was not
+        called since, ValueError or TypeError for a loss that is not one number.
+        """
+        value, engine = _scalar(loss), self._engine
+        if engine is None:
+            raise RuntimeError("step() needs the engine: call watch(engine) after initialize()")
+        if engine.micro_steps == self._micro_steps:
+            raise RuntimeError(
+                f"step() was called at step {engine.global_steps} without an engine.step() since the last "
+                "call; call it once after every engine.step()"
+            )
+        self._micro_steps = engine.micro_steps
+        if self._reporter is None or self._meter is None:
+            return
+        self._meter.add(value, tokens=tokens, data_seconds=data_seconds)
+        if self._meter.boundaries and engine.last_step is not None:
+            self._reporter.step(self._meter.report(engine, engine.last_step), engine=engine)
+
+    def stop_on_sigterm(self) -> None:
+        """From now on SIGTERM asks all ranks to stop after the same step: then `engine.stop_agreed` is True.
+
+        Call it once, in the main thread; a signal that comes before `watch` is kept. It is heard also while
+        a collective waits. Without `close` within the job's grace period (any time where no launcher is) the
+        process ends itself with code 143 and its stacks in the log.
+        """
+        if self._stop is not None:
+            return
+        grace_seconds = (
+            threading.TIMEOUT_MAX if self._reporter is None else self._reporter.launch.grace_seconds
+        )
+        self._stop = StopRequest(grace_seconds=grace_seconds)
+        if self._engine is not None:
+            self._stop.tell(self._engine.request_stop)
+
+    def close(self) -> None:
+        """All is done or saved, and the process is about to end. Close the engine first, so that a checkpoint
+        in the background is told, too. A second call does nothing."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._stop is not None:
+            self._stop.finished()
+        if self._reporter is not None:
+            self._reporter.done()
+            self._reporter.channel.close()
+
+    def __enter__(self) -> ProgressReporter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """`close`, also for `sys.exit` with 0 or 75; an exception is told as the reason of the rank's end."""
+        if error is None or (isinstance(error, SystemExit) and error.code in PROPER_ENDS):
+            self.close()
+        elif isinstance(error, Exception) and self._reporter is not None:
+            with suppress(Exception):  # else it would hide the program's own
+                self._reporter.failed()
+            self._reporter.channel.failure(error)
+
+
+def _started(total_steps: int | None) -> Reporter | None:
+    """None where no launcher is."""
+    rank = RankEnv.from_env(os.environ)
+    if rank.channel_socket is None:
+        return None
+    reporter = Reporter.start(LaunchSpec.from_env(os.environ), rank, RankChannel.from_env())
+    reporter.is_quiet = True
+    if total_steps is not None:
+        reporter.set_plan(steps=total_steps)
+    return reporter
+
+
+def _scalar(loss: object) -> torch.Tensor | float:
+    """The loss without its graph and without a wait for the device."""
+    if isinstance(loss, torch.Tensor):
+        if loss.numel() != 1:
+            raise ValueError(
+                f"loss must hold one element; got shape {tuple(loss.shape)}: reduce it, e.g. loss.mean()"
+            )
+        return loss.detach().reshape(())
+    if isinstance(loss, bool) or not isinstance(loss, Real):
+        raise TypeError(f"loss must be a number or a tensor of one element; got {type(loss).__name__}")
+    return float(loss)

@@ -1,0 +1,132 @@
+"""Without a launcher a reporter does nothing; wrong use is refused with the way out all the same."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import zerotrain.runtime as zt
+from tests.support.launcher import ROOT
+from tests.support.ranks import run_ranks
+from zerotrain.runtime.facade.observer import NOBODY
+
+CONFIG = {"train_batch_size": 2, "gradient_accumulation_steps": 2, "zero_optimization": {"stage": 1}}
+
+ALONE = """
+import os, signal, threading
+import torch
+import zerotrain.runtime as zt
+
+with zt.ProgressReporter(total_steps=2) as reporter:
+    reporter.stop_on_sigterm()
+    with reporter.rendezvous():
+        engine = zt.initialize(
+            model=torch.nn.Linear(2, 2), config={"train_batch_size": 1, "zero_optimization": {"stage": 1}}
+        )[0]
+    reporter.watch(engine)
+    engine.load_checkpoint("c")
+    while not engine.stop_agreed:
+        loss = engine(torch.ones(1, 2)).mean()
+        engine.backward(loss)
+        engine.step()
+        reporter.step(loss, tokens=4)
+        with reporter.pause():
+            engine.save_checkpoint("c", asynchronous=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not engine._stop_requested:
+            pass
+    names = sorted(thread.name for thread in threading.enumerate() if "zerotrain" in thread.name)
+    engine.close()
+print(names)
+"""
+
+
+def test_without_a_launcher_nothing_is_written_or_sent(tmp_path: Path) -> None:
+    """But SIGTERM still asks for a stop."""
+    program = tmp_path / "program.py"
+    program.write_text(ALONE)
+    environ = {name: text for name, text in os.environ.items() if "ZEROTRAIN" not in name}
+    paths = os.pathsep.join((str(ROOT / "operator"), str(ROOT / "runtime")))
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        cwd=tmp_path,
+        env={**environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said, names = done.stdout.splitlines()
+    assert "stop requested" in said
+    assert set(eval_names(names)) <= {"zerotrain-stop", "zerotrain-checkpoint"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c", "program.py"]
+
+
+def eval_names(text: str) -> list[str]:
+    return [name.strip("' ") for name in text.strip("[]").split(",")]
+
+
+def misused(case: str) -> str:
+    """The error of one wrong use, on a rank that no launcher started."""
+    reporter = zt.ProgressReporter(total_steps=4)
+    engine, *_ = zt.initialize(model=nn.Linear(2, 2), config=CONFIG)
+    try:
+        if case != "unwatched":
+            reporter.watch(engine)
+        assert engine.observer is NOBODY
+        assert "zerotrain-channel" not in {thread.name for thread in threading.enumerate()}
+        loss = engine(torch.ones(1, 2)).mean()
+        engine.backward(loss)
+        if case == "before":
+            reporter.step(loss)
+        engine.step()
+        wrong: dict[str, Any] = {"shape": torch.ones(3), "text": "1.0", "bool": True, "nothing": None}
+        reporter.step(wrong.get(case, loss))
+        if case == "twice":
+            reporter.step(loss)
+        if case == "other":
+            reporter.watch(engine)
+    except (RuntimeError, TypeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "accepted"
+
+
+@pytest.mark.parametrize(
+    ("case", "text"),
+    [
+        ("right", "accepted"),
+        ("unwatched", "RuntimeError: step() needs the engine: call watch(engine)"),
+        ("before", "RuntimeError: step() was called at step 0 without an engine.step() since"),
+        ("twice", "RuntimeError: step() was called at step 0 without an engine.step() since"),
+        ("other", "RuntimeError: this reporter watches an engine already"),
+        ("shape", "ValueError: loss must hold one element; got shape (3,): reduce it"),
+        ("text", "TypeError: loss must be a number or a tensor of one element; got str"),
+        ("bool", "TypeError: loss must be a number or a tensor of one element; got bool"),
+        ("nothing", "TypeError: loss must be a number or a tensor of one element; got NoneType"),
+    ],
+)
+def test_wrong_use_is_refused(case: str, text: str) -> None:
+    (said,) = run_ranks(1, misused, case)
+    assert said.startswith(text)
+
+
+@pytest.mark.parametrize("steps", [0, -1, True, 2.0, "3"])
+def test_wrong_numbers_of_steps_are_refused(steps: Any) -> None:
+    with pytest.raises(
+        ValueError, match=r"total_steps must be a whole number of at least 1.*got " + re.escape(repr(steps))
+    ):
+        zt.ProgressReporter(total_steps=steps)
+
+
+def test_only_an_engine_can_be_watched() -> None:
+    with pytest.raises(TypeError, match=r"the first of the four that initialize\(\) returns.*got tuple"):
+        zt.ProgressReporter().watch((1, 2, 3, 4))  # type: ignore[arg-type]

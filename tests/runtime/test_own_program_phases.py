@@ -1,0 +1,141 @@
+"""A program of the user's own under the real launcher: which phase it is in, which checkpoints are durable.
+
+Rank 1 comes late to each collective, so that rank 0 stands in it while the test looks.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.launcher import eventually
+from tests.support.own_programs import is_held, launched_program, open_gate, wait_for
+from zerotrain.runtime.checkpoint.names import committed
+
+PROGRAM = """
+from zerotrain.runtime.checkpoint import CheckpointNotWritable
+
+with zt.ProgressReporter(total_steps=9) as reporter:
+    with reporter.rendezvous():
+        hold("rendezvous")
+        engine = build()
+    reporter.watch(engine)
+    hold("load")
+    engine.load_checkpoint(CHECKPOINTS)
+    hold("first")
+    reporter.step(train(engine))
+    hold("save")
+    engine.save_checkpoint(CHECKPOINTS)
+    hold("pause")
+    with reporter.pause():
+        hold("pause-ends", ranks=(0,))
+    try:
+        engine.save_checkpoint(__file__)
+    except CheckpointNotWritable:
+        open(os.path.join(FOLDER, f"refused-{RANK}"), "w").close()
+    hold("refused")
+    engine.save_checkpoint(CHECKPOINTS, "aside", save_latest=False)
+    hold("aside", ranks=(0, 1))
+    reporter.step(train(engine))
+    engine.save_checkpoint(CHECKPOINTS, asynchronous=True)
+    while engine.last_save.step != 2:
+        reporter.step(train(engine))
+        time.sleep(0.01)
+    hold("background", ranks=(0, 1))
+    reached = engine.global_steps
+    engine.save_checkpoint(CHECKPOINTS, asynchronous=True)
+    hold("waits")
+    assert engine.wait_for_checkpoint().step == reached
+    hold("waited", ranks=(0, 1))
+    reporter.step(train(engine))
+    engine.save_checkpoint(CHECKPOINTS, asynchronous=True)
+    engine.close()
+"""
+
+
+def test_phases_and_checkpoints_are_told_without_a_further_call(tmp_path: Path) -> None:
+    with launched_program(tmp_path, PROGRAM) as launcher:
+
+        def rank_0_meets(gate: str, **values: object) -> None:
+            eventually(lambda: is_held(tmp_path, gate), what=f"rank 1 stands before {gate}")
+            wait_for(launcher, 0, **values)
+            wait_for(launcher, 1, phase=BEFORE[gate])
+            open_gate(tmp_path, gate)
+
+        rank_0_meets("rendezvous", phase="rendezvous", total_steps=9)
+        rank_0_meets("load", phase="init", step=0)
+        rank_0_meets("first", phase="first_step", step=0, checkpoint=None, resumed_from=None)
+        rank_0_meets("save", phase="checkpoint", step=1, checkpoint=None)
+        eventually(lambda: is_held(tmp_path, "pause"), what="the save is over")
+        (saved,) = committed(tmp_path / "checkpoints")
+        wait_for(launcher, 0, phase="checkpoint")  # the pause: it says the same of a long evaluation
+        for rank in (0, 1):
+            told = wait_for(launcher, rank, step=1)["checkpoint"]
+            assert (told["step"], told["path"]) == (1, str(saved.path))
+        wait_for(launcher, 1, phase="step")
+        for gate in ("pause", "pause-ends"):
+            open_gate(tmp_path, gate)
+        eventually(lambda: is_held(tmp_path, "refused"), what="a save that fails")
+        assert wait_for(launcher, 1, phase="step")["checkpoint"]["step"] == 1
+        open_gate(tmp_path, "refused")
+        eventually(lambda: is_held(tmp_path, "aside", 0), what="a checkpoint that no load finds by itself")
+        assert wait_for(launcher, 0, phase="step")["checkpoint"]["path"] == str(saved.path)
+        open_gate(tmp_path, "aside")
+        eventually(lambda: is_held(tmp_path, "background", 0), what="the save in the background is over")
+        told = wait_for(launcher, 0, phase="step")["checkpoint"]
+        assert (told["step"], Path(told["path"]).name) == (2, "step-0000000002-attempt-3")
+        open_gate(tmp_path, "background")
+        eventually(lambda: is_held(tmp_path, "waits"), what="rank 1 does not wait yet")
+        wait_for(launcher, 0, phase="checkpoint")
+        open_gate(tmp_path, "waits")
+        eventually(lambda: is_held(tmp_path, "waited", 0), what="it was waited for")
+        told = wait_for(launcher, 0, phase="step")
+        assert told["checkpoint"]["step"] == told["step"] > 2
+        open_gate(tmp_path, "waited")
+        code, output = launcher.finish()
+        assert code == 0, output
+        ended = launcher.termination
+        assert ended.checkpoint is not None
+        assert ended.checkpoint.step == ended.step == told["step"] + 1  # durable within close()
+
+
+BEFORE = {"rendezvous": "rendezvous", "load": "init", "first": "init", "save": "step"}
+"""Phase of the rank that is late."""
+
+FAILING = """
+try:
+    with zt.ProgressReporter(total_steps=3) as reporter:
+        if RANK == 1:
+            raise ValueError("planted")
+        time.sleep(600)
+except ValueError:
+    hold("failed")
+    raise
+"""
+
+
+def test_an_exception_is_the_reason_of_the_end_and_no_proper_end(tmp_path: Path) -> None:
+    limits = {"peer_grace_s": 0.3, "failing_rank_s": 600.0}
+    with launched_program(tmp_path, FAILING, limits=limits) as launcher:
+        eventually(lambda: is_held(tmp_path, "failed"), what="rank 1 fails")
+        assert wait_for(launcher, 1, total_steps=3)["phase"] == "init"
+        open_gate(tmp_path, "failed")
+        assert launcher.wait() == 1
+        assert (launcher.termination.rank, launcher.termination.exception) == (1, "ValueError: planted")
+
+
+@pytest.mark.parametrize(("code", "phase"), [(0, "done"), (75, "done"), (3, "init")])
+def test_leaving_with_a_code_is_a_proper_end_if_the_code_is(tmp_path: Path, code: int, phase: str) -> None:
+    text = f"""
+    try:
+        with zt.ProgressReporter():
+            sys.exit({code})
+    finally:
+        hold("end")
+    """
+    with launched_program(tmp_path, text) as launcher:
+        eventually(lambda: is_held(tmp_path, "end"), what="rank 1 is about to end")
+        assert wait_for(launcher, 1, phase=phase)["step"] == 0
+        open_gate(tmp_path, "end")
+        assert launcher.wait() == code
