@@ -53,3 +53,20 @@ def test_a_write_for_another_reason_takes_the_step_along() -> None:
     plan = reconcile(before, seen(ready(0, ready=False), ready(1), progress=record), NOW)
     assert plan.status is not None
     assert plan.status.progress.step == 47
+
+
+def test_a_report_takes_the_place_of_the_last_one_as_a_whole() -> None:
+    """What it leaves out is not known any more; a checkpoint stays, which is on its volume."""
+    rich = {"loss": 2.5, "tokens_per_second": 900.0, "step_seconds": 0.5, "total_steps": 100, "saved": 30}
+    before = settled(
+        job(status=status("Running", attemptStartTime=stamp(ago(3600)))),
+        seen(ready(0), ready(1), progress=progress(40, heartbeat_at=ago(100).timestamp(), **rich)),
+    )
+    assert before["status"]["progress"]["loss"] == 2.5
+    plan = reconcile(before, seen(ready(0), ready(1), progress=progress(41)), NOW)
+    assert plan.status is not None
+    told = plan.status.progress.model_dump(exclude_none=True)
+    assert told["step"] == 41
+    assert not {"loss", "tokens_per_second", "step_seconds"} & set(told), told
+    assert plan.status.checkpoint.last is not None
+    assert plan.status.checkpoint.last.step == 30
