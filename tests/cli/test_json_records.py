@@ -21,9 +21,11 @@ RATES = ("--rate", "network=50", "--rate", "tflops=1", "--rate", "host=10", "--p
 
 PLAN = {
     "assumptions": ["str"],
+    "config_from": "str",
     "job": "str",
     "message": "str",
     "nearest": "NoneType",
+    "nearest_tiers": "NoneType",
     "pace": {
         "bound_by": "str",
         "cost_per_billion_tokens": "float",
@@ -34,7 +36,15 @@ PLAN = {
         "tokens_per_second": "float",
     },
     "parameters": "int",
-    "phases": [{"activation_bytes": "int", "engine_bytes": "int", "name": "str"}],
+    "phases": [
+        {
+            "activation_bytes": "int",
+            "engine_bytes": "int",
+            "host_bytes": "int",
+            "name": "str",
+            "network_bytes": "int",
+        }
+    ],
     "ranks": "int",
     "tiers": [
         {
@@ -44,8 +54,10 @@ PLAN = {
             "least_bytes": "int",
             "limit_bytes": "int",
             "limit_from": "str",
+            "margin_bytes": "int",
             "needed_bytes": "int",
             "per": "str",
+            "per_rank_bytes": "int",
             "tier": "str",
             "verdict": "str",
         }

@@ -113,9 +113,17 @@ def _memory(job: Job) -> list[str]:
     plan = job.memory_plan
     if plan is None or not plan.tiers:
         return []
-    rows = [(tier, _bytes(planned), _bytes(observed)) for tier, planned, observed in plan.tiers]
+    rows = [
+        (tier, _bytes(planned), _bytes(observed), plan.margin_text(tier) or "-")
+        for tier, planned, observed in plan.tiers
+    ]
     ranks = f", {plan.ranks} ranks" if plan.ranks else ""
-    return [*table_lines(("TIER", "PLANNED", "TAKEN"), rows), f"verdict: {plan.verdict or 'unknown'}{ranks}"]
+    lines = [*table_lines(("TIER", "PLANNED", "TAKEN", "LEFT BY THE PLAN"), rows)]
+    lines.append(f"verdict: {plan.verdict or 'unknown'}{ranks}")
+    if plan.estimate:
+        taken = f"; now {job.step_seconds:.3g} s" if job.step_seconds else ""
+        lines.append(f"a step, by data sheet: {plan.estimate}{taken}")
+    return lines
 
 
 def _bytes(value: int | None) -> str:

@@ -26,7 +26,7 @@ checkpoint_app = typer.Typer(help="Look at the checkpoints of a run.", no_args_i
 
 app.add_typer(init.commands)
 app.command("run", epilog=run.EXAMPLE)(run.run)
-app.command("plan", epilog=plan.EXAMPLE)(plan.plan)
+app.add_typer(plan.commands)
 app.command("export", hidden=True, epilog=export.EXAMPLE)(export.export)  # its name before
 app.command("zero-to-fp32", epilog=export.FP32_EXAMPLE)(export.zero_to_fp32)
 app.command("doctor", epilog=doctor.EXAMPLE)(doctor.doctor)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from zerotrain.cli.errors import CliError
-from zerotrain.cli.options import Output, OutputOption
+from zerotrain.cli.options import ConfigOption, Output, OutputOption
 from zerotrain.cli.output import show_record
 from zerotrain.contract.exit_codes import ExitCode
 
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 EXAMPLE = "Example: zerotrain plan job.yaml --gpu H100-80GB --rate network=50 --price 24.80"
 
+commands = typer.Typer()
 
+
+@commands.command("plan", epilog=EXAMPLE)
 def plan(
     job_file: Annotated[Path, typer.Argument(metavar="JOB.YAML", help="A ZeroTrainingJob, as for kubectl.")],
     gpu: Annotated[
@@ -28,6 +31,7 @@ def plan(
     model_config: Annotated[
         Path | None, typer.Option(help="config.json (or its folder) of the model, for a job with model.path.")
     ] = None,
+    config: ConfigOption = None,
     workers: Annotated[
         int | None, typer.Option(min=1, help="Plan for so many workers; the job's own unless given.")
     ] = None,
@@ -54,20 +58,16 @@ def plan(
     operator makes the same plan before it creates pods. Ends with 67 when the job cannot fit.
     """
     from zerotrain.cli.plan_view import Answer, as_json, print_plan
-    from zerotrain.contract.planner import pace
     from zerotrain.operator.api.planning import judge
 
-    file = _load(job_file)
+    file = _load(job_file, config)
     device = _device(gpu)
     workload = _workload(file, workers, _shape(model_config), device)
-    found = judge(workload, file.job.spec, base_workers=_base(file))
     rates = _rates(file, device, workload, probe=probe, given=rate or [])
-    # The speed of what cannot run is of no use: then that of the nearest that can.
-    paced = found.proposal.demand if found.proposal is not None else found.demand
     answer = Answer(
         name=file.job.name,
-        plan=found,
-        pace=pace(paced, rates) if paced is not None else None,
+        plan=judge(workload, file.job.spec, base_workers=_base(file), rates=rates),
+        config_from=file.config_place.name if file.config_place is not None else "spec.config",
         rates=rates,
         price_per_worker=price,
     )
@@ -79,15 +79,18 @@ def plan(
         raise typer.Exit(int(ExitCode.DOES_NOT_FIT))
 
 
-def _load(job_file: Path) -> JobFile:
+def _load(job_file: Path, config: Path | None) -> JobFile:
     # Imported late: the models of the API take a second that no other command needs.
+    from zerotrain.client.config_source import ConfigSourceError, inlined
     from zerotrain.client.jobfile import JobFileError, load_job
     from zerotrain.operator.api.admission import refusals
 
     try:
-        file = load_job(job_file)
+        file = inlined(load_job(job_file), config)
         if problems := [(item.path, item.message) for item in refusals(file.job.spec)]:
             raise file.error(problems)
+    except ConfigSourceError as error:
+        raise CliError(str(error), next_step=error.next_step) from error
     except JobFileError as error:
         raise CliError(str(error), next_step=f"correct {job_file} and run the command again") from error
     return file
@@ -127,9 +130,20 @@ def _workload(
         )
     except ShapeError as error:
         raise CliError(
-            f"{file.source} cannot be planned: {error}",
-            next_step="for a model.path give its config.json with --model-config, else spec.model.parameters",
+            f"{file.source} cannot be planned: {error}", next_step=_way_out(file, error, workers)
         ) from error
+
+
+def _way_out(file: JobFile, error: Exception, workers: int | None) -> str:
+    from zerotrain.contract.config import ConfigError
+
+    model = file.job.spec.model
+    if isinstance(error.__cause__, ConfigError):
+        return "give other --workers" if workers is not None else f"correct {file.source}"
+    if model is not None and model.path is not None:
+        return "give the model's config.json with --model-config, or its size as spec.model.parameters"
+    # What a program or a factory builds may have a config.json all the same.
+    return "give the model's size as spec.model.parameters, or a config.json with --model-config"
 
 
 def _base(file: JobFile) -> int | None:
@@ -142,10 +156,9 @@ def _rates(
     file: JobFile, device: Accelerator | None, workload: Workload, *, probe: Path | None, given: Iterable[str]
 ) -> Rates:
     """By data sheet, then measured, then given: the last one counts."""
-    from zerotrain.contract.planner import rates_of
-    from zerotrain.operator.api.planning import device_of
+    from zerotrain.operator.api.planning import sheet_rates
 
-    rates = rates_of(device or device_of(file.job.spec)) if not workload.on_host else rates_of(None)
+    rates = sheet_rates(file.job.spec, device)
     if probe is not None:
         from zerotrain.cli.probe import ProbeError, measure
 

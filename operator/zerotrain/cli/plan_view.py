@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from zerotrain.client.text import printable
 from zerotrain.contract.planner import (
     ASSUMPTIONS,
     ESTIMATES,
@@ -47,9 +48,14 @@ class Answer:
 
     name: str
     plan: JobPlan
-    pace: Pace | None
+    config_from: str
+    """Where the configuration was found."""
     rates: Rates
     price_per_worker: float | None
+
+    @property
+    def pace(self) -> Pace | None:
+        return self.plan.pace
 
     @property
     def is_refused(self) -> bool:
@@ -139,10 +145,12 @@ def _margin(tier: TierDemand) -> tuple[str, str, str]:
 
 def _phases(console: Console, found: Demand) -> None:
     where = "host memory" if found.workload.on_host else "GPU"
-    table = _table("phase", "engine", "activations", "together", title=f"one rank's {where} by phase")
+    beside = ("host beside",) if any(phase.host_bytes for phase in found.phases) else ()
+    columns = ("phase", "engine", "activations", "together", *beside)
+    table = _table(*columns, title=f"one rank's {where} by phase")
     for phase in found.phases:
-        sizes = (phase.engine_bytes, phase.activation_bytes, phase.total_bytes)
-        table.add_row(phase.name, *(_size(size) for size in sizes))
+        sizes = (phase.engine_bytes, phase.activation_bytes, phase.total_bytes, phase.host_bytes)
+        table.add_row(phase.name, *(_size(size) for size in sizes[: len(columns) - 1]))
     console.print(table, markup=False)
     gpu = found.formulas.gpu
     kept = {
@@ -209,6 +217,9 @@ def _pace(console: Console, answer: Answer) -> None:
 
 def _assumptions(console: Console, answer: Answer, found: Demand) -> None:
     notes = ["engine: by the byte formulas that the engine checks its own allocations against"]
+    if answer.config_from != "spec.config":
+        place = printable(answer.config_from)
+        notes.append(f"configuration: {place}; the cluster's ConfigMap may be another")
     notes += [f"activations: {text}" for text in ASSUMPTIONS]
     if found.workload.shape.is_guess:
         notes.append("the model's shape is guessed from its size: only what is sharded decides a refusal")
@@ -233,12 +244,14 @@ def as_json(answer: Answer) -> dict[str, Any]:
         "job": answer.name,
         "verdict": str(answer.plan.verdict),
         "message": answer.plan.message,
+        "config_from": answer.config_from,
         "ranks": answer.plan.ranks,
         "parameters": found.workload.shape.parameters,
         "tiers": [_tier_json(tier) for tier in found.tiers],
         "phases": [asdict(phase) for phase in found.phases],
         "traffic": asdict(found.formulas.traffic),
         "nearest": None if proposal is None else list(proposal.changes),
+        "nearest_tiers": None if proposal is None else [_tier_json(tier) for tier in proposal.demand.tiers],
         "pace": None if answer.pace is None else _pace_json(answer),
         "assumptions": [*ASSUMPTIONS, *ESTIMATES],
     }
@@ -247,13 +260,15 @@ def as_json(answer: Answer) -> dict[str, Any]:
 def _tier_json(tier: TierDemand) -> dict[str, Any]:
     return {
         "tier": str(tier.tier),
-        "per": "rank" if tier.tier is Tier.GPU else "worker",
+        "per": tier.per,
+        "per_rank_bytes": tier.per_rank_bytes,
         "engine_bytes": tier.exact_bytes,
         "activation_bytes": tier.activation_bytes,
         "estimated_bytes": tier.overhead_bytes,
         "needed_bytes": tier.total_bytes,
         "least_bytes": tier.least_bytes,
         "limit_bytes": tier.limit.num_bytes if tier.limit is not None else None,
+        "margin_bytes": tier.margin_bytes,
         "limit_from": tier.limit.source if tier.limit is not None else None,
         "verdict": str(tier.verdict),
     }

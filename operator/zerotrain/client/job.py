@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, Self
 
 from zerotrain.client.fields import Fields
+from zerotrain.client.planned import MemoryPlan
 from zerotrain.client.views import (
     FINISHED_PHASES,
     Checkpoint,
@@ -15,7 +16,6 @@ from zerotrain.client.views import (
     Count,
     Culprit,
     Failure,
-    MemoryPlan,
     Restarts,
     Verification,
     YieldRequest,

@@ -1,4 +1,4 @@
-"""The parts of a job's status as records: conditions, failures, checkpoints, memory, who holds it up.
+"""The parts of a job's status as records: conditions, failures, checkpoints, who holds it up.
 
 `job.Job` is made of them. A record never changes: ask the client again for a newer one.
 """
@@ -188,48 +188,6 @@ class Restarts:
             uncharged=fields.count("uncharged"),
             total=fields.count("total"),
         )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MemoryPlan:
-    """What one rank was predicted to take at its peak, and what rank 0 then took."""
-
-    verdict: str
-    message: str
-    ranks: int | None
-    gpu_bytes: int | None
-    host_bytes: int | None
-    nvme_bytes: int | None
-    observed_gpu_bytes: int | None
-    observed_host_bytes: int | None
-    observed_nvme_bytes: int | None
-
-    @classmethod
-    def of(cls, fields: Fields) -> Self | None:
-        if not fields:
-            return None
-        observed = fields.part("observed")
-        return cls(
-            verdict=fields.text("verdict"),
-            message=fields.text("message"),
-            ranks=fields.whole("ranks"),
-            gpu_bytes=fields.whole("gpuBytes"),
-            host_bytes=fields.whole("hostBytes"),
-            nvme_bytes=fields.whole("nvmeBytes"),
-            observed_gpu_bytes=observed.whole("gpuBytes"),
-            observed_host_bytes=observed.whole("hostBytes"),
-            observed_nvme_bytes=observed.whole("nvmeBytes"),
-        )
-
-    @property
-    def tiers(self) -> tuple[tuple[str, int | None, int | None], ...]:
-        """(tier, planned, observed) of the tiers that are used."""
-        rows = (
-            ("gpu", self.gpu_bytes, self.observed_gpu_bytes),
-            ("host", self.host_bytes, self.observed_host_bytes),
-            ("nvme", self.nvme_bytes, self.observed_nvme_bytes),
-        )
-        return tuple(row for row in rows if row[1] or row[2])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -33,6 +33,7 @@ from zerotrain.contract.worker_http import HISTORY_PATH
 
 if TYPE_CHECKING:
     from zerotrain.client import Client, Job
+    from zerotrain.client.planned import MemoryPlan
 
 _TIERS = {"gpu": "GPU, planned whole", "host": "host memory, planned whole", "nvme": "NVMe volume"}
 
@@ -134,11 +135,17 @@ def _facts(job: Job, attempts: Sequence[AttemptHistory]) -> list[tuple[str, str]
         ),
     ]
     if job.memory_plan is not None:
-        rows.append(("memory plan", job.memory_plan.verdict))
+        rows += _plan_facts(job.memory_plan)
     if job.excluded_nodes:
         rows.append(("excluded nodes", ", ".join(job.excluded_nodes)))
     known = {name for name, _ in rows} | {"attempts"}
     return [*rows, *(row for row in facts_of(attempts) if row[0] not in known)]
+
+
+def _plan_facts(plan: MemoryPlan) -> list[tuple[str, str]]:
+    left = [f"{tier} {plan.margin_text(tier)}" for tier, _, _ in plan.tiers if plan.margin_text(tier)]
+    rows = [("memory plan", "; left: ".join(filter(None, (plan.verdict, ", ".join(left)))))]
+    return [*rows, ("a step, by data sheet", plan.estimate)] if plan.estimate else rows
 
 
 def _spans(job: Job, attempts: Sequence[AttemptHistory]) -> list[Span]:

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from .base import Int, ObservedModel
+from typing import Annotated
+
+from pydantic import Field
+
+from .base import ATOMIC, Int, Number, ObservedModel
+
+MAX_TIERS = 8
+MAX_PHASES = 8
+MAX_CHANGES = 16
+MAX_RATES = 16
 
 
 class MemoryPeaks(ObservedModel):
@@ -19,6 +28,72 @@ class MemoryPeaks(ObservedModel):
 
     nvme_bytes: Int | None = None
     """Spilled bytes of the rank; absent when nothing is spilled."""
+
+
+class PlannedTier(ObservedModel):
+    """One kind of memory: what is needed of it, what there is, and what is left."""
+
+    tier: str = ""
+    """gpu, host, nvme; pinned and shared, which are parts of host."""
+
+    per: str = ""
+    """What the sizes are of: rank (each has a GPU of its own), or worker (all of its ranks together)."""
+
+    needed_bytes: Int = 0
+    """At the peak, estimates included."""
+
+    limit_bytes: Int | None = None
+    """What there is; absent where nothing says so."""
+
+    margin_bytes: Int | None = None
+    """limitBytes - neededBytes; below zero where it does not fit."""
+
+
+Tiers = Annotated[tuple[PlannedTier, ...], Field(max_length=MAX_TIERS, json_schema_extra=ATOMIC)]
+
+
+class PlannedPhase(ObservedModel):
+    """Memory of one rank in one phase of a step, on the device that computes: its GPU, or else the host."""
+
+    name: str = ""
+    """between steps, forward, backward, or step."""
+
+    engine_bytes: Int = 0
+    """Weights, gradients, states and buffers, by formula."""
+
+    activation_bytes: Int | None = None
+    """Estimated; absent where there are none."""
+
+    host_bytes: Int | None = None
+    """Host memory beside that: what is offloaded, its buffers, activations that are kept there."""
+
+    network_bytes: Int | None = None
+    """Payload of the collectives that the phase waits for."""
+
+
+class NearestPlan(ObservedModel):
+    """The nearest configuration that fits."""
+
+    changes: Annotated[tuple[str, ...], Field(max_length=MAX_CHANGES, json_schema_extra=ATOMIC)] | None = None
+    """What to change, as it would be written in the configuration or in the job."""
+
+    tiers: Tiers | None = None
+    """What it needs."""
+
+
+class PlannedPace(ObservedModel):
+    """One optimizer step of the whole job by the data sheet of its GPUs."""
+
+    seconds: Number = 0.0
+    """Estimated, to four digits."""
+
+    bound_by: str = ""
+    """What takes longest of it."""
+
+    missing_rates: (
+        Annotated[tuple[str, ...], Field(max_length=MAX_RATES, json_schema_extra=ATOMIC)] | None
+    ) = None
+    """Speeds that nobody knows, such as network. What needs them is not counted: the step takes longer."""
 
 
 class MemoryPlan(ObservedModel):
@@ -54,6 +129,21 @@ class MemoryPlan(ObservedModel):
 
     activation_bytes: Int | None = None
     """Part of the device or host memory that is activations: an estimate."""
+
+    tiers: Tiers | None = None
+    """Limit and margin of each kind of memory, of a rank's GPU or of a whole worker."""
+
+    phases: (
+        Annotated[tuple[PlannedPhase, ...], Field(max_length=MAX_PHASES, json_schema_extra=ATOMIC)] | None
+    ) = None
+    """Bytes of a rank by phase of a step."""
+
+    nearest: NearestPlan | None = None
+    """The nearest configuration that fits, where this one does not; absent where none was found."""
+
+    pace: PlannedPace | None = None
+    """How long a step takes, of `nearest` where there is one; absent unless
+    spec.scheduling.nodeSelector names a GPU whose data sheet is known."""
 
     overridden: bool | None = None
     """true: the verdict was DoesNotFit, and the annotation zerotrain.dev/ignore-memory-plan let the job

@@ -17,7 +17,9 @@ from zerotrain.contract.planner import (
     Demand,
     Limit,
     ModelShape,
+    Pace,
     Proposal,
+    Rates,
     ShapeError,
     Tier,
     Verdict,
@@ -27,6 +29,8 @@ from zerotrain.contract.planner import (
     gpt_shape,
     guessed_shape,
     nearest,
+    pace,
+    rates_of,
     summary,
     way_out,
 )
@@ -36,6 +40,7 @@ from zerotrain.contract.train_spec import GptSpec
 from .admission import engine_config
 from .changed import most_workers, terms_of
 from .memory_plan import MemoryPlan
+from .plan_status import status_of
 from .sizes import resolved_at
 from .spec import ZeroTrainingJobSpec
 from .spill_rules import spill_limit
@@ -90,27 +95,12 @@ class JobPlan:
     """None when the job cannot be planned; the message says why."""
     proposal: Proposal | None = None
 
+    pace: Pace | None = None
+    """A step by the rates that were given, of the proposal where there is one; None where none are known."""
+
     def as_status(self) -> MemoryPlan:
         """For `status.memoryPlan`."""
-        found = self.demand
-        if found is None:
-            return MemoryPlan(verdict=str(self.verdict), message=self.message, ranks=self.ranks)
-        sizes = {tier.tier: tier.per_rank_bytes for tier in found.tiers}
-        computes = found.tier(Tier.GPU) or found.tier(Tier.HOST)
-        per_worker = computes is not None and computes.tier is not Tier.GPU
-        acts = computes.activation_bytes if computes is not None else 0
-        return MemoryPlan(
-            verdict=str(self.verdict),
-            message=self.message,
-            ranks=self.ranks,
-            gpu_bytes=sizes.get(Tier.GPU),
-            host_bytes=sizes.get(Tier.HOST),
-            pinned_bytes=sizes.get(Tier.PINNED),
-            shared_bytes=sizes.get(Tier.SHARED),
-            nvme_bytes=sizes.get(Tier.NVME),
-            network_bytes=found.formulas.traffic.network_bytes,
-            activation_bytes=acts // found.workload.ranks_per_worker if per_worker else acts,
-        )
+        return status_of(self)
 
 
 def plan_job(
@@ -156,7 +146,7 @@ def _planned(text: str, workers: int, base_workers: int | None, most: int) -> Jo
         workload = workload_of(spec, workers=workers, base_workers=base_workers)
     except ShapeError as error:
         return JobPlan(verdict=Verdict.UNKNOWN, message=f"not planned: {error}", ranks=ranks)
-    return judge(workload, spec, base_workers=base_workers, most=most)
+    return judge(workload, spec, base_workers=base_workers, most=most, rates=sheet_rates(spec))
 
 
 def judge(
@@ -165,24 +155,29 @@ def judge(
     *,
     base_workers: int | None = None,
     most: int | None = None,
+    rates: Rates | None = None,
 ) -> JobPlan:
     """The verdict about the workload of a job, with what would fit where it does not.
 
     `base_workers`: as for `plan_job`. `most`: workers that may be proposed; as the spec allows unless given.
+    `rates`: what a step is timed by; none unless given.
     """
     found = demand(workload)
-    ranks, message = workload.config.world_size, summary(found)
-    if found.verdict is not Verdict.DOES_NOT_FIT:
-        return JobPlan(verdict=found.verdict, message=message, ranks=ranks, demand=found)
-    if most is None:
-        most = most_workers(spec, workload.workers)
-    proposal = nearest(workload, terms_of(spec, workload, base_workers=base_workers, most=most))
+    message, proposal = summary(found), None
+    if found.verdict is Verdict.DOES_NOT_FIT:
+        if most is None:
+            most = most_workers(spec, workload.workers)
+        proposal = nearest(workload, terms_of(spec, workload, base_workers=base_workers, most=most))
+        message = f"{message}. {way_out(proposal, found)}"
+    # The speed of what cannot run is of no use: then that of the nearest that can.
+    timed = found if proposal is None else proposal.demand
     return JobPlan(
         verdict=found.verdict,
-        message=f"{message}. {way_out(proposal, found)}",
-        ranks=ranks,
+        message=message,
+        ranks=workload.config.world_size,
         demand=found,
         proposal=proposal,
+        pace=None if rates is None else pace(timed, rates),
     )
 
 
@@ -207,7 +202,7 @@ def workload_of(
     except ConfigError as error:
         raise ShapeError(f"the configuration does not resolve for {count} workers: {error}") from error
     if config is None:
-        raise ShapeError("the configuration is in a ConfigMap (spec.configFrom), which only the workers read")
+        raise ShapeError(_by_reference(spec))
     known = shape if shape is not None else shape_of(spec)
     asked, volume = config.zero.spill.encryption, spec.nvme.encryption if spec.nvme is not None else None
     return Workload(
@@ -217,6 +212,14 @@ def workload_of(
         on_host=spec.num_gpus == 0,
         is_encrypted="None" not in (asked, None if volume is None else Encryption(volume).value),
         limits=limits_of(spec, spill_bytes=config.zero.spill.max_bytes, device=device),
+    )
+
+
+def _by_reference(spec: ZeroTrainingJobSpec) -> str:
+    name = spec.config_from.config_map_key_ref.name if spec.config_from is not None else "?"
+    return (
+        f"the configuration is in ConfigMap {name} (spec.configFrom), which only the workers read. "
+        "`zerotrain plan JOB.YAML` plans it: from the ConfigMap in the same file, or with --config FILE"
     )
 
 
@@ -279,6 +282,11 @@ def _by_labels(labels: Mapping[str, str]) -> Limit | None:
         return Limit(num_bytes=int(memory) << 20, source=f"{where}[{LABEL_MEMORY}]")
     known = accelerator(product) if product else None
     return None if known is None else Limit(num_bytes=known.memory_bytes, source=f"{known.name}, {where}")
+
+
+def sheet_rates(spec: ZeroTrainingJobSpec, device: Accelerator | None = None) -> Rates:
+    """By the data sheet of `device`, else of the GPU that the spec names; no rates on CPUs."""
+    return rates_of((device or device_of(spec)) if spec.num_gpus else None)
 
 
 def device_of(spec: ZeroTrainingJobSpec) -> Accelerator | None:

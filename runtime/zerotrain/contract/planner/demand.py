@@ -122,6 +122,11 @@ class TierDemand:
     """False: something to know, nothing fails when it is exceeded."""
 
     @property
+    def per(self) -> str:
+        """What `total_bytes` and the limit are of: a rank, which has a GPU of its own, or a worker."""
+        return "rank" if self.tier is Tier.GPU else "worker"
+
+    @property
     def total_bytes(self) -> int:
         return self.exact_bytes + self.activation_bytes + self.overhead_bytes
 
@@ -142,11 +147,15 @@ class TierDemand:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Phase:
-    """Memory of the device that computes, in one phase of a step on one rank."""
+    """Memory of the device that computes, in one phase of a step on one rank; and what is beside it."""
 
     name: str
     engine_bytes: int
     activation_bytes: int
+    host_bytes: int = 0
+    """Host memory beside the device's: what is offloaded, its buffers, activations that are kept there."""
+    network_bytes: int = 0
+    """Payload of the collectives that the phase waits for."""
 
     @property
     def total_bytes(self) -> int:
@@ -211,14 +220,31 @@ class _Compute:
 
 
 def _phases(formulas: MemoryBreakdown, acts: Activations) -> tuple[Phase, ...]:
-    kept, extra = formulas.gpu.total_bytes, formulas.transient
+    kept, extra, sent = formulas.gpu.total_bytes, formulas.transient, formulas.traffic.phases
+    host = formulas.host.total_bytes
     return (
-        Phase(name="between steps", engine_bytes=kept, activation_bytes=0),
-        Phase(name="forward", engine_bytes=kept + extra.forward_bytes, activation_bytes=acts.forward_bytes),
+        Phase(name="between steps", engine_bytes=kept, activation_bytes=0, host_bytes=host),
         Phase(
-            name="backward", engine_bytes=kept + extra.backward_bytes, activation_bytes=acts.backward_bytes
+            name="forward",
+            engine_bytes=kept + extra.forward_bytes,
+            activation_bytes=acts.forward_bytes,
+            host_bytes=host + acts.host_bytes,
+            network_bytes=sent.forward_bytes,
         ),
-        Phase(name="step", engine_bytes=kept + extra.step_bytes, activation_bytes=0),
+        Phase(
+            name="backward",
+            engine_bytes=kept + extra.backward_bytes,
+            activation_bytes=acts.backward_bytes,
+            host_bytes=host + acts.host_bytes,
+            network_bytes=sent.backward_bytes,
+        ),
+        Phase(
+            name="step",
+            engine_bytes=kept + extra.step_bytes,
+            activation_bytes=0,
+            host_bytes=host,
+            network_bytes=sent.step_bytes,
+        ),
     )
 
 
