@@ -18,11 +18,16 @@ from pathlib import Path
 
 from tests.cluster.chaos.crashes import crash, sigkill
 from tests.cluster.chaos.frozen import freeze_and_thaw
+from tests.cluster.chaos.gremlin import Temper
 from tests.cluster.chaos.incarnation import unheard_deaths
 from tests.cluster.chaos.season import Season, heard_errors, season
 from tests.operator.operator_process import install
 from tests.operator.test_reconcile_days import live_through
 from tests.support.devcluster import Devcluster, build_tools, existing
+from zerotrain.operator.handlers.starts import LARGE
+
+WORKERS = (1, 2, 2, 3) * 4 + (LARGE + 6,)
+"""Of the jobs, drawn at random. A large one is made in many passes, and stands in a line of its own."""
 
 
 def say(text: str) -> None:
@@ -58,7 +63,8 @@ def main() -> int:
         for name, count, act in runs:
             if count:
                 started = time.monotonic()
-                with season(cluster, kubeconfig, folder, seed=seed) as here:
+                temper = Temper(workers=WORKERS)
+                with season(cluster, kubeconfig, folder, seed=seed, temper=temper) as here:
                     broken += tell(here, name, act(here, count), time.monotonic() - started)
     return 1 if broken else 0
 

@@ -20,6 +20,8 @@ RULES: tuple[Json, ...] = (
 )
 SHRINK: Json = {"onExitCodes": [1], "action": "ShrinkAndRestart"}
 
+MAX_ELASTIC = 4
+
 HANG_S = 3
 """A step without an end counts as a hang after so long."""
 
@@ -39,22 +41,22 @@ class Traits:
 
 def draw(chance: random.Random, workers: tuple[int, ...]) -> tuple[Json, Traits]:
     """Fields to change of the good job, by dotted path, and what they make of it."""
-    place = chance.choice(("", "", "gang", "queue"))
+    place, count = chance.choice(("", "", "gang", "queue")), chance.choice(workers)
     traits = Traits(
-        elastic=chance.random() < 0.5,
+        elastic=chance.random() < 0.5 and count <= MAX_ELASTIC,
         queued=place == "queue",
         verified=chance.random() < 0.4,
         judged=chance.random() < 0.3,
     )
     changes: Json = {
-        "spec.workers": chance.choice(workers),
+        "spec.workers": count,
         "spec.failurePolicy.maxRestarts": 100,
         "spec.failurePolicy.nodeExclusionSeconds": EXCLUSION_S,
         "spec.runPolicy.terminationTimeoutSeconds": 3,
         "spec.checkpoint.gracePeriodSeconds": 10,
     }
     if traits.elastic:
-        changes |= {"spec.elastic.minWorkers": 1, "spec.elastic.maxWorkers": 4}
+        changes |= {"spec.elastic.minWorkers": 1, "spec.elastic.maxWorkers": MAX_ELASTIC}
     if chance.random() < 0.4:
         changes["spec.failurePolicy.rules"] = [*RULES, *((SHRINK,) if traits.elastic else ())]
     if traits.verified:
