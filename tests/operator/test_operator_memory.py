@@ -25,6 +25,13 @@ def test_a_job_that_cannot_fit_has_no_pods_until_it_is_overridden(
         assert "Nearest that fits: " in job.condition("Stalled")["message"]
         assert stalled["memoryPlan"]["verdict"] == "DoesNotFit"
         assert (stalled["memoryPlan"]["ranks"], stalled.get("attempt", 0)) == (4, 0)
+        # The API server drops what the schema does not have, at every depth.
+        host = {"tier": "host", "per": "worker", "limitBytes": 4 << 30}
+        assert host.items() <= stalled["memoryPlan"]["tiers"][0].items()
+        assert stalled["memoryPlan"]["tiers"][0]["marginBytes"] < 0
+        assert stalled["memoryPlan"]["nearest"]["changes"]
+        assert stalled["memoryPlan"]["nearest"]["tiers"][0]["marginBytes"] > 0
+        assert stalled["memoryPlan"]["phases"][2]["networkBytes"] > 0
         assert job.owned() == []
         assert [reason for reason, _ in job.events()].count("DoesNotFit") == 1
         ignore = "zerotrain.dev/ignore-memory-plan=true"
