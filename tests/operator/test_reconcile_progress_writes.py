@@ -57,7 +57,13 @@ def test_a_write_for_another_reason_takes_the_step_along() -> None:
 
 def test_a_report_takes_the_place_of_the_last_one_as_a_whole() -> None:
     """What it leaves out is not known any more; a checkpoint stays, which is on its volume."""
-    rich = {"loss": 2.5, "tokens_per_second": 900.0, "step_seconds": 0.5, "total_steps": 100, "saved": 30}
+    rich: dict[str, Any] = {
+        "loss": 2.5,
+        "tokens_per_second": 900.0,
+        "step_seconds": 0.5,
+        "total_steps": 100,
+        "saved": 30,
+    }
     before = settled(
         job(status=status("Running", attemptStartTime=stamp(ago(3600)))),
         seen(ready(0), ready(1), progress=progress(40, heartbeat_at=ago(100).timestamp(), **rich)),
