@@ -253,6 +253,46 @@ def test_small_examples_run_to_their_end(reader: Cluster, names: tuple[str, ...]
     reader.kubectl("delete", *files, "--wait=false")
 
 
+def test_an_own_program_stops_with_a_checkpoint_that_the_status_names(
+    reader: Cluster, tmp_path: Path
+) -> None:
+    """own-script.yaml with more steps than anybody waits for. Needs the operator, too."""
+    text = (EXAMPLES / "own-script.yaml").read_text().replace("own-script", "own-yield")
+    file = tmp_path / "own-yield.yaml"
+    file.write_text(text.replace('args: ["60"]', 'args: ["1000000"]'))
+    reader.kubectl("apply", "-f", str(file))
+
+    def status() -> dict[str, Any]:
+        found: dict[str, Any] = reader.get("ztj", "own-yield").get("status", {})
+        return found
+
+    def suspend(wanted: bool) -> None:
+        change = json.dumps({"spec": {"suspend": wanted}})
+        reader.kubectl("patch", "ztj", "own-yield", "--type=merge", "-p", change)
+
+    def steps() -> int:
+        return int(status().get("progress", {}).get("step", 0))
+
+    wait_until(lambda: steps() >= 5, "five steps", timeout_s=240, every_s=0.5)
+    assert status()["progress"]["phase"] == "step"
+    suspend(True)
+    wait_until(lambda: status()["phase"] == "Suspended", "the suspension", timeout_s=120, every_s=0.5)
+    stopped = status()
+    last = stopped["checkpoint"]["last"]
+    assert (last["step"], last["durable"]) == (stopped["progress"]["step"], True)
+    assert last["path"] == f"/checkpoints/own-yield/step-{last['step']:010}-attempt-1"
+    durable = next(item for item in stopped["conditions"] if item["type"] == "CheckpointDurable")
+    assert (durable["status"], durable["message"]) == ("True", f"step {last['step']}")
+    suspend(False)
+    wait_until(
+        lambda: status()["checkpoint"].get("resumedFromStep") == last["step"] and steps() > last["step"],
+        "the next attempt to go on from there",
+        timeout_s=240,
+        every_s=0.5,
+    )
+    reader.kubectl("delete", "-f", str(file), "--wait=false")
+
+
 def test_the_page_cleans_up(shell: Shell, page: dict[str, Block]) -> None:
     shell.run(page["clean"])
 

@@ -139,3 +139,47 @@ def test_leaving_with_a_code_is_a_proper_end_if_the_code_is(tmp_path: Path, code
         assert wait_for(launcher, 1, phase=phase)["step"] == 0
         open_gate(tmp_path, "end")
         assert launcher.wait() == code
+
+
+OWN_LOOP = """
+with zt.ProgressReporter() as reporter:
+    model, optimizer = zt.shard(Model(), config())
+    engine = optimizer.engine
+    reporter.watch(engine)
+
+    def step():
+        loss = model(torch.ones(2, 8))
+        loss.backward()
+        optimizer.step()
+        reporter.step(loss)
+
+    hold("first")
+    step()
+    engine.save_checkpoint(CHECKPOINTS)
+    step()
+    engine.load_checkpoint(CHECKPOINTS, load_module_only=True)
+    hold("weights", ranks=(0, 1))
+    hold("load")
+    engine.load_checkpoint(CHECKPOINTS)
+    hold("back", ranks=(0, 1))
+    engine.close()
+"""
+
+
+def test_a_loop_of_ones_own_may_go_back_to_a_checkpoint(tmp_path: Path) -> None:
+    """That is no resume of the attempt, and weights alone are not even another step."""
+    with launched_program(tmp_path, OWN_LOOP) as launcher:
+        wait_for(launcher, 0, phase="first_step", total_steps=0)
+        open_gate(tmp_path, "first")
+        eventually(lambda: is_held(tmp_path, "weights", 0), what="the weights are loaded")
+        wait_for(launcher, 0, phase="step", step=2, resumed_from=None)
+        open_gate(tmp_path, "weights")
+        eventually(lambda: is_held(tmp_path, "load"), what="rank 1 does not load yet")
+        wait_for(launcher, 0, phase="checkpoint", step=2)
+        open_gate(tmp_path, "load")
+        eventually(lambda: is_held(tmp_path, "back", 0), what="the checkpoint is loaded")
+        told = wait_for(launcher, 0, phase="step", step=1)
+        assert (told["resumed_from"], told["checkpoint"]["step"]) == (None, 1)
+        open_gate(tmp_path, "back")
+        code, output = launcher.finish()
+        assert code == 0, output
