@@ -99,7 +99,8 @@ class Restarts(ObservedModel):
     recent: Annotated[
         tuple[Restart, ...], Field(max_length=MAX_RECENT_RESTARTS, json_schema_extra=ATOMIC)
     ] = ()
-    """Those of the current window, oldest first."""
+    """Those of the current window, and what is remembered longer: the newest two after a hang, and those that
+    happen once per job. Oldest first."""
 
 
 class Count(ObservedModel):
