@@ -67,9 +67,9 @@ _OUTRO = """
 ## In a program of one's own
 
 A program that trains with the engine has the families of the trainer once it has a `zt.ProgressReporter`
-([how](local-runs.md#your-own-program)). What it does not say itself is missing: tokens and the time spent on data
-are arguments of `reporter.step`; steps done again and comparisons of the ranks' states are the trainer's alone.
-Families of its own go out beside them:
+([how](local-runs.md#your-own-program)). What it does not say itself is missing: tokens and the time spent on
+data are arguments of `reporter.step`; steps done again and comparisons of the ranks' states are the
+trainer's alone. Families of its own go out beside them:
 
 ```python
 score = prometheus_client.Gauge("my_score", "Of the last evaluation.", registry=reporter.registry)
@@ -89,8 +89,8 @@ channel.publish_metrics()
 ```
 
 Any `prometheus_client.CollectorRegistry` can be attached; the launcher adds `job_name` and `rank` to what it
-holds. Without a launcher `channel` does nothing. A program that reports neither way has the launcher's families
-alone.
+holds. Without a launcher `channel` does nothing. A program that reports neither way has the launcher's
+families alone.
 """
 
 
