@@ -1,6 +1,6 @@
 """The rank's end of the channel to its launcher: progress, metric snapshots, the reason of a failure.
 
-The trainer (or a user's script through the engine) publishes; a daemon thread sends. Publishing never
+The trainer publishes, or a user's script (`ProgressReporter`); a daemon thread sends. Publishing never
 blocks and never raises: a newer record replaces one that was not sent yet, and a launcher that is slow,
 restarting or absent costs records, not steps. The thread repeats the last progress as a heartbeat, so
 that the operator can tell a process that lives from a step that moves.
