@@ -30,6 +30,7 @@ from zerotrain.operator.reconcile.hangs import MAX_DOUBLINGS
 from zerotrain.operator.reconcile.inspection import Inspection, Pace
 
 HOUR_S = 3600
+DAY_S = 24 * HOUR_S
 TRAINED_S = 30_000.0
 """What an attempt trained well before it stood still."""
 
@@ -59,12 +60,14 @@ def later(restarts: Restarts, seconds: float) -> Restarts:
     return restarts.model_copy(update={"recent": moved})
 
 
-def restarts_of(silence_s: float, limit_s: int, window_s: int, phase: Phase, *, trained_s: float) -> int:
+def restarts_of(
+    silence_s: float, limit_s: int, window_s: int, phase: Phase, *, trained_s: float, gains: bool = True
+) -> int:
     """How often a healthy job is restarted that stands still for `silence_s` in every attempt, after having
-    trained for a while; at most 8."""
+    trained for a while; at most 8. Unless it `gains`, that is always at the same step."""
     budget, restarts = Budget(max_restarts=100, window_s=window_s), Restarts()
     for number in range(8):
-        step = 10 * (number + 1) if trained_s else 0
+        step = 10 * (number + 1 if gains else 1) if trained_s else 0
         restarts = later(restarts, trained_s)
         hung_after_s = next(
             (
@@ -83,18 +86,30 @@ def restarts_of(silence_s: float, limit_s: int, window_s: int, phase: Phase, *, 
     return 8
 
 
-@pytest.mark.parametrize("window_s", [600, HOUR_S, 24 * HOUR_S])
-@pytest.mark.parametrize("limit_s", [300, 1800, 2 * HOUR_S, 24 * HOUR_S])
+@pytest.mark.parametrize("window_s", [600, HOUR_S, DAY_S])
+@pytest.mark.parametrize("limit_s", [300, 1800, 2 * HOUR_S, DAY_S])
 def test_a_start_of_less_than_four_limits_is_let_through(limit_s: int, window_s: int) -> None:
     found = restarts_of(3.9 * limit_s, limit_s, window_s, Phase.INIT, trained_s=0)
     assert found == MAX_DOUBLINGS
 
 
-@pytest.mark.parametrize("window_s", [600, HOUR_S, 24 * HOUR_S])
-@pytest.mark.parametrize("limit_s", [600, 1800, 2 * HOUR_S, 24 * HOUR_S])
+@pytest.mark.parametrize("window_s", [600, HOUR_S, DAY_S])
+@pytest.mark.parametrize("limit_s", [600, 1800, 2 * HOUR_S, DAY_S])
 def test_so_is_a_step_though_other_steps_were_gained_between(limit_s: int, window_s: int) -> None:
     found = restarts_of(3.9 * limit_s, limit_s, window_s, Phase.STEP, trained_s=limit_s / 2)
     assert found == MAX_DOUBLINGS
+
+
+def test_however_long_it_trains_before_it_comes_to_that_step_again() -> None:
+    """An evaluation of twenty minutes, two days after the checkpoint."""
+    found = restarts_of(1170, 300, HOUR_S, Phase.STEP, trained_s=2 * DAY_S, gains=False)
+    assert found == MAX_DOUBLINGS
+
+
+def test_a_hang_of_long_ago_that_the_job_has_left_behind_counts_no_more() -> None:
+    """Rare hangs are found within the limit, also the tenth."""
+    found = restarts_of(400, 300, HOUR_S, Phase.STEP, trained_s=2 * DAY_S)
+    assert found == 8
 
 
 def test_only_the_newest_hangs_outlive_the_window() -> None:

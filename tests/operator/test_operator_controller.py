@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -25,7 +26,7 @@ from zerotrain.operator.constants import Reason
 from zerotrain.operator.handlers import controller as module
 from zerotrain.operator.handlers.controller import Controller
 from zerotrain.operator.handlers.queue import WorkQueue
-from zerotrain.operator.handlers.starts import StartLines, Starts
+from zerotrain.operator.handlers.starts import LARGE, MAX_LARGE_OF_ONE, StartLines, Starts
 from zerotrain.operator.reconcile import AskRoom, CreateWorkers, Observed, Plan, Problem
 from zerotrain.operator.resources import ResourceOptions
 
@@ -281,3 +282,67 @@ async def test_a_job_that_has_pods_left_goes_on_at_once_in_its_place(monkeypatch
     assert memory.failures == 0
     assert making == [False, True, True, False]
     assert problems[:3] == [True, True, False], "some were let in"
+
+
+async def test_who_stands_in_line_still_looks_at_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deadline ends also a job that waits for its turn."""
+    waits = list[float]()
+
+    def decide(*_: object) -> Plan:
+        later = hands.clock() + timedelta(seconds=60 if waits else 1)
+        return Plan(status=None, events=(), actions=(CREATE_LARGE,), wake_at=later)
+
+    monkeypatch.setattr(module, "reconcile", decide)
+    async with served(ApiDouble()) as api:
+        hands = replace(controller(api), starts=full_of_large_jobs())
+        monkeypatch.setattr(hands.queue, "add_after", lambda key, delay_s: waits.append(delay_s))
+        hands.job_changed(stored())
+        await turn(hands)
+        hands.queue.add(KEY)
+        await turn(hands)
+    assert waits == [module.LINE_RECHECK_S, pytest.approx(60, abs=10)]
+
+
+async def test_a_refusal_is_told_before_the_next_one_gets_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = list[Problem | None]()
+
+    async def refuse(_: Executor, __: Json, ___: object) -> None:
+        told.append(hands.memories.of(UID).problem)
+        raise ActionRefused(Reason.QUOTA_EXCEEDED, "exceeded quota: team")
+
+    plan = Plan(status=None, events=(), actions=(CREATE_LARGE,), wake_at=None)
+    monkeypatch.setattr(module, "reconcile", lambda *_: plan)
+    monkeypatch.setattr(Executor, "perform", refuse)
+    async with served(ApiDouble()) as api:
+        starts = full_of_large_jobs(but=1)
+        hands = replace(controller(api), starts=starts)
+        hands.job_changed(stored())
+        for _ in range(2):
+            key = await hands.queue.get()
+            await hands._pass(key)
+            assert not starts.enter(JobKey("ml", "next"), pods=LARGE + 1) or len(told) == 2
+            starts.leave(key)
+            hands.queue.done(key)
+    assert [problem is not None for problem in told] == [False, True]
+    assert starts.enter(JobKey("ml", "next"), pods=LARGE + 1), "who was refused twice has left"
+
+
+async def test_a_job_that_is_deleted_stands_in_no_line() -> None:
+    async with served(ApiDouble()) as api:
+        starts = full_of_large_jobs()
+        hands = replace(controller(api), starts=starts)
+        hands.job_changed(stored())
+        assert not starts.enter(KEY, pods=LARGE + 1)
+        hands.job_deleted(stored())
+    assert starts.leave(JobKey("ml", "large-0")) == []
+
+
+CREATE_LARGE = CreateWorkers(attempt=1, indices=tuple(range(LARGE + 1)))
+
+
+def full_of_large_jobs(*, but: int = 0) -> StartLines[JobKey]:
+    """Of the namespace of the job, `but` for so many places."""
+    starts = StartLines[JobKey]()
+    for number in range(MAX_LARGE_OF_ONE - but):
+        assert starts.enter(JobKey("ml", f"large-{number}"), pods=1000)
+    return starts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.operator.reconcile_builders import pending, seen
-from zerotrain.operator.handlers.beginnings import has_begun, pods_to_let_in
+from zerotrain.operator.handlers.beginnings import has_begun, pods_to_create
 from zerotrain.operator.handlers.config import OperatorConfig
 from zerotrain.operator.handlers.starts import LARGE, MAX_LARGE, MAX_LARGE_OF_ONE, StartLines, Starts
 from zerotrain.operator.reconcile import CreateWorkers, OpenGates, Plan
@@ -64,7 +64,7 @@ def test_the_large_jobs_of_a_namespace_that_hangs_hold_few_passes() -> None:
     """Nothing of it is answered, so nobody there leaves; more come than the operator has passes."""
     starts = StartLines[str](lane=lambda key: key[0])
     names = [f"a{number}" for number in range(40)] + ["b0", "b1"]
-    inside = [name for name in names if starts.enter(name, pods=1000, begun=name == "a39")]
+    inside = [name for name in names if starts.enter(name, pods=1000)]
     assert inside == [*names[:MAX_LARGE_OF_ONE], "b0", "b1"]
     assert starts.leave("a2") == [f"a{MAX_LARGE_OF_ONE}"], "in the order of asking"
     assert starts.enter(f"a{MAX_LARGE_OF_ONE}", pods=1000)
@@ -183,10 +183,31 @@ def test_namespaces_take_turns() -> None:
     assert order == ["a1", "b1", "c1", "a2", "a3"]
 
 
-def test_gates_are_opened_in_turns_as_pods_are_created_and_have_no_precedence() -> None:
-    """Pods behind a gate hold no node."""
+def test_a_large_job_that_has_begun_comes_before_those_that_have_not() -> None:
+    """Its pods hold nodes; but an operator that starts anew may find many such jobs."""
+    starts = StartLines[str]()
+    names = [f"job{number}" for number in range(MAX_LARGE_OF_ONE)]
+    assert all(starts.enter(name, pods=1000, begun=True) for name in names)
+    assert not starts.enter("new", pods=1000)
+    assert not starts.enter("half", pods=500, begun=True)
+    assert starts.leave("job0") == ["half"]
+    assert starts.leave("job1") == ["new"]
+
+
+def test_who_is_gone_stands_in_no_line() -> None:
+    starts = StartLines(Starts[str](limit=1))
+    assert starts.enter("a", pods=1)
+    assert not starts.enter("gone", pods=1)
+    assert not starts.enter("b", pods=1)
+    starts.forget("gone")
+    starts.forget("never seen")
+    assert starts.leave("a") == ["b"]
+
+
+def test_gates_stand_in_no_line() -> None:
+    """Their pods hold room; behind all that still create they would hold it for minutes."""
     there = seen(pending(0), pending(1))
     opening = Plan(actions=(OpenGates(pods=("gpt-1-0", "gpt-1-1")),))
     creating = Plan(actions=(CreateWorkers(attempt=1, indices=(2, 3, 4)),))
-    assert [pods_to_let_in(plan) for plan in (opening, creating, Plan())] == [2, 3, 0]
-    assert [has_begun(plan, there) for plan in (opening, creating)] == [False, True]
+    assert [pods_to_create(plan) for plan in (opening, creating, Plan())] == [0, 3, 0]
+    assert [has_begun(plan, there) for plan in (creating, Plan())] == [True, False]

@@ -1,4 +1,4 @@
-"""A job's plan as `status.memoryPlan` holds it: the figures of `zerotrain plan -o json` under the same names.
+"""A job's plan as `status.memoryPlan` holds it: the figures of `zerotrain plan -o json`, in API spelling.
 
 What is zero or not known is left out: the object goes to everybody who watches jobs with every write.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from zerotrain.operator.api import AttemptShape
 from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.handlers.starts import LARGE
-from zerotrain.operator.reconcile import CreateWorkers, Observed, OpenGates, Plan
+from zerotrain.operator.reconcile import CreateWorkers, Observed, Plan
 
 
 def is_new(job: Json) -> bool:
@@ -14,15 +14,15 @@ def is_new(job: Json) -> bool:
     return "status" not in job and (not isinstance(workers, int) or workers <= LARGE)
 
 
-def pods_to_let_in(plan: Plan) -> int:
-    """One request for each: those to create, and those whose gate is to be opened."""
-    created = sum(len(action.indices) for action in plan.actions if isinstance(action, CreateWorkers))
-    return created + sum(len(action.pods) for action in plan.actions if isinstance(action, OpenGates))
+def pods_to_create(plan: Plan) -> int:
+    """Gates stand in no line: their pods hold room and quota, and behind all that still create they would
+    hold it for minutes."""
+    return sum(len(action.indices) for action in plan.actions if isinstance(action, CreateWorkers))
 
 
 def has_begun(plan: Plan, observed: Observed) -> bool:
     """Whether some pods of the attempt that the plan creates for exist: they hold nodes, so the others come
-    without standing in line. Behind a gate they hold none."""
+    before those of jobs that have none."""
     attempts = {action.attempt for action in plan.actions if isinstance(action, CreateWorkers)}
     return any(pod.attempt in attempts for pod in observed.pods)
 
@@ -35,7 +35,7 @@ def begins(job: Json, plan: Plan) -> bool:
     if "status" in job or "elastic" in job["spec"]:  # of an elastic job the size may change meanwhile
         return False
     creates = len(plan.actions) == 1 and isinstance(plan.actions[0], CreateWorkers)
-    return creates and pods_to_let_in(plan) <= LARGE and _follows_from_spec(plan)
+    return creates and pods_to_create(plan) <= LARGE and _follows_from_spec(plan)
 
 
 def _follows_from_spec(plan: Plan) -> bool:

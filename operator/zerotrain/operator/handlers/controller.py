@@ -20,7 +20,7 @@ from zerotrain.operator.cluster.jobs import JobCache, JobClient, phase_of, statu
 from zerotrain.operator.cluster.memory import Memories
 from zerotrain.operator.cluster.store import JobKey, PodStore, owner_key
 from zerotrain.operator.cluster.telemetry import Telemetry
-from zerotrain.operator.handlers.beginnings import begins, has_begun, is_new, pods_to_let_in
+from zerotrain.operator.handlers.beginnings import begins, has_begun, is_new, pods_to_create
 from zerotrain.operator.handlers.pacing import Pace
 from zerotrain.operator.handlers.queue import WorkQueue
 from zerotrain.operator.handlers.starts import StartLines
@@ -36,6 +36,9 @@ START_SETTLE_S = 0.5
 
 RECHECK_S = 1.0
 """After actions: the events they cause bring a pass earlier, unless they are lost."""
+
+LINE_RECHECK_S = 5.0
+"""Who stands in line looks at the clock no more often than this."""
 
 MIN_BACKOFF_S, MAX_BACKOFF_S = 1.0, 60.0
 
@@ -100,7 +103,9 @@ class Controller:
         """Its objects go by their ownerReferences; only our memory is left to clear."""
         uid = job["metadata"]["uid"]
         if self.jobs.remove(job):
-            self.queue.forget(JobKey(job["metadata"]["namespace"], job["metadata"]["name"]))
+            key = JobKey(job["metadata"]["namespace"], job["metadata"]["name"])
+            self.queue.forget(key)
+            self.starts.forget(key)
         self.store.forget(owner_key(job["metadata"]["namespace"], uid))
         self.memories.forget(uid)
         self.pace.settled(uid)
@@ -216,7 +221,10 @@ class Controller:
             if self.jobs.get(key) is not job:  # edited meanwhile, gone, or another job of that name
                 self.queue.add(key)
                 return
-        if not self.starts.enter(key, pods=pods_to_let_in(plan), begun=has_begun(plan, observed)):
+        if not self.starts.enter(key, pods=pods_to_create(plan), begun=has_begun(plan, observed)):
+            if plan.wake_at is not None:  # a deadline ends also what stands in line
+                wait_s = (plan.wake_at - self.clock()).total_seconds()
+                self.queue.add_after(key, max(wait_s, LINE_RECHECK_S))
             return
         before = known.read_status(job)
         status = plan.status or (before if self.jobs.owes(uid) else None)
@@ -292,6 +300,7 @@ class Controller:
             known = memory.problem is not None and memory.problem.reason == error.problem.reason
             memory.problem = error.problem
             if not known:
+                self.starts.stay(key)
                 self.queue.add(key)  # once more at once, to say so in the conditions
                 return
         self.queue.add_after(key, backoff)

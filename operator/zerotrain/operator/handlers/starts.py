@@ -57,26 +57,34 @@ class Starts(Generic[K]):
         self._lines: OrderedDict[str, OrderedDict[K, None]] = OrderedDict()
         """None is empty; the next to be served first."""
 
-    def enter(self, key: K, *, pods: int, begun: bool = False) -> bool:
-        """Whether the key may create so many pods now; else it is called, in the order of asking. One that
-        has `begun` always may: an earlier pass ended before all of them were made."""
+    def enter(self, key: K, *, pods: int, begun: bool = False, first: bool = False) -> bool:
+        """Whether the key may create so many pods now; else it is called, in the order of asking, or before
+        the others where it shall be `first`. One that has `begun` always may: an earlier pass ended before
+        all of them were made."""
         if pods <= 0:
             return True
-        if not begun and key not in self._busy and self.stand(key):
+        if not begun and key not in self._busy and self.stand(key, first=first):
             return False
         self._called.discard(key)
         self._step_out(key)
         self._busy[key] = self._latest = pods
         return True
 
-    def stand(self, key: K) -> bool:
+    def stand(self, key: K, *, first: bool = False) -> bool:
         """Whether the key has to stand in line if it wants to create, and now does; spares it a pass that
         finds out. One that turns out to create nothing has waited for nothing."""
         lane = self._lane(key)
         if key in self._called or self._has_place(lane):
             return False
-        self._lines.setdefault(lane, OrderedDict())[key] = None
+        line = self._lines.setdefault(lane, OrderedDict())
+        line[key] = None
+        if first:
+            line.move_to_end(key, last=False)
         return True
+
+    def forget(self, key: K) -> None:
+        """It is gone for good; if it was called, the pass that comes of it finds out."""
+        self._step_out(key)
 
     def stay(self, key: K) -> None:
         """The pass that ends now left pods for the next one, which goes on in the same place."""
@@ -127,13 +135,12 @@ class StartLines(Generic[K]):
         self._entered: dict[K, Starts[K]] = {}
 
     def enter(self, key: K, *, pods: int, begun: bool = False) -> bool:
-        """As `Starts.enter`; a large job that has begun has no precedence: an operator that starts anew may
-        find many."""
+        """As `Starts.enter`; a large job that has begun comes before those that have not, but not beside
+        them: an operator that starts anew may find many."""
         if pods > LARGE:
-            starts, begun = self._large, False
+            starts, may = self._large, self._large.enter(key, pods=pods, first=begun)
         else:
-            starts = self._small
-        may = starts.enter(key, pods=pods, begun=begun)
+            starts, may = self._small, self._small.enter(key, pods=pods, begun=begun)
         if may and pods > 0:
             self._entered[key] = starts
         return may
@@ -146,6 +153,11 @@ class StartLines(Generic[K]):
         """As `Starts.stay`, in the line of this pass: the last pods of a large job are few."""
         if key in self._entered:
             self._entered[key].stay(key)
+
+    def forget(self, key: K) -> None:
+        """As `Starts.forget`."""
+        self._small.forget(key)
+        self._large.forget(key)
 
     def leave(self, key: K) -> list[K]:
         """As `Starts.leave`."""

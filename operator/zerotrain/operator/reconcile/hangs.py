@@ -131,12 +131,17 @@ def stands_still(limits: HangLimits, look: Inspection) -> bool:
     return all(pace.idle_s >= limits.of(phase, pace) / 2 for phase, pace in look.paces.items())
 
 
-def recent_hangs(draft: Draft, limit_s: float) -> int:
-    """Restarts after hangs in the failure policy's window, or within a multiple of the limit."""
+def recent_hangs(draft: Draft, look: Inspection, limit_s: float) -> int:
+    """Restarts after hangs in the failure policy's window, or within a multiple of the limit, or however long
+    ago while the job has not got beyond their step: it may always stand still there."""
     window_s = draft.job.spec.failure_policy.window_seconds
     since = draft.now - timedelta(seconds=max(window_s, REMEMBERED_LIMITS * limit_s))
-    restarts = draft.status.restarts.recent
-    return sum(1 for item in restarts if item.reason == Reason.HANG and item.time > since)
+    reached = max(draft.status.progress.step, look.step)
+    return sum(
+        1
+        for item in draft.status.restarts.recent
+        if item.reason == Reason.HANG and (item.time > since or item.step >= reached)
+    )
 
 
 def hang_of(draft: Draft, view: AttemptView) -> Failure | None:
@@ -189,7 +194,7 @@ def _verdict(draft: Draft, view: AttemptView) -> tuple[Inspection, int | None] |
     given = policy.model_dump(by_alias=True, exclude_none=True) if policy is not None else None
     limits = HangLimits.read(given)
     base_s = max(_allowed(limits, inspection).values())
-    allowed = _allowed(limits.after(recent_hangs(draft, base_s)), inspection)
+    allowed = _allowed(limits.after(recent_hangs(draft, inspection, base_s)), inspection)
     if any(pace.idle_s < allowed[phase] for phase, pace in inspection.paces.items()):
         return inspection, None
     limit_s = max(allowed.values())

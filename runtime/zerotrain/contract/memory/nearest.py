@@ -13,6 +13,7 @@ from typing import Any
 from zerotrain.contract.config import BatchConfig, ConfigError, EngineConfig
 from zerotrain.contract.config.batch import ACCUMULATION, MICRO, TRAIN, resolve_batch
 from zerotrain.contract.config.encoding import can_split_master
+from zerotrain.contract.config.scaling import GlobalBatch
 
 from .gpu import gpu_persistent, gpu_transient
 from .inputs import padded_numel
@@ -167,11 +168,11 @@ def _shared_batch(config: EngineConfig, ranks: int) -> tuple[BatchConfig | None,
             return None, ""
     # The file says steps for the ranks of now. Fewer of them keep the samples and the micro-batch.
     micro = config.batch.micro_batch_size
-    if train % (micro * ranks):
+    kept = GlobalBatch(train_batch_size=train, micro_batch_size=micro, is_micro_given=True)
+    if not kept.fits(ranks):
         return None, ""
-    steps = train // (micro * ranks)
-    batch = replace(config.batch, gradient_accumulation_steps=steps)
-    return batch, f', with "{ACCUMULATION}": {steps}'
+    batch = kept.at(ranks)
+    return batch, f', with "{ACCUMULATION}": {batch.gradient_accumulation_steps}'
 
 
 def _setter_of_ranks(ranks: int, batch: BatchConfig) -> Callable[[EngineConfig], EngineConfig]:
