@@ -9,6 +9,7 @@ was broken; exits with 1 if there was one.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 import time
@@ -25,6 +26,8 @@ from tests.operator.operator_process import install
 from tests.operator.test_reconcile_days import live_through
 from tests.support.devcluster import Devcluster, build_tools, existing
 from zerotrain.operator.handlers.starts import LARGE
+
+BUILD = Path(__file__).parents[3] / "build"
 
 WORKERS = (1, 2, 2, 3) * 4 + (LARGE + 6,)
 """Of the jobs, drawn at random. A large one is made in many passes, and stands in a line of its own."""
@@ -113,7 +116,19 @@ def tell(here: Season, name: str, problems: list[str], seconds: float) -> int:
     )
     for complaint in complaints:
         say(f"BROKEN: {complaint}")
+    if complaints:
+        say(f"every version of every object: {keep(here, name)}")
     return len(complaints)
+
+
+def keep(here: Season, name: str) -> Path:
+    """The history, for whoever looks for the cause: the timing of a run never comes back."""
+    path = BUILD / f"chaos-{name}-{here.namespace}.jsonl"
+    path.parent.mkdir(exist_ok=True)
+    with path.open("w") as lines:
+        for seen in here.witness.history():
+            print(json.dumps({"change": seen.change, "kind": seen.kind, **seen.body}), file=lines)
+    return path
 
 
 if __name__ == "__main__":

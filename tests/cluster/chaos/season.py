@@ -123,8 +123,8 @@ class Season:
     def _rests(self, job: Json) -> bool:
         """Whether a job is where it is to be judged."""
         sleeps = self.gremlin.lives[job["metadata"]["uid"]].sleeps
-        if is_unread(job):
-            return False
+        if is_unread(job) or job.get("status", {}).get("protectedAttempt") is not None:
+            return False  # its end is written before its budget goes
         return _phase(job) in (FINISHED | {"Suspended"} if sleeps else FINISHED)
 
     def _pods_of(self, job: Json) -> str:
