@@ -4,6 +4,9 @@ Python runs signal handlers in the main thread, which may sit in a collective as
 the C-level handler writes the signal's number to a socket (`set_wakeup_fd`) and a thread reads it at once: it
 hands the request to the engine, whose step record tells all ranks, and ends the process with TERMINATED when
 no step boundary came within the grace.
+
+A child that is forked inherits handler and socket: its own SIGTERM would stop the job and leave the child
+alive. So forked children get the signal's default back (`_forgotten_by_forks`).
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from functools import cache
 
 from zerotrain.contract.exit_codes import ExitCode
 
@@ -36,9 +40,10 @@ class StopRequest:
         self._ear, mouth = socket.socketpair()
         mouth.setblocking(False)
         self._mouth = mouth
+        _forgotten_by_forks()
+        _mouths.add(mouth.fileno())
         signal.set_wakeup_fd(mouth.fileno(), warn_on_full_buffer=False)
-        # The handler itself has nothing to do, but without one the signal would end the process.
-        signal.signal(signal.SIGTERM, lambda number, frame: None)
+        signal.signal(signal.SIGTERM, _wake)
         self._thread = threading.Thread(target=self._watch, name="zerotrain-stop", daemon=True)
         self._thread.start()
 
@@ -78,3 +83,38 @@ class StopRequest:
             )
             faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
             self._end(int(ExitCode.TERMINATED))
+
+
+_mouths: set[int] = set()
+"""Ends that the C-level handler of this process wrote to, now or earlier."""
+
+_held_back = threading.local()
+"""`mask`: the signal mask of a thread that forks."""
+
+
+def _wake(number: int, frame: object) -> None:
+    """Nothing to do, but without a handler the signal would end the process."""
+
+
+@cache
+def _forgotten_by_forks() -> None:
+    """From now on children that this process forks end on SIGTERM as any other process does."""
+    os.register_at_fork(before=_hold_back, after_in_parent=_let_through, after_in_child=_forget)
+
+
+def _hold_back() -> None:
+    # A child may be sent the signal as soon as it is there, while it still has the parent's handler.
+    _held_back.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+
+def _let_through() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _held_back.mask)
+
+
+def _forget() -> None:
+    if signal.getsignal(signal.SIGTERM) is _wake:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    mouth = signal.set_wakeup_fd(-1)
+    if mouth not in _mouths:  # somebody else's
+        signal.set_wakeup_fd(mouth)
+    _let_through()
