@@ -159,7 +159,7 @@ def test_the_pace_of_steps_is_learned_apart_from_the_first_step_and_from_checkpo
         (Phase.STEP, 1, 400.0),
         (Phase.STEP, 2, 402.0),
         (Phase.STEP, 4, 408.0),  # the record of step 3 was dropped
-        (Phase.CHECKPOINT, 4, 409.0),
+        (Phase.CHECKPOINT, 4, 409.0),  # what came before it belongs to step 5
         (Phase.STEP, 4, 500.0),
         (Phase.STEP, 5, 505.0),
     ):
@@ -168,7 +168,7 @@ def test_the_pace_of_steps_is_learned_apart_from_the_first_step_and_from_checkpo
     tracker.saw(record(Phase.STEP, 5), 507.0)  # a heartbeat
     motion = tracker.motion(510.0)
     assert (motion.idle_seconds, motion.silent_seconds) == (5.0, 3.0)
-    assert (motion.step_p99_seconds, motion.longest_step_seconds, motion.steps_seen) == (5.0, 6.0, 4)
+    assert (motion.step_p99_seconds, motion.longest_step_seconds, motion.steps_seen) == (6.0, 6.0, 4)
     assert (motion.first_step_seconds, motion.longest_checkpoint_seconds) == (340.0, 91.0)
 
 

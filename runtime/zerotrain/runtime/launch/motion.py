@@ -14,6 +14,8 @@ from zerotrain.contract.progress import Motion, Phase, Progress
 KEPT_STEPS = 512
 """Steps that the percentile is taken of."""
 
+_TRAINING = (Phase.FIRST_STEP, Phase.STEP)
+
 
 class MotionTracker:
     """One rank of one attempt. Times are monotonic seconds; the caller locks."""
@@ -26,6 +28,8 @@ class MotionTracker:
         self._longest_step: float | None = None
         self._longest_checkpoint: float | None = None
         self._seen = 0
+        self._before: tuple[Phase, float] | None = None
+        """Phase and seconds of the step's part before a pause or a checkpoint that came in its midst."""
 
     def heard(self, now: float) -> None:
         """The rank sent something."""
@@ -36,7 +40,14 @@ class MotionTracker:
         self._heard_at = now
         if (progress.phase, progress.step) == (self._phase, self._step):
             return
-        self._learn(now - self._moved_at, progress.step - self._step)
+        seconds, steps = now - self._moved_at, progress.step - self._step
+        if self._phase in _TRAINING and progress.phase is Phase.CHECKPOINT and steps == 0:
+            began_in, earlier = self._before or (self._phase, 0.0)
+            self._before = began_in, earlier + seconds
+        else:
+            self._learn(seconds, steps)
+        if steps:
+            self._before = None
         self._phase, self._step, self._moved_at = progress.phase, progress.step, now
 
     def motion(self, now: float) -> Motion:
@@ -53,12 +64,18 @@ class MotionTracker:
     def _learn(self, seconds: float, steps: int) -> None:
         """What the rank did until now took `seconds`; records of fast steps may be dropped on the way, and a
         program may report every so many steps only."""
+        phase, before = self._before or (self._phase, 0.0)
         if self._phase is Phase.CHECKPOINT:
             self._longest_checkpoint = max(self._longest_checkpoint or 0.0, seconds)
-        elif self._phase is Phase.FIRST_STEP and steps > 0:
+            # The record of the phase in between was dropped, so what it stood for was short.
+            seconds = 0.0
+        if steps <= 0:
+            return
+        seconds += before
+        if phase is Phase.FIRST_STEP:
             # Not divided by the steps: of compilation and first step together only an upper bound is known.
             self._first_step = max(self._first_step or 0.0, seconds)
-        elif self._phase is Phase.STEP and steps > 0:
+        elif phase is Phase.STEP:
             self._steps.append(seconds / steps)
             self._longest_step = max(self._longest_step or 0.0, seconds)
             self._seen += steps

@@ -1,0 +1,76 @@
+"""A pause in the midst of a step takes nothing from what the step is known to last: it raises no alarm."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from zerotrain.contract.progress import Phase, Progress
+from zerotrain.operator.reconcile.hangs import HangLimits
+from zerotrain.operator.reconcile.inspection import pace_of
+from zerotrain.runtime.launch.motion import MotionTracker
+
+STEPS = 50
+"""Between two reports."""
+
+PAUSE_S = 100.0
+
+Parts = list[float]
+"""Seconds of work between the pauses of one report."""
+
+
+def record(phase: Phase, step: int) -> Progress:
+    return Progress(rank=0, attempt=1, phase=phase, step=step)
+
+
+def told(reports: list[Parts], *, drops: bool) -> tuple[MotionTracker, float]:
+    """What a launcher hears of the work; `drops`: a record that another follows at once is not sent."""
+    tracker, now, step = MotionTracker(0.0), 60.0, 0
+    tracker.saw(record(Phase.FIRST_STEP, step), now)
+    for parts in reports:
+        phase = Phase.STEP if step else Phase.FIRST_STEP
+        for number, seconds in enumerate(parts):
+            if number:
+                tracker.saw(record(Phase.CHECKPOINT, step), now)
+                now += PAUSE_S
+                if seconds or not drops:
+                    tracker.saw(record(phase, step), now)
+            now += seconds
+        step += STEPS
+        tracker.saw(record(Phase.STEP, step), now)
+    return tracker, now
+
+
+seconds = st.one_of(st.just(0.0), st.floats(1.0, 3000.0))
+reports = st.lists(st.lists(seconds, min_size=1, max_size=4).filter(any), min_size=14, max_size=20)
+
+
+@given(reports=reports, drops=st.booleans())
+@example(reports=[[400.0, 0.0]] * 20, drops=True)
+@example(reports=[[400.0, 0.0]] * 20, drops=False)
+def test_the_parts_of_a_step_before_and_after_a_pause_are_one(reports: list[Parts], drops: bool) -> None:
+    tracker, now = told(reports, drops=drops)
+    motion, (first, *later) = tracker.motion(now), [sum(parts) for parts in reports]
+    assert motion.first_step_seconds == pytest.approx(first)
+    assert motion.longest_step_seconds == pytest.approx(max(later))
+    assert motion.step_p99_seconds == pytest.approx(max(later) / STEPS)
+    assert motion.steps_seen == STEPS * len(later)
+    limit_s = HangLimits().of(Phase.STEP, pace_of(Phase.STEP, [motion]))
+    assert limit_s > max(later), "the next report may take as long as the longest"
+    if any(len(parts) > 1 for parts in reports):
+        assert motion.longest_checkpoint_seconds is not None
+        assert motion.longest_checkpoint_seconds >= PAUSE_S * 0.99
+
+
+def test_work_before_going_back_is_no_part_of_the_next_step() -> None:
+    tracker = MotionTracker(0.0)
+    for phase, step, at in (
+        (Phase.STEP, 5, 10.0),
+        (Phase.CHECKPOINT, 5, 110.0),  # a load
+        (Phase.STEP, 5, 120.0),
+        (Phase.STEP, 2, 120.0),
+        (Phase.STEP, 3, 123.0),
+    ):
+        tracker.saw(record(phase, step), at)
+    assert tracker.motion(123.0).longest_step_seconds == 3.0
