@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +77,25 @@ def eval_names(text: str) -> list[str]:
     return [name.strip("' ") for name in text.strip("[]").split(",")]
 
 
+WRONG: dict[str, dict[str, Any]] = {
+    "shape": {"loss": torch.ones(3)},
+    "text": {"loss": "1.0"},
+    "bool": {"loss": True},
+    "nothing": {"loss": None},
+    "too large": {"loss": 10**400},
+    "complex": {"loss": torch.ones(1, dtype=torch.complex64)},
+    "tensor tokens": {"tokens": torch.ones(3, dtype=torch.bool).sum()},
+    "half tokens": {"tokens": 1.5},
+    "no tokens": {"tokens": None},
+    "owed tokens": {"tokens": -1},
+    "text seconds": {"data_seconds": "1"},
+    "nan seconds": {"data_seconds": float("nan")},
+    "owed seconds": {"data_seconds": -0.1},
+    "endless seconds": {"data_seconds": 10**400},
+}
+"""Arguments of `step` in place of right ones."""
+
+
 def misused(case: str) -> str:
     """The error of one wrong use, on a rank that no launcher started."""
     reporter = zt.ProgressReporter(total_steps=4)
@@ -89,12 +110,16 @@ def misused(case: str) -> str:
         if case == "before":
             reporter.step(loss)
         engine.step()
-        wrong: dict[str, Any] = {"shape": torch.ones(3), "text": "1.0", "bool": True, "nothing": None}
-        reporter.step(wrong.get(case, loss))
+        if case == "paused":
+            with reporter.pause():
+                reporter.step(loss)
+        reporter.step(**{"loss": loss, **WRONG.get(case, {})})
         if case == "twice":
             reporter.step(loss)
         if case == "other":
             reporter.watch(engine)
+        if case == "second":
+            zt.ProgressReporter()
     except (RuntimeError, TypeError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     return "accepted"
@@ -112,6 +137,21 @@ def misused(case: str) -> str:
         ("text", "TypeError: loss must be a number or a tensor of one element; got str"),
         ("bool", "TypeError: loss must be a number or a tensor of one element; got bool"),
         ("nothing", "TypeError: loss must be a number or a tensor of one element; got NoneType"),
+        ("too large", "ValueError: loss must be a number that a float can hold"),
+        ("complex", "TypeError: loss must be a real number; got torch.complex64"),
+        ("paused", "RuntimeError: step() was called within pause() at step 0"),
+        ("second", "RuntimeError: this process has a ProgressReporter already"),
+        (
+            "tensor tokens",
+            "TypeError: tokens must be a whole number of at least 0; got Tensor: pass int(...)",
+        ),
+        ("half tokens", "TypeError: tokens must be a whole number of at least 0; got float"),
+        ("no tokens", "TypeError: tokens must be a whole number of at least 0; got NoneType"),
+        ("owed tokens", "ValueError: tokens must be a whole number of at least 0; got -1"),
+        ("text seconds", "TypeError: data_seconds must be a number of seconds, or None"),
+        ("nan seconds", "ValueError: data_seconds must be finite and at least 0; got nan"),
+        ("owed seconds", "ValueError: data_seconds must be finite and at least 0; got -0.1"),
+        ("endless seconds", "ValueError: data_seconds must be a number that a float can hold"),
     ],
 )
 def test_wrong_use_is_refused(case: str, text: str) -> None:
@@ -128,5 +168,37 @@ def test_wrong_numbers_of_steps_are_refused(steps: Any) -> None:
 
 
 def test_only_an_engine_can_be_watched() -> None:
-    with pytest.raises(TypeError, match=r"the first of the four that initialize\(\) returns.*got tuple"):
-        zt.ProgressReporter().watch((1, 2, 3, 4))  # type: ignore[arg-type]
+    with (
+        zt.ProgressReporter() as reporter,
+        pytest.raises(TypeError, match=r"the first of the four that initialize\(\) returns.*got tuple"),
+    ):
+        reporter.watch((1, 2, 3, 4))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("end", [SystemExit(0), SystemExit(3), ValueError("planted"), KeyboardInterrupt()])
+def test_after_any_end_there_may_be_another(end: BaseException) -> None:
+    with pytest.raises(type(end)), zt.ProgressReporter():
+        raise end
+    zt.ProgressReporter().close()
+
+
+def released() -> bool:
+    """Whether a closed engine is gone while its reporter is there."""
+    reporter = zt.ProgressReporter()
+    reporter.stop_on_sigterm()
+    engine, *_ = zt.initialize(model=nn.Linear(2, 2), config=CONFIG)
+    reporter.watch(engine)
+    for _ in range(2):
+        loss = engine(torch.ones(1, 2)).mean()
+        engine.backward(loss)
+        engine.step()
+        reporter.step(loss)
+    engine.close()
+    held = weakref.ref(engine)
+    del engine, loss, _
+    gc.collect()
+    return held() is None
+
+
+def test_the_reporter_does_not_keep_the_engine() -> None:
+    assert run_ranks(1, released) == [True]

@@ -33,7 +33,9 @@ with zt.ProgressReporter(total_steps=9) as reporter:
     try:
         engine.save_checkpoint(__file__)
     except CheckpointNotWritable:
-        open(os.path.join(FOLDER, f"refused-{RANK}"), "w").close()
+        labels = {"job_name": "demo", "rank": str(RANK)}
+        read = reporter.registry.get_sample_value
+        assert read("zerotrain_checkpoint_failures_total", labels) == 1, "an alert rests on it"
     hold("refused")
     engine.save_checkpoint(CHECKPOINTS, "aside", save_latest=False)
     hold("aside", ranks=(0, 1))
@@ -162,7 +164,16 @@ with zt.ProgressReporter() as reporter:
     hold("load")
     engine.load_checkpoint(CHECKPOINTS)
     hold("back", ranks=(0, 1))
+    step()  # the step that the checkpoint was followed by before
+    hold("again", ranks=(0, 1))
     engine.close()
+    import gc, weakref
+
+    held = weakref.ref(engine)
+    del model, optimizer, engine, step
+    gc.collect()
+    assert held() is None, "what is told keeps the engine"
+    assert zt.ProgressReporter._open is reporter
 """
 
 
@@ -181,5 +192,8 @@ def test_a_loop_of_ones_own_may_go_back_to_a_checkpoint(tmp_path: Path) -> None:
         told = wait_for(launcher, 0, phase="step", step=1)
         assert (told["resumed_from"], told["checkpoint"]["step"]) == (None, 1)
         open_gate(tmp_path, "back")
+        eventually(lambda: is_held(tmp_path, "again", 0), what="it goes on from there")
+        wait_for(launcher, 0, phase="step", step=2)
+        open_gate(tmp_path, "again")
         code, output = launcher.finish()
         assert code == 0, output

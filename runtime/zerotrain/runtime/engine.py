@@ -94,7 +94,7 @@ class Engine(Accumulation, Checkpoints, Exports, Inspection, ConfigNames, StateN
         self.stop_agreed = False
         self._stop_requested = False
         self._claimed: set[Path] = set()
-        self.micro_steps = 0
+        self.micro_steps = self.step_calls = 0
         self._compute_dtype = TORCH_DTYPES[config.precision.compute_dtype]
         self.pipeline = StepPipeline(self.core, optimizer, comm=comm, config=config, updater=updater)
         self._has_scaled = False

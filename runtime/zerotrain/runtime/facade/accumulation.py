@@ -66,6 +66,7 @@ class Accumulation(EngineParts):
             raise RuntimeError("step() cannot be called within no_sync(); call it after the context")
         at_boundary = self.is_gradient_accumulation_boundary()
         self.micro_steps += 1
+        self.step_calls += 1
         if at_boundary:  # a boundary that was set by hand ends the count as well
             every = self.config.batch.gradient_accumulation_steps
             self.micro_steps = -(-self.micro_steps // every) * every

@@ -37,6 +37,8 @@ class EngineParts:
     skipped_steps: int
     micro_steps: int
     """Micro-batches so far, over all steps."""
+    step_calls: int
+    """Of `step`, by this process; a load sets `micro_steps` back, and this never."""
     last_step: StepResult | None
     last_load: LoadResult | None
     stop_agreed: bool

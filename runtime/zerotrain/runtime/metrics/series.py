@@ -76,11 +76,11 @@ class Histogram:
         # Made once: a snapshot every few seconds needs all of them.
         self._labels = [{**labels, "le": _go(bound)} for bound in (*bounds, float("inf"))]
 
-    def observe(self, value: float, step: int | None = None) -> None:
+    def observe(self, value: float, step: int | None = None, *, times: int = 1) -> None:
         """`step` becomes the bucket's exemplar."""
         bucket = bisect_left(self._bounds, value)
-        self._counts[bucket] += 1
-        self._sum += value
+        self._counts[bucket] += times
+        self._sum += value * times
         if step is not None:
             self._exemplars[bucket] = (step, value, time.time())
 

@@ -44,8 +44,8 @@ class StepSample:
     tokens: int = 0
     """Of this rank."""
     samples: int = 0
-    skipped: bool = False
-    """The update was left out (overflow)."""
+    skipped: int = 0
+    """Of the steps, those whose update was left out (overflow)."""
     replayed: bool = False
     """An earlier attempt had reached this step already: the time is not productive."""
     wait_seconds: float = 0.0
@@ -53,6 +53,9 @@ class StepSample:
     background_seconds: float = 0.0
     """What updates beside the forward pass took."""
     phase_seconds: Mapping[str, float] = field(default_factory=dict)
+    steps: int = 1
+    """That ended since the last sample, `step` the last of them. Tokens and samples are of all of them, times
+    the mean of one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,31 +106,35 @@ class WorkerMetrics:
         self._families.gauge(name, *labels).set(value)
 
     def observe_step(self, sample: StepSample) -> None:
-        """One optimizer step is done; the step number becomes the exemplar of what it is counted in."""
+        """Optimizer steps are done; the step number becomes the exemplar of what they are counted in."""
         with self._families.lock:
             self._observe_step(sample)
 
     def _observe_step(self, sample: StepSample) -> None:
-        families, step, phases = self._families, sample.step, sample.phase_seconds
-        families.histogram("zerotrain_step_duration_seconds").observe(sample.seconds, step)
+        families, step, phases, steps = self._families, sample.step, sample.phase_seconds, sample.steps
+        families.histogram("zerotrain_step_duration_seconds").observe(sample.seconds, step, times=steps)
         for phase, seconds in phases.items():
-            families.histogram("zerotrain_phase_duration_seconds", phase).observe(seconds, step)
+            families.histogram("zerotrain_phase_duration_seconds", phase).observe(seconds, step, times=steps)
             if phase in COMPUTE_PHASES:
-                families.counter("zerotrain_compute_seconds_total").inc(seconds)
+                families.counter("zerotrain_compute_seconds_total").inc(seconds * steps)
         if "optimizer" in phases:
-            families.histogram("zerotrain_optimizer_step_duration_seconds").observe(phases["optimizer"], step)
-            families.counter("zerotrain_optimizer_exposed_seconds_total").inc(phases["optimizer"])
-        families.counter("zerotrain_optimizer_background_seconds_total").inc(sample.background_seconds)
-        families.counter("zerotrain_data_wait_seconds_total").inc(phases.get("data", 0.0))
+            exposed = phases["optimizer"]
+            families.histogram("zerotrain_optimizer_step_duration_seconds").observe(
+                exposed, step, times=steps
+            )
+            families.counter("zerotrain_optimizer_exposed_seconds_total").inc(exposed * steps)
+        background = sample.background_seconds * steps
+        families.counter("zerotrain_optimizer_background_seconds_total").inc(background)
+        families.counter("zerotrain_data_wait_seconds_total").inc(phases.get("data", 0.0) * steps)
         # Waits between two steps are told with the later one, and may be longer than that step took.
         waited = min(sample.wait_seconds, sample.seconds)
-        families.counter("zerotrain_collective_wait_seconds_total").inc(waited)
-        families.counter("zerotrain_step_own_seconds_total").inc(sample.seconds - waited)
+        families.counter("zerotrain_collective_wait_seconds_total").inc(waited * steps)
+        families.counter("zerotrain_step_own_seconds_total").inc((sample.seconds - waited) * steps)
         families.counter("zerotrain_tokens_total").inc(sample.tokens)
         families.counter("zerotrain_samples_total").inc(sample.samples)
         if not self._has_stepped:
             self._has_stepped = True
-            startup = self._clock() - self._born_at - sample.seconds
+            startup = self._clock() - self._born_at - sample.seconds * steps
             families.counter("zerotrain_lost_seconds_total", "startup").inc(max(startup, 0.0))
         _account(families, sample)
         self._observe_numbers(sample)
@@ -197,7 +204,7 @@ class WorkerMetrics:
     def _observe_numbers(self, sample: StepSample) -> None:
         finite = True
         # The scale of fp16 finds its place by overflows: a skipped step is not the model's.
-        is_overflow = sample.skipped and sample.loss_scale not in (None, 1.0)
+        is_overflow = sample.skipped > 0 and sample.loss_scale not in (None, 1.0)
         for name, value, spikes in (
             ("zerotrain_loss", sample.loss, self._loss_spikes),
             ("zerotrain_grad_norm", sample.grad_norm, self._grad_norm_spikes),
@@ -217,11 +224,12 @@ class WorkerMetrics:
 
 
 def _account(families: Families, sample: StepSample) -> None:
-    """To what the step's time goes: progress, or one of the losses."""
+    """To what the steps' time goes: progress, or one of the losses."""
     if sample.skipped:
-        families.counter("zerotrain_skipped_steps_total").inc(step=sample.step)
-        families.counter("zerotrain_lost_seconds_total", "skipped").inc(sample.seconds)
-    elif sample.replayed:
-        families.counter("zerotrain_lost_seconds_total", "replayed").inc(sample.seconds)
+        families.counter("zerotrain_skipped_steps_total").inc(sample.skipped, step=sample.step)
+        families.counter("zerotrain_lost_seconds_total", "skipped").inc(sample.seconds * sample.skipped)
+    seconds = sample.seconds * (sample.steps - sample.skipped)
+    if sample.replayed:
+        families.counter("zerotrain_lost_seconds_total", "replayed").inc(seconds)
     else:
-        families.counter("zerotrain_productive_seconds_total").inc(sample.seconds)
+        families.counter("zerotrain_productive_seconds_total").inc(seconds)

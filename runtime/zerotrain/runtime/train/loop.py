@@ -84,6 +84,7 @@ class TrainingLoop:
                 data_seconds=data_seconds,
                 tokens=self.session.tokens_per_step,
                 samples=engine.config.batch.micro_batch_size * len(losses),
+                skipped=int(result.skipped),
                 agrees=rows[engine.rank][2] == rows[0][2] if looks else None,
             ),
             engine=engine,

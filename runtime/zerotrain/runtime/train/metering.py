@@ -1,7 +1,12 @@
-"""What lies between two reports of a program of one's own: losses, tokens, time. Makes it a StepReport."""
+"""What lies between two reports of a program of one's own: losses, tokens, time. Checks it, and makes it a
+StepReport."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from math import isfinite
+from numbers import Integral, Real
 from time import perf_counter
 
 import torch
@@ -28,39 +33,102 @@ class StepMeter:
         self._losses: list[torch.Tensor | float] = []
         self._tokens = 0
         self._data_seconds: float | None = None
+        self._seconds: dict[str, float] = {}
+        """Sums of the steps' `StepResult.seconds`."""
+        self._skipped = 0
 
     def count(self, result: StepResult) -> None:
         """A step is done, reported or not."""
         self.boundaries += 1
+        self._skipped += result.skipped
+        for name, seconds in result.seconds.items():
+            if isfinite(seconds):
+                self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
     def add(self, loss: torch.Tensor | float, *, tokens: int, data_seconds: float | None) -> None:
         """One micro-batch, without a wait for the device."""
-        self._losses.append(loss.double() if isinstance(loss, torch.Tensor) else loss)
+        if isinstance(loss, torch.Tensor):
+            loss = loss.to(
+                torch.float64, copy=True
+            )  # the program may write the next one into the same tensor
+        self._losses.append(loss)
         self._tokens += tokens
         if data_seconds is not None:
             self._data_seconds = (self._data_seconds or 0.0) + data_seconds
 
     def report(self, engine: Engine, result: StepResult) -> StepReport:
         """Everything since the last report; as in the trainer, it waits for the device once."""
-        batch = engine.config.batch
+        batch, steps, data_seconds = engine.config.batch, self.boundaries, self._data_seconds
+        means = {name: seconds / steps for name, seconds in self._seconds.items()}
         report = StepReport(
-            result=result,
+            result=replace(result, seconds=means),
             loss=float(sum(self._losses) / len(self._losses)),
-            seconds=self._seconds_of(result),
-            data_seconds=self._data_seconds,
+            seconds=self._step_seconds(means),
+            data_seconds=None if data_seconds is None else data_seconds / steps,
             tokens=self._tokens,
-            samples=self.boundaries * batch.micro_batch_size * batch.gradient_accumulation_steps,
+            samples=steps * batch.micro_batch_size * batch.gradient_accumulation_steps,
+            skipped=self._skipped,
+            steps=steps,
         )
         self._clear()
         return report
 
-    def _seconds_of(self, result: StepResult) -> float:
-        """Mean of the steps since the last report."""
+    def _step_seconds(self, means: Mapping[str, float]) -> float:
+        """Mean of the steps since the last report; `means` are those of the engine's phases."""
         now, paused = perf_counter(), self._telling.paused_seconds
         if self._since:
-            seconds = (now - self._since - (paused - self._paused_before)) / self.boundaries
+            seconds = max(now - self._since - (paused - self._paused_before), 0.0) / self.boundaries
         else:
             # What came before is the start, of which nobody knows where it ended.
-            seconds = sum(result.seconds.get(name, 0.0) for name in measuring.ENGINE_PHASES)
+            seconds = sum(means.get(name, 0.0) for name in measuring.ENGINE_PHASES)
         self._since, self._paused_before = now, paused
         return seconds
+
+
+def count(tokens: object) -> int:
+    """Refuses a tensor: the launcher's record and the counters are of plain numbers."""
+    if isinstance(tokens, bool) or not isinstance(tokens, Integral):
+        out = ": pass int(...) of it, e.g. int(mask.sum())" if isinstance(tokens, torch.Tensor) else ""
+        raise TypeError(f"tokens must be a whole number of at least 0; got {type(tokens).__name__}{out}")
+    if tokens < 0:
+        raise ValueError(f"tokens must be a whole number of at least 0; got {tokens}")
+    return int(tokens)
+
+
+def duration(seconds: object) -> float | None:
+    """Seconds; None where nobody measured."""
+    if seconds is None:
+        return None
+    if isinstance(seconds, bool) or not isinstance(seconds, Real):
+        raise TypeError(
+            f"data_seconds must be a number of seconds, or None where nobody measured; got "
+            f"{type(seconds).__name__}"
+        )
+    value = _float("data_seconds", seconds)
+    if not (isfinite(value) and value >= 0.0):
+        raise ValueError(f"data_seconds must be finite and at least 0; got {value}")
+    return value
+
+
+def _float(name: str, number: Real) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        raise ValueError(
+            f"{name} must be a number that a float can hold; got one that is too large"
+        ) from None
+
+
+def scalar(loss: object) -> torch.Tensor | float:
+    """The loss without its graph and without a wait for the device."""
+    if isinstance(loss, torch.Tensor):
+        if loss.numel() != 1:
+            raise ValueError(
+                f"loss must hold one element; got shape {tuple(loss.shape)}: reduce it, e.g. loss.mean()"
+            )
+        if loss.is_complex():
+            raise TypeError(f"loss must be a real number; got {loss.dtype}")
+        return loss.detach().reshape(())
+    if isinstance(loss, bool) or not isinstance(loss, Real):
+        raise TypeError(f"loss must be a number or a tensor of one element; got {type(loss).__name__}")
+    return _float("loss", loss)

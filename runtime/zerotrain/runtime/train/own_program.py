@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import threading
-from contextlib import AbstractContextManager, nullcontext, suppress
-from numbers import Real
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from types import TracebackType
+from typing import ClassVar
 
 import torch
 from prometheus_client import CollectorRegistry
@@ -21,7 +23,7 @@ from zerotrain.contract.progress import Phase
 from zerotrain.runtime.channel import RankChannel
 from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.train import measuring
-from zerotrain.runtime.train.metering import StepMeter
+from zerotrain.runtime.train.metering import StepMeter, count, duration, scalar
 from zerotrain.runtime.train.report import Reporter
 from zerotrain.runtime.train.stopping import StopRequest
 from zerotrain.runtime.train.telling import Telling
@@ -33,7 +35,8 @@ PROPER_ENDS = (None, 0, int(ExitCode.YIELDED))
 class ProgressReporter:
     """Steps, phases, checkpoints, stragglers and metrics of a program that trains with the engine.
 
-    Make it first, in the main thread of every rank, and hand the engine over when it is there::
+    Make it first, in the main thread of every rank, and hand the engine over when it is there; one at a time.
+    All calls belong to the thread that trains::
 
         with zt.ProgressReporter(total_steps=1000) as reporter:
             with reporter.rendezvous():
@@ -47,30 +50,44 @@ class ProgressReporter:
             engine.save_checkpoint(folder)
             engine.close()
 
+    Every rank needs one, and every rank calls `step`: one that says nothing is accused when the job hangs,
+    and keeps its worker from being ready. No method communicates with other ranks.
+
     Saves and loads of the watched engine are told without a further call. Where no launcher started the
-    process, nothing is told, written or measured; wrong use is refused all the same. No method communicates
-    with other ranks.
+    process, nothing is told, written or measured; wrong use is refused all the same.
     """
+
+    _open: ClassVar[ProgressReporter | None] = None
+    """Of this process."""
 
     def __init__(self, *, total_steps: int | None = None) -> None:
         """`total_steps` of the whole run, those of earlier attempts included; None = not known.
 
-        Raises ValueError when it is no number of steps, LaunchError for an environment that cannot be read.
+        Raises ValueError when it is no number of steps, RuntimeError while another reporter of this process
+        is open, LaunchError for an environment that cannot be read.
         """
         if total_steps is not None and (type(total_steps) is not int or total_steps < 1):
             raise ValueError(
                 f"total_steps must be a whole number of at least 1, or None where it is not known; got "
                 f"{total_steps!r}"
             )
+        if ProgressReporter._open is not None:
+            raise RuntimeError(
+                "this process has a ProgressReporter already, and one rank tells one story: make it once, or "
+                "close() the first one"
+            )
         self._reporter = reporter = _started(total_steps)
         self._telling = None if reporter is None else Telling(reporter)
         self._meter = None if self._telling is None else StepMeter(self._telling)
         self._registry = CollectorRegistry() if reporter is None else reporter.metrics.registry
         self._stop: StopRequest | None = None
-        self._engine: Engine | None = None
+        self._engine: weakref.ref[Engine] | None = None
+        """Weak, so that a program that closed its engine can have the memory back."""
         self._is_closed = False
-        self._micro_steps = 0
-        """At the last call of `step`."""
+        self._is_paused = False
+        self._step_calls = 0
+        """Of the engine, at the last call of `step`."""
+        ProgressReporter._open = self
 
     @property
     def registry(self) -> CollectorRegistry:
@@ -80,18 +97,22 @@ class ProgressReporter:
     def rendezvous(self) -> AbstractContextManager[None]:
         """Around `initialize` (or `shard`, `init_distributed`): a rank that never comes is told from those
         that wait for it."""
-        return self._during(Phase.RENDEZVOUS)
+        return nullcontext() if self._telling is None else self._telling.during(Phase.RENDEZVOUS)
 
-    def pause(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def pause(self) -> Iterator[None]:
         """Around what takes longer than a step on purpose: an evaluation, an export, saving in another way.
 
         Its limit is `hangPolicy.checkpointTimeoutSeconds`, and it is shown as the phase `checkpoint`. Its
-        time counts for no step.
+        time counts for no step. Before the first forward pass with gradients it is a part of the start
+        (`init`, `startupTimeoutSeconds`).
         """
-        return self._during(Phase.CHECKPOINT)
-
-    def _during(self, phase: Phase) -> AbstractContextManager[None]:
-        return nullcontext() if self._telling is None else self._telling.during(phase)
+        was_paused, self._is_paused = self._is_paused, True
+        try:
+            with nullcontext() if self._telling is None else self._telling.standing():
+                yield
+        finally:
+            self._is_paused = was_paused
 
     def watch(self, engine: Engine) -> None:
         """The engine is there; call it before `load_checkpoint`. Its checkpoints are told from now on.
@@ -109,9 +130,9 @@ class ProgressReporter:
                 "this reporter watches an engine already: a job has one step; watch the engine whose steps "
                 "count"
             )
-        self._engine, self._micro_steps = engine, engine.micro_steps
+        self._engine, self._step_calls = weakref.ref(engine), engine.step_calls
         if self._stop is not None:
-            self._stop.tell(engine.request_stop)
+            self._stop.tell(_asking(self._engine))
         if self._reporter is not None and self._telling is not None and self._meter is not None:
             engine.observer = self._telling
             engine.register_step_hook(self._meter.count)
@@ -119,27 +140,37 @@ class ProgressReporter:
             measuring.probe_spill(self._reporter.metrics, engine)
 
     def step(self, loss: torch.Tensor | float, *, tokens: int = 0, data_seconds: float | None = None) -> None:
-        """Call it after every `engine.step()`. Inside gradient accumulation it only collects.
+        """Call it on every rank, after `engine.step()`. Inside gradient accumulation it only collects.
+
+        A call after every so many steps tells their means and sums, and is judged by what so many take.
 
         Args:
             loss: of this micro-batch on this rank, one element on any device; the mean over the
                 micro-batches is told. Rank 0's is shown, so reduce it over the ranks where that matters.
-            tokens: that all ranks together saw since the last call; 0 = nobody counts.
-            data_seconds: the part of the time that getting the batch took; None = nobody measured.
+            tokens: that all ranks together saw since the last call, a whole number; 0 = nobody counts.
+            data_seconds: the part of the time since the last call that getting batches took; None = nobody
+                measured.
 
         A step lasts from the call before to this one, without pauses and checkpoints; the first one counts
-        what the engine spent on it. Raises RuntimeError before `watch` and where `engine.step()` was not
-        called since, ValueError or TypeError for a loss that is not one number.
+        what the engine spent on it. Raises RuntimeError before `watch`, within `pause` and where
+        `engine.step()` was not called since, ValueError or TypeError for a loss that is not one number, and
+        for tokens and seconds that are none.
         """
-        value, engine = _scalar(loss), self._engine
+        value, tokens, data_seconds = scalar(loss), count(tokens), duration(data_seconds)
+        engine = None if self._engine is None else self._engine()
         if engine is None:
             raise RuntimeError("step() needs the engine: call watch(engine) after initialize()")
-        if engine.micro_steps == self._micro_steps:
+        if self._is_paused:
+            raise RuntimeError(
+                f"step() was called within pause() at step {engine.global_steps}, and the time of a pause is "
+                "no step's; leave the pause first"
+            )
+        if engine.step_calls == self._step_calls:
             raise RuntimeError(
                 f"step() was called at step {engine.global_steps} without an engine.step() since the last "
                 "call; call it once after every engine.step()"
             )
-        self._micro_steps = engine.micro_steps
+        self._step_calls = engine.step_calls
         if self._reporter is None or self._meter is None:
             return
         self._meter.add(value, tokens=tokens, data_seconds=data_seconds)
@@ -160,7 +191,7 @@ class ProgressReporter:
         )
         self._stop = StopRequest(grace_seconds=grace_seconds)
         if self._engine is not None:
-            self._stop.tell(self._engine.request_stop)
+            self._stop.tell(_asking(self._engine))
 
     def close(self) -> None:
         """All is done or saved, and the process is about to end. Close the engine first, so that a checkpoint
@@ -172,6 +203,13 @@ class ProgressReporter:
             self._stop.finished()
         if self._reporter is not None:
             self._reporter.done()
+        self._end()
+
+    def _end(self) -> None:
+        """Nothing more is told, and another reporter may be made."""
+        if ProgressReporter._open is self:
+            ProgressReporter._open = None
+        if self._reporter is not None:
             self._reporter.channel.close()
 
     def __enter__(self) -> ProgressReporter:
@@ -183,10 +221,12 @@ class ProgressReporter:
         """`close`, also for `sys.exit` with 0 or 75; an exception is told as the reason of the rank's end."""
         if error is None or (isinstance(error, SystemExit) and error.code in PROPER_ENDS):
             self.close()
-        elif isinstance(error, Exception) and self._reporter is not None:
+            return
+        if isinstance(error, Exception) and self._reporter is not None:
             with suppress(Exception):  # else it would hide the program's own
                 self._reporter.failed()
             self._reporter.channel.failure(error)
+        self._end()
 
 
 def _started(total_steps: int | None) -> Reporter | None:
@@ -201,14 +241,12 @@ def _started(total_steps: int | None) -> Reporter | None:
     return reporter
 
 
-def _scalar(loss: object) -> torch.Tensor | float:
-    """The loss without its graph and without a wait for the device."""
-    if isinstance(loss, torch.Tensor):
-        if loss.numel() != 1:
-            raise ValueError(
-                f"loss must hold one element; got shape {tuple(loss.shape)}: reduce it, e.g. loss.mean()"
-            )
-        return loss.detach().reshape(())
-    if isinstance(loss, bool) or not isinstance(loss, Real):
-        raise TypeError(f"loss must be a number or a tensor of one element; got {type(loss).__name__}")
-    return float(loss)
+def _asking(engine: weakref.ref[Engine]) -> Callable[[], None]:
+    """Asks the engine for a stop, if it is still there."""
+
+    def ask() -> None:
+        watched = engine()
+        if watched is not None:
+            watched.request_stop()
+
+    return ask

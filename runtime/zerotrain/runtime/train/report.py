@@ -26,18 +26,24 @@ METRICS_INTERVAL_S = 5.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepReport:
-    """One finished optimizer step."""
+    """The optimizer steps that ended since the last report: one in the trainer, any number in a program of
+    one's own."""
 
     result: StepResult
+    """Of the last one; `result.seconds` is the mean of all."""
     loss: float
-    """Mean over all ranks and micro-batches."""
+    """Mean over the micro-batches: of all ranks in the trainer, of this rank in a program of one's own."""
     seconds: float
+    """Mean of one step."""
     data_seconds: float | None
     """Part of it spent on getting batches; None where nobody measured."""
     tokens: int
-    """Of all ranks; 0 where nobody counts."""
+    """Of all ranks and steps; 0 where nobody counts."""
     samples: int
-    """Of this rank."""
+    """Of this rank and all steps."""
+    skipped: int = 0
+    """Steps whose update was left out."""
+    steps: int = 1
     agrees: bool | None = None
     """Whether what all ranks hold was found equal to rank 0's; None where nobody looked."""
 
@@ -51,14 +57,14 @@ class _Interval:
     tokens: int = 0
 
     def add(self, report: StepReport) -> None:
-        self.steps += 1
-        self.seconds += report.seconds
+        self.steps += report.steps
+        self.seconds += report.seconds * report.steps
         self.tokens += report.tokens
 
 
 @dataclass
 class Reporter:
-    """Publishes for one rank; only rank 0 prints step lines, because the loss is the same on all."""
+    """Publishes for one rank; only rank 0 prints step lines: one of each is enough."""
 
     launch: LaunchSpec
     rank: RankEnv
@@ -127,6 +133,11 @@ class Reporter:
         measuring.set_plan_of_memory(self.metrics, engine)
         measuring.set_spill(self.metrics, engine)
         self._publish()
+
+    def let_go(self) -> None:
+        """The engine is closed; its memory may be wanted for something else."""
+        self.engine = None
+        self.channel.attach_wait(lambda: None)
 
     def resumed(self, result: LoadResult, *, seconds: float) -> None:
         """The run goes on from a checkpoint: this attempt, unless it has taken steps before."""
@@ -197,7 +208,9 @@ class Reporter:
         if self.history is not None:
             phases = measuring.phases_of(result.seconds, report.data_seconds)
             self.history.add(step_point(report, phases=phases, engine=engine, progress=self.progress))
-        if result.step % self.log_every_steps == 0 or result.step == self.progress.total_steps:
+        # Not only at the multiples themselves: a program may report at 15, 25, 35.
+        passed = result.step // self.log_every_steps - (result.step - report.steps) // self.log_every_steps
+        if passed or result.step == self.progress.total_steps:
             self.say(step_line(self.progress, result))
             self._interval = _Interval()
             interval_s = expected_interval(self.policy, self.progress.step_seconds or 0.0)
@@ -216,11 +229,12 @@ class Reporter:
                 learning_rate=result.lr,
                 tokens=report.tokens // self.launch.world_size,
                 samples=report.samples,
-                skipped=result.skipped,
+                skipped=report.skipped,
                 replayed=result.step <= self.reached,
                 wait_seconds=measuring.wait_of(result),
                 background_seconds=result.seconds.get("optimizer_background", 0.0),
                 phase_seconds=measuring.phases_of(result.seconds, report.data_seconds),
+                steps=report.steps,
             )
         )
         if report.agrees is not None:

@@ -6,7 +6,7 @@ The built-in trainer and programs of one's own (`own_program.py`) make it the en
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
 
 from zerotrain.contract.progress import Phase
@@ -14,6 +14,9 @@ from zerotrain.runtime.checkpoint import CheckpointError, LoadResult, SaveResult
 from zerotrain.runtime.facade.observer import EngineObserver
 from zerotrain.runtime.train import measuring
 from zerotrain.runtime.train.report import Reporter, passed_over
+
+STARTING = (Phase.INIT, Phase.RENDEZVOUS)
+"""Phases before the first pass."""
 
 
 class Telling(EngineObserver):
@@ -41,10 +44,17 @@ class Telling(EngineObserver):
             if phase is not before and self._reporter.progress.phase is phase:
                 self._reporter.phase(before)
 
+    def standing(self) -> AbstractContextManager[None]:
+        """Training stands still on purpose. Before the first pass that is part of the start: a worker that
+        told of a checkpoint would count as ready, and then not."""
+        starts = self._reporter.progress.phase in STARTING
+        return self.during(Phase.INIT if starts else Phase.CHECKPOINT)
+
     def closing(self) -> None:
-        """The last look at what is not counted at every step."""
+        """The last look at what is not counted at every step; nothing of the engine is held from now on."""
         if self._reporter.engine is not None:
             measuring.measure(self._reporter.metrics, self._reporter.engine)
+            self._reporter.let_go()
 
     def training_pass(self) -> None:
         """What was done since the start is over, and compilation may come."""
@@ -56,7 +66,7 @@ class Telling(EngineObserver):
         """Told as a checkpoint, and counted as lost time or as a failure."""
         began = perf_counter()
         try:
-            with self.during(Phase.CHECKPOINT):
+            with self.standing():
                 yield
         except CheckpointError:
             self._reporter.metrics.checkpoint_failed()
@@ -71,8 +81,7 @@ class Telling(EngineObserver):
     @contextmanager
     def loading(self) -> Iterator[None]:
         """Part of the start; later on it is judged by the limit of a checkpoint."""
-        is_start = self._reporter.progress.phase is Phase.INIT
-        with self.during(Phase.INIT if is_start else Phase.CHECKPOINT):
+        with self.standing():
             yield
 
     def loaded(self, result: LoadResult, *, seconds: float, module_only: bool) -> None:
