@@ -69,7 +69,8 @@ _OUTRO = """
 A program that trains with the engine has the families of the trainer once it has a `zt.ProgressReporter`
 ([how](local-runs.md#your-own-program)). What it does not say itself is missing: tokens and the time spent on
 data are arguments of `reporter.step`; steps done again and comparisons of the ranks' states are the
-trainer's alone. Families of its own go out beside them:
+trainer's alone. Nobody knows how often it means to save: `zerotrain_checkpoint_interval_seconds` stays 0, and
+the alert `ZeroTrainCheckpointStale` leaves it alone. Families of its own go out beside them:
 
 ```python
 score = prometheus_client.Gauge("my_score", "Of the last evaluation.", registry=reporter.registry)

@@ -2,7 +2,7 @@
 
 The pass does what an optimizer step's passes do but the arithmetic: it reads, opens, seals and writes, a few
 tiles ahead and behind. So later passes that wait for the drive and are much slower than this one say that the
-drive has become slower, or that somebody else uses it. Called by the engine for the trainer.
+drive has become slower, or that somebody else uses it. Called by the engine for whoever reports.
 """
 
 from __future__ import annotations
