@@ -231,14 +231,15 @@ async def test_while_the_alarm_stands_all_pods_are_asked_more_often_and_every_an
     workers = Workers({"gpt-1-0": 7, "gpt-1-1": 7})
     bench = Bench(workers)
     workers.idle_s = LIMIT_S
+    assert await bench.after(0) == BOTH, "the look that raises it"
     job = stored("gpt", "job-uid", "Running")
     job["metadata"]["resourceVersion"] = "2"
     job["status"]["hang"] = {"attempt": 1, "detectedAt": "2026-01-01T00:00:00Z"}
     bench.cache.put(job)
-    await bench.after(0)
-    passes = len(bench.changed)
-    assert await bench.after(ALARM_INTERVAL_S) == BOTH
-    assert len(bench.changed) == passes + 2
+    for _ in range(2):
+        passes = len(bench.changed)
+        assert await bench.after(ALARM_INTERVAL_S) == BOTH
+        assert len(bench.changed) == passes + 2
 
 
 async def test_when_worker_0_is_mute_the_others_say_whether_the_job_moves() -> None:

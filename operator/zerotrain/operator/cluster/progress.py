@@ -74,7 +74,7 @@ class _Poll:
     mute_since: float | None = None
     """Since when worker 0 runs and does not answer."""
     due: float = 0.0
-    inspection_due: float = 0.0
+    inspected_at: float = -math.inf
     seen: tuple[int, int, str] = (0, 0, "")
     step: tuple[int, int] | None = None
     """Attempt and step of the last record."""
@@ -215,10 +215,11 @@ class ProgressPuller:
         """Ask every worker whether it moves, when it is time and the budget allows it."""
         now, uid, attempt = self._clock(), job["metadata"]["uid"], int(job["status"]["attempt"])
         budget = self._budget if len(pods) < LARGE else self._budget_of_large_jobs
-        if now < poll.inspection_due or not budget.take(len(pods), now):
+        alarmed = self._has_alarm(key)  # by the last look, as a rule: the one that may end it comes sooner
+        due = poll.inspected_at + (ALARM_INTERVAL_S if alarmed else INSPECTION_INTERVAL_S)
+        if now < due or not budget.take(len(pods), now):
             return
-        alarmed = self._has_alarm(key)
-        poll.inspection_due = now + (ALARM_INTERVAL_S if alarmed else INSPECTION_INTERVAL_S)
+        poll.inspected_at = now
         reports = await asyncio.gather(*(self._report(key, pod, uid, attempt) for pod in pods.values()))
         if self._jobs.get(key) is None:
             return
