@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch
 
 from zerotrain.contract.exit_codes import ExitCode
-from zerotrain.contract.progress import Phase
 from zerotrain.runtime.step import StepResult
 from zerotrain.runtime.train import digest
 from zerotrain.runtime.train.exits import Diverged, StoppedWithoutCheckpoint
@@ -47,8 +46,6 @@ class TrainingLoop:
         engine, total = self.session.engine, self.session.settings.spec.steps
         engine.train()
         self.stop.tell(engine.request_stop)
-        if engine.global_steps < total:
-            self.reporter.phase(Phase.FIRST_STEP)
         while engine.global_steps < total:
             is_time_up = self._one_step()
             if engine.stop_agreed and engine.global_steps < total:
