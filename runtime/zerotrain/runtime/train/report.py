@@ -134,11 +134,6 @@ class Reporter:
         measuring.set_spill(self.metrics, engine)
         self._publish()
 
-    def let_go(self) -> None:
-        """The engine is closed; its memory may be wanted for something else."""
-        self.engine = None
-        self.channel.attach_wait(lambda: None)
-
     def resumed(self, result: LoadResult, *, seconds: float) -> None:
         """The run goes on from a checkpoint: this attempt, unless it has taken steps before."""
         self.metrics.observe_resume(step=result.step, seconds=seconds, at=result.time)

@@ -54,7 +54,9 @@ class Telling(EngineObserver):
         """The last look at what is not counted at every step; nothing of the engine is held from now on."""
         if self._reporter.engine is not None:
             measuring.measure(self._reporter.metrics, self._reporter.engine)
-            self._reporter.let_go()
+            # Its memory may be wanted for something else.
+            self._reporter.engine = None
+            self._reporter.channel.attach_wait(lambda: None)
 
     def training_pass(self) -> None:
         """What was done since the start is over, and compilation may come."""
