@@ -48,9 +48,8 @@ class StepMeter:
     def add(self, loss: torch.Tensor | float, *, tokens: int, data_seconds: float | None) -> None:
         """One micro-batch, without a wait for the device."""
         if isinstance(loss, torch.Tensor):
-            loss = loss.to(
-                torch.float64, copy=True
-            )  # the program may write the next one into the same tensor
+            # A copy: the program may write the next one into the same tensor.
+            loss = loss.to(torch.float64, copy=True)
         self._losses.append(loss)
         self._tokens += tokens
         if data_seconds is not None:
