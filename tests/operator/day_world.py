@@ -266,9 +266,9 @@ class DayWorld:
             case CreateWorkers(attempt=attempt, indices=indices):
                 for index in indices:
                     self._create(index, attempt)
-            case DeleteWorkers(attempt=attempt, grace_s=grace_s, spared=spared):
+            case DeleteWorkers(attempt=attempt, grace_s=grace_s, spared=spared, ended=ended):
                 for pod in list(self.pods.values()):
-                    if pod.attempt == attempt and pod.index != spared:
+                    if pod.attempt == attempt and pod.index != spared and (ended or not pod.ended):
                         self.delete(pod, GRACE_S if grace_s is None else grace_s)
             case DeletePods(names_uids=named, grace_s=grace_s):
                 for name, uid in named:

@@ -7,19 +7,23 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tests.operator.api_double import ApiDouble, Json, failure, served
+from tests.operator.kube_json import KubeJson
+from tests.support.devcluster import Cluster
 from tests.support.jobs import job_json, make_job
 from zerotrain.contract.channel_token import derive
 from zerotrain.contract.worker_http import WorkerReport
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.cluster.actions import hands as hands_module
 from zerotrain.operator.cluster.actions import workers
-from zerotrain.operator.cluster.api import Api
+from zerotrain.operator.cluster.api import Api, ApiLimits
 from zerotrain.operator.cluster.channel import ChannelError, Worker
+from zerotrain.operator.cluster.connection import connect
 from zerotrain.operator.cluster.creations import Creations
 from zerotrain.operator.cluster.events import EventWriter
 from zerotrain.operator.cluster.executor import ActionRefused, Executor, Unfinished
 from zerotrain.operator.cluster.memory import Memories
 from zerotrain.operator.cluster.store import PodStore
+from zerotrain.operator.cluster.telemetry import Telemetry
 from zerotrain.operator.reconcile import (
     Action,
     CreateWorkers,
@@ -337,6 +341,27 @@ async def test_an_attempt_is_deleted_with_one_request() -> None:
     await perform(double, DeleteWorkers(attempt=1, grace_s=1))
     (body,) = double.bodies(f"DELETE {CORE}/pods")
     assert body == {"propagationPolicy": "Background", "gracePeriodSeconds": 1}
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize(
+    ("ended", "left"), [(True, set()), (False, {"words-1-1", "words-1-2"})], ids=["ending", "telling"]
+)
+async def test_pods_that_ended_unheard_stay_while_the_others_are_told(
+    ended: bool, left: set[str], control_plane: Cluster, namespace: str, api: KubeJson
+) -> None:
+    """A real API server judges which have ended, whatever the operator knew when it asked."""
+    pods = f"/api/v1/namespaces/{namespace}/pods"
+    labels = {"zerotrain.dev/job-uid": job()["metadata"]["uid"], "zerotrain.dev/attempt": "1"}
+    for index, phase in enumerate(("Running", "Succeeded", "Failed", "Pending")):
+        name = f"words-1-{index}"
+        spec = {"containers": [{"name": "worker", "image": "none"}], "restartPolicy": "Never"}
+        api.post(pods, {"metadata": {"name": name, "labels": labels}, "spec": spec})
+        api.patch(f"{pods}/{name}/status", {"status": {"phase": phase}})
+    body = {**job(), "metadata": {**job()["metadata"], "namespace": namespace}}
+    async with Api(await connect(control_plane.kubeconfig), ApiLimits(), Telemetry()) as client:
+        await executor(client).perform(body, (DeleteWorkers(attempt=1, grace_s=0, ended=ended),))
+    assert {pod["metadata"]["name"] for pod in api.get(pods)["items"]} == left
 
 
 async def test_a_pod_is_deleted_in_one_life_only() -> None:

@@ -148,7 +148,7 @@ IN_QUEUE = [
         id="while the ranks yield for another size the admission is kept",
         job=changed(yielding(elastic(4), "Resize", shape={"workers": 2}), QUEUE),
         seen=team(2, apis=APIS, queue=LET_IN),
-        want=Want(phase="Yielding", actions=(DeleteWorkers(attempt=1, grace_s=None),)),
+        want=Want(phase="Yielding", actions=(DeleteWorkers(attempt=1, grace_s=None, ended=False),)),
     ),
 ]
 

@@ -36,7 +36,9 @@ from zerotrain.operator.reconcile import (
 
 SUSPENDED = {"suspend": True}
 YIELD = RequestYield(attempt=1, pod="gpt-1-0", pod_ip="10.0.0.0")
-SIGTERM = DeleteWorkers(attempt=1, grace_s=None)
+SIGTERM = DeleteWorkers(attempt=1, grace_s=None, ended=False)
+"""For those that still run: an ended pod stays until its last words are in status."""
+
 ACKED = YieldState(attempt=1, acked_at=ago(1))
 
 
@@ -85,7 +87,7 @@ SUSPEND = [
         id="refused: SIGTERM at once",
         job=job(spec=SUSPENDED, status=asked(1)),
         seen=seen(ready(0), ready(1), yielding=YieldState(attempt=1, error="401", refused=True)),
-        want=Want(phase="Suspending", actions=(DeleteWorkers(attempt=1, grace_s=None),)),
+        want=Want(phase="Suspending", actions=(SIGTERM,)),
     ),
     Row(
         id="an answer for an earlier attempt does not count",
@@ -103,7 +105,7 @@ SUSPEND = [
         id="never answered: SIGTERM asks for the same checkpoint, with the pods' own grace",
         job=job(spec=SUSPENDED, status=asked(11)),
         seen=seen(ready(0), ready(1)),
-        want=Want(phase="Suspending", actions=(DeleteWorkers(attempt=1, grace_s=None),)),
+        want=Want(phase="Suspending", actions=(SIGTERM,)),
     ),
     Row(
         id="worker 0 is going: another one is asked",
@@ -115,7 +117,7 @@ SUSPEND = [
         id="nobody runs who could be asked: SIGTERM at once",
         job=job(spec=SUSPENDED, status=asked(0)),
         seen=seen(going(0), pending(1)),
-        want=Want(actions=(DeleteWorkers(attempt=1, grace_s=None),)),
+        want=Want(actions=(SIGTERM,)),
     ),
     Row(
         id="ranks that never met have nothing to save: their pods are ended at once",

@@ -60,6 +60,8 @@ class DeleteWorkers:
     """None leaves the pods their own terminationGracePeriodSeconds."""
     spared: int | None = None
     """Index of a worker that stays for now: its log is still to be read."""
+    ended: bool = True
+    """False leaves the pods that have ended by then, whose last words may not have been heard yet."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -213,7 +213,8 @@ def _tell(draft: Draft, view: AttemptView) -> None:
         draft.act(RequestYield(attempt=view.number, pod=pods[0].name, pod_ip=pods[0].pod_ip, others=others))
         draft.wake(min(draft.now + timedelta(seconds=2), asked + FALLBACK))
     else:
-        draft.act(DeleteWorkers(attempt=view.number, grace_s=None))
+        # An ended pod goes with what it said last: which checkpoint it wrote.
+        draft.act(DeleteWorkers(attempt=view.number, grace_s=None, ended=False))
         draft.wake(draft.now + FALLBACK)  # the deletions bring events, but one may never come
 
 

@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 SHARED_FRESH = timedelta(seconds=10)
 """What the pods of an attempt share is not asked for again within this."""
 
+LIVE_PODS = "status.phase!=Succeeded,status.phase!=Failed"
+"""Field selector of the pods that have not ended, judged by the API server when it is asked."""
+
 
 async def create(hands: Hands, body: Json, action: CreateWorkers) -> None:
     job = ZeroTrainingJob.parse(body)
@@ -67,11 +70,12 @@ async def delete_attempt(hands: Hands, body: Json, action: DeleteWorkers) -> Non
     selector = f"{LABEL_JOB_UID}={meta['uid']},{LABEL_ATTEMPT}={action.attempt}"
     if action.spared is not None:
         selector = f"{selector},{LABEL_RANK}!={action.spared}"
+    fields = {} if action.ended else {"fieldSelector": LIVE_PODS}
     request = Request(
         method="DELETE",
         path=PATHS["Pod"].format(namespace=meta["namespace"]),
         kind="pods",
-        params={"labelSelector": selector},
+        params={"labelSelector": selector, **fields},
         body=delete_options(action.grace_s),
     )
     await hands.api.call(request)
