@@ -4,9 +4,10 @@
 
 Every contender creates the same numbers of pods in the same cluster, in turn (A B C A B C ...), and a time
 is judged as the median over the rounds of its ratio to the plain Jobs of the same round. Its ratio to Jobs
-whose pods have the content of ours, and to such pods that nobody stands behind, tells what is the operator's
-doing and what the pods'. Processor time is that of the cluster's processes, the operator and this benchmark,
-from the first creation until shortly after the last pod ran. Nothing else should run on the machine.
+whose pods have the content of ours, to all objects of ours that nobody stands behind, and to the pods alone,
+tells what is the operator's doing, what the objects' and what the pods'. Processor time is that of the
+cluster's processes, the operator and this benchmark, from the first creation until shortly after the last pod
+ran. Nothing else should run on the machine.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from tests.benchmarks import bench_operator_scale as scale
+from tests.benchmarks.bench_operator_belongings import Belongings
 from tests.benchmarks.bench_operator_cluster import Meter, open_api
 from tests.benchmarks.bench_operator_loads import (
-    CONTENDERS,
     Bench,
     Run,
     RunningWatch,
@@ -38,8 +39,8 @@ from tests.operator.operator_process import OperatorProcess, install, operator
 from tests.support.devcluster import Devcluster, build_tools
 
 ZEROTRAIN, PLAIN = "zerotrain", "plain Jobs"
-SAME, SAME_BARE, BARE = "Jobs of our pods", "our pods, bare", "bare pods"
-OTHERS = (PLAIN, SAME, SAME_BARE, BARE)
+SAME, OBJECTS, SAME_BARE, BARE = "Jobs of our pods", "our objects, bare", "our pods, bare", "bare pods"
+OTHERS = (PLAIN, SAME, OBJECTS, SAME_BARE, BARE)
 MIB = 1 << 20
 GROUPS = ("small", "large", "wide", "restart", "kill", "idle", "polling", "many")
 
@@ -147,10 +148,10 @@ async def session(nodes: int) -> AsyncIterator[Session]:
 
 async def rounds(here: Session, results: Results, group: str, size: Size, number: int) -> None:
     """All contenders in turn."""
-    found = results.runs.setdefault(group, {name: [] for name in CONTENDERS})
+    found = results.runs.setdefault(group, {name: [] for name in (ZEROTRAIN, *OTHERS)})
     with here.operator() as process:
         for _ in range(number):
-            for name in CONTENDERS:
+            for name in found:
                 run = await here.bench.measure(name, size, process)
                 found[name].append(run)
                 spent = run.spent
@@ -243,7 +244,8 @@ async def _warm_up(here: Session) -> None:
     """The first pods of a cluster are slow: caches, connections, compiled rules."""
     size = Size(jobs=5, workers=4)
     with here.operator() as process:
-        for name in CONTENDERS:
+        here.bench.makers[OBJECTS] = (await Belongings.learned(here.bench)).create
+        for name in (ZEROTRAIN, *OTHERS):
             await here.bench.measure(name, size, process)
 
 
@@ -290,7 +292,7 @@ def _contest_rows(
             target=f"<= {limit}",
             met=ratio <= limit,
         ),
-        *(_beside(size, other, ours, runs[other]) for other in (SAME, SAME_BARE)),
+        *(_beside(size, other, ours, runs[other]) for other in (SAME, OBJECTS, SAME_BARE)),
         Row(
             what=f"{size} processor time per pod",
             measured=f"{cpu[ZEROTRAIN]:.1f} ms (" + ", ".join(f"{n} {cpu[n]:.1f}" for n in OTHERS) + ")",

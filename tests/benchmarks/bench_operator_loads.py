@@ -10,9 +10,10 @@ import ssl
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -154,16 +155,26 @@ CONTENDERS: dict[str, Callable[[str, Size], Iterable[Json]]] = {
     "our pods, bare": same_bare,
     "bare pods": bare,
 }
+"""Those whose objects are posted in any order; the rest are `Bench.makers`."""
 _COLLECTIONS = {
     "ZeroTrainingJob": "/apis/zerotrain.dev/v1alpha1/namespaces/{}/zerotrainingjobs",
     "Job": "/apis/batch/v1/namespaces/{}/jobs",
     "Pod": "/api/v1/namespaces/{}/pods",
     "Service": "/api/v1/namespaces/{}/services",
+    "Secret": "/api/v1/namespaces/{}/secrets",
+    "NetworkPolicy": "/apis/networking.k8s.io/v1/namespaces/{}/networkpolicies",
+    "Event": "/apis/events.k8s.io/v1/namespaces/{}/events",
 }
 
 
 def collection(kind: str, namespace: str) -> str:
     return _COLLECTIONS[kind].format(namespace)
+
+
+async def _post_all(
+    bodies: Callable[[str, Size], Iterable[Json]], bench: Bench, namespace: str, size: Size
+) -> None:
+    await bench.create(bodies(namespace, size))
 
 
 class RunningWatch:
@@ -233,6 +244,10 @@ class Bench:
 
     def __init__(self, cluster: Cluster, api: Api, meter: Meter) -> None:
         self.cluster, self.api, self.meter = cluster, api, meter
+        self.makers: dict[str, Callable[[Bench, str, Size], Awaitable[None]]] = {
+            name: partial(_post_all, bodies) for name, bodies in CONTENDERS.items()
+        }
+        """How each contender's pods come to be, in the order of a round."""
         self._numbers = itertools.count(1)
 
     async def namespace(self) -> str:
@@ -262,7 +277,7 @@ class Bench:
             before = await self.meter.all(operator)
             disturbing = asyncio.ensure_future(meanwhile(watch)) if meanwhile is not None else None
             started = time.monotonic()
-            await self.create(CONTENDERS[contender](namespace, size))
+            await self.makers[contender](self, namespace, size)
             created = time.monotonic()
             running = await watch.reached(size.pods)
             if disturbing is not None:
@@ -286,10 +301,22 @@ class Bench:
 
         async def work() -> None:
             for body in rest:
-                path = collection(body["kind"], body["metadata"]["namespace"])
-                await self._call("POST", path, body)
+                await self.post(body)
 
         await asyncio.gather(*(work() for _ in range(IN_FLIGHT)))
+
+    async def get(self, path: str) -> Json:
+        return await self._call("GET", path)
+
+    async def post(self, body: Json) -> Json:
+        return await self._call("POST", collection(body["kind"], body["metadata"]["namespace"]), body)
+
+    async def put_status(self, job: Json) -> Json:
+        """As the operator does: with the metadata that names the version, and nothing of the spec."""
+        meta = {key: job["metadata"][key] for key in ("name", "namespace", "uid", "resourceVersion")}
+        path = f"{collection(job['kind'], meta['namespace'])}/{meta['name']}/status"
+        body = {key: job[key] for key in ("apiVersion", "kind", "status")}
+        return await self._call("PUT", path, {**body, "metadata": meta})
 
     async def patch(self, path: str, body: Json) -> None:
         await self.api.call(
