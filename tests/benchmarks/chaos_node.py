@@ -36,6 +36,8 @@ from deploy.devcluster import cluster as clusters  # noqa: E402
 NAMESPACE = "chaos"
 STEPS = 120
 STRIKE_PAST_STEP = 30
+STOPPED = "stopped by a signal"
+"""How the launcher calls the state of a process under SIGSTOP."""
 TIMEOUT_SECONDS = 400.0
 OPERATOR_KILLS = 10
 MAX_RECOVERY_S = 20.0
@@ -76,7 +78,8 @@ class Strike:
     at_start: bool = False
     """Before the ranks have met, and not after some steps."""
     reason: str = ""
-    """Of the failure that has to be told, of rank 1; empty where this is not judged."""
+    """Of the failure that must be told, of rank 1, with stacks that show it stopped; empty where this is not
+    judged."""
     found_within_s: float | None = None
     """From the strike until the status tells of it; None where the recovery is judged."""
 
@@ -192,6 +195,8 @@ class Outcome:
     """From the strike to the first step of the next attempt; None without one."""
     found_s: float | None
     """From the strike until the status told of a hang or a failure; None if it never did."""
+    stacks: str = ""
+    """The summary that the operator kept of where the ranks stood."""
 
 
 def run_job(kubectl: Kubectl, strike: Strike) -> Outcome:
@@ -224,7 +229,13 @@ def run_job(kubectl: Kubectl, strike: Strike) -> Outcome:
         names=names,
         recovery_s=min(again) - struck_at if again else None,
         found_s=found_at - struck_at if found_at is not None else None,
+        stacks=kept_stacks(kubectl, status),
     )
+
+
+def kept_stacks(kubectl: Kubectl, status: dict[str, Any]) -> str:
+    name = next((item["stacks"] for item in status.get("failures", ()) if item.get("stacks")), None)
+    return str(kubectl.get("configmap", name)["data"]["summary.txt"]) if name is not None else ""
 
 
 def job_of(strike: Strike) -> str:
@@ -275,6 +286,8 @@ def problems(strike: Strike, outcome: Outcome, wanted: dict[int, float]) -> list
     told = [(item.get("reason"), item.get("rank")) for item in status.get("failures", ())]
     if strike.reason and told != [(strike.reason, 1)]:
         found.append(f"failures {told}, expected {strike.reason} of rank 1")
+    if strike.reason and STOPPED not in outcome.stacks:
+        found.append(f"no kept stacks say {STOPPED!r}: {outcome.stacks[:200]!r}")
     return found
 
 

@@ -25,11 +25,20 @@ from tests.operator.reconcile_builders import (
     status,
 )
 from zerotrain.contract.progress import Phase
-from zerotrain.operator.reconcile import DeleteWorkers, PodView, Problem
+from zerotrain.operator.reconcile import (
+    CollectStacks,
+    DeleteWorkers,
+    PodView,
+    Problem,
+    StackSource,
+    StacksView,
+)
 from zerotrain.operator.reconcile.inspection import Inspection, Laggard, Pace
 
 END_ALL = DeleteWorkers(attempt=1, grace_s=1)
 PULL = "ImagePullBackOff: Back-off pulling image"
+STACKS = StacksView(attempt=1, config_map="gpt-1-stacks")
+ASK_1 = CollectStacks(attempt=1, sources=(StackSource(worker=1, pod="gpt-1-1", pod_ip="10.0.0.1"),))
 NO_NODE = "Unschedulable: 0/4 nodes are available"
 
 
@@ -57,7 +66,7 @@ def starting(
 ) -> Row:
     """A first attempt of two workers that began so long ago."""
     spec = {"runPolicy": {} if limit_s is None else {"startDeadlineSeconds": limit_s}, **more.pop("spec", {})}
-    taken = {name: more.pop(name, None) for name in ("problem", "inspection")}
+    taken = {name: more.pop(name, None) for name in ("problem", "inspection", "stacks")}
     observed = seen(*pods, synced_at=more.pop("synced_at", ago(3600)), **taken)
     stored = status(more.pop("phase", "Pending"), attemptStartTime=stamp(ago(began_s_ago)), **more)
     return Row(id=id, job=job(spec=spec, status=stored), seen=observed, want=want)
@@ -243,15 +252,45 @@ BLAME = [
         limit_s=None,
         spec={"failurePolicy": {"rules": [rule("ReplaceNodeAndRestart", onReasons=["RendezvousTimeout"])]}},
         inspection=waiting_for(1),
+        stacks=STACKS,
         want=Want(
+            actions=(END_ALL,),
             fields={
                 "failures.0.pod": "gpt-1-1",
                 "failures.0.rank": 1,
                 "failures.0.reason": "RendezvousTimeout",
+                "failures.0.stacks": "gpt-1-stacks",
                 "excludedNodes.0.name": "node-1",
             },
             says={"event": "it is stopped, when worker 0 gave up the rendezvous (exit code 82)"},
         ),
+    ),
+    *(
+        starting(
+            ended(0, 82),
+            running(1),
+            id=f"which is asked for its stacks first {why}",
+            limit_s=None,
+            inspection=waiting_for(1),
+            stacks=stacks,
+            want=Want(phase="Pending", actions=(ASK_1,), events=(), wake_in_s=1),
+        )
+        for why, stacks in (("", None), ("in this attempt", replace(STACKS, attempt=0)))
+    ),
+    *(
+        starting(
+            ended(0, 82, s_ago=s_ago),
+            running(1),
+            id=f"and blamed all the same when {why}",
+            limit_s=None,
+            inspection=waiting_for(1, s_ago=65),
+            stacks=stacks,
+            want=Want(actions=(END_ALL,), fields={"failures.0.pod": "gpt-1-1", "failures.0.stacks": ""}),
+        )
+        for why, s_ago, stacks in (
+            ("they cannot be kept", 6, replace(STACKS, config_map="")),
+            ("they do not come", 10, None),
+        )
     ),
     *(
         starting(

@@ -241,7 +241,7 @@ class Failure(ObservedModel):
     """Last line that the rank wrote."""
 
     stacks: str = ""
-    """ConfigMap with the stacks of the ranks, after a hang."""
+    """ConfigMap with the stacks of the ranks, after a hang or a rendezvous that one did not come to."""
 
     step: Int | None = None
     """Step that the job had reached."""

@@ -92,6 +92,8 @@ class Failure:
     """Further workers that are to blame for the same."""
     code: int | None = None
     """Exit code of those that waited for the worker, where its own program has none."""
+    due: datetime | None = None
+    """Until when more about it may come in: the stacks of a program that still runs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

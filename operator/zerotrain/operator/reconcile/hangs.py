@@ -255,7 +255,7 @@ def _with_stacks(draft: Draft, view: AttemptView, hang: HangStatus) -> HangStatu
         hang = hang.model_copy(update={"stacks": known.config_map})
         draft.set(hang=hang)
     if not _has_stacks(draft, hang):
-        draft.act(CollectStacks(attempt=hang.attempt, sources=_sources(view, first=hang.worker or 0)))
+        draft.act(CollectStacks(attempt=hang.attempt, sources=stack_sources(view, first=hang.worker or 0)))
         draft.wake(min(draft.now + STACKS_RETRY, hang.detected_at + STACKS_WAIT))
     return hang
 
@@ -267,7 +267,8 @@ def _has_stacks(draft: Draft, hang: HangStatus) -> bool:
     return tried or bool(hang.stacks) or draft.now >= hang.detected_at + STACKS_WAIT
 
 
-def _sources(view: AttemptView, *, first: int) -> tuple[StackSource, ...]:
+def stack_sources(view: AttemptView, *, first: int) -> tuple[StackSource, ...]:
+    """Whom to ask for stacks: the workers whose program runs, one of them before all others."""
     pods = {pod.index: pod for pod in view.present if pod.started and not pod.ended}
     order = sorted(pods, key=lambda index: (index != first, index))
     return tuple(

@@ -230,7 +230,10 @@ def _ended_badly(draft: Draft, view: AttemptView) -> bool:
 
 
 def _take_failure(draft: Draft, view: AttemptView, failure: Failure) -> None:
-    """Into status, once no surer evidence can come in."""
+    """Into status, once no surer evidence can come in, and no more about it."""
+    if failure.due is not None and draft.now < failure.due:
+        draft.wake(min(failure.due, draft.now + hangs.STACKS_RETRY))
+        return
     settled_at = endings.settled_at(draft, view, failure, echo=ECHO_SETTLE, sync=SYNC_SETTLE)
     if settled_at is not None and draft.now < settled_at:
         draft.wake(settled_at)

@@ -3,7 +3,8 @@ rendezvous that timed out.
 
 The workers that did start end with code 82 after their rendezvous timeout. They only waited: to blame, and
 named in status with node and reason, are those that they waited for. Where all have started it is the rank
-that the last look found stopped or still before the rendezvous, while its program runs on.
+that the last look found stopped or still before the rendezvous, while its program runs on; where that stands
+is asked before the attempt ends.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from zerotrain.operator.constants import Reason
 from zerotrain.operator.failure_policy import NOT_STARTED, Judgement
 from zerotrain.operator.reconcile.attempts import AttemptView, Failure, Fate, Worker
 from zerotrain.operator.reconcile.draft import Draft
-from zerotrain.operator.reconcile.hangs import is_met
+from zerotrain.operator.reconcile.hangs import is_met, stack_sources
+from zerotrain.operator.reconcile.plan import CollectStacks
 
 LOOK_AGE = timedelta(minutes=1)
 """So old the last look at all ranks may be that says who had not come. Looks end with worker 0."""
+STACKS_WAIT = timedelta(seconds=10)
+"""From the end of the one that gave up: so long the stacks of those that had not come are waited for."""
 MAX_NAMED = 4
 """Workers that the message names beside the first; `ranks` of the failure has more."""
 
@@ -50,8 +54,8 @@ def blamed(draft: Draft, view: AttemptView, failure: Failure | None) -> Failure 
 
 
 def _not_come(draft: Draft, view: AttemptView, failure: Failure) -> Failure:
-    look = draft.observed.inspection
-    if look is None or look.attempt != view.number or draft.now - look.at > LOOK_AGE or is_met(look):
+    look, ended_at = draft.observed.inspection, _ended_at(failure.worker) or draft.now
+    if look is None or look.attempt != view.number or ended_at - look.at > LOOK_AGE or is_met(look):
         return failure
     late = look.laggard
     if late is None or not late.worker < len(view.workers):
@@ -59,14 +63,25 @@ def _not_come(draft: Draft, view: AttemptView, failure: Failure) -> Failure:
     worker = view.workers[late.worker]
     if worker.fate is not Fate.RUNNING:
         return failure
+    stacks, due = draft.observed.stacks, None
+    if stacks is None or stacks.attempt != view.number:
+        stacks, due = None, ended_at + STACKS_WAIT
+        if draft.now < due:
+            draft.act(CollectStacks(attempt=view.number, sources=stack_sources(view, first=worker.index)))
     told = f"{late.why}, when worker {failure.worker.index} gave up the rendezvous (exit code 82)"
     return Failure(
         worker=worker,
         judgement=failure.judgement,
         rank=late.rank,
         told=told,
+        stacks=stacks.config_map if stacks is not None else "",
         code=ExitCode.RENDEZVOUS_TIMEOUT,
+        due=due,
     )
+
+
+def _ended_at(worker: Worker) -> datetime | None:
+    return worker.pod.ended_seen_at if worker.pod is not None else None
 
 
 def _began(draft: Draft) -> datetime | None:
