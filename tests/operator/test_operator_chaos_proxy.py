@@ -112,3 +112,21 @@ async def test_somebody_writes_first_and_answers_are_old(
         assert await client.call(read) == first
         proxy.weather = CALM
         assert (await client.call(read))["metadata"]["labels"] == {"seen": "late"}
+
+
+async def test_lists_are_never_old_whatever_their_size(
+    proxy: FaultProxy, kubeconfig: Path, namespace: str, api: KubeJson
+) -> None:
+    """As an API server reads them by quorum: an operator may rely on it."""
+    jobs = f"/apis/zerotrain.dev/v1alpha1/namespaces/{namespace}/zerotrainingjobs"
+    everything = Request(method="GET", path=jobs, kind="jobs", params={"limit": "500"})
+
+    def add(name: str) -> None:
+        meta = {"name": name, "namespace": namespace, "annotations": {"long": "x" * 100_000}}
+        api.post(jobs, job_json({"metadata": meta, "spec.managedBy": "example.com/nobody"}))
+
+    async with Api(await connect(kubeconfig), ONCE, Telemetry()) as client:
+        for number in range(3):  # an API server compresses from 128 KiB on
+            add(f"gpt-{number}")
+            proxy.weather = Weather(stale=1.0)
+            assert len((await client.call(everything))["items"]) == number + 1
