@@ -80,7 +80,7 @@ class Promises:
 
     def told(self) -> Counter[str]:
         """What the operator did, by the last status of every job: failures by reason and action, outcomes of
-        verifications, admissions."""
+        verifications, admissions, gangs."""
         found: Counter[str] = Counter()
         for job in self.jobs.values():
             for failure in job.status.get("failures", ()):
@@ -88,6 +88,8 @@ class Promises:
             record = (job.status.get("checkpoint") or {}).get("verification") or {}
             found["checkpoint " + record.get("state", "not read")] += 1
             found["admissions"] += job.admissions
+            if gang := (job.status.get("shape") or {}).get("gang"):
+                found[f"gang {gang}"] += 1
         return found
 
     def _complain(self, job: _Job, seen: Seen, text: str) -> None:

@@ -41,7 +41,7 @@ class Traits:
 
 def draw(chance: random.Random, workers: tuple[int, ...]) -> tuple[Json, Traits]:
     """Fields to change of the good job, by dotted path, and what they make of it."""
-    place, count = chance.choice(("", "", "gang", "queue")), chance.choice(workers)
+    place, count = chance.choice(("", "", "gang", "group", "queue")), chance.choice(workers)
     traits = Traits(
         elastic=chance.random() < 0.5 and count <= MAX_ELASTIC,
         queued=place == "queue",
@@ -68,6 +68,9 @@ def draw(chance: random.Random, workers: tuple[int, ...]) -> tuple[Json, Traits]
         # The doubles' nodes, for the gang; the scheduler itself stays away for want of the volume.
         changes["spec.scheduling.gang"] = "Operator"
         changes["spec.scheduling.tolerations"] = [{"key": "zerotrain.dev/double", "operator": "Exists"}]
+    if place == "group":
+        # Nobody reads the group here: it has to come before its pods and to go with them.
+        changes["spec.scheduling.gang"] = "Coscheduling"
     if place == "queue":
         changes["spec.scheduling.queueName"] = QUEUE
     return changes, traits

@@ -32,7 +32,12 @@ Json = dict[str, Any]
 
 NODES = ("double", "double-b")
 
-KUEUE_CRDS = Path(__file__).parents[2] / "operator" / "crds" / "kueue.yaml"
+CRDS = Path(__file__).parents[2] / "operator" / "crds"
+KINDS_OF_OTHERS = (
+    "workloads.kueue.x-k8s.io",
+    "resourceflavors.kueue.x-k8s.io",
+    "podgroups.scheduling.x-k8s.io",
+)
 
 ENTITLED = ("is being terminated", "exceeded quota")
 """Refusals with 403 that are no missing permission."""
@@ -181,8 +186,8 @@ def season(
 ) -> Iterator[Season]:
     """A fresh namespace of the cluster; the operator's manifests must have been applied."""
     chance, api = random.Random(seed), KubeJson(cluster)
-    cluster.kubectl("apply", "-f", str(KUEUE_CRDS))
-    wait_established(cluster, "workloads.kueue.x-k8s.io", "resourceflavors.kueue.x-k8s.io")
+    cluster.kubectl("apply", "-f", str(CRDS))
+    wait_established(cluster, *KINDS_OF_OTHERS)
     with ExitStack() as stack:
         namespace = stack.enter_context(cluster.namespace())
         double = stack.enter_context(kubelet(api, namespace, KEY, steps=steps))

@@ -290,8 +290,8 @@ _FAILURES = {
     ),
     "RendezvousTimeout": (
         "not all ranks met in time",
-        "look for pods that never started, DNS, and a NetworkPolicy between ranks: zerotrain doctor --pod; where "
-        "a rank ran and did not come, status.failures[].stacks names the ConfigMap that shows where it stood",
+        "look for pods that never started, DNS, and a NetworkPolicy between ranks: zerotrain doctor --pod; "
+        "where a rank ran and did not come, status.failures[].stacks names a ConfigMap that says why",
     ),
     "HalfBound": (
         "some workers of a gang had nodes and others found none for a minute: somebody else took the room, "
