@@ -2,12 +2,13 @@
 
     make bench-operator                        # or: python -m tests.benchmarks.bench_operator --help
 
-Every contender creates the same numbers of pods in the same cluster, in turn (A B C A B C ...), and a time
-is judged as the median over the rounds of its ratio to the plain Jobs of the same round. Its ratio to Jobs
-whose pods have the content of ours, to all objects of ours that nobody stands behind, and to the pods alone,
-tells what is the operator's doing, what the objects' and what the pods'. Processor time is that of the
-cluster's processes, the operator and this benchmark, from the first creation until shortly after the last pod
-ran. Nothing else should run on the machine.
+Every contender creates the same numbers of pods in the same cluster, in turn, every other round backwards
+(A B C C B A ...), as each leaves a cluster behind that the next one finds. A time is judged as the median over
+the rounds of its ratio to the plain Jobs of the same round. Its ratio to Jobs whose pods have the content of
+ours, to all objects of ours that nobody stands behind, and to the pods alone, tells what is the operator's
+doing, what the objects' and what the pods'. Processor time is that of the cluster's processes, the operator
+and this benchmark, from the first creation until shortly after the last pod ran. Nothing else should run on
+the machine.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ async def rounds(here: Session, results: Results, group: str, size: Size, number
     found = results.runs.setdefault(group, {name: [] for name in (ZEROTRAIN, *OTHERS)})
     with here.operator() as process:
         for _ in range(number):
-            for name in found:
+            for name in _turns(found):
                 run = await here.bench.measure(name, size, process)
                 found[name].append(run)
                 spent = run.spent
@@ -161,6 +162,12 @@ async def rounds(here: Session, results: Results, group: str, size: Size, number
                     f"{spent.requests / size.pods:.2f} requests per pod, "
                     f"{spent.allocated_bytes / size.pods / MIB:.2f} MiB allocated by the API server"
                 )
+
+
+def _turns(found: dict[str, list[Run]]) -> list[str]:
+    """The contenders of the next round."""
+    names = list(found)
+    return names if len(found[names[-1]]) % 2 == 0 else names[::-1]
 
 
 async def restart(here: Session, workers: int) -> float:
