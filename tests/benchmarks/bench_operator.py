@@ -3,12 +3,12 @@
     make bench-operator                        # or: python -m tests.benchmarks.bench_operator --help
 
 Every contender creates the same numbers of pods in the same cluster, in turn, every other round backwards
-(A B C C B A ...), as each leaves a cluster behind that the next one finds. A time is judged as the median over
-the rounds of its ratio to the plain Jobs of the same round. Its ratio to Jobs whose pods have the content of
-ours, to all objects of ours that nobody stands behind, and to the pods alone, tells what is the operator's
-doing, what the objects' and what the pods'. Processor time is that of the cluster's processes, the operator
-and this benchmark, from the first creation until shortly after the last pod ran. Nothing else should run on
-the machine.
+(A B C C B A ...), as each leaves a cluster behind that the next one finds. A time is judged as the median
+over the rounds of its ratio to the plain Jobs of the same round. Its ratio to Jobs whose pods have the
+content of ours, to all objects of ours that nobody stands behind, and to the pods alone, tells what is the
+operator's doing, what the objects' and what the pods'. Processor time is that of the cluster's processes,
+the operator and this benchmark, from the first creation until shortly after the last pod ran. Nothing else
+should run on the machine.
 """
 
 from __future__ import annotations
