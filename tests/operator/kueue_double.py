@@ -34,8 +34,10 @@ class KueueDouble:
         return next((item for item in _conditions(self.the_workload()) if item["type"] == kind), {})
 
     def admit(self, *, flavor: str) -> None:
-        """Reserve quota and admit, as one write."""
+        """Reserve quota and admit, as one write; only what Kueue would have queued."""
         item = self.the_workload()
+        assert item["spec"].get("active", True), "Kueue queues no Workload that is not active"
+        assert self.condition("Requeued").get("status") != "False", "Kueue queues it when it is requeued"
         (pods,) = item["spec"]["podSets"]
         assignment = {"name": pods["name"], "count": pods["count"], "flavors": {"cpu": flavor}}
         admission = {"clusterQueue": "all", "podSetAssignments": [assignment]}

@@ -53,6 +53,7 @@ ADMITTED = replace(
 )
 LET_IN = AttemptShape(workers=2, node_selector={"pool": "gpu"}, tolerations=ADMITTED.tolerations)
 EVICTED = replace(ADMITTED, evicted="Preempted: by ml/other")
+OUT = replace(EVICTED, admitted=False, holds_quota=False)
 RUNNING = replace(ADMITTED, pods_ready=True)
 
 
@@ -205,6 +206,23 @@ QUEUES = [
             attempt=1,
             actions=(ask(QueueStep.RELEASE, message="Preempted: by ml/other"),),
             conditions={"Admitted": ("False", "QueueEvicted")},
+        ),
+    ),
+    case(
+        "evicted-and-not-looked-at-again",
+        queued("Queued", 1),
+        seen(apis=KUEUE, queue=replace(OUT, message="by ml/other")),
+        Want(phase="Queued", actions=(), conditions={"Admitted": ("False", "QueueEvicted")}),
+    ),
+    case(
+        "evicted-and-in-line-again-says-what-the-queue-says-now",
+        queued("Queued", 1),
+        seen(apis=KUEUE, queue=replace(OUT, message="2 more needed")),
+        Want(
+            phase="Queued",
+            actions=(),
+            conditions={"Admitted": ("False", "Queued")},
+            says={"Admitted": "team-a: 2 more needed (evicted: Preempted: by ml/other)"},
         ),
     ),
     case(

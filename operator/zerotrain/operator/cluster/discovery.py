@@ -15,14 +15,14 @@ async def discover(api: Api) -> ClusterApis:
     """Raises ApiError."""
     gangs = {}
     for gang, group in GROUPS.items():
-        found = await _newest(api, group, VERSIONS[gang], RESOURCE)
+        found = await _first_served(api, group, VERSIONS[gang], RESOURCE)
         if found is not None:
             gangs[gang] = found
-    kueue = await _newest(api, KUEUE_GROUP, KUEUE_VERSIONS, "workloads")
+    kueue = await _first_served(api, KUEUE_GROUP, KUEUE_VERSIONS, "workloads")
     return ClusterApis(at=api.time.now(), gangs=gangs, kueue=kueue)
 
 
-async def _newest(api: Api, group: str, versions: Sequence[str], resource: str) -> str | None:
+async def _first_served(api: Api, group: str, versions: Sequence[str], resource: str) -> str | None:
     """The first of `versions` that the cluster serves with the resource."""
     served = {item["version"] for item in (await _get(api, f"/apis/{group}")).get("versions", ())}
     for version in versions:

@@ -114,11 +114,15 @@ def advanced(status: Mapping[str, Any], said: Said) -> Json:
             put("Requeued", reason in REQUEUES, reason or "Evicted", message)
             put("QuotaReserved", False, "Pending", message)
             put("Admitted", False, "NoReservation", "The workload has no reservation")
+            if _condition(status, "PodsReady"):
+                # Else Kueue waits for a recovery after the next admission, and for that it may have no limit.
+                put("PodsReady", False, "WaitForStart", message)
             changed.pop("admission", None)
         case QueueStep.FINISH:
             put("Finished", True, "Failed" if message.endswith("Failed") else "Succeeded", message)
         case QueueStep.PODS_READY:
-            put("PodsReady", True, "Started", "all ranks joined")
+            again = _condition(status, "PodsReady").get("reason") in ("WaitForRecovery", "Recovered")
+            put("PodsReady", True, "Recovered" if again else "Started", "all ranks joined")
         case QueueStep.PODS_NOT_READY:
             put("PodsReady", False, "WaitForRecovery", message)
     return changed

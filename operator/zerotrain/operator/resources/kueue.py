@@ -15,8 +15,8 @@ from zerotrain.operator.constants import ANNOTATION_MADE_FROM
 from .identity import Json, common_labels, metadata
 
 KUEUE_GROUP: Final = "kueue.x-k8s.io"
-KUEUE_VERSIONS: Final = ("v1", "v1beta2", "v1beta1")
-"""Those that this module can write, the newest first."""
+KUEUE_VERSIONS: Final = ("v1beta2", "v1", "v1beta1")
+"""Those that this module can write. The one that a real Kueue was tried with comes first."""
 
 POD_SET: Final = "workers"
 _REQUIRED_TOPOLOGY = f"{KUEUE_GROUP}/podset-required-topology"
