@@ -33,6 +33,7 @@ from tests.support.tools import alertmanager as alertmanager
 from tests.support.tools import amtool as amtool
 from tests.support.tools import build_tools_for
 from tests.support.tools import helm as helm
+from tests.support.tools import kueue as kueue
 from tests.support.tools import prometheus as prometheus
 from tests.support.tools import promtool as promtool
 

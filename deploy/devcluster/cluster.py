@@ -47,8 +47,8 @@ def build(profile: str, *, image: bool) -> None:
 
 
 def build_tool(tool: str) -> Path:
-    """Build programs that no cluster consists of (`helm`, `monitoring`) unless the cache holds them; returns
-    the folder that they are linked in."""
+    """Build programs that no cluster consists of (`helm`, `kueue`, `monitoring`) unless the cache holds them;
+    returns the folder that they are linked in."""
     _run([sys.executable, str(ROOT / "deploy" / "devcluster" / "build.py"), "tools", "--tool", tool])
     return TOOL_BIN
 

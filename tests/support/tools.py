@@ -1,4 +1,4 @@
-"""Programs that tests drive beside a cluster: helm, and Prometheus with its company.
+"""Programs that tests drive beside a cluster: helm, Kueue, and Prometheus with its company.
 
 tests/conftest.py takes the fixtures from here and builds, before the first test, what the chosen tests ask
 for: a cold build takes longer than a test may.
@@ -16,6 +16,7 @@ from deploy.devcluster import cluster as provider
 
 TOOL_OF_FIXTURE = {
     "helm": "helm",
+    "kueue": "kueue",
     "prometheus": "monitoring",
     "promtool": "monitoring",
     "alertmanager": "monitoring",
@@ -52,6 +53,12 @@ def run_program(command: Sequence[str | Path], *, stdin: str | None = None, time
 def helm() -> Path:
     """helm, of the version that deploy/tools/helm/go.mod names."""
     return program("helm")
+
+
+@pytest.fixture(scope="session")
+def kueue() -> Path:
+    """The controller, of the version that deploy/tools/kueue/go.mod names."""
+    return program("kueue")
 
 
 @pytest.fixture(scope="session")

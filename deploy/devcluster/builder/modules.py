@@ -22,6 +22,7 @@ class Tool(Enum):
     """Programs that no cluster consists of: what installs into one and what watches one, for whoever asks."""
 
     HELM = "helm"
+    KUEUE = "kueue"
     MONITORING = "monitoring"
 
 
@@ -97,6 +98,15 @@ HELM = Module(
     cgo=False,
     stamp_versions=(("helm.sh/helm/v4/internal/version.version", "helm.sh/helm/v4"),),
 )
+KUEUE = Module(
+    name="kueue",
+    folder="../tools/kueue",
+    package="tool",
+    programs=("kueue",),
+    summary="job queueing (Kueue)",
+    cgo=False,
+    stamp_versions=(("sigs.k8s.io/kueue/pkg/version.GitVersion", "sigs.k8s.io/kueue"),),
+)
 PROMETHEUS = Module(
     name="prometheus",
     folder="../tools/monitoring",
@@ -120,6 +130,7 @@ ALERTMANAGER = Module(
 
 MODULES_OF_TOOL: dict[Tool, tuple[Module, ...]] = {
     Tool.HELM: (HELM,),
+    Tool.KUEUE: (KUEUE,),
     Tool.MONITORING: (PROMETHEUS, ALERTMANAGER),
 }
 

@@ -1,0 +1,45 @@
+"""Files of a Go module as Go's cache holds them: custom resources and manifests of other projects."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from deploy.devcluster.builder.paths import find_paths
+from deploy.devcluster.builder.progress import Reporter
+from deploy.devcluster.builder.toolchain import find_or_install
+from tests.support.devcluster import REPOSITORY
+
+
+def downloaded(module: str, *, sum: str) -> Path:
+    """The folder of `path@version`, fetched the first time. `sum` is of the module's files, as go.sum names
+    it: another content is refused."""
+    answer = _download(module, Path("/"))
+    if answer["Sum"] != sum:
+        raise RuntimeError(f"{module} has the sum {answer['Sum']}; expected {sum}")
+    return Path(answer["Dir"])
+
+
+def required(module: str, *, by: Path) -> Path:
+    """The folder of a module in the version that the go.mod in `by` requires, checked by its go.sum."""
+    return Path(_download(module, by)["Dir"])
+
+
+def _download(module: str, cwd: Path) -> dict[str, Any]:
+    toolchain = find_or_install((1, 26), find_paths(REPOSITORY, os.environ), Reporter())
+    done = subprocess.run(
+        [toolchain.go, "mod", "download", "-json", module],
+        env=dict(toolchain.environ),
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{module} cannot be had: {done.stdout}{done.stderr}")
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer

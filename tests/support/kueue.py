@@ -1,0 +1,132 @@
+"""A real Kueue beside a cluster: its controllers as a process, with its own custom resources and webhooks."""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from tests.support.crd import wait_established
+from tests.support.devcluster import REPOSITORY, Cluster, wait_until
+from tests.support.go_module import required
+from tests.support.ports import free_port
+
+GROUP = "kueue.x-k8s.io"
+CERTS = Path("/etc/kueue/metrics/certs")
+"""Where its program looks, and nowhere else, for certificates that it does not make itself. To make them it
+needs a kubelet that mounts a Secret."""
+TOOL = REPOSITORY / "deploy" / "tools" / "kueue"
+Json = dict[str, Any]
+
+
+@contextmanager
+def kueue_running(program: Path, cluster: Cluster, folder: Path, **configuration: Json) -> Iterator[None]:
+    """Kueue installed in the cluster and at work for the length of the block, as its documentation sets up an
+    external framework, with this configuration besides. It sees a folder of this test in place of /etc."""
+    module = required("sigs.k8s.io/kueue", by=TOOL)
+    _install_crds(cluster, module / "config" / "components" / "crd" / "bases")
+    certs, port, log = folder / "etc" / CERTS.relative_to("/etc"), free_port(), folder / "kueue.log"
+    authority = _certificate(certs)
+    config = folder / "kueue.yaml"
+    config.write_text(json.dumps({**_configuration(port), **configuration}))
+    command = [str(program), "--config", str(config), "--kubeconfig", str(cluster.kubeconfig)]
+    private = ["unshare", "-rm", "sh", "-c", 'mount --bind "$0" /etc && exec "$@"', str(folder / "etc")]
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [*private, *command, "--feature-gates=VisibilityOnDemand=false"], stdout=output, stderr=output
+        )
+    try:
+        _register_webhooks(cluster, module, f"https://127.0.0.1:{port}", authority)
+        wait_until(lambda: _serves(process, cluster, log), "Kueue to take a ResourceFlavor", every_s=0.5)
+        yield
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+
+
+def _configuration(port: int) -> Json:
+    """The shipped one but for what a pod brings: certificates, addresses of its own, a lease."""
+    return {
+        "apiVersion": f"config.{GROUP}/v1beta2",
+        "kind": "Configuration",
+        "health": {"healthProbeBindAddress": "0"},
+        "metrics": {"bindAddress": "0"},
+        "webhook": {"host": "127.0.0.1", "port": port, "certDir": str(CERTS)},
+        "leaderElection": {"leaderElect": False},
+        "internalCertManagement": {"enable": False},
+        "integrations": {
+            "frameworks": ["batch/job", "pod"],
+            "externalFrameworks": ["ZeroTrainingJob.v1alpha1.zerotrain.dev"],
+        },
+    }
+
+
+def _install_crds(cluster: Cluster, folder: Path) -> None:
+    cluster.kubectl("apply", "--server-side", "-f", str(folder))
+    wait_established(
+        cluster, *(f"{path.stem.split('_')[1]}.{GROUP}" for path in sorted(folder.glob("*.yaml")))
+    )
+
+
+def _register_webhooks(cluster: Cluster, module: Path, url: str, authority: bytes) -> None:
+    """Those for Kueue's own kinds, by address: there is no Service without pods."""
+    manifests = module / "config" / "components" / "webhook" / "manifests.yaml"
+    for document in yaml.safe_load_all(manifests.read_text()):
+        kept = [hook for hook in document["webhooks"] if hook["rules"][0]["apiGroups"] == [GROUP]]
+        assert kept, f"{manifests} has no webhook for {GROUP}"
+        for hook in kept:
+            path = hook["clientConfig"].pop("service")["path"]
+            hook["clientConfig"] = {
+                "url": f"{url}{path}",
+                "caBundle": base64.b64encode(authority).decode(),
+            }
+        cluster.apply({**document, "webhooks": kept})
+
+
+def _serves(process: subprocess.Popen[bytes], cluster: Cluster, log: Path) -> bool:
+    """Whether its webhooks answer: they do once its controllers run."""
+    assert process.poll() is None, f"Kueue ended:\n{log.read_text()[-4000:]}"
+    probe = {"apiVersion": f"{GROUP}/v1beta2", "kind": "ResourceFlavor", "metadata": {"name": "probe"}}
+    done = cluster.kubectl("apply", "-f", "-", input=json.dumps(probe), check=False)
+    return done.returncode == 0
+
+
+def _certificate(folder: Path) -> bytes:
+    """A certificate for 127.0.0.1 that is its own authority, in the files that a webhook server reads."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kueue")])
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - timedelta(minutes=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(
+            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
+        )
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    folder.mkdir(parents=True)
+    text = certificate.public_bytes(serialization.Encoding.PEM)
+    (folder / "tls.crt").write_bytes(text)
+    secret = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    (folder / "tls.key").write_bytes(secret)
+    return text
