@@ -418,29 +418,6 @@ def test_a_release_clears_the_reservation_and_keeps_what_is_not_ours(reason: str
     assert again["conditions"] == after["conditions"], "a second release moves no time"
 
 
-@pytest.mark.parametrize(
-    ("before", "step", "after"),
-    [
-        ("", QueueStep.PODS_READY, "True Started"),
-        ("True Started", QueueStep.PODS_NOT_READY, "False WaitForRecovery"),
-        ("False WaitForRecovery", QueueStep.PODS_READY, "True Recovered"),
-        ("True Recovered", QueueStep.PODS_NOT_READY, "False WaitForRecovery"),
-        ("True Recovered", QueueStep.RELEASE, "False WaitForStart"),
-        ("False WaitForRecovery", QueueStep.RELEASE, "False WaitForStart"),
-        ("False WaitForStart", QueueStep.PODS_READY, "True Started"),
-        ("", QueueStep.RELEASE, ""),
-    ],
-)
-def test_kueue_is_told_whether_pods_start_or_recover(before: str, step: QueueStep, after: str) -> None:
-    """It has a limit for each of the two, and one for a recovery only where an administrator set it."""
-    found = {"conditions": conditions(PodsReady=before) if before else []}
-    told = advanced(found, Said(step=step, message="why", at=NOW, generation=4))
-    words = [
-        f"{item['status']} {item['reason']}" for item in told["conditions"] if item["type"] == "PodsReady"
-    ]
-    assert words == ([after] if after else [])
-
-
 @pytest.mark.parametrize(("phase", "reason"), [("Completed", "Succeeded"), ("Failed", "Failed")])
 def test_finished(phase: str, reason: str) -> None:
     after = advanced({}, Said(step=QueueStep.FINISH, message=f"the job is {phase}", at=NOW, generation=1))

@@ -1,14 +1,16 @@
-"""A quota is given back once: Kueue may have admitted the job anew before the watch shows it."""
+"""A quota is given back once, as Kueue may have admitted the job anew before the watch shows it, and the next
+start is one of its own."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.operator.api_double import ApiDouble, served
+from tests.operator.reconcile_builders import NOW
 from tests.operator.test_operator_admission import conditions
 from tests.operator.test_operator_executor import job
 from zerotrain.operator.api import ZeroTrainingJob
-from zerotrain.operator.cluster.kueue import WorkloadClient
+from zerotrain.operator.cluster.kueue import Said, WorkloadClient, advanced
 from zerotrain.operator.reconcile.queues import QueueStep
 from zerotrain.operator.resources.kueue import workload_name
 
@@ -33,3 +35,26 @@ async def test_only_what_is_evicted_now_is_given_back(evicted: str, reserved: st
     async with served(double) as api:
         await WorkloadClient(api, version, parsed).advance(QueueStep.RELEASE, "why")
     assert double.asked(f"PUT {path}/status") == writes
+
+
+@pytest.mark.parametrize(
+    ("before", "step", "after"),
+    [
+        ("", QueueStep.PODS_READY, "True Started"),
+        ("True Started", QueueStep.PODS_NOT_READY, "False WaitForRecovery"),
+        ("False WaitForRecovery", QueueStep.PODS_READY, "True Recovered"),
+        ("True Recovered", QueueStep.PODS_NOT_READY, "False WaitForRecovery"),
+        ("True Recovered", QueueStep.RELEASE, "False WaitForStart"),
+        ("False WaitForRecovery", QueueStep.RELEASE, "False WaitForStart"),
+        ("False WaitForStart", QueueStep.PODS_READY, "True Started"),
+        ("", QueueStep.RELEASE, ""),
+    ],
+)
+def test_kueue_is_told_whether_pods_start_or_recover(before: str, step: QueueStep, after: str) -> None:
+    """It has a limit for each of the two, and one for a recovery only where an administrator set it."""
+    found = {"conditions": conditions(PodsReady=before) if before else []}
+    told = advanced(found, Said(step=step, message="why", at=NOW, generation=4))
+    words = [
+        f"{item['status']} {item['reason']}" for item in told["conditions"] if item["type"] == "PodsReady"
+    ]
+    assert words == ([after] if after else [])
