@@ -8,17 +8,14 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from tests.operator.operator_process import write_kubeconfig
+from tests.support.certificates import certificate
 from tests.support.commands import Done, zerotrain
 from tests.support.crd import install_crd
 from tests.support.devcluster import Cluster
@@ -201,30 +198,6 @@ def test_a_wrong_field_is_refused_here_and_there(control_plane: Cluster, served:
     raw["spec"]["workers"] = 0
     with pytest.raises(InvalidJobError, match=r"spec\.workers"):
         client.submit(raw)
-
-
-def certificate(folder: Path, name: str, days: int) -> tuple[Path, Path]:
-    """A self-made one whose time ends so many days from now."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
-    now = datetime.now(UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(days=400))
-        .not_valid_after(now + timedelta(days=days))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    cert_file, key_file = folder / f"{name}.crt", folder / f"{name}.key"
-    cert_file.write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    form, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    key_file.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, plain))
-    return cert_file, key_file
 
 
 @pytest.fixture

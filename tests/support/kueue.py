@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import base64
-import ipaddress
 import json
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import yaml  # type: ignore[import-untyped]
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
+from tests.support.certificates import certificate
 from tests.support.crd import wait_established
 from tests.support.devcluster import REPOSITORY, Cluster, wait_until
 from tests.support.go_module import required
@@ -38,7 +33,8 @@ def kueue_running(program: Path, cluster: Cluster, folder: Path, **configuration
     module = required("sigs.k8s.io/kueue", by=TOOL)
     _install_crds(cluster, module / "config" / "components" / "crd" / "bases")
     certs, port, log = folder / "etc" / CERTS.relative_to("/etc"), free_port(), folder / "kueue.log"
-    authority = _certificate(certs)
+    certs.mkdir(parents=True)
+    authority, _ = certificate(certs, "tls", days=1)
     config = folder / "kueue.yaml"
     config.write_text(json.dumps({**_configuration(port), **configuration}))
     command = [str(program), "--config", str(config), "--kubeconfig", str(cluster.kubeconfig)]
@@ -48,7 +44,7 @@ def kueue_running(program: Path, cluster: Cluster, folder: Path, **configuration
             [*private, *command, "--feature-gates=VisibilityOnDemand=false"], stdout=output, stderr=output
         )
     try:
-        _register_webhooks(cluster, module, f"https://127.0.0.1:{port}", authority)
+        _register_webhooks(cluster, module, f"https://127.0.0.1:{port}", authority.read_bytes())
         wait_until(lambda: _serves(process, cluster, log), "Kueue to take a ResourceFlavor", every_s=0.5)
         yield
     finally:
@@ -101,32 +97,3 @@ def _serves(process: subprocess.Popen[bytes], cluster: Cluster, log: Path) -> bo
     probe = {"apiVersion": f"{GROUP}/v1beta2", "kind": "ResourceFlavor", "metadata": {"name": "probe"}}
     done = cluster.kubectl("apply", "-f", "-", input=json.dumps(probe), check=False)
     return done.returncode == 0
-
-
-def _certificate(folder: Path) -> bytes:
-    """A certificate for 127.0.0.1 that is its own authority, in the files that a webhook server reads."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "kueue")])
-    now = datetime.now(UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - timedelta(minutes=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False
-        )
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    folder.mkdir(parents=True)
-    text = certificate.public_bytes(serialization.Encoding.PEM)
-    (folder / "tls.crt").write_bytes(text)
-    secret = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    (folder / "tls.key").write_bytes(secret)
-    return text

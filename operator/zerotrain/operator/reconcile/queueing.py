@@ -199,7 +199,7 @@ def _queue(draft: Draft, shape: AttemptShape) -> tuple[str, str] | None:
         if queue.holds_quota:
             draft.act(AskQueue(step=QueueStep.RELEASE, message=queue.evicted))
         elif queue.message not in queue.evicted:
-            # Its own words are there until it looks at the job again.
+            # Before Kueue looks at the job again, the message is the eviction's.
             return Reason.QUEUED, f"waits for queue {name}: {queue.message} (evicted: {queue.evicted})"
         return Reason.QUEUE_EVICTED, f"evicted by queue {name}: {queue.evicted}"
     elif queue.problem is not None:
