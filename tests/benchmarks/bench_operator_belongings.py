@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.benchmarks.bench_operator_loads import IN_FLIGHT, Size, collection, zerotrain_job
 from zerotrain.operator.api import ZeroTrainingJob
-from zerotrain.operator.resources import ResourceOptions, service, shared_objects, worker_pods
+from zerotrain.operator.resources import ResourceOptions, rendezvous_service, shared_objects, worker_pods
 
 if TYPE_CHECKING:
     from tests.benchmarks.bench_operator_loads import Bench
@@ -25,9 +25,9 @@ Json = dict[str, Any]
 
 KEY = b"k" * 32
 MANAGER = "example.com/benchmark"
-ADDRESSED_S = 3.0
-"""By then most pods have their address: before, a Service's controllers write everything twice."""
-_LABEL = re.compile(r'"zerotrain\.dev/(job|job-uid|attempt|rank)"')
+START_S = 3.0
+"""So long after its pods the operator writes a job's status when many start: most of them run by then."""
+_LABEL = re.compile(r'"zerotrain\.dev/(job|job-uid|attempt|rank|rendezvous)"')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +56,7 @@ class Belongings:
     async def create(self, bench: Bench, namespace: str, size: Size) -> None:
         """As many creations at once as of any other contender."""
         places = asyncio.Semaphore(IN_FLIGHT)
+        meeting_places: set[str] = set()
 
         async def one(request: Awaitable[Json]) -> Json:
             async with places:
@@ -65,13 +66,15 @@ class Belongings:
             body = zerotrain_job(namespace, f"job-{number}", size.workers, managedBy=MANAGER)
             made = await one(bench.post(body))
             job = ZeroTrainingJob.parse(made)
-            shared = [item for item in shared_objects(job, 1, KEY, ResourceOptions()) if not _waits(item)]
+            shared = shared_objects(job, 1, KEY, ResourceOptions())
+            named = rendezvous_service(job)
+            if named is not None and (name := named["metadata"]["name"]) not in meeting_places:
+                meeting_places.add(name)
+                shared.append(named)
             await asyncio.gather(*(one(bench.post(_foreign(item))) for item in shared))
             pods = worker_pods(job, 1, range(size.workers), ResourceOptions())
             await asyncio.gather(*(one(bench.post(_foreign(pod))) for pod in pods))
-            await asyncio.sleep(ADDRESSED_S)
-            if (named := service(job)) is not None:
-                await one(bench.post(_foreign(named)))
+            await asyncio.sleep(START_S)
             await one(bench.put_status({**made, "status": self.status}))
             await one(bench.post(self._event(job)))
 
@@ -87,10 +90,6 @@ class Belongings:
             "metadata": meta,
             "regarding": regarding,
         }
-
-
-def _waits(item: Json) -> bool:
-    return bool(item["kind"] == "Service")
 
 
 def _foreign(item: Json) -> Json:

@@ -342,7 +342,7 @@ class Bench:
 
     async def clean(self, namespace: str) -> None:
         """Delete everything and wait, so that the next measurement finds a quiet cluster."""
-        for kind in ("ZeroTrainingJob", "Job", "Pod"):
+        for kind in ("ZeroTrainingJob", "Job", "Pod", "Service"):  # Services that jobs share stay for a while
             await self._delete_all(kind, namespace)
         for kind in ("Pod", "Service"):
             while await self._any(kind, namespace):

@@ -125,8 +125,6 @@ def progress(step: int, attempt: int = 1, *, saved: int | None = None, **more: A
 
 
 def seen(*pods: PodView, **more: Any) -> Observed:
-    """Worker 0 of the newest attempt has its name already, unless `named` says otherwise."""
-    more.setdefault("named", max((pod.attempt for pod in pods), default=None))
     return Observed(pods=pods, synced_at=more.pop("synced_at", ago(3600)), **more)
 
 

@@ -38,7 +38,7 @@ from zerotrain.operator.reconcile import (
     RequestYield,
     UnprotectWorkers,
 )
-from zerotrain.operator.resources import ResourceOptions, network_policy
+from zerotrain.operator.resources import ResourceOptions, network_policy, rendezvous_name
 from zerotrain.operator.resources.stacks import stacks_config_map
 
 KEY = b"k" * 32
@@ -112,8 +112,8 @@ async def test_shared_objects_come_before_the_pods() -> None:
     accept_all(double)
     await perform(double, CREATE)
     posted = [path.rsplit("/", 1)[-1] for verb, path, _ in double.requests if verb == "POST"]
-    assert sorted(posted[:2]) == ["networkpolicies", "secrets"]
-    assert posted[2:] == ["pods", "pods"]
+    assert sorted(posted[:3]) == ["networkpolicies", "secrets", "services"]
+    assert posted[3:] == ["pods", "pods"]
 
 
 @pytest.mark.parametrize(("attempt", "made"), [(1, [1, 1]), (2, [2, 2])])
@@ -197,6 +197,7 @@ SHARED = {
 
 @pytest.mark.parametrize("gone", [None, *SHARED])
 async def test_what_somebody_deleted_of_a_running_attempt_is_made_again(gone: str | None) -> None:
+    own_program = job_json({"spec.command": ["python", "train.py"]})
     double, wanted = ApiDouble(), network_policy(make_job(), ResourceOptions())["spec"]
     for kind, (path, name) in SHARED.items():
         double.on(f"POST {path}", (201, {}) if kind == gone else EXISTS)
@@ -205,7 +206,7 @@ async def test_what_somebody_deleted_of_a_running_attempt_is_made_again(gone: st
             double.on(f"GET {path}/{name}", failure(404, "NotFound") if kind == gone else (200, there))
     async with served(double) as api:
         hands = executor(api)
-        await hands.perform(job(), [KeepShared(attempt=1, protected=2)])
+        await hands.perform(own_program, [KeepShared(attempt=1, protected=2)])
         assert hands.memories.of(job()["metadata"]["uid"]).shared_at is not None
     posted = {path for verb, path, _ in double.requests if verb == "POST"}
     assert posted == {SHARED["Secret"][0], *([SHARED[gone][0]] if gone else [])}
@@ -218,6 +219,7 @@ async def test_a_policy_that_was_opened_under_a_running_attempt_is_closed() -> N
         double.on(f"POST {path}", EXISTS)
         double.on(f"GET {path}/{name}", (200, mine({"spec": {"ingress": [{}]}})))
     double.on(f"PATCH {POLICIES}/gpt", (200, {}))
+    double.on(f"POST {SHARED['Service'][0]}", (201, {}))
     await perform(double, KeepShared(attempt=1))
     assert [body["spec"]["ingress"] != [{}] for body in double.bodies(f"PATCH {POLICIES}/gpt")] == [True]
 
@@ -278,7 +280,7 @@ async def test_a_name_that_somebody_else_holds_is_refused(kind: str) -> None:
     double = ApiDouble()
     accept_all(double)
     double.on(f"POST {CORE}/{kind}", EXISTS)
-    for name in ("gpt", "gpt-1-0", "gpt-1-1"):
+    for name in (rendezvous_name(job()["metadata"]["uid"]), "gpt-1-0", "gpt-1-1"):
         double.on(f"GET {CORE}/{kind}/{name}", (200, {"metadata": {"name": name}}))
     with pytest.raises(ActionRefused, match="belongs to somebody else") as caught:
         await perform(double, CREATE)

@@ -11,6 +11,8 @@ from tests.operator.kubelet_double import kubelet, wait_for_step
 from tests.operator.live_job import LiveJob, judge_attempts
 from tests.operator.operator_process import KEY, operator
 from tests.support.devcluster import Cluster, wait_until
+from zerotrain.operator.constants import RENDEZVOUS_SERVICES
+from zerotrain.operator.resources import rendezvous_name
 
 pytestmark = pytest.mark.cluster
 
@@ -28,12 +30,15 @@ def wait_for_reason(job: LiveJob, reason: str) -> str:
 def test_a_name_that_is_taken_is_said_and_waited_for(
     control_plane: Cluster, namespace: str, operator_kubeconfig: Path, api: KubeJson, tmp_path: Path
 ) -> None:
-    control_plane.kubectl("create", "service", "clusterip", "gpt", "--tcp=80", "-n", namespace)
+    services = f"/api/v1/namespaces/{namespace}/services"
+    for name in RENDEZVOUS_SERVICES:
+        api.post(services, {"metadata": {"name": name}, "spec": {"ports": [{"port": 80}]}})
     with operator(operator_kubeconfig, tmp_path), kubelet(api, namespace, KEY, steps=10) as double:
         job = LiveJob(control_plane, namespace)
-        assert "Service gpt belongs to somebody else" in wait_for_reason(job, "NameTaken")
+        name = rendezvous_name(job.object()["metadata"]["uid"])
+        assert f"Service {name} belongs to somebody else; delete it" in wait_for_reason(job, "NameTaken")
         assert not double.created
-        control_plane.kubectl("delete", "service", "gpt", "-n", namespace)
+        control_plane.kubectl("delete", "service", name, "-n", namespace)
         job.wait_for("Completed")
         judge_attempts(double, attempts=1)
 

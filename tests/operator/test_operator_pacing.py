@@ -8,13 +8,11 @@ import pytest
 
 from tests.operator.api_double import Json, pod_json
 from tests.operator.reconcile_builders import NOW, job, pending, ready, running, seen, settled, status
-from tests.support.jobs import make_job
 from zerotrain.operator.api import ZeroTrainingJobStatus
 from zerotrain.operator.cluster.store import PodStore, owner_key
 from zerotrain.operator.handlers.pacing import MAX_START_WAIT_S, MAX_WAIT_S, WAIT_PER_JOB_S, Pace
 from zerotrain.operator.handlers.queue import WorkQueue
 from zerotrain.operator.reconcile import CreateWorkers, Known, Observed, OpenGates, can_wait, reconcile
-from zerotrain.operator.resources import service
 from zerotrain.operator.resources.gang import OPERATOR
 
 OWNER = owner_key("ml", "job-uid")
@@ -174,10 +172,3 @@ async def test_a_key_survives_the_cancellation_of_the_one_that_was_woken() -> No
     first.cancel()
     async with asyncio.timeout(60):
         assert await second == "a"
-
-
-def test_the_trainer_gets_a_name_for_worker_0_and_a_users_program_one_for_each() -> None:
-    ours, own = service(make_job()), service(make_job({"spec.command": ["python", "train.py"]}))
-    assert ours is not None
-    assert own is not None
-    assert ours["spec"]["selector"] == {**own["spec"]["selector"], "zerotrain.dev/rank": "0"}

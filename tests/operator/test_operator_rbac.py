@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from tests.operator.call_record import FILE_VARIABLE, Call, call_of, granted, recorded
 from tests.operator.kube_json import KubeJson
@@ -22,6 +23,7 @@ from tests.operator.kubelet_double import kubelet, wait_for_step
 from tests.operator.live_job import LiveJob
 from tests.operator.operator_process import KEY, operator
 from tests.support.devcluster import PATIENCE_S, REPOSITORY, Cluster, wait_until
+from zerotrain.operator.constants import RENDEZVOUS_SERVICES
 
 FOLDER = REPOSITORY / "deploy" / "kustomize"
 ROLES = (FOLDER / "cluster_role.yaml", FOLDER / "lease_role.yaml")
@@ -96,6 +98,13 @@ def test_the_roles_grant_what_operators_do_and_nothing_else(
         print(f"only a part of the folder ran; not used by it: {idle}")
         return
     assert not idle, f"no test's operator used these rights: {idle}; remove them, or test what needs them"
+
+
+def test_of_all_services_only_those_that_jobs_share_may_be_deleted() -> None:
+    documents = YAML(typ="safe", pure=True).load_all(ROLES[0].read_text())
+    rules = [rule for document in documents for rule in document.get("rules", ())]
+    deleting = [rule for rule in rules if "services" in rule["resources"] and "delete" in rule["verbs"]]
+    assert [rule.get("resourceNames") for rule in deleting] == [list(RENDEZVOUS_SERVICES)]
 
 
 class RecordFile:

@@ -28,7 +28,8 @@ def test_what_is_deleted_under_a_running_attempt_comes_back(
 ) -> None:
     def found() -> dict[str, str]:
         """UIDs by name."""
-        items = control_plane.get(kind, "-n", namespace, "-l", "zerotrain.dev/job=gpt")["items"]
+        mine = "app.kubernetes.io/name=zerotrain" if kind == "Service" else "zerotrain.dev/job=gpt"
+        items = control_plane.get(kind, "-n", namespace, "-l", mine)["items"]
         return {item["metadata"]["name"]: item["metadata"]["uid"] for item in items}
 
     with operator(operator_kubeconfig, tmp_path, OFTEN), kubelet(api, namespace, KEY, steps=10_000):

@@ -73,7 +73,6 @@ class Cluster:
             apis=ClusterApis(at=NOW),
             capacity=self._word(),
             question=self.asked,
-            named=self.status.get("attempt"),
         )
 
     def _word(self) -> Verdict | None:

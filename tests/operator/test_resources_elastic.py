@@ -9,7 +9,13 @@ from typing import Any
 from tests.support.jobs import make_job
 from zerotrain.contract.launch import unfolded
 from zerotrain.operator.api import ZeroTrainingJob
-from zerotrain.operator.resources import ResourceOptions, shared_objects, worker_pods
+from zerotrain.operator.resources import (
+    ResourceOptions,
+    rendezvous_name,
+    rendezvous_service,
+    shared_objects,
+    worker_pods,
+)
 from zerotrain.operator.resources.budget import disruption_budget
 
 OPTIONS = ResourceOptions()
@@ -41,10 +47,10 @@ def test_each_size_has_its_own_configuration() -> None:
 
 def test_ranks_and_service_are_those_of_the_attempt() -> None:
     pods = list(worker_pods(resized(4), 3, range(4), OPTIONS))
+    named = rendezvous_name(resized(4).uid)
     env = unfolded({item["name"]: item.get("value", "") for item in pods[3]["spec"]["containers"][0]["env"]})
-    assert (env["WORLD_SIZE"], env["NODE_RANK"], env["MASTER_ADDR"]) == ("8", "3", "gpt-3-0.gpt")
-    assert "Service" in objects(resized(4))
-    assert "Service" not in objects(resized(1))
+    assert (env["WORLD_SIZE"], env["NODE_RANK"], env["MASTER_ADDR"]) == ("8", "3", f"gpt-3-0.{named}")
+    assert rendezvous_service(resized(1)) is None
 
 
 def test_the_budget_counts_exactly_the_workers_of_its_attempt() -> None:

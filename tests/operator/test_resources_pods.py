@@ -10,7 +10,15 @@ from pydantic import ValidationError
 
 from tests.support.jobs import ABSENT, make_job
 from zerotrain.contract.launch import LAUNCH_VARIABLE, LaunchSpec, unfolded
-from zerotrain.operator.resources import ResourceOptions, secret_name, worker_pod, worker_pods
+from zerotrain.operator.resources import (
+    ResourceOptions,
+    own_service,
+    rendezvous_name,
+    rendezvous_service,
+    secret_name,
+    worker_pod,
+    worker_pods,
+)
 
 OPTIONS = ResourceOptions()
 Json = dict[str, Any]
@@ -39,7 +47,7 @@ def test_the_launcher_reads_the_environment() -> None:
     launch = _launch(_pod({"spec.nvme": {"size": "2Ti", "encryption": "AEAD"}}, attempt=3, index=1))
     assert (launch.job, launch.attempt, launch.node_rank) == ("gpt", 3, 1)
     assert (launch.world_size, launch.ranks_per_worker, list(launch.ranks)) == (4, 2, [2, 3])
-    assert launch.master_addr == "gpt-3-0.gpt"
+    assert launch.master_addr == f"gpt-3-0.{rendezvous_name(make_job().uid)}"
     assert str(launch.checkpoint_dir) == "/checkpoints/gpt"
     assert (str(launch.nvme_path), launch.nvme_bytes) == ("/local_nvme", 2 * 2**40)
     assert launch.nvme_encryption == "AEAD"
@@ -64,9 +72,22 @@ def test_a_single_worker_needs_no_dns() -> None:
 def test_names_are_those_of_the_service() -> None:
     pod = _pod(attempt=2, index=1)
     assert pod["metadata"]["name"] == pod["spec"]["hostname"] == "gpt-2-1"
-    assert pod["spec"]["subdomain"] == "gpt"
     labels = pod["metadata"]["labels"]
     assert (labels["zerotrain.dev/attempt"], labels["zerotrain.dev/rank"]) == ("2", "1")
+
+
+@pytest.mark.parametrize("command", [ABSENT, ["python", "train.py"]])
+def test_worker_0_is_behind_the_service_that_its_address_names(command: Any) -> None:
+    """Of the trainer's workers it alone: each pod behind a Service has it written again."""
+    job = make_job({"spec.command": command})
+    found = own_service(job) or rendezvous_service(job)
+    assert found is not None
+    wanted = found["spec"]["selector"].items()
+    first, second = worker_pods(job, 1, range(2), OPTIONS)
+    assert first["spec"]["subdomain"] == second["spec"]["subdomain"] == found["metadata"]["name"]
+    assert _launch(second).master_addr == f"{first['spec']['hostname']}.{first['spec']['subdomain']}"
+    assert wanted <= first["metadata"]["labels"].items()
+    assert (wanted <= second["metadata"]["labels"].items()) == bool(job.spec.command)
 
 
 def test_many_pods_are_the_same_as_one_by_one() -> None:

@@ -18,14 +18,15 @@ from zerotrain.operator.resources import (
     attempt_secret,
     build,
     network_policy,
+    own_service,
+    rendezvous_service,
     secret_name,
-    service,
-    shared_objects,
 )
 from zerotrain.operator.resources.config_files import config_files
 
 KEY = b"k" * 32
 OPTIONS = ResourceOptions()
+OWN_PROGRAM = {"spec.command": ["python", "train.py"]}
 Json = dict[str, Any]
 
 
@@ -46,11 +47,12 @@ def test_every_object_goes_with_its_job() -> None:
 
 
 def test_names_and_order() -> None:
-    built = [(item["kind"], item["metadata"]["name"]) for item in build(make_job(), 2, KEY, OPTIONS)]
+    job = make_job(OWN_PROGRAM)
+    built = [(item["kind"], item["metadata"]["name"]) for item in build(job, 2, KEY, OPTIONS)]
     assert built == [
         ("Service", "gpt"),
         ("NetworkPolicy", "gpt"),
-        ("Secret", secret_name(make_job(), 2)),
+        ("Secret", secret_name(job, 2)),
         ("Pod", "gpt-2-0"),
         ("Pod", "gpt-2-1"),
     ]
@@ -75,18 +77,14 @@ def test_objects_are_plain_json_and_reproducible() -> None:
     assert once == again
 
 
-def test_the_service_is_headless_and_names_pods_before_they_are_ready() -> None:
-    found = service(make_job())
+@pytest.mark.parametrize("changes", [{}, OWN_PROGRAM], ids=["the trainer", "a program of the user's"])
+def test_the_service_is_headless_and_names_pods_before_they_are_ready(changes: Json) -> None:
+    job = make_job(changes)
+    found = own_service(job) or rendezvous_service(job)
     assert found is not None
     assert found["spec"]["clusterIP"] == "None"
     assert found["spec"]["publishNotReadyAddresses"] is True
     assert {port["port"] for port in found["spec"]["ports"]} == {8471, 29400}
-
-
-def test_one_worker_needs_no_service() -> None:
-    job = make_job({"spec.workers": 1})
-    assert service(job) is None
-    assert "Service" not in _by_kind(shared_objects(job, 1, KEY, OPTIONS))
 
 
 def test_the_trainer_reads_back_what_the_job_says() -> None:

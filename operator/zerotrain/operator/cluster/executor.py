@@ -33,7 +33,6 @@ from zerotrain.operator.reconcile import (
     DiscoverApis,
     ForgetGroup,
     KeepShared,
-    NameMaster,
     OpenGates,
     ProtectWorkers,
     RequestYield,
@@ -51,7 +50,6 @@ async def _delete_job(hands: Hands, body: Json, action: DeleteJob) -> None:
 _PERFORM: dict[type, Callable[[Hands, Json, Any], Awaitable[None]]] = {
     CreateWorkers: workers.create,
     KeepShared: workers.keep_shared,
-    NameMaster: workers.name_master,
     DeleteWorkers: workers.delete_attempt,
     DeletePods: workers.delete_pods,
     SaveLog: logs.save,

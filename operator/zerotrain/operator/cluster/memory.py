@@ -65,8 +65,6 @@ class JobMemory:
     """Hash of the shared objects that are known to exist as they should for one attempt."""
     shared_at: datetime | None = None
     """When they were made or looked at last."""
-    named: int | None = None
-    """The attempt for which the Service is known to exist."""
 
 
 @dataclass(slots=True)
@@ -141,7 +139,6 @@ class Memories:
             protection=memory.protection,
             ungrouped=memory.ungrouped,
             shared_due=self._shared_due(uid, memory.shared_at or store.sight.since(namespace)),
-            named=memory.named,
             problem=memory.problem,
             making=memory.making,
             nodes=self.nodes.of(pods),

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 
 from zerotrain.operator.api import ZeroTrainingJobStatus
 from zerotrain.operator.api.planning import PlanMissing, known_plan
+from zerotrain.operator.cluster.actions import rendezvous
 from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.cluster.errors import ApiError, Conflict, Forbidden, NotFound, NotLeading, Unavailable
 from zerotrain.operator.cluster.events import EventWriter
@@ -160,6 +161,8 @@ class Controller:
                         await self._refresh(key)
                 if not missed:
                     self.jobs.heard()
+                if self.may_act.is_set():
+                    await rendezvous.tidy(self.executor, namespace, self.jobs)
             self.store.prune({owner_key(key.namespace, job["metadata"]["uid"]) for key, job in self.jobs})
             self.memories.prune({job["metadata"]["uid"] for _, job in self.jobs})
             self.telemetry.count_jobs(self.phases())
@@ -283,7 +286,7 @@ class Controller:
         answered = state is not None and (state.acked_at is not None or state.refused)
         if cleared or (answered and any(isinstance(action, RequestYield) for action in plan.actions)):
             self.queue.add(key)
-        elif plan.decisive:
+        else:
             self.queue.add_after(key, RECHECK_S)
 
     def _after_conflict(self, key: JobKey, job: Json) -> None:

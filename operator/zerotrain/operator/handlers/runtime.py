@@ -170,6 +170,7 @@ class Runtime:
     def _gained(self) -> None:
         self.telemetry.leader.set(1)
         self.controller.jobs.doubt()
+        self.controller.executor.places.doubt()
         self._update_permission()
 
     def _lost(self) -> None:

@@ -17,7 +17,7 @@ from zerotrain.operator.api.lifecycle import CleanPodPolicy
 from zerotrain.operator.api.planning import Planner, plan_job
 from zerotrain.operator.api.status import Count
 from zerotrain.operator.constants import MANAGER
-from zerotrain.operator.reconcile import memory, naming, protection, queueing, shared, verification
+from zerotrain.operator.reconcile import memory, protection, queueing, shared, verification
 from zerotrain.operator.reconcile.admit import unreadable
 from zerotrain.operator.reconcile.attempts import AttemptView
 from zerotrain.operator.reconcile.conditions import ACTIVE, FINISHED, update_conditions
@@ -71,7 +71,6 @@ def reconcile(
     queueing.settle(draft)
     protection.settle(draft)
     view = draft.view()
-    naming.settle(draft, view)  # first, so that no other object that is refused keeps the ranks apart
     shared.settle(draft, view)
     draft.set(
         selector=worker_selector(identity.name, identity.uid),

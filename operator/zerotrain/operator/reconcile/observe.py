@@ -200,8 +200,6 @@ class Observed:
     """The attempt whose pod group this operator deleted last."""
     shared_due: datetime | None = None
     """From when the objects that pods share should be looked at again; None while nobody counts."""
-    named: int | None = None
-    """The attempt for which this operator saw to the Service last."""
     problem: Problem | None = None
     making: bool = False
     """The last pass left pods of the attempt to this one, though nothing kept it from them."""

@@ -45,13 +45,6 @@ class KeepShared:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NameMaster:
-    """Make the Service by which the ranks find worker 0. Changes nothing that a pass looks at."""
-
-    attempt: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class DeleteWorkers:
     """Delete all pods of one attempt with one request."""
 
@@ -198,7 +191,6 @@ class DeleteJob:
 Action = (
     CreateWorkers
     | KeepShared
-    | NameMaster
     | DeleteWorkers
     | DeletePods
     | SaveLog
@@ -227,11 +219,6 @@ class Plan:
     actions: tuple[Action, ...] = ()
     wake_at: datetime | None = None
     """When to look again even if nothing happens."""
-
-    @property
-    def decisive(self) -> tuple[Action, ...]:
-        """The actions that bring news for further passes, or rest on the status that goes before them."""
-        return tuple(action for action in self.actions if not isinstance(action, NameMaster))
 
 
 NOTHING = Plan()

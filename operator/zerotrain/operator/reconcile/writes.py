@@ -21,7 +21,7 @@ def can_wait(before: ZeroTrainingJobStatus, plan: Plan) -> bool:
     """Whether the plan does no more than bring PATIENT fields up to date, and let in pods that were decided
     on before: an attempt that begins changes other fields."""
     after = plan.status
-    if after is None or plan.events or any(not isinstance(item, LETTING_IN) for item in plan.decisive):
+    if after is None or plan.events or any(not isinstance(item, LETTING_IN) for item in plan.actions):
         return False
     changed = {name for name in type(after).model_fields if getattr(after, name) != getattr(before, name)}
     return changed <= PATIENT

@@ -21,6 +21,7 @@ from zerotrain.operator.constants import (
 
 from .identity import Json, ResourceOptions, pod_name
 from .security import worker_security_context
+from .service import domain
 from .volumes import MountedVolume, as_written, has_train_spec
 
 LAUNCHER: Final = ("python", "-m", "zerotrain.runtime.launch")
@@ -127,10 +128,9 @@ def checkpoint_folder(namespace: str, name: str, checkpoint: Checkpoint) -> Path
 
 def master_address(job: ZeroTrainingJob, attempt: int) -> str:
     """Name of worker 0's pod, stable within the attempt; a single worker needs no DNS to find itself."""
-    if job.shape.workers == 1:
-        return "127.0.0.1"
+    subdomain = domain(job)
     # Short, so that the namespace's own search domain answers it with the first query.
-    return f"{pod_name(job.name, attempt, 0)}.{job.name}"
+    return f"{pod_name(job.name, attempt, 0)}.{subdomain}" if subdomain is not None else "127.0.0.1"
 
 
 def _program(job: ZeroTrainingJob) -> Json:

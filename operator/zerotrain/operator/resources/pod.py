@@ -18,6 +18,7 @@ from .container import environment, grace_period_s, launch_spec, worker_containe
 from .gang import join
 from .identity import Json, ResourceOptions, metadata, pod_name, worker_labels
 from .security import container_security_context, pod_security_context
+from .service import domain, rendezvous_label
 from .topology import keep_off, place
 from .volumes import MountedVolume, as_written, own_volumes
 
@@ -63,8 +64,8 @@ def _pod_spec(job: ZeroTrainingJob, attempt: int, volumes: tuple[MountedVolume, 
         "securityContext": pod_security_context(),
         "volumes": [volume.volume for volume in volumes],
     }
-    if job.shape.workers > 1:
-        spec["subdomain"] = job.name
+    if (subdomain := domain(job)) is not None:
+        spec["subdomain"] = subdomain
     _add_scheduling(spec, job)
     if job.spec.pod_template is not None:
         _add_template(spec, job.spec.pod_template)
@@ -76,7 +77,8 @@ def _pod_spec(job: ZeroTrainingJob, attempt: int, volumes: tuple[MountedVolume, 
 def _labels(job: ZeroTrainingJob, attempt: int, index: int) -> dict[str, str]:
     template = job.spec.pod_template
     given = template.labels if template is not None else None
-    return {**(given or {}), **worker_labels(job, attempt, index)}
+    met = rendezvous_label(job) if index == 0 else {}
+    return {**(given or {}), **worker_labels(job, attempt, index), **met}
 
 
 def _annotations(job: ZeroTrainingJob) -> dict[str, str]:

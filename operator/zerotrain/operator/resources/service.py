@@ -1,53 +1,88 @@
-"""The headless Service that gives worker pods their names."""
+"""The headless Services that give worker pods their names.
+
+The built-in trainer needs worker 0's name alone, where the ranks meet. Jobs share the Services for that: each
+costs the cluster its own write and two of its endpoints, and every pod is compared with every Service of its
+namespace. A program of the user's may ask for any worker, so its job has a Service of its own.
+"""
 
 from __future__ import annotations
 
+from zlib import crc32
+
 from zerotrain.contract.launch import MASTER_PORT, WORKER_HTTP_PORT
-from zerotrain.operator.api import ZeroTrainingJob, ZeroTrainingJobSpec
-from zerotrain.operator.constants import HTTP_PORT_NAME, LABEL_RANK, RENDEZVOUS_PORT_NAME
+from zerotrain.operator.api import ZeroTrainingJob
+from zerotrain.operator.constants import (
+    APP_NAME,
+    COMPONENT_WORKER,
+    FIELD_MANAGER,
+    HTTP_PORT_NAME,
+    LABEL_RENDEZVOUS,
+    RENDEZVOUS_PORT_NAME,
+    RENDEZVOUS_SERVICES,
+)
 
 from .identity import Json, common_labels, metadata, selector
 
+_SHARED_LABELS = {
+    "app.kubernetes.io/name": APP_NAME,
+    "app.kubernetes.io/component": COMPONENT_WORKER,
+    "app.kubernetes.io/part-of": APP_NAME,
+    "app.kubernetes.io/managed-by": FIELD_MANAGER,
+}
 
-def service(job: ZeroTrainingJob) -> Json | None:
-    """None for a job of one worker, which needs no name: every Service costs the cluster endpoint traffic."""
-    if job.shape.workers == 1:
+
+def own_service(job: ZeroTrainingJob) -> Json | None:
+    """The Service by which a program of the user's finds any worker; None where nobody asks for one."""
+    if job.shape.workers == 1 or not job.spec.command:
         return None
+    return _headless(metadata(job, job.name, common_labels(job)), selector(job))
+
+
+def rendezvous_service(job: ZeroTrainingJob) -> Json | None:
+    """The Service of its namespace by which the job's ranks find worker 0; it belongs to no job. None where
+    `own_service` does that, or a single worker needs no name."""
+    if job.shape.workers == 1 or job.spec.command:
+        return None
+    meta = {"name": rendezvous_name(job.uid), "namespace": job.namespace, "labels": dict(_SHARED_LABELS)}
+    return _headless(meta, {LABEL_RENDEZVOUS: str(_number(job.uid))})
+
+
+def rendezvous_name(job_uid: str) -> str:
+    """The name of the Service that the job uses if it uses one."""
+    return RENDEZVOUS_SERVICES[_number(job_uid)]
+
+
+def rendezvous_label(job: ZeroTrainingJob) -> dict[str, str]:
+    """What worker 0 carries so that `rendezvous_service` names it."""
+    found = rendezvous_service(job)
+    return dict(found["spec"]["selector"]) if found is not None else {}
+
+
+def domain(job: ZeroTrainingJob) -> str | None:
+    """The subdomain of the job's pods: the name of the Service that gives them theirs."""
+    found = own_service(job) or rendezvous_service(job)
+    return str(found["metadata"]["name"]) if found is not None else None
+
+
+def _number(job_uid: str) -> int:
+    """Of the job alone, so that every attempt and every operator comes to the same."""
+    return crc32(job_uid.encode()) % len(RENDEZVOUS_SERVICES)
+
+
+def _headless(meta: Json, pods: dict[str, str]) -> Json:
+    ports = {RENDEZVOUS_PORT_NAME: MASTER_PORT, HTTP_PORT_NAME: WORKER_HTTP_PORT}
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": metadata(job, job.name, common_labels(job)),
+        "metadata": meta,
         "spec": {
             "clusterIP": "None",
             # The ranks must find each other before the rendezvous, and pods are ready only after it.
             "publishNotReadyAddresses": True,
-            "selector": _named(job),
+            "selector": pods,
             "ports": [
-                {
-                    "name": RENDEZVOUS_PORT_NAME,
-                    "port": MASTER_PORT,
-                    "targetPort": MASTER_PORT,
-                    "protocol": "TCP",
-                },
-                {
-                    "name": HTTP_PORT_NAME,
-                    "port": WORKER_HTTP_PORT,
-                    "targetPort": WORKER_HTTP_PORT,
-                    "protocol": "TCP",
-                },
+                {"name": name, "port": port, "targetPort": port, "protocol": "TCP"}
+                for name, port in ports.items()
             ],
         },
     }
-
-
-def names_worker_0(spec: ZeroTrainingJobSpec, workers: int) -> bool:
-    """Whether the Service of a job of so many workers is for worker 0 alone, so that nobody needs it before
-    that has an address. A job of one worker has no Service."""
-    return workers > 1 and not spec.command
-
-
-def _named(job: ZeroTrainingJob) -> dict[str, str]:
-    """The pods that get names. The built-in trainer needs worker 0's alone, where the ranks meet: every
-    further one would rewrite the endpoints of all when it starts. A program of the user's may ask for any."""
-    first = {LABEL_RANK: "0"} if names_worker_0(job.spec, job.shape.workers) else {}
-    return {**selector(job), **first}

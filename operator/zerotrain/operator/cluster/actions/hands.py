@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.cluster.api import MERGE_PATCH, Answer, Api, Json, Request
 from zerotrain.operator.cluster.channel import WorkerChannel
 from zerotrain.operator.cluster.creations import Creations
 from zerotrain.operator.cluster.errors import AlreadyExists, ApiError, Conflict, Forbidden, NotFound
+from zerotrain.operator.cluster.meeting_places import MeetingPlaces
 from zerotrain.operator.cluster.memory import Memories
 from zerotrain.operator.cluster.store import PodStore
 from zerotrain.operator.constants import Reason
@@ -79,6 +80,7 @@ class Hands:
     options: ResourceOptions
     operator_key: bytes
     creations: Creations
+    places: MeetingPlaces = field(default_factory=MeetingPlaces)
 
     async def ensure(self, job: ZeroTrainingJob, item: Json) -> None:
         """Make the object, or see that what is there belongs to this job and is up to date."""
@@ -102,15 +104,6 @@ class Hands:
             await self.ensure(job, item)
         log.warning("%s/%s: %s was gone and is made again", job.namespace, job.name, item["kind"])
 
-    async def exists(self, job: ZeroTrainingJob, item: Json) -> bool:
-        """Whether the job has this object already. Raises ActionRefused where it is somebody else's."""
-        try:
-            # Out of the API server's memory: who took the name a moment ago is met when the object is made.
-            await self._own(job, item, resourceVersion="0")
-        except NotFound:
-            return False
-        return True
-
     async def remove(self, path: str, *, kind: str, job_uid: str) -> None:
         """Delete the object, unless one of that name belongs to somebody else or is another one by now."""
         try:
@@ -121,19 +114,13 @@ class Hands:
         except (NotFound, Conflict):
             log.debug("%s is gone already, or is another one by now", path)
 
-    async def _own(self, job: ZeroTrainingJob, item: Json, **params: str) -> Json:
-        """The object as it is there. Raises NotFound, and ActionRefused where it is somebody else's."""
-        path = f"{collection(item)}/{item['metadata']['name']}"
-        found = await self.api.call(Request(method="GET", path=path, kind=kind_of(item), params=params))
-        if not owned(found, job.uid):
-            raise name_taken(found)
-        return found
-
     async def _adopt(self, job: ZeroTrainingJob, item: Json) -> None:
         """Bring an object that is there up to date; refuse one that belongs to somebody else."""
         path = f"{collection(item)}/{item['metadata']['name']}"
         kind = kind_of(item)
-        found = await self._own(job, item)
+        found = await self.api.call(Request(method="GET", path=path, kind=kind))
+        if not owned(found, job.uid):
+            raise name_taken(found)
         patch: Json = {}
         if item["kind"] == "ConfigMap" and found.get("data") != item.get("data"):
             patch = {"data": item["data"]}
@@ -217,9 +204,9 @@ def owned(item: Json, job_uid: str) -> bool:
     return any(owner.get("uid") == job_uid for owner in owners)
 
 
-def name_taken(item: Json) -> ActionRefused:
+def name_taken(item: Json, *, way_out: str = "delete it or rename the job") -> ActionRefused:
     meta = item["metadata"]
-    leaving = " and is being deleted" if meta.get("deletionTimestamp") else "; delete it or rename the job"
+    leaving = " and is being deleted" if meta.get("deletionTimestamp") else f"; {way_out}"
     kind = item.get("kind") or "object"
     return ActionRefused(Reason.NAME_TAKEN, f"{kind} {meta['name']} belongs to somebody else{leaving}")
 

@@ -7,6 +7,7 @@ import logging
 from datetime import timedelta
 
 from zerotrain.operator.api import ZeroTrainingJob
+from zerotrain.operator.cluster.actions import rendezvous
 from zerotrain.operator.cluster.actions.hands import (
     PATHS,
     Hands,
@@ -20,8 +21,8 @@ from zerotrain.operator.cluster.actions.hands import (
 from zerotrain.operator.cluster.api import Json, Request
 from zerotrain.operator.cluster.errors import AlreadyExists, Conflict, NotFound
 from zerotrain.operator.constants import LABEL_ATTEMPT, LABEL_JOB_UID, LABEL_RANK
-from zerotrain.operator.reconcile import CreateWorkers, DeletePods, DeleteWorkers, KeepShared, NameMaster
-from zerotrain.operator.resources import names_worker_0, service, shared_objects, worker_pods
+from zerotrain.operator.reconcile import CreateWorkers, DeletePods, DeleteWorkers, KeepShared
+from zerotrain.operator.resources import shared_objects, worker_pods
 from zerotrain.operator.resources.budget import disruption_budget
 
 log = logging.getLogger(__name__)
@@ -52,17 +53,8 @@ async def keep_shared(hands: Hands, body: Json, action: KeepShared) -> None:
     objects = shared_objects(job, action.attempt, hands.operator_key, hands.options)
     if action.protected is not None:
         objects.append(disruption_budget(job, action.attempt, action.protected))
-    await asyncio.gather(*(hands.keep(job, item) for item in objects))
+    await asyncio.gather(rendezvous.ensure(hands, job), *(hands.keep(job, item) for item in objects))
     hands.memories.of(job.uid).shared_at = hands.api.time.now()
-
-
-async def name_master(hands: Hands, body: Json, action: NameMaster) -> None:
-    """Raises ActionRefused where somebody took the name since the pods were made, ApiError."""
-    job = ZeroTrainingJob.parse(body)
-    item = service(job)
-    if item is not None:
-        await hands.ensure(job, item)
-    hands.memories.of(job.uid).named = action.attempt
 
 
 async def delete_attempt(hands: Hands, body: Json, action: DeleteWorkers) -> None:
@@ -94,20 +86,14 @@ async def _ensure_shared(hands: Hands, job: ZeroTrainingJob, attempt: int) -> bo
     # With the attempt: what somebody deleted is made again at the latest for the next one.
     digest = hash(repr((attempt, [item for item in objects if item["kind"] != "Secret"])))
     first = memory.ensured != digest
+    named = [rendezvous.ensure(hands, job)] if first else []
     if not first:
         fresh = memory.shared_at is not None and hands.api.time.now() < memory.shared_at + SHARED_FRESH
         objects = [] if fresh else [item for item in objects if item["kind"] == "Secret"]
-    await asyncio.gather(*(_ensure(hands, job, attempt, item) for item in objects))
+    await asyncio.gather(*named, *(hands.ensure(job, item) for item in objects))
     if objects:
         memory.ensured, memory.shared_at = digest, hands.api.time.now()
     return first
-
-
-async def _ensure(hands: Hands, job: ZeroTrainingJob, attempt: int, item: Json) -> None:
-    if item["kind"] != "Service" or not names_worker_0(job.spec, job.shape.workers):
-        await hands.ensure(job, item)
-    elif await hands.exists(job, item):  # a name that is taken is told before anything runs
-        hands.memories.of(job.uid).named = attempt
 
 
 async def create_pod(hands: Hands, job: ZeroTrainingJob, pod: Json) -> None:
