@@ -80,15 +80,18 @@ def selector(job: ZeroTrainingJob) -> dict[str, str]:
     return {LABEL_JOB: job.name, LABEL_JOB_UID: job.uid}
 
 
-def common_labels(job: ZeroTrainingJob) -> dict[str, str]:
+def shared_labels() -> dict[str, str]:
+    """Of what belongs to no single job, and to every job's objects besides their own."""
     return {
         "app.kubernetes.io/name": APP_NAME,
-        "app.kubernetes.io/instance": job.name,
         "app.kubernetes.io/component": COMPONENT_WORKER,
         "app.kubernetes.io/part-of": APP_NAME,
         "app.kubernetes.io/managed-by": FIELD_MANAGER,
-        **selector(job),
     }
+
+
+def common_labels(job: ZeroTrainingJob) -> dict[str, str]:
+    return {**shared_labels(), "app.kubernetes.io/instance": job.name, **selector(job)}
 
 
 def attempt_labels(job: ZeroTrainingJob, attempt: int) -> dict[str, str]:

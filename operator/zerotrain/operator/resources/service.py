@@ -12,23 +12,13 @@ from zlib import crc32
 from zerotrain.contract.launch import MASTER_PORT, WORKER_HTTP_PORT
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.constants import (
-    APP_NAME,
-    COMPONENT_WORKER,
-    FIELD_MANAGER,
     HTTP_PORT_NAME,
     LABEL_RENDEZVOUS,
     RENDEZVOUS_PORT_NAME,
     RENDEZVOUS_SERVICES,
 )
 
-from .identity import Json, common_labels, metadata, selector
-
-_SHARED_LABELS = {
-    "app.kubernetes.io/name": APP_NAME,
-    "app.kubernetes.io/component": COMPONENT_WORKER,
-    "app.kubernetes.io/part-of": APP_NAME,
-    "app.kubernetes.io/managed-by": FIELD_MANAGER,
-}
+from .identity import Json, common_labels, metadata, selector, shared_labels
 
 
 def own_service(job: ZeroTrainingJob) -> Json | None:
@@ -43,7 +33,7 @@ def rendezvous_service(job: ZeroTrainingJob) -> Json | None:
     `own_service` does that, or a single worker needs no name."""
     if job.shape.workers == 1 or job.spec.command:
         return None
-    meta = {"name": rendezvous_name(job.uid), "namespace": job.namespace, "labels": dict(_SHARED_LABELS)}
+    meta = {"name": rendezvous_name(job.uid), "namespace": job.namespace, "labels": shared_labels()}
     return _headless(meta, {LABEL_RENDEZVOUS: str(_number(job.uid))})
 
 
