@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from zerotrain.operator.handlers.queue import WorkQueue
+from zerotrain.operator.handlers.queue import MAX_VOID, WorkQueue
 from zerotrain.operator.handlers.runtime import dead_tasks
 
 
@@ -111,3 +111,29 @@ async def test_an_end_does_not_wait_for_ever() -> None:
     queue.add("a")
     await take(queue)
     assert await queue.drain(0.01) == 1
+
+
+async def test_a_far_deadline_that_near_looks_come_before_takes_no_room_for_each_of_them() -> None:
+    """A job with an active deadline is looked at every few seconds for a month."""
+    queue = WorkQueue[str]()
+    for _ in range(2000):
+        queue.add_after("a", 30 * 86400)
+        queue.add_after("a", 0)
+        assert await take(queue) == "a"
+        queue.done("a")
+    queue.add_after("a", 30 * 86400)
+    queue.add_after("b", 0.01)
+    assert len(queue._heap) <= 2 * len(queue._due) + MAX_VOID
+    assert await take(queue) == "b"
+
+
+async def test_what_is_thrown_out_of_the_queue_is_void() -> None:
+    queue = WorkQueue[int]()
+    for key in range(MAX_VOID):
+        queue.add_after(key, 3600)
+        queue.add_after(key, 0.05)
+    for key in range(MAX_VOID):
+        queue.add_after(key + MAX_VOID, 7200)
+        queue.add_after(key + MAX_VOID, 0.01)
+    taken = [await asyncio.wait_for(queue.get(), 60) for _ in range(2 * MAX_VOID)]
+    assert sorted(taken) == list(range(2 * MAX_VOID))

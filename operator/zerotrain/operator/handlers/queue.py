@@ -14,6 +14,9 @@ from typing import Generic, TypeVar
 
 K = TypeVar("K")
 
+MAX_VOID = 64
+"""So many void entries the heap may have beyond one for each key before they are thrown out."""
+
 
 class WorkQueue(Generic[K]):
     """For one event loop. `get` and `done` belong together."""
@@ -62,6 +65,8 @@ class WorkQueue(Generic[K]):
         heapq.heappush(self._heap, (due, self._count, key))
         if self._heap[0][1] == self._count:
             self._set_alarm()
+        if len(self._heap) > 2 * len(self._due) + MAX_VOID:
+            self._compact()
 
     async def get(self) -> K:
         """The next key; it is busy until `done`."""
@@ -129,6 +134,12 @@ class WorkQueue(Generic[K]):
         self._alarm = None
         self._ripen()
         self._set_alarm()
+
+    def _compact(self) -> None:
+        """Throw out void entries. A job looks again within seconds and at its far deadline after that, over and
+        over: each time an entry for the deadline becomes void, and would stay until then."""
+        self._heap = [item for item in self._heap if self._due.get(item[2]) == item[0]]
+        heapq.heapify(self._heap)
 
     def _ripen(self) -> None:
         now = time.monotonic()
