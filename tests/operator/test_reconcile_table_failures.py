@@ -107,6 +107,26 @@ CAUSES = [
         want=Want(phase="Restarting", fields={"restarts.app": 1, "failures.0.reason": "Killed"}),
     ),
     failing(
+        ended(0, 255, exit_reason="Unknown"),
+        ready(1),
+        id="a node that was started anew: containerd does not know how the container ended",
+        spec={"failurePolicy": {"maxRestarts": 0}},
+        want=Want(phase="Restarting", fields={"restarts.infra": 1, "failures.0.reason": "NodeLost"}),
+    ),
+    failing(
+        ended(0, 137, exit_reason="ContainerStatusUnknown"),
+        ready(1),
+        id="a node that was started anew: the kubelet does not find the container",
+        spec={"failurePolicy": {"maxRestarts": 0}},
+        want=Want(phase="Restarting", fields={"restarts.infra": 1, "failures.0.reason": "NodeLost"}),
+    ),
+    failing(
+        ended(0, 255, exit_reason="Error"),
+        ready(1),
+        id="a program that ends with 255 itself",
+        want=Want(phase="Restarting", fields={"restarts.app": 1}),
+    ),
+    failing(
         ended(0, 82),
         ended(1, 82),
         id="a rendezvous that never completed is outside the application's budget",
@@ -236,6 +256,24 @@ BLAME = [
         ready(1),
         id="a killed rank needs no waiting",
         want=Want(phase="Restarting", actions=END_ALL),
+    ),
+    failing(
+        ended(0, 1, s_ago=4),
+        ended(1, 134, s_ago=2),
+        id="an abort, as of a collective's watchdog, outweighs nothing that was earlier",
+        want=Want(fields={"failures.0.pod": "gpt-1-0", "failures.0.exitCode": 1}),
+    ),
+    failing(
+        ended(0, 134, s_ago=0.1),
+        ready(1),
+        id="a lone abort waits for better evidence",
+        want=Want(phase="Running", actions=(), events=(), wake_in_s=0.4),
+    ),
+    failing(
+        ended(0, 134),
+        ready(1),
+        id="an abort that stands alone is a kill",
+        want=Want(actions=END_ALL, fields={"failures.0.reason": "Killed", "restarts.app": 1}),
     ),
     failing(
         ended(0, 1),

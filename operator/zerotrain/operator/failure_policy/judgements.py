@@ -6,6 +6,7 @@ a disruption, a node that is lost, a deletion by somebody else.
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 
@@ -66,6 +67,10 @@ and for a node that ran out of memory or disk. The last one alone comes with the
 the job itself may have brought it about."""
 PREEMPTING_DISRUPTIONS = frozenset({"PreemptionByScheduler", "EvictionByEvictionAPI", BY_KUBELET})
 LOSING_DISRUPTIONS = frozenset({"DeletionByTaintManager", "DeletionByPodGC"})
+UNKNOWN_ENDS = frozenset({"ContainerStatusUnknown", "Unknown"})
+"""What the kubelet (code 137) and containerd (code 255) say of a container that they find gone, or dead without
+a witness, when they come back: its node was started anew."""
+ABORTED = 128 + signal.SIGABRT
 
 _POD_REASONS: dict[str, Judgement] = {
     "Evicted": Judgement(
@@ -102,6 +107,9 @@ _OUT_OF_DEVICE_MEMORY = replace(_OOM, evidence=Evidence.SELF_INFLICTED)
 _KILLED = Judgement(
     cause=RestartCause.APP, reason=Reason.KILLED, verdict=Verdict.RESTART, evidence=Evidence.KILLED
 )
+# NCCL's watchdog aborts a rank whose peer vanished, so an abort is no surer evidence than a plain failure. The
+# launcher says the same of ranks (`launch.verdict`).
+_ABORTED = replace(_KILLED, evidence=Evidence.UNCLEAR)
 _RENDEZVOUS = Judgement(
     cause=RestartCause.INFRA,
     reason=Reason.RENDEZVOUS_TIMEOUT,
@@ -169,6 +177,8 @@ def judge(end: WorkerEnd) -> Judgement:
         return _LOST
     if end.exit_code == ExitCode.TERMINATED:
         return _TERMINATED
+    if end.exit_code == ABORTED:
+        return _ABORTED
     if end.exit_code > 128:
         return _KILLED
     return _OUT_OF_DEVICE_MEMORY if (end.exception or "").startswith(_MEMORY_ERRORS) else _PLAIN
@@ -184,7 +194,7 @@ def _by_cluster(end: WorkerEnd) -> Judgement | None:
         return _PREEMPTED
     if end.pod_reason is not None:
         return _POD_REASONS.get(end.pod_reason, _OTHER_POD_REASON)
-    return None
+    return _NODE_LOST if end.exit_reason in UNKNOWN_ENDS else None
 
 
 ABOUT_FILES = frozenset({ExitCode.BAD_DATA, ExitCode.CHECKPOINT_UNUSABLE})
