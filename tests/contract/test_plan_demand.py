@@ -194,6 +194,19 @@ def test_a_guess_refuses_by_what_is_sharded_alone() -> None:
     assert gpu.total_bytes == pytest.approx(known.total_bytes, rel=0.15)
 
 
+def test_a_guess_of_what_goes_to_the_host_refuses_nothing_either() -> None:
+    """Inputs of layers, of a sequence length that is a guess, too."""
+    moved = {"zero_optimization": zero(3), "activation_checkpointing": {"cpu_checkpointing": True}}
+    known, guessed = (
+        demand(workload(shape, **moved)).tier(Tier.HOST) for shape in (LLAMA_8B, guessed_shape(8_030_261_248))
+    )
+    assert known is not None
+    assert guessed is not None
+    assert guessed.activation_bytes > 0
+    assert guessed.least_bytes == guessed.exact_bytes
+    assert known.least_bytes == known.exact_bytes + known.activation_bytes
+
+
 def test_phases() -> None:
     found = demand(workload(zero_optimization=zero(3)))
     by_name = {phase.name: phase for phase in found.phases}

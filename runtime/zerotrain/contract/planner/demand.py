@@ -278,7 +278,7 @@ def _gpu(workload: Workload, compute: _Compute) -> TierDemand:
 def _host(workload: Workload, formulas: MemoryBreakdown, acts: Activations, compute: _Compute) -> TierDemand:
     ranks = workload.ranks_per_worker
     exact, kept, overhead = formulas.host.total_bytes, acts.host_bytes, DEVICE_PROCESS_BYTES
-    least = exact + kept
+    least = exact if workload.shape.is_guess else exact + kept
     if workload.on_host:
         exact += compute.exact_bytes
         kept += compute.activation_bytes
