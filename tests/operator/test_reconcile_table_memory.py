@@ -61,7 +61,7 @@ ROWS = [
                 "Admitted": ("False", "DoesNotFit"),
                 "Reconciling": ("False", "DoesNotFit"),
             },
-            says={"Stalled": "each GPU needs", "event": "Nearest that fits: "},
+            says={"Stalled": "apply it anew with that", "event": "Nearest that fits: "},
             fields={
                 "memoryPlan.verdict": "DoesNotFit",
                 "memoryPlan.ranks": 16,

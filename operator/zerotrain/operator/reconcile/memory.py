@@ -26,12 +26,24 @@ def does_not_fit(draft: Draft) -> tuple[str, str] | None:
     is_new = _write(draft, found, overridden=overridden)
     if refused and not overridden:
         advice = f'To start it all the same: annotation {ANNOTATION_IGNORE_MEMORY_PLAN}: "true".'
-        return str(Reason.DOES_NOT_FIT), f"{found.message} {advice}"
+        return str(Reason.DOES_NOT_FIT), " ".join((found.message, *_how(draft, found), advice))
     if is_new and overridden:
         draft.emit(Reason.MEMORY_PLAN_IGNORED, found.message, warning=True)
     elif is_new and found.verdict is Verdict.TIGHT:
         draft.emit(Reason.MEMORY_TIGHT, found.message, warning=True)
     return None
+
+
+def _how(draft: Draft, found: JobPlan) -> tuple[str, ...]:
+    """How the proposed changes are made: the API server takes some of them from no job that is there."""
+    if found.proposal is None:
+        return ()
+    changes, is_elastic = " and ".join(found.proposal.changes), draft.job.spec.elastic is not None
+    if "spec.nvme" in changes or ("spec.workers" in changes and not is_elastic):
+        return ("Delete the job and apply it anew with that: it cannot be changed in place.",)
+    if any("spec.workers" not in change for change in found.proposal.changes):
+        return ("spec.config can be changed while spec.suspend is true.",)
+    return ()
 
 
 def observe_peaks(draft: Draft) -> None:
