@@ -46,6 +46,7 @@ from zerotrain.operator.cluster.store import JobKey
 from zerotrain.operator.constants import LABEL_JOB_UID
 from zerotrain.operator.reconcile import AskRoom
 from zerotrain.operator.reconcile.capacity import Verdict
+from zerotrain.operator.reconcile.placement import node_of
 from zerotrain.operator.reconcile.queues import ClusterApis, QueueStep, QueueView
 from zerotrain.operator.resources.amounts import MILLI, PODS
 
@@ -94,7 +95,7 @@ def by_label(item: Mapping[str, Any]) -> str | None:
 
 
 def test_pods_are_added_up_by_who_they_belong_to() -> None:
-    reader = SnapshotReader([NODE], by_label, now=NOW)
+    reader = SnapshotReader([node_of(NODE)], by_label, now=NOW)
     reader.take(pod(None, node="a", gpus=1, priority=7))
     reader.take(pod("j", node="a", gpus=2))
     reader.take(pod("j", node="a", gpus=2))
@@ -140,8 +141,8 @@ def test_only_pods_of_jobs_take_their_room(item: Json, counts: bool) -> None:
     body = waiting_job()
     status = {"attempt": 1, "workers": {"desired": 2}}
     jobs.put({**body, "metadata": {**body["metadata"], "resourceVersion": "1"}, "status": status})
-    board = CapacityBoard(None, Memories(), lambda key: None, asyncio.Event(), jobs)  # type: ignore[arg-type]
-    reader = SnapshotReader([NODE], board._owner, now=NOW)
+    board = CapacityBoard(None, Memories(), lambda key: None, asyncio.Event(), jobs, nobody)  # type: ignore[arg-type]
+    reader = SnapshotReader([node_of(NODE)], board._owner, now=NOW)
     reader.take(item)
     assert (UID in reader.snapshot().unbound) is counts
 
@@ -164,7 +165,7 @@ def refused(s_ago: float) -> Json:
 )
 def test_pods_that_can_have_no_node_take_no_room(more: Json, counts: bool) -> None:
     item = pod("k", node=None, gpus=8)
-    reader = SnapshotReader([NODE], by_label, now=NOW)
+    reader = SnapshotReader([node_of(NODE)], by_label, now=NOW)
     reader.take({**item, "spec": {**item["spec"], **more.get("spec", {})}, "status": more.get("status", {})})
     assert ("k" in reader.snapshot().unbound) is counts
 
@@ -175,6 +176,10 @@ def cluster(double: ApiDouble, *, priorities: list[Json] | None = None) -> None:
     double.on("GET /api/v1/nodes", (200, {"metadata": {}, "items": nodes}))
     double.on("GET /api/v1/pods", (200, {"metadata": {}, "items": []}))
     double.on(f"GET {PRIORITIES}", (200, {"items": priorities or []}))
+
+
+async def nobody(body: Json) -> None:
+    """For a board whose jobs have begun nothing."""
 
 
 def waiting_job() -> Json:
@@ -189,7 +194,7 @@ async def board(api: Api, hands: Executor, blind_s: float = 0.0) -> AsyncIterato
     changed, may_act = asyncio.Queue[JobKey](), asyncio.Event()
     may_act.set()
     task = asyncio.create_task(
-        CapacityBoard(api, hands.memories, changed.put_nowait, may_act, JobCache(), blind_s).run()
+        CapacityBoard(api, hands.memories, changed.put_nowait, may_act, JobCache(), nobody, blind_s).run()
     )
     try:
         yield changed
@@ -283,7 +288,7 @@ async def test_jobs_that_only_could_grow_cost_a_reading_every_half_minute() -> N
     async with served(double) as api:
         hands = executor(api)
         memory = hands.memories.of(body["metadata"]["uid"])
-        one = CapacityBoard(api, hands.memories, lambda key: None, asyncio.Event(), JobCache())
+        one = CapacityBoard(api, hands.memories, lambda key: None, asyncio.Event(), JobCache(), nobody)
         await hands.perform(body, [AskRoom(shape=AttemptShape(workers=50), growing=True)])
         periods = []
         for _ in range(6):
@@ -307,7 +312,7 @@ async def test_a_job_keeps_its_nodes_over_readings_in_which_one_of_them_is_away(
     async with served(double) as api:
         hands = executor(api)
         memory = hands.memories.of(body["metadata"]["uid"])
-        one = CapacityBoard(api, hands.memories, lambda key: None, asyncio.Event(), JobCache())
+        one = CapacityBoard(api, hands.memories, lambda key: None, asyncio.Event(), JobCache(), nobody)
         await hands.perform(body, [AskRoom(shape=AttemptShape(workers=2))])
         (claim,) = hands.memories.claims.values()
         others = replace(claim, uid="others", demand=replace(claim.demand, workers=99))

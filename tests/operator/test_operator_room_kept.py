@@ -5,14 +5,27 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tests.operator.api_double import ApiDouble, served
-from tests.operator.test_operator_admission import NOW, by_label, cluster, waiting_job
+from tests.operator.test_operator_admission import NOW, by_label, cluster, nobody, waiting_job
 from tests.operator.test_operator_executor import executor
 from zerotrain.operator.api import AttemptShape
-from zerotrain.operator.cluster.capacity import STARTING_S, CapacityBoard, _Start
+from zerotrain.operator.cluster.actions.admission import claim_of_begun
+from zerotrain.operator.cluster import capacity
+from zerotrain.operator.cluster.capacity import (
+    DUTY,
+    MAX_PAUSE_S,
+    PERIOD_S,
+    STARTING_S,
+    CapacityBoard,
+    _Start,
+)
+from zerotrain.operator.cluster.errors import Unavailable
 from zerotrain.operator.cluster.jobs import JobCache
 from zerotrain.operator.cluster.snapshot import SnapshotReader
 from zerotrain.operator.reconcile import AskRoom
@@ -24,7 +37,7 @@ async def test_a_large_job_keeps_its_room_while_its_pods_are_made(monkeypatch: p
     cluster(double)
     async with served(double) as api:
         hands = executor(api)
-        one = CapacityBoard(api, hands.memories, lambda key: None, asyncio.Event(), jobs)
+        one = CapacityBoard(api, hands.memories, lambda key: None, asyncio.Event(), jobs, nobody)
         await hands.perform(body, [AskRoom(shape=AttemptShape(workers=2))])
         (claim,) = hands.memories.claims.values()
     large = replace(claim, uid="large", demand=replace(claim.demand, workers=1000))
@@ -42,3 +55,73 @@ async def test_a_large_job_keeps_its_room_while_its_pods_are_made(monkeypatch: p
     assert left(600) == [400]
     now_s += 2
     assert left(600) == [], "no more came for so long"
+
+
+@pytest.mark.parametrize(
+    ("status", "keeps"),
+    [
+        pytest.param({}, True, id="its attempt began"),
+        pytest.param({"podsCreated": True}, False, id="its pods were all made"),
+        pytest.param({"phase": "Completed"}, False, id="it has ended"),
+        pytest.param({"shape": {"workers": 17}}, False, id="nobody had counted its room"),
+        pytest.param({"shape": {"workers": "two", "gang": "Operator"}}, False, id="nobody understands it"),
+    ],
+)
+async def test_an_operator_that_has_just_begun_keeps_the_room_of_attempts_that_lack_pods(
+    status: dict[str, Any], keeps: bool
+) -> None:
+    """The one before it had let the other job in, for all places but one, and was killed before it had made its pods."""
+    double, body, jobs = ApiDouble(), waiting_job(), JobCache()
+    cluster(double)
+    other = {**body, "metadata": {**body["metadata"], "uid": "other", "name": "other", "resourceVersion": "9"}}
+    begun = {"phase": "Pending", "attempt": 1, "shape": {"workers": 17, "gang": "Operator"}}
+    jobs.put({**other, "status": {**begun, **status}})
+    async with served(double) as api:
+        hands = executor(api)
+        memory = hands.memories.of(body["metadata"]["uid"])
+        claim_of = partial(claim_of_begun, hands)
+        board = CapacityBoard(api, hands.memories, lambda key: None, asyncio.Event(), jobs, claim_of)
+        await hands.perform(body, [AskRoom(shape=AttemptShape(workers=2))])
+        await board._judge()
+    assert memory.capacity is not None
+    assert memory.capacity.admitted is not keeps
+
+
+@pytest.mark.parametrize(
+    ("took_s", "error", "pause_s"),
+    [
+        (0.5, None, 0.5 * DUTY),
+        (30.0, None, MAX_PAUSE_S),
+        (230.0, Unavailable("no answer"), PERIOD_S),
+        (230.0, KeyError("metadata"), PERIOD_S),
+    ],
+)
+async def test_the_pause_after_a_reading_is_bounded_and_failures_do_not_prolong_it(
+    took_s: float, error: Exception | None, pause_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that comes meanwhile waits for the next reading."""
+    now_s, pauses = 0.0, list[float]()
+
+    async def judge() -> None:
+        nonlocal now_s
+        now_s += took_s
+        if error is not None:
+            raise error
+
+    async def sleep(seconds: float) -> None:
+        pauses.append(seconds)
+        raise asyncio.CancelledError
+
+    async def at_once() -> None:
+        pass
+
+    async with served(ApiDouble()) as api:
+        hands = executor(api)
+        board = CapacityBoard(api, hands.memories, lambda key: None, asyncio.Event(), JobCache(), nobody)
+        monkeypatch.setattr(board, "_judge", judge)
+        monkeypatch.setattr(board, "_next_round", at_once)
+        monkeypatch.setattr(capacity, "time", SimpleNamespace(monotonic=lambda: now_s))
+        monkeypatch.setattr(capacity, "asyncio", SimpleNamespace(sleep=sleep))
+        with pytest.raises(asyncio.CancelledError):
+            await board.run()
+    assert pauses == [pause_s]

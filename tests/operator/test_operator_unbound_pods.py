@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.operator.api_double import ApiDouble, Json, served
+from tests.operator.test_operator_admission import nobody
 from tests.operator.test_operator_executor import executor, job
 from zerotrain.operator.api import AttemptShape
 from zerotrain.operator.cluster import capacity
@@ -102,7 +103,7 @@ async def test_a_job_behind_pods_that_get_no_node_starts_after_a_while(
     async with served(double) as api:
         hands = executor(api)
         memory = hands.memories.of(body["metadata"]["uid"])
-        board = CapacityBoard(api, hands.memories, lambda key: None, asyncio.Event(), jobs)
+        board = CapacityBoard(api, hands.memories, lambda key: None, asyncio.Event(), jobs, nobody)
         await hands.perform(body, [AskRoom(shape=AttemptShape(workers=2))])
         started = clock.s
         while hands.memories.claims and clock.s - started < 10 * STUCK_S:
@@ -136,7 +137,7 @@ async def test_gangs_are_not_let_in_one_after_the_other_into_the_same_room(
     two_free_nodes(double)
     async with served(double) as api:
         hands = executor(api)
-        board = CapacityBoard(api, hands.memories, lambda key: None, asyncio.Event(), jobs)
+        board = CapacityBoard(api, hands.memories, lambda key: None, asyncio.Event(), jobs, nobody)
         for name in names:
             jobs.put(job_called(name))
             await hands.perform(job_called(name), [AskRoom(shape=AttemptShape(workers=2))])

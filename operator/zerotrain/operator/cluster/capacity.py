@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from zerotrain.operator.api import Phase
 from zerotrain.operator.cluster.api import Api, Json, Request
 from zerotrain.operator.cluster.errors import ApiError, Forbidden
 from zerotrain.operator.cluster.jobs import JobCache
@@ -28,10 +29,12 @@ from zerotrain.operator.reconcile.capacity import (
     Verdict,
     admit,
 )
+from zerotrain.operator.reconcile.placement import node_of
 
 log = logging.getLogger(__name__)
 
-PAGE = 500
+PAGES = {"/api/v1/nodes": 100, "/api/v1/pods": 500}
+"""Objects in one answer. A node names its images and is ten times as long as a pod."""
 PERIOD_S = 5.0
 """Between two readings while jobs wait."""
 MAX_PERIOD_S = 30.0
@@ -40,7 +43,9 @@ meanwhile, and growth waits for lasting room anyway."""
 SETTLE_S = 0.5
 """New claims come in bursts; one reading judges them together and in their order."""
 DUTY = 20
-"""A reading is followed by at least so many times its length without one."""
+"""A reading is followed by at least so many times its length without one,"""
+MAX_PAUSE_S = 60.0
+"""but by no more than this: jobs wait meanwhile that there may be room for."""
 STARTING_S = 30.0
 """So long a job that was let in counts although no more of its pods show up."""
 SLACK = 2.0
@@ -48,6 +53,7 @@ SLACK = 2.0
 BLIND_S = 60.0
 """For an operator with namespaces of its own, which may see all nodes but not the pods on them: a large
 cluster has many nodes. For others a refusal is a matter of moments, as while an API server starts."""
+BEGINNING = (Phase.PENDING, Phase.STARTING)
 RUNNING_PODS = "status.phase!=Succeeded,status.phase!=Failed"
 
 
@@ -72,13 +78,17 @@ class CapacityBoard:
         changed: Callable[[JobKey], None],
         may_act: asyncio.Event,
         jobs: JobCache,
+        claim_of: Callable[[Json], Awaitable[Claim | None]],
         blind_s: float = 0.0,
     ) -> None:
-        """`blind_s`: so long nothing is read again where a part was refused."""
+        """`claim_of`: what a job was let in for that has begun and lacks pods. `blind_s`: so long nothing is
+        read again where a part was refused."""
         self._api, self._memories, self._changed, self._may_act = api, memories, changed, may_act
-        self._jobs, self._blind_s = jobs, blind_s
+        self._jobs, self._claim_of, self._blind_s = jobs, claim_of, blind_s
         self._starting: dict[str, _Start] = {}
         """By UID: claims that were let in."""
+        self._recalls = True
+        """Until it is known whom the operator before this one had let in."""
         self._movement = Movement()
         self._kept: Mapping[str, Kept] = {}
         """By UID: nodes that jobs kept by the last round."""
@@ -89,9 +99,11 @@ class CapacityBoard:
     async def run(self) -> None:
         while True:
             await self._next_round()
+            pause_s = PERIOD_S  # after a failure: its time went into waiting for an answer
             started = time.monotonic()
             try:
                 await self._judge()
+                pause_s = _pause_s(time.monotonic() - started)
             except Forbidden as error:
                 self._be_blind(error)
                 self._let_all_in()
@@ -100,7 +112,7 @@ class CapacityBoard:
             except Exception:
                 # One object that is not understood must not end the admission of all jobs.
                 log.exception("reading the cluster's capacity")
-            await asyncio.sleep(DUTY * (time.monotonic() - started))
+            await asyncio.sleep(pause_s)
 
     async def _next_round(self) -> None:
         """At once for a new claim, else after the period, and not at all while nobody waits."""
@@ -121,6 +133,9 @@ class CapacityBoard:
         if self._blind_until is not None and started < self._blind_until:
             self._let_all_in()
             return
+        if self._recalls:
+            await self._recall()
+            self._recalls = False
         snapshot = await self._read()
         claims = list(self._memories.claims.values())
         starting = [*self._movement.unbound(snapshot, time.monotonic()), *self._not_seen_yet(snapshot)]
@@ -133,7 +148,8 @@ class CapacityBoard:
         changed = any(self._differs(claim, verdicts[claim.uid]) for claim in claims)
         calm = not changed and all(claim.growing for claim in claims)
         self._period_s = min(2 * self._period_s, MAX_PERIOD_S) if calm else PERIOD_S
-        again_s = self._period_s + SETTLE_S + (DUTY + 1) * (time.monotonic() - started)
+        took_s = time.monotonic() - started
+        again_s = self._period_s + SETTLE_S + took_s + _pause_s(took_s)
         for claim in claims:
             verdict = verdicts[claim.uid]
             # Who is let in has its place kept for STARTING_S; all others hear of every reading.
@@ -183,6 +199,17 @@ class CapacityBoard:
         before = self._memories.of(claim.uid).capacity if self._memories.knows(claim.uid) else None
         return before is None or replace(before, at=verdict.at, good_for_s=verdict.good_for_s) != verdict
 
+    async def _recall(self) -> None:
+        """Attempts that an operator before this one began: what was kept for them was its memory."""
+        for key, body in self._jobs.in_phases(BEGINNING):
+            try:
+                claim = await self._claim_of(body)
+            except ValueError as error:  # one that its own pass does not understand either
+                log.warning("job %s/%s keeps no room: %s", key.namespace, key.name, error)
+                continue
+            if claim is not None:
+                self._starting.setdefault(claim.uid, _Start(claim, moved_at=time.monotonic()))
+
     def _not_seen_yet(self, snapshot: Snapshot) -> list[Claim]:
         """What is left of the jobs that were let in: pods that are still to be created."""
         left, now_s = [], time.monotonic()
@@ -198,7 +225,8 @@ class CapacityBoard:
         return left
 
     async def _read(self) -> Snapshot:
-        nodes = [node async for node in self._items("/api/v1/nodes", {})]
+        # What counts of each node, as it comes: the JSON of thousands is as large as all that is known of jobs.
+        nodes = [node_of(node) async for node in self._items("/api/v1/nodes", {})]
         reader = SnapshotReader(nodes, self._owner, now=self._api.time.now())
         async for pod in self._items("/api/v1/pods", {"fieldSelector": RUNNING_PODS}):
             reader.take(pod)
@@ -218,7 +246,7 @@ class CapacityBoard:
 
     async def _items(self, path: str, params: Mapping[str, str]) -> AsyncIterator[Json]:
         kind = path.rsplit("/", 1)[-1]
-        query = {**params, "limit": str(PAGE)}
+        query = {**params, "limit": str(PAGES[path])}
         while True:
             answer = await self._api.call(Request(method="GET", path=path, kind=kind, params=query))
             for item in answer.get("items", ()):
@@ -227,6 +255,10 @@ class CapacityBoard:
             if not more:
                 return
             query = {**query, "continue": more}
+
+
+def _pause_s(reading_s: float) -> float:
+    return min(DUTY * reading_s, MAX_PAUSE_S)
 
 
 def _is_worker(meta: Mapping[str, Any], job: Json) -> bool:

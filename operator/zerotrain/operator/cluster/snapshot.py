@@ -11,7 +11,7 @@ from typing import Any
 from zerotrain.operator.constants import LABEL_HELPER
 from zerotrain.operator.reconcile.capacity import Claim, Demand, NodeUse
 from zerotrain.operator.reconcile.clock import parse_time
-from zerotrain.operator.reconcile.placement import kind_of, node_of
+from zerotrain.operator.reconcile.placement import Node, kind_of
 from zerotrain.operator.resources.amounts import MILLI, PODS, Amounts, add, requests_of
 from zerotrain.operator.resources.gang import GATE
 
@@ -67,15 +67,16 @@ class SnapshotReader:
 
     def __init__(
         self,
-        nodes: Iterable[Mapping[str, Any]],
+        nodes: Iterable[Node],
         owner: Callable[[Mapping[str, Any]], str | None],
         *,
         now: datetime,
     ) -> None:
-        self._nodes = [node_of(node) for node in nodes]
+        self._nodes = list(nodes)
         self._owner, self._now = owner, now
         self._lasting: dict[str, dict[int, Amounts]] = {}
         self._ours: dict[str, dict[str, dict[int, Amounts]]] = {}
+        """By node and UID of the job."""
         self._unbound: dict[str, Claim] = {}
         self._seen: dict[str, int] = {}
         self._traces: dict[str, Trace] = {}
@@ -95,8 +96,11 @@ class SnapshotReader:
             if uid is not None and not _is_stuck(pod, self._now):
                 self._count_unbound(uid, pod)
             return
-        held = self._lasting if uid is None else self._ours.setdefault(uid, {})
-        amounts = held.setdefault(node, {}).setdefault(int(spec.get("priority") or 0), {})
+        if uid is None:
+            held = self._lasting.setdefault(node, {})
+        else:
+            held = self._ours.setdefault(node, {}).setdefault(uid, {})
+        amounts = held.setdefault(int(spec.get("priority") or 0), {})
         add(amounts, {**requests_of(spec), PODS: MILLI})
 
     def snapshot(self) -> Snapshot:
@@ -104,7 +108,7 @@ class SnapshotReader:
             NodeUse(
                 node=node,
                 lasting=self._lasting.get(node.name, {}),
-                ours={uid: held[node.name] for uid, held in self._ours.items() if node.name in held},
+                ours=self._ours.get(node.name, {}),
             )
             for node in self._nodes
         ]

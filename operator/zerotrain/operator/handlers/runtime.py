@@ -6,10 +6,12 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Iterable
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 import aiohttp
 
+from zerotrain.operator.cluster.actions.admission import claim_of_begun
 from zerotrain.operator.cluster.api import Api
 from zerotrain.operator.cluster.capacity import BLIND_S, CapacityBoard
 from zerotrain.operator.cluster.channel import ChannelKind, HttpChannel, SilentChannel, WorkerChannel
@@ -103,6 +105,7 @@ class Runtime:
             controller.queue.add,
             controller.may_act,
             controller.jobs,
+            partial(claim_of_begun, controller.executor),
             blind_s=BLIND_S if namespaces else 0.0,
         )
         self._spawn("capacity", board.run())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from zerotrain.operator.api import AttemptShape, ZeroTrainingJob
 from zerotrain.operator.api.scheduling import TopologyPolicy
 from zerotrain.operator.cluster.actions.hands import Hands
@@ -14,6 +16,7 @@ from zerotrain.operator.reconcile.clock import parse_time
 from zerotrain.operator.reconcile.placement import kind_of
 from zerotrain.operator.reconcile.queues import QueueStep
 from zerotrain.operator.resources import worker_pod
+from zerotrain.operator.resources.gang import OPERATOR
 from zerotrain.operator.resources.kueue import workload
 
 
@@ -30,29 +33,40 @@ async def ask_room(hands: Hands, body: Json, action: AskRoom) -> None:
         memory.capacity = memory.question = None
         return
     job = _shaped(ZeroTrainingJob.parse(body), action.shape)
-    priority = await hands.memories.priorities.of(hands.api, job)
+    claim = replace(await _claim(hands, body, job, _next_attempt(job)), growing=action.growing)
     if not hands.memories.knows(uid):  # deleted meanwhile: nobody would take its claim back
         return
-    meta = body["metadata"]
-    created = parse_time(meta.get("creationTimestamp"))
-    if created is None:
-        raise ValueError(f"job {meta['name']} has no metadata.creationTimestamp")
-    scheduling = job.spec.scheduling
-    demand = Demand(
-        workers=action.shape.workers,
-        kind=kind_of(worker_pod(job, _next_attempt(job), 0, hands.options)),
-        priority=priority.value,
-        preempts=priority.preempts,
-        topology_key=scheduling.topology_key if scheduling is not None else None,
-        spread=scheduling is not None and scheduling.topology_policy is TopologyPolicy.SPREAD,
-    )
-    name = f"{meta['namespace']}/{meta['name']}"
-    claim = Claim(uid=uid, name=name, created=created, demand=demand, growing=action.growing)
     if memory.question != action:
         memory.capacity, memory.question = None, action  # an older word answers another question
     if hands.memories.claims.get(uid) != claim:
         hands.memories.claims[uid] = claim
         hands.memories.claims_changed.set()
+
+
+async def claim_of_begun(hands: Hands, body: Json) -> Claim | None:
+    """What an attempt was let in for that has begun, by our own count, and lacks pods; None for all others."""
+    job = ZeroTrainingJob.parse(body)
+    status = job.status
+    if status.shape is None or status.shape.gang != OPERATOR or status.pods_created:
+        return None
+    return await _claim(hands, body, job, status.attempt)
+
+
+async def _claim(hands: Hands, body: Json, job: ZeroTrainingJob, attempt: int) -> Claim:
+    priority = await hands.memories.priorities.of(hands.api, job)
+    created = parse_time(body["metadata"].get("creationTimestamp"))
+    if created is None:
+        raise ValueError(f"job {job.name} has no metadata.creationTimestamp")
+    scheduling = job.spec.scheduling
+    demand = Demand(
+        workers=job.shape.workers,
+        kind=kind_of(worker_pod(job, attempt, 0, hands.options)),
+        priority=priority.value,
+        preempts=priority.preempts,
+        topology_key=scheduling.topology_key if scheduling is not None else None,
+        spread=scheduling is not None and scheduling.topology_policy is TopologyPolicy.SPREAD,
+    )
+    return Claim(uid=job.uid, name=f"{job.namespace}/{job.name}", created=created, demand=demand)
 
 
 async def ask_queue(hands: Hands, body: Json, action: AskQueue) -> None:
