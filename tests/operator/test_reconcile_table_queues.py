@@ -329,6 +329,12 @@ QUEUES = [
         Want(phase="Failed", actions=(told(QueueStep.FINISH, "Failed"),)),
     ),
     case(
+        "the-quota-stays-while-a-pod-of-a-failed-job-is-on-its-way-out",
+        queued("Failed", 1),
+        seen(ended(0, 65), going(1, grace_s=1), apis=KUEUE, queue=ADMITTED),
+        Want(phase="Failed", actions=()),
+    ),
+    case(
         "finished-is-told-once",
         queued("Completed", 1),
         seen(apis=KUEUE, queue=replace(ADMITTED, finished=True)),

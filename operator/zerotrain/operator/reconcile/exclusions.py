@@ -9,9 +9,21 @@ from zerotrain.operator.reconcile.attempts import AttemptView, Fate
 from zerotrain.operator.reconcile.draft import Draft
 
 
+MAX_NAMED = 3
+
+
 def current(draft: Draft) -> tuple[str, ...]:
     """Names of the nodes that an attempt which starts now must not use."""
     return tuple(sorted(item.name for item in draft.status.excluded_nodes if item.until > draft.now))
+
+
+def told(draft: Draft) -> str:
+    """To be added to what a job without room is told; empty where no node is kept off."""
+    names = current(draft)
+    if not names:
+        return ""
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return f"; the job keeps off {', '.join(names[:MAX_NAMED])}{more} after failures (status.excludedNodes)"
 
 
 def wake_at_next_end(draft: Draft) -> None:

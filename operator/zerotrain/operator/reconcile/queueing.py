@@ -48,7 +48,9 @@ def hold(draft: Draft, shape: AttemptShape) -> tuple[str, str] | None:
     verdict = ask_room(draft, shape.workers, shape=shape)
     if verdict is None:
         return Reason.WAITING_FOR_ROOM, "reading nodes and pods of the cluster"
-    return None if verdict.admitted else (Reason.WAITING_FOR_ROOM, verdict.message)
+    if verdict.admitted:
+        return None
+    return Reason.WAITING_FOR_ROOM, f"{verdict.message}{exclusions.told(draft)}"
 
 
 def shaped(draft: Draft, shape: AttemptShape) -> AttemptShape:
@@ -282,7 +284,8 @@ def _next_step(draft: Draft) -> QueueStep | None:
     if phase in (Phase.SUSPENDED, Phase.STALLED):
         return QueueStep.DELETE
     if phase in (Phase.COMPLETED, Phase.FAILED):
-        return QueueStep.FINISH
+        # Pods on their way out still use what the next job in line would be let in for.
+        return QueueStep.FINISH if all(pod.ended for pod in draft.observed.pods) else None
     if phase is Phase.RESTARTING and queue.evicted and queue.holds_quota and not draft.observed.pods:
         return QueueStep.RELEASE  # the hold-off is no reason to keep others waiting
     if phase is Phase.RUNNING and not queue.pods_ready:
