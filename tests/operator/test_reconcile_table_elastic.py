@@ -22,6 +22,7 @@ from tests.operator.reconcile_builders import (
     progress,
     ready,
     run,
+    running,
     seen,
     settled,
     stamp,
@@ -226,6 +227,12 @@ def placed(count: int, size: int, **more: Any) -> Observed:
     return seen(*pods, **more)
 
 
+def three_of_four(**more: Any) -> Observed:
+    """Their programs run and wait for the fourth, which has no node."""
+    last = pending(3, unscheduled_reason="Unschedulable: 0/4 nodes are available")
+    return seen(*(running(index) for index in range(3)), last, **more)
+
+
 ROOM = [
     Row(
         id="pods without a node: time is given",
@@ -261,6 +268,33 @@ ROOM = [
         job=starting(4, s_ago=151),
         seen=placed(0, 4),
         want=Want(phase="Yielding", fields={"elastic.workers": 2}),
+    ),
+    Row(
+        id="a deadline for the start leaves time for fewer workers to be decided on",
+        job=changed(starting(4, s_ago=120), {"runPolicy": {"startDeadlineSeconds": 60}}),
+        seen=three_of_four(capacity=room(3, asked=4)),
+        want=Want(phase="Yielding", events=("Resizing",), fields={"elastic.workers": 2}),
+    ),
+    Row(
+        id="a deadline for the start counts as it is where a worker has a node and does not start",
+        job=changed(starting(4, s_ago=61), {"runPolicy": {"startDeadlineSeconds": 60}}),
+        seen=placed(4, 4),
+        want=Want(phase="Restarting", events=("StartDeadlineExceeded",)),
+    ),
+    Row(
+        id="a deadline for the start ends the wait where no smaller size was found",
+        job=changed(starting(4, s_ago=210), {"runPolicy": {"startDeadlineSeconds": 60}}),
+        seen=three_of_four(capacity=room(4, asked=4)),
+        want=Want(phase="Restarting", events=("StartDeadlineExceeded",)),
+    ),
+    Row(
+        id="at minWorkers nothing smaller will come: the deadline counts as it is",
+        job=changed(
+            starting(4, s_ago=61),
+            {"runPolicy": {"startDeadlineSeconds": 60}, "elastic": {"minWorkers": 4, "maxWorkers": 8}},
+        ),
+        seen=three_of_four(capacity=room(3, asked=4)),
+        want=Want(phase="Restarting", events=("StartDeadlineExceeded",)),
     ),
     Row(
         id="not below minWorkers: it waits",
@@ -311,7 +345,29 @@ ROOM = [
     ),
 ]
 
+RAISED = {"elastic": {"minWorkers": 4, "maxWorkers": 8}}
+"""Bounds above the size that the job was shrunk to."""
 GROWTH = [
+    Row(
+        id="minWorkers raised above the size that runs: it is given up once there is room for more",
+        job=changed(elastic(2, losses=1), RAISED),
+        seen=team(2, capacity=room(2, asked=4)),
+        want=Want(
+            phase="Running", actions=(), fields={"elastic.since": stamp(ago(9000)), "elastic.losses": 1}
+        ),
+    ),
+    Row(
+        id="minWorkers raised, and room: it must have been there for some time all the same",
+        job=changed(elastic(2, losses=1), RAISED),
+        seen=team(2, capacity=room(4, asked=4)),
+        want=Want(phase="Running", actions=(), fields={"elastic.roomSince": stamp(NOW), "elastic.losses": 1}),
+    ),
+    Row(
+        id="minWorkers raised: the next attempt keeps to it",
+        job=changed(elastic(2, losses=1), RAISED, phase="Restarting"),
+        seen=seen(),
+        want=Want(phase="Pending", attempt=2, fields={"shape.workers": 4}),
+    ),
     Row(
         id="room again: it must have been there for some time",
         job=elastic(2, losses=1),

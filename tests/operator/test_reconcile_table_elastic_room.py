@@ -129,6 +129,28 @@ GATE = [
         seen=seen(),
         want=Want(phase="Pending", attempt=2, fields={"shape.workers": 4, "elastic.workers": None}),
     ),
+    Row(
+        id="resumed: what failed in that size may have been changed meanwhile",
+        job=changed(elastic(2, reason="Failure"), phase="Suspended"),
+        seen=seen(),
+        want=Want(phase="Pending", attempt=2, fields={"shape.workers": 4, "elastic.workers": None}),
+    ),
+    Row(
+        id="nodes that the job itself keeps off are named beside what is missing",
+        job=changed(
+            waiting(OURS, s_ago=10),
+            excludedNodes=[{"name": "node-7", "until": stamp(ago(-60)), "reason": "SpillIntegrity"}],
+        ),
+        seen=seen(
+            apis=APIS,
+            capacity=replace(room(3, asked=4), message="room for 3 of 4 workers"),
+            question=AskRoom(shape=AttemptShape(workers=4, excluded_nodes=("node-7",))),
+        ),
+        want=Want(
+            phase="Queued",
+            says={"Admitted": "room for 3 of 4 workers; the job keeps off node-7 after failures"},
+        ),
+    ),
 ]
 
 IN_QUEUE = [

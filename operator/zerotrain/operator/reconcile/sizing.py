@@ -24,6 +24,9 @@ from zerotrain.operator.reconcile.queueing import ask_room, in_queue
 VERDICT_WAIT = timedelta(seconds=30)
 """For an answer on whether there is room; without one, pods that have no node are counted."""
 
+DECIDED = VERDICT_WAIT + half_bound.PATIENCE
+"""After shrinkAfterSeconds, until a smaller size is decided on at the latest, where there is one."""
+
 UNDER_WAY = timedelta(seconds=60)
 """An attempt that reports no steps counts as training after so long."""
 
@@ -38,8 +41,8 @@ def prepare(draft: Draft) -> None:
         return
     if state.short_since is not None and draft.status.phase is not Phase.QUEUED:
         _update(draft, short_since=None)
-    if draft.status.phase is Phase.SUSPENDED and state.reason is SizeReason.CAPACITY:
-        _forget_choice(draft)  # how much room there was is long ago
+    if draft.status.phase is Phase.SUSPENDED and state.reason in (SizeReason.CAPACITY, SizeReason.FAILURE):
+        _forget_choice(draft)  # how much room there was is long ago, and what failed may have been changed
 
 
 def give_up_choice(draft: Draft) -> bool:
@@ -136,7 +139,7 @@ def resize_wanted(draft: Draft, view: AttemptView) -> str | None:
     """Why the attempt should go on in another size; None when it is as it should be."""
     if draft.job.spec.elastic is None and draft.status.elastic is None:
         return None
-    _take_wish(draft)
+    _take_wish(draft, runs=True)
     elastic = draft.job.spec.elastic
     if elastic is None:
         return None
@@ -150,6 +153,15 @@ def resize_wanted(draft: Draft, view: AttemptView) -> str | None:
         return _growth(draft, elastic)
     _forget_losses(draft, elastic)
     return None
+
+
+def decided_by(draft: Draft, began: datetime) -> datetime | None:
+    """By when an attempt that began then, and whose pods find no node, becomes smaller if it can; None where it
+    never does."""
+    elastic = draft.job.spec.elastic
+    if elastic is None or draft.size <= elastic.min_workers:
+        return None
+    return began + timedelta(seconds=elastic.shrink_after_s) + DECIDED
 
 
 def _forget_losses(draft: Draft, elastic: Elastic) -> None:
@@ -166,8 +178,9 @@ def _forget_losses(draft: Draft, elastic: Elastic) -> None:
         _update(draft, losses=0)
 
 
-def _take_wish(draft: Draft) -> None:
-    """See to it that `status.elastic` answers the present `spec.workers`."""
+def _take_wish(draft: Draft, *, runs: bool = False) -> None:
+    """See to it that `status.elastic` answers the present `spec.workers`. `runs`: of a size that an attempt
+    has, which is given up for one within new bounds once there is room for that, and no sooner."""
     spec, state = draft.job.spec, draft.status.elastic
     if spec.elastic is None:
         if state is not None:
@@ -179,6 +192,8 @@ def _take_wish(draft: Draft) -> None:
         draft.set(elastic=state)
     chosen = state.workers
     outside = chosen is not None and not spec.elastic.min_workers <= chosen <= spec.elastic.max_workers
+    if runs and chosen == draft.size < spec.elastic.min_workers:
+        outside = False
     is_refused = state.reason is SizeReason.REFUSED
     if state.wish == spec.workers and (not outside or is_refused) and not _is_pardoned(draft, state):
         return

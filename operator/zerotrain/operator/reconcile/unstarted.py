@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.failure_policy import NOT_STARTED, Judgement
+from zerotrain.operator.reconcile import sizing
 from zerotrain.operator.reconcile.attempts import AttemptView, Failure, Fate, Worker
 from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.hangs import is_met, stack_sources
@@ -35,6 +36,9 @@ def late(draft: Draft, view: AttemptView) -> Failure | None:
     if limit_s is None or began is None or not workers:
         return None
     due = began + timedelta(seconds=limit_s)
+    shrinks = sizing.decided_by(draft, began)
+    if shrinks is not None and not any(_has_node(worker) for worker in workers):
+        due = max(due, shrinks)  # each attempt begins both waits anew, and would never come to be smaller
     if draft.now < due:
         draft.wake(due)
         return None
@@ -94,6 +98,10 @@ def _unstarted(view: AttemptView) -> list[Worker]:
     """By index, those first whose reason is known."""
     found = [worker for worker in view.workers if worker.fate in (Fate.PENDING, Fate.ABSENT)]
     return sorted(found, key=lambda worker: (not _says_why(worker), worker.index))
+
+
+def _has_node(worker: Worker) -> bool:
+    return worker.pod is not None and bool(worker.pod.scheduled or worker.pod.node)
 
 
 def _says_why(worker: Worker) -> bool:
