@@ -196,7 +196,10 @@ def test_a_guess_refuses_by_what_is_sharded_alone() -> None:
 
 def test_a_guess_of_what_goes_to_the_host_refuses_nothing_either() -> None:
     """Inputs of layers, of a sequence length that is a guess, too."""
-    moved = {"zero_optimization": zero(3), "activation_checkpointing": {"cpu_checkpointing": True}}
+    moved: dict[str, Any] = {
+        "zero_optimization": zero(3),
+        "activation_checkpointing": {"cpu_checkpointing": True},
+    }
     known, guessed = (
         demand(workload(shape, **moved)).tier(Tier.HOST) for shape in (LLAMA_8B, guessed_shape(8_030_261_248))
     )

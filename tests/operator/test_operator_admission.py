@@ -16,7 +16,7 @@ import pytest
 from aiohttp import web
 
 from tests.operator.api_double import ApiDouble, Json, failure, served
-from tests.operator.test_operator_executor import executor, job
+from tests.operator.test_operator_executor import executor, job, nobody
 from tests.support.devcluster import PATIENCE_S
 from zerotrain.operator.api import AttemptShape
 from zerotrain.operator.api.scheduling import Gang
@@ -176,10 +176,6 @@ def cluster(double: ApiDouble, *, priorities: list[Json] | None = None) -> None:
     double.on("GET /api/v1/nodes", (200, {"metadata": {}, "items": nodes}))
     double.on("GET /api/v1/pods", (200, {"metadata": {}, "items": []}))
     double.on(f"GET {PRIORITIES}", (200, {"items": priorities or []}))
-
-
-async def nobody(body: Json) -> None:
-    """For a board whose jobs have begun nothing."""
 
 
 def waiting_job() -> Json:

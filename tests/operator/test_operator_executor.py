@@ -76,6 +76,10 @@ class Channel:
         raise ChannelError("not asked here")
 
 
+async def nobody(body: Json) -> None:
+    """For a board whose jobs have begun nothing."""
+
+
 def executor(api: Api, channel: Channel | None = None) -> Executor:
     return Executor(
         api=api,

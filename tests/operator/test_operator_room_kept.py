@@ -12,15 +12,14 @@ from typing import Any
 import pytest
 
 from tests.operator.api_double import ApiDouble, served
-from tests.operator.test_operator_admission import NOW, by_label, cluster, nobody, waiting_job
-from tests.operator.test_operator_executor import executor
+from tests.operator.test_operator_admission import NOW, by_label, cluster, waiting_job
+from tests.operator.test_operator_executor import executor, nobody
 from zerotrain.operator.api import AttemptShape
-from zerotrain.operator.cluster.actions.admission import claim_of_begun
 from zerotrain.operator.cluster import capacity
+from zerotrain.operator.cluster.actions.admission import claim_of_begun
 from zerotrain.operator.cluster.capacity import (
     DUTY,
     MAX_PAUSE_S,
-    PERIOD_S,
     STARTING_S,
     CapacityBoard,
     _Start,
@@ -57,6 +56,13 @@ async def test_a_large_job_keeps_its_room_while_its_pods_are_made(monkeypatch: p
     assert left(600) == [], "no more came for so long"
 
 
+def begun(body: dict[str, Any], **status: Any) -> dict[str, Any]:
+    """Another job, let in for all places but one, without a pod."""
+    metadata = {**body["metadata"], "uid": "other", "name": "other", "resourceVersion": "9"}
+    attempt = {"phase": "Pending", "attempt": 1, "shape": {"workers": 17, "gang": "Operator"}}
+    return {**body, "metadata": metadata, "status": {**attempt, **status}}
+
+
 @pytest.mark.parametrize(
     ("status", "keeps"),
     [
@@ -70,12 +76,10 @@ async def test_a_large_job_keeps_its_room_while_its_pods_are_made(monkeypatch: p
 async def test_an_operator_that_has_just_begun_keeps_the_room_of_attempts_that_lack_pods(
     status: dict[str, Any], keeps: bool
 ) -> None:
-    """The one before it had let the other job in, for all places but one, and was killed before it had made its pods."""
+    """The one before it had let the other job in, and was killed before it had made its pods."""
     double, body, jobs = ApiDouble(), waiting_job(), JobCache()
     cluster(double)
-    other = {**body, "metadata": {**body["metadata"], "uid": "other", "name": "other", "resourceVersion": "9"}}
-    begun = {"phase": "Pending", "attempt": 1, "shape": {"workers": 17, "gang": "Operator"}}
-    jobs.put({**other, "status": {**begun, **status}})
+    jobs.put(begun(body, **status))
     async with served(double) as api:
         hands = executor(api)
         memory = hands.memories.of(body["metadata"]["uid"])
@@ -87,19 +91,39 @@ async def test_an_operator_that_has_just_begun_keeps_the_room_of_attempts_that_l
     assert memory.capacity.admitted is not keeps
 
 
+async def test_a_replica_that_leads_again_asks_whom_others_have_let_in_meanwhile() -> None:
+    double, body, jobs = ApiDouble(), waiting_job(), JobCache()
+    cluster(double)
+    async with served(double) as api:
+        hands = executor(api)
+        memory = hands.memories.of(body["metadata"]["uid"])
+        claim_of = partial(claim_of_begun, hands)
+        board = CapacityBoard(api, hands.memories, lambda key: None, asyncio.Event(), jobs, claim_of)
+        await hands.perform(body, [AskRoom(shape=AttemptShape(workers=2))])
+        await board._judge()
+        assert memory.capacity is not None
+        assert memory.capacity.admitted
+        jobs.put(begun(body))
+        board.recall()
+        await hands.perform(body, [AskRoom(shape=AttemptShape(workers=1), growing=True)])
+        await board._judge()
+        assert memory.capacity is not None
+        assert memory.capacity.fits == 1, "and what it had let in itself is nobody's any more"
+
+
 @pytest.mark.parametrize(
     ("took_s", "error", "pause_s"),
     [
         (0.5, None, 0.5 * DUTY),
         (30.0, None, MAX_PAUSE_S),
-        (230.0, Unavailable("no answer"), PERIOD_S),
-        (230.0, KeyError("metadata"), PERIOD_S),
+        (230.0, Unavailable("no answer"), 0.0),
+        (230.0, KeyError("metadata"), MAX_PAUSE_S),
     ],
 )
 async def test_the_pause_after_a_reading_is_bounded_and_failures_do_not_prolong_it(
     took_s: float, error: Exception | None, pause_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A job that comes meanwhile waits for the next reading."""
+    """A job that comes meanwhile waits for the next reading, and the client has waited between its tries."""
     now_s, pauses = 0.0, list[float]()
 
     async def judge() -> None:

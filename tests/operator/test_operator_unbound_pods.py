@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from tests.operator.api_double import ApiDouble, Json, served
-from tests.operator.test_operator_admission import nobody
-from tests.operator.test_operator_executor import executor, job
+from tests.operator.test_operator_executor import executor, job, nobody
 from zerotrain.operator.api import AttemptShape
 from zerotrain.operator.cluster import capacity
 from zerotrain.operator.cluster.capacity import PERIOD_S, CapacityBoard

@@ -32,6 +32,7 @@ from zerotrain.operator.reconcile import (
     CreateWorkers,
     DeleteWorkers,
     Observed,
+    Problem,
     Protection,
     RequestYield,
     UnprotectWorkers,
@@ -285,6 +286,12 @@ ROOM = [
         id="a deadline for the start ends the wait where no smaller size was found",
         job=changed(starting(4, s_ago=210), {"runPolicy": {"startDeadlineSeconds": 60}}),
         seen=three_of_four(capacity=room(4, asked=4)),
+        want=Want(phase="Restarting", events=("StartDeadlineExceeded",)),
+    ),
+    Row(
+        id="pods that are refused for another reason want no room: the deadline counts as it is",
+        job=changed(starting(4, s_ago=61), {"runPolicy": {"startDeadlineSeconds": 60}}, podsCreated=False),
+        seen=seen(running(0), problem=Problem(reason="ApiRefused", message="denied by a webhook")),
         want=Want(phase="Restarting", events=("StartDeadlineExceeded",)),
     ),
     Row(

@@ -107,26 +107,6 @@ CAUSES = [
         want=Want(phase="Restarting", fields={"restarts.app": 1, "failures.0.reason": "Killed"}),
     ),
     failing(
-        ended(0, 255, exit_reason="Unknown"),
-        ready(1),
-        id="a node that was started anew: containerd does not know how the container ended",
-        spec={"failurePolicy": {"maxRestarts": 0}},
-        want=Want(phase="Restarting", fields={"restarts.infra": 1, "failures.0.reason": "NodeLost"}),
-    ),
-    failing(
-        ended(0, 137, exit_reason="ContainerStatusUnknown"),
-        ready(1),
-        id="a node that was started anew: the kubelet does not find the container",
-        spec={"failurePolicy": {"maxRestarts": 0}},
-        want=Want(phase="Restarting", fields={"restarts.infra": 1, "failures.0.reason": "NodeLost"}),
-    ),
-    failing(
-        ended(0, 255, exit_reason="Error"),
-        ready(1),
-        id="a program that ends with 255 itself",
-        want=Want(phase="Restarting", fields={"restarts.app": 1}),
-    ),
-    failing(
         ended(0, 82),
         ended(1, 82),
         id="a rendezvous that never completed is outside the application's budget",

@@ -66,6 +66,12 @@ ROWS = [
         want=Want(phase="Restarting", actions=(SAVE, THEN_IT)),
     ),
     row(
+        ended(0, 255, exit_reason="Unknown"),
+        ready(1),
+        id="a node that is back may have kept it",
+        want=Want(phase="Restarting", fields={"failures.0.log": "attempt-1.log"}),
+    ),
+    row(
         ended(0, 137),
         ready(1),
         id="where no log can be read there is none",

@@ -406,6 +406,39 @@ FINAL = [
     ),
 ]
 
+BACK = [
+    on(
+        ended(0, 255, exit_reason="Unknown"),
+        ready(1),
+        id="a node that was started anew: containerd does not know how the container ended",
+        spec={"failurePolicy": {"maxRestarts": 0}},
+        nodes=(),
+        want=Want(phase="Restarting", fields={"restarts.infra": 1, "failures.0.reason": "NodeLost"}),
+    ),
+    on(
+        ended(0, 137, exit_reason="ContainerStatusUnknown"),
+        ready(1),
+        id="a node that was started anew: the kubelet does not find the container",
+        spec={"failurePolicy": {"maxRestarts": 0}},
+        nodes=(),
+        want=Want(phase="Restarting", fields={"restarts.infra": 1, "failures.0.reason": "NodeLost"}),
+    ),
+    on(
+        ended(0, 137, exit_reason="ContainerStatusUnknown", deletion_at=ago(1)),
+        ready(1),
+        id="a pod that somebody deletes ends like this too",
+        nodes=(),
+        want=Want(phase="Restarting", fields={"restarts.infra": 1, "failures.0.reason": "PodLost"}),
+    ),
+    on(
+        ended(0, 255, exit_reason="Error"),
+        ready(1),
+        id="a program that ends with 255 itself",
+        nodes=(),
+        want=Want(phase="Restarting", fields={"restarts.app": 1}),
+    ),
+]
+
 
 @pytest.mark.parametrize("row", [*PACE, *HEARD], ids=lambda row: row.id)
 def test_workers_that_outlive_the_silence_of_their_node(row: Row) -> None:
@@ -419,4 +452,9 @@ def test_nodes_that_do_not_answer(row: Row) -> None:
 
 @pytest.mark.parametrize("row", FINAL, ids=lambda row: row.id)
 def test_nodes_that_will_not_come_back(row: Row) -> None:
+    check(row)
+
+
+@pytest.mark.parametrize("row", BACK, ids=lambda row: row.id)
+def test_nodes_that_are_back_before_they_were_lost(row: Row) -> None:
     check(row)

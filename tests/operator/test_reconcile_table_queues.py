@@ -335,6 +335,12 @@ QUEUES = [
         Want(phase="Failed", actions=()),
     ),
     case(
+        "pods-that-the-policy-leaves-alone-do-not-keep-the-quota-for-ever",
+        queued("Completed", 1, runPolicy={"cleanPodPolicy": "None"}),
+        seen(ended(0, 0), going(1, grace_s=1), apis=KUEUE, queue=ADMITTED),
+        Want(phase="Completed", actions=(told(QueueStep.FINISH, "Completed"),)),
+    ),
+    case(
         "finished-is-told-once",
         queued("Completed", 1),
         seen(apis=KUEUE, queue=replace(ADMITTED, finished=True)),

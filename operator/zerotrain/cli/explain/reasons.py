@@ -274,7 +274,10 @@ _FAILURES = {
         "a rank was ended by SIGKILL and nobody says by whom",
         "look at the node: out of memory of the whole node, an administrator, a debugger",
     ),
-    "NodeLost": ("the node of a worker is gone or not ready", "nothing; the job restarts on other nodes"),
+    "NodeLost": (
+        "the node of a worker is gone or not ready, or was started anew",
+        "nothing; the job restarts, on other nodes where this one is still away",
+    ),
     "PodLost": (
         "a worker pod was deleted by somebody, or its node does not answer",
         "find out who deletes pods",

@@ -29,7 +29,8 @@ class RunPolicy(ApiModel):
     """An attempt of which some worker's program has not started after so many seconds ends with the reason
     StartDeadlineExceeded and is followed by another, after a hold-off and at the cost of the infrastructure's
     budget; failurePolicy.rules may say otherwise. Waiting for a node counts, waiting in phase Queued does
-    not. No deadline unless given. May be changed at any time."""
+    not. Where all that have not started wait for a node, an elastic job that can get smaller has at least
+    elastic.shrinkAfterSeconds and 90 s. No deadline unless given. May be changed at any time."""
 
     ttl_seconds_after_finished: Annotated[Int, Field(ge=0, le=31_536_000)] | None = None
     """The finished job is deleted after so many seconds, and after the verification of its checkpoint where

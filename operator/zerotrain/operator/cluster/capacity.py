@@ -99,20 +99,19 @@ class CapacityBoard:
     async def run(self) -> None:
         while True:
             await self._next_round()
-            pause_s = PERIOD_S  # after a failure: its time went into waiting for an answer
             started = time.monotonic()
             try:
                 await self._judge()
-                pause_s = _pause_s(time.monotonic() - started)
             except Forbidden as error:
                 self._be_blind(error)
                 self._let_all_in()
             except ApiError as error:
                 log.warning("reading the cluster's capacity: %s", error)
+                started = time.monotonic()  # its time went into waiting for an answer
             except Exception:
                 # One object that is not understood must not end the admission of all jobs.
                 log.exception("reading the cluster's capacity")
-            await asyncio.sleep(pause_s)
+            await asyncio.sleep(_pause_s(time.monotonic() - started))
 
     async def _next_round(self) -> None:
         """At once for a new claim, else after the period, and not at all while nobody waits."""
@@ -133,10 +132,10 @@ class CapacityBoard:
         if self._blind_until is not None and started < self._blind_until:
             self._let_all_in()
             return
+        snapshot = await self._read()
         if self._recalls:
             await self._recall()
             self._recalls = False
-        snapshot = await self._read()
         claims = list(self._memories.claims.values())
         starting = [*self._movement.unbound(snapshot, time.monotonic()), *self._not_seen_yet(snapshot)]
         # Pure, and seconds long with thousands of nodes: not on the event loop.
@@ -199,13 +198,21 @@ class CapacityBoard:
         before = self._memories.of(claim.uid).capacity if self._memories.knows(claim.uid) else None
         return before is None or replace(before, at=verdict.at, good_for_s=verdict.good_for_s) != verdict
 
+    def recall(self) -> None:
+        """This replica begins to lead: others may have let jobs in meanwhile, and ended those that it had."""
+        self._starting.clear()
+        self._recalls = True
+
     async def _recall(self) -> None:
         """Attempts that an operator before this one began: what was kept for them was its memory."""
         for key, body in self._jobs.in_phases(BEGINNING):
             try:
                 claim = await self._claim_of(body)
-            except ValueError as error:  # one that its own pass does not understand either
-                log.warning("job %s/%s keeps no room: %s", key.namespace, key.name, error)
+            except ApiError:
+                raise
+            except Exception:
+                # As above: what its own pass does not understand either.
+                log.exception("job %s/%s keeps no room", key.namespace, key.name)
                 continue
             if claim is not None:
                 self._starting.setdefault(claim.uid, _Start(claim, moved_at=time.monotonic()))
@@ -225,7 +232,7 @@ class CapacityBoard:
         return left
 
     async def _read(self) -> Snapshot:
-        # What counts of each node, as it comes: the JSON of thousands is as large as all that is known of jobs.
+        # What counts of each node, as it comes: the JSON of thousands would be most of the operator's memory.
         nodes = [node_of(node) async for node in self._items("/api/v1/nodes", {})]
         reader = SnapshotReader(nodes, self._owner, now=self._api.time.now())
         async for pod in self._items("/api/v1/pods", {"fieldSelector": RUNNING_PODS}):

@@ -68,8 +68,8 @@ the job itself may have brought it about."""
 PREEMPTING_DISRUPTIONS = frozenset({"PreemptionByScheduler", "EvictionByEvictionAPI", BY_KUBELET})
 LOSING_DISRUPTIONS = frozenset({"DeletionByTaintManager", "DeletionByPodGC"})
 UNKNOWN_ENDS = frozenset({"ContainerStatusUnknown", "Unknown"})
-"""What the kubelet (code 137) and containerd (code 255) say of a container that they find gone, or dead without
-a witness, when they come back: its node was started anew."""
+"""What the kubelet (code 137) and containerd (code 255) say of a container that they find gone, or dead
+without a witness, when they come back: its node was started anew."""
 ABORTED = 128 + signal.SIGABRT
 
 _POD_REASONS: dict[str, Judgement] = {
@@ -107,8 +107,8 @@ _OUT_OF_DEVICE_MEMORY = replace(_OOM, evidence=Evidence.SELF_INFLICTED)
 _KILLED = Judgement(
     cause=RestartCause.APP, reason=Reason.KILLED, verdict=Verdict.RESTART, evidence=Evidence.KILLED
 )
-# NCCL's watchdog aborts a rank whose peer vanished, so an abort is no surer evidence than a plain failure. The
-# launcher says the same of ranks (`launch.verdict`).
+# NCCL's watchdog aborts a rank whose peer vanished, so an abort is no surer evidence than a plain failure.
+# The launcher says the same of ranks (`launch.verdict`).
 _ABORTED = replace(_KILLED, evidence=Evidence.UNCLEAR)
 _RENDEZVOUS = Judgement(
     cause=RestartCause.INFRA,
@@ -194,7 +194,8 @@ def _by_cluster(end: WorkerEnd) -> Judgement | None:
         return _PREEMPTED
     if end.pod_reason is not None:
         return _POD_REASONS.get(end.pod_reason, _OTHER_POD_REASON)
-    return _NODE_LOST if end.exit_reason in UNKNOWN_ENDS else None
+    # Of a pod that somebody deleted the kubelet may say the same.
+    return _NODE_LOST if end.exit_reason in UNKNOWN_ENDS and not end.deleted else None
 
 
 ABOUT_FILES = frozenset({ExitCode.BAD_DATA, ExitCode.CHECKPOINT_UNUSABLE})

@@ -136,8 +136,8 @@ class WorkQueue(Generic[K]):
         self._set_alarm()
 
     def _compact(self) -> None:
-        """Throw out void entries. A job looks again within seconds and at its far deadline after that, over and
-        over: each time an entry for the deadline becomes void, and would stay until then."""
+        """Throw out void entries. A job looks again within seconds and at its far deadline after that, over
+        and over: each time an entry for the deadline becomes void, and would stay until then."""
         self._heap = [item for item in self._heap if self._due.get(item[2]) == item[0]]
         heapq.heapify(self._heap)
 

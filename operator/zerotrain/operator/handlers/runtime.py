@@ -65,6 +65,7 @@ class Runtime:
         self._reflector: PodReflector
         self._nodes: ListWatch
         self._leadership: Leadership
+        self._board: CapacityBoard
 
     async def start(self) -> None:
         api = await self._exits.enter_async_context(Api(self._connection, self.config.limits, self.telemetry))
@@ -99,7 +100,7 @@ class Runtime:
         self._queues = workload_watches(api, controller.memories, controller.queue.add, namespaces)
         for number, queues in enumerate(self._queues):
             self._spawn(f"queues {number}", queues.run())
-        board = CapacityBoard(
+        self._board = CapacityBoard(
             api,
             controller.memories,
             controller.queue.add,
@@ -108,7 +109,7 @@ class Runtime:
             partial(claim_of_begun, controller.executor),
             blind_s=BLIND_S if namespaces else 0.0,
         )
-        self._spawn("capacity", board.run())
+        self._spawn("capacity", self._board.run())
         controller.memories.nodes.changed = controller.node_changed
         controller.memories.nodes.now = api.time.now
         nodes = ListWatch(api, path=NODES_PATH, kind="nodes", sink=controller.memories.nodes)
@@ -174,6 +175,7 @@ class Runtime:
         self.telemetry.leader.set(1)
         self.controller.jobs.doubt()
         self.controller.executor.places.doubt()
+        self._board.recall()
         self._update_permission()
 
     def _lost(self) -> None:

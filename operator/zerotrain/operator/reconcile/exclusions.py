@@ -8,7 +8,6 @@ from zerotrain.operator.api.status import MAX_EXCLUDED_NODES, ExcludedNode
 from zerotrain.operator.reconcile.attempts import AttemptView, Fate
 from zerotrain.operator.reconcile.draft import Draft
 
-
 MAX_NAMED = 3
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from zerotrain.operator.api import AttemptShape, Phase
+from zerotrain.operator.api.lifecycle import CleanPodPolicy
 from zerotrain.operator.api.scheduling import Gang, Scheduling
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.reconcile import exclusions
@@ -285,7 +286,9 @@ def _next_step(draft: Draft) -> QueueStep | None:
         return QueueStep.DELETE
     if phase in (Phase.COMPLETED, Phase.FAILED):
         # Pods on their way out still use what the next job in line would be let in for.
-        return QueueStep.FINISH if all(pod.ended for pod in draft.observed.pods) else None
+        policy = draft.job.spec.run_policy.clean_pod_policy
+        go = phase is Phase.FAILED or policy is not CleanPodPolicy.NONE
+        return None if go and not all(pod.ended for pod in draft.observed.pods) else QueueStep.FINISH
     if phase is Phase.RESTARTING and queue.evicted and queue.holds_quota and not draft.observed.pods:
         return QueueStep.RELEASE  # the hold-off is no reason to keep others waiting
     if phase is Phase.RUNNING and not queue.pods_ready:

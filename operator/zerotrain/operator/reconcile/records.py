@@ -11,7 +11,7 @@ from zerotrain.operator.api import RestartCause
 from zerotrain.operator.api.failures import FailureAction
 from zerotrain.operator.api.status import MAX_FAILURES, MAX_RANK_FAILURES, RankFailure
 from zerotrain.operator.constants import Reason
-from zerotrain.operator.failure_policy import FailureFacts, Ruling
+from zerotrain.operator.failure_policy import UNKNOWN_ENDS, FailureFacts, Ruling
 from zerotrain.operator.reconcile.attempts import Failure, Fate, cause_order, failures_of, judgement_of
 from zerotrain.operator.reconcile.draft import Draft, cut
 from zerotrain.operator.reconcile.logs import log_key
@@ -136,8 +136,10 @@ def _has_log(draft: Draft, failure: Failure) -> bool:
     """Whether there is a pod to ask whose node answers."""
     pod, worker = failure.worker.pod, failure.worker
     present = pod is not None and any(item.uid == pod.uid for item in draft.observed.pods)
-    lost = worker.loss is not None or failure.judgement.reason is Reason.NODE_LOST
-    return draft.observed.log is not None and present and not lost and pod is not None and pod.started
+    if draft.observed.log is None or not present or pod is None or worker.loss is not None:
+        return False
+    is_back = pod.exit_reason in UNKNOWN_ENDS  # the node answers again, and may have kept the log
+    return pod.started and (is_back or failure.judgement.reason is not Reason.NODE_LOST)
 
 
 def _ranks(draft: Draft, first: Failure) -> tuple[RankFailure, ...]:

@@ -156,10 +156,9 @@ def resize_wanted(draft: Draft, view: AttemptView) -> str | None:
 
 
 def decided_by(draft: Draft, began: datetime) -> datetime | None:
-    """By when an attempt that began then, and whose pods find no node, becomes smaller if it can; None where it
-    never does."""
+    """By when an attempt that began then becomes smaller if its pods find no node; None where it cannot."""
     elastic = draft.job.spec.elastic
-    if elastic is None or draft.size <= elastic.min_workers:
+    if elastic is None or _largest(draft, draft.size - 1) is None:
         return None
     return began + timedelta(seconds=elastic.shrink_after_s) + DECIDED
 
@@ -180,7 +179,7 @@ def _forget_losses(draft: Draft, elastic: Elastic) -> None:
 
 def _take_wish(draft: Draft, *, runs: bool = False) -> None:
     """See to it that `status.elastic` answers the present `spec.workers`. `runs`: of a size that an attempt
-    has, which is given up for one within new bounds once there is room for that, and no sooner."""
+    has: it is given up for one within new bounds once there is room for that, or a queue is asked for it."""
     spec, state = draft.job.spec, draft.status.elastic
     if spec.elastic is None:
         if state is not None:
@@ -192,7 +191,7 @@ def _take_wish(draft: Draft, *, runs: bool = False) -> None:
         draft.set(elastic=state)
     chosen = state.workers
     outside = chosen is not None and not spec.elastic.min_workers <= chosen <= spec.elastic.max_workers
-    if runs and chosen == draft.size < spec.elastic.min_workers:
+    if runs and chosen == draft.size < spec.elastic.min_workers and not in_queue(draft):
         outside = False
     is_refused = state.reason is SizeReason.REFUSED
     if state.wish == spec.workers and (not outside or is_refused) and not _is_pardoned(draft, state):

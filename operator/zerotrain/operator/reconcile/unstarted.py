@@ -36,9 +36,9 @@ def late(draft: Draft, view: AttemptView) -> Failure | None:
     if limit_s is None or began is None or not workers:
         return None
     due = began + timedelta(seconds=limit_s)
-    shrinks = sizing.decided_by(draft, began)
-    if shrinks is not None and not any(_has_node(worker) for worker in workers):
-        due = max(due, shrinks)  # each attempt begins both waits anew, and would never come to be smaller
+    if draft.now >= due and all(_lacks_room(draft, worker) for worker in workers):
+        # Each attempt begins both waits anew, and would never come to be smaller.
+        due = max(due, sizing.decided_by(draft, began) or due)
     if draft.now < due:
         draft.wake(due)
         return None
@@ -100,8 +100,12 @@ def _unstarted(view: AttemptView) -> list[Worker]:
     return sorted(found, key=lambda worker: (not _says_why(worker), worker.index))
 
 
-def _has_node(worker: Worker) -> bool:
-    return worker.pod is not None and bool(worker.pod.scheduled or worker.pod.node)
+def _lacks_room(draft: Draft, worker: Worker) -> bool:
+    """Whether it waits for what fewer workers would need less of: a node, or a place in a quota."""
+    pod, problem = worker.pod, draft.observed.problem
+    if pod is None:
+        return problem is not None and problem.reason == Reason.QUOTA_EXCEEDED
+    return not pod.scheduled and not pod.node
 
 
 def _says_why(worker: Worker) -> bool:

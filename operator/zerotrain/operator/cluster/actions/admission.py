@@ -44,11 +44,13 @@ async def ask_room(hands: Hands, body: Json, action: AskRoom) -> None:
 
 
 async def claim_of_begun(hands: Hands, body: Json) -> Claim | None:
-    """What an attempt was let in for that has begun, by our own count, and lacks pods; None for all others."""
+    """What an attempt was let in for by our own count that has begun and lacks pods; None for all others."""
     job = ZeroTrainingJob.parse(body)
     status = job.status
     if status.shape is None or status.shape.gang != OPERATOR or status.pods_created:
         return None
+    if job.spec.suspend or "deletionTimestamp" in body["metadata"]:
+        return None  # it makes no more
     return await _claim(hands, body, job, status.attempt)
 
 
