@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.runtime.test_launch_hang import stacks, token_file
-from tests.support.launcher import eventually, launched
+from tests.support.launcher import eventually, launched, rank_program
+from zerotrain.runtime.launch.output import OutputPump, Sink
+from zerotrain.runtime.launch.process import RankProcess
+from zerotrain.runtime.launch.stacks import NOTHING, collect_stacks
 
 IN_MOTION = """
 import sys, threading, time
@@ -37,6 +43,30 @@ def holds_the_lock():
     ctypes.PyDLL(None).sleep(600)
 holds_the_lock() if RANK == 0 else time.sleep(600)
 """
+
+WAITS = 'while [ ! -e "$ZEROTRAIN_RUN_DIR/go" ]; do sleep 0.05; done; echo survived'
+"""A shell that always has a sleeping child, until it may end."""
+
+REPORTS = """
+channel = RankChannel.from_env()
+channel.publish(Progress(rank=RANK, attempt=ATTEMPT, phase=Phase.STEP, step=1))
+while not channel.connected:
+    time.sleep(0.02)
+"""
+
+IN_A_SHELL = (
+    REPORTS
+    + """
+time.sleep(600)
+"""
+)
+
+BECOMES_A_SHELL = (
+    REPORTS
+    + f"""
+os.execv("/bin/sh", ["sh", "-c", {WAITS!r}])
+"""
+)
 
 SIGNALS = 1500
 """A dump from within the signal handler ended the process after some two hundred."""
@@ -66,3 +96,35 @@ def test_a_rank_that_keeps_the_interpreters_lock_is_told_of_too(tmp_path: Path) 
         eventually(lambda: "in holds_the_lock" in stacks(launcher).split("=== rank 1")[0])
         assert "rank.py" in stacks(launcher).split("=== rank 1")[1]
         assert launcher.popen.poll() is None
+
+
+@pytest.mark.parametrize("runs", ["a shell", "a program in a shell", "what a program became"])
+def test_a_process_that_cannot_dump_outlives_the_question(tmp_path: Path, runs: str) -> None:
+    """The second signal follows where the first one brought nothing; its default is the end."""
+    program = rank_program(tmp_path, IN_A_SHELL if runs == "a program in a shell" else BECOMES_A_SHELL)
+    command = {
+        "a shell": ["/bin/sh", "-c", WAITS],
+        "a program in a shell": ["/bin/sh", "-c", f"{' '.join(program)} & {WAITS}"],
+        "what a program became": program,
+    }[runs]
+    with launched(tmp_path, "", ranks=1, command=command, token_path=token_file(tmp_path)) as launcher:
+        eventually(lambda: launcher.report()["ranks"][0]["step"] or runs == "a shell")
+        eventually(lambda: "pid" in stacks(launcher))
+        assert NOTHING in stacks(launcher)
+        assert "ended" not in stacks(launcher)
+        (launcher.spec.run_dir / "go").touch()
+        code, output = launcher.finish()
+    assert (code, "survived" in output) == (0, True)
+
+
+def test_a_process_that_is_not_yet_a_rank_is_not_asked(tmp_path: Path) -> None:
+    """Until the guard runs, both signals would end it."""
+    with subprocess.Popen(["sleep", "600"], stdout=subprocess.PIPE) as popen:
+        try:
+            assert popen.stdout is not None
+            pump = OutputPump(0, popen.stdout, Sink(sys.stdout.buffer))
+            early = RankProcess(rank=0, popen=popen, pump=pump, stacks_path=tmp_path / "stacks.txt")
+            assert NOTHING in asyncio.run(collect_stacks([early], timeout_s=0.1))
+            assert popen.poll() is None
+        finally:
+            popen.kill()

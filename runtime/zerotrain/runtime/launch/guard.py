@@ -2,8 +2,8 @@
 
 usage: guard.py PARENT_PID DEATH_SIGNAL PROGRAM [ARG ...]
 
-It ties the process to its launcher's life (PR_SET_PDEATHSIG survives exec), and lets SIGUSR1, which the
-launcher sends to collect stacks, pass over programs that have no handler for it.
+It ties the process to its launcher's life (PR_SET_PDEATHSIG survives exec), and lets SIGUSR1 and SIGUSR2, by
+which the launcher collects stacks, pass over programs that have no handler for them.
 """
 
 import ctypes
@@ -20,7 +20,8 @@ def main(argv: list[str]) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, death_signal)
     if os.getppid() != parent:  # it died before the line above
         os.kill(os.getpid(), death_signal)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    for name in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(name, signal.SIG_IGN)
     for name in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores these; the program expects the default
         signal.signal(name, signal.SIG_DFL)
     try:

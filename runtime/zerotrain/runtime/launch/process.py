@@ -78,7 +78,7 @@ def start_rank(
     """Start `rank` with its static place in the job. Must run in the main thread (see `guarded`)."""
     local_rank = rank - spec.ranks.start
     stacks_path = spec.run_dir / f"stacks-{rank}.txt"
-    stacks_path.write_bytes(b"")
+    stacks_path.unlink(missing_ok=True)  # an earlier launcher's; the rank makes it when it can dump
     rank_env = RankEnv(
         rank=rank,
         local_rank=local_rank,

@@ -1,5 +1,6 @@
 """Collects the stacks of the ranks: SIGUSR1, then what each rank's faulthandler appended to its file; SIGUSR2
-for a rank that enabled it and wrote nothing (`runtime/channel.py` says why there are two).
+for a rank that enabled it and wrote nothing (`runtime/channel.py` says why there are two). Neither is sent to
+a process that it would end.
 
 A rank that cannot answer, because it is stopped or inside the kernel, is told by its process's state, which
 needs no answer.
@@ -20,7 +21,10 @@ QUIET_POLLS = 3
 HEADER_BYTES = 200
 """More than the line before a rank's stacks takes."""
 
-NOTHING = "(no stacks: the program has not enabled faulthandler on SIGUSR1, or cannot run)\n"
+NOTHING = (
+    "(no stacks: the program has not enabled faulthandler on SIGUSR1, cannot run, or is the child of a "
+    "shell; `exec` puts it in the shell's place)\n"
+)
 CUT = "\n(cut: each rank has {limit} bytes)\n"
 STATES = {
     "R": "running",
@@ -38,7 +42,8 @@ async def collect_stacks(ranks: Sequence[RankProcess], *, timeout_s: float = 2.0
     """The dumps of all ranks, one section each; waits until the files rest or `timeout_s` is over."""
     before = {process.rank: _size(process.stacks_path) for process in ranks}
     for process in ranks:
-        process.signal(signal.SIGUSR1)
+        if not _would_end(process, signal.SIGUSR1):
+            process.signal(signal.SIGUSR1)
     await _until_quiet([process.stacks_path for process in ranks], sum(before.values()), timeout_s)
     silent = [process for process in ranks if _holds_its_lock(process, before[process.rank])]
     for process in silent:
@@ -55,7 +60,31 @@ def _holds_its_lock(process: RankProcess, before: int) -> bool:
     signal when it goes on, in motion."""
     told = _size(process.stacks_path) > before
     runs = process.running and _process_state(process.popen.pid) in (STATES["R"], STATES["S"])
-    return runs and not told and process.stacks_path.exists()
+    return runs and not told and _can_dump(process)
+
+
+def _can_dump(process: RankProcess) -> bool:
+    """It catches the signal, and the rank made the file: a shell around the program does not catch it, and a
+    program with a handler of its own for other ends made no file."""
+    caught = _signals(process, "SigCgt")
+    return process.stacks_path.exists() and caught is not None and signal.SIGUSR2 in caught
+
+
+def _would_end(process: RankProcess, number: signal.Signals) -> bool:
+    """Whether it neither catches nor ignores the signal: it is still becoming the guard, or has become
+    another program since."""
+    caught, ignored = _signals(process, "SigCgt"), _signals(process, "SigIgn")
+    return caught is not None and ignored is not None and number not in caught | ignored
+
+
+def _signals(process: RankProcess, key: str) -> frozenset[int] | None:
+    """The set of that name in /proc/<pid>/status; None where it does not tell."""
+    try:
+        lines = Path(f"/proc/{process.popen.pid}/status").read_text().splitlines()
+        mask = next(int(line.partition(":")[2], 16) for line in lines if line.startswith(f"{key}:"))
+    except (OSError, ValueError, StopIteration):
+        return None
+    return frozenset(number for number in range(1, signal.NSIG) if mask >> (number - 1) & 1)
 
 
 async def _until_quiet(paths: Sequence[Path], size_before: int, timeout_s: float) -> None:
