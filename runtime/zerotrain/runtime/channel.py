@@ -5,13 +5,15 @@ blocks and never raises: a newer record replaces one that was not sent yet, and 
 restarting or absent costs records, not steps. The thread repeats the last progress as a heartbeat, so
 that the operator can tell a process that lives from a step that moves.
 
-Wire: one JSON object per line over a unix stream socket, at most MAX_MESSAGE_BYTES each.
+Wire: one JSON object per line over a unix stream socket, at most MAX_MESSAGE_BYTES each. The first one says
+whose channel it is; a rank that failed and tries again has another one.
 """
 
 from __future__ import annotations
 
 import atexit
 import faulthandler
+import itertools
 import json
 import os
 import signal
@@ -33,6 +35,9 @@ MAX_MESSAGE_BYTES = 1 << 20
 """A rank's metrics take some 50 KB; what is larger is not ours."""
 
 MAX_EXCEPTION_CHARS = 4000
+
+_numbers = itertools.count(1)
+"""Of the channels of this process."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,7 +150,7 @@ class _Sender:
         self.registry: CollectorRegistry | None = None
         self.collective_wait: Callable[[], float | None] = _unknown
         self._path = str(path)
-        self._rank = rank
+        self._hello = {"kind": "hello", "rank": rank, "channel": next(_numbers)}
         self._timing = timing
         self._clock = clock
         self._changed = threading.Condition()
@@ -244,7 +249,7 @@ class _Sender:
             connection.settimeout(self._timing.send_timeout_s)
             try:
                 connection.connect(self._path)
-                connection.sendall(_line({"kind": "hello", "rank": self._rank, "pid": os.getpid()}))
+                connection.sendall(_line({**self._hello, "pid": os.getpid()}))
             except OSError:
                 connection.close()
                 raise

@@ -21,6 +21,21 @@ from zerotrain.runtime.offload.room import memory_room
 
 BEFORE_RENDEZVOUS = frozenset({Phase.INIT, Phase.RENDEZVOUS})
 
+OF_AN_END = frozenset({Phase.CHECKPOINT, Phase.DONE})
+"""Phases that a rank may still come to while it fails."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Failure:
+    """A rank's word that it is about to end."""
+
+    text: str
+    at: float
+    """Monotonic seconds."""
+    channel: str
+    phase: Phase
+    step: int
+
 
 @dataclass(kw_only=True, slots=True)
 class _RankState:
@@ -29,9 +44,16 @@ class _RankState:
     running: bool = False
     connected: bool = False
     """The rank has said hello over the channel at least once."""
-    failure: str | None = None
-    failure_at: float | None = None
-    """Monotonic seconds."""
+    failure: _Failure | None = None
+
+    def told(self, progress: Progress) -> None:
+        """Another step, or a phase of training, takes a failure back: the program has caught it. A heartbeat
+        repeats the record, also from a rank that is stuck."""
+        failed, place = self.failure, (progress.phase, progress.step)
+        if failed is not None and progress.phase not in OF_AN_END and place != (failed.phase, failed.step):
+            self.failure = None
+        # What the launcher says of a rank is not the rank's to say.
+        self.progress = replace(progress, motion=None)
 
 
 class Board:
@@ -84,10 +106,13 @@ class Board:
         with self._lock:
             self._stopping = True
 
-    def connected(self, rank: int) -> None:
-        """The rank said hello."""
+    def connected(self, rank: int, channel: str) -> None:
+        """The rank said hello; over a new channel it begins anew, whatever it said over another one."""
         with self._lock:
-            self._ranks[rank].connected = True
+            state = self._ranks[rank]
+            state.connected = True
+            if state.failure is not None and state.failure.channel != channel:
+                state.failure = None
         self._heard(rank)
 
     def progressed(self, rank: int, progress: Progress) -> None:
@@ -99,8 +124,7 @@ class Board:
             )
         with self._lock:
             state = self._ranks[rank]
-            # What the launcher says of a rank is not the rank's to say.
-            state.progress = replace(progress, motion=None)
+            state.told(progress)
             state.motion.saw(progress, self._monotonic())
         self._heard(rank)
 
@@ -109,17 +133,21 @@ class Board:
         self._merged.update(rank, restore(families))
         self._heard(rank)
 
-    def failing(self, rank: int, text: str) -> None:
-        """The rank says why it is about to end; the first reason stays."""
+    def failing(self, rank: int, text: str, channel: str) -> None:
+        """The rank says why it is about to end; the first reason stays, unless the rank goes on."""
         with self._lock:
             state = self._ranks[rank]
             if state.failure is None:
-                state.failure, state.failure_at = text, self._monotonic()
+                phase, step = state.progress.phase, state.progress.step
+                state.failure = _Failure(
+                    text=text, at=self._monotonic(), channel=channel, phase=phase, step=step
+                )
 
     def failure_of(self, rank: int) -> tuple[str | None, float | None]:
         """The reason the rank gave and when (monotonic seconds)."""
         with self._lock:
-            return self._ranks[rank].failure, self._ranks[rank].failure_at
+            failure = self._ranks[rank].failure
+        return (None, None) if failure is None else (failure.text, failure.at)
 
     def report(self) -> WorkerReport:
         """The body of GET /progress."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,15 @@ from zerotrain.contract.progress import Progress
 from zerotrain.runtime.channel import MAX_MESSAGE_BYTES
 from zerotrain.runtime.launch.board import Board
 from zerotrain.runtime.launch.log import say
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Peer:
+    """Who is at the other end of a connection."""
+
+    rank: int
+    channel: str
+    """The same after a reconnection, another one for every `RankChannel`."""
 
 
 class ChannelServer:
@@ -45,21 +55,21 @@ class ChannelServer:
         task.add_done_callback(self._connections.discard)
 
     async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        rank: int | None = None
+        peer: _Peer | None = None
         try:
             while line := await reader.readline():
                 if not line.endswith(b"\n"):
                     break  # the sender died within a message
-                rank = self._accept(rank, json.loads(line))
+                peer = self._accept(peer, json.loads(line))
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             # ValueError: also a line above the limit (asyncio) and bytes that are no JSON.
-            say(f"message of rank {rank} refused: {str(error)[:300]}")
+            say(f"message of rank {None if peer is None else peer.rank} refused: {str(error)[:300]}")
         except ConnectionError:
             return
         finally:
             writer.close()
 
-    def _accept(self, rank: int | None, message: Any) -> int:
+    def _accept(self, peer: _Peer | None, message: Any) -> _Peer:
         """Apply one message; the first must be the hello that says whose connection this is."""
         if not isinstance(message, dict):
             raise ValueError("a message must be a JSON object")
@@ -68,20 +78,22 @@ class ChannelServer:
             said = message["rank"]
             if said not in self._board.ranks:
                 raise ValueError(f"rank {said!r} is not one of this worker's {list(self._board.ranks)}")
-            self._board.connected(said)
-            return int(said)
-        if rank is None:
+            peer = _Peer(rank=int(said), channel=f"{message.get('pid')}/{message.get('channel')}")
+            self._board.connected(peer.rank, peer.channel)
+            return peer
+        if peer is None:
             raise ValueError(f"{kind!r} before hello")
+        rank = peer.rank
         match kind:
             case "progress":
                 self._board.progressed(rank, Progress.from_json(json.dumps(message["progress"])))
             case "metrics":
                 self._board.measured(rank, message["families"])
             case "failure":
-                self._board.failing(rank, str(message["text"]))
+                self._board.failing(rank, str(message["text"]), peer.channel)
                 self._on_failure(rank)
             case "note":
                 say(f"rank {rank}: {message['text']}")
             case _:
                 raise ValueError(f"unknown kind {kind!r}")
-        return rank
+        return peer

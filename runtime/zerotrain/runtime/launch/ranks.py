@@ -73,6 +73,9 @@ class RankGroup:
     def last_line(self, rank: int) -> str | None:
         return next((process.pump.last_line for process in self.processes if process.rank == rank), None)
 
+    def runs(self, rank: int) -> bool:
+        return any(process.running for process in self.processes if process.rank == rank)
+
     def exits(self) -> list[RankExit]:
         """How the ranks that have ended did so."""
         return [

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import signal
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from zerotrain.runtime.launch.log import say
 from zerotrain.runtime.launch.ranks import RankGroup
 from zerotrain.runtime.launch.rendezvous import wait_for_name
 from zerotrain.runtime.launch.stacks import collect_stacks
-from zerotrain.runtime.launch.verdict import Verdict, decide, spoils
+from zerotrain.runtime.launch.verdict import RankExit, Verdict, decide, spoils
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +32,8 @@ class Limits:
     """From the first failure to the SIGKILL of the others: time to say why; without it none can save. The end
     by SIGTERM that answers a stop is none where the program is the user's own."""
     failing_rank_s: float = 30.0
-    """From a rank's word that it fails to its end, for one that hangs while it tears down."""
+    """From a rank's word that it fails to its end, for one that hangs while it tears down. Then it counts as
+    ended, unless it has taken its word back by going on."""
     stop_grace_s: float = 120.0
     """From the request to stop to the SIGKILL: one step boundary and one checkpoint."""
     output_s: float = 2.0
@@ -93,8 +95,16 @@ class Supervisor:
         self._loop.call_later(self._limits.stop_grace_s, self._in_background, self._end_after_grace)
 
     def rank_announced_failure(self, rank: int) -> None:
-        """The rank will end by itself; should it hang instead, end everything."""
-        self._loop.call_later(self._limits.failing_rank_s, self._ranks.kill)
+        """The rank will end by itself; should it hang instead, end what its end would."""
+        _, said_at = self._board.failure_of(rank)
+
+        def end_if_stuck() -> None:
+            if self._ranks.runs(rank) and self._board.failure_of(rank)[1] == said_at:
+                end = RankExit(rank=rank, status=1, at=time.monotonic(), failure_reported_at=said_at)
+                if self._none_can_save(end):
+                    self._ranks.kill()
+
+        self._loop.call_later(self._limits.failing_rank_s, end_if_stuck)
 
     def kill(self) -> None:
         """The launcher itself cannot go on."""
@@ -136,9 +146,9 @@ class Supervisor:
         if self._ranks.processes and not self._ranks.any_running:
             self._all_ended.set()
 
-    def _none_can_save(self) -> bool:
+    def _none_can_save(self, *more: RankExit) -> bool:
         """Whether a rank ended in such a way that the others are of no use any more."""
-        exits = self._ranks.exits()
+        exits = [*self._ranks.exits(), *more]
         if self._stop_requested.is_set() and not self._board.built_in_trainer:
             return spoils(exits)
         return any(rank.failed for rank in exits)
