@@ -41,6 +41,12 @@ def before(number: int, phase: Phase, **more: Any) -> Progress:
     return rank(number, **{"phase": phase, "step": 0, "collective_wait_seconds": None, **more})
 
 
+def ended(number: int, **more: Any) -> Progress:
+    """It has said that it is done, and its process is gone."""
+    record = rank(number, **{"phase": Phase.DONE, "collective_wait_seconds": 0.0, **more})
+    return replace(record, motion=Motion(idle_seconds=400, silent_seconds=0, ended_seconds=399))
+
+
 VICTIMS = [rank(number) for number in range(6)]
 
 
@@ -94,6 +100,32 @@ CASES: list[tuple[str, dict[int, WorkerReport | None], int | None, str]] = [
     ("nobody differs", workers(*VICTIMS), None, ""),
     ("nobody knows who waits", workers(*(rank(n, collective_wait_seconds=None) for n in range(6))), None, ""),
     ("all are busy", workers(*(rank(n, collective_wait_seconds=0.0) for n in range(6))), None, ""),
+    (
+        "it hangs in its teardown when all others have ended",
+        workers(*(ended(n) for n in (0, 1, 2)), rank(3, phase=Phase.DONE, collective_wait_seconds=0.0)),
+        3,
+        "its process runs on, while those of others have ended",
+    ),
+    (
+        "so of two ranks, and of a program that knows nothing of waits",
+        workers(ended(0), rank(1, phase=Phase.DONE, collective_wait_seconds=None)),
+        1,
+        "its process runs on",
+    ),
+    (
+        "it is stopped when all others have ended",
+        workers(*(ended(n) for n in (0, 1, 2)), rank(3, silent_s=300)),
+        3,
+        "its process says nothing",
+    ),
+    ("those that are left wait for one that ended", workers(ended(0), *VICTIMS[1:]), None, ""),
+    (
+        "most are left: they are judged by each other",
+        workers(ended(0, step=7), *VICTIMS[1:5], rank(5, step=39)),
+        5,
+        "it is at step 39 while others are at step 40",
+    ),
+    ("all have ended", workers(*(ended(n, step=n) for n in range(4))), None, ""),
     ("its launcher is mute", {**workers(*VICTIMS), 1: None}, 2, "its pod does not answer"),
     ("two launchers are mute", {**workers(*VICTIMS), 1: None, 2: None}, 2, "as 1 other pods"),
     (
@@ -139,6 +171,12 @@ def test_the_rank_that_moved_last_and_the_slowest_pace_count() -> None:
     paces = inspect(workers(slow, fast, saving, saving), attempt=1, at=NOW).paces
     assert (paces[Phase.STEP].idle_s, paces[Phase.STEP].usual_s, paces[Phase.STEP].longest_s) == (70, 30, 44)
     assert (paces[Phase.CHECKPOINT].idle_s, paces[Phase.CHECKPOINT].usual_s) == (90, 12)
+
+
+def test_ranks_that_have_ended_say_nothing_of_how_long_the_others_may_stand_still() -> None:
+    saved = ended(0, phase=Phase.CHECKPOINT)
+    assert list(inspect(workers(saved, *VICTIMS[1:]), attempt=1, at=NOW).paces) == [Phase.STEP]
+    assert list(inspect(workers(saved, ended(1)), attempt=1, at=NOW).paces), "all have: their launcher hangs"
 
 
 def test_the_fewest_steps_tell_whether_ranks_warm_up_and_the_slowest_first_step_counts() -> None:

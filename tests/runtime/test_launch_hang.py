@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launcher import RunningLauncher, eventually, launched
+from tests.support.launcher import RunningLauncher, eventually, launched, spec_for
 from tests.support.ports import free_port
 from tests.support.trainer_runs import TEXT, config, job
 from zerotrain.contract import channel_token
@@ -20,6 +20,7 @@ from zerotrain.contract.progress import Motion, Phase, Progress
 from zerotrain.contract.worker_http import MAX_STACKS_BYTES, WorkerReport, bearer
 from zerotrain.operator.reconcile import inspection
 from zerotrain.operator.reconcile.hangs import HangLimits, stands_still
+from zerotrain.runtime.launch.board import Board
 from zerotrain.runtime.launch.motion import KEPT_STEPS, MotionTracker
 
 TOKEN = channel_token.derive(b"k" * 32, "uid-1", 3)
@@ -146,6 +147,21 @@ def test_a_rank_cannot_say_how_it_moves_and_one_that_never_reported_is_not_judge
     assert report.ranks[0].motion is not None
     assert report.ranks[0].motion.idle_seconds < 1e6
     assert report.ranks[1].motion is None
+
+
+def test_a_rank_that_has_ended_is_not_silent(tmp_path: Path) -> None:
+    """Neither for an operator that knows of ends, nor for an older one, which sees the silence alone."""
+    now = [0.0]
+    board = Board(spec_for(tmp_path, ranks=2), built_in_trainer=True, monotonic=lambda: now[0])
+    for rank in (0, 1):
+        board.set_running(rank, True)
+        board.progressed(rank, Progress(rank=rank, attempt=3, phase=Phase.DONE, step=9))
+    now[0] = 10.0
+    board.set_running(1, False)
+    now[0] = 400.0
+    runs, ended = (rank.motion for rank in WorkerReport.from_json(board.report().to_json()).ranks)
+    assert runs == Motion(idle_seconds=400.0, silent_seconds=400.0)
+    assert ended == Motion(idle_seconds=400.0, silent_seconds=0.0, ended_seconds=390.0)
 
 
 def record(phase: Phase, step: int) -> Progress:

@@ -80,7 +80,10 @@ class Motion:
     idle_seconds: float
     """Since the step or the phase last changed."""
     silent_seconds: float
-    """Since the rank last said anything; it repeats itself every few seconds while its process runs."""
+    """Since the rank last said anything; it repeats itself every few seconds while its process runs. 0 once
+    that has ended, which an older operator would take for a process that is stopped."""
+    ended_seconds: float | None = None
+    """Since its process ended; None while it runs, and from an older launcher."""
     steps_seen: int = 0
     """Steps of this attempt that the rest was learned from."""
     step_p99_seconds: float | None = None

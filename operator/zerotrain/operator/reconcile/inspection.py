@@ -2,8 +2,9 @@
 
 The puller in `cluster` asks the workers and hands their answers to `inspect`; `hangs` decides on the outcome.
 In synchronous training a rank that stops holds up all others, so the step alone accuses nobody. What tells it
-from its victims, surest first: its pod does not answer, its process is silent, its step is behind, it is in
-another phase, or it is the one that does not wait in a collective.
+from its victims, surest first: its pod does not answer, its process is silent, it runs on when others' have
+ended, its step is behind, it is in another phase, or it is the one that does not wait in a collective. A rank
+that has ended hangs no more: it is not accused, and says nothing of how long the others may stand still.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def inspect(answers: Mapping[int, WorkerReport | None], *, attempt: int, at: dat
         attempt=attempt,
         at=at,
         step=max((record.step for record in records), default=0),
-        paces=_paces(records),
+        paces=_paces([record for record in records if not _has_ended(record)] or records),
         laggard=_laggard(answers, ranks) if ranks else None,
     )
 
@@ -145,9 +146,19 @@ def _laggard(
 
 def _odd_ones(records: Mapping[int, Progress]) -> tuple[list[int], str]:
     """The ranks that differ from the others in the surest respect, and in which."""
-    silent = [rank for rank, record in records.items() if _silent_s(record) >= SILENT_S]
+    running = {rank: record for rank, record in records.items() if not _has_ended(record)}
+    silent = [rank for rank, record in running.items() if _silent_s(record) >= SILENT_S]
     if silent:
         return silent, "its process says nothing, although its launcher answers: it is stopped or blocked"
+    # Who waits in a collective may wait for one that ended too early; so may many for a few.
+    left = [rank for rank, record in running.items() if not _waits(record)]
+    if left and len(left) <= len(records) - len(running):
+        return left, "its process runs on, while those of others have ended"
+    return _odd_in_their_work(running) if running else ([], "")
+
+
+def _odd_in_their_work(records: Mapping[int, Progress]) -> tuple[list[int], str]:
+    """The same of ranks whose processes run and answer."""
     furthest = max(record.step for record in records.values())
     behind = [rank for rank, record in records.items() if record.step < furthest]
     if behind:
@@ -166,10 +177,8 @@ def _odd_ones(records: Mapping[int, Progress]) -> tuple[list[int], str]:
         return [rank for rank in others if records[rank].phase is phase], (
             f"it is in phase {phase} while others are in phase {common}"
         )
-    waits = {rank: _sane(record.collective_wait_seconds) for rank, record in records.items()}
-    waiting = [rank for rank, wait in waits.items() if wait is not None and wait >= WAITING_S]
-    busy = [rank for rank, wait in waits.items() if wait == 0.0]
-    if waiting and busy:
+    busy = [rank for rank, record in records.items() if _sane(record.collective_wait_seconds) == 0.0]
+    if busy and any(_waits(record) for record in records.values()):
         return busy, "it does not wait in a collective while others do"
     return [], ""
 
@@ -177,6 +186,14 @@ def _odd_ones(records: Mapping[int, Progress]) -> tuple[list[int], str]:
 def _has_not_met(record: Progress) -> bool:
     """The phase comes twice, before the rendezvous and after it, when the engine knows how long it waits."""
     return record.phase is Phase.INIT and record.collective_wait_seconds is None
+
+
+def _has_ended(record: Progress) -> bool:
+    return record.motion is not None and _sane(record.motion.ended_seconds) is not None
+
+
+def _waits(record: Progress) -> bool:
+    return (_sane(record.collective_wait_seconds) or 0.0) >= WAITING_S
 
 
 def _silent_s(record: Progress) -> float:

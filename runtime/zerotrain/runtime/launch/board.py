@@ -101,6 +101,8 @@ class Board:
     def set_running(self, rank: int, running: bool) -> None:
         with self._lock:
             self._ranks[rank].running = running
+            if not running:
+                self._ranks[rank].motion.ended(self._monotonic())
 
     def set_stopping(self) -> None:
         with self._lock:

@@ -22,6 +22,7 @@ class MotionTracker:
 
     def __init__(self, now: float) -> None:
         self._moved_at = self._heard_at = now
+        self._ended_at: float | None = None
         self._phase, self._step = Phase.INIT, 0
         self._steps: deque[float] = deque(maxlen=KEPT_STEPS)
         self._first_step: float | None = None
@@ -34,6 +35,10 @@ class MotionTracker:
     def heard(self, now: float) -> None:
         """The rank sent something."""
         self._heard_at = now
+
+    def ended(self, now: float) -> None:
+        """The rank's process is gone: it owes no word any more."""
+        self._ended_at = now
 
     def saw(self, progress: Progress, now: float) -> None:
         """A record of the rank; the same one again is a heartbeat."""
@@ -53,7 +58,8 @@ class MotionTracker:
     def motion(self, now: float) -> Motion:
         return Motion(
             idle_seconds=round(now - self._moved_at, 1),
-            silent_seconds=round(now - self._heard_at, 1),
+            silent_seconds=round(now - self._heard_at, 1) if self._ended_at is None else 0.0,
+            ended_seconds=None if self._ended_at is None else round(now - self._ended_at, 1),
             steps_seen=self._seen,
             step_p99_seconds=_percentile(self._steps, 0.99),
             longest_step_seconds=self._longest_step,
