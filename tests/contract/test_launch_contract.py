@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 
 from zerotrain.contract import channel_token
 from zerotrain.contract.exit_codes import EXIT_CODES, NEVER_RETRIED, ExitCode, RetryClass, meaning_of
-from zerotrain.contract.launch import LAUNCH_VARIABLE, CommEnv, LaunchError, LaunchSpec, RankEnv, unfolded
+from zerotrain.contract.launch import (
+    LAUNCH_VARIABLE,
+    MAX_EXIT_MARGIN_SECONDS,
+    CommEnv,
+    LaunchError,
+    LaunchSpec,
+    RankEnv,
+    grace_of_ranks,
+    unfolded,
+)
 from zerotrain.contract.progress import (
     MAX_PATH_CHARS,
     MAX_RANK_ENDS,
@@ -49,6 +58,13 @@ def test_environment_round_trips() -> None:
     assert LaunchSpec.from_env(spec.to_env()) == spec
     assert list(spec.ranks) == [4, 5, 6, 7]
     assert spec.num_workers == 2
+
+
+@pytest.mark.parametrize("pod_s", [1, 2, 10, 24, 25, 26, 30, 86_400])
+def test_the_launcher_knows_what_of_the_pods_grace_is_its_own(pod_s: int) -> None:
+    spec = launch(grace_seconds=grace_of_ranks(pod_s))
+    assert 0 < spec.exit_margin_seconds <= MAX_EXIT_MARGIN_SECONDS
+    assert spec.grace_seconds + spec.exit_margin_seconds == pytest.approx(pod_s)
 
 
 def test_a_launcher_gets_one_variable_that_wins_over_others() -> None:

@@ -88,7 +88,8 @@ def test_sigterm_makes_every_rank_yield(tmp_path: Path) -> None:
 
 
 def test_ranks_that_do_not_stop_in_time_are_killed_and_it_says_terminated(tmp_path: Path) -> None:
-    with launched(tmp_path, STUBBORN, limits=FAST | {"stop_grace_s": 0.3}) as launcher:
+    limits = FAST | {"stop_grace_s": 0.3, "exit_margin_s": 60.0}
+    with launched(tmp_path, STUBBORN, limits=limits) as launcher:
         launcher.wait_for_ranks()
         launcher.popen.send_signal(signal.SIGTERM)
         eventually(lambda: launcher.report()["stopping"])

@@ -19,6 +19,11 @@ TERMINATION_LOG = "/dev/termination-log"
 MAX_BACKSTOP_SECONDS = 1e9
 """Some 30 years: torch counts a timeout in milliseconds, gloo in nanoseconds."""
 
+MAX_EXIT_MARGIN_SECONDS = 5.0
+EXIT_MARGIN_SHARE = 1 / 5
+"""Of the pod's grace, which the launcher keeps from its ranks up to the maximum: to end them and to write its
+message before the kubelet sends SIGKILL."""
+
 LAUNCH_VARIABLE = "ZEROTRAIN_LAUNCH"
 """All variables of a LaunchSpec as one JSON object of strings."""
 
@@ -78,7 +83,7 @@ class LaunchSpec:
     """File (0400) with the attempt's channel token; without it POST /yield is refused."""
 
     grace_seconds: float = _env("ZEROTRAIN_GRACE_SECONDS", float, 120.0)
-    """Time from SIGTERM to the end: one step boundary and one checkpoint must fit."""
+    """Time from SIGTERM to the end of the ranks: one step boundary and one checkpoint must fit."""
 
     rendezvous_timeout_seconds: float = _env("ZEROTRAIN_RENDEZVOUS_TIMEOUT_SECONDS", float, 300.0)
     hang_backstop_seconds: float | None = _env("ZEROTRAIN_HANG_BACKSTOP_SECONDS", float)
@@ -111,6 +116,12 @@ class LaunchSpec:
         """The global ranks of this worker."""
         first = self.node_rank * self.ranks_per_worker
         return range(first, first + self.ranks_per_worker)
+
+    @property
+    def exit_margin_seconds(self) -> float:
+        """From the end of `grace_seconds` to SIGKILL: what `grace_of_ranks` kept."""
+        share = EXIT_MARGIN_SHARE / (1 - EXIT_MARGIN_SHARE)
+        return min(MAX_EXIT_MARGIN_SECONDS, share * self.grace_seconds)
 
     def to_env(self) -> dict[str, str]:
         """The variables of this worker; fields that are None are left out."""
@@ -246,6 +257,11 @@ class CommEnv:
         if "hang_backstop_seconds" in parsed:
             parsed.setdefault("watchdog_seconds", parsed["hang_backstop_seconds"])
         return cls(**parsed)
+
+
+def grace_of_ranks(pod_seconds: float) -> float:
+    """`grace_seconds` in a pod that has so many from SIGTERM to SIGKILL."""
+    return pod_seconds - min(MAX_EXIT_MARGIN_SECONDS, EXIT_MARGIN_SHARE * pod_seconds)
 
 
 def unfolded(environ: Mapping[str, str]) -> Mapping[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from zerotrain.contract.launch import TERMINATION_LOG, WORKER_HTTP_PORT, LaunchSpec
+from zerotrain.contract.launch import TERMINATION_LOG, WORKER_HTTP_PORT, LaunchSpec, grace_of_ranks
 from zerotrain.contract.train_spec import CONFIG_FILE, TRAIN_SPEC_FILE
 from zerotrain.contract.worker_http import READY_PATH
 from zerotrain.operator.api import ZeroTrainingJob
@@ -32,8 +32,6 @@ HANG_BACKSTOP_S: Final = 31 * 86_400.0
 """Seconds after which ranks that wait for each other give up by themselves: later than any limit of
 `reconcile.hangs`, which are learned from the attempt, may be changed while it runs and end at 30 days. Only
 the operator sees which rank holds up the others; one that gave up before it would be blamed in its place."""
-
-_MAX_EXIT_MARGIN_S: Final = 5.0
 
 
 def worker_container(
@@ -88,7 +86,6 @@ def hang_backstop_s(job: ZeroTrainingJob) -> float | None:
 def launch_spec(job: ZeroTrainingJob, attempt: int, options: ResourceOptions) -> LaunchSpec:
     """What the launcher of worker 0 is told; the others differ in node_rank."""
     spec = job.spec
-    grace = grace_period_s(job)
     nvme = spec.nvme
     return LaunchSpec(
         job=job.name,
@@ -105,8 +102,7 @@ def launch_spec(job: ZeroTrainingJob, attempt: int, options: ResourceOptions) ->
         nvme_bytes=nvme.size.num_bytes if nvme is not None else None,
         nvme_encryption=nvme.encryption.value if nvme is not None and nvme.encryption is not None else None,
         token_path=Path(CONFIG_DIR, TOKEN_KEY),
-        # The launcher must have ended its ranks and written its message before the kubelet sends SIGKILL.
-        grace_seconds=grace - min(_MAX_EXIT_MARGIN_S, grace / 5),
+        grace_seconds=grace_of_ranks(grace_period_s(job)),
         rendezvous_timeout_seconds=options.rendezvous_timeout_s,
         hang_backstop_seconds=hang_backstop_s(job),
         run_dir=Path(SCRATCH_DIR, "zerotrain"),

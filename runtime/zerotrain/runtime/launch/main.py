@@ -70,7 +70,6 @@ def main(
     finally:
         leftovers.end_children()
         _remove(socket_path, spec.run_dir)
-    termination.write(spec.termination_log, message)
     return message.code
 
 
@@ -96,7 +95,10 @@ class _Worker:
         http.start()
         _write_http_file(self.spec, http.port)
         try:
-            return await self._supervise(supervisor, channel)
+            message = await self._supervise(supervisor, channel)
+            # At once: what is left to end may be in the kernel, and SIGKILL near.
+            termination.write(self.spec.termination_log, message)
+            return message
         finally:
             supervisor.kill()
             channel.close()
@@ -115,7 +117,7 @@ class _Worker:
             return Termination(
                 attempt=self.spec.attempt, code=1, exception=f"cannot start the ranks: {error}"
             )
-        await channel.drain(self.limits.output_s)
+        await channel.drain(supervisor.patience.of(self.limits.output_s))
         verdict = supervisor.verdict()
         try:
             _replace(self.spec.run_dir / REPORT_FILE, self.board.report().to_json())

@@ -16,6 +16,7 @@ from pathlib import Path
 from zerotrain.contract.worker_http import MAX_STACKS_BYTES
 from zerotrain.runtime.launch.process import RankProcess
 
+TIMEOUT_S = 2.0
 POLL_S = 0.05
 QUIET_POLLS = 3
 HEADER_BYTES = 200
@@ -38,8 +39,9 @@ STATES = {
 """Letters of /proc/<pid>/stat."""
 
 
-async def collect_stacks(ranks: Sequence[RankProcess], *, timeout_s: float = 2.0) -> str:
-    """The dumps of all ranks, one section each; waits until the files rest or `timeout_s` is over."""
+async def collect_stacks(ranks: Sequence[RankProcess], *, timeout_s: float = TIMEOUT_S) -> str:
+    """The dumps of all ranks, one section each; waits until the files rest or `timeout_s` is over, twice
+    where SIGUSR2 has to follow."""
     before = {process.rank: _size(process.stacks_path) for process in ranks}
     for process in ranks:
         if not _would_end(process, signal.SIGUSR1):

@@ -18,9 +18,10 @@ from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.contract.launch import LaunchSpec
 from zerotrain.runtime.launch.board import Board
 from zerotrain.runtime.launch.log import say
+from zerotrain.runtime.launch.patience import Patience
 from zerotrain.runtime.launch.ranks import RankGroup
 from zerotrain.runtime.launch.rendezvous import wait_for_name
-from zerotrain.runtime.launch.stacks import collect_stacks
+from zerotrain.runtime.launch.stacks import TIMEOUT_S, collect_stacks
 from zerotrain.runtime.launch.verdict import RankExit, Verdict, decide, spoils
 
 
@@ -36,13 +37,15 @@ class Limits:
     ended, unless it has taken its word back by going on."""
     stop_grace_s: float = 120.0
     """From the request to stop to the SIGKILL: one step boundary and one checkpoint."""
+    exit_margin_s: float = 5.0
+    """From there to the kubelet's, which takes the launcher: stacks, last output and the message must fit."""
     output_s: float = 2.0
     """For the rest of the ranks' output after their end."""
 
     @classmethod
     def of(cls, spec: LaunchSpec) -> Limits:
         """The operator leaves the launcher some seconds of the pod's grace to say how it ended."""
-        return cls(stop_grace_s=spec.grace_seconds)
+        return cls(stop_grace_s=spec.grace_seconds, exit_margin_s=spec.exit_margin_seconds)
 
 
 class Supervisor:
@@ -57,6 +60,7 @@ class Supervisor:
         self._all_ended = asyncio.Event()
         self._stop_requested = asyncio.Event()
         self._grace_ran_out = False
+        self.patience = Patience()
         self._collecting: asyncio.Task[str] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -71,7 +75,7 @@ class Supervisor:
         if await self._name_resolves():
             self._ranks.start(program, environ=environ, socket_path=socket_path)
             await self._all_ended.wait()
-            await asyncio.to_thread(self._ranks.join_output, self._limits.output_s)
+            await asyncio.to_thread(self._ranks.join_output, self.patience.of(self._limits.output_s))
 
     def verdict(self) -> Verdict:
         """After `run`: the container's code and the rank to blame."""
@@ -92,6 +96,7 @@ class Supervisor:
         self._stop_requested.set()
         self._board.set_stopping()
         self._ranks.signal(signal.SIGTERM)
+        self.patience.ends_in(self._limits.stop_grace_s + self._limits.exit_margin_s)
         self._loop.call_later(self._limits.stop_grace_s, self._in_background, self._end_after_grace)
 
     def rank_announced_failure(self, rank: int) -> None:
@@ -156,7 +161,8 @@ class Supervisor:
     async def _end_after_grace(self) -> None:
         if self._ranks.any_running:
             say(f"the ranks did not stop within {self._limits.stop_grace_s:g} s; their stacks:")
-            await self._say_stacks()
+            # Not those that somebody else waits for: they may take longer than is left.
+            say(await collect_stacks(self._ranks.processes, timeout_s=self.patience.of(TIMEOUT_S)))
             self._grace_ran_out = True
             self._ranks.kill()
 
