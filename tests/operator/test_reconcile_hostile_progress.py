@@ -10,12 +10,15 @@ import pytest
 from tests.operator.reconcile_builders import NOW, job, progress, ready, seen, status
 from zerotrain.contract.progress import (
     MAX_PATH_CHARS,
+    MAX_RANKS,
+    MAX_REJECTED,
     CheckpointProgress,
     Progress,
     RejectedCheckpoint,
     Termination,
 )
 from zerotrain.contract.worker_http import WorkerReport
+from zerotrain.operator.api import ZeroTrainingJobSpec
 from zerotrain.operator.cluster.events import event_body
 from zerotrain.operator.reconcile import Event, reconcile
 
@@ -59,6 +62,40 @@ def test_what_does_not_fit_a_record_is_refused(changes: dict[str, Any]) -> None:
 def test_what_is_no_report_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"nested|must"):
         WorkerReport.from_json(text)
+
+
+def report_of(ranks: int) -> str:
+    records = ",".join(f'{{"rank":{rank},"attempt":1}}' for rank in range(ranks))
+    known = '"job":"gpt","job_uid":"u","attempt":1,"node_rank":0,"world_size":8'
+    return f'{{{known},"ranks":[{records}]}}'
+
+
+def test_a_report_of_more_ranks_than_a_worker_has_is_refused_before_any_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert len(WorkerReport.from_json(report_of(MAX_RANKS)).ranks) == MAX_RANKS
+    read: list[object] = []
+    monkeypatch.setattr(Progress, "from_record", read.append)
+    with pytest.raises(ValueError, match=r"WorkerReport.ranks must have at most 64 entries; got 45000"):
+        WorkerReport.from_json(report_of(45_000))
+    assert read == []
+
+
+def test_no_job_has_more_ranks_a_worker_than_a_report_may_hold() -> None:
+    schema = ZeroTrainingJobSpec.model_json_schema(by_alias=True)
+    ranks, gpus = schema["properties"]["ranksPerWorker"], schema["$defs"]["Gpus"]["properties"]["count"]
+    assert (ranks["anyOf"][0]["le"], gpus["le"]) == (MAX_RANKS, MAX_RANKS)
+
+
+def test_a_local_run_has_all_ranks_in_one_worker() -> None:
+    assert len(WorkerReport.from_json(report_of(100), max_ranks=100).ranks) == 100
+
+
+def test_of_damaged_checkpoints_the_newest_are_read() -> None:
+    damaged = [{"path": f"/ckpt/{number}", "reason": "short"} for number in range(10_000, 0, -1)]
+    read = Progress.from_json(json.dumps({"rank": 0, "attempt": 1, "rejected_checkpoints": damaged}))
+    assert len(read.rejected_checkpoints) == MAX_REJECTED
+    assert read.rejected_checkpoints[0].path == "/ckpt/10000"
 
 
 LONG = "\x01" * 1_000_000

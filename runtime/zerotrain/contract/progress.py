@@ -16,11 +16,17 @@ from typing import Any, TypeVar
 MAX_TERMINATION_BYTES = 4096
 """kubelet keeps no more of a container's termination message."""
 
-MAX_RANK_ENDS = 64
-"""Further ranks that a termination message names: as many as a worker has at most."""
+MAX_RANKS = 64
+"""Of one worker: what the API allows."""
+
+MAX_RANK_ENDS = MAX_RANKS
+"""Further ranks that a termination message names."""
 
 MAX_REASON_CHARS = 160
 """Of what one of them says."""
+
+MAX_REJECTED = 20
+"""Damaged checkpoints that are read of a record: the newest, which stand first."""
 
 MAX_PATH_CHARS = 1024
 """Of a checkpoint's folder. It goes into the job's status, where each character may take twelve bytes; a
@@ -121,6 +127,7 @@ class Progress:
     resumed_from: int | None = None
     """Step that this attempt started from; None when it started afresh."""
     rejected_checkpoints: tuple[RejectedCheckpoint, ...] = ()
+    """Newest first."""
     memory_peak_bytes: int = 0
     """Most that the rank had allocated on its accelerator; on CPUs its largest resident size."""
     host_peak_bytes: int = 0
@@ -157,7 +164,7 @@ class Progress:
             )
         data["rejected_checkpoints"] = tuple(
             _build(RejectedCheckpoint, _known(RejectedCheckpoint, item))
-            for item in data.get("rejected_checkpoints", ())
+            for item in data.get("rejected_checkpoints", ())[:MAX_REJECTED]
         )
         return _build(cls, data)
 

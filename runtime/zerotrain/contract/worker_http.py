@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from zerotrain.contract.progress import CheckpointProgress, Progress
+from zerotrain.contract.progress import MAX_RANKS, CheckpointProgress, Progress
 
 TOKEN_HEADER = "Zerotrain-Channel-Token"
 METRICS_PATH = "/metrics"
@@ -65,8 +65,10 @@ class WorkerReport:
         return json.dumps(record, separators=(",", ":"), allow_nan=False)
 
     @classmethod
-    def from_json(cls, text: str) -> WorkerReport:
-        """Raises ValueError when the text is no report or a required key is missing."""
+    def from_json(cls, text: str, *, max_ranks: int = MAX_RANKS) -> WorkerReport:
+        """Raises ValueError when the text is no report, a required key is missing, or it has too many ranks:
+        a tenant's program may answer, and each record costs its reader time and memory.
+        """
         try:
             data = json.loads(text)
         except RecursionError:
@@ -76,6 +78,9 @@ class WorkerReport:
         known = {key: value for key, value in data.items() if key in cls.__dataclass_fields__}
         if not isinstance(known.get("ranks", []), list):
             raise ValueError(f"WorkerReport.ranks must be a list; got {type(known['ranks']).__name__}")
+        count = len(known.get("ranks", ()))
+        if count > max_ranks:
+            raise ValueError(f"WorkerReport.ranks must have at most {max_ranks} entries; got {count}")
         known["ranks"] = tuple(Progress.from_record(rank) for rank in known.get("ranks", ()))
         try:
             return cls(**known)

@@ -49,7 +49,7 @@ class Attempt:
 
     def __init__(self, plan: LocalRun, run_dir: Path, number: int, *, on_line: Callable[[str], None]) -> None:
         """Starts it. `on_line` gets the ranks' output, from another thread."""
-        self.number = number
+        self.number, self._num_ranks = number, plan.num_ranks
         self._folder = attempt_dir(run_dir, number)
         self._folder.mkdir(parents=True, exist_ok=True)
         self._last_report: WorkerReport | None = None
@@ -93,7 +93,7 @@ class Attempt:
             address = json.loads((self._folder / HTTP_FILE).read_text())
             connection = http.client.HTTPConnection(address["host"], address["port"], timeout=HTTP_TIMEOUT_S)
             connection.request("GET", PROGRESS_PATH)
-            self._last_report = WorkerReport.from_json(connection.getresponse().read().decode())
+            self._last_report = self._read(connection.getresponse().read().decode())
             connection.close()
         except (OSError, ValueError, http.client.HTTPException):
             return None
@@ -117,9 +117,13 @@ class Attempt:
 
     def _final_report(self) -> WorkerReport | None:
         try:
-            return WorkerReport.from_json((self._folder / REPORT_FILE).read_text())
+            return self._read((self._folder / REPORT_FILE).read_text())
         except (OSError, ValueError):
             return self._last_report
+
+    def _read(self, text: str) -> WorkerReport:
+        # The one launcher has the ranks of all workers.
+        return WorkerReport.from_json(text, max_ranks=self._num_ranks)
 
     def _read_output(self, on_line: Callable[[str], None]) -> None:
         if self._popen.stdout is None:

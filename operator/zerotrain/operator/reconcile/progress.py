@@ -8,7 +8,14 @@ from __future__ import annotations
 import math
 from datetime import datetime, timedelta
 
-from zerotrain.contract.progress import MAX_PATH_CHARS, CheckpointProgress, Phase, Progress, Termination
+from zerotrain.contract.progress import (
+    MAX_PATH_CHARS,
+    MAX_REJECTED,
+    CheckpointProgress,
+    Phase,
+    Progress,
+    Termination,
+)
 from zerotrain.operator.api import ZeroTrainingJobStatus
 from zerotrain.operator.api.status import CheckpointRecord, ProgressStatus
 from zerotrain.operator.constants import Reason
@@ -22,9 +29,6 @@ another reason takes it along."""
 HEARTBEAT_WRITE_S = 30
 """The same for a heartbeat alone."""
 
-MAX_REJECTED = 20
-"""Damaged checkpoints told of in one pass: each is a request to the API server."""
-
 
 def merge_progress(draft: Draft) -> None:
     """Take over rank 0's record, and what the ended pods said about their last checkpoint."""
@@ -32,6 +36,7 @@ def merge_progress(draft: Draft) -> None:
     current = progress is not None and progress.attempt == draft.status.attempt
     if progress is not None and current:
         _take_progress(draft, progress)
+        # Each is a request to the API server.
         for damaged in progress.rejected_checkpoints[:MAX_REJECTED]:
             draft.emit(
                 Reason.CHECKPOINT_REJECTED,
