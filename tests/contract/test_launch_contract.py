@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +218,81 @@ def test_all_ranks_of_a_worker_fit_with_their_codes(
         (item.rank, item.code) for item in failed[:MAX_RANK_ENDS]
     ]
     assert (read.code, read.rank) == (1, 7)
+
+
+def test_a_failure_of_eight_ranks_fits_beside_five_containers_with_what_each_said() -> None:
+    failed = tuple(RankEnd(rank=rank, code=1, reason="DistError: " + "lost " * 6) for rank in range(1, 8))
+    saved = CheckpointProgress(step=120_000, path="/checkpoints/llama-70b/step-120000", time=1.7e9)
+    message = Termination(
+        attempt=3,
+        code=1,
+        rank=0,
+        step=120_047,
+        exception="RuntimeError: " + "E" * 400,
+        last_line="L" * 400,
+        checkpoint=saved,
+        also_failed=failed,
+    )
+    assert Termination.from_json(message.to_json()) == message
+    long = replace(message, exception="E" * 9000, also_failed=(replace(failed[0], reason="R" * 9000),) * 7)
+    assert len(long.to_json()) <= 12 * 1024 // 6
+    read = Termination.from_json(long.to_json())
+    assert (read.step, read.checkpoint, len(read.also_failed)) == (120_047, saved, 7)
+
+
+TOLD = Termination(
+    attempt=3,
+    code=134,
+    rank=7,
+    signal=6,
+    step=120_047,
+    checkpoint=CheckpointProgress(step=120_000, path="/ckpt/step-120000", time=1.7e9),
+    exception='Error: "a", {"b": [1]}, \\ \N{FIRE}' * 9,
+    last_line='},{ ,"also_failed": \\' * 9,
+    also_failed=tuple(RankEnd(rank=rank, code=139, reason='"},{,"') for rank in range(8)),
+)
+"""Its texts look like the marks between its fields."""
+
+
+def test_a_message_that_kubelet_cut_tells_what_is_whole() -> None:
+    text = TOLD.to_json()
+    facts = text.index(',"exception"')
+    assert facts < 256, "what decides stands first"
+    for end in range(facts + 1, len(text)):
+        read = Termination.from_json(text[:end])
+        texts: dict[str, Any] = {
+            "exception": TOLD.exception,
+            "last_line": TOLD.last_line,
+            "also_failed": TOLD.also_failed,
+        }
+        assert replace(read, **texts) == TOLD
+        assert TOLD.also_failed[: len(read.also_failed)] == read.also_failed
+        for part, of in ((read.exception, TOLD.exception), (read.last_line, TOLD.last_line)):
+            assert part is None or (of or "").startswith(part.rstrip("\ud83d"))
+    told = Termination.from_json(text[: text.index(',"also_failed"', facts) + 300])
+    assert (told.exception, told.last_line) == (TOLD.exception, TOLD.last_line)
+    assert len(told.also_failed) > 1
+
+
+def test_of_an_older_launchers_the_beginning_too_and_no_number_without_its_end() -> None:
+    """The texts stood before step and checkpoint."""
+    parts = json.loads(TOLD.to_json())
+    late = {name: parts.pop(name) for name in ("step", "checkpoint", "also_failed")}
+    text = json.dumps(parts | late, separators=(",", ":"))
+    assert Termination.from_json(text) == TOLD
+    for end in range(text.index(',"exception"') + 1, len(text)):
+        read = Termination.from_json(text[:end])
+        assert (read.attempt, read.code, read.rank, read.signal) == (3, 134, 7, 6)
+        assert read.step in (0, TOLD.step)
+        assert read.checkpoint in (None, TOLD.checkpoint)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", '{"attempt":1', '{"attempt":1,"code":13', '{"attempt":', '{"a":1,"b']
+)
+def test_too_short_a_beginning_is_none(text: str) -> None:
+    with pytest.raises(ValueError, match=r"code|Expecting|Unterminated"):
+        Termination.from_json(text)
 
 
 def test_few_ranks_keep_their_reasons() -> None:

@@ -14,6 +14,7 @@ from aiohttp import web
 
 from tests.operator.api_double import ApiDouble, Json, failure, pod_json, served
 from tests.support.devcluster import PATIENCE_S
+from zerotrain.contract.progress import Termination
 from zerotrain.operator.cluster.reflector import PATH, PodReflector
 from zerotrain.operator.cluster.store import HELPERS, JobKey, PodStore, owner_key
 from zerotrain.operator.constants import MAX_WORKERS
@@ -183,6 +184,19 @@ def test_no_termination_message_makes_a_pod_unreadable(message: str) -> None:
     pod = pod_json(0, version=1, phase="Failed", containerStatuses=[{"name": "worker", "state": state}])
     assert store.put(pod, now=NOW) == KEY
     assert present(store) == [(0, "Failed")]
+
+
+def test_the_culprit_is_known_where_kubelet_cut_the_message() -> None:
+    """Of a pod of twelve containers it keeps a KiB each."""
+    words = Termination(attempt=1, code=84, rank=3, step=7, exception="E" * 2000, last_line="L" * 2000)
+    ended = {"exitCode": 84, "message": words.to_json()[:1024]}
+    store = PodStore()
+    container = {"name": "worker", "state": {"terminated": ended}}
+    store.put(pod_json(0, version=1, phase="Failed", containerStatuses=[container]), now=NOW)
+    read = store.of_job(OWNER)[0][0].termination
+    assert read is not None
+    assert (read.code, read.rank, read.step) == (84, 3, 7)
+    assert (read.exception or "").startswith("EEE")
 
 
 def test_a_pod_that_cannot_be_read_is_passed_over() -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from typing import Any, TypeVar
 
-MAX_TERMINATION_BYTES = 4096
-"""kubelet keeps no more of a container's termination message."""
+MAX_TERMINATION_BYTES = 2048
+"""kubelet keeps 4096 bytes of a container's termination message, and of a pod's 12 KiB in equal parts for all
+its containers: so many where service meshes and the like have put in five more."""
 
 MAX_RANKS = 64
 """Of one worker: what the API allows."""
@@ -182,18 +184,19 @@ class RankEnd:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Termination:
-    """Why a worker ended, as its container's termination message."""
+    """Why a worker ended, as its container's termination message. What is small and decides what follows
+    stands first, long texts last: kubelet may cut the end off."""
 
     attempt: int
     code: int
     rank: int | None = None
     """First rank that failed; None when none did."""
     signal: int | None = None
+    step: int = 0
+    checkpoint: CheckpointProgress | None = None
     exception: str | None = None
     """Type and text of the exception that ended the rank."""
     last_line: str | None = None
-    step: int = 0
-    checkpoint: CheckpointProgress | None = None
     also_failed: tuple[RankEnd, ...] = ()
     """The worker's other ranks that failed, in the order of their ends."""
 
@@ -212,13 +215,22 @@ class Termination:
             text = _dump({**asdict(whole), "also_failed": _rank_ends(self.also_failed, reason)})
             if len(text.encode()) <= MAX_TERMINATION_BYTES:
                 return text
-        bare = {"attempt": self.attempt, "code": self.code, "rank": self.rank, "step": self.step}
+        bare = {name: getattr(self, name) for name in ("attempt", "code", "rank", "signal", "step")}
         return _dump({**bare, "also_failed": _rank_ends(self.also_failed, 0)})
 
     @classmethod
     def from_json(cls, text: str) -> Termination:
-        """Raises ValueError when the text is no termination message of ours."""
-        data = _known(cls, _object(text, "termination message"))
+        """Also of one whose end was cut off, as far as it goes. Raises ValueError when the text is no
+        termination message of ours.
+        """
+        try:
+            said = _object(text, "termination message")
+        except json.JSONDecodeError:
+            found = _cut_off(text)
+            if found is None:
+                raise
+            said = found
+        data = _known(cls, said)
         if data.get("checkpoint") is not None:
             data["checkpoint"] = _build(CheckpointProgress, _known(CheckpointProgress, data["checkpoint"]))
         ends = data.get("also_failed", [])
@@ -231,8 +243,28 @@ class Termination:
         return _build(cls, data)
 
 
-_TEXT_LIMITS = ((1500, MAX_REASON_CHARS), (1500, 40), (1500, 0), (700, 0), (300, 0), (100, 0), (0, 0))
+_REASON_LIMITS = ((1500, MAX_REASON_CHARS), (1500, 80), (1500, 40))
+_TEXT_LIMITS = (*_REASON_LIMITS, *((limit, 0) for limit in (1500, 800, 600, 400, 200, 100, 50, 20, 0)))
 """Characters of the culprit's texts and of the other ranks' reasons."""
+
+_ESCAPE_CHARS = 6
+"""Of the longest escape sequence in a JSON text."""
+
+
+def _cut_off(text: str) -> dict[str, Any] | None:
+    """What is whole in the beginning of a termination message, older launchers' too, which wrote the texts
+    before step and checkpoint. Nothing is guessed: a number that may lack its end is left out."""
+    if not text.startswith('{"attempt":'):
+        return None
+    # It ends within one of the culprit's texts, perhaps within an escape; between the other ranks; anywhere
+    # else. What parts the fields is in no text, whose quotes are escaped.
+    whole = [f'{text[: len(text) - less]}"}}' for less in range(_ESCAPE_CHARS)]
+    whole.append(text.rpartition("},{")[0] + "}]}")
+    whole += [text.rpartition(mark)[0] + "}" for mark in (",", ',"', ',"also_failed"', ',"checkpoint"')]
+    for candidate in whole:
+        with suppress(ValueError):
+            return _object(candidate, "termination message")
+    return None
 
 
 def _rank_ends(ends: Sequence[RankEnd], limit: int) -> list[dict[str, Any]]:
