@@ -2,13 +2,20 @@
 
 One small protocol with three implementations; `SilentChannel` is for clusters whose pods run nothing
 (simulated nodes), where every job lives by its pods' status alone.
+
+A worker whose packets are dropped holds its caller for seconds, and a tenant may have thousands of those. So
+each kind of call has slots of its own, workers that let calls time out have few, and nobody waits for a slot
+without end.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Protocol
 
 import aiohttp
@@ -26,8 +33,6 @@ from zerotrain.operator.cluster.api import Api
 
 TIMEOUT_S = 5.0
 MAX_REPORT_BYTES = 1 << 20
-MAX_CALLS = 50
-"""Calls to workers at once: thousands of jobs share one event loop."""
 
 
 class ChannelKind(StrEnum):
@@ -36,12 +41,60 @@ class ChannelKind(StrEnum):
     SILENT = "silent"
 
 
-class ChannelError(Exception):
-    """The worker did not answer as asked. `final`: asking again cannot help (wrong token, no such path)."""
+class Lane(StrEnum):
+    """Kinds of calls, which do not wait for each other."""
 
-    def __init__(self, message: str, *, final: bool = False) -> None:
+    POLL = "poll"
+    """Worker 0 of a job."""
+    LOOK = "look"
+    """All workers of a job where nothing seems to move."""
+    LISTEN = "listen"
+    """Workers on nodes that are not ready: a silence counts against them."""
+    DOUBTED = "doubted"
+    """Polls and looks where earlier calls timed out."""
+    YIELD = "yield"
+    STACKS = "stacks"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Room:
+    calls: int
+    """At once."""
+    of_job: int
+    """At once of one job, where it has several."""
+    wait_s: float = TIMEOUT_S
+    """For a slot: as long as a call may take."""
+
+
+_ROOMS = {
+    Lane.POLL: _Room(calls=20, of_job=1),
+    # What was answered in a look is lost when one call gets no slot.
+    Lane.LOOK: _Room(calls=20, of_job=10, wait_s=20.0),
+    Lane.LISTEN: _Room(calls=24, of_job=16),
+    Lane.DOUBTED: _Room(calls=10, of_job=5),
+    Lane.YIELD: _Room(calls=12, of_job=6),
+    # Each may take seconds, and eight jobs at a time are asked.
+    Lane.STACKS: _Room(calls=14, of_job=4, wait_s=20.0),
+}
+"""Together as many as a session has connections: thousands of jobs share one event loop."""
+
+
+def share_of(lane: Lane) -> int:
+    """Calls that one job may make at once."""
+    return _ROOMS[lane].of_job
+
+
+class ChannelError(Exception):
+    """The worker did not answer as asked. `final`: asking again cannot help (wrong token, no such path).
+    `timed_out`: the call held its slot to the end."""
+
+    def __init__(self, message: str, *, final: bool = False, timed_out: bool = False) -> None:
         super().__init__(message)
-        self.final = final
+        self.final, self.timed_out = final, timed_out
+
+
+class NotAsked(ChannelError):
+    """No slot became free in time: nothing is known of the worker, least of all that it is silent."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,13 +104,15 @@ class Worker:
     namespace: str
     pod: str
     ip: str | None
+    lane: Lane = Lane.POLL
+    """In which its report is asked for."""
 
 
 class WorkerChannel(Protocol):
     """What the operator may ask a worker."""
 
     async def report(self, worker: Worker) -> WorkerReport:
-        """The worker's progress. Raises ChannelError."""
+        """The worker's progress. Raises ChannelError; NotAsked when others took all slots."""
 
     async def request_yield(self, worker: Worker, *, attempt: int, token: str) -> None:
         """Checkpoint and stop all ranks. Returns once accepted. Raises ChannelError."""
@@ -70,31 +125,38 @@ class HttpChannel:
     """Both real channels: they differ in the URL and in who is asked to let us through."""
 
     def __init__(self, api: Api, session: aiohttp.ClientSession, kind: ChannelKind) -> None:
+        """`session` is for the workers alone: what they hold must not keep the API's own requests waiting."""
         self._api, self._session, self._kind = api, session, kind
-        self._slots = asyncio.Semaphore(MAX_CALLS)
+        self._slots = {lane: asyncio.Semaphore(room.calls) for lane, room in _ROOMS.items()}
 
     async def report(self, worker: Worker) -> WorkerReport:
-        text = await self._call("GET", worker, PROGRESS_PATH, {}, None)
+        text = await self._call("GET", worker, PROGRESS_PATH, worker.lane)
         try:
             return WorkerReport.from_json(text)
         except ValueError as error:
             raise ChannelError(f"{worker.pod}: {error}") from error
 
     async def request_yield(self, worker: Worker, *, attempt: int, token: str) -> None:
-        await self._call("POST", worker, YIELD_PATH, bearer(token), yield_body(attempt))
+        await self._call("POST", worker, YIELD_PATH, Lane.YIELD, bearer(token), yield_body(attempt))
 
     async def stacks(self, worker: Worker, *, token: str) -> str:
-        return await self._call("GET", worker, STACKS_PATH, bearer(token), None)
+        return await self._call("GET", worker, STACKS_PATH, Lane.STACKS, bearer(token))
 
     async def _call(
-        self, method: str, worker: Worker, path: str, headers: dict[str, str], body: bytes | None
+        self,
+        method: str,
+        worker: Worker,
+        path: str,
+        lane: Lane,
+        headers: Mapping[str, str] = MappingProxyType({}),
+        body: bytes | None = None,
     ) -> str:
-        url, session, own = await self._route(worker, path)
+        url, own = await self._route(worker, path)
         timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
         try:
             async with (
-                self._slots,
-                session.request(
+                self._slot(lane, worker),
+                self._session.request(
                     method,
                     url,
                     headers={**headers, **own},
@@ -111,18 +173,32 @@ class HttpChannel:
                     raise ChannelError(f"{worker.pod}: {method} {path}: {answer.status} {said}", final=final)
                 return text.decode(errors="replace")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise ChannelError(f"{worker.pod}: {method} {path}: {error!r}") from error
+            timed_out = isinstance(error, TimeoutError)
+            raise ChannelError(f"{worker.pod}: {method} {path}: {error!r}", timed_out=timed_out) from error
 
-    async def _route(self, worker: Worker, path: str) -> tuple[str, aiohttp.ClientSession, dict[str, str]]:
+    @asynccontextmanager
+    async def _slot(self, lane: Lane, worker: Worker) -> AsyncIterator[None]:
+        slots, room = self._slots[lane], _ROOMS[lane]
+        try:
+            async with asyncio.timeout(room.wait_s):
+                await slots.acquire()
+        except TimeoutError:
+            raise NotAsked(f"{worker.pod} was not asked: all {room.calls} slots ({lane}) are taken") from None
+        try:
+            yield
+        finally:
+            slots.release()
+
+    async def _route(self, worker: Worker, path: str) -> tuple[str, dict[str, str]]:
         if self._kind is ChannelKind.DIRECT:
             if worker.ip is None:
                 raise ChannelError(f"{worker.pod} has no IP yet")
             host = f"[{worker.ip}]" if ":" in worker.ip else worker.ip
-            return f"http://{host}:{WORKER_HTTP_PORT}{path}", self._session, {}
+            return f"http://{host}:{WORKER_HTTP_PORT}{path}", {}
         server = self._api.connection.server
         proxy = f"/api/v1/namespaces/{worker.namespace}/pods/{worker.pod}:{WORKER_HTTP_PORT}/proxy{path}"
         # The API server takes its own Authorization out before it passes the request on.
-        return server + proxy, self._api.session, await self._api.connection.headers()
+        return server + proxy, await self._api.connection.headers()
 
 
 async def _limited(content: aiohttp.StreamReader, worker: Worker) -> bytes:

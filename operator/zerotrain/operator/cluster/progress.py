@@ -2,7 +2,8 @@
 
 The operator asks and the workers never call it: they need no credentials, and a flood of ranks cannot reach
 the operator. The interval grows with the number of jobs, and looks at all workers draw on a budget of their
-own, so that the calls per second stay bounded whatever hangs.
+own, so that the calls per second stay bounded whatever hangs. A job has one question of a kind at a time,
+however long its workers take to answer, and a call that found no slot tells nothing of its worker.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ from zerotrain.contract.launch import WORKER_HTTP_PORT
 from zerotrain.contract.progress import Progress
 from zerotrain.contract.worker_http import WorkerReport
 from zerotrain.operator.cluster.api import Json
-from zerotrain.operator.cluster.channel import ChannelError, SilentChannel, Worker, WorkerChannel
+from zerotrain.operator.cluster.asking import Answer, Asker, in_turn, is_vain, timed_out
+from zerotrain.operator.cluster.channel import (
+    Lane,
+    NotAsked,
+    SilentChannel,
+    WorkerChannel,
+    share_of,
+)
 from zerotrain.operator.cluster.jobs import JobCache, phase_of
 from zerotrain.operator.cluster.memory import JobMemory, Memories
 from zerotrain.operator.cluster.store import JobKey, PodStore, owner_key
@@ -56,6 +64,12 @@ INSPECTION_INTERVAL_S = 15.0
 ALARM_INTERVAL_S = 5.0
 """While a hang stands in status: the attempt ends only after another look."""
 
+MAX_VAIN_INTERVAL_S = 240.0
+"""Between looks at a job none of whose workers is reached: each look in vain doubles the interval."""
+
+DOUBTED_AFTER = 2
+"""Calls in a row that timed out; one may be lost."""
+
 INSPECTION_CALLS_PER_SECOND = 25.0
 LARGE = 50
 """Workers from which on a job's looks draw on a budget that only such jobs share: one look at thousands of
@@ -73,8 +87,20 @@ class _Poll:
     answered_at: float
     mute_since: float | None = None
     """Since when worker 0 runs and does not answer."""
+    mute_at: float = -math.inf
+    """When it was last asked in vain."""
+    timeouts: int = 0
+    """Of its last calls, in a row."""
     due: float = 0.0
+    asked_at: float = -math.inf
+    """When worker 0 was last asked, and not only meant to be."""
+    pulls: bool = False
+    """A question to worker 0 is under way."""
+    looks: bool = False
+    """The same of a look at all workers."""
     inspected_at: float = -math.inf
+    vain_looks: int = 0
+    """In a row, that reached nobody."""
     seen: tuple[int, int, str] = (0, 0, "")
     step: tuple[int, int] | None = None
     """Attempt and step of the last record."""
@@ -82,8 +108,15 @@ class _Poll:
     """What the last record said that is worth a pass at once."""
     passed_at: float = -math.inf
 
-    def is_unheard(self, now: float) -> bool:
-        return self.mute_since is not None and now - self.mute_since >= UNHEARD_S
+    @property
+    def is_unheard(self) -> bool:
+        """Time in which it was not asked does not count."""
+        return self.mute_since is not None and self.mute_at - self.mute_since >= UNHEARD_S
+
+    def look_due(self, interval_s: float) -> float:
+        """When the next look may be."""
+        patient_s = min(interval_s * 2.0 ** min(self.vain_looks, 10), MAX_VAIN_INTERVAL_S)
+        return self.inspected_at + max(interval_s, patient_s)
 
 
 class ProgressPuller:
@@ -112,10 +145,10 @@ class ProgressPuller:
     @property
     def unheard(self) -> int:
         """Jobs whose worker 0 runs and has not answered for long. May be read from any thread."""
-        return sum(poll.is_unheard(self._clock()) for poll in list(self._polls.values()))
+        return sum(poll.is_unheard for poll in list(self._polls.values()))
 
     async def run(self) -> None:
-        """Ask whoever is due, twice a second; one that does not answer holds up nobody."""
+        """Ask whoever is due, twice a second; one that does not answer holds up its own job alone."""
         pending: set[asyncio.Task[None]] = set()
         while True:
             pending |= self.start_due()
@@ -133,38 +166,64 @@ class ProgressPuller:
         for key, job in active if self._memories.nodes.any_silent() else ():
             uid = job["metadata"]["uid"]
             if self._listening_due.get(uid, 0.0) <= now:
-                self._listening_due[uid] = now + LISTENING_INTERVAL_S
+                self._listening_due[uid] = math.inf
                 started.add(asyncio.create_task(self._listen(key, job)))
+        due: list[tuple[_Poll, Json]] = []
         for key, job in running:
             poll = self._polls.setdefault(job["metadata"]["uid"], _Poll(key=key, answered_at=now))
-            if poll.due <= now:
-                poll.due = now + interval
-                started.add(asyncio.create_task(self._pull(key, job, poll)))
+            if poll.due <= now and not poll.pulls:
+                due.append((poll, job))
+        # Where slots are short, whoever has waited longest gets one.
+        for poll, job in sorted(due, key=lambda item: item[0].asked_at):
+            poll.due, poll.pulls = now + interval, True
+            started.add(asyncio.create_task(self._ask(poll, job)))
         return started
 
-    async def _pull(self, key: JobKey, job: Json, poll: _Poll) -> None:
+    async def _ask(self, poll: _Poll, job: Json) -> None:
+        """Worker 0, and then all workers where that is called for and not under way."""
+        try:
+            suspects = await self._pull(poll.key, job, poll)
+        finally:
+            poll.pulls = False
+        if suspects and not poll.looks:
+            poll.looks = True
+            try:
+                await self._inspect(poll.key, job, suspects, poll)
+            finally:
+                poll.looks = False
+
+    async def _pull(self, key: JobKey, job: Json, poll: _Poll) -> Mapping[int, PodView]:
+        """The workers to look at, if any."""
         uid, attempt = job["metadata"]["uid"], int(job["status"].get("attempt", 0))
         started = {pod.index: pod for pod in self._started(key.namespace, uid, attempt)}
         pods = {index: pod for index, pod in started.items() if not pod.ended}
         # Worker 0 may have ended well while others hang in what they do last: then these are asked alone.
-        report = await self._report(key, pods[0], uid, attempt) if 0 in pods else None
-        if self._jobs.get(key) is None:
-            return  # deleted meanwhile: nothing must be remembered of it
+        begun, lane = self._clock(), Lane.DOUBTED if poll.timeouts >= DOUBTED_AFTER else Lane.POLL
+        asker = Asker(channel=self._channel, key=key, uid=uid, attempt=attempt)
+        answer = await asker.report(pods[0], lane) if 0 in pods else None
+        if self._jobs.get(key) is None or isinstance(answer, NotAsked):
+            return {}  # deleted meanwhile: nothing must be remembered of it; not asked: nothing is known
+        poll.asked_at = begun
+        poll.timeouts = poll.timeouts + 1 if timed_out(answer) else 0
+        report = _report_in(answer)
         self._heed(key, uid, poll, mute=0 in pods and report is None)
+        if report is not None:
+            poll.vain_looks = 0
         if 0 not in started:
-            return
+            return {}
         if report is not None and report.ranks:
             self._take(key, uid, report, poll)
-        if pods and phase_of(job) in JUDGED_PHASES and self._is_suspect(job, report, poll):
-            await self._inspect(key, job, pods, poll)
+        judged = phase_of(job) in JUDGED_PHASES and self._is_suspect(job, report, poll)
+        return pods if judged else {}
 
     def _heed(self, key: JobKey, uid: str, poll: _Poll, *, mute: bool) -> None:
         """Whether worker 0 can be reached at all; where pods run nothing, nobody answers."""
         if not mute or isinstance(self._channel, SilentChannel):
             poll.mute_since = None
-        elif poll.mute_since is None:
-            poll.mute_since = self._clock()
-        memory, unheard = self._memories.of(uid), poll.is_unheard(self._clock())
+        else:
+            poll.mute_at = self._clock()
+            poll.mute_since = poll.mute_at if poll.mute_since is None else poll.mute_since
+        memory, unheard = self._memories.of(uid), poll.is_unheard
         if memory.unheard == unheard:
             return
         memory.unheard = unheard
@@ -189,15 +248,11 @@ class ProgressPuller:
             (progress.attempt, progress.phase, progress.step > 0, progress.total_steps),
             (progress.checkpoint, progress.rejected_checkpoints, progress.resumed_from),
             # Its seconds change with every look.
-            stragglers.level_of(progress, self._straggler_percent(key)),
+            stragglers.level_of(progress, _straggler_percent(self._jobs.get(key))),
         )
         if alarmed or news != poll.news or poll.answered_at - poll.passed_at >= PASS_INTERVAL_S:
             poll.news, poll.passed_at = news, poll.answered_at
             self._changed(key)
-
-    def _straggler_percent(self, key: JobKey) -> int:
-        policy = (self._jobs.get(key) or {}).get("spec", {}).get("hangPolicy") or {}
-        return policy.get("stragglerPercent") or stragglers.DEFAULT_PERCENT
 
     def _has_alarm(self, key: JobKey) -> bool:
         job = self._jobs.get(key)
@@ -216,23 +271,36 @@ class ProgressPuller:
         now, uid, attempt = self._clock(), job["metadata"]["uid"], int(job["status"]["attempt"])
         budget = self._budget if len(pods) < LARGE else self._budget_of_large_jobs
         alarmed = self._has_alarm(key)  # by the last look, as a rule: the one that may end it comes sooner
-        due = poll.inspected_at + (ALARM_INTERVAL_S if alarmed else INSPECTION_INTERVAL_S)
+        due = poll.look_due(ALARM_INTERVAL_S if alarmed else INSPECTION_INTERVAL_S)
         if now < due or not budget.take(len(pods), now):
             return
         poll.inspected_at = now
-        reports = await asyncio.gather(*(self._report(key, pod, uid, attempt) for pod in pods.values()))
-        if self._jobs.get(key) is None:
+        lane = Lane.DOUBTED if poll.vain_looks else Lane.LOOK
+        asker = Asker(channel=self._channel, key=key, uid=uid, attempt=attempt)
+        answers = await asker.look(pods, lane, turn=poll.vain_looks)
+        budget.give_back(len(pods) - len(answers))
+        # Ranks that nobody asked may be those that move: without them the others must not be judged.
+        if self._jobs.get(key) is None or any(isinstance(answer, NotAsked) for answer in answers.values()):
             return
-        answers = dict(zip(pods, reports, strict=True))
+        poll.vain_looks = poll.vain_looks + 1 if is_vain(answers.values()) else 0
         memory: JobMemory = self._memories.of(uid)
-        look = inspect(answers, attempt=attempt, at=self._now())
+        reports = {index: _report_in(answer) for index, answer in answers.items()}
+        look = inspect(reports, attempt=attempt, at=self._now())
         keeps = alarmed or not is_met(look) or stands_still(_limits(job), look)
         memory.inspection = look if keeps else None
         self._changed(key)
 
     async def _listen(self, key: JobKey, job: Json) -> None:
+        uid, now = job["metadata"]["uid"], self._clock()
+        try:
+            await self._listen_once(key, job, now)
+        finally:
+            if uid in self._listening_due:
+                self._listening_due[uid] = now + LISTENING_INTERVAL_S
+
+    async def _listen_once(self, key: JobKey, job: Json, now: float) -> None:
         """Ask one worker on each node that is not ready: its kubelet's silence says nothing of the ranks."""
-        uid, attempt, now = job["metadata"]["uid"], int(job["status"].get("attempt", 0)), self._clock()
+        uid, attempt = job["metadata"]["uid"], int(job["status"].get("attempt", 0))
         pods = [pod for pod in self._started(key.namespace, uid, attempt) if not pod.ended]
         troubled = self._memories.nodes.of(pods)
         silent = {name for name, view in troubled.items() if not view.ready}
@@ -240,20 +308,17 @@ class ProgressPuller:
         budget = self._budget if len(asked) < LARGE else self._budget_of_large_jobs
         if not asked or not budget.take(len(asked), now):
             return
-        reports = await asyncio.gather(*(self._report(key, pod, uid, attempt) for pod in asked.values()))
-        if self._jobs.get(key) is not None:
-            answered = [node for node, report in zip(asked, reports, strict=True) if report is not None]
-            heard = self._memories.of(uid).heard
-            heard |= {node: self._now() for node in answered if node is not None}
+        asker = Asker(channel=self._channel, key=key, uid=uid, attempt=attempt)
 
-    async def _report(self, key: JobKey, pod: PodView, uid: str, attempt: int) -> WorkerReport | None:
-        try:
-            report = await self._channel.report(Worker(namespace=key.namespace, pod=pod.name, ip=pod.pod_ip))
-        except ChannelError as error:
-            log.debug("progress: %s", error)
-            return None
-        # An address may be another pod's by now.
-        return report if report.job_uid == uid and report.attempt == attempt else None
+        async def ask(pod: PodView) -> None:
+            answer = await asker.report(pod, Lane.LISTEN)
+            # At once: the others may take long to say nothing.
+            if isinstance(answer, WorkerReport) and pod.node and self._jobs.get(key) is not None:
+                self._memories.of(uid).heard[pod.node] = self._now()
+
+        heard = self._memories.of(uid).heard
+        living_first = sorted(asked.values(), key=lambda pod: pod.node not in heard)
+        await in_turn(ask, living_first, most=share_of(Lane.LISTEN))
 
     def _started(self, namespace: str, uid: str, attempt: int) -> Iterable[PodView]:
         present, _ = self._store.of_job(owner_key(namespace, uid))
@@ -270,10 +335,19 @@ class ProgressPuller:
         self._listening_due = {uid: due for uid, due in self._listening_due.items() if uid in listened}
 
 
+def _report_in(answer: Answer | None) -> WorkerReport | None:
+    return answer if isinstance(answer, WorkerReport) else None
+
+
 def _idle(progress: Progress) -> timedelta:
     """How long the step had stood when it was reported, by the launcher's clock, which never jumps."""
     idle_s = progress.motion.idle_seconds if progress.motion is not None else 0.0
     return timedelta(seconds=min(max(idle_s, 0.0), MAX_IDLE_S)) if math.isfinite(idle_s) else timedelta(0)
+
+
+def _straggler_percent(job: Json | None) -> int:
+    policy = (job or {}).get("spec", {}).get("hangPolicy") or {}
+    return policy.get("stragglerPercent") or stragglers.DEFAULT_PERCENT
 
 
 def _limits(job: Json) -> HangLimits:
@@ -297,3 +371,7 @@ class _CallBudget:
             return False
         self._tokens -= calls
         return True
+
+    def give_back(self, calls: int) -> None:
+        """Calls that were not made."""
+        self._tokens = min(self._rate, self._tokens + calls)

@@ -70,8 +70,7 @@ class Runtime:
     async def start(self) -> None:
         api = await self._exits.enter_async_context(Api(self._connection, self.config.limits, self.telemetry))
         await JobClient(api).wait_until_served()
-        session = await self._exits.enter_async_context(aiohttp.ClientSession(trust_env=False))
-        channel = self._channel(api, session)
+        channel = await self._channel(api)
         self.controller = self._make_controller(api, channel)
         controller = self.controller
         namespaces = self.config.namespaces
@@ -165,11 +164,15 @@ class Runtime:
             clock=api.time.now,
         )
 
-    def _channel(self, api: Api, session: aiohttp.ClientSession) -> WorkerChannel:
+    async def _channel(self, api: Api) -> WorkerChannel:
         kind = self.config.channel
         if kind is None:
             kind = ChannelKind.DIRECT if self._connection.in_cluster else ChannelKind.PROXY
-        return SilentChannel() if kind is ChannelKind.SILENT else HttpChannel(api, session, kind)
+        if kind is ChannelKind.SILENT:
+            return SilentChannel()
+        proxied = kind is ChannelKind.PROXY
+        session = self._connection.session() if proxied else aiohttp.ClientSession(trust_env=False)
+        return HttpChannel(api, await self._exits.enter_async_context(session), kind)
 
     def _gained(self) -> None:
         self.telemetry.leader.set(1)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 
 from zerotrain.contract.channel_token import derive
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.cluster.actions.hands import ActionRefused, Hands
 from zerotrain.operator.cluster.api import Json
-from zerotrain.operator.cluster.channel import ChannelError, Worker
+from zerotrain.operator.cluster.asking import in_turn
+from zerotrain.operator.cluster.channel import ChannelError, Lane, Worker, share_of
 from zerotrain.operator.cluster.errors import ApiError
 from zerotrain.operator.reconcile import CollectStacks, StackSource, StacksView
 from zerotrain.operator.resources.stacks import stacks_config_map
@@ -35,8 +37,9 @@ async def collect(hands: Hands, body: Json, action: CollectStacks) -> None:
 
 
 async def _collect(hands: Hands, job: ZeroTrainingJob, action: CollectStacks) -> None:
-    texts = await asyncio.gather(*(_ask(hands, job, action.attempt, source) for source in action.sources))
-    told = {source.worker: text for source, text in zip(action.sources, texts, strict=True)}
+    ask = partial(_ask, hands, job, action.attempt)
+    texts = await in_turn(ask, action.sources, most=share_of(Lane.STACKS))
+    told = {source.worker: text for source, text in texts.items()}
     item = stacks_config_map(job, action.attempt, told)
     name = ""
     try:

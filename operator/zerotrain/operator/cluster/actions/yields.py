@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
 from zerotrain.contract.channel_token import derive
 from zerotrain.operator.cluster.actions.hands import Hands
 from zerotrain.operator.cluster.api import Json
-from zerotrain.operator.cluster.channel import ChannelError, Worker
+from zerotrain.operator.cluster.asking import in_turn
+from zerotrain.operator.cluster.channel import ChannelError, Lane, Worker, share_of
 from zerotrain.operator.reconcile import RequestYield, YieldState
 
 log = logging.getLogger(__name__)
 
 
 async def request(hands: Hands, body: Json, action: RequestYield) -> None:
-    """The answer, or why there is none, is in memory for the next pass; all that are asked must accept."""
+    """The answer, or why there is none, is in memory for the next pass. All that are asked must accept, so an
+    error ends the asking: a pass must not wait for a thousand workers that are cut off.
+    """
     meta = body["metadata"]
     token = derive(hands.operator_key, meta["uid"], action.attempt)
     pods = ((action.pod, action.pod_ip), *action.others)
-    asked = [
-        _ask(hands, Worker(namespace=meta["namespace"], pod=pod, ip=ip), action.attempt, token)
-        for pod, ip in pods
-    ]
-    errors = [error for error in await asyncio.gather(*asked) if error is not None]
+    answers = await in_turn(
+        lambda worker: _ask(hands, worker, action.attempt, token),
+        [Worker(namespace=meta["namespace"], pod=pod, ip=ip) for pod, ip in pods],
+        most=share_of(Lane.YIELD),
+        enough=lambda error: error is not None,
+    )
+    errors = [error for error in answers.values() if error is not None]
     state = YieldState(attempt=action.attempt, acked_at=hands.api.time.now())
     if errors:
         refused = any(error.final for error in errors)

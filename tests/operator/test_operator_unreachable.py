@@ -1,0 +1,257 @@
+"""Workers that let calls time out: they hold up neither other jobs nor a yield, and pile nothing up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import pairwise
+
+import pytest
+from aiohttp import web
+
+from tests.operator.api_double import ApiDouble, pod_json, served
+from tests.operator.test_operator_executor import executor, job
+from tests.operator.test_operator_progress import LIMIT_S, NOW, RUNNING, Bench, Workers
+from zerotrain.contract.worker_http import WorkerReport
+from zerotrain.operator.cluster import channel as channel_module
+from zerotrain.operator.cluster.channel import (
+    ChannelError,
+    ChannelKind,
+    HttpChannel,
+    Lane,
+    NotAsked,
+    Worker,
+    share_of,
+)
+from zerotrain.operator.cluster.progress import (
+    INSPECTION_INTERVAL_S,
+    MAX_VAIN_INTERVAL_S,
+    MIN_INTERVAL_S,
+    UNHEARD_S,
+)
+from zerotrain.operator.reconcile import RequestYield
+
+LOST = ChannelError("no answer", timed_out=True)
+
+
+class CutOff(Workers):
+    """Of the second job nobody answers."""
+
+    def __init__(self, steps: dict[str, int]) -> None:
+        super().__init__(steps)
+        self.error = LOST
+        self.endless: set[Lane] = set()
+        """In which calls do not even time out."""
+        self.open = 0
+        self.lanes: list[Lane] = []
+        """Of looks."""
+
+    async def report(self, worker: Worker) -> WorkerReport:
+        if not worker.pod.startswith("gpt1-"):
+            return await super().report(worker)
+        self.asked.append(worker.pod)
+        if worker.pod != "gpt1-1-0":
+            self.lanes.append(worker.lane)
+        self.open += 1
+        if worker.lane in self.endless:
+            await asyncio.Event().wait()
+        self.open -= 1
+        raise self.error
+
+
+def bench_of(workers: Workers, size: int) -> Bench:
+    """The second of two jobs has so many workers."""
+    bench = Bench(workers, jobs=2)
+    for index in range(size):
+        pod = pod_json(index, version=1, uid="uid-1", phase="Running", containerStatuses=RUNNING)
+        pod["metadata"] |= {"name": f"gpt1-1-{index}", "uid": f"gpt1-{index}"}
+        pod["metadata"]["labels"]["zerotrain.dev/job"] = "gpt1"
+        bench.store.put(pod, now=NOW)
+    return bench
+
+
+@pytest.mark.parametrize("endless", [{Lane.POLL}, {Lane.LOOK}])
+async def test_what_is_under_way_for_a_job_stays_bounded_and_the_others_are_asked(endless: set[Lane]) -> None:
+    workers = CutOff({"gpt-1-0": 7})
+    workers.endless = endless
+    bench, left = bench_of(workers, 1000), set[asyncio.Task[None]]()
+    for number in range(100):
+        bench.now += MIN_INTERVAL_S
+        workers.asked.clear()
+        left |= bench.puller.start_due()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        left = {task for task in left if not task.done()}
+        assert "gpt-1-0" in workers.asked
+        assert ("gpt1-1-0" in workers.asked) == (number == 0 or Lane.POLL not in endless)
+        assert len(left) <= 1
+        assert workers.open <= share_of(Lane.LOOK)
+    assert workers.open > 0
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+
+
+async def test_looks_that_reach_nobody_ask_a_few_and_ever_later() -> None:
+    workers = CutOff({"gpt-1-0": 7})
+    bench, looks = bench_of(workers, 1000), list[tuple[float, int]]()
+    begun = bench.now
+    while bench.now < begun + 1200:
+        asked = await bench.after(MIN_INTERVAL_S)
+        if (calls := sum(pod.startswith("gpt1-") for pod in asked)) > 1:
+            looks.append((bench.now, calls - 1))
+    pauses = [second[0] - first[0] for first, second in pairwise(looks)]
+    assert pauses == sorted(pauses)
+    assert pauses[0] >= 2 * INSPECTION_INTERVAL_S
+    assert pauses[-1] == MAX_VAIN_INTERVAL_S
+    assert max(calls for _, calls in looks) <= share_of(Lane.LOOK)
+    assert workers.lanes[0] is Lane.LOOK
+    assert workers.lanes[-1] is Lane.DOUBTED, "such jobs wait among themselves"
+
+
+async def test_every_worker_has_its_turn_in_such_looks() -> None:
+    workers = CutOff({"gpt-1-0": 7})
+    bench = bench_of(workers, 40)
+    asked = set[str]()
+    for _ in range(20):
+        asked |= set(await bench.after(MAX_VAIN_INTERVAL_S))
+    assert len(asked & {f"gpt1-1-{index}" for index in range(40)}) == 40
+
+
+async def test_a_worker_that_got_no_slot_is_not_silent() -> None:
+    workers = CutOff({"gpt-1-0": 7})
+    bench = bench_of(workers, 2)
+    await bench.after(0)
+    workers.error = NotAsked("all slots are taken")
+    workers.asked.clear()
+    for _ in range(5):
+        asked = await bench.after(UNHEARD_S)
+        assert "gpt1-1-1" not in asked, "nor is it looked at"
+    assert bench.puller.unheard == 0
+    workers.error = LOST
+    await bench.after(UNHEARD_S)
+    assert bench.puller.unheard == 1
+
+
+async def test_a_look_in_which_a_worker_was_not_asked_is_none() -> None:
+    """It may be the one that moves."""
+
+    class Short(Workers):
+        async def report(self, worker: Worker) -> WorkerReport:
+            if worker.pod == "gpt-1-1" and self.short:
+                raise NotAsked("all slots are taken")
+            return await super().report(worker)
+
+        short = True
+
+    workers = Short({"gpt-1-0": 7, "gpt-1-1": 7})
+    workers.idle_s = LIMIT_S
+    bench = Bench(workers)
+    await bench.after(0)
+    assert bench.memory.inspection is None
+    workers.short = False
+    await bench.after(INSPECTION_INTERVAL_S)
+    assert bench.memory.inspection is not None
+
+
+async def test_a_yield_of_many_workers_ends_with_the_first_that_does_not_answer() -> None:
+    class Yielding(Workers):
+        reached = True
+
+        async def request_yield(self, worker: Worker, *, attempt: int, token: str) -> None:
+            self.asked.append(worker.pod)
+            if not self.reached:
+                raise LOST
+
+    channel, others = Yielding({}), tuple((f"gpt-3-{index}", "10.0.0.1") for index in range(1, 1000))
+    action = RequestYield(attempt=3, pod="gpt-3-0", pod_ip="10.0.0.1", others=others)
+    async with served(ApiDouble()) as api:
+        hands = executor(api, channel)  # type: ignore[arg-type]
+        await hands.perform(job(), [action])
+        assert len(channel.asked) == 1000
+        channel.asked.clear()
+        channel.reached = False
+        await hands.perform(job(), [action])
+        state = hands.memories.of(job()["metadata"]["uid"]).yielding
+    assert len(channel.asked) <= share_of(Lane.YIELD)
+    assert state is not None
+    assert (state.acked_at, state.refused) == (None, False)
+
+
+def worker(index: int, lane: Lane = Lane.POLL) -> Worker:
+    return Worker(namespace="ml", pod=f"gpt-1-{index}", ip="10.0.0.1", lane=lane)
+
+
+@asynccontextmanager
+async def silent_workers() -> AsyncIterator[tuple[HttpChannel, asyncio.Semaphore]]:
+    """Real sockets: progress is never answered, a yield at once. The semaphore counts the calls held."""
+    double, held, end = ApiDouble(), asyncio.Semaphore(0), asyncio.Event()
+
+    async def never(request: web.Request) -> web.Response:
+        held.release()
+        await end.wait()
+        return web.Response()
+
+    async def accepted(request: web.Request) -> web.Response:
+        return web.Response(status=202)
+
+    for index in range(100):
+        proxy = f"/api/v1/namespaces/ml/pods/gpt-1-{index}:8471/proxy"
+        double.on(f"GET {proxy}/progress", never)
+        double.on(f"POST {proxy}/yield", accepted)
+    async with served(double) as api, api.connection.session() as session:
+        yield HttpChannel(api, session, ChannelKind.PROXY), held
+        end.set()
+
+
+async def test_a_yield_goes_out_at_once_whoever_holds_the_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_module, "TIMEOUT_S", 600.0)
+    async with silent_workers() as (channel, held):
+        lanes = (Lane.POLL, Lane.LOOK, Lane.LISTEN, Lane.DOUBTED)
+        calls = [
+            asyncio.create_task(channel.report(worker(number, lane)))
+            for lane in lanes
+            for number in range(99)
+        ]
+        for _ in range(74):  # all slots of these lanes
+            await held.acquire()
+        await channel.request_yield(worker(99), attempt=1, token="t")
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+
+async def test_a_poll_gets_its_slot_whatever_the_doubted_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_module, "TIMEOUT_S", 600.0)
+    async with silent_workers() as (channel, held):
+        calls = [asyncio.create_task(channel.report(worker(number, Lane.DOUBTED))) for number in range(50)]
+        for _ in range(10):
+            await held.acquire()
+        calls.append(asyncio.create_task(channel.report(worker(99))))
+        await held.acquire()
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+
+async def test_nobody_waits_for_a_slot_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_module, "TIMEOUT_S", 600.0)
+    room = channel_module._Room(calls=1, of_job=1, wait_s=0.01)
+    monkeypatch.setitem(channel_module._ROOMS, Lane.POLL, room)
+    async with silent_workers() as (channel, held):
+        first = asyncio.create_task(channel.report(worker(0)))
+        await held.acquire()
+        with pytest.raises(NotAsked, match=r"gpt-1-1 was not asked: all 1 slots \(poll\) are taken"):
+            await channel.report(worker(1))
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+
+
+async def test_a_call_that_timed_out_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_module, "TIMEOUT_S", 0.05)
+    async with silent_workers() as (channel, _):
+        with pytest.raises(ChannelError) as caught:
+            await channel.report(worker(0))
+    assert caught.value.timed_out
+    assert not isinstance(caught.value, NotAsked)
