@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 from aiohttp import web
@@ -15,7 +17,9 @@ from tests.operator.test_operator_executor import executor, job
 from tests.operator.test_operator_progress import LIMIT_S, NOW, RUNNING, Bench, Workers
 from zerotrain.contract.worker_http import WorkerReport
 from zerotrain.operator.cluster import channel as channel_module
+from zerotrain.operator.cluster.actions import yields
 from zerotrain.operator.cluster.channel import (
+    CONNECTIONS,
     ChannelError,
     ChannelKind,
     HttpChannel,
@@ -43,6 +47,8 @@ class CutOff(Workers):
         self.error = LOST
         self.endless: set[Lane] = set()
         """In which calls do not even time out."""
+        self.reached = ""
+        """The one that answers all the same."""
         self.open = 0
         self.lanes: list[Lane] = []
         """Of looks."""
@@ -51,6 +57,8 @@ class CutOff(Workers):
         if not worker.pod.startswith("gpt1-"):
             return await super().report(worker)
         self.asked.append(worker.pod)
+        if worker.pod == self.reached:
+            return replace(await super().report(worker), job_uid="uid-1")
         if worker.pod != "gpt1-1-0":
             self.lanes.append(worker.lane)
         self.open += 1
@@ -107,7 +115,7 @@ async def test_looks_that_reach_nobody_ask_a_few_and_ever_later() -> None:
     assert pauses[-1] == MAX_VAIN_INTERVAL_S
     assert max(calls for _, calls in looks) <= share_of(Lane.LOOK)
     assert workers.lanes[0] is Lane.LOOK
-    assert workers.lanes[-1] is Lane.DOUBTED, "such jobs wait among themselves"
+    assert workers.lanes[-1] is Lane.SAMPLE, "such jobs wait among themselves"
 
 
 async def test_every_worker_has_its_turn_in_such_looks() -> None:
@@ -131,7 +139,40 @@ async def test_a_worker_that_got_no_slot_is_not_silent() -> None:
     assert bench.puller.unheard == 0
     workers.error = LOST
     await bench.after(UNHEARD_S)
+    assert bench.puller.unheard == 0, "in between it was not asked"
+    await bench.after(UNHEARD_S)
     assert bench.puller.unheard == 1
+
+
+async def test_a_look_goes_on_with_the_workers_that_answered() -> None:
+    """The look that confirms a hang must reach whom the first one reached."""
+    workers = CutOff({"gpt-1-0": 7, "gpt1-1-25": 7})
+    workers.reached = "gpt1-1-25"
+    workers.idle_s = LIMIT_S
+    bench = bench_of(workers, 40)
+    memory, seen = bench.memories.of("uid-1"), 0
+    for _ in range(20):
+        await bench.after(MAX_VAIN_INTERVAL_S)
+        reached = memory.inspection is not None and memory.inspection.step == 7
+        assert reached or not seen
+        seen += reached
+    assert seen > 5
+
+
+async def test_a_look_whose_first_workers_get_no_slot_asks_no_more() -> None:
+    class Full(Workers):
+        async def report(self, worker: Worker) -> WorkerReport:
+            self.asked.append(worker.pod)
+            if worker.pod.startswith("gpt1-") and worker.pod != "gpt1-1-0":
+                raise NotAsked("all slots are taken")
+            if worker.pod.startswith("gpt1-"):
+                raise ChannelError("refused")
+            return await super().report(worker)
+
+    bench = bench_of(Full({"gpt-1-0": 7}), 1000)
+    for _ in range(5):
+        asked = await bench.after(MAX_VAIN_INTERVAL_S)
+        assert sum(pod.startswith("gpt1-") for pod in asked) <= 1 + share_of(Lane.LOOK)
 
 
 async def test_a_look_in_which_a_worker_was_not_asked_is_none() -> None:
@@ -155,13 +196,22 @@ async def test_a_look_in_which_a_worker_was_not_asked_is_none() -> None:
     assert bench.memory.inspection is not None
 
 
-async def test_a_yield_of_many_workers_ends_with_the_first_that_does_not_answer() -> None:
+async def test_a_yield_asks_all_workers_unless_these_take_too_long_to_say_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(yields, "time", SimpleNamespace(monotonic=lambda: now_s))
+
     class Yielding(Workers):
         reached = True
 
         async def request_yield(self, worker: Worker, *, attempt: int, token: str) -> None:
+            nonlocal now_s
             self.asked.append(worker.pod)
+            if worker.pod == "gpt-3-2":
+                raise ChannelError("connection refused")
             if not self.reached:
+                now_s += 5.0
                 raise LOST
 
     channel, others = Yielding({}), tuple((f"gpt-3-{index}", "10.0.0.1") for index in range(1, 1000))
@@ -200,7 +250,7 @@ async def silent_workers() -> AsyncIterator[tuple[HttpChannel, asyncio.Semaphore
         proxy = f"/api/v1/namespaces/ml/pods/gpt-1-{index}:8471/proxy"
         double.on(f"GET {proxy}/progress", never)
         double.on(f"POST {proxy}/yield", accepted)
-    async with served(double) as api, api.connection.session() as session:
+    async with served(double) as api, api.connection.session(CONNECTIONS) as session:
         yield HttpChannel(api, session, ChannelKind.PROXY), held
         end.set()
 
@@ -208,13 +258,13 @@ async def silent_workers() -> AsyncIterator[tuple[HttpChannel, asyncio.Semaphore
 async def test_a_yield_goes_out_at_once_whoever_holds_the_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel_module, "TIMEOUT_S", 600.0)
     async with silent_workers() as (channel, held):
-        lanes = (Lane.POLL, Lane.LOOK, Lane.LISTEN, Lane.DOUBTED)
+        lanes = (Lane.POLL, Lane.LOOK, Lane.LISTEN, Lane.DOUBTED, Lane.SAMPLE)
         calls = [
             asyncio.create_task(channel.report(worker(number, lane)))
             for lane in lanes
             for number in range(99)
         ]
-        for _ in range(74):  # all slots of these lanes
+        for _ in range(20 + 20 + 24 + 10 + 10):  # all slots of these lanes
             await held.acquire()
         await channel.request_yield(worker(99), attempt=1, token="t")
         for call in calls:

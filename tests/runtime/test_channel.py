@@ -9,6 +9,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from tests.support.launcher import eventually, launched
 from zerotrain.contract.launch import RankEnv
 from zerotrain.contract.progress import Phase, Progress
@@ -146,6 +148,30 @@ def test_failure_is_delivered_before_the_call_returns(tmp_path: Path) -> None:
     assert len(text) <= 4000
     connection.close()
     channel.close()
+
+
+def test_a_record_that_has_to_be_sent_again_goes_before_the_failure_that_followed_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After it, it would look like a rank that goes on."""
+    sent, breaks = list[str](), [True, False, False]
+
+    def deliver(kind: str, value: object) -> bool:
+        if breaks.pop(0):
+            return False
+        sent.append(kind)
+        return True
+
+    sender = RankChannel(tmp_path / "c.sock", timing=QUICK)._sender
+    assert sender is not None
+    monkeypatch.setattr(sender, "_deliver", deliver)
+    sender.put("failure", "ValueError: x")
+    sender.put("progress", progress(2))
+    for _ in range(2):
+        batch = sender._take()
+        assert batch is not None
+        sender._send(batch)
+    assert sent == ["progress", "failure"]
 
 
 def test_environment_of_the_rank_is_read_through_the_contract(tmp_path: Path) -> None:

@@ -190,13 +190,24 @@ class _Sender:
 
     def _run(self) -> None:
         while (batch := self._take()) is not None:
-            unsent = [kind for kind, value in batch.items() if not self._deliver(kind, value)]
+            unsent = self._send(batch)
             with self._changed:
                 self._in_flight = False
                 self._changed.notify_all()
                 if unsent and not self._closing:
                     self._changed.wait_for(lambda: self._closing, timeout=self._timing.retry_s)
         self._disconnect()
+
+    def _send(self, batch: dict[str, Any]) -> bool:
+        """Whether something was left. What follows it waits, too: a record that came after the word that the
+        rank fails would take that back."""
+        left = list(batch.items())
+        while left and self._deliver(*left[0]):
+            left.pop(0)
+        with self._changed:
+            for kind, value in left:  # unless a newer one has taken its slot
+                self._slots.setdefault(kind, value)
+        return bool(left)
 
     def _take(self) -> dict[str, Any] | None:
         """The pending messages, or a heartbeat when there was none for a while; None when closing."""
@@ -210,10 +221,10 @@ class _Sender:
             if self._last_progress is not None:
                 batch.setdefault("progress", self._last_progress)  # every message is a heartbeat too
             self._in_flight = bool(batch)
-            return batch
+            return dict(sorted(batch.items(), key=lambda item: item[0] == "failure"))
 
     def _deliver(self, kind: str, value: Any) -> bool:
-        """Send one message; on failure put it back unless a newer one has taken its slot."""
+        """Send one message; whether that is done with."""
         try:
             message = self._encode(kind, value)
         except Exception as error:
@@ -225,8 +236,6 @@ class _Sender:
             self._connection().sendall(message)
         except OSError:
             self._disconnect()
-            with self._changed:
-                self._slots.setdefault(kind, value)
             return False
         return True
 

@@ -84,21 +84,26 @@ class Asker:
         )
 
     async def look(self, pods: Mapping[int, PodView], lane: Lane, *, turn: int) -> dict[int, Answer]:
-        """Of all as well, but of a few alone where these cannot be reached: a thousand workers that let calls
-        time out would hold slots for minutes, look after look. Each turn has other ones.
+        """Of all as well, but of a few alone, in `lane`, where these cannot be reached: a thousand workers
+        that let calls time out would hold slots for minutes, look after look. Each turn has other ones.
         """
         step = -(-len(pods) // share_of(lane))
         first = dict(list(pods.items())[turn % step :: step])
         answers = await self.reports(first, lane)
-        if is_vain(answers.values()):
+        if is_vain(answers.values()) or lacks_one(answers.values()):
             return answers
         others = {index: pod for index, pod in pods.items() if index not in answers}
-        return answers | await self.reports(others, lane)
+        return answers | await self.reports(others, Lane.LOOK)
 
 
 def timed_out(answer: Answer | None) -> bool:
     """Whether it cost a slot for all the time that there is."""
     return isinstance(answer, ChannelError) and answer.timed_out
+
+
+def lacks_one(answers: Collection[Answer]) -> bool:
+    """Whether somebody was not asked. That may be the one that moves: the others must not be judged."""
+    return any(isinstance(answer, NotAsked) for answer in answers)
 
 
 def is_vain(answers: Collection[Answer]) -> bool:

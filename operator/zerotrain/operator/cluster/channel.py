@@ -51,7 +51,9 @@ class Lane(StrEnum):
     LISTEN = "listen"
     """Workers on nodes that are not ready: a silence counts against them."""
     DOUBTED = "doubted"
-    """Polls and looks where earlier calls timed out."""
+    """Polls where earlier ones timed out."""
+    SAMPLE = "sample"
+    """The first calls of a look at workers that could not be reached in the last one."""
     YIELD = "yield"
     STACKS = "stacks"
 
@@ -71,12 +73,15 @@ _ROOMS = {
     # What was answered in a look is lost when one call gets no slot.
     Lane.LOOK: _Room(calls=20, of_job=10, wait_s=20.0),
     Lane.LISTEN: _Room(calls=24, of_job=16),
-    Lane.DOUBTED: _Room(calls=10, of_job=5),
-    Lane.YIELD: _Room(calls=12, of_job=6),
+    Lane.DOUBTED: _Room(calls=10, of_job=1),
+    # Many jobs may be cut off at once, and each of them looks every few minutes.
+    Lane.SAMPLE: _Room(calls=10, of_job=5, wait_s=60.0),
+    Lane.YIELD: _Room(calls=32, of_job=16),
     # Each may take seconds, and eight jobs at a time are asked.
-    Lane.STACKS: _Room(calls=14, of_job=4, wait_s=20.0),
+    Lane.STACKS: _Room(calls=48, of_job=6, wait_s=20.0),
 }
-"""Together as many as a session has connections: thousands of jobs share one event loop."""
+CONNECTIONS = sum(room.calls for room in _ROOMS.values())
+"""That the session needs: thousands of jobs share one event loop."""
 
 
 def share_of(lane: Lane) -> int:
@@ -125,7 +130,8 @@ class HttpChannel:
     """Both real channels: they differ in the URL and in who is asked to let us through."""
 
     def __init__(self, api: Api, session: aiohttp.ClientSession, kind: ChannelKind) -> None:
-        """`session` is for the workers alone: what they hold must not keep the API's own requests waiting."""
+        """`session` is for the workers alone, for CONNECTIONS of them at once: what they hold must not keep
+        the API's own requests waiting."""
         self._api, self._session, self._kind = api, session, kind
         self._slots = {lane: asyncio.Semaphore(room.calls) for lane, room in _ROOMS.items()}
 

@@ -41,9 +41,9 @@ class Connection:
         token = await self.token()
         return {"Authorization": f"Bearer {token}"} if token else {}
 
-    def session(self) -> aiohttp.ClientSession:
-        """A session of its own; the caller closes it."""
-        connector = aiohttp.TCPConnector(limit=MAX_CONNECTIONS, ssl=self._ssl(), keepalive_timeout=60)
+    def session(self, limit: int = MAX_CONNECTIONS) -> aiohttp.ClientSession:
+        """A session of its own with so many connections at most; the caller closes it."""
+        connector = aiohttp.TCPConnector(limit=limit, ssl=self._ssl(), keepalive_timeout=60)
         # The API server sets no cookies; the jar would look through itself at every request.
         return aiohttp.ClientSession(
             connector=connector, trust_env=False, cookie_jar=aiohttp.DummyCookieJar()

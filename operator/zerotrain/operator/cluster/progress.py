@@ -20,7 +20,7 @@ from zerotrain.contract.launch import WORKER_HTTP_PORT
 from zerotrain.contract.progress import Progress
 from zerotrain.contract.worker_http import WorkerReport
 from zerotrain.operator.cluster.api import Json
-from zerotrain.operator.cluster.asking import Answer, Asker, in_turn, is_vain, timed_out
+from zerotrain.operator.cluster.asking import Answer, Asker, in_turn, is_vain, lacks_one, timed_out
 from zerotrain.operator.cluster.channel import (
     Lane,
     NotAsked,
@@ -89,6 +89,8 @@ class _Poll:
     """Since when worker 0 runs and does not answer."""
     mute_at: float = -math.inf
     """When it was last asked in vain."""
+    skipped: bool = False
+    """It was to be asked since, and got no slot."""
     timeouts: int = 0
     """Of its last calls, in a row."""
     due: float = 0.0
@@ -101,6 +103,8 @@ class _Poll:
     inspected_at: float = -math.inf
     vain_looks: int = 0
     """In a row, that reached nobody."""
+    turn: int = 0
+    """Which workers a look begins with: those that answered last, once some did."""
     seen: tuple[int, int, str] = (0, 0, "")
     step: tuple[int, int] | None = None
     """Attempt and step of the last record."""
@@ -201,6 +205,8 @@ class ProgressPuller:
         begun, lane = self._clock(), Lane.DOUBTED if poll.timeouts >= DOUBTED_AFTER else Lane.POLL
         asker = Asker(channel=self._channel, key=key, uid=uid, attempt=attempt)
         answer = await asker.report(pods[0], lane) if 0 in pods else None
+        if isinstance(answer, NotAsked):
+            poll.skipped = True
         if self._jobs.get(key) is None or isinstance(answer, NotAsked):
             return {}  # deleted meanwhile: nothing must be remembered of it; not asked: nothing is known
         poll.asked_at = begun
@@ -221,8 +227,13 @@ class ProgressPuller:
         if not mute or isinstance(self._channel, SilentChannel):
             poll.mute_since = None
         else:
-            poll.mute_at = self._clock()
-            poll.mute_since = poll.mute_at if poll.mute_since is None else poll.mute_since
+            now = self._clock()
+            if poll.mute_since is None:
+                poll.mute_since = now
+            elif poll.skipped:
+                poll.mute_since += now - poll.mute_at
+            poll.mute_at = now
+        poll.skipped = False
         memory, unheard = self._memories.of(uid), poll.is_unheard
         if memory.unheard == unheard:
             return
@@ -275,14 +286,14 @@ class ProgressPuller:
         if now < due or not budget.take(len(pods), now):
             return
         poll.inspected_at = now
-        lane = Lane.DOUBTED if poll.vain_looks else Lane.LOOK
+        lane = Lane.SAMPLE if poll.vain_looks else Lane.LOOK
         asker = Asker(channel=self._channel, key=key, uid=uid, attempt=attempt)
-        answers = await asker.look(pods, lane, turn=poll.vain_looks)
+        answers = await asker.look(pods, lane, turn=poll.turn)
         budget.give_back(len(pods) - len(answers))
-        # Ranks that nobody asked may be those that move: without them the others must not be judged.
-        if self._jobs.get(key) is None or any(isinstance(answer, NotAsked) for answer in answers.values()):
+        if self._jobs.get(key) is None or lacks_one(answers.values()):
             return
-        poll.vain_looks = poll.vain_looks + 1 if is_vain(answers.values()) else 0
+        vain = is_vain(answers.values())
+        poll.vain_looks, poll.turn = (poll.vain_looks + 1, poll.turn + 1) if vain else (0, poll.turn)
         memory: JobMemory = self._memories.of(uid)
         reports = {index: _report_in(answer) for index, answer in answers.items()}
         look = inspect(reports, attempt=attempt, at=self._now())

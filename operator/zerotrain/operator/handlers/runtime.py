@@ -14,7 +14,13 @@ import aiohttp
 from zerotrain.operator.cluster.actions.admission import claim_of_begun
 from zerotrain.operator.cluster.api import Api
 from zerotrain.operator.cluster.capacity import BLIND_S, CapacityBoard
-from zerotrain.operator.cluster.channel import ChannelKind, HttpChannel, SilentChannel, WorkerChannel
+from zerotrain.operator.cluster.channel import (
+    CONNECTIONS,
+    ChannelKind,
+    HttpChannel,
+    SilentChannel,
+    WorkerChannel,
+)
 from zerotrain.operator.cluster.connection import Connection
 from zerotrain.operator.cluster.creations import Creations
 from zerotrain.operator.cluster.election import ApiLease, Leadership
@@ -170,8 +176,11 @@ class Runtime:
             kind = ChannelKind.DIRECT if self._connection.in_cluster else ChannelKind.PROXY
         if kind is ChannelKind.SILENT:
             return SilentChannel()
-        proxied = kind is ChannelKind.PROXY
-        session = self._connection.session() if proxied else aiohttp.ClientSession(trust_env=False)
+        if kind is ChannelKind.PROXY:
+            session = self._connection.session(CONNECTIONS)
+        else:
+            connector = aiohttp.TCPConnector(limit=CONNECTIONS)
+            session = aiohttp.ClientSession(connector=connector, trust_env=False)
         return HttpChannel(api, await self._exits.enter_async_context(session), kind)
 
     def _gained(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 
 from zerotrain.contract.channel_token import derive
 from zerotrain.operator.cluster.actions.hands import Hands
@@ -13,11 +14,16 @@ from zerotrain.operator.reconcile import RequestYield, YieldState
 
 log = logging.getLogger(__name__)
 
+PATIENCE_S = 5.0
+"""After so long an error ends the asking: as long as one call may take."""
+
 
 async def request(hands: Hands, body: Json, action: RequestYield) -> None:
-    """The answer, or why there is none, is in memory for the next pass. All that are asked must accept, so an
-    error ends the asking: a pass must not wait for a thousand workers that are cut off.
+    """The answer, or why there is none, is in memory for the next pass. All that are asked must accept, and
+    one that does not is no reason to leave out the others: ranks that were told would leave those that were
+    not. But a pass must not wait for a thousand workers that are cut off.
     """
+    begun = time.monotonic()
     meta = body["metadata"]
     token = derive(hands.operator_key, meta["uid"], action.attempt)
     pods = ((action.pod, action.pod_ip), *action.others)
@@ -25,7 +31,7 @@ async def request(hands: Hands, body: Json, action: RequestYield) -> None:
         lambda worker: _ask(hands, worker, action.attempt, token),
         [Worker(namespace=meta["namespace"], pod=pod, ip=ip) for pod, ip in pods],
         most=share_of(Lane.YIELD),
-        enough=lambda error: error is not None,
+        enough=lambda error: error is not None and time.monotonic() - begun >= PATIENCE_S,
     )
     errors = [error for error in answers.values() if error is not None]
     state = YieldState(attempt=action.attempt, acked_at=hands.api.time.now())
