@@ -143,6 +143,7 @@ async def test_pods_are_made_for_a_while_and_the_others_in_the_next_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(hands_module, "TURN_S", 0.0)
+    monkeypatch.setattr(workers, "SHARED_S", 0.0)
     double, all_made, body = ApiDouble(), tuple(range(10)), job()
     body["spec"] = {**body["spec"], "workers": len(all_made)}
     accept_all(double)

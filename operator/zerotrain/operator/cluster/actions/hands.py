@@ -62,10 +62,20 @@ TURN_S = 0.25
 own deletion before the last of them."""
 
 
+SHARED_S = 0.1
+"""If what the pods share took so long to make, the API server is busy: the first pods would take as long
+again, and are let in by a pass of their own."""
+
+
 def turn() -> Callable[[], bool]:
     """Tells whether the turn that begins now is over."""
+    return since_now(TURN_S)
+
+
+def since_now(seconds: float) -> Callable[[], bool]:
+    """Tells whether so much time has gone."""
     now_s = asyncio.get_running_loop().time
-    until = now_s() + TURN_S
+    until = now_s() + seconds
     return lambda: now_s() >= until
 
 

@@ -10,12 +10,14 @@ from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.cluster.actions import rendezvous
 from zerotrain.operator.cluster.actions.hands import (
     PATHS,
+    SHARED_S,
     Hands,
     Unfinished,
     collection,
     delete_options,
     name_taken,
     owned,
+    since_now,
     turn,
 )
 from zerotrain.operator.cluster.api import Json, Request
@@ -36,8 +38,8 @@ LIVE_PODS = "status.phase!=Succeeded,status.phase!=Failed"
 
 async def create(hands: Hands, body: Json, action: CreateWorkers) -> None:
     job = ZeroTrainingJob.parse(body)
-    is_over = turn()
-    if await _ensure_shared(hands, job, action.attempt) and is_over():
+    is_over, is_busy = turn(), since_now(SHARED_S)
+    if await _ensure_shared(hands, job, action.attempt) and is_busy():
         raise Unfinished(0)
     pods = worker_pods(job, action.attempt, action.indices, hands.options)
     made = await hands.creations.spread(
