@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -28,6 +30,7 @@ from zerotrain.operator.cluster.errors import Unavailable
 from zerotrain.operator.cluster.jobs import JobCache
 from zerotrain.operator.cluster.snapshot import SnapshotReader
 from zerotrain.operator.reconcile import AskRoom
+from zerotrain.operator.reconcile.capacity import Verdict
 
 
 async def test_a_large_job_keeps_its_room_while_its_pods_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,6 +66,27 @@ def begun(body: dict[str, Any], **status: Any) -> dict[str, Any]:
     return {**body, "metadata": metadata, "status": {**attempt, **status}}
 
 
+@asynccontextmanager
+async def judging(
+    body: dict[str, Any], jobs: JobCache
+) -> AsyncIterator[Callable[[AskRoom], Awaitable[tuple[Verdict, CapacityBoard]]]]:
+    """What is told of a question of this job, by one board that knows of these jobs."""
+    double = ApiDouble()
+    cluster(double)
+    async with served(double) as api:
+        hands = executor(api)
+        memory, claim_of = hands.memories.of(body["metadata"]["uid"]), partial(claim_of_begun, hands)
+        board = CapacityBoard(api, hands.memories, lambda key: None, asyncio.Event(), jobs, claim_of)
+
+        async def judged(question: AskRoom) -> tuple[Verdict, CapacityBoard]:
+            await hands.perform(body, [question])
+            await board._judge()
+            assert memory.capacity is not None
+            return memory.capacity, board
+
+        yield judged
+
+
 @pytest.mark.parametrize(
     ("status", "keeps"),
     [
@@ -77,38 +101,22 @@ async def test_an_operator_that_has_just_begun_keeps_the_room_of_attempts_that_l
     status: dict[str, Any], keeps: bool
 ) -> None:
     """The one before it had let the other job in, and was killed before it had made its pods."""
-    double, body, jobs = ApiDouble(), waiting_job(), JobCache()
-    cluster(double)
+    body, jobs = waiting_job(), JobCache()
     jobs.put(begun(body, **status))
-    async with served(double) as api:
-        hands = executor(api)
-        memory = hands.memories.of(body["metadata"]["uid"])
-        claim_of = partial(claim_of_begun, hands)
-        board = CapacityBoard(api, hands.memories, lambda key: None, asyncio.Event(), jobs, claim_of)
-        await hands.perform(body, [AskRoom(shape=AttemptShape(workers=2))])
-        await board._judge()
-    assert memory.capacity is not None
-    assert memory.capacity.admitted is not keeps
+    async with judging(body, jobs) as judged:
+        verdict, _ = await judged(AskRoom(shape=AttemptShape(workers=2)))
+    assert verdict.admitted is not keeps
 
 
 async def test_a_replica_that_leads_again_asks_whom_others_have_let_in_meanwhile() -> None:
-    double, body, jobs = ApiDouble(), waiting_job(), JobCache()
-    cluster(double)
-    async with served(double) as api:
-        hands = executor(api)
-        memory = hands.memories.of(body["metadata"]["uid"])
-        claim_of = partial(claim_of_begun, hands)
-        board = CapacityBoard(api, hands.memories, lambda key: None, asyncio.Event(), jobs, claim_of)
-        await hands.perform(body, [AskRoom(shape=AttemptShape(workers=2))])
-        await board._judge()
-        assert memory.capacity is not None
-        assert memory.capacity.admitted
+    body, jobs = waiting_job(), JobCache()
+    async with judging(body, jobs) as judged:
+        verdict, board = await judged(AskRoom(shape=AttemptShape(workers=2)))
+        assert verdict.admitted
         jobs.put(begun(body))
         board.recall()
-        await hands.perform(body, [AskRoom(shape=AttemptShape(workers=1), growing=True)])
-        await board._judge()
-        assert memory.capacity is not None
-        assert memory.capacity.fits == 1, "and what it had let in itself is nobody's any more"
+        verdict, _ = await judged(AskRoom(shape=AttemptShape(workers=1), growing=True))
+        assert verdict.fits == 1, "and what it had let in itself is nobody's any more"
 
 
 @pytest.mark.parametrize(

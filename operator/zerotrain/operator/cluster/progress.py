@@ -119,8 +119,7 @@ class _Poll:
 
     def look_due(self, interval_s: float) -> float:
         """When the next look may be."""
-        patient_s = min(interval_s * 2.0 ** min(self.vain_looks, 10), MAX_VAIN_INTERVAL_S)
-        return self.inspected_at + max(interval_s, patient_s)
+        return self.inspected_at + min(interval_s * 2.0 ** min(self.vain_looks, 10), MAX_VAIN_INTERVAL_S)
 
 
 class ProgressPuller:
