@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any
 
 import pytest
 
-from zerotrain.operator.cluster.creations import LEAST, MOST, MOST_OF_ONE, REST_S, SOON_S, Creations
+from zerotrain.operator.cluster.creations import LEAST, MOST, MOST_OF_ONE, REST_S, SOON_S, Creations, Turn
 
 
 class Server:
@@ -130,6 +131,21 @@ async def test_a_limit_that_nobody_uses_does_not_grow() -> None:
     assert creations.limit("ml") == LEAST
 
 
+class Counted(Creations):
+    """Knows how many want a turn or have one."""
+
+    wanting = 0
+
+    @asynccontextmanager
+    async def one(self, namespace: str) -> AsyncIterator[Turn]:
+        self.wanting += 1
+        try:
+            async with super().one(namespace) as turn:
+                yield turn
+        finally:
+            self.wanting -= 1
+
+
 async def spread(server: Server, creations: Creations, number: int, **how: Any) -> tuple[int, int]:
     """How many of so many were done, and the most that were in flight at once."""
     ends, flying, most = list[tuple[float, int, asyncio.Future[None]]](), 0, 0
@@ -204,6 +220,34 @@ async def test_jobs_that_create_together_ask_for_no_more_than_there_is() -> None
         await asyncio.sleep(0)
     assert [await job for job in jobs] == [50] * 4
     assert most > LEAST / 4, "the last ones take what the others leave"
+
+
+async def test_shares_that_do_not_divide_what_there_is_keep_nobody_waiting() -> None:
+    """Eight creations for five jobs: rounded up, shares of two would have two wait all the time."""
+    creations, acting, waited = Counted(), 0, list[int]()
+
+    async def act(item: int) -> None:
+        nonlocal acting
+        acting += 1
+        await asyncio.sleep(0)
+        waited.append(creations.wanting - acting)
+        acting -= 1
+
+    await asyncio.gather(*(creations.spread("ml", iter(range(50)), act) for _ in range(5)))
+    assert len(waited) == 250
+    assert set(waited[LEAST : 4 * 50]) == {0}, "once those that came first have made room for the others"
+
+
+async def test_what_a_job_had_of_its_namespace_is_given_back_however_it_ends() -> None:
+    creations = Counted()
+
+    async def refuse(item: int) -> None:
+        raise ValueError("quota")
+
+    for _ in range(2 * LEAST):  # tasks of the later ones are cancelled before they ever ran
+        with pytest.raises(ValueError, match="quota"):
+            await creations.spread("ml", iter(range(50)), refuse)
+    assert await spread(Server(places=100, work_s=0.02), creations, 50) == (50, creations.share("ml"))
 
 
 async def test_turns_are_taken_in_the_order_of_asking_and_come_back() -> None:

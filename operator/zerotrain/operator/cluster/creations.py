@@ -50,9 +50,12 @@ class _Lane:
     used_at: float = 0.0
     jobs: int = 0
     """That create now."""
+    asked: int = 0
+    """Creations that those jobs make or wait for."""
 
     @property
     def share(self) -> int:
+        """Rounded up: those of all jobs together are more than there is."""
         return math.ceil(self.allowed * min(_SHARE, 1 / max(self.jobs, 1)))
 
     @property
@@ -63,6 +66,36 @@ class _Lane:
     def is_used(self) -> bool:
         """Of what nobody uses nothing can be learned."""
         return self.held >= int(_SHARE * self.allowed)
+
+
+@dataclass(slots=True)
+class _Part:
+    """What one job has of its lane: one creation always, more of them where that keeps nobody waiting."""
+
+    lane: _Lane
+    asked: int = 0
+
+    def grow(self) -> bool:
+        """Whether there is one more now."""
+        if self.asked and (self.asked >= self.lane.share or self.lane.asked >= int(self.lane.allowed)):
+            return False
+        self._add(1)
+        return True
+
+    def shrink(self) -> None:
+        self._add(-1)
+
+    def end(self) -> None:
+        self._add(-self.asked)
+
+    @property
+    def is_too_large(self) -> bool:
+        """Others came, or the limit fell."""
+        return self.asked > 1 and (self.asked > self.lane.share or self.lane.asked > int(self.lane.allowed))
+
+    def _add(self, number: int) -> None:
+        self.asked += number
+        self.lane.asked += number
 
 
 @dataclass(slots=True)
@@ -121,11 +154,12 @@ class Creations:
         """`act` on one item after the other, as many at once as one job should. Returns how many were done,
         which is one at least, when none are left or it `is_over`. The first error stops those that wait, for
         a quota refuses a thousand pods for the same reason, and is raised."""
-        done, begun, workers = 0, 0, 0
+        done, begun = 0, 0
         lane = self._lane(namespace)
+        part = _Part(lane)
 
         async def work(group: asyncio.TaskGroup) -> None:
-            nonlocal done, begun, workers
+            nonlocal done, begun
             for item in items:  # shared, so that nothing is built before its turn
                 async with self.one(namespace) as turn:
                     if begun and is_over():
@@ -136,23 +170,22 @@ class Creations:
                 done += 1
                 if is_over():
                     return
-                if workers > lane.share:  # others came
-                    workers -= 1
+                if part.is_too_large:
+                    part.shrink()
                     return
-                if workers < lane.share:
-                    workers += 1
+                if part.grow():
                     group.create_task(work(group))
 
         lane.jobs += 1
         try:
             async with asyncio.TaskGroup() as group:
-                workers = lane.share
-                for _ in range(workers):
+                while part.grow():
                     group.create_task(work(group))
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         finally:
             lane.jobs -= 1
+            part.end()
         return done
 
     def _lane(self, namespace: str) -> _Lane:
