@@ -19,7 +19,6 @@ from zerotrain.operator.cluster.api import Api, ApiLimits
 from zerotrain.operator.cluster.channel import ChannelError, Worker
 from zerotrain.operator.cluster.connection import connect
 from zerotrain.operator.cluster.creations import Creations
-from zerotrain.operator.cluster.events import EventWriter
 from zerotrain.operator.cluster.executor import ActionRefused, Executor, Unfinished
 from zerotrain.operator.cluster.memory import Memories
 from zerotrain.operator.cluster.store import PodStore
@@ -30,7 +29,6 @@ from zerotrain.operator.reconcile import (
     DeleteJob,
     DeletePods,
     DeleteWorkers,
-    Event,
     ForgetGroup,
     KeepShared,
     OpenGates,
@@ -415,24 +413,6 @@ async def test_a_yield_that_is_not_taken_says_whether_asking_again_helps(final: 
         state = hands.memories.of(job()["metadata"]["uid"]).yielding
     assert state is not None
     assert (state.acked_at, state.refused) == (None, final)
-
-
-async def test_the_same_event_is_written_once_even_by_another_operator() -> None:
-    path = "/apis/events.k8s.io/v1/namespaces/ml/events"
-    double = ApiDouble()
-    double.on(f"POST {path}", (201, {}), EXISTS)
-    told = [
-        Event(reason="Killed", message="rank 1", attempt=1),
-        Event(reason="Killed", message="rank 2", attempt=1),
-    ]
-    async with served(double) as api:
-        first, second = EventWriter(api, instance="a"), EventWriter(api, instance="b")
-        await first.write(job(), told[:1])
-        await first.write(job(), told[:1])
-        await second.write(job(), told[:1])
-        await first.write(job(), told[1:])
-    names = [body["metadata"]["name"] for body in double.bodies(f"POST {path}")]
-    assert names[0] == names[1] != names[2]
 
 
 @pytest.mark.parametrize(("owner", "deleted"), [(True, 1), (False, 0)])

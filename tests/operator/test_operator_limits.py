@@ -1,19 +1,15 @@
-"""The operator's own limits: urgent requests wait for nobody, a job has a budget of events, and somebody who
-writes all the time does not make the operator write all the time."""
+"""The operator's own limits: urgent requests wait for nobody, budgets of keys stay small, and somebody who writes
+all the time does not make the operator write all the time."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from tests.operator.api_double import FAST, ApiDouble, served
-from tests.operator.reconcile_builders import job
-from zerotrain.operator.cluster import events as module
 from zerotrain.operator.cluster.api import Request
-from zerotrain.operator.cluster.events import EventWriter
 from zerotrain.operator.cluster.rate import Budgets, TokenBucket
 from zerotrain.operator.handlers.controller import (
     CONFLICT_BACKOFF_S,
@@ -21,9 +17,6 @@ from zerotrain.operator.handlers.controller import (
     MAX_CONFLICT_BACKOFF_S,
     conflict_backoff_s,
 )
-from zerotrain.operator.reconcile import Event
-
-EVENTS = "/apis/events.k8s.io/v1/namespaces/ml/events"
 
 
 async def test_a_renewal_goes_before_a_thousand_creations_and_they_pay_for_it() -> None:
@@ -69,24 +62,6 @@ def test_budgets_stay_small() -> None:
         budgets.spend(str(number))
     assert not budgets.spend("999")
     assert budgets.spend("0"), "forgotten, as the longest unused"
-
-
-async def test_a_program_that_says_something_new_each_time_has_a_budget_of_events() -> None:
-    double = ApiDouble()
-    double.on(f"POST {EVENTS}", (201, {}))
-    told = [Event(reason="CheckpointRejected", message=f"checkpoint {number}") for number in range(200)]
-    async with served(double) as api:
-        writer = EventWriter(api, instance="test")
-        await writer.write(stored(), told)
-        assert double.asked(f"POST {EVENTS}") == module.BURST
-        other = stored()
-        other["metadata"]["uid"] = "another"
-        await writer.write(other, told[:1])
-        assert double.asked(f"POST {EVENTS}") == module.BURST + 1
-
-
-def stored() -> dict[str, Any]:
-    return job(resourceVersion="1")
 
 
 def test_lost_races_are_run_again_at_once_and_then_ever_more_slowly() -> None:

@@ -236,7 +236,8 @@ class Controller:
         else:
             patient = plan.status is None or can_wait(before, plan)
             job = await self._keep(key, job, plan, status, patient)
-        await asyncio.gather(self.events.write(job, plan.events), self._act(key, job, plan))
+        self.events.tell(job, plan.events)
+        await self._act(key, job, plan)
         if plan.wake_at is not None:
             self.queue.add_after(key, (plan.wake_at - self.clock()).total_seconds())
 

@@ -49,6 +49,8 @@ PODS_PER_TURN = 5
 pods need, those of another are made."""
 DRAIN_S = 10.0
 """For the passes that run when the replica is asked to end; well within the Deployment's grace of 20 s."""
+DRAIN_EVENTS_S = 3.0
+"""After them, for the events that they told."""
 
 
 class Runtime:
@@ -102,6 +104,7 @@ class Runtime:
         self._spawn("first list", self._act_once_synced())
         self._spawn("resync", controller.resync(self.config.resync_s))
         self._spawn("progress", puller.run())
+        self._spawn("events", controller.events.run())
         self._queues = workload_watches(api, controller.memories, controller.queue.add, namespaces)
         for number, queues in enumerate(self._queues):
             self._spawn(f"queues {number}", queues.run())
@@ -134,6 +137,8 @@ class Runtime:
         if self._started:
             left = await self.controller.queue.drain(DRAIN_S)
             log.info("ending: %s", f"{left} passes are broken off" if left else "no pass runs any more")
+            if untold := await self.controller.events.drain(DRAIN_EVENTS_S):
+                log.warning("ending: %d events are left out", untold)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

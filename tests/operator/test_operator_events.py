@@ -1,0 +1,103 @@
+"""Events: each once, so many of one job, and beside the passes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from tests.operator.api_double import ApiDouble, failure, served
+from tests.operator.reconcile_builders import job
+from zerotrain.operator.cluster import events as module
+from zerotrain.operator.cluster.api import Api
+from zerotrain.operator.cluster.events import EventWriter
+from zerotrain.operator.reconcile import Event
+
+EVENTS = "/apis/events.k8s.io/v1/namespaces/ml/events"
+POST = f"POST {EVENTS}"
+EXISTS = failure(409, "AlreadyExists")
+
+
+def stored(uid: str = "job-uid") -> dict[str, Any]:
+    found = job(resourceVersion="1")
+    found["metadata"]["uid"] = uid
+    return found
+
+
+def events(number: int) -> list[Event]:
+    return [Event(reason="Killed", message=f"rank {rank}", attempt=1) for rank in range(number)]
+
+
+@asynccontextmanager
+async def sending(api: Api) -> AsyncIterator[EventWriter]:
+    """One that sends; it has sent all at the end of the block."""
+    writer = EventWriter(api, instance="test")
+    sends = asyncio.create_task(writer.run())
+    yield writer
+    assert await writer.drain(10) == 0
+    sends.cancel()
+    await asyncio.wait([sends])
+
+
+async def tell(api: Api, *told: Iterable[Event]) -> None:
+    async with sending(api) as writer:
+        for some in told:
+            writer.tell(stored(), some)
+
+
+def names(double: ApiDouble) -> list[str]:
+    return [body["metadata"]["name"] for body in double.bodies(POST)]
+
+
+async def test_the_same_event_is_written_once_even_by_another_operator() -> None:
+    double = ApiDouble()
+    double.on(POST, (201, {}), EXISTS)
+    first, second = events(2)
+    async with served(double) as api:
+        await tell(api, [first], [first])
+        await tell(api, [first])
+        await tell(api, [second])
+    sent = names(double)
+    assert sent[0] == sent[1] != sent[2]
+
+
+async def test_one_that_was_not_written_is_sent_again_when_it_is_told_again() -> None:
+    double = ApiDouble()
+    double.on(POST, failure(422, "Invalid"), (201, {}))
+    async with served(double) as api, sending(api) as writer:
+        for _ in range(2):
+            writer.tell(stored(), events(1))
+            assert await writer.drain(10) == 0
+    assert len(names(double)) == 2
+
+
+async def test_a_program_that_says_something_new_each_time_has_a_budget_of_events() -> None:
+    double = ApiDouble()
+    double.on(POST, (201, {}))
+    async with served(double) as api:
+        async with sending(api) as writer:
+            writer.tell(stored(), events(200))
+            writer.tell(stored("another"), events(1))
+        assert double.asked(POST) == module.BURST + 1
+
+
+async def test_nobody_waits_for_events_and_too_many_that_wait_are_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MAX_WAITING", 3)
+    double = ApiDouble()
+    double.on(POST, (201, {}))
+    async with served(double) as api:
+        writer = EventWriter(api, instance="test")
+        writer.tell(stored(), events(5))
+        assert double.asked(POST) == 0
+        assert await writer.drain(0.01) == 3, "nobody sends"
+        sends = asyncio.create_task(writer.run())
+        assert await writer.drain(10) == 0
+        writer.tell(stored(), events(5))  # those that were left out, for the others are known
+        assert await writer.drain(10) == 0
+        sends.cancel()
+    assert len(set(names(double))) == len(names(double)) == 5
