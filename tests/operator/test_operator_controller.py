@@ -243,6 +243,28 @@ async def test_a_refusal_that_names_another_pod_each_time_is_tried_with_a_backof
         assert len(waits) == 5, "other news are told at once"
 
 
+async def test_a_configuration_that_cannot_be_written_for_the_attempt_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The gate judges it before; what it let through must not end in the log alone."""
+    spec = {"workers": 3, "elastic": {"minWorkers": 1, "maxWorkers": 8}}
+    config = {"train_batch_size": 16, "train_micro_batch_size_per_gpu": 2}
+    state = {"attempt": 2, "shape": {"workers": 3}, "elastic": {"baseWorkers": 4, "wish": 3}}
+    body = job(spec={**spec, "config": config}, status=state, resourceVersion="1")
+    plan = Plan(status=None, events=(), actions=(CreateWorkers(attempt=2, indices=(0, 1, 2)),), wake_at=None)
+    monkeypatch.setattr(module, "reconcile", lambda *_: plan)
+    async with served(ApiDouble()) as api:
+        hands = controller(api)
+        hands.job_changed(body)
+        await turn(hands)
+        assert len(hands.queue) == 1, "once more at once, to say so in the conditions"
+    problem = hands.memories.of(UID).problem
+    assert problem is not None
+    assert problem.reason == "InvalidSpec"
+    assert problem.message.startswith("spec.config: train_batch_size: must be a multiple of")
+    assert problem.message.endswith("are 1, 2, 4, 8. It can be changed while spec.suspend is true.")
+
+
 async def test_a_job_that_has_pods_left_goes_on_at_once_in_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = Plan(
         status=None, events=(), actions=(CreateWorkers(attempt=1, indices=(0, 1, 2, 3)),), wake_at=None

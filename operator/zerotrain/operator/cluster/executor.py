@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from zerotrain.contract.config import ConfigError
 from zerotrain.operator.cluster.actions import (
     admission,
     gangs,
@@ -19,6 +20,7 @@ from zerotrain.operator.cluster.actions import (
 from zerotrain.operator.cluster.actions.hands import ActionRefused, Hands, Unfinished
 from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.cluster.jobs import JobClient
+from zerotrain.operator.constants import Reason
 from zerotrain.operator.reconcile import (
     Action,
     AskQueue,
@@ -74,4 +76,9 @@ class Executor(Hands):
     async def perform(self, body: Json, actions: Sequence[Action]) -> None:
         """All actions in order. Raises ActionRefused, ApiError, Unfinished."""
         for action in actions:
-            await _PERFORM[type(action)](self, body, action)
+            try:
+                await _PERFORM[type(action)](self, body, action)
+            except ConfigError as error:
+                # The gate judges what is rendered; where it took more than that, its user must know why.
+                told = f"spec.config: {error} It can be changed while spec.suspend is true."
+                raise ActionRefused(Reason.INVALID_SPEC, told) from error
