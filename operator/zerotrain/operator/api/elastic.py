@@ -66,6 +66,16 @@ class SizeReason(StrEnum):
     """spec.workers is a size that cannot keep the global batch, or that does not fit the memory."""
 
 
+class RefusedWish(ObservedModel):
+    """What became of a spec.workers that cannot be."""
+
+    workers: Int
+    """Size that the job keeps in its place."""
+
+    message: str = ""
+    """Why it cannot be, with the numbers."""
+
+
 class ElasticStatus(ObservedModel):
     """What the operator decided about the job's size."""
 
@@ -87,6 +97,14 @@ class ElasticStatus(ObservedModel):
     since: datetime | None = None
     """When it was decided."""
 
+    refused: RefusedWish | None = None
+    """The refusal of spec.workers, which stands while the job is smaller for another reason; under the reason
+    Refused it is `workers` and `message`."""
+
+    failed_at: datetime | None = None
+    """When a rule of failurePolicy last made the job smaller; it grows no sooner than
+    failurePolicy.windowSeconds later."""
+
     short_since: datetime | None = None
     """Since when the next attempt waits for room, while no pod of it exists."""
 
@@ -95,3 +113,15 @@ class ElasticStatus(ObservedModel):
 
     losses: Int = 0
     """Times that room was lost since the job last ran at spec.workers for growAfterSeconds x 2^losses."""
+
+    @property
+    def refusal(self) -> RefusedWish | None:
+        """Of the present wish; None where that was taken."""
+        if self.reason is SizeReason.REFUSED and self.workers is not None:
+            return RefusedWish(workers=self.workers, message=self.message)
+        return self.refused
+
+    @property
+    def rule_at(self) -> datetime | None:
+        """`failed_at`, also where an earlier version wrote the status, which did not keep it."""
+        return self.failed_at or (self.since if self.reason is SizeReason.FAILURE else None)

@@ -5,7 +5,9 @@ Called by reconcile when it decides on a size, and by resources when they render
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from zerotrain.contract.config import AutoValues, ConfigError, EngineConfig, load, resolve
@@ -42,8 +44,19 @@ def config_at(spec: ZeroTrainingJobSpec, base: int, workers: int) -> dict[str, A
 
 def resolved_at(spec: ZeroTrainingJobSpec, base: int, workers: int) -> EngineConfig:
     """The same, resolved: also what else of the configuration depends on the number of ranks was checked."""
-    config = load(config_at(spec, base, workers))
-    return resolve(config, world_size=workers * spec.num_ranks_per_worker, auto=auto_of(spec))
+    each = spec.num_ranks_per_worker
+    # As text, since True, 1 and 1.0 are one key but not one value.
+    return _resolved(
+        json.dumps(spec.config or {}, sort_keys=True), base * each, workers * each, auto_of(spec)
+    )
+
+
+@lru_cache(maxsize=256)
+def _resolved(text: str, base_ranks: int, ranks: int, auto: AutoValues) -> EngineConfig:
+    """A job that waits is asked about one size in every pass."""
+    config = json.loads(text)
+    batch = global_batch(config, world_size=base_ranks, auto=auto).at(ranks)
+    return resolve(load(with_batch(config, batch)), world_size=ranks, auto=auto)
 
 
 def refusal_of_size(spec: ZeroTrainingJobSpec, base: int, workers: int) -> str | None:
@@ -61,13 +74,18 @@ def refusal_of_size(spec: ZeroTrainingJobSpec, base: int, workers: int) -> str |
 def largest_size(
     spec: ZeroTrainingJobSpec, base: int, *, at_most: int, fits: Callable[[int], bool]
 ) -> int | None:
-    """The largest size up to `at_most` that works, `fits` and is not below elastic.minWorkers."""
+    """The largest size up to `at_most` that works, `fits` and is within the bounds of spec.elastic; None also
+    where the configuration does not resolve for `base` itself."""
     if spec.elastic is None:
         return None
-    sizes = batch_of(spec, base).workers(
+    try:
+        batch = batch_of(spec, base)
+    except ConfigError:
+        return None
+    sizes = batch.workers(
         ranks_per_worker=spec.num_ranks_per_worker,
         lowest=spec.elastic.min_workers,
-        highest=at_most,
+        highest=min(at_most, spec.elastic.max_workers),
     )
     good = (size for size in reversed(sizes) if refusal_of_size(spec, base, size) is None and fits(size))
     return next(good, None)

@@ -12,7 +12,6 @@ from datetime import datetime
 
 from zerotrain.contract.launch import WORKER_HTTP_PORT
 from zerotrain.operator.api import Condition, Phase, ZeroTrainingJobStatus
-from zerotrain.operator.api.elastic import SizeReason
 from zerotrain.operator.api.lifecycle import VerificationState
 from zerotrain.operator.api.status import ConditionStatus
 from zerotrain.operator.constants import ConditionType, Reason
@@ -181,9 +180,11 @@ def _admitted(facts: Facts) -> Finding:
     if facts.phase is Phase.QUEUED:
         return Finding(False, *(facts.draft.held or (Reason.QUEUED, "")))
     size = facts.status.elastic
-    if size is not None and size.reason is SizeReason.REFUSED and facts.phase not in FINISHED:
-        kept = f"The job keeps {size.workers} workers."
-        return Finding(True, Reason.RESIZE_REFUSED, f"{cut(size.message, MAX_TEXT - len(kept) - 1)} {kept}")
+    refusal = size.refusal if size is not None else None
+    if refusal is not None and facts.phase not in FINISHED:
+        kept = f"The job keeps {refusal.workers} workers."
+        told = cut(refusal.message, MAX_TEXT - len(kept) - 1)
+        return Finding(True, Reason.RESIZE_REFUSED, f"{told} {kept}")
     return Finding(True, Reason.SPEC_ACCEPTED, privileges.told(facts.draft))
 
 

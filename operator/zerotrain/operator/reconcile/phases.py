@@ -27,6 +27,7 @@ from zerotrain.operator.reconcile import (
     unstarted,
     verification,
     volumes,
+    wish,
     yielding,
 )
 from zerotrain.operator.reconcile.admit import refusal_of
@@ -110,11 +111,12 @@ def _gate(draft: Draft) -> None:
 
 def _stalls(draft: Draft) -> bool:
     """Whether the user must change the spec before an attempt of the size that would start now."""
-    refusal = refusal_of(sizing.admissible(draft))
+    refusal = refusal_of(sizing.admissible(draft)) or wish.judge(draft)
     if refusal is None:
         refusal = memory.does_not_fit(draft)
         if refusal is not None and sizing.give_up_choice(draft):
-            refusal = memory.does_not_fit(draft)  # the other size was the operator's idea, not the user's
+            # The other size was the operator's idea, not the user's.
+            refusal = wish.judge(draft) or memory.does_not_fit(draft)
     refusal = refusal or volumes.refusal(draft)
     if refusal is None:
         return False
@@ -180,8 +182,8 @@ def _active(draft: Draft) -> None:
     elif (why := half_bound.told(draft, view)) is not None:
         endings.after_half(draft, view, why)
         _go_on(draft)
-    elif (wish := yielding.wanted(draft, view)) is not None:
-        yielding.ask(draft, *wish)
+    elif (asked := yielding.wanted(draft, view)) is not None:
+        yielding.ask(draft, *asked)
         _yielding(draft)
     else:
         _follow(draft, view)

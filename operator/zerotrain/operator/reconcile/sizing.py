@@ -1,24 +1,21 @@
 """How many workers the next attempt has, and when a running one should be resized.
 
 `spec.workers` is the wish. `status.elastic` holds where and why the operator decided otherwise, until the
-wish changes; it is written in the same pass as the request to yield, so that a resize survives any crash. One
-resize is under way at a time: while an attempt is on its way up it is left alone, unless its pods find no
-node.
+wish changes (`wish`); it is written in the same pass as the request to yield, so that a resize survives any
+crash. One resize is under way at a time: while an attempt is on its way up it is left alone, unless its pods
+find no node.
 """
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import Any
 
-from zerotrain.contract.planner import Verdict
 from zerotrain.operator.api import AttemptShape, Phase, ZeroTrainingJobSpec
 from zerotrain.operator.api.elastic import Elastic, ElasticStatus, SizeReason
-from zerotrain.operator.api.sizes import largest_size, refusal_of_size
-from zerotrain.operator.constants import ANNOTATION_IGNORE_MEMORY_PLAN, Reason
-from zerotrain.operator.reconcile import half_bound
+from zerotrain.operator.constants import Reason
+from zerotrain.operator.reconcile import half_bound, wish
 from zerotrain.operator.reconcile.attempts import AttemptView, Fate
-from zerotrain.operator.reconcile.draft import Draft, cut
+from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.queueing import ask_room, in_queue
 
 VERDICT_WAIT = timedelta(seconds=30)
@@ -35,22 +32,23 @@ MAX_DOUBLINGS = 5
 
 def prepare(draft: Draft) -> None:
     """Before the gate looks at the next attempt: take in a wish that changed meanwhile."""
-    _take_wish(draft)
+    wish.take(draft)
     state = draft.status.elastic
     if state is None:
         return
     if state.short_since is not None and draft.status.phase is not Phase.QUEUED:
-        _update(draft, short_since=None)
-    if draft.status.phase is Phase.SUSPENDED and state.reason in (SizeReason.CAPACITY, SizeReason.FAILURE):
-        _forget_choice(draft)  # how much room there was is long ago, and what failed may have been changed
+        wish.update(draft, short_since=None)
+    if draft.status.phase is Phase.SUSPENDED and state.reason in wish.CHOSEN:
+        # How much room there was is long ago, and what failed may have been changed.
+        wish.forget_choice(draft)
 
 
 def give_up_choice(draft: Draft) -> bool:
-    """The size of the next attempt is refused: back to the wish where the operator had chosen it."""
+    """The size of the next attempt is refused: back to the full size where the operator had chosen it."""
     state = draft.status.elastic
-    if state is None or state.reason not in (SizeReason.CAPACITY, SizeReason.FAILURE):
+    if state is None or state.reason not in wish.CHOSEN:
         return False
-    _forget_choice(draft)
+    wish.forget_choice(draft)
     return True
 
 
@@ -64,13 +62,13 @@ def admissible(draft: Draft) -> ZeroTrainingJobSpec:
 
 def next_shape(draft: Draft) -> AttemptShape:
     """For the attempt that would start now."""
-    return AttemptShape(workers=_target(draft))
+    return AttemptShape(workers=wish.target(draft))
 
 
 def started(draft: Draft) -> None:
     """An attempt was begun: what was waited for before it is over."""
     if draft.status.elastic is not None:
-        _update(draft, short_since=None, room_since=None)
+        wish.update(draft, short_since=None, room_since=None)
 
 
 def short(draft: Draft) -> bool:
@@ -83,18 +81,18 @@ def short(draft: Draft) -> bool:
     if elastic is None or state is None:
         return False
     waits_for_room = draft.held is not None and draft.held[0] == Reason.WAITING_FOR_ROOM
-    size = _target(draft)
+    size = wish.target(draft)
     verdict = draft.room if waits_for_room else None
     if waits_for_room and verdict is None:
         return False  # a count is on its way; until then the clock runs on
     # With room for all of it, it waits for its turn and not for nodes.
     if verdict is None or verdict.fits >= size:
         if state.short_since is not None:
-            _update(draft, short_since=None)
+            wish.update(draft, short_since=None)
         return False
     since = state.short_since
     if since is None:
-        _update(draft, short_since=draft.stamp)
+        wish.update(draft, short_since=draft.stamp)
     due = (since or draft.now) + timedelta(seconds=elastic.shrink_after_s)
     if draft.now < due:
         draft.wake(due)
@@ -109,24 +107,24 @@ def shrink(draft: Draft, why: str) -> str | None:
     """Let the next attempt have fewer workers, for the failure policy. Returns why that cannot be."""
     if draft.job.spec.elastic is None:
         return "spec.elastic is not given"
-    _take_wish(draft)
-    smaller = _largest(draft, draft.size - 1)
+    wish.take(draft)
+    smaller = wish.largest(draft, draft.size - 1)
     if smaller is None:
         least = draft.job.spec.elastic.min_workers
         sizes = f"from elastic.minWorkers {least} to {draft.size - 1}"
         return f"no size {sizes} keeps the global batch and fits the memory"
-    _decide(draft, smaller, SizeReason.FAILURE, why)
+    wish.decide(draft, smaller, SizeReason.FAILURE, why)
     state = draft.status.elastic
     if state is not None:
         # A size that fails is grown back to ever more seldom, like one whose room comes and goes.
-        _update(draft, losses=state.losses + 1)
+        wish.update(draft, losses=state.losses + 1)
     return None
 
 
 def lose_half(draft: Draft, placed: int, *, since: datetime) -> int | None:
     """A part of a gang found no node, `since` when. Returns the size that the job goes on with, at most
     `placed`, once that has lasted for shrinkAfterSeconds; None where the next attempt tries its size anew."""
-    _take_wish(draft)
+    wish.take(draft)
     elastic, state = draft.job.spec.elastic, draft.status.elastic
     if elastic is None or state is None:
         return None
@@ -139,7 +137,7 @@ def resize_wanted(draft: Draft, view: AttemptView) -> str | None:
     """Why the attempt should go on in another size; None when it is as it should be."""
     if draft.job.spec.elastic is None and draft.status.elastic is None:
         return None
-    _take_wish(draft, runs=True)
+    wish.take(draft, runs=True)
     elastic = draft.job.spec.elastic
     if elastic is None:
         return None
@@ -147,9 +145,9 @@ def resize_wanted(draft: Draft, view: AttemptView) -> str | None:
         return _while_starting(draft, view, elastic)
     if not _under_way(draft):
         return None
-    if _target(draft) != draft.size:
+    if wish.target(draft) != draft.size:
         return _as_wished(draft)
-    if draft.size < draft.job.spec.workers:
+    if draft.size < wish.full(draft):
         return _growth(draft, elastic)
     _forget_losses(draft, elastic)
     return None
@@ -158,7 +156,7 @@ def resize_wanted(draft: Draft, view: AttemptView) -> str | None:
 def decided_by(draft: Draft, began: datetime) -> datetime | None:
     """By when an attempt that began then becomes smaller if its pods find no node; None where it cannot."""
     elastic = draft.job.spec.elastic
-    if elastic is None or _largest(draft, draft.size - 1) is None:
+    if elastic is None or wish.largest(draft, draft.size - 1) is None:
         return None
     return began + timedelta(seconds=elastic.shrink_after_s) + DECIDED
 
@@ -174,68 +172,12 @@ def _forget_losses(draft: Draft, elastic: Elastic) -> None:
     if draft.now < due:
         draft.wake(due)
     else:
-        _update(draft, losses=0)
-
-
-def _take_wish(draft: Draft, *, runs: bool = False) -> None:
-    """See to it that `status.elastic` answers the present `spec.workers`. `runs`: of a size that an attempt
-    has: it is given up for one within new bounds once there is room for that, or a queue is asked for it."""
-    spec, state = draft.job.spec, draft.status.elastic
-    if spec.elastic is None:
-        if state is not None:
-            draft.set(elastic=None)
-        return
-    if state is None or (draft.status.attempt == 0 and state.wish != spec.workers):
-        # Before the first attempt spec.workers is the size that the global batch is meant for.
-        state = ElasticStatus(base_workers=draft.size, wish=draft.size)
-        draft.set(elastic=state)
-    chosen = state.workers
-    outside = chosen is not None and not spec.elastic.min_workers <= chosen <= spec.elastic.max_workers
-    if runs and chosen == draft.size < spec.elastic.min_workers and not in_queue(draft):
-        outside = False
-    is_refused = state.reason is SizeReason.REFUSED
-    if state.wish == spec.workers and (not outside or is_refused) and not _is_pardoned(draft, state):
-        return
-    state = ElasticStatus(base_workers=state.base_workers, wish=spec.workers, since=draft.stamp)
-    refusal = _refusal(draft, state)
-    if refusal is not None:
-        told = f"{cut(refusal)} The job keeps {draft.size} workers."
-        draft.emit(Reason.RESIZE_REFUSED, told, warning=True)
-        refused = {"workers": draft.size, "reason": SizeReason.REFUSED, "message": cut(refusal)}
-        state = state.model_copy(update=refused)
-    draft.set(elastic=state)
-
-
-def _refusal(draft: Draft, state: ElasticStatus) -> str | None:
-    """Why the job cannot run with spec.workers, with the numbers. It is told before anybody stops: the gate
-    would refuse the next attempt."""
-    spec, base = draft.job.spec, state.base_workers
-    if (refusal := refusal_of_size(spec, base, spec.workers)) is not None:
-        return refusal
-    found = draft.plan_job(spec, workers=spec.workers, base_workers=base)
-    if found.verdict is not Verdict.DOES_NOT_FIT or draft.job.identity.ignores_memory_plan:
-        return None
-    advice = f'To resize it all the same: annotation {ANNOTATION_IGNORE_MEMORY_PLAN}: "true".'
-    return f"{spec.workers} workers: {found.message} {advice}"
-
-
-def _is_pardoned(draft: Draft, state: ElasticStatus) -> bool:
-    """Whether the size that was refused would be taken now: by the user's annotation, or with another
-    configuration, which is given while the job is suspended."""
-    may_differ = draft.job.identity.ignores_memory_plan or draft.status.phase is Phase.SUSPENDED
-    return state.reason is SizeReason.REFUSED and may_differ and _refusal(draft, state) is None
-
-
-def _target(draft: Draft) -> int:
-    spec, state = draft.job.spec, draft.status.elastic
-    if spec.elastic is None or state is None or state.workers is None:
-        return spec.workers
-    return state.workers
+        wish.update(draft, losses=0)
 
 
 def _while_starting(draft: Draft, view: AttemptView, elastic: Elastic) -> str | None:
     """An attempt whose pods find no node has nothing to lose: another size is taken at once."""
-    size, target = draft.size, _target(draft)
+    size, target = draft.size, wish.target(draft)
     refused = _refused(draft, view)
     homeless = refused + sum(
         1
@@ -316,7 +258,7 @@ def _refused(draft: Draft, view: AttemptView) -> int:
 
 def _as_wished(draft: Draft) -> str | None:
     """The wish changed: smaller at once, larger where there is room."""
-    size, target = draft.size, _target(draft)
+    size, target = draft.size, wish.target(draft)
     # Free nodes are not quota: with a queue the user's word is enough, and the queue decides.
     if target > size and not in_queue(draft):
         verdict = ask_room(draft, target, growing=True)
@@ -326,8 +268,8 @@ def _as_wished(draft: Draft) -> str | None:
             _stay(draft, target)
             return None
         if verdict.fits < target:
-            target = max(_largest(draft, verdict.fits) or size, size)
-            _decide(draft, target, SizeReason.CAPACITY, _room(draft, verdict.fits))
+            target = max(wish.largest(draft, verdict.fits) or size, size)
+            wish.decide(draft, target, SizeReason.CAPACITY, wish.room(draft, verdict.fits))
             if target == size:
                 return None
     return f"resizing from {size} to {target} workers, spec.workers is {draft.job.spec.workers}"
@@ -339,82 +281,59 @@ def _stay(draft: Draft, target: int) -> None:
         f"room for {target} workers cannot be counted: the operator may not list all nodes and pods of the "
         f"cluster. Until it may, the job keeps {draft.size} workers; suspend and resume it for {target}"
     )
-    _decide(draft, draft.size, SizeReason.CAPACITY, told)
+    wish.decide(draft, draft.size, SizeReason.CAPACITY, told)
     draft.emit(Reason.RESIZE_REFUSED, told, warning=True)
 
 
 def _growth(draft: Draft, elastic: Elastic) -> str | None:
-    """Back towards the wish, when there has been room for long enough."""
+    """Back towards the full size, when there has been room for long enough."""
     size, state = draft.size, draft.status.elastic
     # An admission of a queue is not given up because nodes are free: those are not quota.
-    if state is None or state.reason is SizeReason.REFUSED or in_queue(draft):
+    if state is None or in_queue(draft):
         return None
-    verdict = ask_room(draft, draft.job.spec.workers, growing=True)
+    full = wish.full(draft)
+    verdict = ask_room(draft, full, growing=True)
     if verdict is None or not verdict.counted:
         return None  # a training that runs is not stopped on a guess
-    larger = _largest(draft, verdict.fits) or size
+    larger = wish.largest(draft, verdict.fits) or size
     if larger <= size:
         if state.room_since is not None:
-            _update(draft, room_since=None)
+            wish.update(draft, room_since=None)
         return None
     since = state.room_since or draft.stamp
     if state.room_since is None:
-        _update(draft, room_since=since)
-    wait = elastic.grow_after_s * 2 ** min(max(state.losses - 1, 0), MAX_DOUBLINGS)
-    if state.reason is SizeReason.FAILURE:
-        # A size that fails again must not use up the budget that a job has in one window.
-        wait = max(wait, draft.job.spec.failure_policy.window_seconds)
-    due = max(since, draft.status.attempt_start_time or since) + timedelta(seconds=wait)
+        wish.update(draft, room_since=since)
+    due = _grows_at(draft, elastic, state, since)
     if draft.now < due:
         draft.wake(due)
         return None
-    if larger == draft.job.spec.workers:
-        _forget_choice(draft)
+    if larger == full:
+        wish.forget_choice(draft)
     else:
-        _decide(draft, larger, SizeReason.CAPACITY, _room(draft, verdict.fits))
+        wish.decide(draft, larger, SizeReason.CAPACITY, wish.room(draft, verdict.fits))
     return f"there is room for {larger} workers again: growing from {size}"
+
+
+def _grows_at(draft: Draft, elastic: Elastic, state: ElasticStatus, room_since: datetime) -> datetime:
+    """When the attempt makes place for a larger one, where the room lasts."""
+    wait = elastic.grow_after_s * 2 ** min(max(state.losses - 1, 0), MAX_DOUBLINGS)
+    due = max(room_since, draft.status.attempt_start_time or room_since) + timedelta(seconds=wait)
+    if state.rule_at is None:
+        return due
+    # A size that fails again must not use up the budget that a job has in one window, whether or not room
+    # was lost as well since then.
+    return max(due, state.rule_at + timedelta(seconds=draft.job.spec.failure_policy.window_seconds))
 
 
 def _lose(draft: Draft, size: int, room: int) -> int | None:
     """Decide on the largest workable size that there is room for; None when there is none below `size`."""
     state = draft.status.elastic
-    smaller = _largest(draft, min(room, size - 1))
+    smaller = wish.largest(draft, min(room, size - 1))
     if smaller is None or state is None:
         return None
-    _decide(draft, smaller, SizeReason.CAPACITY, _room(draft, room))
-    _update(draft, losses=state.losses + 1)
+    wish.decide(draft, smaller, SizeReason.CAPACITY, wish.room(draft, room))
+    wish.update(draft, losses=state.losses + 1)
     return smaller
-
-
-def _largest(draft: Draft, at_most: int) -> int | None:
-    spec, state = draft.job.spec, draft.status.elastic
-    base = state.base_workers if state is not None else draft.size
-
-    def fits(workers: int) -> bool:
-        # With fewer ranks each holds a larger part of the model.
-        found = draft.plan_job(spec, workers=workers, base_workers=base).verdict
-        return found is not Verdict.DOES_NOT_FIT or draft.job.identity.ignores_memory_plan
-
-    return largest_size(spec, base, at_most=min(at_most, spec.workers), fits=fits)
-
-
-def _forget_choice(draft: Draft) -> None:
-    """The next attempt has the size that the user asks for."""
-    _update(draft, workers=None, reason=None, message="", since=draft.stamp, room_since=None)
-
-
-def _decide(draft: Draft, workers: int, reason: SizeReason, message: str) -> None:
-    decided = {"workers": workers, "reason": reason, "message": message, "since": draft.stamp}
-    _update(draft, **decided, short_since=None, room_since=None)
-
-
-def _update(draft: Draft, **changes: Any) -> None:
-    if draft.status.elastic is not None:
-        draft.set(elastic=draft.status.elastic.model_copy(update=changes))
-
-
-def _room(draft: Draft, workers: int) -> str:
-    return f"room for {workers} of {draft.job.spec.workers} workers"
 
 
 def _under_way(draft: Draft) -> bool:

@@ -1,0 +1,155 @@
+"""The size that an elastic job is to have, and what the operator decided instead: `status.elastic`, as far as
+it answers `spec.workers`.
+
+A wish that cannot be is refused, and the job keeps another size in its place. That stands until the wish
+changes, also while the job is smaller still: for want of room, or because a rule of failurePolicy said so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zerotrain.contract.planner import Verdict
+from zerotrain.operator.api import Phase
+from zerotrain.operator.api.elastic import ElasticStatus, SizeReason
+from zerotrain.operator.api.sizes import largest_size, refusal_of_size
+from zerotrain.operator.constants import ANNOTATION_IGNORE_MEMORY_PLAN, Reason
+from zerotrain.operator.reconcile.draft import Draft, cut
+from zerotrain.operator.reconcile.queueing import in_queue
+
+CHOSEN = frozenset({SizeReason.CAPACITY, SizeReason.FAILURE})
+"""Reasons of sizes that the operator chose, and not the user."""
+
+
+def take(draft: Draft, *, runs: bool = False) -> None:
+    """See to it that `status.elastic` answers the present `spec.workers`. `runs`: of a size that an attempt
+    has: it is given up for one within new bounds once there is room for that, or a queue is asked for it."""
+    spec, state = draft.job.spec, draft.status.elastic
+    if spec.elastic is None:
+        if state is not None:
+            draft.set(elastic=None)
+        return
+    if state is None or (draft.status.attempt == 0 and state.wish != spec.workers):
+        # Before the first attempt spec.workers is the size that the global batch is meant for.
+        state = ElasticStatus(base_workers=draft.size, wish=draft.size)
+        draft.set(elastic=state)
+    chosen = state.workers if state.reason is not SizeReason.REFUSED else None
+    outside = chosen is not None and not spec.elastic.min_workers <= chosen <= spec.elastic.max_workers
+    if runs and chosen == draft.size < spec.elastic.min_workers and not in_queue(draft):
+        outside = False
+    if state.wish != spec.workers or _is_pardoned(draft, state):
+        state = ElasticStatus(base_workers=state.base_workers, wish=spec.workers, since=draft.stamp)
+        draft.set(elastic=state)
+        if (refusal := _refusal(draft, state)) is not None:
+            _refuse(draft, refusal, kept=draft.size)
+    elif outside:
+        forget_choice(draft)
+
+
+def target(draft: Draft) -> int:
+    """The size of an attempt that would start now."""
+    spec, state = draft.job.spec, draft.status.elastic
+    if spec.elastic is None or state is None or state.workers is None:
+        return spec.workers
+    return state.workers
+
+
+def full(draft: Draft) -> int:
+    """The size that the job has when nothing is in its way: the wish, or what it keeps in its place."""
+    state = draft.status.elastic
+    refusal = state.refusal if state is not None else None
+    return refusal.workers if refusal is not None else draft.job.spec.workers
+
+
+def judge(draft: Draft) -> tuple[str, str] | None:
+    """Whether the next attempt's size works with the configuration, which may be another one than when the
+    size was decided on. One that does not is given up for the largest below it that does. Reason and message
+    where there is none. To be called when the configuration is right for the base size."""
+    spec, state = draft.job.spec, draft.status.elastic
+    if spec.elastic is None or state is None or (size := target(draft)) == state.base_workers:
+        return None
+    if (why := refusal_of_size(spec, state.base_workers, size)) is None:
+        return None
+    if state.reason in CHOSEN:
+        forget_choice(draft)
+        return judge(draft)
+    if (refusal := _refusal(draft, state)) is None:  # the size that was kept is out, and the wish is not
+        draft.set(elastic=ElasticStatus(base_workers=state.base_workers, wish=state.wish, since=draft.stamp))
+        return None
+    if (kept := largest(draft, size)) is not None:
+        _refuse(draft, refusal, kept=kept)
+        return None
+    sizes = f"from elastic.minWorkers {spec.elastic.min_workers} to {size}"
+    told = f"{why} No size {sizes} keeps the global batch and fits the memory. Choose another spec.workers"
+    return str(Reason.INVALID_SPEC), f"spec.workers: {told}, or change spec.config while spec.suspend is true"
+
+
+def largest(draft: Draft, at_most: int) -> int | None:
+    """The largest workable size up to `at_most` and up to the full size; None when there is none."""
+    spec, state = draft.job.spec, draft.status.elastic
+    base = state.base_workers if state is not None else draft.size
+
+    def fits(workers: int) -> bool:
+        # With fewer ranks each holds a larger part of the model.
+        found = draft.plan_job(spec, workers=workers, base_workers=base).verdict
+        return found is not Verdict.DOES_NOT_FIT or draft.job.identity.ignores_memory_plan
+
+    return largest_size(spec, base, at_most=min(at_most, full(draft)), fits=fits)
+
+
+def decide(draft: Draft, workers: int, reason: SizeReason, message: str) -> None:
+    """The next attempt has so many workers, fewer than the full size."""
+    state = draft.status.elastic
+    if state is None:
+        return
+    decided = {"workers": workers, "reason": reason, "message": message, "since": draft.stamp}
+    failed_at = draft.stamp if reason is SizeReason.FAILURE else state.rule_at
+    update(draft, **decided, refused=state.refusal, failed_at=failed_at, short_since=None, room_since=None)
+
+
+def forget_choice(draft: Draft) -> None:
+    """The next attempt has the full size."""
+    state = draft.status.elastic
+    if state is None:
+        return
+    decided: dict[str, Any] = {"workers": None, "reason": None, "message": ""}
+    if (refusal := state.refusal) is not None:
+        decided = {**refusal.model_dump(), "reason": SizeReason.REFUSED}
+    cleared = {"refused": None, "failed_at": None, "short_since": None, "room_since": None}
+    update(draft, **decided, **cleared, since=draft.stamp)
+
+
+def update(draft: Draft, **changes: Any) -> None:
+    """Replace fields of `status.elastic`, where there is one."""
+    if draft.status.elastic is not None:
+        draft.set(elastic=draft.status.elastic.model_copy(update=changes))
+
+
+def room(draft: Draft, workers: int) -> str:
+    return f"room for {workers} of {full(draft)} workers"
+
+
+def _refuse(draft: Draft, refusal: str, *, kept: int) -> None:
+    draft.emit(Reason.RESIZE_REFUSED, f"{cut(refusal)} The job keeps {kept} workers.", warning=True)
+    decided = {"workers": kept, "reason": SizeReason.REFUSED, "message": cut(refusal)}
+    update(draft, **decided, since=draft.stamp)
+
+
+def _refusal(draft: Draft, state: ElasticStatus) -> str | None:
+    """Why the job cannot run with spec.workers, with the numbers. It is told before anybody stops: the gate
+    would refuse the next attempt."""
+    spec, base = draft.job.spec, state.base_workers
+    if (refusal := refusal_of_size(spec, base, spec.workers)) is not None:
+        return refusal
+    found = draft.plan_job(spec, workers=spec.workers, base_workers=base)
+    if found.verdict is not Verdict.DOES_NOT_FIT or draft.job.identity.ignores_memory_plan:
+        return None
+    advice = f'To resize it all the same: annotation {ANNOTATION_IGNORE_MEMORY_PLAN}: "true".'
+    return f"{spec.workers} workers: {found.message} {advice}"
+
+
+def _is_pardoned(draft: Draft, state: ElasticStatus) -> bool:
+    """Whether the size that was refused would be taken now: by the user's annotation, or with another
+    configuration, which is given while the job is suspended."""
+    may_differ = draft.job.identity.ignores_memory_plan or draft.status.phase is Phase.SUSPENDED
+    return state.refusal is not None and may_differ and _refusal(draft, state) is None
