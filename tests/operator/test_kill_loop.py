@@ -25,7 +25,8 @@ from zerotrain.operator.api import RestartCause
 from zerotrain.operator.api.status import Restart, Restarts
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.failure_policy import Budget
-from zerotrain.operator.reconcile.budgets import charge
+from zerotrain.operator.failure_policy.budgets import hold_off_s
+from zerotrain.operator.reconcile.budgets import KEPT_HANGS, charge, history_of
 from zerotrain.operator.reconcile.hangs import MAX_DOUBLINGS
 from zerotrain.operator.reconcile.inspection import Inspection, Pace
 
@@ -115,12 +116,23 @@ def test_a_hang_of_long_ago_that_the_job_has_left_behind_counts_no_more() -> Non
 def test_only_the_newest_hangs_outlive_the_window() -> None:
     """They must not fill the list, which is bounded."""
     restarts, budget = Restarts(), Budget(max_restarts=100, window_s=HOUR_S)
-    for number in range(9):
+    for number in range(2 * KEPT_HANGS + 3):
         reason = Reason.HANG if number % 2 else Reason.RANK_FAILED
         item = Restart(time=NOW, cause=RestartCause.APP, reason=str(reason), step=10 * number)
         restarts = charge(later(restarts, 2 * HOUR_S), item, budget=budget, now=NOW)
+    kept = [(10 * number, "Hang") for number in range(3, 2 * KEPT_HANGS + 2, 2)]
     assert [(item.step, item.reason) for item in restarts.recent] == [
-        (50, "Hang"),
-        (70, "Hang"),
-        (80, "RankFailed"),
+        *kept,
+        (20 * (KEPT_HANGS + 1), "RankFailed"),
     ]
+    assert len(kept) == KEPT_HANGS
+
+
+def test_the_pause_after_a_hang_grows_to_its_longest_however_seldom_they_are() -> None:
+    restarts, budget, pauses = Restarts(), Budget(max_restarts=100, window_s=HOUR_S), list[float]()
+    for number in range(9):
+        history = history_of(restarts)
+        pauses.append(hold_off_s(history, budget, step=10 * number, now=NOW, reason=Reason.HANG))
+        item = Restart(time=NOW, cause=RestartCause.APP, reason=str(Reason.HANG), step=10 * number)
+        restarts = charge(later(restarts, 2 * HOUR_S), item, budget=budget, now=NOW)
+    assert pauses == [5, 10, 20, 40, 80, 160, 300, 300, 300]

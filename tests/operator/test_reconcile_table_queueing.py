@@ -137,6 +137,24 @@ GANGS = [
         ),
     ),
     case(
+        "what-was-counted-lets-it-in",
+        job(spec={"scheduling": {"gang": "Operator"}}, status=status("Queued", 0)),
+        seen(capacity=room(True)),
+        Want(phase="Pending", events=("Admitted",), says={"event": "there is room for all workers"}),
+    ),
+    case(
+        "where-nobody-may-count-that-is-not-said",
+        job(spec={"scheduling": {"gang": "Operator"}}, status=status("Queued", 0)),
+        seen(capacity=room(True, counted=False)),
+        Want(phase="Pending", events=("Admitted",), says={"event": "room was not counted"}),
+    ),
+    case(
+        "nor-where-another-scheduler-counts",
+        job(spec={"scheduling": {"gang": "Volcano"}}, status=status("Queued", 0)),
+        seen(apis=apis(volcano=VOLCANO)),
+        Want(phase="Pending", events=("Admitted",), says={"event": f"by a PodGroup of {VOLCANO}"}),
+    ),
+    case(
         "the-question-is-withdrawn-once-it-started",
         job(spec={"scheduling": {"gang": "Operator"}}, status=status("Pending", 1)),
         seen(pending(0), pending(1), capacity=room(True)),

@@ -24,6 +24,7 @@ from tests.operator.reconcile_builders import (
 )
 from zerotrain.contract.progress import CheckpointProgress, Termination
 from zerotrain.operator.reconcile import (
+    AskQueue,
     CreateVerification,
     DeleteJob,
     DeletePods,
@@ -31,6 +32,7 @@ from zerotrain.operator.reconcile import (
     PodView,
     Problem,
 )
+from zerotrain.operator.reconcile.queues import ClusterApis, QueueStep, QueueView
 
 NAME = "step-0000000100-attempt-1"
 POD = "gpt-1-verify-1"
@@ -38,6 +40,8 @@ VOLUME = {"persistentVolumeClaim": {"claimName": "ckpt"}}
 DONE = (ended(0, 0), ended(1, 0))
 CREATE = CreateVerification(pod=POD, checkpoint=NAME, limit_s=7200)
 SAVED = CheckpointProgress(step=100, path=f"/checkpoints/gpt/{NAME}", time=ago(3).timestamp())
+KUEUE = ClusterApis(at=ago(1), kueue="kueue.x-k8s.io/v1beta2")
+QUOTA = QueueView(exists=True, workers=2, queue="team-a", admitted=True, holds_quota=True, pods_ready=True)
 NFS = {"nfs": {"server": "filer", "path": "/export"}}
 
 
@@ -93,6 +97,14 @@ BEGIN = [
             phase="Completed",
             actions=(CREATE,),
             events=("Completed",),
+        ),
+    ),
+    Row(
+        id="the pod may be refused, and what ends the pass then comes after the queue's quota",
+        job=job(spec=verifying(scheduling={"queueName": "team-a"}), status=completed()),
+        seen=seen(*DONE, apis=KUEUE, queue=QUOTA),
+        want=Want(
+            actions=(AskQueue(step=QueueStep.FINISH, workers=2, message="the job is Completed"), CREATE),
         ),
     ),
     Row(

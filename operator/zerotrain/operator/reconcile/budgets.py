@@ -8,9 +8,9 @@ from zerotrain.operator.api.status import MAX_RECENT_RESTARTS, Restart, Restarts
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.failure_policy import Budget, PastRestart, still_counts
 
-KEPT_HANGS = 2
-"""Restarts after hangs that stay, the newest ones: limits are doubled by them, and a limit may be longer than
-the window."""
+KEPT_HANGS = 7
+"""Restarts after hangs that stay, the newest ones: they double the hold-off, up to its longest with so many,
+and the limits, of which one may be longer than the window."""
 
 
 def history_of(restarts: Restarts) -> tuple[PastRestart, ...]:

@@ -67,11 +67,13 @@ def reconcile(
         # A pod whose creation got no answer may show up as late as after the job's end.
         end_strays(draft)
     advance(draft)
-    verification.advance(draft)
     queueing.settle(draft)
     protection.settle(draft)
     view = draft.view()
     shared.settle(draft, view)
+    verification.advance(
+        draft
+    )  # last: a pod that is refused ends a pass, and quota must be given back before
     draft.set(
         selector=worker_selector(identity.name, identity.uid),
         zero_stage=_zero_stage(spec),

@@ -17,7 +17,6 @@ from zerotrain.operator.api import HangAction, HangStatus
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.failure_policy import HUNG
 from zerotrain.operator.reconcile.attempts import NOBODY, AttemptView, Failure, Worker
-from zerotrain.operator.reconcile.budgets import KEPT_HANGS
 from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.inspection import Inspection, Pace, pace_of
 from zerotrain.operator.reconcile.observe import PodView
@@ -49,7 +48,7 @@ MEETING_S = 60.0
 after 300 s by default, and then only an earlier look can tell who had not come."""
 
 MAX_LIMIT_S = 30 * 86_400.0
-MAX_DOUBLINGS = KEPT_HANGS
+MAX_DOUBLINGS = 2
 """Each recent hang doubles the limits, so that too short a limit does not end every attempt."""
 
 REMEMBERED_LIMITS = 10.0

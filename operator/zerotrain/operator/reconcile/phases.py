@@ -105,7 +105,7 @@ def _gate(draft: Draft) -> None:
     if volumes.awaits_class(draft, max_age=volumes.LOOK_AGAIN):
         return
     if draft.status.phase is Phase.QUEUED:
-        draft.emit(Reason.ADMITTED, queueing.admission(draft))
+        draft.emit(Reason.ADMITTED, queueing.admission(draft, shape))
     _start_attempt(draft, queueing.shaped(draft, shape))
 
 

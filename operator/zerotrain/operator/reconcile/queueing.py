@@ -21,7 +21,7 @@ from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.observe import Observed
 from zerotrain.operator.reconcile.plan import AskQueue, AskRoom, DiscoverApis, OpenGates
 from zerotrain.operator.reconcile.queues import QueueStep, QueueView
-from zerotrain.operator.resources.gang import GROUPS, OPERATOR
+from zerotrain.operator.resources.gang import GROUPS, OPERATOR, has_group
 from zerotrain.operator.resources.kueue import made_from
 
 REDISCOVER = timedelta(seconds=10)
@@ -74,13 +74,19 @@ def shaped(draft: Draft, shape: AttemptShape) -> AttemptShape:
     return shape.model_copy(update={**updates, "node_selector": selector})
 
 
-def admission(draft: Draft) -> str:
+def admission(draft: Draft, shape: AttemptShape) -> str:
     """Who let the next attempt in, for the event."""
     queue, name = draft.observed.queue, _scheduling(draft).queue_name
-    number = draft.status.attempt + 1
+    gang, verdict = _gang(draft, shape), draft.observed.capacity
     if name is not None and queue is not None:
-        return f"attempt {number} starts: admitted by queue {name} (ClusterQueue {queue.cluster_queue})"
-    return f"attempt {number} starts: there is room for all workers"
+        told = f"admitted by queue {name} (ClusterQueue {queue.cluster_queue})"
+    elif has_group(gang):
+        told = f"all workers or none are placed by a PodGroup of {gang}"
+    elif gang == OPERATOR and verdict is not None and verdict.counted:
+        told = "there is room for all workers"
+    else:
+        told = "room was not counted, the scheduler places each worker"
+    return f"attempt {draft.status.attempt + 1} starts: {told}"
 
 
 def open_gates(draft: Draft, view: AttemptView) -> None:
