@@ -23,6 +23,8 @@ from zerotrain.operator.reconcile.progress import unsaved_steps
 
 ACTIVE = frozenset({Phase.PENDING, Phase.STARTING, Phase.RUNNING})
 FINISHED = frozenset({Phase.COMPLETED, Phase.FAILED})
+_ASKED = frozenset({Phase.SUSPENDING, Phase.YIELDING})
+"""In which ranks were asked to checkpoint and stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,13 +243,11 @@ def _hung(facts: Facts) -> Finding:
 
 def _checkpoint(facts: Facts) -> Finding:
     checkpoint = facts.status.checkpoint
+    # In other phases nobody waits for an answer, whatever an earlier operator left in status.
+    asked = checkpoint.requested_at is not None and facts.phase in _ASKED
     if checkpoint.last is None:
-        reason = Reason.CHECKPOINT_REQUESTED if checkpoint.requested_at else Reason.NO_CHECKPOINT
-        return Finding(False, reason)
-    taken, yielded = checkpoint.last.time, facts.view.count(Fate.YIELDED) > 0
-    # A rank that yielded says that the answer is durable, whatever the clocks of the nodes say.
-    asked = checkpoint.requested_at if not yielded else None
-    if asked is not None and (taken is None or taken < asked):
+        return Finding(False, Reason.CHECKPOINT_REQUESTED if asked else Reason.NO_CHECKPOINT)
+    if asked and not _is_answered(facts):
         return Finding(False, Reason.CHECKPOINT_REQUESTED, f"newest is step {checkpoint.last.step}")
     verified = checkpoint.verification
     if verified is not None and verified.state is VerificationState.DAMAGED:
@@ -259,6 +259,13 @@ def _checkpoint(facts: Facts) -> Finding:
     if verified is not None and verified.state is VerificationState.VERIFIED:
         return Finding(True, Reason.CHECKPOINT_VERIFIED, f"step {verified.step}, every byte was read")
     return Finding(True, Reason.CHECKPOINT_DURABLE, f"step {checkpoint.last.step}")
+
+
+def _is_answered(facts: Facts) -> bool:
+    """Whether the newest checkpoint is the last one of the ranks that were asked to stop. A rank that yielded
+    says so, whatever the clocks of the nodes say, unless it stopped without saving; until then the ranks may
+    make steps beyond one that was due anyway, and nobody heard of them yet."""
+    return facts.view.count(Fate.YIELDED) > 0 and not unsaved_steps(facts.status)
 
 
 def _suspended(facts: Facts) -> Finding:

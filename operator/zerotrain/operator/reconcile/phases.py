@@ -303,6 +303,7 @@ def _yielding(draft: Draft) -> None:
     # What our own request does to a pod is no failure: rules and budgets are for the ranks' own.
     own = yielding.failed(draft, view)
     if completion.is_done(draft, view):
+        yielding.drop(draft)
         endings.complete(draft, completion.told(view))
         _finished(draft)
     elif own is not None and endings.is_permanent(draft, own):

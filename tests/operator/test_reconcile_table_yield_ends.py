@@ -1,0 +1,140 @@
+"""reconcile of a yield that comes to another end than its checkpoint, and what status says until the end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.operator.reconcile_builders import (
+    NOW,
+    Row,
+    Want,
+    ago,
+    check,
+    ended,
+    job,
+    last_words,
+    progress,
+    ready,
+    seen,
+    stamp,
+    status,
+)
+from zerotrain.operator.reconcile import DeleteWorkers, Observed, YieldState
+
+PHASES = {"Suspend": "Suspending", "QueueEviction": "Suspending", "Drain": "Yielding", "Resize": "Yielding"}
+ACKED = YieldState(attempt=1, acked_at=ago(9))
+KILL = (DeleteWorkers(attempt=1, grace_s=1),)
+ANSWERED = {"yieldRequest": None, "checkpoint.requestedAt": None}
+HOUR = 3600.0
+VOLUME = {"volume": {"persistentVolumeClaim": {"claimName": "ckpt"}}, "gracePeriodSeconds": 60}
+
+
+def asked(
+    reason: str = "Suspend",
+    *,
+    s_ago: float = 10,
+    spec: dict[str, Any] | None = None,
+    joined: bool = True,
+    saved: dict[str, Any] | None = None,
+    **more: Any,
+) -> dict[str, Any]:
+    """A job that was asked to stop so long ago; `saved` is its newest checkpoint."""
+    request = {"reason": reason, "requestedAt": stamp(ago(s_ago)), "message": "why", "joined": joined}
+    checkpoint: dict[str, Any] = {"requestedAt": stamp(ago(s_ago)), **({"last": saved} if saved else {})}
+    kept = {"yieldRequest": request, "checkpoint": checkpoint, **more}
+    return job(
+        spec={"suspend": reason == "Suspend", **(spec or {})}, status=status(PHASES[reason], 1, **kept)
+    )
+
+
+def at(step: int, *, s_ago: float = 3) -> dict[str, Any]:
+    """A durable checkpoint of the attempt."""
+    return {"step": step, "time": stamp(ago(s_ago)), "attempt": 1, "durable": True}
+
+
+def row(name: str, what: dict[str, Any], observed: Observed, want: Want) -> Row:
+    return Row(id=name, job=what, seen=observed, want=want)
+
+
+VERIFIED = {"state": "Verified", "step": 100, "startTime": stamp(ago(5))}
+
+DONE = [
+    *(
+        row(
+            f"{reason}: what is complete was not asked for anything",
+            asked(reason, saved=at(100, s_ago=HOUR)),
+            seen(ended(0, 0), ended(1, 0), yielding=ACKED),
+            Want(
+                phase="Completed",
+                fields=ANSWERED,
+                conditions={"CheckpointDurable": ("True", "CheckpointDurable")},
+            ),
+        )
+        for reason in PHASES
+    ),
+    *(
+        row(
+            f"{phase} with a request that an earlier operator left",
+            job(
+                status=status(
+                    phase,
+                    completionTime=stamp(ago(5)),
+                    checkpoint={"requestedAt": stamp(ago(60)), "last": at(100, s_ago=70), **more},
+                )
+            ),
+            seen(ended(0, 0), ended(1, 0)),
+            Want(phase=phase, conditions={"CheckpointDurable": ("True", reason)}),
+        )
+        for phase, more, reason in (
+            ("Completed", {}, "CheckpointDurable"),
+            ("Completed", {"verification": VERIFIED}, "CheckpointVerified"),
+            ("Failed", {}, "CheckpointDurable"),
+        )
+    ),
+    row(
+        "nor does one without any checkpoint wait for one",
+        job(status=status("Completed", checkpoint={"requestedAt": stamp(ago(60))})),
+        seen(ended(0, 0), ended(1, 0)),
+        Want(conditions={"CheckpointDurable": ("False", "NoCheckpoint")}),
+    ),
+]
+
+PERIODIC = replace(progress(42, saved=40), heartbeat_at=NOW.timestamp())
+UNANSWERED = {"CheckpointDurable": ("False", "CheckpointRequested")}
+
+DURABLE = [
+    *(
+        row(
+            f"{reason}: a periodic checkpoint of after the request is not the last one, at step {step}",
+            asked(reason, saved=at(40)),
+            seen(ready(0), ready(1), yielding=ACKED, progress=replace(PERIODIC, step=step)),
+            Want(phase=PHASES[reason], conditions=UNANSWERED, says={"CheckpointDurable": "step 40"}),
+        )
+        for reason in PHASES
+        for step in (40, 42)  # the ranks make steps of which nobody heard yet
+    ),
+    row(
+        "ranks that may not save on SIGTERM yield all the same",
+        asked(
+            saved=at(40),
+            progress={"attempt": 1, "step": 42},
+            spec={"checkpoint": {**VOLUME, "onTermination": False}},
+        ),
+        seen(ended(0, 75, termination=last_words(75, step=40)), ended(1, 75), yielding=ACKED),
+        Want(phase="Suspending", actions=KILL, conditions=UNANSWERED),
+    ),
+    row(
+        "the last one is",
+        asked(saved=at(40), progress={"attempt": 1, "step": 42}),
+        seen(ended(0, 75, termination=last_words(75, step=42)), ready(1), yielding=ACKED),
+        Want(phase="Suspending", conditions={"CheckpointDurable": ("True", "CheckpointDurable")}),
+    ),
+]
+
+
+@pytest.mark.parametrize("item", [*DONE, *DURABLE], ids=lambda item: item.id)
+def test_row(item: Row) -> None:
+    check(item)
