@@ -124,6 +124,7 @@ GRACE = [
 
 DONE = (ended(0, 0, s_ago=17), ended(1, 0, s_ago=16))
 BEFORE = (ended(0, 0, s_ago=22), ended(1, 0, s_ago=21))
+LONG_BEFORE = (ended(0, 0, s_ago=300), ended(1, 0, s_ago=81))
 
 CODE_0 = [
     *(
@@ -173,15 +174,21 @@ CODE_0 = [
         Want(phase="Suspending"),
     ),
     row(
-        "one ended before the request, the other with it",
+        "another operator asked, and the clock of their nodes is behind",
         asked(),
-        seen(BEFORE[0], DONE[1]),
+        seen(*BEFORE, synced_at=ago(5)),
         Want(phase="Suspending", actions=KILL),
     ),
     row(
-        "all had ended before the request: complete",
+        "one ended long before the request, the other with it",
         asked(),
-        seen(*BEFORE, yielding=replace(ACKED, attempt=0)),
+        seen(LONG_BEFORE[0], DONE[1]),
+        Want(phase="Suspending", actions=KILL),
+    ),
+    row(
+        "all had ended long before the request: complete",
+        asked(),
+        seen(*LONG_BEFORE, yielding=replace(ACKED, attempt=0)),
         Want(phase="Completed", events=("Completed",)),
     ),
     row(

@@ -12,7 +12,7 @@ Here that is the operator's own request; what a deletion or a disruption asked f
 
 from __future__ import annotations
 
-from zerotrain.operator.reconcile.attempts import AttemptView, Fate
+from zerotrain.operator.reconcile.attempts import CLOCK_DOUBT, AttemptView, Fate
 from zerotrain.operator.reconcile.draft import Draft
 
 _SURE = frozenset({Fate.SUCCEEDED})
@@ -34,9 +34,11 @@ def _may_be_an_answer(draft: Draft, view: AttemptView) -> bool:
         return False
     if state is not None and state.attempt == view.number and state.acked_at is not None:
         return True
-    # The answer may be lost, or in the memory of an operator before this one: then the times must do.
+    # The answer may be lost, or in the memory of an operator before this one: then the times must do, of
+    # which one is the node's.
+    since = asked - CLOCK_DOUBT
     pods = [worker.pod for worker in view.workers if worker.pod is not None]
-    return any(pod.deletion_at or pod.finished_at is None or pod.finished_at >= asked for pod in pods)
+    return any(pod.deletion_at or pod.finished_at is None or pod.finished_at >= since for pod in pods)
 
 
 def _all_steps_are_done(draft: Draft, view: AttemptView) -> bool:
