@@ -22,9 +22,10 @@ from tests.operator.reconcile_builders import (
     stamp,
     status,
 )
-from zerotrain.operator.reconcile import DeleteWorkers, Observed, YieldState
+from zerotrain.operator.reconcile import DeletePods, DeleteWorkers, Observed, YieldState
 
 PHASES = {"Suspend": "Suspending", "QueueEviction": "Suspending", "Drain": "Yielding", "Resize": "Yielding"}
+MOVES = ("Drain", "Resize")
 ACKED = YieldState(attempt=1, acked_at=ago(9))
 KILL = (DeleteWorkers(attempt=1, grace_s=1),)
 ANSWERED = {"yieldRequest": None, "checkpoint.requestedAt": None}
@@ -102,6 +103,50 @@ DONE = [
     ),
 ]
 
+LIMITED = {"runPolicy": {"activeDeadlineSeconds": 600}}
+SOON = {"runPolicy": {"activeDeadlineSeconds": 605}}
+
+DEADLINE = [
+    *(
+        row(
+            f"{reason}: at the deadline nobody waits for a checkpoint",
+            asked(reason, spec=LIMITED),
+            seen(ready(0), ready(1), yielding=ACKED),
+            Want(
+                phase="Failed",
+                events=("DeadlineExceeded",),
+                actions=(DeletePods(names_uids=(("gpt-1-0", "pod-1-0"), ("gpt-1-1", "pod-1-1")), grace_s=1),),
+                fields=ANSWERED,
+            ),
+        )
+        for reason in MOVES
+    ),
+    *(
+        row(
+            f"{reason}: until then it is waited for, and no longer",
+            asked(reason, spec=SOON),
+            seen(ready(0), ready(1), yielding=ACKED),
+            Want(phase="Yielding", actions=(), wake_in_s=5),
+        )
+        for reason in MOVES
+    ),
+    row(
+        "all ranks succeeded in the same moment",
+        asked("Drain", spec=LIMITED),
+        seen(ended(0, 0), ended(1, 0), yielding=ACKED),
+        Want(phase="Completed"),
+    ),
+    *(
+        row(
+            f"{reason}: time suspended or queued is not the job's own",
+            asked(reason, spec=LIMITED),
+            seen(ready(0), ready(1), yielding=ACKED),
+            Want(phase="Suspending", actions=()),
+        )
+        for reason in ("Suspend", "QueueEviction")
+    ),
+]
+
 PERIODIC = replace(progress(42, saved=40), heartbeat_at=NOW.timestamp())
 UNANSWERED = {"CheckpointDurable": ("False", "CheckpointRequested")}
 
@@ -135,6 +180,6 @@ DURABLE = [
 ]
 
 
-@pytest.mark.parametrize("item", [*DONE, *DURABLE], ids=lambda item: item.id)
+@pytest.mark.parametrize("item", [*DONE, *DEADLINE, *DURABLE], ids=lambda item: item.id)
 def test_row(item: Row) -> None:
     check(item)

@@ -306,6 +306,9 @@ def _yielding(draft: Draft) -> None:
         yielding.drop(draft)
         endings.complete(draft, completion.told(view))
         _finished(draft)
+    elif yielding.is_move(draft) and _deadline_passed(draft):
+        yielding.drop(draft)
+        _fail_by_deadline(draft)
     elif own is not None and endings.is_permanent(draft, own):
         yielding.drop(draft)
         endings.after_failure(draft, own)
