@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,19 +15,23 @@ from tests.operator.reconcile_builders import (
     ago,
     check,
     ended,
+    going,
     job,
     last_words,
     progress,
     ready,
+    running,
     seen,
+    settled,
     stamp,
     status,
 )
-from zerotrain.operator.reconcile import DeletePods, DeleteWorkers, Observed, YieldState
+from zerotrain.operator.reconcile import DeletePods, DeleteWorkers, Observed, RequestYield, YieldState
 
 PHASES = {"Suspend": "Suspending", "QueueEviction": "Suspending", "Drain": "Yielding", "Resize": "Yielding"}
 MOVES = ("Drain", "Resize")
 ACKED = YieldState(attempt=1, acked_at=ago(9))
+YIELD = RequestYield(attempt=1, pod="gpt-1-0", pod_ip="10.0.0.0")
 KILL = (DeleteWorkers(attempt=1, grace_s=1),)
 ANSWERED = {"yieldRequest": None, "checkpoint.requestedAt": None}
 HOUR = 3600.0
@@ -179,7 +184,65 @@ DURABLE = [
     ),
 ]
 
+STEP = progress(90, saved=40)
 
-@pytest.mark.parametrize("item", [*DONE, *DEADLINE, *DURABLE], ids=lambda item: item.id)
+MET = [
+    *(
+        row(
+            f"{reason}: ranks that met and train by now are asked as any others, with a clock of their own",
+            asked(reason, joined=False, s_ago=HOUR),
+            seen(ready(0), ready(1), progress=heard),
+            Want(
+                phase=PHASES[reason],
+                actions=(YIELD,),
+                fields={
+                    "yieldRequest.joined": True,
+                    "yieldRequest.requestedAt": stamp(NOW),
+                    "checkpoint.requestedAt": stamp(NOW),
+                },
+                wake_in_s=2,
+            ),
+        )
+        for reason in PHASES
+        for heard in (STEP, None)  # the first pass of an operator comes before the first answer of a worker
+    ),
+    row(
+        "what takes their pods away leaves them the grace",
+        asked("Drain", joined=False, s_ago=HOUR),
+        seen(going(0, asked_s_ago=5), going(1, asked_s_ago=5)),
+        Want(phase="Yielding", actions=(), fields={"yieldRequest.joined": True}, wake_in_s=60),
+    ),
+    row(
+        "their failure is their own",
+        asked("Drain", joined=False, s_ago=HOUR),
+        seen(ended(0, 1), ready(1), progress=STEP),
+        Want(phase="Restarting", events=("RankFailed",), fields={"restarts.app": 1}),
+    ),
+    row(
+        "those that have not met are ended",
+        asked("Drain", joined=False, s_ago=HOUR),
+        seen(running(0), running(1)),
+        Want(phase="Yielding", actions=KILL, fields={"yieldRequest.joined": False}),
+    ),
+    row(
+        "those that met while they were being ended are",
+        asked("Drain", joined=False, s_ago=2),
+        seen(going(0, grace_s=1), going(1, grace_s=1)),
+        Want(phase="Yielding", fields={"yieldRequest.joined": False}),
+    ),
+]
+
+
+@pytest.mark.parametrize("item", [*DONE, *DEADLINE, *DURABLE, *MET], ids=lambda item: item.id)
 def test_row(item: Row) -> None:
     check(item)
+
+
+def test_the_renewed_clock_runs_on() -> None:
+    stored = settled(asked("Drain", joined=False, s_ago=HOUR), seen(ready(0), ready(1)))
+    later = NOW + timedelta(seconds=11)
+    want = Want(
+        actions=(DeleteWorkers(attempt=1, grace_s=None, ended=False),),
+        fields={"yieldRequest.requestedAt": stamp(NOW)},
+    )
+    check(Row(id="sigterm", job=stored, seen=seen(ready(0), ready(1)), want=want, now=later))

@@ -300,6 +300,7 @@ def _yielding(draft: Draft) -> None:
     if draft.job.spec.suspend:
         yielding.ask(draft, YieldReason.SUSPEND, "spec.suspend is true")
     view = draft.view()
+    yielding.renew(draft, view)
     # What our own request does to a pod is no failure: rules and budgets are for the ranks' own.
     own = yielding.failed(draft, view)
     if completion.is_done(draft, view):

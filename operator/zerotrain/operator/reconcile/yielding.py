@@ -28,6 +28,7 @@ from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.observe import PodView
 from zerotrain.operator.reconcile.plan import DeleteWorkers, RequestYield
 from zerotrain.operator.reconcile.progress import unsaved_steps
+from zerotrain.operator.reconcile.teardown import KILL_GRACE_S
 from zerotrain.operator.resources.container import DEFAULT_GRACE_S
 
 FALLBACK = timedelta(seconds=10)
@@ -101,6 +102,24 @@ def ask(draft: Draft, reason: YieldReason, why: str) -> None:
     suspends = reason is YieldReason.SUSPEND and draft.job.spec.suspend
     said = f"suspending attempt {attempt}" if suspends else f"attempt {attempt}: {why}"
     draft.emit(_EVENT[reason], said)
+
+
+def renew(draft: Draft, view: AttemptView) -> None:
+    """Begin the request anew for ranks that had not met when it was made and did so since. Its operator ended
+    before it took their pods, and they may have trained for as long as none ran."""
+    request = draft.status.yield_request
+    if request is None or request.joined or not any(_has_met(pod) for pod in view.present):
+        return
+    checkpoint = draft.status.checkpoint.model_copy(update={"requested_at": draft.stamp})
+    request = request.model_copy(update={"requested_at": draft.stamp, "joined": True})
+    draft.set(checkpoint=checkpoint, yield_request=request)
+
+
+def _has_met(pod: PodView) -> bool:
+    """Whether the pod's ranks met their peers and were not asked to end at once, as an operator that took
+    them for a start asks. A step says as much, but is heard of only after an operator's first pass."""
+    hurried = pod.deletion_at is not None and (pod.deletion_grace_s or 0) <= KILL_GRACE_S
+    return pod.ready and not pod.ended and not hurried
 
 
 def failed(draft: Draft, view: AttemptView) -> Failure | None:
