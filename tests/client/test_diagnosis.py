@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.support.job_states import NOW, condition, event, failure, job, pod, stamp
-from zerotrain.client import Event, Pod
+from tests.support.jobs import job_json
+from zerotrain.client import Event, Job, Pod
 from zerotrain.client.diagnosis import Diagnosis, diagnose
 from zerotrain.operator.api import Phase
 
@@ -294,3 +295,10 @@ def test_every_phase_of_the_operator_has_a_sentence(phase: str) -> None:
 )
 def test_a_status_of_another_shape_is_no_error(status: dict[str, Any]) -> None:
     assert look(status).headline.startswith("gpt")
+
+
+def test_a_job_without_checkpoint_is_not_told_to_raise_its_grace() -> None:
+    raw = job_json({})
+    raw["spec"].pop("checkpoint", None)
+    found = diagnose(Job.of(raw), (event("YieldTimeout", "30 s", warning=True),), (), now=NOW)
+    assert "gracePeriodSeconds" not in text_of(found)

@@ -233,7 +233,43 @@ MET = [
 ]
 
 
-@pytest.mark.parametrize("item", [*DONE, *DEADLINE, *DURABLE, *MET], ids=lambda item: item.id)
+def over_time(**spec: Any) -> dict[str, Any]:
+    return asked(s_ago=100, spec=spec)
+
+
+LATE = YieldState(attempt=1, acked_at=ago(95))
+
+SAID = [
+    row(
+        name,
+        over_time(checkpoint=checkpoint),
+        seen(ready(0), ready(1), yielding=LATE),
+        Want(actions=KILL, events=("YieldTimeout",), says={"event": text}),
+    )
+    for name, checkpoint, text in (
+        (
+            "the grace was too short",
+            VOLUME,
+            "no checkpoint within 60 s: the pods are ended; "
+            "raise checkpoint.gracePeriodSeconds above one step plus one checkpoint",
+        ),
+        (
+            "there is no checkpoint to give a grace to",
+            None,
+            "the ranks did not stop within 30 s: the pods are ended; "
+            "nothing would have been saved: make the job anew with spec.checkpoint",
+        ),
+        (
+            "none was to be written",
+            {**VOLUME, "onTermination": False},
+            "the ranks did not stop within 60 s: the pods are ended; "
+            "raise checkpoint.gracePeriodSeconds above one step",
+        ),
+    )
+]
+
+
+@pytest.mark.parametrize("item", [*DONE, *DEADLINE, *DURABLE, *MET, *SAID], ids=lambda item: item.id)
 def test_row(item: Row) -> None:
     check(item)
 

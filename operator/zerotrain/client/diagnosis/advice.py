@@ -238,7 +238,7 @@ def _checkpoints(case: Case) -> Iterator[Advice]:
         )
     if case.has("CheckpointRejected"):
         yield Advice(text="A damaged checkpoint was passed over: check the volume that holds checkpoints.")
-    if case.has("YieldTimeout"):
+    if case.has("YieldTimeout") and "checkpoint" in job.spec:
         yield Advice(text="Raise checkpoint.gracePeriodSeconds above one step plus one checkpoint.")
     if "checkpoint" not in job.spec and job.phase in ("Running", "Starting"):
         yield Advice(text="The job has no spec.checkpoint: every restart begins at step 0.")

@@ -175,7 +175,7 @@ def over(draft: Draft, view: AttemptView) -> bool:
     if limit is None:
         _tell(draft, view)
     elif draft.now >= limit:
-        _warn(draft, f"no checkpoint within {grace(draft).seconds} s: the pods are ended")
+        _warn(draft, f"{_missed(draft)} within {grace(draft).seconds} s: the pods are ended")
         return True
     else:
         draft.wake(limit)
@@ -251,8 +251,21 @@ def _tell_unsaved(draft: Draft, view: AttemptView) -> None:
 
 
 def _warn(draft: Draft, what: str) -> None:
-    way_out = "raise checkpoint.gracePeriodSeconds above one step plus one checkpoint"
-    draft.emit(Reason.YIELD_TIMEOUT, f"{what}; {way_out}", warning=True)
+    draft.emit(Reason.YIELD_TIMEOUT, f"{what}; {_way_out(draft)}", warning=True)
+
+
+def _missed(draft: Draft) -> str:
+    policy = draft.job.spec.checkpoint
+    saves = policy is not None and policy.on_termination
+    return "no checkpoint" if saves else "the ranks did not stop"
+
+
+def _way_out(draft: Draft) -> str:
+    policy = draft.job.spec.checkpoint
+    if policy is None:  # the API refuses to add one
+        return "nothing would have been saved: make the job anew with spec.checkpoint"
+    way_out = "raise checkpoint.gracePeriodSeconds above one step"
+    return f"{way_out} plus one checkpoint" if policy.on_termination else way_out
 
 
 def conclude(draft: Draft) -> None:
