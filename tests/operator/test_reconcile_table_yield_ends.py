@@ -20,6 +20,7 @@ from tests.operator.reconcile_builders import (
     last_words,
     progress,
     ready,
+    run,
     running,
     seen,
     settled,
@@ -269,9 +270,44 @@ SAID = [
 ]
 
 
+def held_off(**more: Any) -> dict[str, Any]:
+    """A job that is suspended after a failure, before its next attempt."""
+    due = stamp(NOW + timedelta(seconds=60))
+    return job(spec={"suspend": True}, status=status("Restarting", nextAttemptTime=due, **more))
+
+
+HELD_OFF = [
+    (
+        "steps were lost",
+        {"progress": {"attempt": 1, "step": 90}, "checkpoint": {"last": at(20)}},
+        "Warning",
+        "the newest checkpoint is step 20, the job was at step 90",
+    ),
+    ("nothing was saved", {"progress": {"attempt": 1, "step": 90}}, "Warning", "there is no checkpoint"),
+    (
+        "nothing was lost",
+        {"progress": {"attempt": 1, "step": 20}, "checkpoint": {"last": at(20)}},
+        "Normal",
+        "no attempt starts until spec.suspend is false",
+    ),
+    ("nothing was done", {}, "Normal", "no attempt starts until spec.suspend is false"),
+]
+
+
 @pytest.mark.parametrize("item", [*DONE, *DEADLINE, *DURABLE, *MET, *SAID], ids=lambda item: item.id)
 def test_row(item: Row) -> None:
     check(item)
+
+
+@pytest.mark.parametrize(
+    ("name", "stored", "kind", "text"), [pytest.param(*item, id=item[0]) for item in HELD_OFF]
+)
+def test_suspended_between_two_attempts(name: str, stored: dict[str, Any], kind: str, text: str) -> None:
+    plan, after = run(row(name, held_off(**stored), seen(), Want()))
+    assert after["phase"] == "Suspended"
+    (event,) = plan.events
+    assert (event.reason, event.type) == ("Suspended", kind)
+    assert text in event.message
 
 
 def test_the_renewed_clock_runs_on() -> None:

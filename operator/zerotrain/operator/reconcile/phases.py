@@ -36,6 +36,7 @@ from zerotrain.operator.reconcile.conditions import FINISHED
 from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.nodes import lost_at
 from zerotrain.operator.reconcile.plan import CreateWorkers, DeleteJob
+from zerotrain.operator.reconcile.progress import unsaved_steps
 from zerotrain.operator.reconcile.teardown import KILL_GRACE_S, end_live_workers, end_workers
 
 ECHO_SETTLE = timedelta(milliseconds=500)
@@ -83,7 +84,9 @@ def _gate(draft: Draft) -> None:
         return
     if draft.job.spec.suspend:
         if draft.status.phase is not Phase.SUSPENDED:
-            draft.emit(Reason.SUSPENDED, "no attempt starts until spec.suspend is false")
+            told, lost = "no attempt starts until spec.suspend is false", unsaved_steps(draft.status) > 0
+            told += f"; {yielding.what_is_kept(draft)}" if lost else ""
+            draft.emit(Reason.SUSPENDED, told, warning=lost)
         draft.set(phase=Phase.SUSPENDED, start_time=None, next_attempt_time=None)
         return
     sizing.prepare(draft)

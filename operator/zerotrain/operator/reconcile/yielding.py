@@ -272,18 +272,27 @@ def conclude(draft: Draft) -> None:
     """All pods are gone: suspended, back into the queue, or on to the next attempt."""
     request = draft.status.yield_request
     reason = request.reason if request is not None else YieldReason.SUSPEND
-    last = draft.status.checkpoint.last
-    saved = last is not None and not unsaved_steps(draft.status)
+    saved = draft.status.checkpoint.last is not None and not unsaved_steps(draft.status)
     drop(draft)
     if request is not None and reason in (YieldReason.DRAIN, YieldReason.RESIZE):
         endings.after_move(draft, request)
         return
-    kept = f"the newest checkpoint is step {last.step}" if last is not None else "there is no checkpoint"
-    if last is not None and not saved:
-        kept += f", the job was at step {draft.status.progress.step}"
     phase = Phase.SUSPENDED if reason is YieldReason.SUSPEND else Phase.QUEUED
     draft.set(phase=phase, start_time=None)
-    draft.emit(Reason.SUSPENDED, f"attempt {draft.status.attempt} ended; {kept}", warning=not saved)
+    draft.emit(
+        Reason.SUSPENDED, f"attempt {draft.status.attempt} ended; {what_is_kept(draft)}", warning=not saved
+    )
+
+
+def what_is_kept(draft: Draft) -> str:
+    """What a job that stops has to go on from, in words."""
+    last = draft.status.checkpoint.last
+    if last is None:
+        return "there is no checkpoint"
+    told = f"the newest checkpoint is step {last.step}"
+    if unsaved_steps(draft.status):
+        told += f", the job was at step {draft.status.progress.step}"
+    return told
 
 
 def drop(draft: Draft) -> None:
