@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from zerotrain.contract.memory.nearest import Hardware, Needs, Proposal, nearest
 HOST = Hardware(on_host=True)
 MICRO, TRAIN, STEPS = "train_micro_batch_size_per_gpu", "train_batch_size", "gradient_accumulation_steps"
 RANKS = 4
+AT_ONCE = {"stage3_max_reuse_distance": 0, "stage3_prefetch_bucket_size": 0}
 
 
 def file(**batch: Any) -> dict[str, Any]:
@@ -109,3 +111,16 @@ def test_so_are_all_others() -> None:
                         )
                         told += 1
     assert told > 50
+
+
+@pytest.mark.parametrize(("group", "words"), [(4, '"zero_optimization": {"stage": 3}'), (3, None)])
+def test_stage_3_only_where_the_ranks_form_groups(group: int, words: str | None) -> None:
+    """Below it nobody asks whether a node's second copies can be made of these ranks."""
+    zero = {"stage": 2, "zero_hpz_partition_size": group, "overlap_comm": True, **AT_ONCE}
+    read = resolve(load({TRAIN: RANKS, "zero_optimization": zero}), world_size=RANKS)
+    layers = units(RANKS)[1:] * 20
+    needs = needs_of(read, layers, Hardware())
+    assert needs.accelerator is not None
+    room = replace(needs, accelerator=needs.accelerator - 1)
+    found = nearest(read, layers, room, Hardware(), has_folder=True)
+    assert (None if found is None else found.changes) == (None if words is None else (words,))

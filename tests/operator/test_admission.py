@@ -40,6 +40,12 @@ INVALID: list[tuple[str, dict[str, Any], str, str]] = [
     ("stage", {"spec.config.zero_optimization": {"stage": 4}}, "spec.config.zero_optimization.stage", "4"),
     ("batch", {"spec.config": {"train_batch_size": 6}}, "spec.config.train_batch_size", "Take 4 or 8"),
     (
+        "second-copies",
+        {"spec.config.zero_optimization": {"stage": 3, "zero_hpz_partition_size": 3}},
+        "spec.config.zero_optimization.zero_hpz_partition_size",
+        "must divide the 4 ranks of the job; got 3",
+    ),
+    (
         "nvme-path",
         {"spec.config": OFFLOAD, "spec.nvme": {"size": "1Ti", "mountPath": "/mnt/b"}},
         "spec.config.zero_optimization.offload_optimizer.nvme_path",
@@ -141,6 +147,8 @@ ACCEPTED: list[dict[str, Any]] = [
     {"spec.hangPolicy": {"minTimeoutSeconds": 60, "action": "Report", "stragglerPercent": 200}},
     {"spec.scheduling": {"gang": "None", "priorityClassName": "high"}},
     {"spec.elastic": {"minWorkers": 1, "maxWorkers": 4}},
+    {"spec.config.zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2}},
+    {"spec.config.zero_optimization": {"stage": 2, "zero_hpz_partition_size": 3}},
     {"spec.resources": {"memory": "8Gi", "pinnedMemory": "4Gi", "sharedMemory": "2Gi"}},
     {"spec.model": {"factory": {"function": "pkg.mod:build", "args": {"depth": 3}}}},
     {"spec.model": {"path": "/models/llama"}},

@@ -213,13 +213,6 @@ def _plus(config: EngineConfig) -> ZeroPlusPlus:
     zero, ranks = config.zero, config.zero.zero_hpz_partition_size
     if zero.stage < 2 or config.world_size == 1:
         return ZeroPlusPlus()
-    if zero.stage == 3 and config.world_size % max(ranks, 1):
-        raise ConfigError(
-            "zero_optimization.zero_hpz_partition_size",
-            f"must divide the {config.world_size} ranks of the job",
-            ranks,
-            "Set it to the number of ranks of a node.",
-        )
     return ZeroPlusPlus(
         # All ranks together hold every unit once anyway.
         hpz_ranks=ranks if zero.stage == 3 and ranks < config.world_size else 1,

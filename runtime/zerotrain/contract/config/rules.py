@@ -8,6 +8,7 @@ from typing import Any
 from .batch import ACCUMULATION, MICRO, TRAIN, resolve_batch
 from .draft import Draft
 from .encoding import REMAINDERS, can_offload, can_split_master, highest_stage
+from .groups import can_group
 
 Z = "zero_optimization"
 
@@ -52,6 +53,15 @@ def precision(draft: Draft) -> None:
             )
     if draft.value("communication_data_type") is None:
         draft.derive("communication_data_type", "fp32")
+
+
+def secondary(draft: Draft) -> None:
+    """The groups of hpZ are of one size, for every number of ranks that the job may have."""
+    path = f"{Z}.zero_hpz_partition_size"
+    size, ranks = draft.value(path), draft.world_size
+    if not can_group(stage=draft.value(f"{Z}.stage"), world_size=ranks, group_size=size):
+        way_out = "Set it to the number of ranks of a node, or to 1 for none."
+        raise draft.error(path, f"must divide the {ranks} ranks of the job", way_out)
 
 
 def offload(draft: Draft) -> None:
@@ -192,6 +202,7 @@ RULES: tuple[Callable[[Draft], None], ...] = (
     batch,
     overlap,
     precision,
+    secondary,
     offload,
     spill,
     remainders,

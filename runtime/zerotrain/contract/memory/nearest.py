@@ -13,6 +13,7 @@ from typing import Any
 from zerotrain.contract.config import BatchConfig, ConfigError, EngineConfig
 from zerotrain.contract.config.batch import ACCUMULATION, MICRO, TRAIN, resolve_batch
 from zerotrain.contract.config.encoding import can_split_master
+from zerotrain.contract.config.groups import can_group
 from zerotrain.contract.config.scaling import GlobalBatch
 
 from .gpu import gpu_persistent, gpu_transient
@@ -99,10 +100,17 @@ def nearest(
             changed = config
             for change in chosen:
                 changed = change.apply(changed)
+            if not _can_group(changed):
+                continue
             needs = needs_of(changed, _padded(units, config, changed), hardware)
             if needs.within(room):
                 return Proposal(changes=tuple(change.text for change in chosen), needs=needs)
     return None
+
+
+def _can_group(config: EngineConfig) -> bool:
+    size = config.zero.zero_hpz_partition_size
+    return can_group(stage=config.zero.stage, world_size=config.world_size, group_size=size)
 
 
 def _padded(units: Sequence[UnitSize], old: EngineConfig, new: EngineConfig) -> Sequence[UnitSize]:

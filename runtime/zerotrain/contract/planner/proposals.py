@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from zerotrain.contract.config import ConfigError
+from zerotrain.contract.config.groups import can_group
 
 from .changes import Change, changes
 from .demand import Demand, Verdict, Workload, demand
@@ -114,8 +115,8 @@ def _evaluate(workload: Workload, terms: Terms, chosen: Sequence[Change]) -> Dem
     zero = config.zero
     if zero.offload_param is not None and zero.stage < 3:
         return None
-    if zero.stage == 3 and config.world_size % max(1, zero.zero_hpz_partition_size):
-        return None  # `setup` refuses it, once the ranks are there
+    if not can_group(stage=zero.stage, world_size=config.world_size, group_size=zero.zero_hpz_partition_size):
+        return None
     try:
         batch = terms.batch(config.world_size, _edits(chosen))
     except ConfigError:
