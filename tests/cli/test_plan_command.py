@@ -75,6 +75,13 @@ def test_a_job_that_fits(tmp_path: Path) -> None:
     assert "…" not in done.output, "numbers were cut"
 
 
+def test_samples_of_a_factorys_model_are_as_long_as_the_job_says(tmp_path: Path) -> None:
+    path = job_file(tmp_path, model={"factory": {"function": "pkg.mod:build", "context": 32_768}})
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "max_position_embeddings": 131_072}))
+    done = plan(path, "--model-config", tmp_path, "--gpu", "H100")
+    assert "32 layers of width 4096, 32768 tokens a sample" in done.output
+
+
 def test_a_job_that_does_not(tmp_path: Path) -> None:
     """The way out comes right after the verdict, and the speed is that of the way out."""
     resources = {"gpus": {"count": 2, "memory": "40Gi"}, "memory": "512Gi"}

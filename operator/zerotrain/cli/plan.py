@@ -62,7 +62,7 @@ def plan(
 
     file = _load(job_file, config)
     device = _device(gpu)
-    workload = _workload(file, workers, _shape(model_config), device)
+    workload = _workload(file, workers, _shape(file, model_config), device)
     rates = _rates(file, device, workload, probe=probe, given=rate or [])
     answer = Answer(
         name=file.job.name,
@@ -109,11 +109,15 @@ def _device(name: str | None) -> Accelerator | None:
     return found
 
 
-def _shape(model_config: Path | None) -> ModelShape | None:
+def _shape(file: JobFile, model_config: Path | None) -> ModelShape | None:
     from zerotrain.contract.planner import ShapeError, read_shape
 
+    if model_config is None:
+        return None
+    model = file.job.spec.model
+    factory = model.factory if model is not None else None
     try:
-        return read_shape(model_config) if model_config is not None else None
+        return read_shape(model_config, context=factory.context if factory is not None else None)
     except ShapeError as error:
         raise CliError(str(error), next_step="give another --model-config") from error
 
