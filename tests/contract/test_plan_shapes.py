@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -218,6 +219,11 @@ def test_a_context_of_ones_own(tmp_path: Path) -> None:
         ({**DECODER, "model_type": "llama", "hidden_size": "wide"}, "hidden_size must be a whole number"),
         ({**DECODER, "model_type": "llama", "vocab_size": True}, "vocab_size must be a whole number"),
         ({**DECODER, "model_type": "llama", "vocab_size": -5}, "vocab_size must be positive"),
+        ({**DECODER, "model_type": "llama", "num_hidden_layers": 0}, "num_hidden_layers must be positive"),
+        ({**DECODER, "model_type": "llama", "hidden_size": math.inf}, "hidden_size must be a whole number"),
+        ({**DECODER, "model_type": "llama", "head_dim": math.nan}, "head_dim must be a whole number"),
+        ({**GPT2, "n_inner": -math.inf}, "n_inner must be a whole number"),
+        ({**GPT2, "n_inner": 1.5}, "n_inner must be a whole number"),
         ({**DECODER, "model_type": "llama", "vocab_size": 1e300}, "vocab_size must be positive and below"),
         ({**DECODER, "model_type": "llama", "num_hidden_layers": 10**9}, "num_hidden_layers must be at most"),
         ([], "must hold an object"),
@@ -226,6 +232,13 @@ def test_a_context_of_ones_own(tmp_path: Path) -> None:
 def test_unusable_configurations(raw: Any, words: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(raw))
     with pytest.raises(ShapeError, match=words):
+        read_shape(tmp_path)
+
+
+def test_a_number_that_overflows(tmp_path: Path) -> None:
+    text = json.dumps({**DECODER, "model_type": "llama"}).replace("352", "1e999")
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ShapeError, match="intermediate_size must be a whole number; got inf"):
         read_shape(tmp_path)
 
 

@@ -7,6 +7,7 @@ the operator cannot see the workers' files.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -66,10 +67,12 @@ class _Keys:
 
     def size(self, key: str, default: int | None = None) -> int:
         """A positive whole number; missing, null or zero is the default, as where the model is built."""
-        value = self.raw.get(key) or default
+        value = self.raw.get(key)
+        if not value and default is not None:
+            return default
         if value is None:
             raise ShapeError(f"{self.source}: {key} is missing")
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not _is_whole(value):
             raise ShapeError(f"{self.source}: {key} must be a whole number; got {value!r}")
         if not 0 < value < 2**40:
             raise ShapeError(f"{self.source}: {key} must be positive and below 2**40; got {value}")
@@ -86,6 +89,11 @@ class _Keys:
 
     def has_dropout(self, *keys: str, default: float) -> bool:
         return any(self.raw.get(key, default) for key in keys)
+
+
+def _is_whole(value: int | float) -> bool:
+    """JSON as Python reads it has NaN and Infinity."""
+    return isinstance(value, int) or (math.isfinite(value) and value.is_integer())
 
 
 def _decoder(keys: _Keys, family: str) -> ModelShape:
