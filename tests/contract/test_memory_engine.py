@@ -36,3 +36,28 @@ def test_bytes_of_every_stage(world_size: int) -> None:
             peak, planned_peak = bytes_of["peak"]
             assert kept == planned_kept, case
             assert peak == pytest.approx(planned_peak, rel=0.01), case
+
+
+UNTESTED: list[tuple[str, dict[str, Any]]] = [
+    ("RMSprop", {}),
+    ("RMSprop", {"momentum": 0.5}),
+    ("RMSprop", {"momentum": 0.0, "centered": True}),
+    ("RMSprop", {"momentum": 0.5, "centered": True}),
+    ("Adadelta", {}),
+    ("Adamax", {}),
+    ("NAdam", {}),
+    ("RAdam", {}),
+    ("ASGD", {}),
+    ("Rprop", {}),
+]
+
+
+def test_states_of_torchs_own_optimizers() -> None:
+    further = [
+        {"optimizer": {"type": name, "params": params}, "zero_allow_untested_optimizer": True}
+        for name, params in UNTESTED
+    ]
+    configs = [{**config(2, bf16=True, overlap=True), **more} for more in further]
+    for case, bytes_of in zip(UNTESTED, run_ranks(2, measured_and_planned, configs)[0], strict=True):
+        kept, planned = bytes_of["kept"]
+        assert kept == planned, case

@@ -25,9 +25,30 @@ from tests.support.training import (
     world,
 )
 from zerotrain.contract.config import ConfigError
+from zerotrain.runtime.offload.device import ResidentStates
 from zerotrain.runtime.optim.groups import GroupError
 
 Maker = Callable[[Any], torch.optim.Optimizer]
+
+
+class ByAnotherName(torch.optim.Optimizer):
+    """Momentum that it updates by another name than the one it is kept under."""
+
+    def __init__(self, params: Any, lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if not state:
+                    mean = state["mean"] = torch.zeros_like(parameter)
+                else:
+                    mean = state["mean"]
+                mean.lerp_(parameter.grad, 0.1)
+                parameter -= group["lr"] * mean
+
 
 MAKERS: dict[str, Maker] = {
     "AdamW": partial(torch.optim.AdamW, lr=3e-3, betas=(0.8, 0.95), eps=1e-6),
@@ -42,6 +63,7 @@ MAKERS: dict[str, Maker] = {
     "ASGD": partial(torch.optim.ASGD, lr=0.05),
     "Rprop": partial(torch.optim.Rprop, lr=1e-3),
     "upwards": partial(torch.optim.Adam, lr=1e-4, maximize=True),  # an option the engine's Adam lacks
+    "two names": ByAnotherName,
 }
 SCHEDULES: dict[str, Callable[[Any], Any] | None] = {
     "none": None,
@@ -141,6 +163,33 @@ def test_torchs_optimizers_on_shards(tmp_path: Any) -> None:
         assert outcome.norms == pytest.approx(expected.norms, rel=1e-3), case
         # Rprop and Adamax take the sign or the largest of gradients, where a last bit can change a step.
         assert largest_difference(outcome, expected) < 2e-4, case
+
+
+def seen_after_first_step(name: str) -> tuple[set[int], set[int]]:
+    """Storages of the states as the optimizer's first step leaves them, and of the engine's streams."""
+    model, seen = Case().model(), set[int]()
+    optimizer = MAKERS[name](groups_of(model))
+
+    def look(inner: torch.optim.Optimizer, *_: Any) -> None:
+        seen.clear()  # of copies that were tried out before
+        for state in inner.state.values():
+            tensors = [value for value in state.values() if isinstance(value, torch.Tensor)]
+            seen.update(each.untyped_storage().data_ptr() for each in tensors if each.numel() > 1)
+
+    optimizer.register_step_post_hook(look)
+    engine, mine, *_ = zt.initialize(model=model, config=settings(1, 2), optimizer=optimizer)
+    train(engine, token_batches(1, size=GLOBAL_BATCH))
+    resident = [states for states in mine.book.states.values() if isinstance(states, ResidentStates)]
+    streams = [stream for states in resident for stream in states.by_kind.values()]
+    return seen, {stream.untyped_storage().data_ptr() for stream in streams}
+
+
+@pytest.mark.parametrize("name", ["RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop"])
+def test_states_are_made_in_the_streams(name: str) -> None:
+    """Not beside them: then all of them would be there twice until the first step ends."""
+    seen, streams = seen_after_first_step(name)
+    assert seen
+    assert seen <= streams
 
 
 def test_torchs_schedules(tmp_path: Any) -> None:

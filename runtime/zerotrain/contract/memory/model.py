@@ -131,7 +131,9 @@ def _state_count(optimizer: OptimizerConfig | None) -> int:
         return 2
     if optimizer.type == "SGD":
         return 1 if optimizer.momentum else 0
-    if optimizer.type in ("Lion", "Adagrad", "OneBitAdam"):
+    if optimizer.type == "RMSprop":
+        return 1 + sum(bool(optimizer.params.get(name)) for name in ("momentum", "centered"))
+    if optimizer.type in ("Lion", "Adagrad", "OneBitAdam", "ASGD"):
         return 1  # 1-bit Adam's momentum is not sharded, see _whole_states
     return 3 if optimizer.params.get("amsgrad") else 2
 

@@ -47,7 +47,7 @@ class ForeignRule:
         self._counts = {name: value for name, value in state.items() if name not in self.kinds}
         """What it keeps per parameter beside the streams, to show the types."""
         self._inner: torch.optim.Optimizer | None = None
-        self._views: dict[nn.Parameter, dict[str, torch.Tensor]] = {}
+        self._views: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
         self._anchors: list[nn.Parameter] = []
         """One element per group on every rank, without gradient: so each rank knows each group's counts."""
         self._loaded: list[dict[str, Any]] | None = None
@@ -94,6 +94,7 @@ class ForeignRule:
             self._views[parameter] = {kind: unit.states.by_kind[kind][start:stop] for kind in self.kinds}
             members[_group_at(unit, start)].append(parameter)
         self._inner = _copy_without_state(self._prototype, members)
+        self._inner.state = _States(self._views)
         if self._loaded is None:
             return
         for group, parameters in enumerate(members):
@@ -116,7 +117,7 @@ class ForeignRule:
                 yield unit, segment.start, owned[end].stop
 
     def _keep_states_flat(self) -> None:
-        """Move states that the optimizer made (at its first step, or anew) into the streams."""
+        """Move states that the optimizer made past `_StateOfOne` into the streams."""
         assert self._inner is not None
         for parameter, views in self._views.items():
             parameter.grad = None
@@ -125,6 +126,43 @@ class ForeignRule:
                 if state[kind].data_ptr() != view.data_ptr():
                     view.copy_(state[kind])
                     state[kind] = view
+
+
+class _StateOfOne(dict[str, Any]):
+    """What an optimizer keeps for one parameter. A state that it makes moves into its stream at once, so that
+    the states of all parameters are never there twice."""
+
+    def __init__(self, views: Mapping[str, torch.Tensor]) -> None:
+        super().__init__()
+        self._views = views
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        view = self._views.get(name)
+        if view is not None and _is_like(value, view) and value.data_ptr() != view.data_ptr():
+            view.copy_(value)
+            value.set_(view)  # the optimizer may hold the tensor by another name, too
+        super().__setitem__(name, value)
+
+
+class _States(defaultdict[torch.Tensor, Any]):
+    """An optimizer's `state` that fills the streams in `views`, by parameter and kind."""
+
+    def __init__(self, views: Mapping[torch.Tensor, Mapping[str, torch.Tensor]]) -> None:
+        super().__init__(dict)
+        self._views = views
+
+    def __missing__(self, parameter: torch.Tensor) -> dict[str, Any]:
+        made = self[parameter] = _StateOfOne(self._views.get(parameter, {}))
+        return made
+
+
+def _is_like(value: Any, view: torch.Tensor) -> bool:
+    """Whether the tensor can take the place of the other one."""
+    return (
+        isinstance(value, torch.Tensor)
+        and (value.shape, value.dtype, value.device) == (view.shape, view.dtype, view.device)
+        and not value.requires_grad
+    )
 
 
 def refuse_whole_tensor(prototype: torch.optim.Optimizer) -> None:
