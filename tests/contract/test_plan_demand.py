@@ -299,3 +299,21 @@ def test_accelerators_by_name_and_label() -> None:
         assert found.memory_bytes == H100
     for name in ("a100", "", "V100", "TPU"):
         assert accelerator(name) is None, name
+
+
+@pytest.mark.parametrize(
+    ("name", "gbps"),
+    [
+        ("NVIDIA-A100-SXM4-40GB", 300),
+        ("NVIDIA-A100-SXM4-80GB", 300),
+        ("A100-80GB", 300),
+        ("a100-80", 300),
+        ("NVIDIA-A100-PCIE-40GB", 32),
+        ("NVIDIA-A100-80GB-PCIe", 32),
+        ("A100-PCIe-80GB", 32),
+    ],
+)
+def test_cards_in_slots_have_no_nvlink(name: str, gbps: float) -> None:
+    found = accelerator(name)
+    assert found is not None
+    assert found.peer_gbps == gbps

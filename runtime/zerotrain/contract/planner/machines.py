@@ -65,8 +65,11 @@ ACCELERATORS: tuple[Accelerator, ...] = (
     _device("A10", 23_028, (125, 600, 32, 32), "NVIDIA-A10", "NVIDIA-A10G"),
     _device("L4", 23_034, (121, 300, 32, 32), "NVIDIA-L4"),
     _device("L40S", 46_068, (362, 864, 32, 32), "NVIDIA-L40S"),
-    _device("A100-40GB", 40_960, (312, 1555, 32, 300), "NVIDIA-A100-SXM4-40GB", "NVIDIA-A100-PCIE-40GB"),
-    _device("A100-80GB", 81_920, (312, 2039, 32, 300), "NVIDIA-A100-SXM4-80GB", "NVIDIA-A100-80GB-PCIe"),
+    _device("A100-40GB", 40_960, (312, 1555, 32, 300), "NVIDIA-A100-SXM4-40GB"),
+    _device("A100-80GB", 81_920, (312, 2039, 32, 300), "NVIDIA-A100-SXM4-80GB"),
+    # Cards in slots reach each other over PCIe, but for pairs with a bridge.
+    _device("A100-PCIe-40GB", 40_960, (312, 1555, 32, 32), "NVIDIA-A100-PCIE-40GB"),
+    _device("A100-PCIe-80GB", 81_920, (312, 1935, 32, 32), "NVIDIA-A100-80GB-PCIe"),
     _device("H100-80GB", 81_559, (989, 3350, 64, 450), "NVIDIA-H100-80GB-HBM3"),
     _device("H200-141GB", 143_771, (989, 4800, 64, 450), "NVIDIA-H200"),
     _device("B200-180GB", 183_359, (2250, 8000, 64, 900), "NVIDIA-B200"),
