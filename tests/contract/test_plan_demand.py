@@ -210,6 +210,24 @@ def test_a_guess_of_what_goes_to_the_host_refuses_nothing_either() -> None:
     assert known.least_bytes == known.exact_bytes + known.activation_bytes
 
 
+@pytest.mark.parametrize("recompute", [{}, {"activation_checkpointing": {}}])
+def test_autocasts_copies_of_weights_are_on_every_rank(recompute: dict[str, Any]) -> None:
+    """Two bytes per multiplied weight, at stage 3 too, which eight ranks do not share."""
+    given: dict[str, Any] = {"bf16": {"enabled": False}, "zero_optimization": zero(3), **recompute}
+    autocast: dict[str, Any] = {"torch_autocast": {"enabled": True, "dtype": "fp16"}}
+    there = {**ROOMY, Tier.GPU: 26 * GIB}
+    plain, cast = (demand(workload(limits=there, **given, **more)) for more in ({}, autocast))
+    copies = 2 * LLAMA_8B.matmul_parameters
+    gpu = cast.tier(Tier.GPU)
+    assert gpu is not None
+    assert gpu.activation_bytes > 0.9 * copies
+    assert gpu.least_bytes > cast.formulas.gpu.total_bytes + 0.9 * copies
+    forward = next(phase for phase in cast.phases if phase.name == "forward")
+    assert forward.activation_bytes > copies
+    assert cast.verdict is Verdict.DOES_NOT_FIT
+    assert cast.formulas == plain.formulas
+
+
 def test_phases() -> None:
     found = demand(workload(zero_optimization=zero(3)))
     by_name = {phase.name: phase for phase in found.phases}

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from zerotrain.contract.config import EngineConfig, load, resolve
 from zerotrain.contract.memory import small_parameters
@@ -131,16 +133,20 @@ def trained(shape_name: str) -> tuple[nn.Module, Callable[[nn.Module], torch.Ten
     return build_model(raw), lambda model: _next_token_loss(model, ids), shape_of_config(raw)
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize("name", ["gpt", "llama", "all heads", "qwen3", "gpt2"])
+AUTOCAST: dict[str, Any] = {"torch_autocast": {"enabled": True, "dtype": "bfloat16"}}
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "autocast"])
+@pytest.mark.parametrize("name", ["gpt", "llama", "all heads", "biases", "tied", "qwen3", "gpt2"])
 def test_activations_of_a_forward_pass(name: str, dtype: str) -> None:
     """To the byte but for what does not grow with the model: a loss, positions, a norm's fp32 statistics."""
     model, loss, shape = trained(name)
     if dtype == "bf16":
         model = model.to(torch.bfloat16)
-    counted = kept_bytes(model, lambda: loss(model))
-    planned = activations(shape, configured(bf16={"enabled": dtype == "bf16"})).least_bytes
-    assert counted == pytest.approx(planned, rel=0.002)
+    with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "autocast"):
+        counted = kept_bytes(model, lambda: loss(model))
+    more = AUTOCAST if dtype == "autocast" else {"bf16": {"enabled": dtype == "bf16"}}
+    assert counted == pytest.approx(activations(shape, configured(**more)).least_bytes, rel=0.002)
 
 
 def test_recomputed_activations() -> None:
@@ -155,6 +161,47 @@ def test_recomputed_activations() -> None:
     moved = activations(shape, configured(activation_checkpointing={"cpu_checkpointing": True}))
     assert moved.host_bytes == 3 * 2 * TOKENS * 128 * 4
     assert found.kept_bytes - moved.kept_bytes == moved.host_bytes
+
+
+def test_weights_that_autocast_copies_for_recomputed_blocks() -> None:
+    """The cache holds a copy of every matrix until forward is over; backward makes a block's anew."""
+    model, loss, shape = trained("llama")
+    model.gradient_checkpointing_enable()  # type: ignore[operator]
+    copies = Copies({parameter.shape for parameter in model.parameters() if parameter.ndim == 2})
+    with copies:
+        with torch.autocast("cpu", torch.bfloat16):
+            held = loss(model)
+            inside = copies.alive_bytes()
+        after = copies.alive_bytes()
+    assert held.grad_fn is not None
+    found = activations(shape, configured(**AUTOCAST, activation_checkpointing={}))
+    assert (inside - after, after) == (found.cache_bytes, 2 * 512 * 128)
+    assert found.forward_bytes - found.least_bytes >= found.head_work_bytes
+    whole = activations(shape, configured(**AUTOCAST))
+    assert whole.cache_bytes == 0
+    plain = activations(shape, configured(activation_checkpointing={}))
+    assert plain.kept_bytes == found.kept_bytes, "the residual stream stays fp32"
+    assert plain.cache_bytes == 0
+
+
+class Copies(TorchDispatchMode):
+    """Narrow copies of matrices of these shapes, as long as they live."""
+
+    def __init__(self, shapes: set[torch.Size]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._shapes = shapes
+        self._made: list[tuple[StorageWeakRef, int]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default and made.shape in self._shapes:
+            storage = made.untyped_storage()
+            self._made.append((StorageWeakRef(storage), storage.nbytes()))  # type: ignore[no-untyped-call]
+        return made
+
+    def alive_bytes(self) -> int:
+        gone = [bool(storage.expired()) for storage, _ in self._made]  # type: ignore[no-untyped-call]
+        return sum(size for (_, size), is_gone in zip(self._made, gone, strict=True) if not is_gone)
 
 
 def test_known_models() -> None:

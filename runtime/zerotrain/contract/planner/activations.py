@@ -29,25 +29,27 @@ class Activations:
     """Of one micro-batch on one rank."""
 
     kept_bytes: int
-    """Kept from forward to backward, all blocks together."""
+    """Kept from forward to backward, all blocks together; autocast's copies of their weights included."""
     head_bytes: int
-    """Kept by the final norm, the head and the loss."""
+    """Kept by the final norm, the head and the loss; likewise."""
     head_work_bytes: int
     """The largest tensors that come and go around the loss."""
     block_work_bytes: int
-    """The same within one block in backward, its recomputed activations included."""
+    """The same within one block in backward, with what is recomputed there."""
     host_bytes: int = 0
     """Checkpointed inputs in host memory (`cpu_checkpointing`)."""
+    cache_bytes: int = 0
+    """Autocast's copies of the weights of recomputed blocks: forward's end drops them."""
 
     @property
     def least_bytes(self) -> int:
-        """There in any case when the loss is known."""
-        return self.kept_bytes + self.head_bytes
+        """There in any case when the loss is known, or at the end of the blocks."""
+        return self.kept_bytes + max(self.head_bytes, self.cache_bytes)
 
     @property
     def forward_bytes(self) -> int:
         """At the end of forward."""
-        return self.kept_bytes + self.head_bytes + self.head_work_bytes
+        return self.kept_bytes + self.head_bytes + self.head_work_bytes + self.cache_bytes
 
     @property
     def backward_bytes(self) -> int:
@@ -55,38 +57,79 @@ class Activations:
         return self.kept_bytes + max(self.head_bytes + self.head_work_bytes, self.block_work_bytes)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Widths:
+    """Bytes of an element."""
+
+    stream: int
+    """Of the residual stream and what the norms keep of it."""
+    product: int
+    """Of what linear layers and attention take and give."""
+
+    @property
+    def is_cast(self) -> bool:
+        """Every linear layer gets a copy of its input and of its weight (autocast)."""
+        return self.stream != self.product
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> _Widths:
+        stream = config.precision.compute_dtype
+        return cls(stream=DTYPE_BYTES[stream], product=DTYPE_BYTES[config.precision.autocast_dtype or stream])
+
+
 def activations(shape: ModelShape, config: EngineConfig) -> Activations:
     """Activations of a model under a configuration."""
-    tokens = config.batch.micro_batch_size * shape.context
-    width = DTYPE_BYTES[config.precision.compute_dtype]
+    tokens, width = config.batch.micro_batch_size * shape.context, _Widths.of(config)
     recompute = config.activation_checkpointing
-    block = _block(shape, width)
-    inputs = width * shape.width
+    block, inputs = _block(shape, width), width.stream * shape.width
     kept = inputs if recompute.configured else block
     in_host = recompute.configured and recompute.cpu_checkpointing
-    shared = tokens * ID + (2 * width * shape.head_dim * shape.context if shape.block is Block.GATED else 0)
+    shared = tokens * ID
+    if shape.block is Block.GATED:
+        shared += 2 * width.stream * shape.head_dim * shape.context
     if shape.has_dropout and not recompute.configured:
         shared += tokens * MASK * shape.width
+    copy = _weight_copy(shape, width)
+    copies = shape.layers * copy
+    head_copy = width.product * shape.vocabulary * shape.width if width.is_cast else 0
+    head_work = FP32 if width.product == FP32 else FP32 + width.product
     return Activations(
-        kept_bytes=(0 if in_host else tokens * shape.layers * kept) + shared,
-        head_bytes=tokens * _head(shape, width),
-        head_work_bytes=tokens * shape.vocabulary * (FP32 if width == FP32 else FP32 + width),
-        block_work_bytes=tokens * (_block_work(shape, width) + (block if recompute.configured else 0)),
+        kept_bytes=(0 if in_host else tokens * shape.layers * kept)
+        + shared
+        + (0 if recompute.configured else copies),
+        head_bytes=tokens * _head(shape, width) + head_copy,
+        head_work_bytes=tokens * shape.vocabulary * head_work,
+        block_work_bytes=tokens * _block_work(shape, width)
+        + (tokens * block + copy if recompute.configured else 0),
         host_bytes=tokens * shape.layers * inputs if in_host else 0,
+        cache_bytes=copies if recompute.configured else 0,
     )
 
 
-def _block(shape: ModelShape, width: int) -> int:
+def _weight_copy(shape: ModelShape, width: _Widths) -> int:
+    """What autocast makes of the matrices of one block; on every rank, at every stage."""
+    if not width.is_cast:
+        return 0
+    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    matrices = 3 if shape.block is Block.GATED else 2
+    return width.product * shape.width * (2 * queries + 2 * keys + matrices * shape.inner)
+
+
+def _block(shape: ModelShape, width: _Widths) -> int:
     """Bytes that one block keeps of one token."""
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    attention = width * (2 * queries + 2 * keys) + FP32 * shape.heads
+    attention = width.product * (2 * queries + 2 * keys) + FP32 * shape.heads
     if shape.block is Block.GATED:
-        norms = 2 * _rms_norm(shape.width, width) + 2 * width * shape.width
-        head_norms = _rms_norm(queries, width, shape.heads) + _rms_norm(keys, width, shape.kv_heads)
-        return norms + attention + (head_norms if shape.head_norms else 0) + 4 * width * shape.inner
-    norms = 2 * (2 * width * shape.width + 2 * FP32)
+        # Linear layers share their input, but each has a cast copy of its own: three and two of them.
+        normed = width.product * shape.width * (5 if width.is_cast else 2)
+        norms = 2 * _rms_norm(shape.width, width.stream) + normed
+        head_norms = _rms_norm(queries, width.product, shape.heads)
+        head_norms += _rms_norm(keys, width.product, shape.kv_heads)
+        inner = 4 * width.product * shape.inner
+        return norms + attention + (head_norms if shape.head_norms else 0) + inner
+    norms = 2 * ((width.stream + width.product) * shape.width + 2 * FP32)
     masks = 2 * MASK * shape.width if shape.has_dropout else 0
-    return norms + attention + 2 * width * shape.inner + masks
+    return norms + attention + 2 * width.product * shape.inner + masks
 
 
 def _rms_norm(numel: int, width: int, rows: int = 1) -> int:
@@ -94,15 +137,15 @@ def _rms_norm(numel: int, width: int, rows: int = 1) -> int:
     return FP32 * numel + FP32 * rows + width * numel
 
 
-def _head(shape: ModelShape, width: int) -> int:
+def _head(shape: ModelShape, width: _Widths) -> int:
     """Final norm, input of the head, log-probabilities, labels."""
     if shape.block is Block.GATED:
-        norm = _rms_norm(shape.width, width)
+        norm = _rms_norm(shape.width, width.stream)
     else:
-        norm = width * shape.width + 2 * FP32
-    return norm + width * shape.width + FP32 * shape.vocabulary + ID
+        norm = width.stream * shape.width + 2 * FP32
+    return norm + width.product * shape.width + FP32 * shape.vocabulary + ID
 
 
-def _block_work(shape: ModelShape, width: int) -> int:
+def _block_work(shape: ModelShape, width: _Widths) -> int:
     """Gradients of the widest part of a block: three of the MLP's inner tensors and two of the stream."""
-    return width * (3 * shape.inner + 2 * shape.width)
+    return 3 * width.product * shape.inner + 2 * width.stream * shape.width
