@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.abc
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,10 @@ import torch
 
 import zerotrain.runtime as zt
 from tests.support.hf_folders import CASES, model_of, save, token_ids
+from zerotrain.runtime.activation import checkpoint
+from zerotrain.runtime.activation.kept import Kept
+from zerotrain.runtime.activation.settings import Settings, adopt
+from zerotrain.runtime.models.huggingface import recompute_activations
 
 
 def logits_of(folder: Path, implementation: str, **inputs: torch.Tensor) -> torch.Tensor:
@@ -122,18 +127,43 @@ def test_what_is_not_supported_is_named(
         zt.load_pretrained(tmp_path, implementation="zerotrain")
 
 
-@pytest.mark.parametrize("case", ["llama", "gpt2"])
-def test_recomputing_activations_changes_no_gradient(case: str, tmp_path: Path) -> None:
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Kept]]:
+    """Inputs of recomputed blocks that were put elsewhere."""
+    found: list[Kept] = []
+
+    class Seen(Kept):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            found.append(self)
+
+    monkeypatch.setattr(checkpoint, "Kept", Seen)
+    yield found
+    adopt(Settings())
+
+
+@pytest.mark.parametrize("in_host_memory", [False, True])
+@pytest.mark.parametrize("implementation", ["zerotrain", "transformers"])
+@pytest.mark.parametrize("case", ["llama", "qwen3", "gpt2"])
+def test_recomputing_activations_changes_no_gradient(
+    case: str, implementation: str, in_host_memory: bool, kept: list[Kept], tmp_path: Path
+) -> None:
+    """With dropout too. A block's input, and nothing that blocks share, goes to host memory when asked."""
     save(case, tmp_path)
+    zt.configure_checkpointing(checkpoint_in_cpu=in_host_memory)
     plain, recomputed = (
-        zt.materialize(zt.load_pretrained(tmp_path, implementation="zerotrain")).eval() for _ in range(2)
+        zt.materialize(zt.load_pretrained(tmp_path, implementation=implementation)).train() for _ in range(2)
     )
-    recomputed.gradient_checkpointing_enable(  # type: ignore[operator]
-        gradient_checkpointing_kwargs={"use_reentrant": False}
-    )
+    recompute_activations(recomputed)
     for model in (plain, recomputed):
-        model(token_ids(), labels=token_ids()).loss.backward()
+        torch.manual_seed(2)
+        logits = model(input_ids=token_ids()).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), token_ids().flatten())
+        loss.backward()  # type: ignore[no-untyped-call]
     for one, other in zip(plain.parameters(), recomputed.parameters(), strict=True):
         assert one.grad is not None
         assert other.grad is not None
         assert torch.equal(one.grad, other.grad)
+    width = 2 * 24 * 32
+    stored = [(held._slot.tensor.device.type, held._slot.tensor.numel()) for held in kept]
+    assert stored == ([("cpu", width)] * 3 if in_host_memory else [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -49,7 +50,7 @@ def checkpoint_activations(function: Callable[..., Any], *args: Any, **kwargs: A
 
 def _observed(function: Callable[..., Any], settings: Settings) -> Callable[..., Any]:
     """The function with the device waited for around it and, when asked, its time printed."""
-    name = type(function).__name__ if isinstance(function, torch.nn.Module) else _name_of(function)
+    name = _name_of(function)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         _synchronize()
@@ -67,6 +68,10 @@ def _observed(function: Callable[..., Any], settings: Settings) -> Callable[...,
 
 
 def _name_of(function: Callable[..., Any]) -> str:
+    if isinstance(function, partial):
+        return _name_of(function.func)
+    if isinstance(function, torch.nn.Module):
+        return type(function).__name__
     return str(getattr(function, "__qualname__", type(function).__name__))
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
+from zerotrain.runtime.activation.checkpoint import checkpoint_activations
 from zerotrain.runtime.models.causal_lm import (
     CausalLmOutput,
     RmsNorm,
@@ -203,10 +204,9 @@ class Body(nn.Module):
         positions_BT = torch.arange(ids_BT.shape[1], device=ids_BT.device)[None]
         angles = self.rotary_emb(positions_BT, x_BTD.dtype)
         for layer in self.layers:
-            if self.checkpoint_activations and torch.is_grad_enabled():
-                x_BTD = checkpoint(layer, x_BTD, angles, padding_BT, use_reentrant=False)
-            else:
-                x_BTD = layer(x_BTD, angles, padding_BT)
+            # Bound: of what goes to a layer, only x is its own; the rest is there once, for all of them.
+            run = partial(layer, angles=angles, padding_BT=padding_BT)
+            x_BTD = checkpoint_activations(run, x_BTD) if self.checkpoint_activations else run(x_BTD)
         output: torch.Tensor = self.norm(x_BTD)
         return output
 

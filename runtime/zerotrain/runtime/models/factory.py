@@ -19,7 +19,7 @@ from zerotrain.contract.train_spec import GptSpec, ModelSpec, TrainSpec
 from zerotrain.runtime.construct.context import init_context
 from zerotrain.runtime.models.causal_lm import UnsupportedModel
 from zerotrain.runtime.models.gpt import BYTE_VOCABULARY, Gpt
-from zerotrain.runtime.models.huggingface import load_pretrained, read_model_config
+from zerotrain.runtime.models.huggingface import load_pretrained, read_model_config, recompute_activations
 from zerotrain.runtime.weights import WeightsError
 
 DEFAULT_CONTEXT = 2048
@@ -81,7 +81,7 @@ def _from_folder(folder: str, spec: TrainSpec, *, checkpoint_activations: bool) 
             f"context {context} exceeds the {longest} positions of the model in {folder}; lower it"
         )
     if checkpoint_activations:
-        module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})  # type: ignore[operator]
+        recompute_activations(module)
     vocabulary = raw.get("vocab_size")
     return BuiltModel(
         module=module,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
+from zerotrain.runtime.activation.checkpoint import checkpoint_activations
 from zerotrain.runtime.models.causal_lm import (
     CausalLmOutput,
     UnsupportedModel,
@@ -119,10 +120,8 @@ class Body(nn.Module):
         positions_T = torch.arange(ids_BT.shape[1], device=ids_BT.device)
         x_BTD = self.drop(self.wte(ids_BT) + self.wpe(positions_T))
         for block in self.h:
-            if self.checkpoint_activations and torch.is_grad_enabled():
-                x_BTD = checkpoint(block, x_BTD, padding_BT, use_reentrant=False)
-            else:
-                x_BTD = block(x_BTD, padding_BT)
+            run = partial(block, padding_BT=padding_BT)
+            x_BTD = checkpoint_activations(run, x_BTD) if self.checkpoint_activations else run(x_BTD)
         output: torch.Tensor = self.ln_f(x_BTD)
         return output
 

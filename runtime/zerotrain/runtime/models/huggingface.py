@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from zerotrain.contract.config import EngineConfig
+from zerotrain.runtime.activation.checkpoint import checkpoint_activations
 from zerotrain.runtime.construct.context import init_context
 from zerotrain.runtime.models.causal_lm import UnsupportedModel, check_numbers
 from zerotrain.runtime.models.decoder import Decoder
@@ -30,6 +31,9 @@ FAMILIES: Mapping[str, Callable[[Mapping[str, Any]], nn.Module]] = {
     "gpt2": Gpt2,
 }
 """`model_type` of config.json -> what builds the model where transformers is not installed."""
+
+_LIBRARYS_CHECKPOINT = "_gradient_checkpointing_func"
+"""What blocks of transformers call with a function and its inputs; torch's own unless replaced."""
 
 _folders: WeakKeyDictionary[nn.Module, Path] = WeakKeyDictionary()
 
@@ -110,6 +114,17 @@ def read_model_config(folder: Path) -> dict[str, Any]:
     if not isinstance(raw, dict):
         raise WeightsError(f"model folder {folder}: {CONFIG} must be an object; got {type(raw).__name__}")
     return raw
+
+
+def recompute_activations(model: nn.Module) -> None:
+    """Let all blocks of a model of `load_pretrained` go through `checkpoint_activations`, the library's too.
+
+    Raises ValueError where the library has no recomputation for the model.
+    """
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})  # type: ignore[operator]
+    for part in model.modules():
+        if hasattr(part, _LIBRARYS_CHECKPOINT):
+            setattr(part, _LIBRARYS_CHECKPOINT, checkpoint_activations)
 
 
 def folder_of(model: nn.Module) -> Path | None:
