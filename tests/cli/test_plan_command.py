@@ -175,10 +175,60 @@ def test_rates_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(probe, "FILE_BYTES", 32 << 20)
     monkeypatch.setattr(probe, "COPY_BYTES", 16 << 20)
     monkeypatch.setattr(probe, "MATMUL_SIZE", 128)
-    found = probe.measure(tmp_path, ranks=2)
+    found = probe.measure(tmp_path, ranks=2, dtype="fp32")
     assert set(found) == {"host", "nvme", "tflops"}
     assert all(rate > 0 for rate in found.values())
     assert list(tmp_path.iterdir()) == [], "the file has no name"
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [
+        ({}, "fp32"),
+        ({"bf16": {"enabled": True}}, "bf16"),
+        ({"torch_autocast": {"enabled": True, "dtype": "fp16"}}, "fp16"),
+    ],
+)
+def test_products_are_measured_in_the_dtype_of_the_job(
+    config: dict[str, Any], dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A processor and a GPU are slower at fp32 than at bf16: `--probe` and the data sheet follow."""
+    asked: list[str] = []
+
+    def matmul(dtype: str) -> float:
+        asked.append(dtype)
+        return 1.0
+
+    monkeypatch.setattr(probe, "SECONDS", 0.01)
+    monkeypatch.setattr(probe, "FILE_BYTES", 1 << 20)
+    monkeypatch.setattr(probe, "COPY_BYTES", 1 << 20)
+    monkeypatch.setattr(probe, "matmul_tflops", matmul)
+    path = job_file(tmp_path, config={"train_micro_batch_size_per_gpu": 1, **config})
+    done = plan(path, "--model-config", tmp_path, "--probe", tmp_path)
+    assert asked == [dtype], done.output
+    parts = [
+        json.loads(plan(path, "--model-config", tmp_path, *options, "-o", "json").output)["pace"]["parts"]
+        for options in (("--gpu", "H200"), ("--rate", f"tflops={0.4 * (67 if dtype == 'fp32' else 989)}"))
+    ]
+    by_sheet, given = (next(part for part in each if part["what"] == "compute") for each in parts)
+    assert by_sheet["seconds"] == pytest.approx(given["seconds"])
+
+
+def test_the_probe_multiplies_in_every_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(probe, "SECONDS", 0.01)
+    monkeypatch.setattr(probe, "MATMUL_SIZE", 16)
+    made: list[Any] = []
+    plain = torch.ones
+
+    def ones(*size: int, **how: Any) -> Any:
+        made.append(how["dtype"])
+        return plain(*size, **how)
+
+    monkeypatch.setattr(torch, "ones", ones)
+    for dtype in ("fp32", "bf16", "fp16"):
+        assert (probe.matmul_tflops(dtype) or 0) > 0
+    assert made == [torch.float32, torch.bfloat16, torch.float16]
 
 
 def test_published_tables() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.contract.test_plan_demand import LLAMA_8B, SMALL, workload, zero
 from zerotrain.contract.planner import Pace, Rates, demand, flops_per_token, pace, rates_of
-from zerotrain.contract.planner.machines import accelerator
+from zerotrain.contract.planner.machines import ACCELERATORS, FP32_TFLOPS, accelerator
 
 RATES = Rates(tflops=100.0, device=1000.0, host=100.0, pcie=25.0, peer=100.0, network=10.0, nvme=5.0)
 PEAK_TFLOPS = {"A100": 312.0, "H100": 989.0}
@@ -113,3 +113,21 @@ def test_data_sheets() -> None:
     assert rates.network is None
     assert "data sheet" in rates.sources["tflops"]
     assert rates_of(None) == Rates()
+
+
+def test_fp32_has_a_peak_of_its_own() -> None:
+    """The engine lets no TF32 in, so fp32 products reach a fraction of what bf16 ones do."""
+    device = accelerator("A100-80GB")
+    narrow, wide = rates_of(device, "bf16"), rates_of(device, "fp32")
+    assert narrow.tflops == pytest.approx(0.4 * 312)
+    assert wide.tflops == pytest.approx(0.4 * 19.5)
+    assert wide.sources["tflops"] == "40% of the A100-80GB's data sheet, fp32"
+    given: dict[str, Any] = {"ranks": 8, "per_worker": 8, "zero_optimization": zero(3)}
+    fast, slow = paced(narrow, **given), paced(wide, **given, bf16={"enabled": False})
+    assert seconds(slow, "backward", "compute") == pytest.approx(16 * seconds(fast, "backward", "compute"))
+    assert {item.name for item in ACCELERATORS if item.fp32_tflops is None} == {"B200-180GB"}
+    assert set(FP32_TFLOPS) < {item.name for item in ACCELERATORS}
+    unknown = rates_of(accelerator("B200"), "fp32")
+    assert unknown.tflops is None
+    found = paced(unknown, **given, bf16={"enabled": False})
+    assert found.missing == ("tflops",)

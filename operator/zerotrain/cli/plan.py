@@ -162,13 +162,14 @@ def _rates(
     """By data sheet, then measured, then given: the last one counts."""
     from zerotrain.operator.api.planning import sheet_rates
 
-    rates = sheet_rates(file.job.spec, device)
+    rates = sheet_rates(file.job.spec, workload, device)
     if probe is not None:
         from zerotrain.cli.probe import ProbeError, measure
 
         sharers = workload.ranks_per_worker if workload.on_host else 1
+        dtype = workload.config.precision.product_dtype
         try:
-            rates = rates.given(measure(probe, ranks=sharers), "measured here")
+            rates = rates.given(measure(probe, ranks=sharers, dtype=dtype), "measured here")
         except ProbeError as error:
             raise CliError(str(error), next_step="name a folder that can be written in") from error
     try:

@@ -23,6 +23,8 @@ QUEUE = 16
 """Requests in flight, as many threads."""
 SECONDS = 0.6
 MATMUL_SIZE = 1024
+TORCH_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+"""By name: torch is imported where it is there, and late."""
 MATMUL_PART = 0.7
 """What training reaches of a bare matrix product."""
 
@@ -31,10 +33,11 @@ class ProbeError(Exception):
     """The folder cannot be written in."""
 
 
-def measure(folder: Path, *, ranks: int) -> dict[str, float]:
-    """Rates by their names in a plan. `ranks` share the processor. Raises ProbeError."""
+def measure(folder: Path, *, ranks: int, dtype: str) -> dict[str, float]:
+    """Rates by their names in a plan. `ranks` share the processor. `dtype`: of their products, as in a
+    configuration. Raises ProbeError."""
     found = {"host": host_gbps(), "nvme": disk_gbps(folder)}
-    tflops = matmul_tflops()
+    tflops = matmul_tflops(dtype)
     if tflops is not None:
         found["tflops"] = MATMUL_PART * tflops / ranks
     return found
@@ -91,7 +94,7 @@ def _sweep(handle: int, *, writes: bool) -> int:
         return sum(pool.map(lane, range(QUEUE)))
 
 
-def matmul_tflops() -> float | None:
+def matmul_tflops(dtype: str) -> float | None:
     """Of the GPU if there is one, else of all cores; None without torch."""
     if importlib.util.find_spec("torch") is None:
         return None
@@ -99,7 +102,7 @@ def matmul_tflops() -> float | None:
 
     on_cuda = torch.cuda.is_available()
     size, device = (8 * MATMUL_SIZE, "cuda") if on_cuda else (MATMUL_SIZE, "cpu")
-    left = torch.ones(size, size, dtype=torch.bfloat16, device=device)
+    left = torch.ones(size, size, dtype=getattr(torch, TORCH_DTYPES[dtype]), device=device)
     rounds, began = -1, time.perf_counter()
     while (elapsed := time.perf_counter() - began) < SECONDS:
         (left @ left).sum().item()  # waits for the device

@@ -30,7 +30,7 @@ def cpu_multiplies_fast(dtype: str) -> bool:
 
 def slow_products(config: EngineConfig, device: torch.device) -> str | None:
     """What to tell of a configuration that computes narrow on a CPU that is slow at it; None for others."""
-    narrow = config.precision.autocast_dtype or config.precision.compute_dtype
+    narrow = config.precision.product_dtype
     if device.type != "cpu" or narrow not in NEEDS or cpu_multiplies_fast(narrow):
         return None
     key = "torch_autocast" if config.precision.autocast_dtype else narrow

@@ -146,7 +146,7 @@ def _planned(text: str, workers: int, base_workers: int | None, most: int) -> Jo
         workload = workload_of(spec, workers=workers, base_workers=base_workers)
     except ShapeError as error:
         return JobPlan(verdict=Verdict.UNKNOWN, message=f"not planned: {error}", ranks=ranks)
-    return judge(workload, spec, base_workers=base_workers, most=most, rates=sheet_rates(spec))
+    return judge(workload, spec, base_workers=base_workers, most=most, rates=sheet_rates(spec, workload))
 
 
 def judge(
@@ -284,9 +284,10 @@ def _by_labels(labels: Mapping[str, str]) -> Limit | None:
     return None if known is None else Limit(num_bytes=known.memory_bytes, source=f"{known.name}, {where}")
 
 
-def sheet_rates(spec: ZeroTrainingJobSpec, device: Accelerator | None = None) -> Rates:
+def sheet_rates(spec: ZeroTrainingJobSpec, workload: Workload, device: Accelerator | None = None) -> Rates:
     """By the data sheet of `device`, else of the GPU that the spec names; no rates on CPUs."""
-    return rates_of((device or device_of(spec)) if spec.num_gpus else None)
+    found = (device or device_of(spec)) if spec.num_gpus else None
+    return rates_of(found, workload.config.precision.product_dtype)
 
 
 def device_of(spec: ZeroTrainingJobSpec) -> Accelerator | None:

@@ -308,6 +308,11 @@ class PrecisionConfig:
     gradient_predivision: float = 1.0
     """Gradients are divided by this before they travel; the rest of the division comes after the sum."""
 
+    @property
+    def product_dtype(self) -> Dtype:
+        """Of matrix products: autocast's where there is one."""
+        return self.autocast_dtype or self.compute_dtype
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerConfig:

@@ -28,6 +28,8 @@ class Accelerator:
     """All of it, as the driver says."""
     tflops: float
     """Dense bf16 (fp16 where there is no bf16)."""
+    fp32_tflops: float | None
+    """In fp32 without TF32, as the engine multiplies; None = not known."""
     memory_gbps: float
     host_gbps: float
     """PCIe, one direction."""
@@ -41,6 +43,23 @@ class Accelerator:
         return self.memory_mib * MIB
 
 
+FP32_TFLOPS: Mapping[str, float] = {
+    "T4": 8.1,
+    "V100-16GB": 15.7,
+    "V100-32GB": 15.7,
+    "RTX3090": 35.6,
+    "RTX4090": 82.6,
+    "A10": 31.2,
+    "L4": 30.3,
+    "L40S": 91.6,
+    "A100-40GB": 19.5,
+    "A100-80GB": 19.5,
+    "H100-80GB": 67,
+    "H200-141GB": 67,
+}
+"""By the name of a device; of one that is not here no sheet is sure."""
+
+
 def _device(
     name: str, memory_mib: int, rates: tuple[float, float, float, float], *labels: str
 ) -> Accelerator:
@@ -49,6 +68,7 @@ def _device(
         name=name,
         memory_mib=memory_mib,
         tflops=tflops,
+        fp32_tflops=FP32_TFLOPS.get(name),
         memory_gbps=memory,
         host_gbps=host,
         peer_gbps=peer,
@@ -94,7 +114,7 @@ class Rates:
     """Speeds that are reached; None = unknown. Bandwidths are in GB/s (10**9 bytes), one direction."""
 
     tflops: float | None = None
-    """Of one rank, in the model's own precision."""
+    """Of one rank, in the dtype of the job's matrix products."""
     device: float | None = None
     """Memory of one accelerator."""
     host: float | None = None
@@ -125,22 +145,25 @@ class Rates:
 RATE_NAMES = tuple(item.name for item in fields(Rates) if item.name != "sources")
 
 
-def rates_of(device: Accelerator | None) -> Rates:
-    """What a data sheet promises, reduced to what is usually reached; nothing without a device."""
+def rates_of(device: Accelerator | None, dtype: str = "bf16") -> Rates:
+    """What a data sheet promises, reduced to what is usually reached; nothing without a device.
+
+    `dtype`: that of the job's matrix products, as in a configuration. No `tflops` where the sheet has none.
+    """
     if device is None:
         return Rates()
-    share = f"{BANDWIDTH_PART:.0%} of the {device.name}'s data sheet"
+    peak = device.fp32_tflops if dtype == "fp32" else device.tflops
+    computing = {} if peak is None else {"tflops": COMPUTE_PART * peak}
+    sheet = f"the {device.name}'s data sheet"
     return (
         Rates()
-        .given(
-            {"tflops": COMPUTE_PART * device.tflops}, f"{COMPUTE_PART:.0%} of the {device.name}'s data sheet"
-        )
+        .given(computing, f"{COMPUTE_PART:.0%} of {sheet}" + (", fp32" if dtype == "fp32" else ""))
         .given(
             {
                 "device": BANDWIDTH_PART * device.memory_gbps,
                 "pcie": BANDWIDTH_PART * device.host_gbps,
                 "peer": BANDWIDTH_PART * device.peer_gbps,
             },
-            share,
+            f"{BANDWIDTH_PART:.0%} of {sheet}",
         )
     )
