@@ -66,6 +66,7 @@ PLAN = {
         "cross_node_bytes": "int",
         "network_bytes": "int",
         "nvme_bytes": "int",
+        "nvme_pass_bytes": "int",
         "pcie_down_bytes": "int",
         "pcie_up_bytes": "int",
         "phases": {"backward_bytes": "int", "forward_bytes": "int", "step_bytes": "int"},

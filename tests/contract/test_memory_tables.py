@@ -194,6 +194,7 @@ def test_traffic_in_units_of_the_model() -> None:
     spilled = inputs(3, optimizer_tier="nvme", param_tier="nvme", micro_steps=2)
     passes = 2 * 2 * 2 * (20_000 + 1_000)
     assert step_traffic(spilled).nvme_bytes == 2 * 12 * 20_000 + passes + 2 * 20_000
+    assert step_traffic(spilled).nvme_pass_bytes == passes
     assert step_traffic(spilled).pcie_up_bytes == passes
     halves = step_traffic(replace(spilled, splits_masters=True)).nvme_bytes
     assert halves - step_traffic(spilled).nvme_bytes == 2 * 20_000, "the update reads the upper halves"

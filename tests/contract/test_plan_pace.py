@@ -68,6 +68,33 @@ def test_offloaded_updates_hide_behind_forward() -> None:
     assert seconds(bound, "optimizer", "drive") == pytest.approx(20 * LLAMA_8B.parameters / 5e9, rel=0.01)
 
 
+@pytest.mark.parametrize("just_in_time", [False, True])
+@pytest.mark.parametrize("micro", [1, 64])
+def test_spilled_parameters_are_read_by_the_passes(micro: int, just_in_time: bool) -> None:
+    """2 bytes per element for forward and for backward; the update moves 10 of states and the weight."""
+    blocks: dict[str, Any] = {
+        "offload_param": {"device": "nvme", "max_in_cpu": 0},
+        "offload_optimizer": {"device": "nvme", "just_in_time": just_in_time},
+        "stage3_max_reuse_distance": 0,
+    }
+    given: dict[str, Any] = {"ranks": 1, "per_worker": 1, "train_micro_batch_size_per_gpu": micro}
+    found = paced(zero_optimization=zero(3, **blocks), **given)
+    parameters = LLAMA_8B.parameters
+    read = 2 * parameters / 5e9
+    assert seconds(found, "forward", "drive") == pytest.approx(read, rel=0.01)
+    assert seconds(found, "backward", "drive") == pytest.approx(read, rel=0.01)
+    update = 2 * (10 + 2) * parameters / 5e9
+    assert seconds(found, "optimizer", "drive") == pytest.approx(update, rel=0.01)
+    compute = seconds(found, "forward", "compute")
+    backward = max(2 * compute, read)
+    if just_in_time:
+        assert found.seconds == pytest.approx(backward + max(compute, update + read), rel=0.01)
+    else:
+        assert found.seconds == pytest.approx(backward + max(compute, read) + update, rel=0.01)
+    shown = sum(part.seconds for part in found.parts if not part.is_hidden)
+    assert shown == pytest.approx(found.seconds)
+
+
 def test_unknown_rates_are_named() -> None:
     found = paced(Rates(tflops=100.0), ranks=8, per_worker=4, zero_optimization=zero(3))
     assert set(found.missing) == {"network", "device"}

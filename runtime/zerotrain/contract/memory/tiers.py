@@ -68,6 +68,8 @@ class StepTraffic:
     pcie_down_bytes: int
     nvme_bytes: int
     """Read plus written."""
+    nvme_pass_bytes: int
+    """The part of it that forward and backward passes read; the update reads and writes the rest."""
     phases: NetworkPhases
     """When the network payload travels; together `network_bytes`, but for rounding."""
 
@@ -170,12 +172,14 @@ def step_traffic(inputs: MemoryInputs) -> StepTraffic:
     alone = inputs.world_size == 1
     up, down = (0, 0) if inputs.on_host else _transfers(inputs)
     phases = NetworkPhases(forward_bytes=ceil(forward), backward_bytes=ceil(backward), step_bytes=ceil(step))
+    passes, updates = _param_spill_traffic(inputs)
     return StepTraffic(
         network_bytes=0 if alone else ceil(forward + backward + step),
         cross_node_bytes=0 if alone else ceil(cross),
         pcie_up_bytes=up,
         pcie_down_bytes=down,
-        nvme_bytes=2 * optimizer_disk_bytes(inputs) + _param_spill_traffic(inputs),
+        nvme_bytes=2 * optimizer_disk_bytes(inputs) + updates + passes,
+        nvme_pass_bytes=passes,
         phases=NetworkPhases() if alone else phases,
     )
 
@@ -233,13 +237,13 @@ def _passes(inputs: MemoryInputs) -> int:
     return inputs.micro_steps * (2 * numel - kept)
 
 
-def _param_spill_traffic(inputs: MemoryInputs) -> int:
-    """Read for every pass, and by an update that needs the old weight; written by every update. What is in a
-    buffer still is not read again, so this is the most."""
+def _param_spill_traffic(inputs: MemoryInputs) -> tuple[int, int]:
+    """(passes, updates): read for every pass, and by an update that needs the old weight; written by every
+    update. What is in a buffer still is not read again, so this is the most."""
     moved, c = offloaded(inputs), inputs.compute_bytes
     on_disk = sum(moved.disk_params) + sum(moved.disk_frozen)
     if not on_disk:
-        return 0
+        return 0, 0
     kept = min(share(inputs.kept_live_numel, inputs.world_size), on_disk)
     passes = inputs.micro_steps * (2 * on_disk - kept)
-    return c * (passes + (2 if inputs.splits_masters else 1) * sum(moved.disk_params))
+    return c * passes, c * (2 if inputs.splits_masters else 1) * sum(moved.disk_params)

@@ -67,29 +67,26 @@ def pace(demand: Demand, rates: Rates) -> Pace | None:
     """The time of a step; None where no rate is known that any part of it needs."""
     clock = _Clock(demand, rates)
     forward = clock.phase(
-        "forward", [clock.compute(1.0), clock.network("forward"), clock.transfers("forward")]
+        "forward",
+        [clock.compute(1.0), clock.network("forward"), clock.transfers(), clock.spilled_parameters()],
     )
     backward_compute = clock.compute(3.0 if clock.recomputes else 2.0)
     backward = clock.phase(
         "backward",
-        [backward_compute, clock.network("backward"), clock.transfers("backward")],
+        [backward_compute, clock.network("backward"), clock.transfers(), clock.spilled_parameters()],
         overlaps=demand.workload.config.zero.overlap_comm,
     )
     update = clock.phase("optimizer", clock.update())
     gather = clock.phase("gather", [clock.network("gather")])
-    hides = clock.is_just_in_time
-    # Just in time: a unit is updated before the next forward needs it, so the longer of the two counts.
-    total = backward + gather + (max(forward, update) if hides else forward + update)
+    together = clock.at_once(forward, update) if clock.is_just_in_time else forward + update
     if not clock.parts:
         return None
-    if hides:
-        clock.hide("optimizer" if update <= forward else "forward")
     seen = [part for part in clock.parts if not part.is_hidden]
     slowest = max(seen, key=lambda part: part.seconds)
     batch = demand.workload.config.batch
     return Pace(
         parts=tuple(clock.parts),
-        seconds=total,
+        seconds=backward + gather + together,
         tokens=batch.train_batch_size * demand.workload.shape.context,
         workers=demand.workload.workers,
         bound_by=f"{slowest.what} in {slowest.phase}",
@@ -139,8 +136,19 @@ class _Clock:
             )
         return longest if overlaps else sum(seconds for _, seconds, _ in known)
 
-    def hide(self, phase: str) -> None:
-        self.parts = [replace(part, is_hidden=True) if part.phase == phase else part for part in self.parts]
+    def at_once(self, forward: float, update: float) -> float:
+        """Just in time: a unit is updated before the next forward needs it, so the longer of the two counts;
+        where both wait for the drive, its whole time."""
+        both = [part for part in self.parts if part.phase in ("forward", "optimizer")]
+        drive = sum(part.seconds for part in both if part.what == "drive")
+        longest = max(forward, update, drive)
+        hidden = "optimizer" if update <= forward else "forward"
+        for index, part in enumerate(self.parts):
+            if part in both and drive == longest:
+                self.parts[index] = replace(part, is_hidden=part.what != "drive")
+            elif part.phase == hidden:
+                self.parts[index] = replace(part, is_hidden=True)
+        return longest
 
     def compute(self, passes: float) -> tuple[str, float, str] | None:
         batch, shape = self.workload.config.batch, self.workload.shape
@@ -172,12 +180,17 @@ class _Clock:
     def _has_peers(self) -> bool:
         return self.workload.ranks_per_worker > 1 and self.rates.peer is not None
 
-    def transfers(self, phase: str) -> tuple[str, float, str] | None:
+    def transfers(self) -> tuple[str, float, str] | None:
         """Offloaded parameters on their way up; half of the passes each. The gradients' way down is the
         update's."""
         if self.inputs.param_tier == "gpu" or self.workload.on_host:
             return None
         return self._moved("PCIe", self.traffic.pcie_up_bytes / 2, self.rates.pcie, "pcie")
+
+    def spilled_parameters(self) -> tuple[str, float, str] | None:
+        """Read from the drive; half of the passes each."""
+        num_bytes = self.workload.ranks_per_worker * self.traffic.nvme_pass_bytes / 2
+        return self._moved("drive", num_bytes, self.rates.nvme, "nvme")
 
     def update(self) -> list[tuple[str, float, str] | None]:
         """Where the states are: what the update reads and writes there, all ranks of a worker together."""
@@ -196,7 +209,8 @@ class _Clock:
             up = 0 if inputs.param_tier != "gpu" else self.traffic.pcie_up_bytes
             crossing = max(up, self.traffic.pcie_down_bytes)
             found.append(self._moved("PCIe", crossing, self.rates.pcie, "pcie"))
-        found.append(self._moved("drive", ranks * self.traffic.nvme_bytes, self.rates.nvme, "nvme"))
+        spilled = self.traffic.nvme_bytes - self.traffic.nvme_pass_bytes
+        found.append(self._moved("drive", ranks * spilled, self.rates.nvme, "nvme"))
         return found
 
     def _moved(
