@@ -335,6 +335,12 @@ QUEUES = [
         Want(phase="Failed", actions=()),
     ),
     case(
+        "and-while-something-runs-beside-a-worker-that-has-ended",
+        queued("Completed", 1),
+        seen(ended(0, 0, phase="Running"), ended(1, 0), apis=KUEUE, queue=ADMITTED),
+        Want(phase="Completed", actions=()),
+    ),
+    case(
         "pods-that-the-policy-leaves-alone-do-not-keep-the-quota-for-ever",
         queued("Completed", 1, runPolicy={"cleanPodPolicy": "None"}),
         seen(ended(0, 0), going(1, grace_s=1), apis=KUEUE, queue=ADMITTED),

@@ -21,7 +21,7 @@ from tests.operator.reconcile_builders import (
     stamp,
     status,
 )
-from zerotrain.operator.reconcile import DeleteJob, DeletePods, DeleteWorkers
+from zerotrain.operator.reconcile import DeleteJob, DeletePods, DeleteWorkers, PodView
 
 
 def policy(**fields: Any) -> dict[str, Any]:
@@ -30,6 +30,14 @@ def policy(**fields: Any) -> dict[str, Any]:
 
 def finished(phase: str, seconds_ago: float = 100) -> dict[str, Any]:
     return status(phase, completionTime=stamp(ago(seconds_ago)))
+
+
+def beside(index: int, code: int, *, s_ago: float) -> PodView:
+    """A worker that has ended in a pod in which something else runs on."""
+    return ended(index, code, s_ago=s_ago, phase="Running")
+
+
+BOTH_DELETED = (DeletePods(names_uids=(("gpt-1-0", "pod-1-0"), ("gpt-1-1", "pod-1-1")), grace_s=1),)
 
 
 DEADLINE = [
@@ -180,6 +188,34 @@ LIVING = [
 ]
 
 
-@pytest.mark.parametrize("row", DEADLINE + CLEANING + LIVING, ids=lambda row: row.id)
+BESIDE = [
+    Row(
+        id="what runs beside the worker has time to end by itself",
+        job=job(status=finished("Completed")),
+        seen=seen(beside(0, 0, s_ago=20), beside(1, 0, s_ago=20)),
+        want=Want(phase="Completed", actions=(), wake_in_s=40),
+    ),
+    Row(
+        id="then its pod is ended, for it holds the devices",
+        job=job(status=finished("Completed")),
+        seen=seen(beside(0, 0, s_ago=60), beside(1, 0, s_ago=60)),
+        want=Want(phase="Completed", actions=BOTH_DELETED),
+    ),
+    Row(
+        id="also that of a failed job, whatever the policy says",
+        job=job(spec=policy(cleanPodPolicy="None"), status=finished("Failed")),
+        seen=seen(beside(0, 64, s_ago=60), beside(1, 1, s_ago=60)),
+        want=Want(phase="Failed", actions=BOTH_DELETED),
+    ),
+    Row(
+        id="the policy None leaves that of a completed job alone",
+        job=job(spec=policy(cleanPodPolicy="None"), status=finished("Completed")),
+        seen=seen(beside(0, 0, s_ago=900), beside(1, 0, s_ago=900)),
+        want=Want(phase="Completed", actions=()),
+    ),
+]
+
+
+@pytest.mark.parametrize("row", DEADLINE + CLEANING + LIVING + BESIDE, ids=lambda row: row.id)
 def test_run_policy(row: Row) -> None:
     check(row)

@@ -43,6 +43,15 @@ def test_it_reads_the_jobs_folder_and_can_write_nothing() -> None:
     assert sources["zerotrain-tmp"]["emptyDir"] == {"sizeLimit": "64Mi"}
 
 
+def test_no_quota_on_processors_or_memory_refuses_it_for_what_it_does_not_say() -> None:
+    (container,) = pod()["spec"]["containers"]
+    assert (
+        container["resources"]["requests"].keys()
+        == container["resources"]["limits"].keys()
+        == {"cpu", "memory"}
+    )
+
+
 def test_no_deletion_or_budget_of_an_attempt_takes_it_for_a_worker() -> None:
     labels = pod()["metadata"]["labels"]
     assert not {LABEL_ATTEMPT, LABEL_RANK} & labels.keys()

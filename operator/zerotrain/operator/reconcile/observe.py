@@ -48,6 +48,12 @@ class PodState(Enum):
 
 ENDED = frozenset({PodState.SUCCEEDED, PodState.YIELDED, PodState.FAILED})
 
+_TERMINAL = frozenset({"Succeeded", "Failed"})
+"""Phases of pods none of whose containers runs any more."""
+
+_KILLED = frozenset({128 + 9, 128 + 15})
+"""Codes of programs that were asked or made to end."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PodView:
@@ -64,6 +70,7 @@ class PodView:
     node: str | None = None
     pod_ip: str | None = None
     ready: bool = False
+    """The worker's container is; what runs beside it does not count."""
     scheduled: bool = False
     unscheduled_reason: str | None = None
     refused_seen_at: datetime | None = None
@@ -110,6 +117,12 @@ class PodView:
     @property
     def ended(self) -> bool:
         return self.state in ENDED
+
+    @property
+    def lingers(self) -> bool:
+        """Whether another container outlives the worker's, as a sidecar that a webhook put in may. Until it
+        has ended, too, the pod's devices count as taken."""
+        return self.ended and self.phase not in _TERMINAL
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -251,7 +264,7 @@ def pod_view(pod: Mapping[str, Any], *, seen_at: datetime) -> PodView | None:
         phase=status.get("phase", "Pending"),
         node=pod.get("spec", {}).get("nodeName"),
         pod_ip=status.get("podIP"),
-        ready=_is_true(conditions.get("Ready")),
+        ready=_is_ready(conditions.get("Ready"), container),
         scheduled=_is_true(conditions.get("PodScheduled")),
         unscheduled_reason=_unscheduled(conditions.get("PodScheduled")),
         refused_seen_at=seen_at if _is_refused(status, conditions.get("PodScheduled")) else None,
@@ -298,12 +311,20 @@ def _container(status: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _failed_init_container(status: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, int | None]:
-    """Its end, as a plain failure: the contract's meanings of codes are the worker program's alone."""
+    """Its end, as a plain failure: the contract's meanings of codes are the worker program's alone. One that
+    was killed stays so: what deletes a pod before its worker began is no fault of the program."""
     for item in status.get("initContainerStatuses", ()):
         ended = item.get("state", {}).get("terminated")
-        if ended is not None and ended.get("exitCode"):
-            return ended, 1
+        if ended is not None and (code := ended.get("exitCode")):
+            return ended, code if code in _KILLED else 1
     return None, None
+
+
+def _is_ready(condition: Mapping[str, Any] | None, container: Mapping[str, Any]) -> bool:
+    """A container beside the worker's keeps the pod from being ready; so does a node that fell silent, and
+    then what is said of containers is old."""
+    by_another = condition is not None and condition.get("reason") == "ContainersNotReady"
+    return _is_true(condition) or (by_another and container.get("ready") is True)
 
 
 def _is_true(condition: Mapping[str, Any] | None) -> bool:

@@ -17,6 +17,9 @@ from zerotrain.operator.reconcile.plan import DeletePods, DeleteWorkers
 KILL_GRACE_S = 1
 """For ranks whose peers are gone: their work since the last checkpoint is lost either way."""
 
+SIDECARS_END = timedelta(seconds=60)
+"""For what runs beside a worker that has ended; Kubernetes itself ends sidecars that it knows to be such."""
+
 LATE_CREATIONS = timedelta(seconds=2)
 """A request that its sender did not live to see answered may wait in the API server for so long."""
 
@@ -54,7 +57,7 @@ def end_strays(draft: Draft) -> None:
 def end_live_workers(draft: Draft, view: AttemptView, *, grace_s: int) -> None:
     """End what still runs and keep the ended pods, whose logs people want to read."""
     # Also one that counts as lost because its node does not let it go.
-    live = [pod for pod in view.present if not pod.ended]
+    live = [pod for pod in view.present if not pod.ended or _lingers(draft, pod)]
     due = [pod for pod in live if _needs_deletion(pod, grace_s)]
     spared = logs.unsaved(draft) if due else None
     _delete(draft, [pod for pod in due if spared is None or pod.uid != spared.uid], grace_s)
@@ -62,6 +65,16 @@ def end_live_workers(draft: Draft, view: AttemptView, *, grace_s: int) -> None:
         logs.save(draft)
         _delete(draft, [spared], grace_s)
     _force_stuck(draft, live)
+
+
+def _lingers(draft: Draft, pod: PodView) -> bool:
+    """Whether what runs beside a worker that has ended had time enough to end by itself."""
+    if not pod.lingers or pod.ended_seen_at is None:
+        return False
+    due = pod.ended_seen_at + SIDECARS_END
+    if draft.now < due:
+        draft.wake(due)
+    return draft.now >= due
 
 
 def _end(draft: Draft, number: int, pods: list[PodView], grace_s: int) -> None:

@@ -25,9 +25,10 @@ COMMAND: Final = ("python", "-m", "zerotrain.cli", "checkpoint", "verify")
 
 RESOURCES: Final[Json] = {
     "requests": {"cpu": "250m", "memory": "256Mi"},
-    "limits": {"memory": "2Gi"},
+    "limits": {"cpu": "2", "memory": "2Gi"},
 }
-"""Files are read in pieces; the manifest of a model with many parameters is what needs the memory."""
+"""Files are read in pieces; the manifest of a model with many parameters is what needs the memory. A quota on
+`limits.cpu` refuses pods that give none."""
 
 
 def verification_pod_name(job_name: str, attempt: int, number: int) -> str:

@@ -1,0 +1,75 @@
+"""What is read of a pod in which other containers run beside or before the worker's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.operator.reconcile_builders import ago
+from zerotrain.operator.reconcile.observe import PodView, pod_view
+
+RUNS: dict[str, Any] = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+
+
+def ended(code: int) -> dict[str, Any]:
+    return {"terminated": {"exitCode": code, "finishedAt": "2026-01-01T00:00:00Z"}}
+
+
+def worker(state: dict[str, Any] = RUNS, *, ready: bool = True) -> dict[str, Any]:
+    return {"name": "worker", "ready": ready, "state": state}
+
+
+def sidecar(*, ready: bool) -> dict[str, Any]:
+    return {"name": "proxy", "ready": ready, "state": RUNS}
+
+
+def view(*containers: dict[str, Any], phase: str = "Running", **status: Any) -> PodView:
+    labels = {"zerotrain.dev/job": "gpt", "zerotrain.dev/attempt": "1", "zerotrain.dev/rank": "0"}
+    pod = {
+        "metadata": {"name": "gpt-1-0", "uid": "u", "labels": labels},
+        "status": {"phase": phase, "containerStatuses": list(containers), **status},
+    }
+    found = pod_view(pod, seen_at=ago(0))
+    assert found is not None
+    return found
+
+
+def is_not_ready(reason: str | None) -> list[dict[str, Any]]:
+    return [{"type": "Ready", "status": "False", **({"reason": reason} if reason else {})}]
+
+
+@pytest.mark.parametrize(
+    ("ready", "reason", "found"),
+    [
+        pytest.param(True, "ContainersNotReady", True, id="another-container-is-not"),
+        pytest.param(False, "ContainersNotReady", False, id="the-workers-is-not"),
+        pytest.param(True, None, False, id="the-node-is-silent"),
+    ],
+)
+def test_a_worker_is_ready_whatever_runs_beside_it(ready: bool, reason: str | None, found: bool) -> None:
+    seen = view(worker(ready=ready), sidecar(ready=False), conditions=is_not_ready(reason))
+    assert seen.ready is found
+
+
+@pytest.mark.parametrize(
+    ("phase", "state", "lingers"),
+    [
+        ("Running", ended(0), True),
+        ("Running", ended(1), True),
+        ("Running", RUNS, False),
+        ("Succeeded", ended(0), False),
+        ("Failed", ended(1), False),
+    ],
+)
+def test_a_pod_lingers_while_something_outlives_its_worker(
+    phase: str, state: dict[str, Any], lingers: bool
+) -> None:
+    assert view(worker(state), phase=phase).lingers is lingers
+
+
+@pytest.mark.parametrize(("code", "found"), [(1, 1), (84, 1), (75, 1), (137, 137), (143, 143)])
+def test_an_init_container_that_was_killed_did_not_fail(code: int, found: int) -> None:
+    """Any other code means something for the worker's program alone."""
+    seen = view(phase="Failed", initContainerStatuses=[{"name": "fetch", "state": ended(code)}])
+    assert seen.exit_code == found
