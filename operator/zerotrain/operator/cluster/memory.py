@@ -65,6 +65,8 @@ class JobMemory:
     """Hash of the shared objects that are known to exist as they should for one attempt."""
     shared_at: datetime | None = None
     """When they were made or looked at last."""
+    secret: str | None = None
+    """Name of the Secret that was made last, or was found to exist."""
 
 
 @dataclass(slots=True)

@@ -39,7 +39,7 @@ RECHECK_S = 1.0
 """After actions: the events they cause bring a pass earlier, unless they are lost."""
 
 LINE_RECHECK_S = 5.0
-"""Who stands in line looks at the clock no more often than this."""
+"""Who stands in line, or was refused, looks at the clock no more often than this."""
 
 MIN_BACKOFF_S, MAX_BACKOFF_S = 1.0, 60.0
 
@@ -225,9 +225,7 @@ class Controller:
                 self.queue.add(key)
                 return
         if not self.starts.enter(key, pods=pods_to_create(plan), begun=has_begun(plan, observed)):
-            if plan.wake_at is not None:  # a deadline ends also what stands in line
-                wait_s = (plan.wake_at - self.clock()).total_seconds()
-                self.queue.add_after(key, max(wait_s, LINE_RECHECK_S))
+            self._wake(key, plan, at_least_s=LINE_RECHECK_S)  # a deadline ends also what stands in line
             return
         before = known.read_status(job)
         status = plan.status or (before if self.jobs.owes(uid) else None)
@@ -237,9 +235,18 @@ class Controller:
             patient = plan.status is None or can_wait(before, plan)
             job = await self._keep(key, job, plan, status, patient)
         self.events.tell(job, plan.events)
-        await self._act(key, job, plan)
+        try:
+            await self._act(key, job, plan)
+        except Exception:
+            # The backoff must not outlast a deadline. One that is now would leave no backoff at all.
+            self._wake(key, plan, at_least_s=LINE_RECHECK_S)
+            raise
+        self._wake(key, plan)
+
+    def _wake(self, key: JobKey, plan: Plan, *, at_least_s: float = 0.0) -> None:
+        """A pass at the plan's next deadline."""
         if plan.wake_at is not None:
-            self.queue.add_after(key, (plan.wake_at - self.clock()).total_seconds())
+            self.queue.add_after(key, max((plan.wake_at - self.clock()).total_seconds(), at_least_s))
 
     async def _keep(
         self, key: JobKey, job: Json, plan: Plan, status: ZeroTrainingJobStatus, patient: bool

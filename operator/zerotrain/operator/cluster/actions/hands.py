@@ -14,8 +14,8 @@ from zerotrain.operator.cluster.creations import Creations
 from zerotrain.operator.cluster.errors import AlreadyExists, ApiError, Conflict, Forbidden, NotFound
 from zerotrain.operator.cluster.meeting_places import MeetingPlaces
 from zerotrain.operator.cluster.memory import Memories
-from zerotrain.operator.cluster.store import PodStore
-from zerotrain.operator.constants import Reason
+from zerotrain.operator.cluster.store import PodStore, owner_key
+from zerotrain.operator.constants import LABEL_ATTEMPT, Reason
 from zerotrain.operator.reconcile import Problem
 from zerotrain.operator.resources import ResourceOptions
 from zerotrain.operator.resources.security import IPC_LOCK
@@ -44,6 +44,12 @@ class ActionRefused(Exception):
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
         self.problem = Problem(reason=str(reason), message=message)
+
+    @property
+    def may_exist(self) -> bool:
+        """Whether the object may be there in spite of it: quotas are looked at before the storage, and a full
+        one refuses also what exists already."""
+        return self.problem.reason == Reason.QUOTA_EXCEEDED
 
 
 class Unfinished(Exception):
@@ -94,12 +100,20 @@ class Hands:
 
     async def ensure(self, job: ZeroTrainingJob, item: Json) -> None:
         """Make the object, or see that what is there belongs to this job and is up to date."""
+        if item["kind"] == "Secret":
+            await self._ensure_secret(job, item)
+            return
         try:
             await self.post(item)
         except AlreadyExists:
-            # Secrets are created and never read: their name tells the job's life, attempt and spec.
-            if item["kind"] != "Secret":
+            await self._adopt(job, item)
+        except ActionRefused as refusal:
+            if not refusal.may_exist:
+                raise
+            try:
                 await self._adopt(job, item)
+            except NotFound:
+                raise refusal from None
 
     async def keep(self, job: ZeroTrainingJob, item: Json) -> None:
         """Make an object of the running attempt again if somebody deleted it, or opened the policy."""
@@ -109,6 +123,11 @@ class Hands:
                 return
             await self.post(item)
         except AlreadyExists:
+            return
+        except ActionRefused as refusal:
+            # The attempt's pods were let in behind it: most likely it is there. It is tried again when due.
+            if not refusal.may_exist:
+                raise
             return
         except NotFound:
             await self.ensure(job, item)
@@ -123,6 +142,24 @@ class Hands:
                 await self.api.call(Request(method="DELETE", path=path, kind=kind, body=options))
         except (NotFound, Conflict):
             log.debug("%s is gone already, or is another one by now", path)
+
+    async def _ensure_secret(self, job: ZeroTrainingJob, item: Json) -> None:
+        """Secrets are created and never read: their name tells the job's life, attempt and spec."""
+        memory, name = self.memories.of(job.uid), item["metadata"]["name"]
+        try:
+            await self.post(item)
+        except AlreadyExists:
+            pass
+        except ActionRefused as refusal:
+            if not refusal.may_exist or not (memory.secret == name or self._has_pods(job, item)):
+                raise
+            return
+        memory.secret = name
+
+    def _has_pods(self, job: ZeroTrainingJob, secret: Json) -> bool:
+        """Whether pods of the Secret's attempt exist: none is made before it."""
+        pods, _ = self.store.of_job(owner_key(job.namespace, job.uid))
+        return any(str(pod.attempt) == secret["metadata"]["labels"][LABEL_ATTEMPT] for pod in pods)
 
     async def _adopt(self, job: ZeroTrainingJob, item: Json) -> None:
         """Bring an object that is there up to date; refuse one that belongs to somebody else."""

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from datetime import timedelta
 
 from zerotrain.operator.api import ZeroTrainingJob
-from zerotrain.operator.cluster.actions.hands import PATHS, Hands, delete_options, name_taken
+from zerotrain.operator.cluster.actions.hands import PATHS, ActionRefused, Hands, delete_options, name_taken
 from zerotrain.operator.cluster.api import Json, Request
 from zerotrain.operator.cluster.errors import AlreadyExists, ApiError, Conflict, NotFound
 from zerotrain.operator.cluster.jobs import JobCache
@@ -84,6 +84,10 @@ async def _see_to(hands: Hands, item: Json, place: Place) -> None:
             return
         except AlreadyExists:
             found = await _read(hands, place)
+        except ActionRefused as refusal:
+            found = await _read(hands, place) if refusal.may_exist else None
+            if found is None:
+                raise
     if found is None:
         raise Conflict(f"Service {place.name} went while it was looked at")
     leaves = "deletionTimestamp" in found["metadata"]

@@ -1,0 +1,177 @@
+"""A full quota refuses the creation of what exists, too: it is looked at before the storage."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+
+import pytest
+
+from tests.operator.api_double import ApiDouble, Json, failure, pod_json, served
+from tests.operator.reconcile_builders import UID
+from tests.operator.test_operator_controller import KEY, controller, stored, turn
+from tests.operator.test_operator_executor import CORE, CREATE, POLICIES, accept_all, executor, job, mine
+from tests.support.jobs import job_json, make_job
+from zerotrain.operator.api import ZeroTrainingJob
+from zerotrain.operator.cluster.actions import hands as hands_module
+from zerotrain.operator.cluster.actions import rendezvous, workers
+from zerotrain.operator.cluster.executor import ActionRefused, Executor
+from zerotrain.operator.cluster.store import JobKey
+from zerotrain.operator.constants import Reason
+from zerotrain.operator.handlers import controller as controller_module
+from zerotrain.operator.handlers import queue as queue_module
+from zerotrain.operator.reconcile import CreateWorkers, KeepShared, Plan
+from zerotrain.operator.resources import ResourceOptions, network_policy, rendezvous_name, rendezvous_service
+
+SERVICES, SECRETS, PODS = f"{CORE}/services", f"{CORE}/secrets", f"{CORE}/pods"
+FULL = failure(403, "Forbidden", "exceeded quota: team, used: 1, limited: 1")
+GONE = failure(404, "NotFound")
+NAME = rendezvous_name(job()["metadata"]["uid"])
+KEEP = KeepShared(attempt=1)
+
+
+@pytest.fixture(autouse=True)
+def long_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine of any speed makes all pods in one pass."""
+    monkeypatch.setattr(hands_module, "TURN_S", 600.0)
+    monkeypatch.setattr(workers, "SHARED_S", 600.0)
+
+
+def own_program() -> Json:
+    return job_json({"spec.command": ["python", "train.py"], "metadata.resourceVersion": "7"})
+
+
+def shared_service() -> Json:
+    made = rendezvous_service(ZeroTrainingJob.parse(job()))
+    assert made is not None
+    return made
+
+
+@pytest.mark.parametrize("there", [True, False])
+async def test_a_service_of_the_job_is_found_though_no_more_may_be_made(there: bool) -> None:
+    double = ApiDouble()
+    accept_all(double)
+    double.on(f"POST {SERVICES}", FULL)
+    double.on(f"GET {SERVICES}/gpt", (200, mine({})) if there else GONE)
+    async with served(double) as api:
+        if there:
+            await executor(api).perform(own_program(), [CreateWorkers(attempt=2, indices=(0, 1))])
+        else:
+            with pytest.raises(ActionRefused) as caught:
+                await executor(api).perform(own_program(), [CREATE])
+            assert caught.value.problem.reason == "QuotaExceeded"
+    assert double.asked(f"GET {SERVICES}/gpt") == 1
+    assert double.asked(f"POST {PODS}") == (2 if there else 0)
+
+
+async def test_a_service_of_somebody_else_is_no_way_around_a_quota() -> None:
+    double = ApiDouble()
+    accept_all(double)
+    double.on(f"POST {SERVICES}", FULL)
+    double.on(f"GET {SERVICES}/gpt", (200, {"metadata": {"name": "gpt"}}))
+    async with served(double) as api:
+        with pytest.raises(ActionRefused, match="belongs to somebody else"):
+            await executor(api).perform(own_program(), [CREATE])
+
+
+@pytest.mark.parametrize("there", [True, False])
+async def test_so_is_the_service_that_jobs_share(there: bool) -> None:
+    double = ApiDouble()
+    double.on(f"POST {SERVICES}", FULL)
+    double.on(f"GET {SERVICES}/{NAME}", (200, shared_service()) if there else GONE)
+    async with served(double) as api:
+        hands = executor(api)
+        if there:
+            await rendezvous.ensure(hands, ZeroTrainingJob.parse(job()))
+        else:
+            with pytest.raises(ActionRefused, match="exceeded quota"):
+                await rendezvous.ensure(hands, ZeroTrainingJob.parse(job()))
+
+
+async def test_what_is_refused_for_another_reason_is_not_looked_for() -> None:
+    double = ApiDouble()
+    accept_all(double)
+    double.on(f"POST {SERVICES}", failure(403, "Forbidden", "denied by policy"))
+    double.on(f"GET {SERVICES}/gpt", (200, mine({})))
+    async with served(double) as api:
+        with pytest.raises(ActionRefused, match="denied by policy"):
+            await executor(api).perform(own_program(), [CREATE])
+    assert not double.asked(f"GET {SERVICES}/gpt")
+
+
+async def test_a_secret_that_took_the_last_place_holds_up_no_pods(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "SHARED_FRESH", timedelta())
+    double = ApiDouble()
+    accept_all(double)
+    double.on(f"POST {SECRETS}", (201, {}), FULL)
+    async with served(double) as api:
+        hands = executor(api)
+        await hands.perform(job(), [CREATE, CREATE])
+        assert double.asked(f"POST {PODS}") == 4
+        with pytest.raises(ActionRefused, match="exceeded quota"):  # the next attempt has one of its own
+            await hands.perform(job(), [CreateWorkers(attempt=2, indices=(0, 1))])
+    assert not [path for verb, path, _ in double.requests if verb == "GET" and "secrets" in path]
+
+
+@pytest.mark.parametrize(("attempt", "refused"), [(1, False), (2, True)])
+async def test_another_process_made_it_where_pods_of_the_attempt_exist(attempt: int, refused: bool) -> None:
+    double = ApiDouble()
+    accept_all(double)
+    double.on(f"POST {SECRETS}", FULL)
+    async with served(double) as api:
+        hands = executor(api)
+        uid = job()["metadata"]["uid"]
+        hands.store.put(pod_json(0, version=1, uid=uid), now=datetime.now(UTC))
+        action = CreateWorkers(attempt=attempt, indices=(1,))
+        if refused:
+            with pytest.raises(ActionRefused, match="exceeded quota"):
+                await hands.perform(job(), [action])
+        else:
+            await hands.perform(job(), [action])
+    assert double.asked(f"POST {PODS}") == (not refused)
+
+
+async def test_a_running_attempt_is_not_refused_its_own_secret() -> None:
+    double, wanted = ApiDouble(), network_policy(make_job(), ResourceOptions())["spec"]
+    double.on(f"POST {SECRETS}", FULL)
+    double.on(f"POST {SERVICES}", FULL)
+    double.on(f"GET {SERVICES}/{NAME}", (200, shared_service()))
+    double.on(f"GET {POLICIES}/gpt", (200, mine({"spec": wanted})))
+    async with served(double) as api:
+        hands = executor(api)
+        await hands.perform(job(), [KEEP])
+        assert hands.memories.of(job()["metadata"]["uid"]).shared_at is not None
+
+
+@pytest.mark.parametrize(
+    ("wake_s", "waits"), [(10.0, [10.0, 16.0]), (100.0, [100.0, 16.0]), (0.0, [5.0, 16.0])]
+)
+async def test_a_deadline_holds_where_an_action_is_refused(
+    wake_s: float, waits: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The earlier one of deadline and backoff brings the pass; one that is now leaves a pause."""
+    now, asked = datetime.now(UTC), list[float]()
+
+    async def refuse(_: Executor, __: Json, ___: object) -> None:
+        raise ActionRefused(Reason.QUOTA_EXCEEDED, "exceeded quota: team")
+
+    plan = Plan(status=None, events=(), actions=(CREATE,), wake_at=now + timedelta(seconds=wake_s))
+    monkeypatch.setattr(controller_module, "reconcile", lambda *_: plan)
+    monkeypatch.setattr(Executor, "perform", refuse)
+    monkeypatch.setattr(queue_module, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    async with served(ApiDouble()) as api:
+        hands = replace(controller(api), clock=lambda: now)
+        add_after = hands.queue.add_after
+
+        def note(key: JobKey, wait_s: float) -> None:
+            asked.append(wait_s)
+            add_after(key, wait_s)
+
+        monkeypatch.setattr(hands.queue, "add_after", note)
+        memory = hands.memories.of(UID)
+        memory.failures, memory.problem = 4, ActionRefused(Reason.QUOTA_EXCEEDED, "before").problem
+        hands.job_changed(stored())
+        await turn(hands)
+        assert asked == waits
+        assert hands.queue._due[KEY] == min(waits)
