@@ -207,6 +207,7 @@ def test_the_operator_reads_every_variable_that_it_is_given(rendered: dict[str, 
     assert config.resources.rendezvous_timeout_s == 600.0
     assert config.resources.image_pull_policy == "IfNotPresent"
     assert config.resources.monitoring_namespace == "monitoring"
+    assert config.http_address == ":8080"
 
 
 def test_operator_and_workers_find_each_other(rendered: dict[str, Manifests]) -> None:

@@ -46,7 +46,7 @@ def test_the_deployment_sets_only_variables_that_are_read(tmp_path: Path) -> Non
     config = OperatorConfig.from_env(ours)
     assert (config.namespace, config.identity) == ("given", "given")
     assert str(config.key_file) == "/etc/zerotrain/key/key"
-    assert config.http_address == "0.0.0.0:8080"
+    assert config.http_address == ":8080"
     assert len(ours) == 4
 
 

@@ -8,6 +8,7 @@ import aiohttp
 import pytest
 from prometheus_client import CollectorRegistry
 
+from tests.support.families import LOOPBACKS, need
 from tests.support.ports import free_port
 from zerotrain.operator.cluster.channel import ChannelKind
 from zerotrain.operator.cluster.telemetry import Telemetry
@@ -124,5 +125,25 @@ async def test_what_is_wrong_is_said_with_a_code_that_restarts() -> None:
         assert await ask("/healthz") == (503, "no events")
         assert (await ask("/readyz"))[0] == 503
         assert (await ask("/metrics"))[0] == 200
+    finally:
+        await stop()
+
+
+@pytest.mark.parametrize("host", LOOPBACKS)
+async def test_without_a_host_it_answers_over_both_families(host: str) -> None:
+    need(host)
+    port = free_port()
+    config = OperatorConfig.from_env({"ZEROTRAIN_OPERATOR_HTTP_ADDRESS": f":{port}"})
+    stop = await serve(
+        config.http_address,
+        problems=list,
+        synced=lambda: True,
+        registry=CollectorRegistry(),
+        before_scrape=lambda: None,
+    )
+    try:
+        url = f"http://{f'[{host}]' if ':' in host else host}:{port}/healthz"
+        async with aiohttp.ClientSession() as session, session.get(url) as answer:
+            assert answer.status == 200
     finally:
         await stop()

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.launcher import eventually, launched
+from tests.support.families import LOOPBACKS, need
+from tests.support.launcher import eventually, launched, spec_for
 from zerotrain.contract import channel_token
 from zerotrain.contract.history import HISTORY_DIR, AttemptRecord, Point, file_name, read_lines, to_line
 from zerotrain.contract.worker_http import HISTORY_PATH, TOKEN_HEADER, WorkerReport, bearer, yield_body
+from zerotrain.runtime.launch.board import Board
+from zerotrain.runtime.launch.http_server import WorkerApi, WorkerHttpServer
 
 TOKEN = channel_token.derive(b"k" * 32, "uid-1", 3)
 
@@ -163,6 +168,46 @@ def test_idle_connections_do_not_take_the_server_away(tmp_path: Path) -> None:
         assert launcher.request("/ready")[0] in (200, 503)
         for connection in idle:
             connection.close()
+
+
+@pytest.mark.parametrize("address", LOOPBACKS)
+def test_a_worker_in_a_pod_answers_over_both_families(tmp_path: Path, address: str) -> None:
+    need(address)
+    with launched(tmp_path, TRAINING, http_host=None) as launcher:
+        launcher.wait_for_ranks()
+        assert launcher.request("/ready", address=address)[0] == 200
+
+
+def test_a_local_run_answers_on_its_own_address_alone(tmp_path: Path) -> None:
+    need("::1")
+    with launched(tmp_path, TRAINING) as launcher:
+        launcher.wait_for_ranks()
+        with pytest.raises(ConnectionRefusedError):
+            launcher.request("/ready", address="::1")
+
+
+@pytest.mark.parametrize("number", [errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL], ids=errno.errorcode.get)
+def test_without_ipv6_all_addresses_are_those_of_ipv4(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    kept = socket.socket
+
+    def only_ipv4(family: int = socket.AF_INET, *others: int, **named: Any) -> socket.socket:
+        if family == socket.AF_INET6:
+            raise OSError(number, os.strerror(number))
+        return kept(family, *others, **named)
+
+    monkeypatch.setattr(socket, "socket", only_ipv4)
+    api = WorkerApi(
+        board=Board(spec_for(tmp_path, ranks=1), built_in_trainer=False),
+        attempt=1,
+        token=None,
+        request_stop=lambda: None,
+        collect_stacks=lambda: "",
+        read_history=lambda: b"",
+    )
+    with WorkerHttpServer(None, 0, api) as server:
+        assert server.host == "0.0.0.0"
 
 
 def test_unknown_paths_and_methods_are_refused(tmp_path: Path) -> None:

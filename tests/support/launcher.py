@@ -65,10 +65,15 @@ class RunningLauncher:
         return self.popen.returncode, output.decode()
 
     def request(
-        self, path: str, *, body: bytes | None = None, headers: Mapping[str, str] | None = None
+        self,
+        path: str,
+        *,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        address: str = "127.0.0.1",
     ) -> tuple[int, bytes]:
         """Status and body."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection(address, self.port, timeout=60)
         try:
             connection.request(
                 "GET" if body is None else "POST", path, body=body, headers=dict(headers or {})

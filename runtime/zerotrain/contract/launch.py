@@ -78,7 +78,9 @@ class LaunchSpec:
     http_port: int = _env("ZEROTRAIN_HTTP_PORT", int, WORKER_HTTP_PORT)
     """Port of the launcher's HTTP; 0 takes a free one."""
 
-    http_host: str = _env("ZEROTRAIN_HTTP_HOST", str, "0.0.0.0")
+    http_host: str | None = _env("ZEROTRAIN_HTTP_HOST")
+    """Address that the launcher's HTTP listens on; None = all, of IPv4 and IPv6."""
+
     token_path: Path | None = _env("ZEROTRAIN_TOKEN_FILE", _path)
     """File (0400) with the attempt's channel token; without it POST /yield is refused."""
 

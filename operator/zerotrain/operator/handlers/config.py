@@ -39,7 +39,8 @@ class OperatorConfig:
     key_file: Path | None = None
     """File with the secret that channel tokens are derived from."""
     http_address: str = ""
-    """`host:port` of /healthz and /metrics; nothing is served when empty."""
+    """`host:port` of /healthz and /metrics, `:port` for all addresses of IPv4 and IPv6; nothing is served
+    when empty."""
     channel: ChannelKind | None = None
     """None picks: by pod IP inside the cluster, through the API server outside."""
     namespaces: tuple[str, ...] = ()

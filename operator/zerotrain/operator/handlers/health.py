@@ -70,9 +70,9 @@ async def serve(
     before_scrape: Callable[[], None],
     unreadable: Callable[[], Sequence[str]] = tuple,
 ) -> Callable[[], Awaitable[None]]:
-    """Listen on `host:port`; the returned function stops it. `unreadable` says what may not be read: no
-    reason to be restarted, and said to whoever asks whether the operator is ready. Raises OSError when the
-    address is taken."""
+    """Listen on `host:port`, without a host on all addresses of both families; the returned function stops
+    it. `unreadable` says what may not be read: no reason to be restarted, and said to whoever asks whether
+    the operator is ready. Raises OSError when the address is taken."""
 
     async def healthz(_: web.Request) -> web.Response:
         wrong = problems()

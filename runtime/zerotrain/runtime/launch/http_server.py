@@ -6,6 +6,7 @@ and bodies are the contract's (`zerotrain.contract.worker_http`).
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 import sys
@@ -39,6 +40,8 @@ SOCKET_TIMEOUT_S = 10.0
 JSON = "application/json"
 JSON_LINES = "application/x-ndjson"
 TEXT = "text/plain; charset=utf-8"
+ALL_IPV4, ALL_IPV6 = "0.0.0.0", "::"
+NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,13 +75,19 @@ class WorkerHttpServer(ThreadingHTTPServer):
     allow_reuse_address = True
     request_queue_size = 64
 
-    def __init__(self, host: str, port: int, api: WorkerApi) -> None:
-        """Binds at once; port 0 takes a free one. Raises OSError when the address is not to be had."""
+    def __init__(self, host: str | None, port: int, api: WorkerApi) -> None:
+        """Binds at once; no host means all addresses of both families, port 0 takes a free one. Raises
+        OSError when the address is not to be had."""
+        host = _all_addresses() if host is None else host
         self.api = api
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._reading = threading.Lock()
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _Handler)
+
+    @property
+    def host(self) -> str:
+        return str(self.server_address[0])
 
     @property
     def port(self) -> int:
@@ -97,9 +106,12 @@ class WorkerHttpServer(ThreadingHTTPServer):
             self._reading.release()
 
     def server_bind(self) -> None:
+        if self.address_family == socket.AF_INET6:
+            # A node may be set (net.ipv6.bindv6only) to keep IPv4 from `::`.
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         # HTTPServer.server_bind asks DNS for the host's full name, which may hang for seconds in a pod.
         super(ThreadingHTTPServer, self).server_bind()
-        self.server_name, self.server_port = str(self.server_address[0]), self.port
+        self.server_name, self.server_port = self.host, self.port
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._slots.acquire(blocking=False):
@@ -117,6 +129,18 @@ class WorkerHttpServer(ThreadingHTTPServer):
         error = sys.exception() if sys.version_info >= (3, 12) else sys.exc_info()[1]
         if not isinstance(error, OSError):  # a client that went away is no news
             say(f"HTTP request failed: {error!r}")
+
+
+def _all_addresses() -> str:
+    """`::`, which takes IPv4 too; `0.0.0.0` where the machine has no IPv6."""
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+            probe.bind((ALL_IPV6, 0))
+    except OSError as error:
+        if error.errno not in NO_IPV6:
+            raise
+        return ALL_IPV4
+    return ALL_IPV6
 
 
 class _Handler(BaseHTTPRequestHandler):

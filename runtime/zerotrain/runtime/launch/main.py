@@ -93,7 +93,7 @@ class _Worker:
         await channel.listen(self.socket_path)
         http = WorkerHttpServer(self.spec.http_host, self.spec.http_port, self._api(supervisor))
         http.start()
-        _write_http_file(self.spec, http.port)
+        _write_http_file(self.spec, http)
         try:
             message = await self._supervise(supervisor, channel)
             # At once: what is left to end may be in the kernel, and SIGKILL near.
@@ -180,8 +180,8 @@ def _remove(socket_path: Path, run_dir: Path) -> None:
         say(f"cannot clean up {run_dir}: {error}")
 
 
-def _write_http_file(spec: LaunchSpec, port: int) -> None:
-    address = {"host": spec.http_host, "port": port, "pid": os.getpid()}
+def _write_http_file(spec: LaunchSpec, http: WorkerHttpServer) -> None:
+    address = {"host": http.host, "port": http.port, "pid": os.getpid()}
     _replace(spec.run_dir / HTTP_FILE, json.dumps(address))
 
 
