@@ -12,7 +12,7 @@ from typing import Any
 from zerotrain.operator.api import ZeroTrainingJobStatus
 from zerotrain.operator.api.status import CheckpointStatus, ProgressStatus
 from zerotrain.operator.cluster.api import Answer, Api, Json, Request
-from zerotrain.operator.cluster.errors import NotFound
+from zerotrain.operator.cluster.errors import NotFound, Unavailable
 from zerotrain.operator.cluster.scope import scoped
 from zerotrain.operator.cluster.store import JobKey, version_of
 from zerotrain.operator.constants import API_VERSION, GROUP, KIND, PLURAL, VERSION
@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 ALL_JOBS = f"/apis/{GROUP}/{VERSION}/{PLURAL}"
 PAGE = 500
+SERVED_AGAIN_S = 2.0
+"""Between two questions whether our kind is served."""
 
 
 def job_path(key: JobKey) -> str:
@@ -219,17 +221,32 @@ class JobClient:
         self._api, self._namespaces = api, tuple(namespaces)
 
     async def wait_until_served(self) -> None:
-        """Until the API server knows our kind: kopf looks for it once, when it starts."""
-        path = f"/apis/{GROUP}/{VERSION}"
+        """Until the API server knows our kind: kopf looks for it once, when it starts. An API server that
+        cannot answer is waited for, as it may be upgraded right now; but from outside a cluster one that
+        nothing was heard of yet may be a wrong address, and the error is raised."""
+        address_is_known, is_away = self._api.connection.in_cluster, False
         while True:
             try:
-                known = await self._api.call(Request(method="GET", path=path, kind="discovery"))
-                if any(item["name"] == PLURAL for item in known.get("resources", ())):
+                if await self._is_served():
                     return
-            except NotFound:
-                pass
-            log.warning("the API server does not know %s.%s yet; apply crds/", PLURAL, GROUP)
-            await asyncio.sleep(2)
+                log.warning("the API server does not know %s.%s yet; apply crds/", PLURAL, GROUP)
+                address_is_known, is_away = True, False
+            except Unavailable as error:
+                address_is_known = address_is_known or error.status != 0
+                if not address_is_known:
+                    raise
+                if not is_away:
+                    log.warning("the API server is not available, waiting for it: %s", error)
+                is_away = True
+            await asyncio.sleep(SERVED_AGAIN_S)
+
+    async def _is_served(self) -> bool:
+        path = f"/apis/{GROUP}/{VERSION}"
+        try:
+            known = await self._api.call(Request(method="GET", path=path, kind="discovery"))
+        except NotFound:
+            return False
+        return any(item["name"] == PLURAL for item in known.get("resources", ()))
 
     async def get(self, key: JobKey) -> Json:
         return await self._api.call(Request(method="GET", path=job_path(key), kind=PLURAL))
