@@ -195,6 +195,28 @@ async def test_the_first_error_stops_those_that_wait() -> None:
     assert len(begun) <= LEAST
 
 
+async def test_what_is_in_flight_when_one_is_refused_comes_to_its_end() -> None:
+    """Broken off, it would be counted by the quota and not be there."""
+    begun, made, going = list[int](), list[int](), asyncio.Event()
+
+    async def act(item: int) -> None:
+        begun.append(item)
+        if item == 1:
+            raise ValueError("quota")
+        await going.wait()
+        made.append(item)
+
+    task = asyncio.create_task(Creations().spread("ml", iter(range(1000)), act))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not task.done()
+    going.set()
+    with pytest.raises(ValueError, match="quota"):
+        await task
+    assert made == [item for item in begun if item != 1]
+    assert 0 < len(made) < LEAST
+
+
 async def test_one_job_leaves_turns_for_others() -> None:
     assert 0 < Creations().share("ml") < LEAST
     assert Creations(1).share("ml") == 1

@@ -49,6 +49,7 @@ EXISTS = failure(409, "AlreadyExists")
 def long_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine of any speed makes all pods in one pass."""
     monkeypatch.setattr(hands_module, "TURN_S", 600.0)
+    monkeypatch.setattr(workers, "SHARED_S", 600.0)
 
 
 def job() -> Json:

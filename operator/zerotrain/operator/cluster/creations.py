@@ -106,6 +106,21 @@ class Turn:
     """Set by a holder that did not use it: its time says nothing."""
 
 
+@dataclass(slots=True)
+class _Tally:
+    """How far one `spread` is."""
+
+    time_is_over: Callable[[], bool]
+    begun: int = 0
+    done: int = 0
+    error: Exception | None = None
+    """The first one."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.error is not None or self.time_is_over()
+
+
 class Creations:
     """Not thread-safe: one event loop owns it. `clock`: seconds that never jump."""
 
@@ -152,23 +167,15 @@ class Creations:
         is_over: Callable[[], bool] = lambda: False,
     ) -> int:
         """`act` on one item after the other, as many at once as one job should. Returns how many were done,
-        which is one at least, when none are left or it `is_over`. The first error stops those that wait, for
-        a quota refuses a thousand pods for the same reason, and is raised."""
-        done, begun = 0, 0
-        lane = self._lane(namespace)
+        which is one at least, when none are left or it `is_over`. The first error is raised. It stops those
+        that wait, for a quota refuses a thousand pods for the same reason, and none that is in flight: one
+        that is broken off may have been counted by the quota already."""
+        lane, tally = self._lane(namespace), _Tally(is_over)
         part = _Part(lane)
 
         async def work(group: asyncio.TaskGroup) -> None:
-            nonlocal done, begun
             for item in items:  # shared, so that nothing is built before its turn
-                async with self.one(namespace) as turn:
-                    if begun and is_over():
-                        turn.void = True
-                        return
-                    begun += 1
-                    await act(item)
-                done += 1
-                if is_over():
+                if not await self._one_of(namespace, tally, act, item):
                     return
                 if part.is_too_large:
                     part.shrink()
@@ -181,12 +188,29 @@ class Creations:
             async with asyncio.TaskGroup() as group:
                 while part.grow():
                     group.create_task(work(group))
-        except ExceptionGroup as errors:
-            raise errors.exceptions[0] from None
         finally:
             lane.jobs -= 1
             part.end()
-        return done
+        if tally.error is not None:
+            raise tally.error
+        return tally.done
+
+    async def _one_of(
+        self, namespace: str, tally: _Tally, act: Callable[[T], Awaitable[None]], item: T
+    ) -> bool:
+        """`act` on the item, unless the time is over before its turn. Whether there is time for more."""
+        try:
+            async with self.one(namespace) as turn:
+                if tally.begun and tally.is_over:
+                    turn.void = True
+                    return False
+                tally.begun += 1
+                await act(item)
+        except Exception as error:
+            tally.error = tally.error or error
+            return False
+        tally.done += 1
+        return not tally.is_over
 
     def _lane(self, namespace: str) -> _Lane:
         now, lane = self._clock(), self._lanes.get(namespace)

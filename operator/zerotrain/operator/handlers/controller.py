@@ -189,7 +189,9 @@ class Controller:
             # Somebody wrote between our read and our write: decide again on what is there now.
             log.debug("%s: %s", key, error)
             await self._refresh(key)
-            self._after_conflict(key, job)
+            memory = self.memories.of(job["metadata"]["uid"])
+            memory.conflicts += 1
+            self.queue.add_after(key, conflict_backoff_s(memory.conflicts))
         except NotFound:
             # The job itself, or something beside it (its namespace, a pod): then it still needs its pass.
             await self._refresh(key)
@@ -296,11 +298,6 @@ class Controller:
             self.queue.add(key)
         else:
             self.queue.add_after(key, RECHECK_S)
-
-    def _after_conflict(self, key: JobKey, job: Json) -> None:
-        memory = self.memories.of(job["metadata"]["uid"])
-        memory.conflicts += 1
-        self.queue.add_after(key, conflict_backoff_s(memory.conflicts))
 
     def _retry(self, key: JobKey, job: Json, error: Exception) -> None:
         memory = self.memories.of(job["metadata"]["uid"])
