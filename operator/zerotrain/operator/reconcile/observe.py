@@ -51,8 +51,8 @@ ENDED = frozenset({PodState.SUCCEEDED, PodState.YIELDED, PodState.FAILED})
 _TERMINAL = frozenset({"Succeeded", "Failed"})
 """Phases of pods none of whose containers runs any more."""
 
-_KILLED = frozenset({128 + 9, 128 + 15})
-"""Codes of programs that were asked or made to end."""
+KILLED = 128 + 9
+"""Code of a program that was made to end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -253,7 +253,7 @@ def pod_view(pod: Mapping[str, Any], *, seen_at: datetime) -> PodView | None:
     ended = state.get("terminated")
     code = None if ended is None else int(ended.get("exitCode", -1))
     if ended is None and status.get("phase") == "Failed":
-        ended, code = _failed_init_container(status)
+        ended, code = _failed_init_container(status, deleted="deletionTimestamp" in meta)
     finished = ended is not None or status.get("phase") in ("Failed", "Succeeded")
     return PodView(
         name=meta["name"],
@@ -310,13 +310,15 @@ def _container(status: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return {}
 
 
-def _failed_init_container(status: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, int | None]:
-    """Its end, as a plain failure: the contract's meanings of codes are the worker program's alone. One that
-    was killed stays so: what deletes a pod before its worker began is no fault of the program."""
+def _failed_init_container(
+    status: Mapping[str, Any], *, deleted: bool
+) -> tuple[Mapping[str, Any] | None, int | None]:
+    """Its end, as a plain failure: the contract's meanings of codes are the worker program's alone. What the
+    deletion of its pod killed did not fail."""
     for item in status.get("initContainerStatuses", ()):
         ended = item.get("state", {}).get("terminated")
         if ended is not None and (code := ended.get("exitCode")):
-            return ended, code if code in _KILLED else 1
+            return ended, KILLED if deleted and code > 128 else 1
     return None, None
 
 
