@@ -38,25 +38,27 @@ def batch_of(spec: ZeroTrainingJobSpec, base: int) -> GlobalBatch:
 
 def config_at(spec: ZeroTrainingJobSpec, base: int, workers: int) -> dict[str, Any]:
     """The inline configuration for so many workers. Raises ConfigError where the batch does not divide."""
-    batch = batch_of(spec, base).at(workers * spec.num_ranks_per_worker)
-    return with_batch(spec.config or {}, batch)
+    each = spec.num_ranks_per_worker
+    return _scaled(spec.config or {}, base * each, workers * each, auto_of(spec))
 
 
 def resolved_at(spec: ZeroTrainingJobSpec, base: int, workers: int) -> EngineConfig:
     """The same, resolved: also what else of the configuration depends on the number of ranks was checked."""
     each = spec.num_ranks_per_worker
     # As text, since True, 1 and 1.0 are one key but not one value.
-    return _resolved(
-        json.dumps(spec.config or {}, sort_keys=True), base * each, workers * each, auto_of(spec)
-    )
+    text = json.dumps(spec.config or {}, sort_keys=True)
+    return _resolved(text, base * each, workers * each, auto_of(spec))
 
 
 @lru_cache(maxsize=256)
 def _resolved(text: str, base_ranks: int, ranks: int, auto: AutoValues) -> EngineConfig:
     """A job that waits is asked about one size in every pass."""
-    config = json.loads(text)
-    batch = global_batch(config, world_size=base_ranks, auto=auto).at(ranks)
-    return resolve(load(with_batch(config, batch)), world_size=ranks, auto=auto)
+    config = _scaled(json.loads(text), base_ranks, ranks, auto)
+    return resolve(load(config), world_size=ranks, auto=auto)
+
+
+def _scaled(config: dict[str, Any], base_ranks: int, ranks: int, auto: AutoValues) -> dict[str, Any]:
+    return with_batch(config, global_batch(config, world_size=base_ranks, auto=auto).at(ranks))
 
 
 def refusal_of_size(spec: ZeroTrainingJobSpec, base: int, workers: int) -> str | None:

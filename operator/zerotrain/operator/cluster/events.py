@@ -34,6 +34,7 @@ MAX_WAITING = 5_000
 """More than these are left out: an API server that takes no events must not fill the operator's memory."""
 
 AT_ONCE = 8
+"""Sent at a time, of all jobs."""
 
 
 class EventWriter:

@@ -124,6 +124,11 @@ class PodView:
         has ended, too, the pod's devices count as taken."""
         return self.ended and self.phase not in _TERMINAL
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing of the pod runs any more."""
+        return self.ended and not self.lingers
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:

@@ -356,7 +356,7 @@ def _finished(draft: Draft) -> None:
         # Ranks of a failed job wait for peers that never come: they are ended whatever the policy says.
         end_live_workers(draft, view, grace_s=KILL_GRACE_S)
     logs.save_kept(draft)
-    if all(pod.ended and not pod.lingers for pod in draft.observed.pods):
+    if all(pod.is_over for pod in draft.observed.pods):
         groups.settled(draft)
     ttl, ended = policy.ttl_seconds_after_finished, draft.status.completion_time
     if ttl is None or ended is None or verification.pending(draft):

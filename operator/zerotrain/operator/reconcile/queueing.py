@@ -294,7 +294,7 @@ def _next_step(draft: Draft) -> QueueStep | None:
         # Pods on their way out still use what the next job in line would be let in for.
         policy = draft.job.spec.run_policy.clean_pod_policy
         go = phase is Phase.FAILED or policy is not CleanPodPolicy.NONE
-        over = all(pod.ended and not pod.lingers for pod in draft.observed.pods)
+        over = all(pod.is_over for pod in draft.observed.pods)
         return None if go and not over else QueueStep.FINISH
     if phase is Phase.RESTARTING and queue.evicted and queue.holds_quota and not draft.observed.pods:
         return QueueStep.RELEASE  # the hold-off is no reason to keep others waiting
