@@ -10,7 +10,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from zerotrain.contract.config import EngineConfig
+from zerotrain.runtime.clock import StepClock
 from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.facade.accumulation import Accumulation
 from zerotrain.runtime.facade.arguments import Arguments, ConfigSource, taking
@@ -96,20 +96,21 @@ class Engine(Accumulation, Checkpoints, Exports, Inspection, ConfigNames, StateN
         self._claimed: set[Path] = set()
         self.micro_steps = self.step_calls = 0
         self._compute_dtype = TORCH_DTYPES[config.precision.compute_dtype]
-        self.pipeline = StepPipeline(self.core, optimizer, comm=comm, config=config, updater=updater)
+        self.clock = StepClock(self.core.updates, comm)
+        self.pipeline = StepPipeline(
+            self.core, optimizer, comm=comm, config=config, clock=self.clock, updater=updater
+        )
         self._has_scaled = False
         self.core.on_own_backward = self._check_scaled
         self.core.at_boundary = self.reduces_now
         self.relayout = Relayout(self.core, optimizer, plan)
         self.core.before_pass = self._before_pass
-        self._seconds = dict.fromkeys(("forward", "backward"), 0.0)
-        self._step_began = perf_counter()
         self._begin_inspection()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward. fp32 tensors among the arguments are cast to the compute precision."""
         self.check_open("a forward pass")
-        began = self._unfenced_clock()
+        began = self.clock.now()
         self.memory.enter("forward")
         if self._compute_dtype is not torch.float32 and self.config.precision.cast_inputs:
             args, kwargs = replace_tensors(
@@ -125,7 +126,7 @@ class Engine(Accumulation, Checkpoints, Exports, Inspection, ConfigNames, StateN
         with self._autocast():
             output = self.module(*args, **kwargs)
         self._settle_device()
-        self._seconds["forward"] += self._unfenced_clock() - began
+        self.clock.add("forward", since=began)
         return output
 
     def backward(
@@ -142,7 +143,7 @@ class Engine(Accumulation, Checkpoints, Exports, Inspection, ConfigNames, StateN
             raise ValueError(
                 f"loss must hold one element; got shape {tuple(loss.shape)}: reduce it, e.g. loss.mean()"
             )
-        began = self._unfenced_clock()
+        began = self.clock.now()
         self.memory.enter("backward")
         self.core.begin_backward()
         try:
@@ -155,7 +156,7 @@ class Engine(Accumulation, Checkpoints, Exports, Inspection, ConfigNames, StateN
             raise
         self.core.finish_backward()
         self._settle_device()
-        self._seconds["backward"] += self._unfenced_clock() - began
+        self.clock.add("backward", since=began)
         return loss
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
@@ -204,14 +205,9 @@ class Engine(Accumulation, Checkpoints, Exports, Inspection, ConfigNames, StateN
             return StepResult(step=self.global_steps, at_boundary=False)
         self.memory.enter("step")
         self._has_scaled = False
-        phases, self._seconds = self._seconds, dict.fromkeys(self._seconds, 0.0)
         self.global_steps += 1
         outcome = self.pipeline.run(
-            step=self.global_steps,
-            stop=self._stop_requested,
-            phases=phases,
-            step_seconds=perf_counter() - self._step_began,
-            save_stage=self.save_stage,
+            step=self.global_steps, stop=self._stop_requested, save_stage=self.save_stage
         )
         if outcome.result.skipped:
             self.skipped_steps += 1
@@ -219,16 +215,11 @@ class Engine(Accumulation, Checkpoints, Exports, Inspection, ConfigNames, StateN
             self.scheduler.step()
         self.stop_agreed = outcome.stop
         self._settle_device()
-        self._step_began = perf_counter()
+        self.clock.restart()
         self.last_step = outcome.result
         self._after_step(outcome.result)
         self.heed_saves(outcome.save_stages)
         return outcome.result
-
-    def _unfenced_clock(self) -> float:
-        """Seconds that stand still while an update in the background is waited for."""
-        updates = self.core.updates
-        return perf_counter() - updates.fence_seconds - updates.gather_seconds
 
     def request_stop(self) -> None:
         """Ask all ranks to stop after the next step boundary; safe to call from a signal handler."""

@@ -18,6 +18,7 @@ from time import perf_counter
 import torch
 
 from zerotrain.contract.config import EngineConfig
+from zerotrain.runtime.clock import StepClock
 from zerotrain.runtime.comm.group import Comm, CommError
 from zerotrain.runtime.comm.model_parallel import is_divided
 from zerotrain.runtime.comm.sums import sum_squares
@@ -118,6 +119,7 @@ class StepPipeline:
         *,
         comm: Comm,
         config: EngineConfig,
+        clock: StepClock,
         updater: Updater | None = None,
     ) -> None:
         """`updater` None: a step returns when its update is done."""
@@ -133,23 +135,18 @@ class StepPipeline:
         self._core = core
         self._optimizer = optimizer
         self._comm = comm
+        self._clock = clock
         self._clip_norm = config.gradient_clipping
         self._skips_non_finite = precision.compute_dtype != "bf16" or precision.check_grad_overflow
-        self._fenced = self._published = self._background = 0.0
         self._overflowed: list[str] = []
         """Units whose gradients were not finite in this step, of this rank's part."""
 
-    def run(
-        self, *, step: int, stop: bool, phases: dict[str, float], step_seconds: float, save_stage: int = 0
-    ) -> StepOutcome:
-        """Do one boundary. `phases` (seconds of forward and backward) is completed; `step_seconds` so far."""
-        updates = self._core.updates
-        updates.settle_all()  # of a step that no forward pass followed
-        fenced, published = updates.fence_seconds - self._fenced, updates.gather_seconds - self._published
-        background = updates.background_seconds - self._background
-        self._fenced, self._published = updates.fence_seconds, updates.gather_seconds
-        self._background = updates.background_seconds
-        rows, waited = self._settle_gradients(phases, step_seconds, STOP * stop + SAVE_STAGE * save_stage)
+    def run(self, *, step: int, stop: bool, save_stage: int = 0) -> StepOutcome:
+        """Do one boundary."""
+        self._core.updates.settle_all()  # of a step that no forward pass followed
+        lap = self._clock.take_lap()
+        phases = lap.passes
+        rows, waited = self._settle_gradients(phases, STOP * stop + SAVE_STAGE * save_stage)
         began = perf_counter()
         loss_scale = self.scaler.scale
         verdict = self.decide(rows)
@@ -162,9 +159,9 @@ class StepPipeline:
         gathering = 0.0 if skipped else self.updating.start(self.grad_scale(norm))
         self.clear()
         self.scaler.update(overflow=overflow, where=self._overflowed)
-        phases["optimizer"] = perf_counter() - began - gathering + fenced
-        phases["gather"] = gathering + published
-        phases["optimizer_background"] = background
+        phases["optimizer"] = perf_counter() - began - gathering + lap.fenced
+        phases["gather"] = gathering + lap.published
+        phases["optimizer_background"] = lap.background
         self._comm.poll_timings()
         phases["wait"] = waited + self._comm.take_wait_seconds()
         result = StepResult(
@@ -184,9 +181,7 @@ class StepPipeline:
             save_stages=tuple(int(row.flags) // SAVE_STAGE for row in rows),
         )
 
-    def _settle_gradients(
-        self, phases: dict[str, float], step_seconds: float, flags: int
-    ) -> tuple[list[StepRecord], float]:
+    def _settle_gradients(self, phases: dict[str, float], flags: int) -> tuple[list[StepRecord], float]:
         """Reduce, and exchange records until nobody holds gradients that were not sent; the records and the
         seconds of waiting so far."""
         began = perf_counter()
@@ -199,7 +194,7 @@ class StepPipeline:
             # The sum is on the host, so on CUDA the stream has all the waits of this step behind it.
             self._comm.poll_timings()
             waited += self._comm.take_wait_seconds()
-            seconds = step_seconds + phases["reduce"]
+            seconds = self._clock.step_seconds
             rows = self.agree(
                 StepRecord(
                     sum_squares=total,

@@ -150,7 +150,7 @@ class Checkpoints(EngineParts):
         """
         from zerotrain.runtime.checkpoint import SaveOptions
 
-        with self.observer.saving():
+        with self.clock.standing_still(), self.observer.saving():
             state = self.checkpoint_state()
             self._end_of_save(lambda saving: saving.finish())
             if exclude_frozen_parameters:
@@ -200,7 +200,7 @@ class Checkpoints(EngineParts):
         """
         if self._saving is None:
             return None
-        with self.observer.saving():
+        with self.clock.standing_still(), self.observer.saving():
             return self._end_of_save(lambda saving: saving.finish())
 
     @property
@@ -268,10 +268,15 @@ class Checkpoints(EngineParts):
             optimizer_states=load_optimizer_states and not load_module_only,
             scheduler_states=load_lr_scheduler_states and not load_module_only,
         )
-        state = self.checkpoint_state()
+        with self.clock.standing_still():
+            state = self.checkpoint_state()
         self.wait_for_checkpoint()
         began = monotonic()
-        with self.observer.loading(), readable(Path(load_dir), tag, self._ranks) as (folder, name, foreign):
+        with (
+            self.clock.standing_still(),
+            self.observer.loading(),
+            readable(Path(load_dir), tag, self._ranks) as (folder, name, foreign),
+        ):
             result = self._load(state, folder, name, choice, strict=load_module_strict)
             self.last_load = replace(result, path=foreign) if foreign else result
         seconds = monotonic() - began

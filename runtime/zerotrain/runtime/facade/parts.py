@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from zerotrain.contract.config import EngineConfig
+from zerotrain.runtime.clock import StepClock
 from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
 from zerotrain.runtime.optim.schedule import Schedule
@@ -30,6 +31,7 @@ class EngineParts:
     core: Core
     memory: MemoryLedger
     pipeline: StepPipeline
+    clock: StepClock
     rank: int
     world_size: int
     device: torch.device

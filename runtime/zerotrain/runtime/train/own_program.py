@@ -108,8 +108,12 @@ class ProgressReporter:
         (`init`, `startupTimeoutSeconds`).
         """
         was_paused, self._is_paused = self._is_paused, True
+        engine = None if self._engine is None else self._engine()
         try:
-            with nullcontext() if self._telling is None else self._telling.standing():
+            with (
+                nullcontext() if engine is None else engine.clock.standing_still(),
+                nullcontext() if self._telling is None else self._telling.standing(),
+            ):
                 yield
         finally:
             self._is_paused = was_paused
