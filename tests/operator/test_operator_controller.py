@@ -27,7 +27,7 @@ from zerotrain.operator.handlers import controller as module
 from zerotrain.operator.handlers.controller import Controller
 from zerotrain.operator.handlers.queue import WorkQueue
 from zerotrain.operator.handlers.starts import LARGE, MAX_LARGE_OF_ONE, StartLines, Starts
-from zerotrain.operator.reconcile import AskRoom, CreateWorkers, Observed, Plan, Problem
+from zerotrain.operator.reconcile import AskRoom, CreateWorkers, Observed, Plan, Problem, ProtectWorkers
 from zerotrain.operator.resources import ResourceOptions
 
 KEY = JobKey("ml", "gpt")
@@ -368,3 +368,37 @@ def full_of_large_jobs(*, but: int = 0) -> StartLines[JobKey]:
     for number in range(MAX_LARGE_OF_ONE - but):
         assert starts.enter(JobKey("ml", f"large-{number}"), pods=1000)
     return starts
+
+
+@pytest.mark.parametrize("busy", [True, False])
+@pytest.mark.parametrize("others", [(), (CreateWorkers(attempt=1, indices=(0,)),)])
+async def test_a_disruption_budget_has_a_pass_of_its_own_where_the_server_is_busy(
+    others: tuple[CreateWorkers, ...], busy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else waits for it: neither what is planned beside it, nor longer than until the next pass."""
+    protect = ProtectWorkers(attempt=1, workers=2)
+    status, acts = ZeroTrainingJobStatus(attempt=1, phase=Phase.RUNNING), list[object]()
+
+    statuses = iter([status])
+
+    def wanted(*_: object) -> Plan:
+        return Plan(status=next(statuses, None), events=(), actions=(*others, protect), wake_at=None)
+
+    async def perform(_: Executor, __: Json, actions: object) -> None:
+        acts.append(actions)
+
+    monkeypatch.setattr(module, "reconcile", wanted)
+    monkeypatch.setattr(module, "BUSY_S", -1.0 if busy else 600.0)
+    monkeypatch.setattr(Executor, "perform", perform)
+    double = ApiDouble()
+    written = {**stored(), "status": status.model_dump(mode="json", by_alias=True, exclude_none=True)}
+    double.on(f"PUT {PATH}/status", (200, written))
+    async with served(double) as api:
+        hands = controller(api)
+        hands.job_changed(stored())
+        await turn(hands)
+        waits = busy and not others
+        assert len(acts) == (0 if waits else 1)
+        if waits:
+            await turn(hands)
+        assert acts == [(*others, protect)]

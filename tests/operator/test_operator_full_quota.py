@@ -21,8 +21,9 @@ from zerotrain.operator.cluster.store import JobKey
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.handlers import controller as controller_module
 from zerotrain.operator.handlers import queue as queue_module
-from zerotrain.operator.reconcile import CreateWorkers, KeepShared, Plan
+from zerotrain.operator.reconcile import CreateWorkers, KeepShared, Plan, SaveLog
 from zerotrain.operator.resources import ResourceOptions, network_policy, rendezvous_name, rendezvous_service
+from zerotrain.operator.resources.failures import failures_config_map
 
 SERVICES, SECRETS, PODS = f"{CORE}/services", f"{CORE}/secrets", f"{CORE}/pods"
 FULL = failure(403, "Forbidden", "exceeded quota: team, used: 1, limited: 1")
@@ -142,6 +143,28 @@ async def test_a_running_attempt_is_not_refused_its_own_secret() -> None:
         hands = executor(api)
         await hands.perform(job(), [KEEP])
         assert hands.memories.of(job()["metadata"]["uid"]).shared_at is not None
+
+
+@pytest.mark.parametrize("there", [True, False])
+async def test_a_later_failures_lines_are_kept_beside_the_first_ones(there: bool) -> None:
+    double = ApiDouble()
+    kept = failures_config_map(ZeroTrainingJob.parse(job()), {"attempt-1.log": "first"})
+    maps, path = f"{CORE}/configmaps", f"{CORE}/configmaps/{kept['metadata']['name']}"
+    double.on(f"POST {maps}", FULL)
+    found = {**kept, "metadata": {**kept["metadata"], "uid": "map-uid"}}
+    double.on(f"GET {path}", (200, found) if there else GONE)
+    double.on(f"PATCH {path}", (200, {}))
+    action = SaveLog(attempt=2, pod="gpt-2-0", rank=0, key="attempt-2.log", title="second")
+    async with served(double) as api:
+        hands = executor(api)
+        await hands.perform(job(), [action])
+        known = hands.memories.of(job()["metadata"]["uid"]).log
+    assert known is not None
+    if there:
+        assert not known.error
+        assert [body["data"].keys() for body in double.bodies(f"PATCH {path}")] == [{"attempt-2.log"}]
+    else:
+        assert "exceeded quota" in known.error
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from zerotrain.operator.handlers.beginnings import begins, has_begun, is_new, po
 from zerotrain.operator.handlers.pacing import Pace
 from zerotrain.operator.handlers.queue import WorkQueue
 from zerotrain.operator.handlers.starts import StartLines
-from zerotrain.operator.reconcile import Plan, RequestYield, can_wait, reconcile
+from zerotrain.operator.reconcile import Plan, ProtectWorkers, RequestYield, can_wait, reconcile
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +48,12 @@ FREE_CONFLICTS = 3
 
 CONFLICT_BACKOFF_S, MAX_CONFLICT_BACKOFF_S = 0.1, 5.0
 
+
+BUSY_S = 0.1
+"""If a status took so long to write, the API server is busy: what can wait has a pass of its own."""
+
+UNHURRIED = (ProtectWorkers,)
+"""Actions that can wait so long, as nothing is lost before them."""
 
 STARTING = frozenset({"Pending", "Starting"})
 """Phases of status in which pods come to run."""
@@ -231,12 +237,17 @@ class Controller:
             return
         before = known.read_status(job)
         status = plan.status or (before if self.jobs.owes(uid) else None)
+        is_busy = False
         if status is None:
             self.pace.settled(uid)
         else:
-            patient = plan.status is None or can_wait(before, plan)
+            patient, began = plan.status is None or can_wait(before, plan), time.monotonic()
             job = await self._keep(key, job, plan, status, patient)
+            is_busy = time.monotonic() - began > BUSY_S
         self.events.tell(job, plan.events)
+        if is_busy and plan.actions and all(isinstance(action, UNHURRIED) for action in plan.actions):
+            self.queue.add(key)
+            return
         try:
             await self._act(key, job, plan)
         except Exception:

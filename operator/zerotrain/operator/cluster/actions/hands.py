@@ -103,23 +103,30 @@ class Hands:
         if item["kind"] == "Secret":
             await self._ensure_secret(job, item)
             return
+        found = await self.find_or_make(job, item)
+        if found is not None:
+            await self._update(item, found)
+
+    async def find_or_make(self, job: ZeroTrainingJob, item: Json) -> Json | None:
+        """Make the object, or read the one of this job that is there by its name; None where it was made."""
         try:
             await self.post(item)
         except AlreadyExists:
-            await self._adopt(job, item)
+            return await self._read(job, item)
         except ActionRefused as refusal:
             if not refusal.may_exist:
                 raise
             try:
-                await self._adopt(job, item)
+                return await self._read(job, item)
             except NotFound:
                 raise refusal from None
+        return None
 
     async def keep(self, job: ZeroTrainingJob, item: Json) -> None:
         """Make an object of the running attempt again if somebody deleted it, or opened the policy."""
         try:
             if item["kind"] != "Secret":
-                await self._adopt(job, item)
+                await self._update(item, await self._read(job, item))
                 return
             await self.post(item)
         except AlreadyExists:
@@ -161,13 +168,15 @@ class Hands:
         pods, _ = self.store.of_job(owner_key(job.namespace, job.uid))
         return any(str(pod.attempt) == secret["metadata"]["labels"][LABEL_ATTEMPT] for pod in pods)
 
-    async def _adopt(self, job: ZeroTrainingJob, item: Json) -> None:
-        """Bring an object that is there up to date; refuse one that belongs to somebody else."""
-        path = f"{collection(item)}/{item['metadata']['name']}"
-        kind = kind_of(item)
-        found = await self.api.call(Request(method="GET", path=path, kind=kind))
+    async def _read(self, job: ZeroTrainingJob, item: Json) -> Json:
+        """The object that is there; refused where it belongs to somebody else."""
+        found = await self.api.call(Request(method="GET", path=path_of(item), kind=kind_of(item)))
         if not owned(found, job.uid):
-            raise name_taken(found)
+            raise name_taken({"kind": item["kind"], **found})
+        return found
+
+    async def _update(self, item: Json, found: Json) -> None:
+        """Bring an object that is there up to date."""
         patch: Json = {}
         if item["kind"] == "ConfigMap" and found.get("data") != item.get("data"):
             patch = {"data": item["data"]}
@@ -175,8 +184,14 @@ class Hands:
             # The installation's networks have changed, or somebody has opened the policy.
             patch = {"spec": _replacing(found.get("spec") or {}, item["spec"])}
         if patch:
-            request = Request(method="PATCH", path=path, kind=kind, body=patch, content_type=MERGE_PATCH)
-            await self.api.call(request)
+            await self.merge(item, patch)
+
+    async def merge(self, item: Json, patch: Json) -> None:
+        """Change the object of that name."""
+        path, kind = path_of(item), kind_of(item)
+        await self.api.call(
+            Request(method="PATCH", path=path, kind=kind, body=patch, content_type=MERGE_PATCH)
+        )
 
     async def post(self, item: Json) -> Json:
         """Create; what was sent with the metadata it got. Raises AlreadyExists, ActionRefused, ApiError."""
@@ -234,6 +249,10 @@ def _replacing(found: Json, wanted: Json) -> Json:
 
 def collection(item: Json) -> str:
     return _path(item).format(namespace=item["metadata"]["namespace"])
+
+
+def path_of(item: Json) -> str:
+    return f"{collection(item)}/{item['metadata']['name']}"
 
 
 def kind_of(item: Json) -> str:

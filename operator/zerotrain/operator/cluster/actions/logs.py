@@ -5,16 +5,9 @@ from __future__ import annotations
 import logging
 
 from zerotrain.operator.api import ZeroTrainingJob
-from zerotrain.operator.cluster.actions.hands import (
-    ActionRefused,
-    Hands,
-    collection,
-    kind_of,
-    name_taken,
-    owned,
-)
-from zerotrain.operator.cluster.api import MERGE_PATCH, Json, Request
-from zerotrain.operator.cluster.errors import AlreadyExists, Conflict, Forbidden, NotFound, Unprocessable
+from zerotrain.operator.cluster.actions.hands import ActionRefused, Hands
+from zerotrain.operator.cluster.api import Json
+from zerotrain.operator.cluster.errors import Conflict, Forbidden, NotFound, Unprocessable
 from zerotrain.operator.cluster.logs import last_lines, read_tail
 from zerotrain.operator.reconcile import LogView, SaveLog
 from zerotrain.operator.resources.failures import failures_config_map, outdated_keys
@@ -41,15 +34,8 @@ async def save(hands: Hands, body: Json, action: SaveLog) -> None:
 
 async def _store(hands: Hands, job: ZeroTrainingJob, key: str, text: str) -> None:
     item = failures_config_map(job, {key: text})
-    try:
-        await hands.post(item)
-        return
-    except AlreadyExists:
-        pass
-    path, kind = f"{collection(item)}/{item['metadata']['name']}", kind_of(item)
-    found = await hands.api.call(Request(method="GET", path=path, kind=kind))
-    if not owned(found, job.uid):
-        raise name_taken({"kind": "ConfigMap", **found})
-    old = outdated_keys(found.get("data") or {}, key)
-    patch = {"metadata": {"uid": found["metadata"]["uid"]}, "data": {key: text, **dict.fromkeys(old)}}
-    await hands.api.call(Request(method="PATCH", path=path, kind=kind, body=patch, content_type=MERGE_PATCH))
+    found = await hands.find_or_make(job, item)
+    if found is not None:
+        old = outdated_keys(found.get("data") or {}, key)
+        data = {key: text, **dict.fromkeys(old)}
+        await hands.merge(item, {"metadata": {"uid": found["metadata"]["uid"]}, "data": data})

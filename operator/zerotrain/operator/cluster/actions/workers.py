@@ -13,10 +13,10 @@ from zerotrain.operator.cluster.actions.hands import (
     SHARED_S,
     Hands,
     Unfinished,
-    collection,
     delete_options,
     name_taken,
     owned,
+    path_of,
     since_now,
     turn,
 )
@@ -109,9 +109,8 @@ async def _create_pod(hands: Hands, job: ZeroTrainingJob, pod: Json) -> None:
     try:
         made = await hands.post(pod)
     except AlreadyExists:
-        path = f"{collection(pod)}/{pod['metadata']['name']}"
         try:
-            made = await hands.api.call(Request(method="GET", path=path, kind="pods"))
+            made = await hands.api.call(Request(method="GET", path=path_of(pod), kind="pods"))
         except NotFound:
             return  # it went between the two requests; the next pass sees what that means
         if not owned(made, job.uid):
