@@ -28,11 +28,16 @@ def sidecar(*, ready: bool) -> dict[str, Any]:
 
 
 def view(
-    *containers: dict[str, Any], phase: str = "Running", deleted: bool = False, **status: Any
+    *containers: dict[str, Any],
+    phase: str = "Running",
+    deleted: bool = False,
+    before: list[dict[str, Any]] | None = None,
+    **status: Any,
 ) -> PodView:
     labels = {"zerotrain.dev/job": "gpt", "zerotrain.dev/attempt": "1", "zerotrain.dev/rank": "0"}
     pod = {
         "metadata": {"name": "gpt-1-0", "uid": "u", "labels": labels, **(GOES if deleted else {})},
+        "spec": {"initContainers": before or []},
         "status": {"phase": phase, "containerStatuses": list(containers), **status},
     }
     found = pod_view(pod, seen_at=ago(0))
@@ -80,3 +85,13 @@ def test_an_init_container_that_a_deletion_killed_did_not_fail(deleted: bool, co
         phase="Failed", deleted=deleted, initContainerStatuses=[{"name": "fetch", "state": ended(code)}]
     )
     assert seen.exit_code == found
+
+
+@pytest.mark.parametrize(("policy", "found"), [("Always", None), (None, 1)])
+def test_a_sidecar_that_ended_with_its_pod_is_not_what_failed(policy: str | None, found: int | None) -> None:
+    """A kubelet starts it again for as long as the pod lives, so that no pod fails by it."""
+    sidecar = {"name": "proxy", **({"restartPolicy": policy} if policy else {})}
+    statuses = [{"name": "proxy", "state": ended(143)}]
+    seen = view(phase="Failed", before=[sidecar], initContainerStatuses=statuses, reason="NodeShutdown")
+    assert seen.exit_code == found
+    assert seen.pod_reason == "NodeShutdown"

@@ -258,7 +258,7 @@ def pod_view(pod: Mapping[str, Any], *, seen_at: datetime) -> PodView | None:
     ended = state.get("terminated")
     code = None if ended is None else int(ended.get("exitCode", -1))
     if ended is None and status.get("phase") == "Failed":
-        ended, code = _failed_init_container(status, deleted="deletionTimestamp" in meta)
+        ended, code = _failed_init_container(pod)
     finished = ended is not None or status.get("phase") in ("Failed", "Succeeded")
     return PodView(
         name=meta["name"],
@@ -315,15 +315,15 @@ def _container(status: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return {}
 
 
-def _failed_init_container(
-    status: Mapping[str, Any], *, deleted: bool
-) -> tuple[Mapping[str, Any] | None, int | None]:
+def _failed_init_container(pod: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, int | None]:
     """Its end, as a plain failure: the contract's meanings of codes are the worker program's alone. What the
-    deletion of its pod killed did not fail."""
-    for item in status.get("initContainerStatuses", ()):
+    deletion of its pod killed did not fail, and a sidecar among them fails no pod: it is started again."""
+    before = pod.get("spec", {}).get("initContainers", ())
+    sidecars = {item.get("name") for item in before if item.get("restartPolicy") == "Always"}
+    for item in pod["status"].get("initContainerStatuses", ()):
         ended = item.get("state", {}).get("terminated")
-        if ended is not None and (code := ended.get("exitCode")):
-            return ended, KILLED if deleted and code > 128 else 1
+        if item.get("name") not in sidecars and ended is not None and (code := ended.get("exitCode")):
+            return ended, KILLED if "deletionTimestamp" in pod["metadata"] and code > 128 else 1
     return None, None
 
 
