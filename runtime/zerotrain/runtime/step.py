@@ -61,11 +61,12 @@ class StepResult:
     lr: float = 0.0
     """Rate of the first parameter group in this step."""
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """This rank's seconds by phase since the step before: forward, backward, reduce, optimizer (what the main
-    thread spent on updates or waited for them), gather, wait (for collectives, within those); and beside them
-    optimizer_background: what a thread spent on updates that were waited for since."""
+    """This rank's seconds by phase since the step before, saves and loads left out: forward, backward,
+    reduce, optimizer (what the main thread spent on updates or waited for them), gather, wait (for
+    collectives, within those); and beside them optimizer_background: what a thread spent on updates that
+    were waited for since."""
     rank_seconds: tuple[float, ...] = ()
-    """Seconds from the end of the step before to this one's record, per rank."""
+    """Seconds from the end of the step before to this one's record, per rank; saves and loads left out."""
     rank_wait_seconds: tuple[float, ...] = ()
     """The part of it spent waiting for collectives, per rank: the odd one out is the slow one."""
 
