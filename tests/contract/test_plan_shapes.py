@@ -27,6 +27,8 @@ from zerotrain.contract.planner import (
     shape_of_config,
 )
 from zerotrain.contract.train_spec import GptSpec
+from zerotrain.runtime.activation.arena import Arena
+from zerotrain.runtime.activation.settings import Settings, _Process
 from zerotrain.runtime.models.factory import _next_token_loss
 from zerotrain.runtime.models.gpt import Gpt
 from zerotrain.runtime.models.huggingface import build_model
@@ -161,6 +163,30 @@ def test_recomputed_activations() -> None:
     moved = activations(shape, configured(activation_checkpointing={"cpu_checkpointing": True}))
     assert moved.host_bytes == 3 * 2 * TOKENS * 128 * 4
     assert found.kept_bytes - moved.kept_bytes == moved.host_bytes
+
+
+@pytest.mark.parametrize("number", [None, 2, 3])
+@pytest.mark.parametrize("in_host", [False, True])
+def test_contiguous_checkpoints_take_whole_buffers(
+    number: int | None, in_host: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, loss, shape = trained("llama")
+    model.gradient_checkpointing_enable()  # type: ignore[operator]
+    places = {"contiguous_memory_optimization": True, "cpu_checkpointing": in_host}
+    config = configured(activation_checkpointing={**places, "number_checkpoints": number})
+    arena = Arena(number)
+    monkeypatch.setattr(_Process, "settings", Settings.of(config.activation_checkpointing, None))
+    monkeypatch.setattr(_Process, "arena", arena)
+    loss(model).backward()  # type: ignore[no-untyped-call]
+    made = sum(count * numel * dtype.itemsize for (numel, dtype, *_), count in arena._num_made.items())
+    inputs = 2 * TOKENS * 128 * 4
+    assert made == {None: 8, 2: 4, 3: 3}[number] * inputs
+    found = activations(shape, config)
+    if in_host:
+        assert found.host_bytes == made
+    else:
+        plain = activations(shape, configured(activation_checkpointing={}))
+        assert found.kept_bytes - plain.kept_bytes == made - 3 * inputs
 
 
 def test_weights_that_autocast_copies_for_recomputed_blocks() -> None:

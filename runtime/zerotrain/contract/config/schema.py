@@ -377,7 +377,8 @@ class ActivationCheckpointingConfig:
     """Spread checkpoints over the model-parallel group."""
 
     number_checkpoints: int | None = None
-    """Checkpoints of the contiguous buffer; None = one per checkpointed call."""
+    """Checkpoints of a contiguous buffer, of which there are as many as it takes; None = eight, and as many
+    again whenever all are in use."""
 
     contiguous_memory_optimization: bool = False
     """Copy checkpoints into one buffer."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from zerotrain.contract.config import EngineConfig
 from zerotrain.contract.memory.model import DTYPE_BYTES
+from zerotrain.contract.memory.slots import num_slots
 
 from .shape import Block, ModelShape
 
@@ -82,7 +83,7 @@ def activations(shape: ModelShape, config: EngineConfig) -> Activations:
     tokens, width = config.batch.micro_batch_size * shape.context, _Widths.of(config)
     recompute = config.activation_checkpointing
     block, inputs = _block(shape, width), width.stream * shape.width
-    kept = inputs if recompute.configured else block
+    kept = _kept_inputs(shape, config) * inputs if recompute.configured else shape.layers * block
     in_host = recompute.configured and recompute.cpu_checkpointing
     shared = tokens * ID
     if shape.block is Block.GATED:
@@ -94,16 +95,22 @@ def activations(shape: ModelShape, config: EngineConfig) -> Activations:
     head_copy = width.product * shape.vocabulary * shape.width if width.is_cast else 0
     head_work = FP32 if width.product == FP32 else FP32 + width.product
     return Activations(
-        kept_bytes=(0 if in_host else tokens * shape.layers * kept)
-        + shared
-        + (0 if recompute.configured else copies),
+        kept_bytes=(0 if in_host else tokens * kept) + shared + (0 if recompute.configured else copies),
         head_bytes=tokens * _head(shape, width) + head_copy,
         head_work_bytes=tokens * shape.vocabulary * head_work,
         block_work_bytes=tokens * _block_work(shape, width)
         + (tokens * block + copy if recompute.configured else 0),
-        host_bytes=tokens * shape.layers * inputs if in_host else 0,
+        host_bytes=tokens * kept if in_host else 0,
         cache_bytes=copies if recompute.configured else 0,
     )
+
+
+def _kept_inputs(shape: ModelShape, config: EngineConfig) -> int:
+    """Places for inputs of recomputed blocks: one for each, or those of whole buffers."""
+    recompute = config.activation_checkpointing
+    if not recompute.contiguous_memory_optimization:
+        return shape.layers
+    return num_slots(shape.layers, recompute.number_checkpoints)
 
 
 def _weight_copy(shape: ModelShape, width: _Widths) -> int:

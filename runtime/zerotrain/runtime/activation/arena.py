@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
+from zerotrain.contract.memory.slots import next_buffer
+
 ALIGN_BYTES = 64
 """Slots start like torch's own CPU tensors do, so that kernels take the same path."""
-
-FIRST_SLOTS = 8
-"""Of a buffer whose number of checkpoints nobody said."""
 
 Key = tuple[int, torch.dtype, torch.device, bool]
 
@@ -49,7 +48,7 @@ class Arena:
     def _make(self, key: Key) -> list[torch.Tensor]:
         numel, dtype, device, pinned = key
         made = self._num_made.get(key, 0)
-        count = self._num_slots or max(FIRST_SLOTS, made)
+        count = next_buffer(made, self._num_slots)
         self._num_made[key] = made + count
         stride = -(-numel * dtype.itemsize // ALIGN_BYTES) * ALIGN_BYTES // dtype.itemsize
         buffer = torch.empty(count * stride, dtype=dtype, device=device, pin_memory=pinned)
