@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from zerotrain.operator.api import ZeroTrainingJob
@@ -83,6 +83,17 @@ def since_now(seconds: float) -> Callable[[], bool]:
     now_s = asyncio.get_running_loop().time
     until = now_s() + seconds
     return lambda: now_s() >= until
+
+
+async def together(*acts: Awaitable[None]) -> None:
+    """All of them at once, each to its end; then the first error is raised.
+
+    `asyncio.gather` alone raises at once and leaves the others behind: they would go on beside the job's next
+    pass, or after a replica that ends has given its lease back.
+    """
+    for outcome in await asyncio.gather(*acts, return_exceptions=True):
+        if outcome is not None:
+            raise outcome
 
 
 @dataclass(frozen=True, kw_only=True)

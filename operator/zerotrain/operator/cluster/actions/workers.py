@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from datetime import timedelta
 
@@ -18,6 +17,7 @@ from zerotrain.operator.cluster.actions.hands import (
     owned,
     path_of,
     since_now,
+    together,
     turn,
 )
 from zerotrain.operator.cluster.api import Json, Request
@@ -55,7 +55,7 @@ async def keep_shared(hands: Hands, body: Json, action: KeepShared) -> None:
     objects = shared_objects(job, action.attempt, hands.operator_key, hands.options)
     if action.protected is not None:
         objects.append(disruption_budget(job, action.attempt, action.protected))
-    await asyncio.gather(rendezvous.ensure(hands, job), *(hands.keep(job, item) for item in objects))
+    await together(rendezvous.ensure(hands, job), *(hands.keep(job, item) for item in objects))
     hands.memories.of(job.uid).shared_at = hands.api.time.now()
 
 
@@ -76,9 +76,7 @@ async def delete_attempt(hands: Hands, body: Json, action: DeleteWorkers) -> Non
 
 
 async def delete_pods(hands: Hands, body: Json, action: DeletePods) -> None:
-    await asyncio.gather(
-        *(_delete(hands, body, name, uid, action.grace_s) for name, uid in action.names_uids)
-    )
+    await together(*(_delete(hands, body, name, uid, action.grace_s) for name, uid in action.names_uids))
 
 
 async def _ensure_shared(hands: Hands, job: ZeroTrainingJob, attempt: int) -> bool:
@@ -92,7 +90,7 @@ async def _ensure_shared(hands: Hands, job: ZeroTrainingJob, attempt: int) -> bo
     if not first:
         fresh = memory.shared_at is not None and hands.api.time.now() < memory.shared_at + SHARED_FRESH
         objects = [] if fresh else [item for item in objects if item["kind"] == "Secret"]
-    await asyncio.gather(*named, *(hands.ensure(job, item) for item in objects))
+    await together(*named, *(hands.ensure(job, item) for item in objects))
     if objects:
         memory.ensured, memory.shared_at = digest, hands.api.time.now()
     return first
