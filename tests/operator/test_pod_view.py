@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.operator.reconcile_builders import ago
+from zerotrain.contract.progress import Termination
 from zerotrain.operator.reconcile.observe import PodView, pod_view
 
 RUNS: dict[str, Any] = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
@@ -85,6 +86,14 @@ def test_an_init_container_that_a_deletion_killed_did_not_fail(deleted: bool, co
         phase="Failed", deleted=deleted, initContainerStatuses=[{"name": "fetch", "state": ended(code)}]
     )
     assert seen.exit_code == found
+
+
+@pytest.mark.parametrize(("attempt", "told"), [(0, "no MASTER_ADDR"), (1, "no MASTER_ADDR"), (2, None)])
+def test_a_launcher_that_could_not_read_its_attempt_is_heard(attempt: int, told: str | None) -> None:
+    message = Termination(attempt=attempt, code=69, exception="no MASTER_ADDR").to_json()
+    state = {"terminated": {**ended(69)["terminated"], "message": message}}
+    found = view(worker(state), phase="Failed").termination
+    assert (found.exception if found else None) == told
 
 
 @pytest.mark.parametrize(("policy", "found"), [("Always", None), (None, 1)])

@@ -435,7 +435,14 @@ BACK = [
         ready(1),
         id="a program that ends with 255 itself",
         nodes=(),
-        want=Want(phase="Restarting", fields={"restarts.app": 1}),
+        want=Want(phase="Restarting", fields={"restarts.app": 1, "failures.0.reason": "RankFailed"}),
+    ),
+    on(
+        ended(0, 255, exit_reason="Error", deletion_at=ago(1)),
+        ready(1),
+        id="also where somebody deletes its pod",
+        nodes=(),
+        want=Want(phase="Restarting", fields={"restarts.app": 1, "failures.0.reason": "RankFailed"}),
     ),
 ]
 

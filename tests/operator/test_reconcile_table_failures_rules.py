@@ -291,6 +291,20 @@ ACTIONS = [
         ),
     ),
     ruled(
+        ended(1, 201),
+        ready(0),
+        id="a program's own high code is no signal",
+        rules=[rule("ReplaceNodeAndRestart", onExitCodes=[201, 202], onReasons=["RankFailed"])],
+        want=Want(
+            phase="Restarting",
+            fields={
+                "excludedNodes.0.name": "node-1",
+                "failures.0.reason": "RankFailed",
+                "failures.0.message": "exit code 201 (the training program failed)",
+            },
+        ),
+    ),
+    ruled(
         ended(1, 201, node=None),
         ready(0),
         id="without a node it is a restart",

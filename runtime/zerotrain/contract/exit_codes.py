@@ -177,13 +177,24 @@ def may_pass(code: int | None) -> bool:
 NEVER_RETRIED: frozenset[int] = frozenset(row.code for row in EXIT_CODES if row.retry is RetryClass.NEVER)
 
 
+_SIGNALS = 64
+"""The last one on Linux."""
+
+
+def signal_of(code: int) -> int | None:
+    """The signal that a code tells of, as shells and container runtimes write it; None where it is the
+    program's own code, such as 255 of `sys.exit(-1)`."""
+    number = code - 128
+    return number if 0 < number <= _SIGNALS else None
+
+
 def meaning_of(code: int) -> ExitCodeMeaning:
     """The table's row for `code`; signals that the table does not name and plain codes get a generic row."""
     for row in EXIT_CODES:
         if row.code == code:
             return row
-    if code > 128:
-        meaning = f"killed by signal {code - 128}"
+    if (number := signal_of(code)) is not None:
+        meaning = f"killed by signal {number}"
     else:
         meaning = "the training program failed"
     return ExitCodeMeaning(

@@ -10,7 +10,7 @@ import signal
 from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
 
-from zerotrain.contract.exit_codes import ExitCode, RetryClass, meaning_of
+from zerotrain.contract.exit_codes import ExitCode, RetryClass, meaning_of, signal_of
 from zerotrain.operator.api import RestartCause
 from zerotrain.operator.constants import Reason
 
@@ -173,13 +173,13 @@ def judge(end: WorkerEnd) -> Judgement:
         return _OOM
     if retry is RetryClass.INFRASTRUCTURE:
         return _STORAGE if end.exit_code == ExitCode.STORAGE_FAILED else _RENDEZVOUS
-    if end.exit_code is None or (end.deleted and end.exit_code > 128):
+    if end.exit_code is None or (end.deleted and signal_of(end.exit_code) is not None):
         return _LOST
     if end.exit_code == ExitCode.TERMINATED:
         return _TERMINATED
     if end.exit_code == ABORTED:
         return _ABORTED
-    if end.exit_code > 128:
+    if signal_of(end.exit_code) is not None:
         return _KILLED
     return _OUT_OF_DEVICE_MEMORY if (end.exception or "").startswith(_MEMORY_ERRORS) else _PLAIN
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from enum import Enum
 from typing import Any
 
-from zerotrain.contract.exit_codes import ExitCode
+from zerotrain.contract.exit_codes import ExitCode, signal_of
 from zerotrain.contract.progress import Progress, Termination
 from zerotrain.operator.constants import (
     CONTAINER_NAME,
@@ -323,7 +323,8 @@ def _failed_init_container(pod: Mapping[str, Any]) -> tuple[Mapping[str, Any] | 
     for item in pod["status"].get("initContainerStatuses", ()):
         ended = item.get("state", {}).get("terminated")
         if item.get("name") not in sidecars and ended is not None and (code := ended.get("exitCode")):
-            return ended, KILLED if "deletionTimestamp" in pod["metadata"] and code > 128 else 1
+            is_killed = "deletionTimestamp" in pod["metadata"] and signal_of(code) is not None
+            return ended, KILLED if is_killed else 1
     return None, None
 
 
@@ -381,4 +382,5 @@ def _termination(message: str | None, attempt: int) -> Termination | None:
     except (ValueError, RecursionError):
         # A program of the user's own, or a sidecar's text: the last line is still worth showing.
         return Termination(attempt=attempt, code=-1, last_line=message.strip().splitlines()[-1][:1000])
-    return parsed if parsed.attempt == attempt else None
+    # A launcher that could not read its environment does not know its attempt, and says 0.
+    return parsed if parsed.attempt in (0, attempt) else None

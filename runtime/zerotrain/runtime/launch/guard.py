@@ -7,12 +7,24 @@ which the launcher collects stacks, pass over programs that have no handler for 
 """
 
 import ctypes
+import errno
 import os
 import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
-BAD_LAUNCH = 69  # ExitCode.BAD_LAUNCH: this file cannot import the package
+# Of ExitCode: this file cannot import the package.
+BAD_LAUNCH = 69
+STORAGE_FAILED = 85
+
+OWN_MISTAKES = {
+    *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG),
+    *(errno.EACCES, errno.EPERM, errno.ENOEXEC, errno.E2BIG, errno.EINVAL),
+}
+"""The same on every node: whoever wrote the command must correct it."""
+
+SHORTAGES = {errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY}
+"""Nobody's to correct, another try may do; everything else is the volume that the program is on."""
 
 
 def main(argv: list[str]) -> None:
@@ -27,9 +39,19 @@ def main(argv: list[str]) -> None:
     try:
         os.execvp(program[0], program)
     except OSError as error:
-        print(f"cannot start {program[0]!r}: {error.strerror}; correct spec.command", file=sys.stderr)
+        code, way_out = meaning_of(error)
+        print(f"cannot start {program[0]!r}: {error.strerror}; {way_out}", file=sys.stderr)
         sys.stderr.flush()
-        os._exit(BAD_LAUNCH)
+        os._exit(code)
+
+
+def meaning_of(error: OSError) -> tuple[int, str]:
+    """Exit code and way out. Only what every other attempt would meet as well ends the job for good."""
+    if error.errno in OWN_MISTAKES:
+        return BAD_LAUNCH, "correct spec.command"
+    if error.errno in SHORTAGES:
+        return 1, "another attempt may do"
+    return STORAGE_FAILED, "look after the volume that the program is on"
 
 
 if __name__ == "__main__":
