@@ -71,6 +71,8 @@ DOUBTED_AFTER = 2
 """Calls in a row that timed out; one may be lost."""
 
 INSPECTION_CALLS_PER_SECOND = 25.0
+LISTENING_CALLS_PER_SECOND = 100.0
+"""Each node of thousands must be heard well within the time after which a silent one counts as lost."""
 LARGE = 50
 """Workers from which on a job's looks draw on a budget that only such jobs share: one look at thousands of
 workers is paid for long after, and nobody else's hang may go unseen for so long."""
@@ -142,8 +144,9 @@ class ProgressPuller:
         self._now, self._clock = now, clock
         self._polls: dict[str, _Poll] = {}
         self._listening_due: dict[str, float] = {}
-        self._budget = _CallBudget(INSPECTION_CALLS_PER_SECOND, clock())
-        self._budget_of_large_jobs = _CallBudget(INSPECTION_CALLS_PER_SECOND, clock())
+        # Apart: a look at thousands of workers would keep those on silent nodes from being heard.
+        self._looking = _CallBudgets(INSPECTION_CALLS_PER_SECOND, clock())
+        self._listening = _CallBudgets(LISTENING_CALLS_PER_SECOND, clock())
 
     @property
     def unheard(self) -> int:
@@ -279,7 +282,7 @@ class ProgressPuller:
     async def _inspect(self, key: JobKey, job: Json, pods: Mapping[int, PodView], poll: _Poll) -> None:
         """Ask every worker whether it moves, when it is time and the budget allows it."""
         now, uid, attempt = self._clock(), job["metadata"]["uid"], int(job["status"]["attempt"])
-        budget = self._budget if len(pods) < LARGE else self._budget_of_large_jobs
+        budget = self._looking.of(len(pods))
         alarmed = self._has_alarm(key)  # by the last look, as a rule: the one that may end it comes sooner
         due = poll.look_due(ALARM_INTERVAL_S if alarmed else INSPECTION_INTERVAL_S)
         if now < due or not budget.take(len(pods), now):
@@ -315,8 +318,7 @@ class ProgressPuller:
         troubled = self._memories.nodes.of(pods)
         silent = {name for name, view in troubled.items() if not view.ready}
         asked = {pod.node: pod for pod in pods if pod.node in silent}
-        budget = self._budget if len(asked) < LARGE else self._budget_of_large_jobs
-        if not asked or not budget.take(len(asked), now):
+        if not asked or not self._listening.of(len(asked)).take(len(asked), now):
             return
         asker = Asker(channel=self._channel, key=key, uid=uid, attempt=attempt)
 
@@ -385,3 +387,13 @@ class _CallBudget:
     def give_back(self, calls: int) -> None:
         """Calls that were not made."""
         self._tokens = min(self._rate, self._tokens + calls)
+
+
+class _CallBudgets:
+    """One for all small questions and one for all large ones."""
+
+    def __init__(self, rate: float, now: float) -> None:
+        self._small, self._large = _CallBudget(rate, now), _CallBudget(rate, now)
+
+    def of(self, calls: int) -> _CallBudget:
+        return self._small if calls < LARGE else self._large
