@@ -225,6 +225,27 @@ BLAME = [
         id="among equals the first",
         want=Want(fields={"failures.0.pod": "gpt-1-1"}),
     ),
+    *(
+        failing(
+            ended(0, 1, s_ago=later, termination=last_words(1, exception=words)),
+            ended(1, 42, s_ago=2, termination=last_words(42, exception="ValueError: bad batch")),
+            id=f"who lost a peer is not the cause: {words}, {later}",
+            want=Want(fields={"failures.0.pod": "gpt-1-1", "failures.0.exitCode": 42}),
+        )
+        for later in (2, 3)
+        for words in (
+            "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.7]:41172",
+            "CommError: all_gather for 'h.0' failed, most likely because another rank ended: x",
+            "torch.distributed.DistBackendError: NCCL error: ncclRemoteError: A call failed possibly due to "
+            "a network error or a remote process exiting prematurely.",
+        )
+    ),
+    failing(
+        ended(0, 1, s_ago=2, termination=last_words(1, exception="OSError: Broken pipe")),
+        ended(1, 1, s_ago=4, termination=last_words(1, exception="OSError: Broken pipe")),
+        id="where all have lost one, the first",
+        want=Want(fields={"failures.0.pod": "gpt-1-1"}),
+    ),
     failing(
         ended(0, 1, s_ago=0.1),
         ready(1),

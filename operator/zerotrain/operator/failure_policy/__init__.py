@@ -14,6 +14,7 @@ from .judgements import (
     Judgement,
     Verdict,
     WorkerEnd,
+    blames_a_peer,
     judge,
 )
 from .rules import FailureFacts, Ruling, ruling_of
@@ -34,6 +35,7 @@ __all__ = [
     "Ruling",
     "Verdict",
     "WorkerEnd",
+    "blames_a_peer",
     "decide",
     "judge",
     "ruling_of",

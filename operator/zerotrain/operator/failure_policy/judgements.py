@@ -6,6 +6,7 @@ a disruption, a node that is lost, a deletion by somebody else.
 
 from __future__ import annotations
 
+import re
 import signal
 from dataclasses import dataclass, replace
 from enum import IntEnum, StrEnum
@@ -184,6 +185,11 @@ def judge(end: WorkerEnd) -> Judgement:
     return _OUT_OF_DEVICE_MEMORY if (end.exception or "").startswith(_MEMORY_ERRORS) else _PLAIN
 
 
+def blames_a_peer(exception: str | None) -> bool:
+    """Whether a rank's last words are that it lost another one: our engine's, gloo's, NCCL's and sockets'."""
+    return exception is not None and _LOST_A_PEER.search(exception) is not None
+
+
 def _by_cluster(end: WorkerEnd) -> Judgement | None:
     """What was done to the pod or its node, whatever its program said."""
     if end.node_lost or end.disruption in LOSING_DISRUPTIONS:
@@ -203,3 +209,8 @@ ABOUT_FILES = frozenset({ExitCode.BAD_DATA, ExitCode.CHECKPOINT_UNUSABLE})
 
 _MEMORY_ERRORS = ("torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError", "OutOfMemoryError", "MemoryError")
 """Exceptions of a rank that found no memory, the device's or the host's."""
+
+_LOST_A_PEER = re.compile(
+    r"another rank ended|(closed|reset) by peer|broken pipe|remote process exit|ncclRemoteError",
+    re.IGNORECASE,
+)

@@ -19,6 +19,7 @@ from zerotrain.operator.failure_policy import (
     Judgement,
     Verdict,
     WorkerEnd,
+    blames_a_peer,
     judge,
 )
 from zerotrain.operator.reconcile.nodes import NO_LOSSES, Loss
@@ -261,8 +262,11 @@ def judgement_of(worker: Worker, end: RankEnd) -> Judgement:
     return judge(own)
 
 
-def cause_order(failure: Failure) -> tuple[int, float, int]:
+def cause_order(failure: Failure) -> tuple[int, bool, float, int]:
+    """Whose end explains the others comes first."""
     pod = failure.worker.pod
-    # Container runtimes report whole seconds, so the index breaks ties and makes the choice repeatable.
+    # Container runtimes report whole seconds, each by its own clock, and an echo takes milliseconds: who says
+    # that it lost another one comes behind who does not. The index makes the choice repeatable.
+    words = pod.termination.exception if pod is not None and pod.termination is not None else None
     ended = pod.finished_at.timestamp() if pod is not None and pod.finished_at else math.inf
-    return failure.judgement.evidence, ended, failure.worker.index
+    return failure.judgement.evidence, blames_a_peer(words), ended, failure.worker.index
