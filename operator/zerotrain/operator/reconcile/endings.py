@@ -33,6 +33,7 @@ from zerotrain.operator.reconcile.attempts import (
 )
 from zerotrain.operator.reconcile.budgets import charge, history_of
 from zerotrain.operator.reconcile.draft import Draft
+from zerotrain.operator.reconcile.nodes import lost_at
 from zerotrain.operator.reconcile.progress import newest_step, unsaved_steps
 
 
@@ -68,7 +69,22 @@ def settled_at(
         return draft.observed.synced_at + sync if draft.observed.synced_at is not None else None
     if failure.judgement.evidence < Evidence.UNCLEAR or pod.ended_seen_at is None:
         return None
-    return pod.ended_seen_at + echo
+    return max(pod.ended_seen_at + echo, _silence_ends(draft, view, since=pod.ended_seen_at))
+
+
+def _silence_ends(draft: Draft, view: AttemptView, *, since: datetime) -> datetime:
+    """When the first node that fell silent, and was not heard since a peer's end, counts as lost: collectives
+    give up sooner than the control plane. No later than a silence is waited for at all."""
+    signs = draft.signs()
+    holding = {worker.pod.node for worker in view.workers if worker.pod and worker.fate is Fate.RUNNING}
+    due = [
+        at
+        for name, node in draft.observed.nodes.items()
+        if name in holding and signs.heard.get(name, since) <= since
+        if (at := lost_at(node, signs)) is not None
+    ]
+    limit = since + timedelta(seconds=draft.job.spec.failure_policy.node_not_ready_seconds)
+    return min([*due, limit]) if due else since
 
 
 def after_failure(draft: Draft, failure: Failure) -> None:

@@ -42,6 +42,9 @@ from zerotrain.operator.reconcile.teardown import KILL_GRACE_S, end_live_workers
 ECHO_SETTLE = timedelta(milliseconds=500)
 """A plain failure waits so long for surer evidence: peers of a killed rank often report first."""
 
+SIGN_EVERY = timedelta(seconds=5)
+"""Silent nodes are asked so often while a failure waits for what they say."""
+
 FIRST_ATTEMPT = 1
 
 SYNC_SETTLE = timedelta(seconds=2)
@@ -241,7 +244,7 @@ def _take_failure(draft: Draft, view: AttemptView, failure: Failure) -> None:
         return
     settled_at = endings.settled_at(draft, view, failure, echo=ECHO_SETTLE, sync=SYNC_SETTLE)
     if settled_at is not None and draft.now < settled_at:
-        draft.wake(settled_at)
+        draft.wake(min(settled_at, draft.now + SIGN_EVERY))  # that a node was heard brings no pass
     else:
         endings.after_failure(draft, failure)
 
