@@ -17,9 +17,11 @@ def die() -> None:
 # pytest fails such a test by itself as well: pyproject.toml makes its warning an error.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_wait_ends_with_the_cause_of_the_dead_thread() -> None:
-    threading.Thread(target=die, name="double").start()
+    thread = threading.Thread(target=die, name="double")
+    thread.start()
     with pytest.raises(ThreadDied, match=r"for pods: thread double:(.|\n)*OSError: address in use"):
         wait_until(lambda: False, "pods")
+    thread.join()  # pytest hears of it at the thread's very end, which must not be in the next test
 
 
 def test_the_next_test_hears_nothing_of_it() -> None:
