@@ -267,8 +267,31 @@ BLAME = [
     failing(
         ended(0, 134, s_ago=0.1),
         ready(1),
-        id="a lone abort waits for better evidence",
-        want=Want(phase="Running", actions=(), events=(), wake_in_s=0.4),
+        id="a lone abort waits for the end that it echoes, which another kubelet has yet to tell",
+        want=Want(phase="Running", actions=(), events=(), wake_in_s=2.4),
+    ),
+    *(
+        failing(
+            ended(0, code, s_ago=2, termination=last_words(code, exception=words)),
+            ready(1),
+            id=f"so does any other echo: {code}, {words}",
+            want=Want(phase="Running", actions=(), events=(), wake_in_s=0.5),
+        )
+        for code, words in ((1, "OSError: Broken pipe"), (82, "no peer"), (143, ""))
+    ),
+    failing(
+        ended(0, 1, s_ago=2, termination=last_words(1, exception="OSError: Broken pipe")),
+        ended(1, 137, s_ago=0, exit_reason="OOMKilled"),
+        id="the end that was echoed is the cause as soon as it is told",
+        want=Want(
+            phase="Restarting", fields={"failures.0.pod": "gpt-1-1", "failures.0.reason": "OutOfMemory"}
+        ),
+    ),
+    failing(
+        ended(0, 67, s_ago=0, termination=last_words(67, exception="OSError: Broken pipe")),
+        ready(1),
+        id="a sure cause waits for nothing, whatever its words",
+        want=Want(phase="Failed"),
     ),
     failing(
         ended(0, 134),

@@ -5,6 +5,7 @@ Pure. `reconcile` asks for jobs in the cluster, `zerotrain run` for those on thi
 
 from .budgets import MAX_HOLD_OFF_S, Budget, Decision, PastRestart, decide, still_counts
 from .judgements import (
+    ABORTED,
     ABOUT_FILES,
     BY_KUBELET,
     HUNG,
@@ -20,6 +21,7 @@ from .judgements import (
 from .rules import FailureFacts, Ruling, ruling_of
 
 __all__ = [
+    "ABORTED",
     "ABOUT_FILES",
     "BY_KUBELET",
     "HUNG",

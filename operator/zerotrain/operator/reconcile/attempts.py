@@ -13,6 +13,7 @@ from zerotrain.contract.progress import RankEnd
 from zerotrain.operator.api import RestartCause
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.failure_policy import (
+    ABORTED,
     ABOUT_FILES,
     BY_KUBELET,
     Evidence,
@@ -267,6 +268,18 @@ def cause_order(failure: Failure) -> tuple[int, bool, float, int]:
     pod = failure.worker.pod
     # Container runtimes report whole seconds, each by its own clock, and an echo takes milliseconds: who says
     # that it lost another one comes behind who does not. The index makes the choice repeatable.
-    words = pod.termination.exception if pod is not None and pod.termination is not None else None
     ended = pod.finished_at.timestamp() if pod is not None and pod.finished_at else math.inf
-    return failure.judgement.evidence, blames_a_peer(words), ended, failure.worker.index
+    return failure.judgement.evidence, _blames_a_peer(failure), ended, failure.worker.index
+
+
+def is_echo(failure: Failure) -> bool:
+    """Whether the worker ended as those do that lost another one, so that the one that was lost is to come."""
+    pod = failure.worker.pod
+    aborted = pod is not None and pod.exit_code == ABORTED
+    echo = aborted or failure.judgement.evidence is Evidence.ECHO or _blames_a_peer(failure)
+    return echo and failure.judgement.evidence >= Evidence.UNCLEAR
+
+
+def _blames_a_peer(failure: Failure) -> bool:
+    pod = failure.worker.pod
+    return pod is not None and pod.termination is not None and blames_a_peer(pod.termination.exception)

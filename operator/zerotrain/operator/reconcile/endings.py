@@ -59,7 +59,7 @@ def is_permanent(draft: Draft, failure: Failure) -> bool:
 
 
 def settled_at(
-    draft: Draft, view: AttemptView, failure: Failure, *, echo: timedelta, sync: timedelta
+    draft: Draft, view: AttemptView, failure: Failure, *, settle: timedelta, sync: timedelta
 ) -> datetime | None:
     """Until when surer evidence may still come in; None when this failure is as clear as it gets."""
     if view.all_in(OVER) or not failure.accuses:
@@ -69,7 +69,7 @@ def settled_at(
         return draft.observed.synced_at + sync if draft.observed.synced_at is not None else None
     if failure.judgement.evidence < Evidence.UNCLEAR or pod.ended_seen_at is None:
         return None
-    return max(pod.ended_seen_at + echo, _silence_ends(draft, view, since=pod.ended_seen_at))
+    return max(pod.ended_seen_at + settle, _silence_ends(draft, view, since=pod.ended_seen_at))
 
 
 def _silence_ends(draft: Draft, view: AttemptView, *, since: datetime) -> datetime:

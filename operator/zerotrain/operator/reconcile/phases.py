@@ -31,7 +31,7 @@ from zerotrain.operator.reconcile import (
     yielding,
 )
 from zerotrain.operator.reconcile.admit import refusal_of
-from zerotrain.operator.reconcile.attempts import OVER, AttemptView, Failure, Fate, first_failure
+from zerotrain.operator.reconcile.attempts import OVER, AttemptView, Failure, Fate, first_failure, is_echo
 from zerotrain.operator.reconcile.conditions import FINISHED
 from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.nodes import lost_at
@@ -39,8 +39,12 @@ from zerotrain.operator.reconcile.plan import CreateWorkers, DeleteJob
 from zerotrain.operator.reconcile.progress import unsaved_steps
 from zerotrain.operator.reconcile.teardown import KILL_GRACE_S, end_live_workers, end_workers
 
-ECHO_SETTLE = timedelta(milliseconds=500)
+PLAIN_SETTLE = timedelta(milliseconds=500)
 """A plain failure waits so long for surer evidence: peers of a killed rank often report first."""
+
+ECHO_SETTLE = timedelta(milliseconds=2500)
+"""So does one that is an echo by its own words, for the end that it echoes: a kubelet looks at its containers
+once a second, and another one may just have."""
 
 SIGN_EVERY = timedelta(seconds=5)
 """Silent nodes are asked so often while a failure waits for what they say."""
@@ -242,7 +246,8 @@ def _take_failure(draft: Draft, view: AttemptView, failure: Failure) -> None:
     if failure.due is not None and draft.now < failure.due:
         draft.wake(min(failure.due, draft.now + hangs.STACKS_RETRY))
         return
-    settled_at = endings.settled_at(draft, view, failure, echo=ECHO_SETTLE, sync=SYNC_SETTLE)
+    settle = ECHO_SETTLE if is_echo(failure) else PLAIN_SETTLE
+    settled_at = endings.settled_at(draft, view, failure, settle=settle, sync=SYNC_SETTLE)
     if settled_at is not None and draft.now < settled_at:
         draft.wake(min(settled_at, draft.now + SIGN_EVERY))  # that a node was heard brings no pass
     else:
