@@ -17,11 +17,12 @@ from tests.operator.api_double import pod_json
 from tests.operator.reconcile_builders import UID
 from tests.operator.test_hang_simulation import START, Ranks, started
 from zerotrain.contract.worker_http import WorkerReport
+from zerotrain.operator.cluster import listening
 from zerotrain.operator.cluster.channel import ChannelError, Worker
 from zerotrain.operator.cluster.jobs import JobCache
 from zerotrain.operator.cluster.memory import Memories
 from zerotrain.operator.cluster.nodes import NodeStore
-from zerotrain.operator.cluster.progress import LISTENING_INTERVAL_S, ProgressPuller
+from zerotrain.operator.cluster.progress import ProgressPuller
 from zerotrain.operator.cluster.store import PodStore
 from zerotrain.operator.reconcile import reconcile
 
@@ -86,7 +87,7 @@ class Site:
     def go_on(self, until: float) -> None:
         """Time goes on; the operator asks workers when it does, and looks when it may."""
         while self.now < until:
-            tick_s = LISTENING_INTERVAL_S if self.silent else 30.0 * self.chance.uniform(0.8, 1.2)
+            tick_s = listening.INTERVAL_S if self.silent else 30.0 * self.chance.uniform(0.8, 1.2)
             end = min(until, self.now + tick_s)
             while self._wake_at <= end:
                 self._reach(max(self.now, self._wake_at))

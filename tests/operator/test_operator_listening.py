@@ -12,6 +12,8 @@ import pytest
 from tests.operator.reconcile_builders import NOW, UID, job, ready, status
 from zerotrain.contract.progress import Motion, Phase, Progress
 from zerotrain.contract.worker_http import WorkerReport
+from zerotrain.operator.cluster.channel import ChannelError, Lane, NotAsked
+from zerotrain.operator.cluster.listening import MISSED_S
 from zerotrain.operator.cluster.memory import Memories
 from zerotrain.operator.cluster.progress import ProgressPuller
 from zerotrain.operator.cluster.store import JobKey
@@ -28,6 +30,9 @@ class Cluster:
 
     def __init__(self) -> None:
         self.now_s, self.calls, self.memories = 1000.0, 0, Memories()
+        self.refuses: ChannelError | None = None
+        """What is said to who listens, in the place of a report."""
+        self.changed: list[JobKey] = []
         self._job = job(spec={"workers": WORKERS}, status=status("Running"))
         self._pods = tuple(ready(index) for index in range(WORKERS))
         self.puller = ProgressPuller(
@@ -35,7 +40,7 @@ class Cluster:
             store=cast(Any, SimpleNamespace(of_job=lambda _: (self._pods, ()))),
             memories=self.memories,
             channel=cast(Any, self),
-            changed=lambda _: None,
+            changed=self.changed.append,
             now=self.now,
             clock=lambda: self.now_s,
         )
@@ -51,6 +56,8 @@ class Cluster:
 
     async def report(self, worker: Any) -> WorkerReport:
         self.calls += 1
+        if self.refuses is not None and worker.lane is Lane.LISTEN:
+            raise self.refuses
         index = int(worker.pod.rsplit("-", 1)[1])
         motion = Motion(idle_seconds=1000, silent_seconds=1)
         progress = Progress(rank=index, attempt=1, phase=Phase.FIRST_STEP, motion=motion)
@@ -91,3 +98,50 @@ async def test_looks_at_all_workers_leave_calls_for_those_on_silent_nodes(nodes:
         heard = cluster.memories.of(UID).heard
         assert len(heard) == nodes
         assert min(heard.values()) > asked_at
+
+
+async def test_that_nobody_could_ask_a_worker_is_remembered_until_somebody_did() -> None:
+    cluster = Cluster()
+    await asyncio.gather(*cluster.puller.start_due())
+    cluster.silence(2)
+    memory, nodes = cluster.memories.of(UID), {"node-0", "node-1"}
+    full, silent = NotAsked("all slots are taken"), ChannelError("no answer", timed_out=True)
+    cluster.refuses = full
+    await cluster.go_on(10)
+    assert (memory.unasked, memory.heard) == (nodes, {})
+    cluster.refuses, told = silent, len(cluster.changed)
+    await cluster.go_on(10)
+    assert (memory.unasked, memory.heard) == (set(), {})
+    assert len(cluster.changed) > told, "when the nodes count as lost is another moment now"
+    cluster.refuses = full
+    await cluster.go_on(MISSED_S - 10)
+    assert memory.unasked == set(), "they were asked just now"
+    await cluster.go_on(20)
+    assert memory.unasked == nodes
+    cluster.refuses = None
+    await cluster.go_on(10)
+    assert memory.unasked == set()
+    assert memory.heard.keys() == nodes
+
+
+async def test_a_question_that_the_budget_forbids_was_not_asked() -> None:
+    cluster = Cluster()
+    cluster.silence(WORKERS)
+    await asyncio.gather(*cluster.puller.start_due())
+    memory = cluster.memories.of(UID)
+    assert (len(memory.heard), memory.unasked) == (WORKERS, set())
+    await cluster.go_on(MISSED_S + 5)
+    assert len(memory.unasked) == WORKERS
+    await cluster.go_on(10)
+    assert memory.unasked == set()
+
+
+async def test_a_node_that_spoke_again_is_not_remembered() -> None:
+    cluster = Cluster()
+    await asyncio.gather(*cluster.puller.start_due())
+    cluster.silence(2)
+    cluster.refuses = NotAsked("all slots are taken")
+    await cluster.go_on(10)
+    cluster.memories.nodes._keep("node-1", None)
+    await cluster.go_on(10)
+    assert cluster.memories.of(UID).unasked == {"node-0"}

@@ -9,6 +9,7 @@ from typing import Any
 from tests.operator.api_double import Json, pod_json
 from zerotrain.contract.progress import CheckpointProgress, Motion, Phase, Progress, Straggler
 from zerotrain.contract.worker_http import WorkerReport
+from zerotrain.operator.cluster import listening
 from zerotrain.operator.cluster.channel import ChannelError, Worker
 from zerotrain.operator.cluster.jobs import JobCache
 from zerotrain.operator.cluster.memory import Memories
@@ -17,7 +18,6 @@ from zerotrain.operator.cluster.progress import (
     CALLS_PER_SECOND,
     INSPECTION_CALLS_PER_SECOND,
     INSPECTION_INTERVAL_S,
-    LISTENING_INTERVAL_S,
     MIN_INTERVAL_S,
     MUTE_S,
     PASS_INTERVAL_S,
@@ -335,7 +335,7 @@ async def test_workers_of_a_node_that_is_not_ready_are_asked_whether_they_live()
     assert await bench.after(MIN_INTERVAL_S) == ["gpt-1-0"]
     del bench.workers.steps["gpt-1-1"]
     bench.memory.heard.clear()
-    assert await bench.after(LISTENING_INTERVAL_S) == ["gpt-1-0", "gpt-1-1"]
+    assert await bench.after(listening.INTERVAL_S) == ["gpt-1-0", "gpt-1-1"]
     assert bench.memory.heard == {}
 
 
@@ -346,7 +346,7 @@ async def test_also_in_a_job_that_still_waits_for_other_workers() -> None:
     assert await bench.after(0) == []
     silent = {"type": "Ready", "status": "Unknown", "lastTransitionTime": "2026-01-01T00:00:00Z"}
     bench.memories.nodes.put({"metadata": {"name": "node-0"}, "status": {"conditions": [silent]}})
-    assert await bench.after(LISTENING_INTERVAL_S) == ["gpt-1-0"]
+    assert await bench.after(listening.INTERVAL_S) == ["gpt-1-0"]
     assert bench.memory.heard == {"node-0": NOW}
 
 
@@ -357,4 +357,4 @@ async def test_and_no_more_seldom_the_more_jobs_there_are() -> None:
     silent = {"type": "Ready", "status": "Unknown", "lastTransitionTime": "2026-01-01T00:00:00Z"}
     bench.memories.nodes.put({"metadata": {"name": "node-1"}, "status": {"conditions": [silent]}})
     await bench.after(0)
-    assert await bench.after(LISTENING_INTERVAL_S) == ["gpt-1-1"]
+    assert await bench.after(listening.INTERVAL_S) == ["gpt-1-1"]

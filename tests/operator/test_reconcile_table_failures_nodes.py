@@ -56,7 +56,7 @@ def on(
     """A first attempt of two workers on node-0 and node-1, of which these have something to say."""
     heard = {
         name: more.pop(name)
-        for name in ("progress", "step_moved_at", "synced_at", "heard", "yielding")
+        for name in ("progress", "step_moved_at", "synced_at", "heard", "unasked", "yielding")
         if name in more
     }
     observed = seen(*pods, nodes={node.name: node for node in nodes}, **heard)
@@ -93,6 +93,30 @@ def moving(idle_s: float, **longest: float) -> Motion:
 
 
 PACE = [
+    on(
+        ready(0),
+        ready(1),
+        id="nobody could ask the node's workers: it has five times as long",
+        nodes=(silent(0, 61),),
+        unasked={"node-0"},
+        want=Want(phase="Running", actions=(), events=(), wake_in_s=239),
+    ),
+    on(
+        ready(0),
+        ready(1),
+        id="and no longer",
+        nodes=(silent(0, 301),),
+        unasked={"node-0"},
+        want=Want(phase="Restarting", events=("NodeLost",)),
+    ),
+    on(
+        ready(0),
+        ready(1),
+        id="those of another node could be asked",
+        nodes=(silent(0, 61), silent(1, 61)),
+        unasked={"node-1"},
+        want=LOST,
+    ),
     on(
         ready(0),
         ready(1),

@@ -55,6 +55,8 @@ class JobMemory:
     """Worker 0 runs and has not answered for long."""
     heard: dict[str, datetime] = field(default_factory=dict)
     """By node that is not ready: when a worker on it last answered."""
+    unasked: set[str] = field(default_factory=set)
+    """Such nodes whose workers were to be asked last, and no slot was free."""
     stacks: StacksView | None = None
     log: LogView | None = None
     capacity: Verdict | None = None
@@ -146,6 +148,7 @@ class Memories:
             nodes=self.nodes.of(pods),
             sees_nodes=self.nodes.are_seen,
             heard=memory.heard,
+            unasked=memory.unasked,
             log=memory.log or (LogView() if self.reads_logs else None),
             apis=self.apis,
             queue=self.queues.get(key, QueueView()) if known else None,

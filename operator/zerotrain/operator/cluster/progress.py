@@ -3,7 +3,8 @@
 The operator asks and the workers never call it: they need no credentials, and a flood of ranks cannot reach
 the operator. The interval grows with the number of jobs, and looks at all workers draw on a budget of their
 own, so that the calls per second stay bounded whatever hangs. A job has one question of a kind at a time,
-however long its workers take to answer, and a call that found no slot tells nothing of its worker.
+however long its workers take to answer, and a call that found no slot tells nothing of its worker. Workers on
+silent nodes are asked by `listening`.
 """
 
 from __future__ import annotations
@@ -20,15 +21,11 @@ from zerotrain.contract.launch import WORKER_HTTP_PORT
 from zerotrain.contract.progress import Progress
 from zerotrain.contract.worker_http import WorkerReport
 from zerotrain.operator.cluster.api import Json
-from zerotrain.operator.cluster.asking import Answer, Asker, in_turn, is_vain, lacks_one, timed_out
-from zerotrain.operator.cluster.channel import (
-    Lane,
-    NotAsked,
-    SilentChannel,
-    WorkerChannel,
-    share_of,
-)
+from zerotrain.operator.cluster.asking import Answer, Asker, is_vain, lacks_one, timed_out
+from zerotrain.operator.cluster.call_budget import CallBudgets
+from zerotrain.operator.cluster.channel import Lane, NotAsked, SilentChannel, WorkerChannel
 from zerotrain.operator.cluster.jobs import JobCache, phase_of
+from zerotrain.operator.cluster.listening import NodeListener
 from zerotrain.operator.cluster.memory import JobMemory, Memories
 from zerotrain.operator.cluster.store import JobKey, PodStore, owner_key
 from zerotrain.operator.reconcile import PodView, stragglers
@@ -57,9 +54,6 @@ UNHEARD_S = 120.0
 """Without an answer for so long, something keeps the operator from its worker, and people are told: a
 launcher answers within seconds of its start, whatever the ranks do."""
 
-LISTENING_INTERVAL_S = 5.0
-"""Between two questions to the workers of a node that is not ready."""
-
 INSPECTION_INTERVAL_S = 15.0
 ALARM_INTERVAL_S = 5.0
 """While a hang stands in status: the attempt ends only after another look."""
@@ -71,11 +65,6 @@ DOUBTED_AFTER = 2
 """Calls in a row that timed out; one may be lost."""
 
 INSPECTION_CALLS_PER_SECOND = 25.0
-LISTENING_CALLS_PER_SECOND = 100.0
-"""Each node of thousands must be heard well within the time after which a silent one counts as lost."""
-LARGE = 50
-"""Workers from which on a job's looks draw on a budget that only such jobs share: one look at thousands of
-workers is paid for long after, and nobody else's hang may go unseen for so long."""
 
 MAX_IDLE_S = 30 * 86_400.0
 """More than that is not believed of a step that was just heard of."""
@@ -143,10 +132,11 @@ class ProgressPuller:
         self._channel, self._changed = channel, changed
         self._now, self._clock = now, clock
         self._polls: dict[str, _Poll] = {}
-        self._listening_due: dict[str, float] = {}
+        self._looking = CallBudgets(INSPECTION_CALLS_PER_SECOND, clock())
         # Apart: a look at thousands of workers would keep those on silent nodes from being heard.
-        self._looking = _CallBudgets(INSPECTION_CALLS_PER_SECOND, clock())
-        self._listening = _CallBudgets(LISTENING_CALLS_PER_SECOND, clock())
+        self._listener = NodeListener(
+            memories=memories, channel=channel, changed=changed, now=now, clock=clock
+        )
 
     @property
     def unheard(self) -> int:
@@ -171,9 +161,10 @@ class ProgressPuller:
         # However many jobs there are: what counts as a silence does not grow with their number.
         for key, job in active if self._memories.nodes.any_silent() else ():
             uid = job["metadata"]["uid"]
-            if self._listening_due.get(uid, 0.0) <= now:
-                self._listening_due[uid] = math.inf
-                started.add(asyncio.create_task(self._listen(key, job)))
+            if self._listener.begins(uid):
+                attempt = int(job["status"].get("attempt", 0))
+                pods = self._started(key.namespace, uid, attempt)
+                started.add(asyncio.create_task(self._listener.listen(key, uid, attempt, pods)))
         due: list[tuple[_Poll, Json]] = []
         for key, job in running:
             poll = self._polls.setdefault(job["metadata"]["uid"], _Poll(key=key, answered_at=now))
@@ -303,35 +294,6 @@ class ProgressPuller:
         memory.inspection = look if keeps else None
         self._changed(key)
 
-    async def _listen(self, key: JobKey, job: Json) -> None:
-        uid, now = job["metadata"]["uid"], self._clock()
-        try:
-            await self._listen_once(key, job, now)
-        finally:
-            if uid in self._listening_due:
-                self._listening_due[uid] = now + LISTENING_INTERVAL_S
-
-    async def _listen_once(self, key: JobKey, job: Json, now: float) -> None:
-        """Ask one worker on each node that is not ready: its kubelet's silence says nothing of the ranks."""
-        uid, attempt = job["metadata"]["uid"], int(job["status"].get("attempt", 0))
-        pods = [pod for pod in self._started(key.namespace, uid, attempt) if not pod.ended]
-        troubled = self._memories.nodes.of(pods)
-        silent = {name for name, view in troubled.items() if not view.ready}
-        asked = {pod.node: pod for pod in pods if pod.node in silent}
-        if not asked or not self._listening.of(len(asked)).take(len(asked), now):
-            return
-        asker = Asker(channel=self._channel, key=key, uid=uid, attempt=attempt)
-
-        async def ask(pod: PodView) -> None:
-            answer = await asker.report(pod, Lane.LISTEN)
-            # At once: the others may take long to say nothing.
-            if isinstance(answer, WorkerReport) and pod.node and self._jobs.get(key) is not None:
-                self._memories.of(uid).heard[pod.node] = self._now()
-
-        heard = self._memories.of(uid).heard
-        living_first = sorted(asked.values(), key=lambda pod: pod.node not in heard)
-        await in_turn(ask, living_first, most=share_of(Lane.LISTEN))
-
     def _started(self, namespace: str, uid: str, attempt: int) -> Iterable[PodView]:
         present, _ = self._store.of_job(owner_key(namespace, uid))
         return [pod for pod in present if pod.attempt == attempt and pod.started]
@@ -344,7 +306,7 @@ class ProgressPuller:
                 self._memories.of(uid).unheard = False
                 self._changed(poll.key)
         self._polls = {uid: poll for uid, poll in self._polls.items() if uid in asked}
-        self._listening_due = {uid: due for uid, due in self._listening_due.items() if uid in listened}
+        self._listener.forget_others(listened)
 
 
 def _report_in(answer: Answer | None) -> WorkerReport | None:
@@ -366,34 +328,3 @@ def _limits(job: Json) -> HangLimits:
     """Without the doubling for earlier hangs: to look early costs calls only."""
     policy = job.get("spec", {}).get("hangPolicy")
     return HangLimits.read(policy if isinstance(policy, Mapping) else None)
-
-
-class _CallBudget:
-    """Calls per second on average; one look at a large job may run into debt that later ones wait for."""
-
-    def __init__(self, rate: float, now: float) -> None:
-        self._rate, self._at = rate, now
-        self._tokens = rate
-
-    def take(self, calls: int, now: float) -> bool:
-        """Whether the calls may be made now."""
-        self._tokens = min(self._rate, self._tokens + (now - self._at) * self._rate)
-        self._at = now
-        if self._tokens < 1:
-            return False
-        self._tokens -= calls
-        return True
-
-    def give_back(self, calls: int) -> None:
-        """Calls that were not made."""
-        self._tokens = min(self._rate, self._tokens + calls)
-
-
-class _CallBudgets:
-    """One for all small questions and one for all large ones."""
-
-    def __init__(self, rate: float, now: float) -> None:
-        self._small, self._large = _CallBudget(rate, now), _CallBudget(rate, now)
-
-    def of(self, calls: int) -> _CallBudget:
-        return self._small if calls < LARGE else self._large

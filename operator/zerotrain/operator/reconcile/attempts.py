@@ -273,7 +273,7 @@ def cause_order(failure: Failure) -> tuple[int, bool, float, int]:
 
 
 def is_echo(failure: Failure) -> bool:
-    """Whether the worker ended as those do that lost another one, so that the one that was lost is to come."""
+    """Whether the worker ended as those do that lost another one, whose own end is to come then."""
     pod = failure.worker.pod
     aborted = pod is not None and pod.exit_code == ABORTED
     echo = aborted or failure.judgement.evidence is Evidence.ECHO or _blames_a_peer(failure)

@@ -116,6 +116,7 @@ class Draft:
             patience=patience(self.job.spec.failure_policy.node_not_ready_seconds, current),
             step_at=self.step_at(),
             heard=self.observed.heard,
+            unasked=self.observed.unasked,
             watched_since=self.observed.synced_at,
         )
 

@@ -6,7 +6,7 @@ Filled by `cluster.nodes`, which keeps only nodes that have something to say: a 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import Enum
@@ -62,6 +62,9 @@ SIGN_SLACK = timedelta(seconds=10)
 LONGEST_FACTOR = 2.0
 """A step, or a checkpoint, of so many times the longest one is still no silence."""
 
+UNASKED_FACTOR = 5
+"""A node of whom nobody could ask is given so much longer: for as long as dead nodes of others take slots."""
+
 MAX_PATIENCE = timedelta(hours=1)
 """However long the ranks say that their steps are."""
 
@@ -78,6 +81,8 @@ class Signs:
     """By node: when a worker there last answered this operator."""
     watched_since: datetime | None = None
     """Nobody listened to the workers before."""
+    unasked: Set[str] = frozenset()
+    """Nodes whose workers were to be asked last and were not: others took all slots."""
 
 
 def losses(nodes: Mapping[str, NodeView], signs: Signs, *, now: datetime) -> Mapping[str, Loss]:
@@ -103,7 +108,7 @@ def lost_at(view: NodeView, signs: Signs) -> datetime | None:
     # Whoever does not know that a node fell silent does not listen to its workers.
     for sign in (signs.heard.get(view.name), signs.watched_since, view.told_at):
         last = max(last, sign) if sign is not None else last
-    return last + signs.patience
+    return last + signs.patience * (UNASKED_FACTOR if view.name in signs.unasked else 1)
 
 
 def patience(least_s: float, progress: Progress | None) -> timedelta:

@@ -6,7 +6,7 @@ The reflector in `cluster` turns every pod event into a `PodView` at once and dr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
@@ -239,6 +239,8 @@ class Observed:
     """Whether the operator may look at nodes: one with namespaces of its own may be refused."""
     heard: Mapping[str, datetime] = field(default_factory=dict)
     """By node that is not ready: when a worker on it last answered."""
+    unasked: Set[str] = frozenset()
+    """Such nodes whose workers were to be asked last, and no slot was free."""
     log: LogView | None = None
     """None where no log can be read (simulated nodes)."""
 
