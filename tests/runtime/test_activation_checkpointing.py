@@ -170,6 +170,23 @@ def test_the_original_input_is_gone_after_forward() -> None:
     assert layer.weight.grad is not None
 
 
+def test_what_needs_no_gradient_is_kept_once_for_all_parts() -> None:
+    zt.configure_checkpointing(checkpoint_in_cpu=True)
+    layer, angles, seen = nn.Linear(8, 8), torch.randn(4, 8), []
+
+    def part(hidden: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+        seen.append(angles)
+        out: torch.Tensor = layer(hidden) * angles
+        return out
+
+    hidden = torch.randn(4, 8, requires_grad=True) * 1.0
+    for _ in range(3):
+        hidden = zt.checkpoint_activations(part, hidden, angles=angles)
+    hidden.sum().backward()  # type: ignore[no-untyped-call]
+    assert len(seen) == 6, "each part runs again in backward"
+    assert all(tensor is angles for tensor in seen)
+
+
 def test_slots_lie_side_by_side_and_are_used_again() -> None:
     arena = Arena(3)
     place: dict[str, Any] = {"dtype": torch.float32, "device": torch.device("cpu"), "pinned": False}

@@ -9,13 +9,14 @@ from zerotrain.runtime.activation.settings import Settings
 
 
 def can_move(leaf: object) -> bool:
-    """Whether an argument is a tensor worth moving: floating point, dense, not a parameter.
+    """Whether an argument is a tensor worth moving: an activation, dense.
 
-    Others (ids, masks, slices of larger tensors) are small or shared and stay what they are.
+    Others stay what they are. What needs no gradient (ids, masks, angles of positions) goes to all parts:
+    each part would keep a copy of its own. Slices of larger tensors would free nothing.
     """
     if not isinstance(leaf, torch.Tensor) or isinstance(leaf, torch.nn.Parameter):
         return False
-    return leaf.is_floating_point() and leaf.numel() > 0 and is_dense(leaf)
+    return leaf.requires_grad and leaf.numel() > 0 and is_dense(leaf)
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
@@ -31,7 +32,7 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 class Kept:
-    """A tensor that was put elsewhere; `fetch` gives an equal one, with the same strides, back.
+    """An activation that was put elsewhere; `fetch` gives an equal one, with the same strides, back.
 
     The first `fetch` gives the original itself, to the forward pass.
     """
@@ -41,7 +42,6 @@ class Kept:
         self._original: torch.Tensor | None = tensor
         self._shape, self._strides = tensor.shape, tensor.stride()
         self._device = tensor.device
-        self._requires_grad = tensor.requires_grad
         self._parallel = settings.parallel if settings.is_partitioned else None
         self._slot = self._put(_flat(tensor.detach()), settings, arena)
 
@@ -50,13 +50,11 @@ class Kept:
         original, self._original = self._original, None
         if original is not None:
             return original
+        # Where that is the slot itself, autograd guards it against writes.
         flat = self._slot.tensor.to(self._device, non_blocking=True)
         if self._parallel is not None:
             flat = self._parallel.all_gather(flat)
-        elif flat is self._slot.tensor and not self._requires_grad:
-            flat = flat.clone()  # autograd guards what needs gradients against writes, and nothing else
-        whole = flat[: self._shape.numel()].as_strided(self._shape, self._strides)
-        return whole.requires_grad_(self._requires_grad)
+        return flat[: self._shape.numel()].as_strided(self._shape, self._strides).requires_grad_()
 
     def _put(self, flat: torch.Tensor, settings: Settings, arena: Arena) -> Slot:
         part, numel = flat, flat.numel()
