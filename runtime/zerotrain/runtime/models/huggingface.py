@@ -121,7 +121,11 @@ def recompute_activations(model: nn.Module) -> None:
 
     Raises ValueError where the library has no recomputation for the model.
     """
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})  # type: ignore[operator]
+    options = {"use_reentrant": False}
+    if hasattr(model, "activation_checkpointing_enable"):  # the library's newer name for it
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs=options)  # type: ignore[operator]
+    else:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)  # type: ignore[operator]
     for part in model.modules():
         if hasattr(part, _LIBRARYS_CHECKPOINT):
             setattr(part, _LIBRARYS_CHECKPOINT, checkpoint_activations)
