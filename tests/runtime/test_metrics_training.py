@@ -176,7 +176,7 @@ def test_numbers_belong_together(first: Scrape) -> None:
         assert of("zerotrain_memory_peak_bytes", tier="nvme", phase="step") > 0
         assert of("zerotrain_spill_free_bytes") <= of("zerotrain_spill_capacity_bytes")
         assert of("zerotrain_process_resident_bytes") <= of("zerotrain_process_resident_peak_bytes")
-        assert of("zerotrain_lost_seconds_total", reason="startup") > 0.1
+        assert of("zerotrain_lost_seconds_total", reason="startup") > 0
         assert of("zerotrain_world_size") == 2
         assert of("zerotrain_rank_phase", phase="step") + of("zerotrain_rank_phase", phase="checkpoint") == 1
     info = next(sample for sample in first.samples if sample.name == "zerotrain_rank_info")
