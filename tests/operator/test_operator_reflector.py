@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -63,6 +64,56 @@ def test_the_last_view_of_a_pod_tells_how_it_ended() -> None:
     store.put(pod_json(0, version=1), now=NOW)
     store.remove(pod_json(0, version=2, phase="Failed", containerStatuses=containers), now=NOW)
     assert store.of_job(OWNER)[1][0].exit_code == 75
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_jobs_are_found_by_the_nodes_of_their_pods(seed: int) -> None:
+    chance, store = random.Random(seed), PodStore()
+    jobs, nodes = [f"job-{number}" for number in range(4)], [f"node-{number}" for number in range(5)]
+    alive: dict[str, tuple[str, Json]] = {}
+    for version in range(1, 400):
+        job, what = (
+            chance.choice(jobs),
+            chance.choice(("create", "create", "bind", "remove", "forget", "prune")),
+        )
+        own = [uid for uid, (other, _) in alive.items() if other == job]
+        if what == "create":
+            pod = pod_json(chance.randrange(3), version=version, uid=job)
+            pod["metadata"] |= {"uid": f"pod-{version}", "name": f"{job}-1-{pod['metadata']['name'][-1]}"}
+            pod["metadata"]["labels"]["zerotrain.dev/job"] = job
+            alive[f"pod-{version}"] = job, pod
+            store.put(pod, now=NOW)
+        elif what in ("bind", "remove") and own:
+            _, pod = alive[chance.choice(own)]
+            pod["metadata"]["resourceVersion"] = str(version)
+            if what == "bind":
+                pod["spec"] = {"nodeName": pod.get("spec", {}).get("nodeName") or chance.choice(nodes)}
+                store.put(pod, now=NOW)
+            else:
+                del alive[pod["metadata"]["uid"]]
+                store.remove(pod, now=NOW)
+        elif what == "forget" and chance.random() < 0.2:
+            store.forget(owner_key("ml", job))
+            for uid in own:
+                del alive[uid]
+        elif what == "prune":
+            store.prune({owner_key("ml", job) for job in jobs})
+        for node in nodes:
+            there = {job for job, pod in alive.values() if pod.get("spec", {}).get("nodeName") == node}
+            assert store.on_node(node) == {JobKey("ml", job) for job in there}
+
+
+def test_nodes_that_hold_no_pod_any_more_are_forgotten() -> None:
+    store = PodStore()
+    for number in range(10):
+        pod = pod_json(0, version=2 * number + 1)
+        pod["metadata"]["uid"], pod["spec"] = f"pod-{number}", {"nodeName": f"node-{number}"}
+        store.put(pod, now=NOW)
+        if number:
+            pod["metadata"]["resourceVersion"] = str(2 * number + 2)
+            store.remove(pod, now=NOW)
+    store.prune({OWNER})
+    assert store._on_node == {"node-0": {OWNER}}
 
 
 def test_a_pod_that_the_job_does_not_control_is_no_pod_of_the_job() -> None:

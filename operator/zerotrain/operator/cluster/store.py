@@ -71,6 +71,9 @@ class _Pods:
         self._count(entry, -1)
         return entry
 
+    def is_on(self, node: str) -> bool:
+        return any(entry.view.node == node for entry in self.present.values())
+
     def _count(self, entry: _Entry | None, number: int) -> None:
         if entry is None:
             return
@@ -110,6 +113,9 @@ class PodStore:
 
     def __init__(self) -> None:
         self._jobs: dict[str, _Pods] = {}
+        self._on_node: dict[str, set[str]] = {}
+        """Owners by node, those included whose pods left it since the last `prune`. A zone that goes down
+        tells of a thousand nodes at once, and none of these may cost a look at all pods."""
         self.sight = Sight()
 
     def put(self, pod: Mapping[str, Any], *, now: datetime) -> JobKey | None:
@@ -130,6 +136,8 @@ class PodStore:
         if old is not None:
             view = _since(old.view, view)
         pods.keep(view.uid, _Entry(view, version))
+        if view.node is not None:
+            self._on_node.setdefault(view.node, set()).add(owner)
         return pods.key if old is None or old.view != view else None
 
     def remove(self, pod: Mapping[str, Any], *, now: datetime) -> JobKey | None:
@@ -182,11 +190,8 @@ class PodStore:
 
     def on_node(self, name: str) -> set[JobKey]:
         """The jobs that have a pod on the node."""
-        return {
-            pods.key
-            for pods in self._jobs.values()
-            if any(entry.view.node == name for entry in pods.present.values())
-        }
+        found = (self._jobs.get(owner) for owner in self._on_node.get(name, ()))
+        return {pods.key for pods in found if pods is not None and pods.is_on(name)}
 
     def expect(self, owner: str, *, attempt: int, workers: int) -> None:
         """The job is at this attempt of so many workers: drop the last views of attempts that are over."""
@@ -204,6 +209,11 @@ class PodStore:
     def prune(self, alive: Set[str]) -> None:
         """Drop jobs that are not among `alive` and have no pods: late events brought them back."""
         self._jobs = {owner: pods for owner, pods in self._jobs.items() if owner in alive or pods.present}
+        self._on_node = {}
+        for owner, pods in self._jobs.items():
+            for entry in pods.present.values():
+                if entry.view.node is not None:
+                    self._on_node.setdefault(entry.view.node, set()).add(owner)
 
     def _bury(self, owner: str, pod_uid: str) -> JobKey | None:
         pods = self._jobs.get(owner)
