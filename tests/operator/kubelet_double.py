@@ -141,7 +141,7 @@ class KubeletDouble:
         if item["metadata"].get("deletionTimestamp"):
             self._terminate(pod, item)
             return
-        if not item["spec"].get("nodeName") and self.start_up:
+        if not item["spec"].get("nodeName") and not item["spec"].get("schedulingGates") and self.start_up:
             self._bind(pod, item)
         elif item["spec"].get("nodeName") in self.off:
             self._close(pod)
@@ -178,7 +178,8 @@ class KubeletDouble:
 
     def _bind(self, pod: Pod, item: Json) -> None:
         away = _kept_off(item["spec"])
-        nodes = [node for node in self.nodes if node not in away]
+        place = item["spec"].get("nodeSelector", {}).get("kubernetes.io/hostname")
+        nodes = [node for node in self.nodes if node not in away and place in (None, node)]
         if not nodes:
             return
         node = nodes[pod.launch.node_rank % len(nodes)]

@@ -200,4 +200,4 @@ def test_kueue_s_own_topology_annotations_reach_the_workload() -> None:
         {}, {"spec.podTemplate": {"annotations": annotations}, "spec.scheduling": {"queueName": "q"}}
     )
     (pods,) = workload(job, "kueue.x-k8s.io/v1beta2", 2, pod_of(job), None)["spec"]["podSets"]
-    assert pods["topologyRequest"] == {"required": "rack"}
+    assert pods["topologyRequest"] == {"required": "rack", "podIndexLabel": "zerotrain.dev/rank"}

@@ -45,6 +45,9 @@ ANNOTATION_IGNORE_MEMORY_PLAN: Final = f"{GROUP}/ignore-memory-plan"
 ANNOTATION_MADE_FROM: Final = f"{GROUP}/made-from"
 """On Workloads of Kueue: hash of the parts of the spec that their pods were described from."""
 
+ANNOTATION_EXCLUDED: Final = f"{GROUP}/excluded-nodes"
+"""On Workloads of Kueue: the nodes that their pods keep off after failures, with commas between them."""
+
 ANNOTATION_ENCRYPTED_VOLUMES: Final = f"{GROUP}/encrypted-volumes"
 """On StorageClasses: "true" is the platform team's word that its volumes are encrypted, "false" that they are
 not, whatever the parameters say."""

@@ -40,6 +40,9 @@ class AttemptShape(ObservedModel):
     tolerations: Annotated[tuple[Toleration, ...], Field(max_length=128, json_schema_extra=ATOMIC)] = ()
     """Taints that the workers accept beyond spec.scheduling: from the queue."""
 
+    scheduling_gates: Annotated[tuple[str, ...], Field(max_length=8, json_schema_extra=ATOMIC)] = ()
+    """Gates of the pods that the queue opens, once it has chosen a place for each."""
+
     labels: dict[str, str] = Field(default_factory=dict)
     """Labels of the pods that the queue asks for."""
 

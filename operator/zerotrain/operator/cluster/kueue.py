@@ -28,7 +28,12 @@ from zerotrain.operator.cluster.scope import scoped
 from zerotrain.operator.cluster.store import JobKey, owner_key
 from zerotrain.operator.constants import ANNOTATION_MADE_FROM, LABEL_JOB, LABEL_JOB_UID
 from zerotrain.operator.reconcile.queues import QueueStep, QueueView
-from zerotrain.operator.resources.kueue import workload_name
+from zerotrain.operator.resources.kueue import (
+    TOPOLOGY_GATE,
+    excluded_by,
+    placed_by_kueue,
+    workload_name,
+)
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +42,9 @@ WATCH_SECONDS = 300
 MAX_PAUSE_S = 10.0
 FLAVOR_AGE_S = 30.0
 """So long a ResourceFlavor is not asked for again."""
+
+MAX_NAMED = 3
+"""Failed nodes in one message."""
 
 REQUEUES = frozenset({"Preempted", "AdmissionCheck", "NodeFailures"})
 """Evictions after which a Workload goes back into its queue at once, as Kueue's own jobs do."""
@@ -342,6 +350,7 @@ def queue_view(item: Mapping[str, Any], flavors: list[Flavor]) -> QueueView:
         ),
     ]
     evicted, quota = _condition(status, "Evicted"), _condition(status, "QuotaReserved")
+    gates, (labels, annotations) = _topology(item)
     return QueueView(
         exists=True,
         workers=sum(int(pods.get("count", 1)) for pods in spec.get("podSets", ())),
@@ -358,10 +367,28 @@ def queue_view(item: Mapping[str, Any], flavors: list[Flavor]) -> QueueView:
         # The first word on a key counts, as in Kueue.
         node_selector=_first_of(flavor.node_labels for flavor in asked),
         tolerations=tuple(dict.fromkeys(each for flavor in asked for each in flavor.tolerations)),
-        labels=_first_of(update.get("labels", {}) for update in updates),
-        annotations=_first_of(update.get("annotations", {}) for update in updates),
-        problem=next((flavor.problem for flavor in asked if flavor.problem), None),
+        labels=_first_of((labels, *(update.get("labels", {}) for update in updates))),
+        annotations=_first_of((annotations, *(update.get("annotations", {}) for update in updates))),
+        gates=gates,
+        kept_off=excluded_by(item),
+        problem=next((flavor.problem for flavor in asked if flavor.problem), _failed_nodes(status)),
     )
+
+
+def _topology(item: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[dict[str, str], dict[str, str]]]:
+    """Gates, labels and annotations of pods whose places Kueue has chosen (topology-aware scheduling)."""
+    assignments = item.get("status", {}).get("admission", {}).get("podSetAssignments", ())
+    if not any(part.get("topologyAssignment") for part in assignments):
+        return (), ({}, {})
+    return (TOPOLOGY_GATE,), placed_by_kueue(item)
+
+
+def _failed_nodes(status: Mapping[str, Any]) -> str | None:
+    """Kueue is about to correct the places that it has chosen; pods made before that could not run there."""
+    names = [str(node.get("name")) for node in status.get("unhealthyNodes", ())]
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    listed = ", ".join(names[:MAX_NAMED])
+    return f"it looks for other nodes in the place of {listed}{more}, which failed" if names else None
 
 
 def _flavor(what: str, labels: Mapping[str, str], tolerations: Any) -> Flavor:

@@ -180,6 +180,8 @@ class AskQueue:
     step: QueueStep
     workers: int = 0
     """For CREATE."""
+    excluded_nodes: tuple[str, ...] = ()
+    """For CREATE: where the queue must not place the workers."""
     message: str = ""
 
 

@@ -64,6 +64,7 @@ def shaped(draft: Draft, shape: AttemptShape) -> AttemptShape:
         selector |= queue.node_selector
         updates |= {
             "tolerations": queue.tolerations,
+            "scheduling_gates": queue.gates,
             "labels": dict(queue.labels),
             "annotations": dict(queue.annotations),
         }
@@ -200,8 +201,9 @@ def _queue(draft: Draft, shape: AttemptShape) -> tuple[str, str] | None:
         draft.wake(draft.now + LISTED_AGAIN)
         return Reason.QUEUED, f"asking queue {name}"
     if not queue.exists:
-        draft.act(AskQueue(step=QueueStep.CREATE, workers=shape.workers))
-    elif queue.finished or _is_of_others(draft, shape, queue) or _outranked(draft, queue):
+        off = exclusions.current(draft)
+        draft.act(AskQueue(step=QueueStep.CREATE, workers=shape.workers, excluded_nodes=off))
+    elif queue.finished or _is_of_others(draft, shape, queue) or _is_outdated(draft, queue):
         # Its pods and its priority cannot be changed: a job of other pods or another priority queues anew.
         draft.act(AskQueue(step=QueueStep.DELETE))
     elif queue.evicted is not None:
@@ -227,9 +229,15 @@ def _is_of_others(draft: Draft, shape: AttemptShape, queue: QueueView) -> bool:
     return queue.made_from not in ("", made_from(draft.job.spec))
 
 
-def _outranked(draft: Draft, queue: QueueView) -> bool:
-    """Whether the job waits in the queue with a priority that its spec does not name any more."""
-    return not queue.holds_quota and queue.priority_class != (_scheduling(draft).priority_class_name or "")
+def _is_outdated(draft: Draft, queue: QueueView) -> bool:
+    """Whether the queue decides on what is not so any more: it has chosen a node that the job keeps off by
+    now, or has the job wait with another priority than its spec's, or for others than a node that is back."""
+    off = frozenset(exclusions.current(draft))
+    if queue.holds_quota:
+        return bool(queue.gates) and not off <= queue.kept_off
+    exclusions.wake_at_next_end(draft)
+    outranked = queue.priority_class != (_scheduling(draft).priority_class_name or "")
+    return outranked or not queue.kept_off <= off
 
 
 def _gang_api(draft: Draft, shape: AttemptShape) -> tuple[str, str] | None:

@@ -47,6 +47,10 @@ class QueueView:
     tolerations: tuple[Toleration, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
+    gates: tuple[str, ...] = ()
+    """Scheduling gates of the pods that the queue opens once it has chosen a place for each."""
+    kept_off: frozenset[str] = frozenset()
+    """Nodes that it knows the pods must not run on."""
     problem: str | None = None
     """Why an admission cannot be used, as a flavor that does not exist."""
 

@@ -82,8 +82,9 @@ def join(pod: Json, job: ZeroTrainingJob, attempt: int) -> None:
             meta["annotations"] |= dict.fromkeys(_VOLCANO_ANNOTATIONS, name)
         case Gang.COSCHEDULING:
             meta["labels"][_COSCHEDULING_LABEL] = name
-        case None if version == OPERATOR and job.shape.workers > 1:
-            spec["schedulingGates"] = [{"name": GATE}]
+    own_gate = (GATE,) if version == OPERATOR and job.shape.workers > 1 else ()
+    if gates := (*own_gate, *job.shape.scheduling_gates):
+        spec["schedulingGates"] = [{"name": gate} for gate in gates]
 
 
 def _mechanism(version: str) -> Gang | None:

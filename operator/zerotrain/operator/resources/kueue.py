@@ -6,11 +6,12 @@ program: environment and volumes are nobody else's business.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from zerotrain.operator.api import ZeroTrainingJob, ZeroTrainingJobSpec
 from zerotrain.operator.api.spec_hash import spec_hash
-from zerotrain.operator.constants import ANNOTATION_MADE_FROM
+from zerotrain.operator.constants import ANNOTATION_EXCLUDED, ANNOTATION_MADE_FROM, LABEL_RANK
 
 from .identity import Json, common_labels, metadata
 
@@ -19,8 +20,12 @@ KUEUE_VERSIONS: Final = ("v1beta2", "v1", "v1beta1")
 """Those that this module can write. The one that a real Kueue was tried with comes first."""
 
 POD_SET: Final = "workers"
+TOPOLOGY_GATE: Final = f"{KUEUE_GROUP}/topology"
+"""Kueue takes it from a pod when it has written the pod's place into the node selector."""
+
 _REQUIRED_TOPOLOGY = f"{KUEUE_GROUP}/podset-required-topology"
 _PREFERRED_TOPOLOGY = f"{KUEUE_GROUP}/podset-preferred-topology"
+_UNCONSTRAINED_TOPOLOGY = f"{KUEUE_GROUP}/podset-unconstrained-topology"
 _INPUTS = frozenset({"image", "resources", "nvme", "scheduling", "pod_template"})
 """Fields of the spec that a worker is described by."""
 
@@ -49,6 +54,8 @@ def workload(job: ZeroTrainingJob, version: str, workers: int, worker: Json, pri
     labels = {**common_labels(job), f"{KUEUE_GROUP}/job-uid": job.uid}
     meta = metadata(job, workload_name(job.name, job.uid), labels)
     meta["annotations"] = {ANNOTATION_MADE_FROM: made_from(job.spec)}
+    if off := job.shape.excluded_nodes:
+        meta["annotations"][ANNOTATION_EXCLUDED] = ",".join(off)
     return {"apiVersion": version, "kind": "Workload", "metadata": meta, "spec": spec}
 
 
@@ -62,13 +69,32 @@ def _pod_set(worker: Json, workers: int) -> Json:
     if before := spec.get("initContainers"):
         template["initContainers"] = [_counted(item) for item in before]
     pod_set: Json = {"name": POD_SET, "count": workers, "template": {"metadata": {}, "spec": template}}
-    annotations = worker["metadata"]["annotations"]
-    topology = {
-        level: annotations[name]
-        for level, name in (("required", _REQUIRED_TOPOLOGY), ("preferred", _PREFERRED_TOPOLOGY))
-        if name in annotations
-    }
-    return {**pod_set, "topologyRequest": topology} if topology else pod_set
+    return {**pod_set, "topologyRequest": _topology(worker["metadata"]["annotations"])}
+
+
+def _topology(annotations: Mapping[str, str]) -> Json:
+    """What podTemplate asks for. Neighbours by rank become neighbours by place: rings run along the ranks."""
+    levels = (("required", _REQUIRED_TOPOLOGY), ("preferred", _PREFERRED_TOPOLOGY))
+    topology: Json = {level: annotations[name] for level, name in levels if name in annotations}
+    if annotations.get(_UNCONSTRAINED_TOPOLOGY) == "true":
+        topology["unconstrained"] = True
+    return {**topology, "podIndexLabel": LABEL_RANK}
+
+
+def excluded_by(item: Mapping[str, Any]) -> frozenset[str]:
+    """The nodes that the pods of this Workload must not run on, by the job's own failures."""
+    written = item.get("metadata", {}).get("annotations", {}).get(ANNOTATION_EXCLUDED, "")
+    return frozenset(filter(None, written.split(",")))
+
+
+def placed_by_kueue(item: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
+    """Labels and annotations by which Kueue finds the pods of this Workload that it has chosen places for and
+    knows them as its own. Where no topology was asked for they say so, as those of Kueue's own jobs do."""
+    request = item["spec"]["podSets"][0].get("topologyRequest", {})
+    annotations = {f"{KUEUE_GROUP}/workload": item["metadata"]["name"]}
+    if not any(level in request for level in ("required", "preferred", "unconstrained")):
+        annotations[_UNCONSTRAINED_TOPOLOGY] = "true"
+    return {f"{KUEUE_GROUP}/podset": POD_SET}, annotations
 
 
 def _counted(container: Json) -> Json:

@@ -83,9 +83,10 @@ async def ask_queue(hands: Hands, body: Json, action: AskQueue) -> None:
         scheduling = job.spec.scheduling
         named = scheduling is not None and scheduling.priority_class_name is not None
         priority = (await hands.memories.priorities.of(hands.api, job)).value if named else None
-        shaped = _shaped(job, AttemptShape(workers=action.workers))
+        shape = AttemptShape(workers=action.workers, excluded_nodes=action.excluded_nodes)
+        shaped = _shaped(job, shape)
         worker = worker_pod(shaped, _next_attempt(job), 0, hands.options)
-        await hands.ensure(job, workload(job, version, action.workers, worker, priority))
+        await hands.ensure(job, workload(shaped, version, action.workers, worker, priority))
     elif action.step is QueueStep.DELETE:
         await client.delete()
     else:
