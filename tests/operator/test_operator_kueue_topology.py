@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,32 @@ def test_a_job_that_asks_for_nothing_has_its_places_chosen_too(
     assert places(racks, space, attempt=1) == chosen(racks, space)
     pod = racks.get("pod", "gpt-1-0", "-n", space)
     assert pod["metadata"]["annotations"][UNCONSTRAINED] == "true", "else Kueue counts its room twice"
+    double.may_end.set()
+    job.wait_for("Completed")
+
+
+def test_a_node_that_fails_is_replaced_by_another_one(
+    racks: Cluster, space: str, double: KubeletDouble
+) -> None:
+    """The last one here: the node stays as it is."""
+    job = queued(racks, space)
+    wait_for_step(double, 10)
+    first = places(racks, space, attempt=1)
+    lost = first[3]
+    double.dead, double.silent = {lost}, {lost}
+    racks.kubectl("taint", "node", lost, "node.kubernetes.io/out-of-service=down:NoExecute")
+    down = {"type": "Ready", "status": "False", "reason": "Down"}
+    patch = json.dumps({"status": {"conditions": [down]}})
+    racks.kubectl("patch", "node", lost, "--subresource=status", "--type=strategic", "-p", patch)
+
+    def elsewhere() -> bool:
+        status = job.status()
+        return bool(status["attempt"] > 1 and status["phase"] == "Running")
+
+    wait_until(elsewhere, "the job to run without the node", every_s=0.25)
+    attempt = job.status()["attempt"]
+    assert lost not in places(racks, space, attempt=attempt)
+    assert [failure["reason"] for failure in job.status()["failures"]][-1] == "NodeLost"
     double.may_end.set()
     job.wait_for("Completed")
 
