@@ -83,7 +83,7 @@ def test_workers_are_where_kueue_wants_them_neighbours_by_rank_beside_each_other
     assert job.status()["shape"]["schedulingGates"] == ["kueue.x-k8s.io/topology"]
 
     double.end("gpt-1-1", 137)
-    runs(job, attempt=2)
+    runs_again(job)
     assert places(racks, space, attempt=2) == first, "the admission outlives an attempt"
     double.may_end.set()
     job.wait_for("Completed")
@@ -98,7 +98,7 @@ def test_a_node_that_the_job_keeps_off_is_not_chosen_again(
     wait_for_step(double, 10)
     first = places(racks, space, attempt=1)
     double.end("gpt-1-3", 42)
-    runs(job, attempt=2)
+    runs_again(job)
     second = places(racks, space, attempt=2)
     assert first[3] not in second
     assert {NODES[name] for name in second}.isdisjoint(NODES[name] for name in first), (
@@ -109,6 +109,22 @@ def test_a_node_that_the_job_keeps_off_is_not_chosen_again(
     double.may_end.set()
     job.wait_for("Completed")
     judge_attempts(double, attempts=2, workers=4)
+
+
+def test_a_drained_node_is_left_for_another_one(racks: Cluster, space: str, double: KubeletDouble) -> None:
+    job = queued(racks, space)
+    wait_for_step(double, 10)
+    left = places(racks, space, attempt=1)[3]
+    racks.kubectl("cordon", left)
+    try:
+        runs_again(job)
+        status = job.status()
+        assert (status["restarts"]["preemption"], status["restarts"]["total"]) == (1, 1)
+        assert left not in places(racks, space, attempt=status["attempt"])
+    finally:
+        racks.kubectl("uncordon", left)
+    double.may_end.set()
+    job.wait_for("Completed")
 
 
 def test_a_job_that_asks_for_nothing_has_its_places_chosen_too(
@@ -136,15 +152,10 @@ def test_a_node_that_fails_is_replaced_by_another_one(
     down = {"type": "Ready", "status": "False", "reason": "Down"}
     patch = json.dumps({"status": {"conditions": [down]}})
     racks.kubectl("patch", "node", lost, "--subresource=status", "--type=strategic", "-p", patch)
-
-    def elsewhere() -> bool:
-        status = job.status()
-        return bool(status["attempt"] > 1 and status["phase"] == "Running")
-
-    wait_until(elsewhere, "the job to run without the node", every_s=0.25)
-    attempt = job.status()["attempt"]
-    assert lost not in places(racks, space, attempt=attempt)
-    assert [failure["reason"] for failure in job.status()["failures"]][-1] == "NodeLost"
+    runs_again(job)
+    status = job.status()
+    assert lost not in places(racks, space, attempt=status["attempt"])
+    assert status["failures"][-1]["reason"] == "NodeLost"
     double.may_end.set()
     job.wait_for("Completed")
 
@@ -155,13 +166,13 @@ def queued(cluster: Cluster, space: str, **spec: Any) -> LiveJob:
     return LiveJob(cluster, space, workers=4, resources=resources, scheduling=scheduling, **spec)
 
 
-def runs(job: LiveJob, *, attempt: int) -> None:
+def runs_again(job: LiveJob) -> None:
     def there() -> bool:
         status = job.status()
-        return bool(status["attempt"] == attempt and status["phase"] == "Running")
+        return bool(status["attempt"] > 1 and status["phase"] == "Running")
 
     try:
-        wait_until(there, f"attempt {attempt} to run", every_s=0.25)
+        wait_until(there, "another attempt to run", every_s=0.25)
     except TimeoutError as error:
         raise TimeoutError(f"{error}; status is {job.status()}") from None
 
