@@ -176,7 +176,7 @@ class Operator:
             stored = plan.status.model_dump(mode="json", by_alias=True, exclude_none=True)
             self.job = {**self.job, "status": stored}
         if any(isinstance(action, CollectStacks) for action in plan.actions):
-            self.stacks = StacksView(attempt=ranks.attempt, config_map=f"gpt-{ranks.attempt}-stacks")
+            self.stacks = StacksView(attempt=ranks.attempt, at=at, config_map=f"gpt-{ranks.attempt}-stacks")
 
 
 def started(attempt: int, now_s: float) -> dict[str, Any]:

@@ -52,7 +52,7 @@ UNACCUSED: dict[str, Any] = {
     "node": "",
     "message": "no rank stands out",
 }
-STACKS = StacksView(attempt=1, config_map="gpt-1-stacks")
+STACKS = StacksView(attempt=1, at=NOW, config_map="gpt-1-stacks")
 
 
 def active(**more: Any) -> dict[str, Any]:
@@ -321,7 +321,7 @@ LADDER = [
     ),
     row(
         "stacks that nobody could keep are not waited for",
-        both(inspection=look(), stacks=StacksView(attempt=1)),
+        both(inspection=look(), stacks=StacksView(attempt=1, at=NOW)),
         Want(phase="Restarting", fields={"failures.0.stacks": ""}),
         state=active(hang=alarm(5)),
     ),
@@ -358,7 +358,7 @@ LADDER = [
     ),
     row(
         "stacks of an earlier attempt are not this one's",
-        both(inspection=look(), stacks=StacksView(attempt=0, config_map="gpt-0-stacks")),
+        both(inspection=look(), stacks=StacksView(attempt=0, at=NOW, config_map="gpt-0-stacks")),
         Want(phase="Running", actions=(COLLECT,), fields={"hang.stacks": ""}),
         state=active(hang=alarm(5)),
     ),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.operator.reconcile_builders import (
+    NOW,
     Row,
     Want,
     ago,
@@ -37,7 +38,7 @@ from zerotrain.operator.reconcile.inspection import Inspection, Laggard, Pace
 
 END_ALL = DeleteWorkers(attempt=1, grace_s=1)
 PULL = "ImagePullBackOff: Back-off pulling image"
-STACKS = StacksView(attempt=1, config_map="gpt-1-stacks")
+STACKS = StacksView(attempt=1, at=NOW, config_map="gpt-1-stacks")
 ASK_1 = CollectStacks(attempt=1, sources=(StackSource(worker=1, pod="gpt-1-1", pod_ip="10.0.0.1"),))
 NO_NODE = "Unschedulable: 0/4 nodes are available"
 

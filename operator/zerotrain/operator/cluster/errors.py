@@ -54,6 +54,12 @@ class Unavailable(ApiError):
     retry_after_s: float | None = None
     """What the server asked for in Retry-After."""
 
+    @property
+    def is_refusal(self) -> bool:
+        """Whether the server is there and answers so all the same: as a rule for an admission webhook that is
+        not. 429 and 503 tell of the server itself."""
+        return self.status >= 500 and self.status != 503
+
 
 class NotLeading(ApiError):
     pass

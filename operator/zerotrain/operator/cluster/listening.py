@@ -72,7 +72,8 @@ class NodeListener:
         """Ask one of the job's `pods` on each node that is not ready."""
         began, turn = self._clock(), self._turns.setdefault(uid, _Turn())
         running = [pod for pod in pods if pod.started and not pod.ended]
-        nodes = {name for name, view in self._memories.nodes.of(running).items() if not view.ready}
+        troubled = self._memories.nodes.of(running)
+        nodes = {name for name, view in troubled.items() if not view.ready and not view.gone}
         silent = {pod.node: pod for pod in running if pod.node is not None and pod.node in nodes}
         try:
             if silent:

@@ -79,6 +79,8 @@ class Memories:
     keep_shared_s: float | None = None
     """So often, and at the latest after twice that, the shared objects of an attempt are looked at; None: not
     at all."""
+    acting_since: datetime | None = None
+    """When this replica began to lead. None where nobody elects."""
     nodes: NodeStore = field(default_factory=NodeStore)
     reads_logs: bool = False
     """False on simulated nodes, which have none."""
@@ -133,7 +135,7 @@ class Memories:
             pods=pods,
             gone=gone,
             helpers=store.helpers_of(key),
-            synced_at=store.sight.since(namespace),
+            synced_at=self._acts_since(store.sight.since(namespace)),
             progress=memory.progress,
             step_moved_at=memory.step_moved_at,
             inspection=memory.inspection,
@@ -157,6 +159,10 @@ class Memories:
             question=memory.question,
             storage_class=memory.storage_class,
         )
+
+    def _acts_since(self, seen: datetime | None) -> datetime | None:
+        """Since when pods are seen and somebody acts on it: while there was no leader nobody made any."""
+        return seen if seen is None or self.acting_since is None else max(seen, self.acting_since)
 
     def _shared_due(self, uid: str, since: datetime | None) -> datetime | None:
         """After one period to two: the jobs of an operator that has just started do not fall due together."""

@@ -60,8 +60,8 @@ class NodeStore:
         return bool(self._known)
 
     def any_silent(self) -> bool:
-        """Whether any node is not ready."""
-        return any(not view.ready for view in self._troubled.values())
+        """Whether any node is there and not ready."""
+        return any(not view.ready and not view.gone for view in self._troubled.values())
 
     def of(self, pods: Iterable[PodView]) -> Mapping[str, NodeView]:
         """Those of the pods' nodes that have something to say."""

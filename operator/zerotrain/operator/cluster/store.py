@@ -188,6 +188,14 @@ class PodStore:
         pods = self._jobs.get(owner)
         return pods is not None and pods.starting > 0 and not pods.ending and not pods.gone
 
+    def is_ahead(self, owner: str, attempt: int) -> bool:
+        """Whether pods of a later attempt than this one exist, so that the view of the job is old. Of a job
+        whose first attempt is not in its status yet that says nothing."""
+        pods = self._jobs.get(owner)
+        if pods is None or attempt == 0:
+            return False
+        return any(entry.view.attempt > attempt for entry in pods.present.values())
+
     def on_node(self, name: str) -> set[JobKey]:
         """The jobs that have a pod on the node."""
         found = (self._jobs.get(owner) for owner in self._on_node.get(name, ()))

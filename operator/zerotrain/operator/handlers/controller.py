@@ -66,6 +66,10 @@ def conflict_backoff_s(lost: int) -> float:
     return min(CONFLICT_BACKOFF_S * 2.0 ** min(lost - FREE_CONFLICTS - 1, 10), MAX_CONFLICT_BACKOFF_S)
 
 
+def _attempt(job: Json) -> int:
+    return int(job.get("status", {}).get("attempt") or 0)
+
+
 def _always() -> bool:
     return True
 
@@ -104,7 +108,15 @@ class Controller:
         """A job as the watch brought it."""
         self.jobs.heard()
         if self.jobs.put(job):
+            self._expect(job)
             self.queue.add(JobKey(job["metadata"]["namespace"], job["metadata"]["name"]))
+
+    def _expect(self, job: Json) -> None:
+        """Whoever leads: the views of pods of attempts that are over would fill a replica that stands by."""
+        status, meta = job.get("status", {}), job["metadata"]
+        attempt, workers = status.get("attempt"), (status.get("workers") or {}).get("desired")
+        if attempt and workers:
+            self.store.expect(owner_key(meta["namespace"], meta["uid"]), attempt=attempt, workers=workers)
 
     def job_deleted(self, job: Json) -> None:
         """Its objects go by their ownerReferences; only our memory is left to clear."""
@@ -152,27 +164,38 @@ class Controller:
         """List all jobs now and then: a watch that died silently must not cost a job."""
         while True:
             await asyncio.sleep(every_s)
-            for namespace in self.client.scopes:
-                alive, missed = set[str](), 0
-                try:
-                    async for job in self.client.list(namespace):
-                        alive.add(job["metadata"]["uid"])
-                        missed += self.jobs.put(job)
-                except ApiError as error:  # one namespace that is refused costs no other its turn
-                    log.warning("listing the jobs again: %s", error)
-                    continue
-                for key, job in self.jobs:
-                    if namespace in (None, key.namespace) and job["metadata"]["uid"] not in alive:
-                        missed += 1
-                        await self._refresh(key)
-                if not missed:
-                    self.jobs.heard()
-                if self.may_act.is_set():
-                    await rendezvous.tidy(self.executor, namespace, self.jobs)
-            self.store.prune({owner_key(key.namespace, job["metadata"]["uid"]) for key, job in self.jobs})
-            self.memories.prune({job["metadata"]["uid"] for _, job in self.jobs})
+            try:
+                for namespace in self.client.scopes:
+                    await self._list_again(namespace)
+            except Exception:
+                # Of one round: the next one must come, or nothing is ever forgotten.
+                log.exception("listing the jobs again")
+            known = {job["metadata"]["uid"]: key for key, job in self.jobs}
+            self.store.prune({owner_key(key.namespace, uid) for uid, key in known.items()})
+            self.memories.prune(known.keys())
+            self.pace.prune(known.keys())
             self.telemetry.count_jobs(self.phases())
             self.all_changed()
+
+    async def _list_again(self, namespace: str | None) -> None:
+        alive, missed = set[str](), 0
+        try:
+            async for job in self.client.list(namespace):
+                alive.add(job["metadata"]["uid"])
+                if self.jobs.put(job):
+                    missed += 1
+                    self._expect(job)
+        except ApiError as error:  # one namespace that is refused costs no other its turn
+            log.warning("listing the jobs again: %s", error)
+            return
+        for key, job in self.jobs:
+            if namespace in (None, key.namespace) and job["metadata"]["uid"] not in alive:
+                missed += 1
+                await self._refresh(key)
+        if not missed:
+            self.jobs.heard()
+        if self.may_act.is_set():
+            await rendezvous.tidy(self.executor, namespace, self.jobs)
 
     def phases(self) -> Counter[str]:
         return Counter(phase_of(job) or "Pending" for _, job in self.jobs)
@@ -221,6 +244,10 @@ class Controller:
     async def _reconcile(self, key: JobKey, job: Json) -> None:
         if is_new(job) and self.starts.stand(key):
             return
+        if self.store.is_ahead(owner_key(key.namespace, job["metadata"]["uid"]), _attempt(job)):
+            # Nothing that is decided by an old view need come to a write that would conflict.
+            self.jobs.put(await self.client.get(key))
+            job = self.jobs.get(key) or job
         uid = job["metadata"]["uid"]
         known = self.memories.known(uid)
         observed = self.memories.observe(key.namespace, uid, self.store)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 WAIT_PER_JOB_S, MAX_WAIT_S = 0.1, 10.0
 """Counts and progress of jobs that run are never older than this."""
@@ -28,6 +28,10 @@ class Pace:
         each, most = (START_WAIT_PER_JOB_S, MAX_START_WAIT_S) if starts else (WAIT_PER_JOB_S, MAX_WAIT_S)
         limit = min(WAIT_PER_JOB_S + each * others, most)
         return max(since + limit - self._clock(), 0.0)
+
+    def prune(self, alive: Set[str]) -> None:
+        """Drop jobs that are not among `alive`: each one that nobody settles makes all others wait longer."""
+        self._since = {uid: since for uid, since in self._since.items() if uid in alive}
 
     def settled(self, uid: str) -> None:
         """The status is written, equal to what is stored, or the job is gone."""

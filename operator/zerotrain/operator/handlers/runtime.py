@@ -190,6 +190,7 @@ class Runtime:
 
     def _gained(self) -> None:
         self.telemetry.leader.set(1)
+        self.controller.memories.acting_since = self.controller.clock()
         self.controller.jobs.doubt()
         self.controller.executor.places.doubt()
         self._board.recall()

@@ -68,9 +68,9 @@ def reconcile(
         end_strays(draft)
     advance(draft)
     queueing.settle(draft)
-    protection.settle(draft)
     view = draft.view()
     shared.settle(draft, view)
+    protection.settle(draft)  # after what keeps others out: a budget that is refused ends the pass
     verification.advance(
         draft
     )  # last: a pod that is refused ends a pass, and quota must be given back before

@@ -19,7 +19,7 @@ from zerotrain.operator.failure_policy import HUNG
 from zerotrain.operator.reconcile.attempts import NOBODY, AttemptView, Failure, Worker
 from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.inspection import Inspection, Pace, pace_of
-from zerotrain.operator.reconcile.observe import PodView
+from zerotrain.operator.reconcile.observe import PodView, StacksView
 from zerotrain.operator.reconcile.plan import CollectStacks, StackSource
 
 FRESH = timedelta(seconds=30)
@@ -249,8 +249,8 @@ def _detected(draft: Draft, view: AttemptView, inspection: Inspection, limit_s: 
 
 def _with_stacks(draft: Draft, view: AttemptView, hang: HangStatus) -> HangStatus:
     """Take over where the stacks are; asks for them until they are there or were waited for."""
-    known = draft.observed.stacks
-    if known is not None and known.attempt == hang.attempt and known.config_map != hang.stacks:
+    known = _stacks_of(draft, hang)
+    if known is not None and known.config_map != hang.stacks:
         hang = hang.model_copy(update={"stacks": known.config_map})
         draft.set(hang=hang)
     if not _has_stacks(draft, hang):
@@ -261,9 +261,15 @@ def _with_stacks(draft: Draft, view: AttemptView, hang: HangStatus) -> HangStatu
 
 def _has_stacks(draft: Draft, hang: HangStatus) -> bool:
     """Whether nothing more will come."""
-    known = draft.observed.stacks
-    tried = known is not None and known.attempt == hang.attempt
+    tried = _stacks_of(draft, hang) is not None
     return tried or bool(hang.stacks) or draft.now >= hang.detected_at + STACKS_WAIT
+
+
+def _stacks_of(draft: Draft, hang: HangStatus) -> StacksView | None:
+    """What was collected for this alarm."""
+    known = draft.observed.stacks
+    ours = known is not None and known.attempt == hang.attempt and known.at >= hang.detected_at
+    return known if ours else None
 
 
 def stack_sources(view: AttemptView, *, first: int) -> tuple[StackSource, ...]:

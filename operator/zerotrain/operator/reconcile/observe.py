@@ -155,6 +155,8 @@ class StacksView:
     """How the collection of the ranks' stacks ended."""
 
     attempt: int
+    at: datetime
+    """When it began: what was collected for one alarm says nothing of a later one."""
     config_map: str = ""
     """Where they are; empty when nothing could be kept."""
 
@@ -200,7 +202,7 @@ class Observed:
     helpers: tuple[PodView, ...] = ()
     """Pods of this job that are no workers, as the one that verifies a checkpoint."""
     synced_at: datetime | None = None
-    """When this operator first had a full list of the pods; what was missing then has no earlier history."""
+    """Since when this operator knows all pods and leads; what was missing then has no earlier history."""
     progress: Progress | None = None
     """Newest record of rank 0."""
     step_moved_at: datetime | None = None

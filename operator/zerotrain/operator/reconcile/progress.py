@@ -93,7 +93,8 @@ def _is_news(old: ProgressStatus, new: ProgressStatus) -> bool:
     if old.last_step_time is None and new.last_step_time is not None:
         return True
     interval_s = STEP_WRITE_S if new.step != old.step else HEARTBEAT_WRITE_S
-    return _elapsed(old.last_heartbeat, new.last_heartbeat) >= timedelta(seconds=interval_s)
+    # A node's clock that is set back by hours must not stop the writes for as long.
+    return abs(_elapsed(old.last_heartbeat, new.last_heartbeat)) >= timedelta(seconds=interval_s)
 
 
 def _take_checkpoint(draft: Draft, candidates: list[CheckpointProgress]) -> None:

@@ -68,7 +68,7 @@ def _not_come(draft: Draft, view: AttemptView, failure: Failure) -> Failure:
     if worker.fate is not Fate.RUNNING:
         return failure
     stacks, due = draft.observed.stacks, None
-    if stacks is None or stacks.attempt != view.number:
+    if stacks is None or stacks.attempt != view.number or stacks.at < ended_at:
         stacks, due = None, ended_at + STACKS_WAIT
         if draft.now < due:
             draft.act(CollectStacks(attempt=view.number, sources=stack_sources(view, first=worker.index)))

@@ -51,12 +51,16 @@ def advance(draft: Draft) -> None:
     if subject is None:
         if found is not None and found.state is VerificationState.RUNNING:
             _forget(draft)
+        else:
+            _end_live(draft)
     elif found is None:
         _begin(draft, subject)
     elif found.state is VerificationState.RUNNING:
         _follow(draft, found)
     elif draft.job.spec.run_policy.clean_pod_policy is CleanPodPolicy.ALL:
         _end_pods(draft, grace_s=1)
+    else:
+        _end_live(draft)
 
 
 def _subject(draft: Draft) -> CheckpointRecord | None:
@@ -185,6 +189,13 @@ def _end_pods(draft: Draft, *, grace_s: int) -> None:
     pods = tuple((pod.name, pod.uid) for pod in helpers if pod.deletion_at is None or grace_s == 0)
     if pods:
         draft.act(DeletePods(names_uids=pods, grace_s=grace_s))
+
+
+def _end_live(draft: Draft) -> None:
+    """Nobody waits for them: a deletion that was asked for with the outcome may have come to nothing."""
+    pods = [pod for pod in draft.observed.helpers if not pod.ended and pod.deletion_at is None]
+    if pods:
+        draft.act(DeletePods(names_uids=tuple((pod.name, pod.uid) for pod in pods), grace_s=1))
 
 
 def _limit(draft: Draft) -> timedelta:

@@ -190,7 +190,7 @@ class Hands:
         """Bring an object that is there up to date."""
         patch: Json = {}
         if item["kind"] == "ConfigMap" and found.get("data") != item.get("data"):
-            patch = {"data": item["data"]}
+            patch = {"data": _replacing(found.get("data") or {}, item["data"])}
         elif item["kind"] == "NetworkPolicy" and found.get("spec") != item["spec"]:
             # The installation's networks have changed, or somebody has opened the policy.
             patch = {"spec": _replacing(found.get("spec") or {}, item["spec"])}

@@ -7,7 +7,7 @@ import logging
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.cluster.actions.hands import ActionRefused, Hands
 from zerotrain.operator.cluster.api import Json
-from zerotrain.operator.cluster.errors import Conflict, Forbidden, NotFound, Unprocessable
+from zerotrain.operator.cluster.errors import Conflict, Forbidden, NotFound, Unavailable, Unprocessable
 from zerotrain.operator.cluster.logs import last_lines, read_tail
 from zerotrain.operator.reconcile import LogView, SaveLog
 from zerotrain.operator.resources.failures import failures_config_map, outdated_keys
@@ -16,7 +16,8 @@ log = logging.getLogger(__name__)
 
 
 async def save(hands: Hands, body: Json, action: SaveLog) -> None:
-    """Read and store; what is refused for good is remembered as the outcome and holds up nobody.
+    """Read and store; a refusal, and an answer that stays an error after all retries as that of a webhook
+    that is down, is remembered as the outcome and holds up nobody.
 
     An API server that does not answer at all raises: then nothing is deleted either.
     """
@@ -26,7 +27,9 @@ async def save(hands: Hands, body: Json, action: SaveLog) -> None:
     error = ""
     try:
         await _store(hands, job, action.key, kept)
-    except (ActionRefused, Forbidden, NotFound, Conflict, Unprocessable) as refusal:
+    except (ActionRefused, Forbidden, NotFound, Conflict, Unprocessable, Unavailable) as refusal:
+        if isinstance(refusal, Unavailable) and not refusal.is_refusal:
+            raise
         error = f"the last lines of {action.pod} were not kept: {refusal}"
         log.warning("%s/%s: %s", job.namespace, job.name, error)
     hands.memories.of(job.uid).log = LogView(attempt=action.attempt, error=error)

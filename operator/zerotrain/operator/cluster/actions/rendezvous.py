@@ -51,7 +51,7 @@ async def tidy(hands: Hands, scope: str | None, jobs: JobCache) -> None:
     try:
         await _tidy(hands, scope, jobs)
     except ApiError as error:
-        log.warning("deleting the Services that no job might use: %s", error)
+        log.warning("looking for the Services that no job might use: %s", error)
 
 
 async def _tidy(hands: Hands, scope: str | None, jobs: JobCache) -> None:
@@ -62,13 +62,21 @@ async def _tidy(hands: Hands, scope: str | None, jobs: JobCache) -> None:
         known.listed.add(scope)
     wanted = _wanted(jobs)
     for place in [one for one in known.seen if scope in (None, one.namespace) and one not in wanted]:
-        async with known.locks[place]:
-            # A job that came meanwhile is among `jobs` before it asks for its Service.
-            if place not in _wanted(jobs):
-                known.seen[place] = None
-                await _delete(hands, place)
-                del known.seen[place]
-        known.locks.pop(place, None)
+        try:
+            await _tidy_one(hands, place, jobs)
+        except ApiError as error:
+            log.warning("%s: deleting Service %s, which no job might use: %s", *place, error)
+
+
+async def _tidy_one(hands: Hands, place: Place, jobs: JobCache) -> None:
+    known = hands.places
+    async with known.locks[place]:
+        # A job that came meanwhile is among `jobs` before it asks for its Service.
+        if place not in _wanted(jobs):
+            known.seen[place] = None
+            await _delete(hands, place)
+            known.seen.pop(place, None)  # forgotten meanwhile where the lease was lost
+    known.locks.pop(place, None)
 
 
 def _wanted(jobs: JobCache) -> set[Place]:

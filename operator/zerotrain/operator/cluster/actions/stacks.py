@@ -37,6 +37,7 @@ async def collect(hands: Hands, body: Json, action: CollectStacks) -> None:
 
 
 async def _collect(hands: Hands, job: ZeroTrainingJob, action: CollectStacks) -> None:
+    at = hands.api.time.now()
     ask = partial(_ask, hands, job, action.attempt)
     texts = await in_turn(ask, action.sources, most=share_of(Lane.STACKS))
     told = {source.worker: text for source, text in texts.items()}
@@ -48,7 +49,7 @@ async def _collect(hands: Hands, job: ZeroTrainingJob, action: CollectStacks) ->
     except (ApiError, ActionRefused) as error:
         log.warning("stacks of %s, attempt %d, cannot be kept: %s", job.name, action.attempt, error)
     if hands.memories.knows(job.uid):  # deleted meanwhile: nothing must be remembered of it
-        hands.memories.of(job.uid).stacks = StacksView(attempt=action.attempt, config_map=name)
+        hands.memories.of(job.uid).stacks = StacksView(attempt=action.attempt, at=at, config_map=name)
 
 
 async def _ask(hands: Hands, job: ZeroTrainingJob, attempt: int, source: StackSource) -> str:
