@@ -76,3 +76,8 @@ def test_a_report_takes_the_place_of_the_last_one_as_a_whole() -> None:
     assert not {"loss", "tokens_per_second", "step_seconds"} & set(told), told
     assert plan.status.checkpoint.last is not None
     assert plan.status.checkpoint.last.step == 30
+
+
+@pytest.mark.parametrize("s_ahead", [20, 8 * 3600])
+def test_a_node_s_clock_that_is_set_back_stops_no_writes(s_ahead: float) -> None:
+    assert writes(90, s_later=-s_ahead)

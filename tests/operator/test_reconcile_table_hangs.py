@@ -33,6 +33,7 @@ from zerotrain.operator.reconcile import (
     Plan,
     StackSource,
     StacksView,
+    reconcile,
 )
 from zerotrain.operator.reconcile.inspection import Inspection, Laggard, Pace
 
@@ -398,6 +399,15 @@ for nobody in ("where no rank stands out nobody", "nor does worker 0"):
     with_rule("ReplaceNodeAndRestart", next(item.id for item in LADDER if item.id.startswith(nobody)))
 with_rule("FailJob", "and no rule about ranks speaks of it", onRanks=[0, 1])
 with_rule("ReplaceNodeAndRestart", "or leave the node of the accused rank out")
+
+
+def test_what_was_collected_for_an_earlier_alarm_is_no_evidence_of_this_one() -> None:
+    for at, is_evidence in ((ago(1), False), (NOW, True)):
+        plan = reconcile(job(status=active()), both(inspection=look(), stacks=replace(STACKS, at=at)), NOW)
+        assert plan.status is not None
+        assert plan.status.hang is not None or plan.status.failures
+        collects = any(isinstance(action, CollectStacks) for action in plan.actions)
+        assert collects is not is_evidence
 
 
 @pytest.mark.parametrize("item", DETECTION, ids=lambda item: item.id)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.operator.reconcile_builders import (
+    NOW,
     Row,
     Want,
     ago,
@@ -31,6 +32,7 @@ from zerotrain.operator.reconcile import (
     DeleteWorkers,
     PodView,
     Problem,
+    reconcile,
 )
 from zerotrain.operator.reconcile.queues import ClusterApis, QueueStep, QueueView
 
@@ -394,3 +396,22 @@ AROUND = [
 @pytest.mark.parametrize("row", BEGIN + PLACES + FOLLOW + AROUND, ids=lambda row: row.id)
 def test_verification(row: Row) -> None:
     check(row)
+
+
+@pytest.mark.parametrize(
+    ("spec", "verification"),
+    [
+        (verifying(), {"state": "Unknown", "message": "no outcome", "completionTime": stamp(ago(5))}),
+        ({"checkpoint": {"volume": VOLUME}}, {}),
+    ],
+    ids=["the verification is over", "the wish was taken back"],
+)
+@pytest.mark.parametrize("left", [pending(0), running(0)], ids=["pending", "running"])
+def test_a_pod_whose_deletion_came_to_nothing_is_deleted_again(
+    spec: dict[str, Any], verification: dict[str, Any], left: PodView
+) -> None:
+    stored, pod = completed(**verification), helper(left)
+    plan = reconcile(job(spec=spec, status=stored), seen(*DONE, helpers=(pod,)), NOW)
+    assert DeletePods(names_uids=((pod.name, pod.uid),), grace_s=1) in plan.actions
+    goes = replace(pod, deletion_at=ago(-1))
+    assert not reconcile(job(spec=spec, status=stored), seen(*DONE, helpers=(goes,)), NOW).actions

@@ -108,15 +108,8 @@ class Controller:
         """A job as the watch brought it."""
         self.jobs.heard()
         if self.jobs.put(job):
-            self._expect(job)
+            _expect(self.store, job)
             self.queue.add(JobKey(job["metadata"]["namespace"], job["metadata"]["name"]))
-
-    def _expect(self, job: Json) -> None:
-        """Whoever leads: the views of pods of attempts that are over would fill a replica that stands by."""
-        status, meta = job.get("status", {}), job["metadata"]
-        attempt, workers = status.get("attempt"), (status.get("workers") or {}).get("desired")
-        if attempt and workers:
-            self.store.expect(owner_key(meta["namespace"], meta["uid"]), attempt=attempt, workers=workers)
 
     def job_deleted(self, job: Json) -> None:
         """Its objects go by their ownerReferences; only our memory is left to clear."""
@@ -166,7 +159,7 @@ class Controller:
             await asyncio.sleep(every_s)
             try:
                 for namespace in self.client.scopes:
-                    await self._list_again(namespace)
+                    await _list_again(self, namespace)
             except Exception:
                 # Of one round: the next one must come, or nothing is ever forgotten.
                 log.exception("listing the jobs again")
@@ -176,26 +169,6 @@ class Controller:
             self.pace.prune(known.keys())
             self.telemetry.count_jobs(self.phases())
             self.all_changed()
-
-    async def _list_again(self, namespace: str | None) -> None:
-        alive, missed = set[str](), 0
-        try:
-            async for job in self.client.list(namespace):
-                alive.add(job["metadata"]["uid"])
-                if self.jobs.put(job):
-                    missed += 1
-                    self._expect(job)
-        except ApiError as error:  # one namespace that is refused costs no other its turn
-            log.warning("listing the jobs again: %s", error)
-            return
-        for key, job in self.jobs:
-            if namespace in (None, key.namespace) and job["metadata"]["uid"] not in alive:
-                missed += 1
-                await self._refresh(key)
-        if not missed:
-            self.jobs.heard()
-        if self.may_act.is_set():
-            await rendezvous.tidy(self.executor, namespace, self.jobs)
 
     def phases(self) -> Counter[str]:
         return Counter(phase_of(job) or "Pending" for _, job in self.jobs)
@@ -362,3 +335,32 @@ class Controller:
         except ApiError as error:
             log.warning("%s: reading it again: %s", key, error)
             self.queue.add_after(key, MIN_BACKOFF_S)
+
+
+async def _list_again(hands: Controller, namespace: str | None) -> None:
+    alive, missed = set[str](), 0
+    try:
+        async for job in hands.client.list(namespace):
+            alive.add(job["metadata"]["uid"])
+            if hands.jobs.put(job):
+                missed += 1
+                _expect(hands.store, job)
+    except ApiError as error:  # one namespace that is refused costs no other its turn
+        log.warning("listing the jobs again: %s", error)
+        return
+    for key, job in hands.jobs:
+        if namespace in (None, key.namespace) and job["metadata"]["uid"] not in alive:
+            missed += 1
+            await hands._refresh(key)
+    if not missed:
+        hands.jobs.heard()
+    if hands.may_act.is_set():
+        await rendezvous.tidy(hands.executor, namespace, hands.jobs)
+
+
+def _expect(store: PodStore, job: Json) -> None:
+    """Whoever leads: the views of pods of attempts that are over would fill a replica that stands by."""
+    status, meta = job.get("status", {}), job["metadata"]
+    attempt, workers = status.get("attempt"), (status.get("workers") or {}).get("desired")
+    if attempt and workers:
+        store.expect(owner_key(meta["namespace"], meta["uid"]), attempt=attempt, workers=workers)

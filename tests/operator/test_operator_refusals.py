@@ -1,0 +1,118 @@
+"""What the API server refuses, and what it cannot do while a webhook is down: told, and in nobody's way."""
+
+from __future__ import annotations
+
+import pytest
+from aiohttp import web
+
+from tests.operator.api_double import ApiDouble, Json, failure, served
+from tests.operator.reconcile_builders import UID, ago, stamp, status
+from tests.operator.reconcile_builders import job as job_of
+from tests.operator.test_operator_controller import PATH, controller, turn
+from tests.operator.test_operator_executor import CORE, accept_all, executor, job
+from zerotrain.operator.cluster.actions import rendezvous
+from zerotrain.operator.cluster.errors import Unavailable
+from zerotrain.operator.cluster.executor import ActionRefused
+from zerotrain.operator.cluster.jobs import JobCache
+from zerotrain.operator.constants import RENDEZVOUS_SERVICES, Reason
+from zerotrain.operator.reconcile import DeletePods, DeleteWorkers, SaveLog
+
+WEBHOOK_DOWN = failure(500, "InternalError", 'failed calling webhook "x": refused')
+SAVE = SaveLog(attempt=1, pod="gpt-1-0", rank=0, key="attempt-1.log", title="t")
+REMOVE = DeletePods(names_uids=(("gpt-1-0", "u"),), grace_s=1)
+
+
+def with_log(double: ApiDouble) -> None:
+    async def text(_: web.Request) -> web.Response:
+        return web.Response(text="boom\n")
+
+    double.on(f"GET {CORE}/pods/gpt-1-0/log", text)
+    double.on(f"DELETE {CORE}/pods/gpt-1-0", (200, {}))
+
+
+async def test_a_log_that_a_webhook_keeps_from_being_stored_keeps_no_pod() -> None:
+    double = ApiDouble()
+    with_log(double)
+    double.on(f"POST {CORE}/configmaps", WEBHOOK_DOWN)
+    async with served(double) as api:
+        hands = executor(api)
+        await hands.perform(job(), [SAVE, REMOVE])
+        kept = hands.memories.of(job()["metadata"]["uid"]).log
+    assert double.asked(f"DELETE {CORE}/pods/gpt-1-0") == 1
+    assert kept is not None
+    assert "failed calling webhook" in kept.error
+
+
+async def test_one_that_an_api_server_in_trouble_does_not_take_is_tried_again_first() -> None:
+    double = ApiDouble()
+    with_log(double)
+    double.on(f"POST {CORE}/configmaps", failure(503, "ServiceUnavailable", "apiserver is shutting down"))
+    async with served(double) as api:
+        with pytest.raises(Unavailable):
+            await executor(api).perform(job(), [SAVE, REMOVE])
+    assert double.asked(f"DELETE {CORE}/pods/gpt-1-0") == 0
+
+
+async def test_that_a_webhook_is_down_stands_in_the_conditions() -> None:
+    double = ApiDouble()
+    accept_all(double)
+    double.on(f"POST {CORE}/pods", WEBHOOK_DOWN)
+    stored = status("Pending", 1, podsCreated=False, attemptStartTime=stamp(ago(60)))
+    body = job_of(status=stored, resourceVersion="1")
+    written = job_of(status=stored, resourceVersion="2")["metadata"]
+    double.on(f"PUT {PATH}/status", (200, {"metadata": written}))
+    async with served(double) as api:
+        hands = controller(api)
+        hands.job_changed(body)
+        for _ in range(3):
+            await turn(hands)
+        problem = hands.memories.of(UID).problem
+    assert problem is not None
+    assert "failed calling webhook" in problem.message
+    told = double.bodies(f"PUT {PATH}/status")[-1]["status"]["conditions"]
+    assert any("failed calling webhook" in item["message"] for item in told)
+
+
+@pytest.mark.parametrize("answer", [(403, "Forbidden"), (422, "Invalid"), (500, "InternalError")])
+async def test_so_does_any_other_action_that_is_refused(answer: tuple[int, str]) -> None:
+    double = ApiDouble()
+    double.on(f"DELETE {CORE}/pods", failure(*answer, "a policy says no"))
+    async with served(double) as api:
+        with pytest.raises(ActionRefused, match="a policy says no") as refused:
+            await executor(api).perform(job(), [DeleteWorkers(attempt=1, grace_s=1)])
+    assert refused.value.problem.reason == Reason.API_REFUSED
+
+
+def service(name: str) -> Json:
+    labels = {"app.kubernetes.io/managed-by": "zerotrain-operator"}
+    return {"metadata": {"name": name, "namespace": "ml", "uid": name, "labels": labels}}
+
+
+async def test_tidying_outlives_a_lease_that_is_lost_and_taken_again() -> None:
+    name, double = RENDEZVOUS_SERVICES[0], ApiDouble()
+    path = f"{CORE}/services/{name}"
+    async with served(double) as api:
+        hands = executor(api)
+
+        async def slow(_: web.Request) -> web.Response:
+            hands.places.doubt()
+            return web.json_response({})
+
+        double.on(f"GET {path}", (200, service(name)))
+        double.on(f"DELETE {path}", slow)
+        double.on("GET /api/v1/services", (200, {"metadata": {}, "items": [service(name)]}))
+        await rendezvous.tidy(hands, None, JobCache())
+    assert double.asked(f"DELETE {path}") == 1
+
+
+async def test_one_service_that_is_refused_keeps_none_of_the_others() -> None:
+    names, double = RENDEZVOUS_SERVICES[:2], ApiDouble()
+    for name in names:
+        double.on(f"GET {CORE}/services/{name}", (200, service(name)))
+    double.on(f"DELETE {CORE}/services/{names[0]}", failure(403, "Forbidden", "no"))
+    double.on(f"DELETE {CORE}/services/{names[1]}", (200, {}))
+    items = [service(name) for name in names]
+    double.on("GET /api/v1/services", (200, {"metadata": {}, "items": items}))
+    async with served(double) as api:
+        await rendezvous.tidy(executor(api), None, JobCache())
+    assert double.asked(f"DELETE {CORE}/services/{names[1]}") == 1

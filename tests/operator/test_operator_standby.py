@@ -1,0 +1,102 @@
+"""Replicas that stand by, and what one knows that begins to lead."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from tests.operator.api_double import ApiDouble, pod_json, served
+from tests.operator.reconcile_builders import NOW, UID, Row, Want, ago, check, job, seen, stamp, status
+from tests.operator.test_operator_controller import PATH, controller, turn
+from tests.operator.test_operator_executor import CORE, accept_all
+from zerotrain.operator.cluster.jobs import status_body
+from zerotrain.operator.cluster.memory import Memories
+from zerotrain.operator.cluster.store import PodStore, owner_key
+from zerotrain.operator.reconcile import reconcile
+
+OWNER = owner_key("ml", UID)
+
+
+def of_attempt(number: int, index: int, version: int, phase: str = "Running") -> dict[str, object]:
+    pod = pod_json(index, version=version, uid=UID, phase=phase)
+    pod["metadata"] |= {"name": f"gpt-{number}-{index}", "uid": f"u-{number}-{index}"}
+    pod["metadata"]["labels"] |= {"zerotrain.dev/attempt": str(number)}
+    return pod
+
+
+async def test_one_that_stands_by_forgets_the_pods_of_attempts_that_are_over() -> None:
+    async with served(ApiDouble()) as api:
+        hands, version = controller(api), 10
+        hands.may_act.clear()
+        for attempt in range(1, 20):
+            for index in range(8):
+                version += 2
+                pod = of_attempt(attempt, index, version, "Failed")
+                hands.store.put(pod, now=NOW)
+                hands.store.remove(pod, now=NOW)
+            stored = status("Running", attempt, workers={"desired": 2, "running": 2, "ready": 2})
+            hands.job_changed(job(status=stored, resourceVersion=str(version)))
+            await turn(hands)
+        assert {pod.attempt for pod in hands.store.of_job(OWNER)[1]} == {19}
+
+
+@pytest.mark.parametrize("is_old", [True, False])
+async def test_pods_of_a_later_attempt_say_that_the_job_must_be_read_again(is_old: bool) -> None:
+    """Nothing that an old view leads to need conflict with anything. Forged pods block nothing for good."""
+    double = ApiDouble()
+    accept_all(double)
+    shape = {"workers": 2, "gracePeriodSeconds": 60, "generation": 1}
+    waiting = status("Pending", 3, podsCreated=False, attemptStartTime=stamp(ago(300)), shape=shape)
+    async with served(double) as api:
+        hands = controller(api)
+        for index in (0, 1):
+            hands.store.put(of_attempt(4, index, 50 + index), now=NOW)
+        observed = hands.memories.observe("ml", UID, hands.store)
+        plan = reconcile(job(status=waiting), observed, hands.clock())
+        assert plan.status is not None
+        stale = job(status=status_body(plan.status), resourceVersion="30")
+        newer = job(status=status("Running", 4), resourceVersion="60")
+        double.on(f"GET {PATH}", (200, newer if is_old else stale))
+        double.on(f"PUT {PATH}/status", (200, {"metadata": {**newer["metadata"], "resourceVersion": "61"}}))
+        hands.job_changed(stale)
+        await turn(hands)
+    made = [body["metadata"]["name"] for body in double.bodies(f"POST {CORE}/pods")]
+    assert made == ([] if is_old else ["gpt-3-0", "gpt-3-1"])
+
+
+def test_time_without_a_leader_is_none_in_which_pods_could_start() -> None:
+    store, memories = PodStore(), Memories()
+    store.sight.gained(None, now=ago(86_400))
+    assert memories.observe("ml", UID, store).synced_at == ago(86_400)
+    memories.acting_since = ago(30)
+    assert memories.observe("ml", UID, store).synced_at == ago(30)
+    memories.acting_since = ago(90_000)
+    assert memories.observe("ml", UID, store).synced_at == ago(86_400)
+    assert memories.observe("elsewhere", UID, PodStore()).synced_at is None
+
+
+@pytest.mark.parametrize(("acts_s", "attempt"), [(30, 2), (700, 3)])
+def test_a_start_deadline_counts_from_when_somebody_acts(acts_s: float, attempt: int) -> None:
+    shape = {"workers": 2, "gracePeriodSeconds": 60, "generation": 1}
+    stored = status("Pending", 2, podsCreated=False, attemptStartTime=stamp(ago(1200)), shape=shape)
+    memories = Memories(acting_since=ago(acts_s))
+    store = PodStore()
+    store.sight.gained(None, now=ago(86_400))
+    body = job(status=stored, spec={"runPolicy": {"startDeadlineSeconds": 600}})
+    plan = reconcile(body, memories.observe("ml", UID, store), NOW)
+    assert plan.status is not None
+    ends = plan.status.restarts.total
+    assert ends == attempt - 2
+
+
+def test_a_replica_that_begins_to_lead_waits_for_late_creations() -> None:
+    """Of the one before it, whose requests may still be carried out."""
+    stored = status("Restarting", 1, podsCreated=False)
+    row = Row(
+        id="late",
+        job=job(status=stored),
+        seen=seen(synced_at=NOW - timedelta(seconds=1)),
+        want=Want(phase="Restarting", attempt=1, actions=(), wake_in_s=1),
+    )
+    check(row)
