@@ -94,6 +94,7 @@ def test_a_node_that_was_deleted_is_told_of_until_its_name_comes_back() -> None:
     store.listed({"node-2"}, 2)  # node-1 went while the watch was down
     found = store.of([running(0), running(1), running(2)])
     assert {name: view.gone for name, view in found.items()} == {"node-0": True, "node-1": True}
+    assert not store.any_silent(), "nobody is left to listen to"
     store.put(node("node-0"))
     assert set(store.of([running(0), running(1)])) == {"node-1"}
 

@@ -17,6 +17,7 @@ from tests.operator.reconcile_builders import (
     ready,
     running,
     seen,
+    stamp,
     status,
 )
 from zerotrain.operator.reconcile import (
@@ -25,6 +26,7 @@ from zerotrain.operator.reconcile import (
     KeepShared,
     PodView,
     Protection,
+    ProtectWorkers,
     UnprotectWorkers,
 )
 
@@ -57,6 +59,14 @@ ROWS = [
         protectedAttempt=1,
         protection=Protection(attempt=1, exists=True),
         want=Want(phase="Running", actions=(KeepShared(attempt=1, protected=2),)),
+    ),
+    looked(
+        ready(0),
+        ready(1),
+        id="before a budget that may be refused, which would leave an opened policy open",
+        protectedAttempt=1,
+        attemptStartTime=stamp(ago(900)),
+        want=Want(actions=(KeepShared(attempt=1, protected=2), ProtectWorkers(attempt=1, workers=2))),
     ),
     looked(
         ended(0, 1),
