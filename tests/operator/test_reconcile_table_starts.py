@@ -276,7 +276,11 @@ BLAME = [
             stacks=stacks,
             want=Want(phase="Pending", actions=(ASK_1,), events=(), wake_in_s=1),
         )
-        for why, stacks in (("", None), ("in this attempt", replace(STACKS, attempt=0)))
+        for why, stacks in (
+            ("", None),
+            ("in this attempt", replace(STACKS, attempt=0)),
+            ("and not for an alarm of before", replace(STACKS, at=ago(60))),
+        )
     ),
     *(
         starting(

@@ -19,6 +19,7 @@ from zerotrain.operator.reconcile import sizing
 from zerotrain.operator.reconcile.attempts import AttemptView, Failure, Fate, Worker
 from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.hangs import is_met, stack_sources
+from zerotrain.operator.reconcile.observe import StacksView
 from zerotrain.operator.reconcile.plan import CollectStacks
 
 LOOK_AGE = timedelta(minutes=1)
@@ -68,7 +69,7 @@ def _not_come(draft: Draft, view: AttemptView, failure: Failure) -> Failure:
     if worker.fate is not Fate.RUNNING:
         return failure
     stacks, due = draft.observed.stacks, None
-    if stacks is None or stacks.attempt != view.number or stacks.at < ended_at:
+    if stacks is None or not _are_of(stacks, view, since=_ended_at(failure.worker)):
         stacks, due = None, ended_at + STACKS_WAIT
         if draft.now < due:
             draft.act(CollectStacks(attempt=view.number, sources=stack_sources(view, first=worker.index)))
@@ -82,6 +83,11 @@ def _not_come(draft: Draft, view: AttemptView, failure: Failure) -> Failure:
         code=ExitCode.RENDEZVOUS_TIMEOUT,
         due=due,
     )
+
+
+def _are_of(stacks: StacksView, view: AttemptView, *, since: datetime | None) -> bool:
+    """Whether they were collected in this attempt, and not for an alarm of before."""
+    return stacks.attempt == view.number and (since is None or stacks.at >= since)
 
 
 def _ended_at(worker: Worker) -> datetime | None:
