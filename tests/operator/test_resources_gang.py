@@ -172,6 +172,7 @@ def test_together_and_apart_by_a_label_of_the_nodes() -> None:
     (constraint,) = apart["topologySpreadConstraints"]
     assert (constraint["maxSkew"], constraint["whenUnsatisfiable"]) == (1, "DoNotSchedule")
     assert constraint["labelSelector"] == peers
+    assert constraint["nodeTaintsPolicy"] == "Honor", "a zone that is cordoned must stop nobody"
     chosen = pod_of(shaped({"nodeSelector": {"rack": "r1"}}, {"spec.scheduling": {"topologyKey": "rack"}}))
     assert "affinity" not in chosen["spec"]
 

@@ -169,6 +169,9 @@ class WorkloadWatch:
                     await self._list()
                 if self._version is not None:
                     await self._watch()
+                if any(view.problem for view in self._memories.queues.values()):
+                    # A flavor that is there by now, or may be read, is no event of the Workload.
+                    self._version = None
             except Gone as error:
                 log.info("Workload watch: %s; listing again", error)
                 self._version = None

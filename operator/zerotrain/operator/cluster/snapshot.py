@@ -131,8 +131,7 @@ class SnapshotReader:
     def _count_unbound(self, uid: str, pod: Mapping[str, Any]) -> None:
         known = self._unbound.get(uid)
         if known is None:
-            demand = Demand(workers=1, kind=kind_of(pod), priority=int(pod["spec"].get("priority") or 0))
-            claim = Claim(uid=uid, name="", created=_EPOCH, demand=demand)
+            claim = Claim(uid=uid, name="", created=_EPOCH, demand=_demand_of(pod))
         else:
             claim = replace(known, demand=replace(known.demand, workers=known.demand.workers + 1))
         self._unbound[uid] = claim
@@ -191,6 +190,26 @@ class Movement:
         return serving | self._served.keys()
 
 
+def _demand_of(pod: Mapping[str, Any]) -> Demand:
+    """Of one worker, as its job asked for it: room that it takes from others, or needs in every zone, is no
+    less its own once the pod exists."""
+    spec = pod["spec"]
+    hard = (
+        item["topologyKey"]
+        for item in spec.get("topologySpreadConstraints", ())
+        if item.get("whenUnsatisfiable") == "DoNotSchedule"
+    )
+    spread_over = next(hard, None)
+    return Demand(
+        workers=1,
+        kind=kind_of(pod),
+        priority=int(spec.get("priority") or 0),
+        preempts=spec.get("preemptionPolicy", "Never") != "Never",  # the API server fills it in
+        topology_key=spread_over,
+        spread=spread_over is not None,
+    )
+
+
 def _scheduler_of(pod: Mapping[str, Any]) -> str:
     return str(pod["spec"].get("schedulerName") or DEFAULT_SCHEDULER)
 
@@ -217,6 +236,8 @@ def _is_queued(pod: Mapping[str, Any]) -> bool:
     spec = pod["spec"]
     if spec.get("schedulingGates") or spec.get("schedulingGroup") or pod["metadata"].get("deletionTimestamp"):
         return False
+    if pod.get("status", {}).get("nominatedNodeName"):
+        return True
     made = {claim["name"] for claim in pod.get("status", {}).get("resourceClaimStatuses", ())}
     lacks_device = any(claim["name"] not in made for claim in spec.get("resourceClaims", ()))
     return not lacks_device and not _is_heard(pod)
@@ -230,4 +251,6 @@ def _is_stuck(pod: Mapping[str, Any], now: datetime) -> bool:
     found = _scheduled(pod)
     since = parse_time(found.get("lastTransitionTime"))
     refused = found.get("status") == "False" and found.get("reason") == "Unschedulable"
+    if pod.get("status", {}).get("nominatedNodeName"):
+        return False  # the scheduler keeps that node for it, while those that it pushes aside end
     return refused and since is not None and now - since > timedelta(seconds=STUCK_S)

@@ -22,9 +22,9 @@ def place(spec: Json, job: ZeroTrainingJob, attempt: int) -> None:
         return
     peers = {"matchLabels": {LABEL_JOB_UID: job.uid, LABEL_ATTEMPT: str(attempt)}}
     if scheduling.topology_policy is TopologyPolicy.SPREAD:
-        spec["topologySpreadConstraints"] = [
-            {"maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": "DoNotSchedule", "labelSelector": peers}
-        ]
+        spread: Json = {"maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": "DoNotSchedule"}
+        # Else a zone whose nodes are all cordoned would count as one without pods, and nobody could start.
+        spec["topologySpreadConstraints"] = [{**spread, "labelSelector": peers, "nodeTaintsPolicy": "Honor"}]
         return
     # The first worker matches itself and goes anywhere; the others follow it.
     affinity = dict(spec.get("affinity", {}))
