@@ -53,6 +53,8 @@ SLACK = 2.0
 BLIND_S = 60.0
 """For an operator with namespaces of its own, which may see all nodes but not the pods on them: a large
 cluster has many nodes. For others a refusal is a matter of moments, as while an API server starts."""
+MOMENT_S = 60.0
+"""A refusal that lasts no longer is waited out, where the operator may see the whole cluster as a rule."""
 BEGINNING = (Phase.PENDING, Phase.STARTING)
 RUNNING_PODS = "status.phase!=Succeeded,status.phase!=Failed"
 
@@ -93,6 +95,8 @@ class CapacityBoard:
         self._kept: Mapping[str, Kept] = {}
         """By UID: nodes that jobs kept by the last round."""
         self._period_s = PERIOD_S
+        self._refused_since: float | None = None
+        """By `time.monotonic()`: when the refusals began that no reading has ended."""
         self._blind_until: float | None = None
         """By `time.monotonic()`; None where nothing was ever refused."""
 
@@ -103,8 +107,11 @@ class CapacityBoard:
             try:
                 await self._judge()
             except Forbidden as error:
-                self._be_blind(error)
-                self._let_all_in()
+                if self._is_momentary():
+                    log.warning("reading the cluster's capacity: %s", error)
+                else:
+                    self._be_blind(error)
+                    self._let_all_in()
             except ApiError as error:
                 log.warning("reading the cluster's capacity: %s", error)
                 started = time.monotonic()  # its time went into waiting for an answer
@@ -133,6 +140,7 @@ class CapacityBoard:
             self._let_all_in()
             return
         snapshot = await self._read()
+        self._refused_since = None
         if self._recalls:
             await self._recall()
             self._recalls = False
@@ -154,6 +162,13 @@ class CapacityBoard:
             # Who is let in has its place kept for STARTING_S; all others hear of every reading.
             good_for_s = STARTING_S if _lets_in(claim, verdict) else max(VERDICT_AGE_S, SLACK * again_s)
             self._tell(claim, replace(verdict, at=now, good_for_s=good_for_s))
+
+    def _is_momentary(self) -> bool:
+        """Whether a refusal may be one of an API server that starts, or of a role that is being replaced: who
+        is let in cannot be taken back. An operator with namespaces of its own was never meant to see."""
+        now_s = time.monotonic()
+        self._refused_since = now_s if self._refused_since is None else self._refused_since
+        return not self._blind_s and now_s - self._refused_since < MOMENT_S
 
     def _be_blind(self, error: Forbidden) -> None:
         if self._blind_until is None:
