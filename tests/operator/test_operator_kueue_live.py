@@ -17,7 +17,7 @@ from tests.operator.kubelet_double import KubeletDouble, kubelet, wait_for_step
 from tests.operator.live_job import LiveJob, judge_attempts
 from tests.operator.operator_process import KEY, install, operator
 from tests.support.devcluster import Cluster, Devcluster, wait_until
-from tests.support.kueue import CERTS, GROUP, kueue_running
+from tests.support.kueue import CERTS, GROUP, kueue_running, kueues, team_namespace
 from tests.support.private_mount import can_mount
 
 pytestmark = pytest.mark.cluster
@@ -51,9 +51,7 @@ def queues(
     with kueue_running(kueue, own_cluster, tmp_path_factory.mktemp("kueue"), **request.param):
         flavor = {"nodeLabels": {POOL: "a100"}, "tolerations": [{"key": "gpu", "operator": "Exists"}]}
         own_cluster.apply(
-            named("ResourceFlavor", "a100", {"spec": flavor}),
-            named("PriorityClass", "low", {"value": 10}, api="scheduling.k8s.io/v1"),
-            named("PriorityClass", "high", {"value": 1000}, api="scheduling.k8s.io/v1"),
+            kueues("ResourceFlavor", "a100", flavor), priority("low", 10), priority("high", 1000)
         )
         yield own_cluster
 
@@ -67,18 +65,9 @@ def kubeconfig(own_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.fixture
 def space(queues: Cluster) -> Iterator[str]:
     """A namespace with a LocalQueue `team-a` of a ClusterQueue that has room for one job of two workers."""
-    with queues.namespace() as name:
-        quotas = [{"name": "cpu", "nominalQuota": 2}, {"name": "memory", "nominalQuota": "4Gi"}]
-        flavors = [{"name": "a100", "resources": quotas}]
-        cluster_queue = {
-            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}},
-            "preemption": {"withinClusterQueue": "LowerPriority"},
-            "resourceGroups": [{"coveredResources": ["cpu", "memory"], "flavors": flavors}],
-        }
-        queues.apply(named("ClusterQueue", name, {"spec": cluster_queue}))
-        queues.apply(named("LocalQueue", "team-a", {"spec": {"clusterQueue": name}}), namespace=name)
+    preemption = {"withinClusterQueue": "LowerPriority"}
+    with team_namespace(queues, "a100", cpu=2, memory="4Gi", preemption=preemption) as name:
         yield name
-        queues.kubectl("delete", "ztj", "--all", "-n", name)
 
 
 @pytest.fixture
@@ -221,5 +210,6 @@ def edit(cluster: Cluster, space: str, kind: str, spec: dict[str, Any]) -> None:
     cluster.kubectl("patch", f"{kind}s.{GROUP}", name, "-n", space, "--type=merge", "-p", patch)
 
 
-def named(kind: str, name: str, parts: dict[str, Any], *, api: str = f"{GROUP}/v1beta2") -> dict[str, Any]:
-    return {"apiVersion": api, "kind": kind, "metadata": {"name": name}, **parts}
+def priority(name: str, value: int) -> dict[str, Any]:
+    meta = {"name": name}
+    return {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": meta, "value": value}

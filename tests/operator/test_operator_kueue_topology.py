@@ -14,7 +14,7 @@ from tests.operator.kubelet_double import KubeletDouble, kubelet, wait_for_step
 from tests.operator.live_job import LiveJob, judge_attempts
 from tests.operator.operator_process import KEY, install, operator
 from tests.support.devcluster import Cluster, Devcluster, wait_until
-from tests.support.kueue import CERTS, GROUP, kueue_running
+from tests.support.kueue import CERTS, GROUP, kueue_running, kueues, team_namespace
 from tests.support.private_mount import can_mount
 
 pytestmark = pytest.mark.cluster
@@ -51,16 +51,8 @@ def kubeconfig(racks: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path
 @pytest.fixture
 def space(racks: Cluster) -> Iterator[str]:
     """A namespace with a LocalQueue `team-a` that may use all nodes."""
-    with racks.namespace() as name:
-        quotas = [{"name": "cpu", "nominalQuota": 8}, {"name": "memory", "nominalQuota": "8Gi"}]
-        groups = [
-            {"coveredResources": ["cpu", "memory"], "flavors": [{"name": "racks", "resources": quotas}]}
-        ]
-        selector = {"matchLabels": {"kubernetes.io/metadata.name": name}}
-        racks.apply(kueues("ClusterQueue", name, {"namespaceSelector": selector, "resourceGroups": groups}))
-        racks.apply(kueues("LocalQueue", "team-a", {"clusterQueue": name}), namespace=name)
+    with team_namespace(racks, "racks", cpu=8, memory="8Gi") as name:
         yield name
-        racks.kubectl("delete", "ztj", "--all", "-n", name)
 
 
 @pytest.fixture
@@ -224,7 +216,3 @@ def node(name: str, rack: str) -> dict[str, Any]:
         "metadata": {"name": name, "labels": labels},
         "status": status,
     }
-
-
-def kueues(kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
-    return {"apiVersion": f"{GROUP}/v1beta2", "kind": kind, "metadata": {"name": name}, "spec": spec}

@@ -241,3 +241,37 @@ def test_a_namespace_that_is_refused_keeps_no_others_jobs_waiting(caplog: pytest
     assert queue_of(memories, "without-one", "lost") is None
     assert queue_of(memories, "without-one") == QueueView()
     assert [record.levelname for record in caplog.records if "Workloads" in record.message] == ["WARNING"]
+
+
+async def test_a_flavor_that_could_not_be_read_is_looked_at_again() -> None:
+    """A role that is granted by now is no event of the Workload, which keeps its quota meanwhile."""
+
+    class Guarded(Server):
+        granted = False
+
+        async def call(self, request: Request) -> Json:
+            if "/resourceflavors/" in request.path and not self.granted:
+                raise Forbidden("no role", status=403)
+            return await super().call(request)
+
+        async def watch(self, path: str, params: Any, *, kind: str) -> AsyncIterator[Json]:
+            self.granted = True
+            self.watched.set()
+            yield {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "6"}}}
+
+    memories, news = Memories(apis=ClusterApis(at=NOW, kueue=VERSION)), asyncio.Queue[JobKey]()
+    watch = WorkloadWatch(Guarded(workload()), memories, news.put_nowait)  # type: ignore[arg-type]
+    memories.queues_wanted.set()
+    await watch._list()
+    await news.get()
+    before = queue_of(memories)
+    assert before is not None
+    assert before.problem is not None
+    running = asyncio.create_task(watch.run())
+    try:
+        await asyncio.wait_for(news.get(), PATIENCE_S)
+    finally:
+        running.cancel()
+    found = queue_of(memories)
+    assert found is not None
+    assert (found.problem, found.node_selector) == (None, {"pool": "a"})

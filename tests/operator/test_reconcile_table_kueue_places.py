@@ -44,13 +44,13 @@ PLACES = [
     case(
         "it-chose-a-node-that-the-job-keeps-off-by-now",
         keeps_off("node-0", "node-1"),
-        seen(apis=KUEUE, queue=replace(PLACED, kept_off=frozenset({"node-0"}))),
+        seen(apis=KUEUE, queue=replace(PLACED, excluded_nodes=frozenset({"node-0"}))),
         Want(actions=(ask(QueueStep.DELETE),), **held("Queued")),
     ),
     case(
         "it-knew",
         keeps_off("node-0"),
-        seen(apis=KUEUE, queue=replace(PLACED, kept_off=frozenset({"node-0", "node-1"}))),
+        seen(apis=KUEUE, queue=replace(PLACED, excluded_nodes=frozenset({"node-0", "node-1"}))),
         Want(phase="Pending", attempt=1),
     ),
     case(
@@ -62,13 +62,13 @@ PLACES = [
     case(
         "it-waits-for-others-than-a-node-that-is-back",
         keeps_off("node-0"),
-        seen(apis=KUEUE, queue=replace(IN_QUEUE, kept_off=frozenset({"node-0", "node-1"}))),
+        seen(apis=KUEUE, queue=replace(IN_QUEUE, excluded_nodes=frozenset({"node-0", "node-1"}))),
         Want(actions=(ask(QueueStep.DELETE),), **held("Queued")),
     ),
     case(
         "and-looks-again-when-one-is-back",
         keeps_off("node-0", ends_in_s=90),
-        seen(apis=KUEUE, queue=replace(IN_QUEUE, kept_off=frozenset({"node-0"}))),
+        seen(apis=KUEUE, queue=replace(IN_QUEUE, excluded_nodes=frozenset({"node-0"}))),
         Want(actions=(), wake_in_s=90, **held("Queued", "insufficient quota")),
     ),
     case(
@@ -113,7 +113,7 @@ def placed(request: dict[str, Any] | None, **status: Any) -> dict[str, Any]:
 def test_kueue_finds_the_pods_that_it_places(request_: dict[str, Any] | None, says_so: bool) -> None:
     view = queue_view(placed(request_), [])
     assert view.gates == GATES
-    assert view.kept_off == frozenset({"a", "b"})
+    assert view.excluded_nodes == frozenset({"a", "b"})
     assert view.labels == {"kueue.x-k8s.io/podset": "workers"}
     assert view.annotations["kueue.x-k8s.io/workload"] == NAME
     assert ("kueue.x-k8s.io/podset-unconstrained-topology" in view.annotations) is says_so

@@ -52,6 +52,26 @@ def kueue_running(program: Path, cluster: Cluster, folder: Path, **configuration
         process.wait(timeout=60)
 
 
+def kueues(kind: str, name: str, spec: Json) -> Json:
+    """One object of Kueue's own kinds."""
+    return {"apiVersion": f"{GROUP}/v1beta2", "kind": kind, "metadata": {"name": name}, "spec": spec}
+
+
+@contextmanager
+def team_namespace(cluster: Cluster, flavor: str, *, cpu: int, memory: str, **spec: Json) -> Iterator[str]:
+    """A namespace whose LocalQueue `team-a` has so much of the flavor, and whose jobs are gone at the end."""
+    with cluster.namespace() as name:
+        quotas = [{"name": "cpu", "nominalQuota": cpu}, {"name": "memory", "nominalQuota": memory}]
+        flavors = [{"name": flavor, "resources": quotas}]
+        selector = {"matchLabels": {"kubernetes.io/metadata.name": name}}
+        groups = [{"coveredResources": ["cpu", "memory"], "flavors": flavors}]
+        queue = {"namespaceSelector": selector, "resourceGroups": groups, **spec}
+        cluster.apply(kueues("ClusterQueue", name, queue))
+        cluster.apply(kueues("LocalQueue", "team-a", {"clusterQueue": name}), namespace=name)
+        yield name
+        cluster.kubectl("delete", "ztj", "--all", "-n", name)
+
+
 def _configuration(port: int) -> Json:
     """The shipped one but for what a pod brings: certificates, addresses of its own, a lease."""
     return {

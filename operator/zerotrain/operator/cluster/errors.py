@@ -25,6 +25,12 @@ class ApiError(Exception):
         self.status = status
         self.reason = reason
 
+    @property
+    def is_refusal(self) -> bool:
+        """Whether asking again cannot help until somebody changes something. 500 after all retries comes as a
+        rule from an admission webhook that is down; 429 and 503 tell of the server itself."""
+        return self.status in (400, 403, 422) or (self.status >= 500 and self.status != 503)
+
 
 class NotFound(ApiError):
     pass
@@ -53,12 +59,6 @@ class Unprocessable(ApiError):
 class Unavailable(ApiError):
     retry_after_s: float | None = None
     """What the server asked for in Retry-After."""
-
-    @property
-    def is_refusal(self) -> bool:
-        """Whether the server is there and answers so all the same: as a rule for an admission webhook that is
-        not. 429 and 503 tell of the server itself."""
-        return self.status >= 500 and self.status != 503
 
 
 class NotLeading(ApiError):

@@ -19,7 +19,7 @@ from zerotrain.operator.cluster.actions import (
 )
 from zerotrain.operator.cluster.actions.hands import ActionRefused, Hands, Unfinished
 from zerotrain.operator.cluster.api import Json
-from zerotrain.operator.cluster.errors import Forbidden, Unavailable, Unprocessable
+from zerotrain.operator.cluster.errors import ApiError
 from zerotrain.operator.cluster.jobs import JobClient
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.reconcile import (
@@ -79,9 +79,7 @@ class Executor(Hands):
         for action in actions:
             try:
                 await _PERFORM[type(action)](self, body, action)
-            except (Forbidden, Unprocessable) as error:
-                raise ActionRefused(Reason.API_REFUSED, str(error)) from error
-            except Unavailable as error:
+            except ApiError as error:
                 if not error.is_refusal:
                     raise
                 raise ActionRefused(Reason.API_REFUSED, str(error)) from error

@@ -27,6 +27,7 @@ from zerotrain.operator.cluster.memory import Memories
 from zerotrain.operator.cluster.scope import scoped
 from zerotrain.operator.cluster.store import JobKey, owner_key
 from zerotrain.operator.constants import ANNOTATION_MADE_FROM, LABEL_JOB, LABEL_JOB_UID
+from zerotrain.operator.reconcile.draft import few
 from zerotrain.operator.reconcile.queues import QueueStep, QueueView
 from zerotrain.operator.resources.kueue import (
     TOPOLOGY_GATE,
@@ -42,9 +43,6 @@ WATCH_SECONDS = 300
 MAX_PAUSE_S = 10.0
 FLAVOR_AGE_S = 30.0
 """So long a ResourceFlavor is not asked for again."""
-
-MAX_NAMED = 3
-"""Failed nodes in one message."""
 
 REQUEUES = frozenset({"Preempted", "AdmissionCheck", "NodeFailures"})
 """Evictions after which a Workload goes back into its queue at once, as Kueue's own jobs do."""
@@ -373,7 +371,7 @@ def queue_view(item: Mapping[str, Any], flavors: list[Flavor]) -> QueueView:
         labels=_first_of((labels, *(update.get("labels", {}) for update in updates))),
         annotations=_first_of((annotations, *(update.get("annotations", {}) for update in updates))),
         gates=gates,
-        kept_off=excluded_by(item),
+        excluded_nodes=excluded_by(item),
         problem=next((flavor.problem for flavor in asked if flavor.problem), _failed_nodes(status)),
     )
 
@@ -389,9 +387,7 @@ def _topology(item: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[dict[str,
 def _failed_nodes(status: Mapping[str, Any]) -> str | None:
     """Kueue is about to correct the places that it has chosen; pods made before that could not run there."""
     names = [str(node.get("name")) for node in status.get("unhealthyNodes", ())]
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    listed = ", ".join(names[:MAX_NAMED])
-    return f"it looks for other nodes in the place of {listed}{more}, which failed" if names else None
+    return f"it looks for other nodes in the place of {few(names)}, which failed" if names else None
 
 
 def _flavor(what: str, labels: Mapping[str, str], tolerations: Any) -> Flavor:

@@ -227,6 +227,11 @@ def _is_heard(pod: Mapping[str, Any]) -> bool:
     return bool(found) and found.get("reason") != "SchedulingGated"
 
 
+def _is_nominated(pod: Mapping[str, Any]) -> bool:
+    """Whether the scheduler keeps a node for it, while those that it pushes aside there end."""
+    return bool(pod.get("status", {}).get("nominatedNodeName"))
+
+
 def _is_queued(pod: Mapping[str, Any]) -> bool:
     """Whether a scheduler that serves will place or refuse the pod (which has no node) in its turn.
 
@@ -236,7 +241,7 @@ def _is_queued(pod: Mapping[str, Any]) -> bool:
     spec = pod["spec"]
     if spec.get("schedulingGates") or spec.get("schedulingGroup") or pod["metadata"].get("deletionTimestamp"):
         return False
-    if pod.get("status", {}).get("nominatedNodeName"):
+    if _is_nominated(pod):
         return True
     made = {claim["name"] for claim in pod.get("status", {}).get("resourceClaimStatuses", ())}
     lacks_device = any(claim["name"] not in made for claim in spec.get("resourceClaims", ()))
@@ -251,6 +256,6 @@ def _is_stuck(pod: Mapping[str, Any], now: datetime) -> bool:
     found = _scheduled(pod)
     since = parse_time(found.get("lastTransitionTime"))
     refused = found.get("status") == "False" and found.get("reason") == "Unschedulable"
-    if pod.get("status", {}).get("nominatedNodeName"):
-        return False  # the scheduler keeps that node for it, while those that it pushes aside end
+    if _is_nominated(pod):
+        return False
     return refused and since is not None and now - since > timedelta(seconds=STUCK_S)

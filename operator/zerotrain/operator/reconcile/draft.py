@@ -5,7 +5,7 @@ Nothing here talks to the cluster; the finished draft becomes a `Plan`, with a s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -158,6 +158,12 @@ def cut(text: str, limit: int = MAX_TEXT) -> str:
         return text
     half = (limit - 5) // 2
     return f"{text[:half]} ... {text[-half:]}"
+
+
+def few(names: Sequence[str], most: int = 3) -> str:
+    """`a, b, c and 4 more`."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"
 
 
 def worker_selector(job_name: str, job_uid: str) -> str:

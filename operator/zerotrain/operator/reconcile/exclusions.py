@@ -6,9 +6,7 @@ from datetime import timedelta
 
 from zerotrain.operator.api.status import MAX_EXCLUDED_NODES, ExcludedNode
 from zerotrain.operator.reconcile.attempts import AttemptView, Fate
-from zerotrain.operator.reconcile.draft import Draft
-
-MAX_NAMED = 3
+from zerotrain.operator.reconcile.draft import Draft, few
 
 
 def current(draft: Draft) -> tuple[str, ...]:
@@ -21,8 +19,7 @@ def told(draft: Draft) -> str:
     names = current(draft)
     if not names:
         return ""
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return f"; the job keeps off {', '.join(names[:MAX_NAMED])}{more} after failures (status.excludedNodes)"
+    return f"; the job keeps off {few(names)} after failures (status.excludedNodes)"
 
 
 def wake_at_next_end(draft: Draft) -> None:

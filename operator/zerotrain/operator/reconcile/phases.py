@@ -52,7 +52,7 @@ SIGN_EVERY = timedelta(seconds=5)
 FIRST_ATTEMPT = 1
 
 SYNC_SETTLE = timedelta(seconds=2)
-"""After a start of the operator: a pod that is missing may be one whose peers are just yielding."""
+"""After this replica began to act: a pod that is missing may be one whose peers are just yielding."""
 
 
 def advance(draft: Draft) -> None:

@@ -234,10 +234,10 @@ def _is_outdated(draft: Draft, queue: QueueView) -> bool:
     now, or has the job wait with another priority than its spec's, or for others than a node that is back."""
     off = frozenset(exclusions.current(draft))
     if queue.holds_quota:
-        return bool(queue.gates) and not off <= queue.kept_off
+        return bool(queue.gates) and not off <= queue.excluded_nodes
     exclusions.wake_at_next_end(draft)
     outranked = queue.priority_class != (_scheduling(draft).priority_class_name or "")
-    return outranked or not queue.kept_off <= off
+    return outranked or not queue.excluded_nodes <= off
 
 
 def _gang_api(draft: Draft, shape: AttemptShape) -> tuple[str, str] | None:

@@ -49,7 +49,7 @@ class QueueView:
     annotations: Mapping[str, str] = field(default_factory=dict)
     gates: tuple[str, ...] = ()
     """Scheduling gates of the pods that the queue opens once it has chosen a place for each."""
-    kept_off: frozenset[str] = frozenset()
+    excluded_nodes: frozenset[str] = frozenset()
     """Nodes that it knows the pods must not run on."""
     problem: str | None = None
     """Why an admission cannot be used, as a flavor that does not exist."""

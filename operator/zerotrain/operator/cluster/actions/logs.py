@@ -7,7 +7,7 @@ import logging
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.cluster.actions.hands import ActionRefused, Hands
 from zerotrain.operator.cluster.api import Json
-from zerotrain.operator.cluster.errors import Conflict, Forbidden, NotFound, Unavailable, Unprocessable
+from zerotrain.operator.cluster.errors import ApiError, Conflict, NotFound
 from zerotrain.operator.cluster.logs import last_lines, read_tail
 from zerotrain.operator.reconcile import LogView, SaveLog
 from zerotrain.operator.resources.failures import failures_config_map, outdated_keys
@@ -27,8 +27,9 @@ async def save(hands: Hands, body: Json, action: SaveLog) -> None:
     error = ""
     try:
         await _store(hands, job, action.key, kept)
-    except (ActionRefused, Forbidden, NotFound, Conflict, Unprocessable, Unavailable) as refusal:
-        if isinstance(refusal, Unavailable) and not refusal.is_refusal:
+    except (ActionRefused, ApiError) as refusal:
+        outcome = isinstance(refusal, (ActionRefused, NotFound, Conflict)) or refusal.is_refusal
+        if not outcome:
             raise
         error = f"the last lines of {action.pod} were not kept: {refusal}"
         log.warning("%s/%s: %s", job.namespace, job.name, error)
