@@ -20,7 +20,7 @@ from tests.operator.test_reconcile_table_elastic import (
     team,
 )
 from tests.operator.test_reconcile_table_elastic_room import APIS, HUGE, OURS, waiting
-from zerotrain.operator.reconcile import UnprotectWorkers
+from zerotrain.operator.reconcile import AskRoom, UnprotectWorkers
 
 WHY = "3 workers x 1 ranks: train_batch_size: must be a multiple of 3 ranks = 3"
 REFUSAL = {"workers": 4, "message": WHY}
@@ -240,7 +240,12 @@ STANDS = [
         id="no growth above maxWorkers, though more was kept",
         job=changed(refused(2, roomSince=stamp(ago(300))), {"elastic": {**ELASTIC, "maxWorkers": 3}}),
         seen=team(2, capacity=room(4, asked=4)),
-        want=Want(phase="Running", events=(), actions=()),
+        want=Want(
+            phase="Running",
+            events=(),
+            actions=(AskRoom(shape=None),),
+            fields={"elastic.workers": 2, "elastic.reason": "Refused"},
+        ),
     ),
     Row(
         id="another wish lifts it",

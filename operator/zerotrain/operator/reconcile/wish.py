@@ -11,7 +11,7 @@ from typing import Any
 
 from zerotrain.contract.planner import Verdict
 from zerotrain.operator.api import Phase
-from zerotrain.operator.api.elastic import ElasticStatus, SizeReason
+from zerotrain.operator.api.elastic import Elastic, ElasticStatus, RefusedWish, SizeReason
 from zerotrain.operator.api.sizes import largest_size, refusal_of_size
 from zerotrain.operator.constants import ANNOTATION_IGNORE_MEMORY_PLAN, Reason
 from zerotrain.operator.reconcile.draft import Draft, cut
@@ -34,15 +34,15 @@ def take(draft: Draft, *, runs: bool = False) -> None:
         state = ElasticStatus(base_workers=draft.size, wish=draft.size)
         draft.set(elastic=state)
     chosen = state.workers if state.reason is not SizeReason.REFUSED else None
-    outside = chosen is not None and not spec.elastic.min_workers <= chosen <= spec.elastic.max_workers
+    outside = chosen is not None and _outside(spec.elastic, chosen)
     if runs and chosen == draft.size < spec.elastic.min_workers and not in_queue(draft):
         outside = False
     if state.wish != spec.workers or _is_pardoned(draft, state):
-        state = ElasticStatus(base_workers=state.base_workers, wish=spec.workers, since=draft.stamp)
-        draft.set(elastic=state)
-        if (refusal := _refusal(draft, state)) is not None:
-            _refuse(draft, refusal, kept=draft.size)
-    elif outside:
+        _begin_anew(draft, state)
+        return
+    if state.refusal is not None and _outside(spec.elastic, state.refusal.workers):
+        _keep_another(draft, state, state.refusal)
+    if outside:
         forget_choice(draft)
 
 
@@ -66,9 +66,13 @@ def judge(draft: Draft) -> tuple[str, str] | None:
     size was decided on. One that does not is given up for the largest below it that does. Reason and message
     where there is none. To be called when the configuration is right for the base size."""
     spec, state = draft.job.spec, draft.status.elastic
-    if spec.elastic is None or state is None or (size := target(draft)) == state.base_workers:
+    if spec.elastic is None or state is None:
         return None
-    if (why := refusal_of_size(spec, state.base_workers, size)) is None:
+    size, elastic = target(draft), spec.elastic
+    why = refusal_of_size(spec, state.base_workers, size) if size != state.base_workers else None
+    if why is None and state.reason is SizeReason.REFUSED and _outside(elastic, size):
+        why = f"{state.message} The {size} workers that were kept in their place are outside spec.elastic."
+    if why is None:
         return None
     if state.reason in CHOSEN:
         forget_choice(draft)
@@ -79,13 +83,19 @@ def judge(draft: Draft) -> tuple[str, str] | None:
     if (kept := largest(draft, size)) is not None:
         _refuse(draft, refusal, kept=kept)
         return None
-    sizes = f"from elastic.minWorkers {spec.elastic.min_workers} to {size}"
+    most = min(max(size, elastic.min_workers), elastic.max_workers)
+    sizes = f"from elastic.minWorkers {elastic.min_workers} to {most}"
     told = f"{why} No size {sizes} keeps the global batch and fits the memory. Choose another spec.workers"
     return str(Reason.INVALID_SPEC), f"spec.workers: {told}, or change spec.config while spec.suspend is true"
 
 
 def largest(draft: Draft, at_most: int) -> int | None:
     """The largest workable size up to `at_most` and up to the full size; None when there is none."""
+    return _workable(draft, min(at_most, full(draft)))
+
+
+def _workable(draft: Draft, at_most: int) -> int | None:
+    """The largest size up to `at_most` within the bounds that keeps the global batch and fits the memory."""
     spec, state = draft.job.spec, draft.status.elastic
     base = state.base_workers if state is not None else draft.size
 
@@ -94,7 +104,7 @@ def largest(draft: Draft, at_most: int) -> int | None:
         found = draft.plan_job(spec, workers=workers, base_workers=base).verdict
         return found is not Verdict.DOES_NOT_FIT or draft.job.identity.ignores_memory_plan
 
-    return largest_size(spec, base, at_most=min(at_most, full(draft)), fits=fits)
+    return largest_size(spec, base, at_most=at_most, fits=fits)
 
 
 def decide(draft: Draft, workers: int, reason: SizeReason, message: str) -> None:
@@ -127,6 +137,43 @@ def update(draft: Draft, **changes: Any) -> None:
 
 def room(draft: Draft, workers: int) -> str:
     return f"room for {workers} of {full(draft)} workers"
+
+
+def _outside(elastic: Elastic, workers: int) -> bool:
+    return not elastic.min_workers <= workers <= elastic.max_workers
+
+
+def _begin_anew(draft: Draft, state: ElasticStatus) -> None:
+    """With the present spec.workers, or with what the job keeps in its place."""
+    wish = draft.job.spec.workers
+    draft.set(elastic=ElasticStatus(base_workers=state.base_workers, wish=wish, since=draft.stamp))
+    if (refusal := _refusal(draft, state)) is not None:
+        _refuse(draft, refusal, kept=_within(draft, draft.size))
+
+
+def _keep_another(draft: Draft, state: ElasticStatus, refused: RefusedWish) -> None:
+    """The bounds were changed, and the size that is kept in place of the wish is outside."""
+    kept = _within(draft, refused.workers)
+    if kept == refused.workers:
+        return
+    if (refusal := _refusal(draft, state)) is None:
+        _begin_anew(draft, state)
+    elif state.reason is SizeReason.REFUSED:
+        _refuse(draft, refusal, kept=kept)
+    else:
+        update(draft, refused=RefusedWish(workers=kept, message=cut(refusal)))
+        if state.workers == kept:
+            forget_choice(draft)  # nothing else is in the way of what is left
+
+
+def _within(draft: Draft, size: int) -> int:
+    """What to keep in place of a refused wish by the present bounds. Where they leave nothing that works, the
+    size stays until the next attempt is judged: nobody is stopped for that."""
+    elastic = draft.job.spec.elastic
+    if elastic is None or not _outside(elastic, size):
+        return size
+    # Below the bounds the wish is the nearest that anybody asked for.
+    return _workable(draft, max(size, draft.job.spec.workers)) or size
 
 
 def _refuse(draft: Draft, refusal: str, *, kept: int) -> None:
