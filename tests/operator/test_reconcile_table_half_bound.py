@@ -26,10 +26,12 @@ from tests.operator.reconcile_builders import (
 )
 from tests.operator.test_reconcile_capacity import claim, node
 from zerotrain.operator.reconcile import CreateWorkers, DeleteWorkers, Observed, PodView, reconcile
-from zerotrain.operator.reconcile.capacity import Verdict, admit
+from zerotrain.operator.reconcile.capacity import admit
+from zerotrain.operator.reconcile.claims import Verdict
 
 END_ALL = DeleteWorkers(attempt=1, grace_s=1)
 OWN = {"workers": 2, "gang": "Operator"}
+IN_RACKS = {"scheduling": {"gang": "Operator", "topologyKey": "rack"}}
 NO_NODE = "Unschedulable: 0/2 nodes are available: 2 Insufficient nvidia.com/gpu."
 
 
@@ -80,6 +82,58 @@ ROWS = [
         refused(0),
         refused(1),
         id="who holds no node keeps nobody from any",
+        want=Want(phase="Pending", actions=(), events=()),
+    ),
+    gang(
+        refused(0),
+        refused(1),
+        id="unless its pods may not go where room becomes free: they avoid nodes for those that were ahead",
+        shape={**OWN, "avoidedNodes": ["big-1", "big-2", "big-3", "big-4"]},
+        want=Want(
+            phase="Restarting",
+            actions=(END_ALL,),
+            events=("HalfBound",),
+            fields={"restarts.uncharged": 1, "failures.0": None, "nextAttemptTime": None},
+            says={
+                "event": "2 of 2 workers found no node within 60 s without big-1, big-2, big-3 and 1 more: "
+                f"worker 0 (pod gpt-1-0): {NO_NODE}"
+            },
+        ),
+    ),
+    gang(
+        refused(0),
+        refused(1),
+        id="or all are to go to the rack that was the best at the time",
+        spec=IN_RACKS,
+        shape={**OWN, "nodeSelector": {"rack": "r7"}},
+        want=Want(phase="Restarting", events=("HalfBound",), says={"event": "within 60 s with rack=r7"}),
+    ),
+    gang(
+        refused(0),
+        id="also one worker alone",
+        spec={**IN_RACKS, "workers": 1},
+        shape={"workers": 1, "gang": "Operator", "nodeSelector": {"rack": "r7"}},
+        want=Want(phase="Restarting", events=("HalfBound",)),
+    ),
+    gang(
+        refused(0),
+        refused(1, 50),
+        id="not before the scheduler had its time for all of them",
+        shape={**OWN, "avoidedNodes": ["big-1"]},
+        want=Want(phase="Pending", events=(), wake_in_s=10),
+    ),
+    gang(
+        refused(0),
+        pending(1, unscheduled_reason=NO_NODE),
+        id="nor while it makes room for one of them",
+        shape={**OWN, "avoidedNodes": ["big-1"]},
+        want=Want(phase="Pending", actions=(), events=()),
+    ),
+    gang(
+        refused(0),
+        refused(1),
+        id="the selector of a queue is the queue's business",
+        shape={**OWN, "nodeSelector": {"pool": "spot"}},
         want=Want(phase="Pending", actions=(), events=()),
     ),
     gang(

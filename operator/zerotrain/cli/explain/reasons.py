@@ -297,8 +297,8 @@ _FAILURES = {
         "where a rank ran and did not come, status.failures[].stacks names a ConfigMap that says why",
     ),
     "HalfBound": (
-        "some workers of a gang had nodes and others found none for a minute: somebody else took the room, "
-        "or volumes, affinity or claimed devices leave none",
+        "some workers of a gang had nodes and others found none for a minute, or none where they may "
+        "go: somebody else took the room, or volumes, affinity or claimed devices leave none",
         "nothing; the job queues again, an elastic one in a smaller size in the end. If it repeats, let a "
         "scheduler's gang decide (scheduling.gang)",
     ),
