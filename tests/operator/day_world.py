@@ -29,7 +29,7 @@ from zerotrain.operator.reconcile import (
     YieldState,
     reconcile,
 )
-from zerotrain.operator.reconcile.capacity import Verdict
+from zerotrain.operator.reconcile.claims import Verdict
 from zerotrain.operator.reconcile.observe import Protection
 
 SLOTS = 2

@@ -45,7 +45,7 @@ from zerotrain.operator.cluster.snapshot import SnapshotReader
 from zerotrain.operator.cluster.store import JobKey
 from zerotrain.operator.constants import LABEL_JOB_UID
 from zerotrain.operator.reconcile import AskRoom
-from zerotrain.operator.reconcile.capacity import Verdict
+from zerotrain.operator.reconcile.claims import Verdict
 from zerotrain.operator.reconcile.placement import node_of
 from zerotrain.operator.reconcile.queues import ClusterApis, QueueStep, QueueView
 from zerotrain.operator.resources.amounts import MILLI, PODS

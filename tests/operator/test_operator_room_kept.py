@@ -30,7 +30,7 @@ from zerotrain.operator.cluster.errors import Unavailable
 from zerotrain.operator.cluster.jobs import JobCache
 from zerotrain.operator.cluster.snapshot import SnapshotReader
 from zerotrain.operator.reconcile import AskRoom
-from zerotrain.operator.reconcile.capacity import Verdict
+from zerotrain.operator.reconcile.claims import Verdict
 
 
 async def test_a_large_job_keeps_its_room_while_its_pods_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,6 +117,29 @@ async def test_a_replica_that_leads_again_asks_whom_others_have_let_in_meanwhile
         board.recall()
         verdict, _ = await judged(AskRoom(shape=AttemptShape(workers=1), growing=True))
         assert verdict.fits == 1, "and what it had let in itself is nobody's any more"
+
+
+async def test_a_job_that_asks_anew_is_not_in_its_own_way() -> None:
+    """It was let in a moment ago, and its attempt is over before it had pods."""
+    body = waiting_job()
+    async with judging(body, JobCache()) as judged:
+        for _ in range(2):
+            verdict, _ = await judged(AskRoom(shape=AttemptShape(workers=2)))
+            assert verdict.admitted, verdict.message
+            verdict, _ = await judged(AskRoom(shape=AttemptShape(workers=18), growing=True))
+            assert verdict.fits == 18
+
+
+async def test_nor_is_it_before_those_that_are_ahead_of_it() -> None:
+    body = waiting_job()
+    async with judging(body, JobCache()) as judged:
+        _, board = await judged(AskRoom(shape=AttemptShape(workers=2)))
+        first = board._starting[body["metadata"]["uid"]].claim
+        ahead = replace(first, uid="ahead", demand=replace(first.demand, workers=18, priority=9))
+        board._memories.of("ahead")
+        board._memories.claims["ahead"] = ahead
+        verdict, _ = await judged(AskRoom(shape=AttemptShape(workers=4)))
+        assert not verdict.admitted
 
 
 @pytest.mark.parametrize(

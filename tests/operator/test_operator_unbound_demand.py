@@ -9,7 +9,8 @@ import pytest
 from tests.operator.test_operator_unbound_pods import NOW, owner, unscheduled, worker
 from tests.operator.test_reconcile_capacity import GPU, claim
 from zerotrain.operator.cluster.snapshot import Movement, SnapshotReader
-from zerotrain.operator.reconcile.capacity import Claim, admit
+from zerotrain.operator.reconcile.capacity import admit
+from zerotrain.operator.reconcile.claims import Claim
 from zerotrain.operator.reconcile.placement import Node, node_of
 
 Json = dict[str, Any]

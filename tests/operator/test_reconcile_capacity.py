@@ -9,18 +9,8 @@ from typing import Any
 
 import pytest
 
-from zerotrain.operator.reconcile.capacity import (
-    KEEP_S,
-    MAX_AVOIDED,
-    MAX_BLOCKED,
-    MAX_IMPOSSIBLE,
-    Claim,
-    Demand,
-    Kept,
-    NodeUse,
-    Verdict,
-    admit,
-)
+from zerotrain.operator.reconcile.capacity import KEEP_S, MAX_AVOIDED, MAX_BLOCKED, admit
+from zerotrain.operator.reconcile.claims import Claim, Demand, Kept, NodeUse, Verdict
 from zerotrain.operator.reconcile.placement import Kind, is_suitable, kind_of, node_of
 from zerotrain.operator.resources.amounts import MILLI, PODS, Amounts, at_least, requests_of, resource_list
 
@@ -204,7 +194,37 @@ def test_jobs_that_can_never_fit_hold_nobody_up() -> None:
     assert verdicts["small"].avoid == ()
     told = [verdicts[item.uid].message for item in impossible]
     assert all("it would hold 0" in message for message in told)
-    assert sum("is missing on 2 of 2 suitable nodes" in message for message in told) == 2 * MAX_IMPOSSIBLE
+    assert all("is missing on 2 of 2 suitable nodes" in message for message in told)
+
+
+def test_how_many_workers_would_fit_is_told_behind_any_number_of_impossible_jobs() -> None:
+    """One that may be smaller becomes so by that number."""
+    impossible = [claim(f"imp{number}", 9, age=9) for number in range(100)]
+    verdict = admit([node(name) for name in "abcd"], [*impossible, claim("elastic", 8)])["elastic"]
+    assert (verdict.admitted, verdict.fits) == (False, 4)
+
+
+def test_who_waits_for_others_is_not_told_that_nodes_are_missing() -> None:
+    """Behind as many as nodes are kept for, and behind more kept nodes than a pod can avoid."""
+    blocked = [claim(f"big{number:03}", 2, age=9) for number in range(MAX_BLOCKED)]
+    busy = [node(f"n{number:03}", used=1) for number in range(2 * MAX_BLOCKED)]
+    assert admit(busy, [*blocked, claim("last", 1, 4)])["last"].fits is None
+    verdicts = admit(busy, [claim("big", 2 * MAX_BLOCKED, age=9), claim("last", 1, 4)])
+    assert verdicts["last"].fits is None
+
+
+def test_a_job_whose_pods_have_no_nodes_yet_is_told_of_their_room() -> None:
+    """The pods that it asks for are the ones that stand in line, and a larger job ahead takes none of it."""
+    nodes = [node(f"n{index}") for index in range(6)]
+    verdict = admit(nodes, [claim("begun", 4)], [claim("begun", 4)])["begun"]
+    assert (verdict.admitted, verdict.fits) == (True, 4)
+    ahead = claim("big", 6, priority=9)
+    verdicts = admit(nodes, [ahead, claim("begun", 4)], [claim("begun", 3)])
+    assert verdicts["begun"].fits == 4
+    assert (verdicts["big"].fits, verdicts["big"].keeps is not None) == (3, True)
+    assert verdicts["begun"].keeps is None
+    verdict = admit(nodes[:3], [claim("begun", 4)], [claim("begun", 4), claim("other", 1)])["begun"]
+    assert (verdict.admitted, verdict.fits, verdict.keeps) == (False, 3, None)
 
 
 def test_what_lasts_counts_only_where_it_cannot_be_pushed_aside() -> None:

@@ -37,7 +37,7 @@ from zerotrain.operator.reconcile import (
     RequestYield,
     UnprotectWorkers,
 )
-from zerotrain.operator.reconcile.capacity import Verdict
+from zerotrain.operator.reconcile.claims import Verdict
 
 ELASTIC = {"minWorkers": 1, "maxWorkers": 8}
 """One rank per worker and micro batch 1: the global batch is the number of workers that it is meant for."""

@@ -32,7 +32,7 @@ from tests.operator.test_reconcile_table_elastic import (
 )
 from tests.operator.test_reconcile_table_elastic_room import APIS, OURS, OVER_QUOTA, waiting
 from zerotrain.operator.reconcile import AskRoom, DeleteWorkers, Observed, reconcile
-from zerotrain.operator.reconcile.capacity import Verdict
+from zerotrain.operator.reconcile.claims import Verdict
 
 NO_NODE = "Unschedulable: 0/4 nodes are available: 1 node(s) had volume node affinity conflict."
 STAYS: dict[str, Any] = {"elastic.workers": None, "elastic.losses": 0}
@@ -157,6 +157,16 @@ HALF_BOUND = [
                 "restarts.uncharged": 1,
                 "nextAttemptTime": None,
             },
+            says={"event": "attempt 3 asks for room anew with 2 of 4 workers"},
+        ),
+    ),
+    Row(
+        id="none of a gang that may not go everywhere, again and again: sizes are tried one by one",
+        job=changed(half(65), shape={"workers": 4, "gang": "Operator", "avoidedNodes": ["big"]}),
+        seen=refused(0, 4, s_ago=61, attempt=2, capacity=ALL),
+        want=Want(
+            phase="Restarting",
+            fields=SHRUNK,
             says={"event": "attempt 3 asks for room anew with 2 of 4 workers"},
         ),
     ),

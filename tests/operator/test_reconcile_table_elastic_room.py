@@ -106,6 +106,12 @@ GATE = [
         want=Want(phase="Queued", events=(), fields={**STAYS, "elastic.shortSince": None}),
     ),
     Row(
+        id="behind so many others that nobody looks: nor is that",
+        job=waiting(OURS),
+        seen=seen(apis=APIS, capacity=replace(room(0, asked=4), fits=None)),
+        want=Want(phase="Queued", events=(), fields={**STAYS, "elastic.shortSince": None}),
+    ),
+    Row(
         id="a turn in a queue is no lack of nodes: the Workload stays",
         job=waiting(QUEUE),
         seen=seen(apis=APIS, queue=TURN),

@@ -21,7 +21,7 @@ from tests.operator.reconcile_builders import (
 )
 from zerotrain.operator.api import AttemptShape
 from zerotrain.operator.reconcile import AskQueue, AskRoom, OpenGates
-from zerotrain.operator.reconcile.capacity import Verdict
+from zerotrain.operator.reconcile.claims import Verdict
 from zerotrain.operator.reconcile.observe import pod_view
 from zerotrain.operator.reconcile.queues import ClusterApis, QueueStep, QueueView
 

@@ -29,7 +29,7 @@ from zerotrain.operator.reconcile import (
     OpenGates,
     reconcile,
 )
-from zerotrain.operator.reconcile.capacity import Verdict
+from zerotrain.operator.reconcile.claims import Verdict
 from zerotrain.operator.reconcile.queues import ClusterApis
 
 NATIVE = "scheduling.k8s.io/v1alpha2"

@@ -25,7 +25,7 @@ from tests.operator.reconcile_builders import (
     status,
 )
 from zerotrain.operator.reconcile import CreateWorkers
-from zerotrain.operator.reconcile.capacity import Verdict
+from zerotrain.operator.reconcile.claims import Verdict
 
 FP8 = {"config": {"train_micro_batch_size_per_gpu": 1, "fp8": {"enabled": True}}}
 """What admission refuses."""

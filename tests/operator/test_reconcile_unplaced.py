@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from tests.operator.test_reconcile_capacity import amounts, claim, node
-from zerotrain.operator.reconcile.capacity import Claim, NodeUse, Verdict, admit
+from zerotrain.operator.reconcile.capacity import admit
+from zerotrain.operator.reconcile.claims import Claim, NodeUse, Verdict
 from zerotrain.operator.reconcile.placement import Kind, is_suitable
 
 GPU = "nvidia.com/gpu"

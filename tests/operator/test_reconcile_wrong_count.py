@@ -22,7 +22,7 @@ from zerotrain.operator.reconcile import (
     UnprotectWorkers,
     reconcile,
 )
-from zerotrain.operator.reconcile.capacity import Verdict
+from zerotrain.operator.reconcile.claims import Verdict
 from zerotrain.operator.reconcile.queues import ClusterApis
 
 SIZES = (1, 2, 4)

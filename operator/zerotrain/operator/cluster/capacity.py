@@ -22,13 +22,8 @@ from zerotrain.operator.cluster.snapshot import Movement, Snapshot, SnapshotRead
 from zerotrain.operator.cluster.store import JobKey
 from zerotrain.operator.constants import LABEL_HELPER, LABEL_JOB
 from zerotrain.operator.reconcile import job_uid_of, worker_of
-from zerotrain.operator.reconcile.capacity import (
-    VERDICT_AGE_S,
-    Claim,
-    Kept,
-    Verdict,
-    admit,
-)
+from zerotrain.operator.reconcile.capacity import admit
+from zerotrain.operator.reconcile.claims import VERDICT_AGE_S, Claim, Kept, Verdict
 from zerotrain.operator.reconcile.placement import node_of
 
 log = logging.getLogger(__name__)
@@ -145,6 +140,9 @@ class CapacityBoard:
             await self._recall()
             self._recalls = False
         claims = list(self._memories.claims.values())
+        for claim in claims:
+            if not claim.growing:  # it asks anew: what it was let in for before is over
+                self._starting.pop(claim.uid, None)
         starting = [*self._movement.unbound(snapshot, time.monotonic()), *self._not_seen_yet(snapshot)]
         # Pure, and seconds long with thousands of nodes: not on the event loop.
         verdicts = await asyncio.to_thread(

@@ -22,7 +22,7 @@ from zerotrain.operator.reconcile import (
     StorageClassView,
     YieldState,
 )
-from zerotrain.operator.reconcile.capacity import Claim, Verdict
+from zerotrain.operator.reconcile.claims import Claim, Verdict
 from zerotrain.operator.reconcile.inspection import Inspection
 from zerotrain.operator.reconcile.plan import AskRoom
 from zerotrain.operator.reconcile.queues import ClusterApis, QueueView

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from zerotrain.operator.constants import LABEL_HELPER
-from zerotrain.operator.reconcile.capacity import Claim, Demand, NodeUse
+from zerotrain.operator.reconcile.claims import Claim, Demand, NodeUse
 from zerotrain.operator.reconcile.clock import parse_time
 from zerotrain.operator.reconcile.placement import Node, kind_of
 from zerotrain.operator.resources.amounts import MILLI, PODS, Amounts, add, requests_of

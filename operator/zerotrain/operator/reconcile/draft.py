@@ -14,7 +14,7 @@ from zerotrain.operator.api import ZeroTrainingJobStatus
 from zerotrain.operator.api.planning import Planner, plan_job
 from zerotrain.operator.constants import LABEL_JOB, LABEL_JOB_UID
 from zerotrain.operator.reconcile.attempts import AttemptView, view_attempt
-from zerotrain.operator.reconcile.capacity import Verdict
+from zerotrain.operator.reconcile.claims import Verdict
 from zerotrain.operator.reconcile.clock import moment
 from zerotrain.operator.reconcile.job import JobView
 from zerotrain.operator.reconcile.nodes import NO_LOSSES, Loss, Signs, losses, patience

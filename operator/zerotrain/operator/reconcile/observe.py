@@ -22,7 +22,7 @@ from zerotrain.operator.constants import (
     LABEL_JOB_UID,
     LABEL_RANK,
 )
-from zerotrain.operator.reconcile.capacity import Verdict
+from zerotrain.operator.reconcile.claims import Verdict
 from zerotrain.operator.reconcile.clock import parse_time
 from zerotrain.operator.reconcile.inspection import Inspection
 from zerotrain.operator.reconcile.nodes import NodeView

@@ -16,7 +16,7 @@ from zerotrain.operator.api.scheduling import Gang, Scheduling
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.reconcile import exclusions
 from zerotrain.operator.reconcile.attempts import AttemptView
-from zerotrain.operator.reconcile.capacity import Verdict
+from zerotrain.operator.reconcile.claims import Verdict
 from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.observe import Observed
 from zerotrain.operator.reconcile.plan import AskQueue, AskRoom, DiscoverApis, OpenGates

@@ -85,8 +85,8 @@ def short(draft: Draft) -> bool:
     verdict = draft.room if waits_for_room else None
     if waits_for_room and verdict is None:
         return False  # a count is on its way; until then the clock runs on
-    # With room for all of it, it waits for its turn and not for nodes.
-    if verdict is None or verdict.fits >= size:
+    # With room for all of it, or while nobody looks, it waits for its turn and not for nodes.
+    if verdict is None or verdict.fits is None or verdict.fits >= size:
         if state.short_since is not None:
             wish.update(draft, short_since=None)
         return False
@@ -225,6 +225,8 @@ def _startable(draft: Draft, view: AttemptView, refused: int, *, since: datetime
         return _not_refused(draft, view, refused)
     placed = sum(1 for worker in view.workers if worker.pod is not None and worker.pod.scheduled)
     if verdict is not None:
+        if verdict.fits is None:
+            return None  # it is told as soon as somebody looks
         known = verdict.fits
     elif refused:
         known = size
@@ -267,6 +269,8 @@ def _as_wished(draft: Draft) -> str | None:
         if not verdict.counted:
             _stay(draft, target)
             return None
+        if verdict.fits is None:
+            return None
         if verdict.fits < target:
             target = max(wish.largest(draft, verdict.fits) or size, size)
             wish.decide(draft, target, SizeReason.CAPACITY, wish.room(draft, verdict.fits))
@@ -293,7 +297,7 @@ def _growth(draft: Draft, elastic: Elastic) -> str | None:
         return None
     full = wish.full(draft)
     verdict = ask_room(draft, full, growing=True)
-    if verdict is None or not verdict.counted:
+    if verdict is None or not verdict.counted or verdict.fits is None:
         return None  # a training that runs is not stopped on a guess
     larger = wish.largest(draft, verdict.fits) or size
     if larger <= size:

@@ -11,7 +11,7 @@ from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.cluster.discovery import discover as discover_apis
 from zerotrain.operator.cluster.kueue import WorkloadClient
 from zerotrain.operator.reconcile import AskQueue, AskRoom, DiscoverApis
-from zerotrain.operator.reconcile.capacity import Claim, Demand
+from zerotrain.operator.reconcile.claims import Claim, Demand
 from zerotrain.operator.reconcile.clock import parse_time
 from zerotrain.operator.reconcile.placement import kind_of
 from zerotrain.operator.reconcile.queues import QueueStep
