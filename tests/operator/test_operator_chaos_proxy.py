@@ -83,6 +83,9 @@ async def test_watches_expire_and_end(proxy: FaultProxy, kubeconfig: Path, names
         proxy.weather = Weather(expired=1.0)
         with pytest.raises(Gone):
             await watch()
+        proxy.weather = Weather(failing=1.0)
+        with pytest.raises(Unavailable):
+            await watch()
         proxy.weather = Weather(dropped=1.0, watch_s=0.2)
         with pytest.raises(aiohttp.ClientError):
             await watch()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from datetime import timedelta
-from types import SimpleNamespace
 
 import pytest
 from aiohttp import web
@@ -144,42 +143,6 @@ async def test_a_namespace_that_is_refused_is_no_end_of_the_resync() -> None:
         # Nobody looked for the job that the refused list could not show.
         assert hands.jobs.get(KEY) is not None
         assert not double.asked(f"GET {PATH}")
-
-
-@pytest.mark.parametrize("missed", ["nothing", "a change", "a deletion"])
-async def test_a_list_that_knows_nothing_newer_shows_that_the_watch_lives(
-    missed: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """kopf keeps bookmarks to itself: in a quiet cluster nothing else could tell."""
-    double = ApiDouble()
-    newer = {**stored(), "metadata": {**stored()["metadata"], "resourceVersion": "999"}}
-    listed = {"nothing": [stored()], "a change": [newer], "a deletion": []}[missed]
-    double.on("GET /apis/zerotrain.dev/v1alpha1/zerotrainingjobs", (200, {"metadata": {}, "items": listed}))
-    double.on(f"GET {PATH}", failure(404, "NotFound"))
-    async with served(double) as api:
-        hands = replace(controller(api), client=JobClient(api))
-        hands.jobs.put(stored())
-        heard: list[bool] = []
-        monkeypatch.setattr(hands.jobs, "heard", lambda: heard.append(True))
-        pruned = asyncio.Event()
-        monkeypatch.setattr(hands.store, "prune", lambda owners: pruned.set())
-        resync = asyncio.create_task(hands.resync(0.01))
-        async with asyncio.timeout(60):
-            await pruned.wait()
-        resync.cancel()
-        assert bool(heard) == (missed == "nothing")
-
-
-async def test_a_job_that_the_watch_brings_shows_that_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    clock = SimpleNamespace(monotonic=lambda: now)
-    monkeypatch.setattr("zerotrain.operator.cluster.jobs.time", clock)
-    async with served(ApiDouble()) as api:
-        hands = controller(api)
-        now = 130.0
-        assert hands.jobs.age_s == 30.0
-        hands.job_changed(stored())
-        assert hands.jobs.age_s == 0.0
 
 
 async def test_nothing_is_remembered_of_a_job_that_goes_in_the_middle_of_its_pass(

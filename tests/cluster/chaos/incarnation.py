@@ -1,7 +1,7 @@
 """One life of the operator inside this process, from its start to a death that no code of it can answer.
 
-The same `Runtime` that kopf starts in production, in an event loop and a thread of its own. What kopf adds,
-a list and a watch of the jobs, is `_feed` here: kopf itself is killed for real by the runs with SIGKILL.
+The same `Runtime` that kopf starts in production, in an event loop and a thread of its own; kopf itself is
+killed for real by the runs with SIGKILL.
 """
 
 from __future__ import annotations
@@ -19,19 +19,14 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
 from tests.cluster.chaos.awaits import Gate
 from tests.support.devcluster import PATIENCE_S
 from zerotrain.operator.cluster import api as operator_api
-from zerotrain.operator.cluster.api import Api, ApiLimits, Request
+from zerotrain.operator.cluster.api import ApiLimits
 from zerotrain.operator.cluster.channel import ChannelKind
 from zerotrain.operator.cluster.connection import connect
-from zerotrain.operator.cluster.errors import ApiError, Gone, error_of
-from zerotrain.operator.cluster.jobs import ALL_JOBS
+from zerotrain.operator.cluster.errors import ApiError
 from zerotrain.operator.cluster.server_time import ServerTime
-from zerotrain.operator.cluster.telemetry import Telemetry
-from zerotrain.operator.constants import API_VERSION, KIND, PLURAL
 from zerotrain.operator.handlers.config import OperatorConfig
 from zerotrain.operator.handlers.runtime import Runtime, dead_tasks
 
@@ -135,8 +130,6 @@ class Incarnation:
             runtime = Runtime(self._setup.config(), connection)
             await runtime.start()
             self.runtime = runtime
-            async with Api(connection, QUICK, Telemetry()) as api:
-                await _feed(api, runtime)
         except ApiError:
             self._gate.close()  # it could not start: its container is restarted
         except Exception as error:
@@ -155,36 +148,6 @@ class Incarnation:
             self._loop.run_until_complete(self._loop.shutdown_default_executor())
         self._loop.close()
         self._gate.bury()
-
-
-async def _feed(api: Api, runtime: Runtime) -> None:
-    """List the jobs and watch them from there; listed again after a watch that broke with 410."""
-    version: str | None = None
-    while True:
-        try:
-            if version is None:
-                version = await _list(api, runtime)
-            params = {"resourceVersion": version, "timeoutSeconds": "60"}
-            async for event in api.watch(ALL_JOBS, params, kind=PLURAL):
-                job = event["object"]
-                if event["type"] == "ERROR":
-                    raise error_of("WATCH jobs", int(job.get("code", 500)), b"")
-                version = str(job["metadata"]["resourceVersion"])
-                if event["type"] == "DELETED":
-                    runtime.controller.job_deleted(job)
-                elif event["type"] != "BOOKMARK":
-                    runtime.controller.job_changed(job)
-        except Gone:
-            version = None
-        except (ApiError, aiohttp.ClientError, TimeoutError, OSError):
-            await asyncio.sleep(0.05)
-
-
-async def _list(api: Api, runtime: Runtime) -> str:
-    answer = await api.call(Request(method="GET", path=ALL_JOBS, kind=PLURAL))
-    for job in answer["items"]:
-        runtime.controller.job_changed({"apiVersion": API_VERSION, "kind": KIND, **job})
-    return str(answer["metadata"]["resourceVersion"])
 
 
 @contextmanager

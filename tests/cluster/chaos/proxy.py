@@ -23,6 +23,8 @@ from tests.support.devcluster import Cluster
 
 HOP_BY_HOP = frozenset({"host", "content-length", "transfer-encoding", "connection", "accept-encoding"})
 REFUSALS = ((429, "TooManyRequests"), (500, "InternalError"), (503, "ServiceUnavailable"), (504, "Timeout"))
+ERRORS = ((500, "InternalError"), (504, "Timeout"))
+"""Of a watch that had been granted."""
 MAX_STALE_S = 3.0
 Json = dict[str, Any]
 
@@ -49,6 +51,8 @@ class Weather:
     watch_s: float = 4.0
     expired: float = 0.0
     """The watch is refused with 410: the version is too old."""
+    failing: float = 0.0
+    """The watch brings an error of the API server, such as of an etcd without a leader."""
     lagging: float = 0.0
     """Every event of the watch comes up to `lag_s` late."""
     lag_s: float = 1.0
@@ -64,6 +68,7 @@ ROUGH = Weather(
     stale=0.1,
     dropped=0.5,
     expired=0.1,
+    failing=0.1,
     lagging=0.3,
 )
 
@@ -172,7 +177,9 @@ class FaultProxy:
 
     async def _watch(self, request: web.Request) -> web.StreamResponse:
         if self._strikes("expired"):
-            return await _expired(request)
+            return await _ended(request, 410, "Expired")
+        if self._strikes("failing"):
+            return await _ended(request, *self._chance.choice(ERRORS))
         dies_at = None
         if self._strikes("dropped"):
             dies_at = time.monotonic() + self._chance.uniform(0, self.weather.watch_s)
@@ -215,9 +222,9 @@ def _refusal(code: int, reason: str) -> web.Response:
     return web.json_response({**status, "message": "injected"}, status=code, headers=headers)
 
 
-async def _expired(request: web.Request) -> web.StreamResponse:
+async def _ended(request: web.Request, code: int, reason: str) -> web.StreamResponse:
     """As the API server says it within a watch: 200, then one event that ends it."""
-    status = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
+    status = {"kind": "Status", "code": code, "reason": reason, "message": "injected"}
     response = web.StreamResponse(headers={"Content-Type": "application/json"})
     await response.prepare(request)
     await response.write(json.dumps({"type": "ERROR", "object": status}).encode() + b"\n")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -67,16 +66,6 @@ class JobCache:
         """First statuses that no write has carried yet, by the job's UID."""
         self._doubted: set[str] = set()
         """UIDs of jobs without a status that were known before this replica led, and not heard of since."""
-        self._alive_at = time.monotonic()
-
-    @property
-    def age_s(self) -> float:
-        """Since the watch last showed that it lives: by an event, or by a list that knew nothing newer."""
-        return time.monotonic() - self._alive_at
-
-    def heard(self) -> None:
-        """The watch lives. kopf keeps its bookmarks to itself, so in a quiet cluster only a list can tell."""
-        self._alive_at = time.monotonic()
 
     def put(self, job: Json) -> bool:
         """Keep `job` unless a newer one is known; whether it was news."""
@@ -221,9 +210,9 @@ class JobClient:
         self._api, self._namespaces = api, tuple(namespaces)
 
     async def wait_until_served(self) -> None:
-        """Until the API server knows our kind: kopf looks for it once, when it starts. An API server that
-        cannot answer is waited for, as it may be upgraded right now; but from outside a cluster one that
-        nothing was heard of yet may be a wrong address, and the error is raised."""
+        """Until the API server knows our kind. One that cannot answer is waited for, as it may be upgraded
+        right now; but from outside a cluster one that nothing was heard of yet may be a wrong address, and
+        the error is raised."""
         address_is_known, is_away = self._api.connection.in_cluster, False
         while True:
             try:

@@ -7,17 +7,19 @@ watch from where the last one ended.
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import aiohttp
 
 from zerotrain.operator.cluster.api import Api, Json, Request
 from zerotrain.operator.cluster.errors import ApiError, Forbidden, Gone, NotFound, error_of
+from zerotrain.operator.cluster.scope import scoped
 from zerotrain.operator.cluster.store import version_of
 
 log = logging.getLogger(__name__)
@@ -130,3 +132,52 @@ class ListWatch:
             elif kind in ("ADDED", "MODIFIED"):
                 self._sink.put(item)
             self._version = item["metadata"]["resourceVersion"]
+
+
+class ScopedWatch:
+    """`run()` until cancelled: one ListWatch for the whole cluster, or one for each of `namespaces`.
+
+    `sink` and `lost_sight` are asked by namespace, None for the whole cluster. A namespace that is refused,
+    or gone with its roles, keeps none of the others waiting.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        *,
+        path: str,
+        kind: str,
+        sink: Callable[[str | None], Sink],
+        namespaces: Sequence[str] = (),
+        label_selector: str = "",
+        lost_sight: Callable[[str | None], None] = lambda namespace: None,
+    ) -> None:
+        paths = zip(namespaces or (None,), scoped(path, namespaces), strict=True)
+        self._watches = {
+            namespace: ListWatch(
+                api,
+                path=scope_path,
+                kind=kind,
+                sink=sink(namespace),
+                label_selector=label_selector,
+                lost_sight=functools.partial(lost_sight, namespace),
+            )
+            for namespace, scope_path in paths
+        }
+
+    @property
+    def age_s(self) -> float:
+        """Since the last list, event or bookmark of the watch that is silent for longest; those that are
+        refused say nothing about the others' health."""
+        allowed = [watch.age_s for watch in self._watches.values() if not watch.refused]
+        return max(allowed or [watch.age_s for watch in self._watches.values()])
+
+    @property
+    def refused(self) -> dict[str, bool]:
+        """By namespace (empty: all of them), whether nothing may be read there."""
+        return {name or "": watch.refused for name, watch in self._watches.items()}
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for watch in self._watches.values():
+                group.create_task(watch.run())

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import Callable, Sequence
 
 from zerotrain.operator.cluster.api import Api, Json
-from zerotrain.operator.cluster.listwatch import ListWatch
-from zerotrain.operator.cluster.scope import scoped
+from zerotrain.operator.cluster.listwatch import ScopedWatch
 from zerotrain.operator.cluster.store import JobKey, PodStore
 from zerotrain.operator.constants import LABEL_JOB
 
@@ -17,11 +15,7 @@ PATH = "/api/v1/pods"
 
 class PodReflector:
     """`run()` until cancelled; `changed` is called with the key of every job whose pods changed, `seen` with
-    the namespace of a list before which its pods were unknown. One watch for the whole cluster, or one for
-    each of `namespaces`.
-
-    A namespace that is refused, or gone with its roles, keeps none of the others waiting.
-    """
+    the namespace of a list before which its pods were unknown."""
 
     def __init__(
         self,
@@ -35,36 +29,29 @@ class PodReflector:
         """Set when every namespace has been listed or was refused, and at least one was listed."""
         self._store, self._api, self._seen = store, api, seen
         self._missing: set[str | None] = set(namespaces or (None,))
-        paths = zip(namespaces or (None,), scoped(PATH, namespaces), strict=True)
-        self._watches = {
-            namespace: ListWatch(
-                api,
-                path=path,
-                kind="pods",
-                sink=_Pods(api, store, changed, namespace, self._listed),
-                label_selector=LABEL_JOB,
-                lost_sight=functools.partial(self._lost_sight, namespace),
-            )
-            for namespace, path in paths
-        }
+        self._watch = ScopedWatch(
+            api,
+            path=PATH,
+            kind="pods",
+            sink=lambda namespace: _Pods(api, store, changed, namespace, self._listed),
+            namespaces=namespaces,
+            label_selector=LABEL_JOB,
+            lost_sight=self._lost_sight,
+        )
 
     @property
     def age_s(self) -> float:
-        """Since the last list, event or bookmark of the watch that is silent for longest; those that are
-        refused say nothing about the others' health."""
-        allowed = [watch.age_s for watch in self._watches.values() if not watch.refused]
-        return max(allowed or [watch.age_s for watch in self._watches.values()])
+        """As ScopedWatch."""
+        return self._watch.age_s
 
     @property
     def refused(self) -> dict[str, bool]:
         """By namespace (empty: all of them), whether its pods may not be read: then no job there is looked
         after."""
-        return {name or "": watch.refused for name, watch in self._watches.items()}
+        return self._watch.refused
 
     async def run(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            for watch in self._watches.values():
-                group.create_task(watch.run())
+        await self._watch.run()
 
     def _listed(self, namespace: str | None) -> None:
         is_news = self._store.sight.gained(namespace, now=self._api.time.now())
@@ -79,7 +66,7 @@ class PodReflector:
     def _settle(self, namespace: str | None) -> None:
         """One answer less to wait for. An operator that may read nothing at all is not ready."""
         self._missing.discard(namespace)
-        if not self._missing and not all(watch.refused for watch in self._watches.values()):
+        if not self._missing and not all(self.refused.values()):
             self.synced.set()
 
 

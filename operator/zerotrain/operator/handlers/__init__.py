@@ -1,1 +1,1 @@
-"""From events to passes: kopf's watch, the work queue, the controller, and the tasks around them."""
+"""From events to passes: the process, the work queue, the controller, and the tasks around them."""

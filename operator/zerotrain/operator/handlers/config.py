@@ -138,16 +138,10 @@ class _Reader:
             raise OperatorConfigError(f"{PREFIX}{name}={text!r}: {error}") from error
 
 
-def scope_flags(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """kopf's own words for the namespaces. Raises OperatorConfigError."""
-    namespaces: tuple[str, ...] = _Reader(environ).get("NAMESPACES", _namespaces, ())
-    return [f"--namespace={name}" for name in namespaces] or ["--all-namespaces"]
-
-
 def _namespaces(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(_names(text)))
     for name in names:
-        # kopf reads patterns, and a pattern needs the right to list all namespaces.
+        # A pattern would need the right to list all namespaces.
         if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", name):
             raise ValueError(f"{name!r} is no name of a namespace; give names, with commas in between")
     return names

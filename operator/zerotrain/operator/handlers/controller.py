@@ -106,7 +106,6 @@ class Controller:
 
     def job_changed(self, job: Json) -> None:
         """A job as the watch brought it."""
-        self.jobs.heard()
         if self.jobs.put(job):
             _expect(self.store, job)
             self.queue.add(JobKey(job["metadata"]["namespace"], job["metadata"]["name"]))
@@ -338,22 +337,18 @@ class Controller:
 
 
 async def _list_again(hands: Controller, namespace: str | None) -> None:
-    alive, missed = set[str](), 0
+    alive = set[str]()
     try:
         async for job in hands.client.list(namespace):
             alive.add(job["metadata"]["uid"])
             if hands.jobs.put(job):
-                missed += 1
                 _expect(hands.store, job)
     except ApiError as error:  # one namespace that is refused costs no other its turn
         log.warning("listing the jobs again: %s", error)
         return
     for key, job in hands.jobs:
         if namespace in (None, key.namespace) and job["metadata"]["uid"] not in alive:
-            missed += 1
             await hands._refresh(key)
-    if not missed:
-        hands.jobs.heard()
     if hands.may_act.is_set():
         await rendezvous.tidy(hands.executor, namespace, hands.jobs)
 

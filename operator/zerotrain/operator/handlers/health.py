@@ -18,6 +18,7 @@ MAX_WATCH_AGE_S = 300.0
 
 _MEANS = {
     "pods": "no job is looked after",
+    "zerotrainingjobs": "changes of jobs are not seen",
     "nodes": "lost, cordoned and tainted ones are not seen before their pods are",
 }
 

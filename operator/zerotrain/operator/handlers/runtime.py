@@ -27,6 +27,7 @@ from zerotrain.operator.cluster.election import ApiLease, Leadership
 from zerotrain.operator.cluster.events import EventWriter
 from zerotrain.operator.cluster.executor import Executor
 from zerotrain.operator.cluster.job_metrics import JobCollector
+from zerotrain.operator.cluster.job_reflector import JobReflector
 from zerotrain.operator.cluster.jobs import JobCache, JobClient
 from zerotrain.operator.cluster.kueue import WorkloadWatch, workload_watches
 from zerotrain.operator.cluster.listwatch import ListWatch
@@ -54,7 +55,7 @@ DRAIN_EVENTS_S = 3.0
 
 
 class Runtime:
-    """One replica: `start()`, feed `controller` with jobs, `stop()`."""
+    """One replica: `start()`, `stop()`."""
 
     def __init__(self, config: OperatorConfig, connection: Connection) -> None:
         """Raises OperatorConfigError when the channel key is missing."""
@@ -66,11 +67,12 @@ class Runtime:
         self._started = False
         self._tasks: list[asyncio.Task[None]] = []
         self._lag = LoopLag()
-        self._watches: dict[str, PodReflector | ListWatch] = {}
+        self._watches: dict[str, PodReflector | JobReflector | ListWatch] = {}
         """By resource, for their age."""
         self._queues: list[WorkloadWatch] = []
         self.controller: Controller
         self._reflector: PodReflector
+        self._job_reflector: JobReflector
         self._nodes: ListWatch
         self._leadership: Leadership
         self._board: CapacityBoard
@@ -84,6 +86,9 @@ class Runtime:
         namespaces = self.config.namespaces
         self._reflector = PodReflector(
             api, controller.store, controller.pods_changed, namespaces, controller.all_changed
+        )
+        self._job_reflector = JobReflector(
+            api, controller.jobs, controller.job_changed, controller.job_deleted, namespaces
         )
         puller = ProgressPuller(
             jobs=controller.jobs,
@@ -100,6 +105,7 @@ class Runtime:
         self._leadership = Leadership(lease, gained=self._gained, lost=self._lost)
         api.may_write = lambda: self._leadership.fresh
         self._spawn("pod reflector", self._reflector.run())
+        self._spawn("job reflector", self._job_reflector.run())
         self._spawn("election", self._leadership.run())
         self._spawn("first list", self._act_once_synced())
         self._spawn("resync", controller.resync(self.config.resync_s))
@@ -121,7 +127,7 @@ class Runtime:
         controller.memories.nodes.changed = controller.node_changed
         controller.memories.nodes.now = api.time.now
         nodes = ListWatch(api, path=NODES_PATH, kind="nodes", sink=controller.memories.nodes)
-        self._watches |= {"pods": self._reflector, "nodes": nodes}
+        self._watches |= {"pods": self._reflector, "zerotrainingjobs": self._job_reflector, "nodes": nodes}
         self._nodes = nodes
         self._spawn("nodes", nodes.run())
         self._spawn("loop lag", self._lag.run())
@@ -234,21 +240,25 @@ class Runtime:
 
     def _problems(self) -> list[str]:
         ended = dead_tasks(self._tasks)
-        return health_problems(lag_s=self._lag.now_s, watch_age_s=self._reflector.age_s) + ended
+        age_s = max(self._reflector.age_s, self._job_reflector.age_s)
+        return health_problems(lag_s=self._lag.now_s, watch_age_s=age_s) + ended
 
     def _refused(self) -> dict[tuple[str, str], bool]:
         """By resource and namespace, whether the API server refuses to show it."""
-        pods = {("pods", namespace): refused for namespace, refused in self._reflector.refused.items()}
-        return pods | {("nodes", ""): self._nodes.refused}
+        scoped = {"pods": self._reflector.refused, "zerotrainingjobs": self._job_reflector.refused}
+        found = {
+            (resource, namespace): is_refused
+            for resource, spaces in scoped.items()
+            for namespace, is_refused in spaces.items()
+        }
+        return found | {("nodes", ""): self._nodes.refused}
 
     def _measure(self) -> None:
         self.telemetry.set_unreadable(self._refused())
         self.telemetry.loop_lag_seconds.set(self._lag.seconds)
         ages = {name: watch.age_s for name, watch in self._watches.items()}
         queues = [age for watch in self._queues if (age := watch.age_s) is not None]
-        self.telemetry.set_watch_ages(
-            ages | {"zerotrainingjobs": self.controller.jobs.age_s, "workloads": max(queues, default=0.0)}
-        )
+        self.telemetry.set_watch_ages(ages | {"workloads": max(queues, default=0.0)})
         self.telemetry.queue_depth.set(len(self.controller.queue))
         self.telemetry.queue_oldest_age_seconds.set(self.controller.queue.oldest_age_s)
         self.telemetry.count_jobs(self.controller.phases())

@@ -66,17 +66,17 @@ OPERATOR_METRICS: tuple[MetricSpec, ...] = (
     _own.gauge("zerotrain_operator_loop_lag_seconds", "How late the event loop woke up at the last check."),
     _own.gauge(
         "zerotrain_operator_watch_age_seconds",
-        "Time since a watch last brought an event or a bookmark. Of the jobs, whose bookmarks nobody sees: "
-        "since an event, or the list of every five minutes that knew nothing newer. 0 while there is no "
-        "watch (of Kueue's workloads: until a job is in a queue).",
+        "Time since a watch last brought an event or a bookmark. 0 while there is no watch (of Kueue's "
+        "workloads: until a job is in a queue).",
         resource=WATCHES,
     ),
     _own.gauge(
         "zerotrain_operator_unreadable",
         "1 while the API server refuses to list or watch these objects there, 0 otherwise: where pods are "
-        "refused, no job is looked after; where nodes are, lost ones are not seen. `watched_namespace` is "
+        "refused, no job is looked after; where jobs are, their changes are not seen; where nodes are, lost "
+        "ones are not. `watched_namespace` is "
         "empty for the whole cluster.",
-        resource=("pods", "nodes"),
+        resource=("pods", "zerotrainingjobs", "nodes"),
         watched_namespace=(),
     ),
     _own.gauge(

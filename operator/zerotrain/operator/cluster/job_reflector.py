@@ -1,0 +1,89 @@
+"""Keeps what the operator knows of its jobs equal to the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from itertools import islice
+
+from zerotrain.operator.cluster.api import Api, Json
+from zerotrain.operator.cluster.jobs import ALL_JOBS, JobCache
+from zerotrain.operator.cluster.listwatch import ScopedWatch
+from zerotrain.operator.cluster.store import version_of
+from zerotrain.operator.constants import API_VERSION, KIND, PLURAL
+
+log = logging.getLogger(__name__)
+
+BATCH_S = 0.1
+"""So long an event waits for the next one of its job. Most are the echo of a write of ours, whose answer is
+known by then, so that they cause no pass."""
+
+TURN = 100
+"""Jobs that are handed over at once: those of a full list must not stop the event loop."""
+
+
+class JobReflector(ScopedWatch):
+    """`run()` until cancelled; `changed` is called with every job that was listed, added or changed,
+    `deleted` with every one that is gone, also where a watch that broke off had missed that."""
+
+    def __init__(
+        self,
+        api: Api,
+        jobs: JobCache,
+        changed: Callable[[Json], None],
+        deleted: Callable[[Json], None],
+        namespaces: Sequence[str] = (),
+    ) -> None:
+        super().__init__(
+            api,
+            path=ALL_JOBS,
+            kind=PLURAL,
+            sink=lambda namespace: _Jobs(jobs, changed, deleted, namespace),
+            namespaces=namespaces,
+        )
+
+
+class _Jobs:
+    """The sink: events of one job within `BATCH_S` are one, the last of them. A deletion waits for nobody."""
+
+    def __init__(
+        self,
+        jobs: JobCache,
+        changed: Callable[[Json], None],
+        deleted: Callable[[Json], None],
+        namespace: str | None,
+    ) -> None:
+        self._jobs, self._changed, self._deleted = jobs, changed, deleted
+        self._namespace = namespace
+        self._held: dict[str, Json] = {}
+        """By UID, in the order of their first event."""
+
+    def put(self, item: Json) -> str:
+        uid = str(item["metadata"]["uid"])
+        if not self._held:
+            asyncio.get_running_loop().call_later(BATCH_S, self._hand_over)
+        # Items of a list come without their kind.
+        self._held[uid] = {"apiVersion": API_VERSION, "kind": KIND, **item}
+        return uid
+
+    def remove(self, item: Json) -> None:
+        self._held.pop(item["metadata"]["uid"], None)
+        self._deleted(item)
+
+    def listed(self, keys: set[str], version: int) -> None:
+        for key, job in self._jobs:
+            known = self._namespace in (None, key.namespace) and version_of(job) <= version
+            if known and job["metadata"]["uid"] not in keys:
+                self._deleted(job)
+
+    def _hand_over(self) -> None:
+        batch = [self._held.pop(uid) for uid in list(islice(self._held, TURN))]
+        if self._held:
+            asyncio.get_running_loop().call_later(0.0, self._hand_over)
+        for job in batch:
+            try:
+                self._changed(job)
+            except Exception:
+                # One job that is not understood costs no other its turn.
+                log.exception("an event of the job with UID %s", job["metadata"]["uid"])

@@ -1,0 +1,72 @@
+"""What kopf does for us: it is the process. Arguments, logs, signals, the order of start and end, and an end
+with an error where a start fails. It watches, decides and writes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import kopf
+
+from zerotrain.operator.cluster.connection import Connection, connect
+from zerotrain.operator.handlers.config import OperatorConfig
+from zerotrain.operator.handlers.runtime import Runtime
+
+
+class EndlessBackoff:
+    """1, 2, 4, 8, 15 seconds, then 15 for ever: kopf reads the API server's discovery when it starts, and
+    that one may just be upgraded."""
+
+    def __iter__(self) -> Iterator[float]:
+        pause = 1.0
+        while True:
+            yield pause
+            pause = min(pause * 2, 15.0)
+
+
+def configure(settings: kopf.OperatorSettings) -> None:
+    """kopf's settings for production: bounded waits, no watches and no writes."""
+    settings.peering.standalone = True
+    # Watching all CRDs and namespaces would need permissions for nothing.
+    settings.scanning.disabled = True
+    settings.posting.enabled = False
+    settings.posting.loggers = False
+    settings.networking.request_timeout = 30
+    settings.networking.connect_timeout = 10
+    settings.networking.enforce_retry_after = True
+    settings.networking.error_backoffs = EndlessBackoff()
+    settings.process.ultimate_exiting_timeout = 20
+
+
+def register(registry: kopf.OperatorRegistry | None = None) -> None:
+    """Attach the handlers to kopf's registry (the default one for `kopf run -m`)."""
+
+    # Permanent: an operator that cannot start must end and be restarted, not sit there half made.
+    @kopf.on.startup(registry=registry, errors=kopf.ErrorsMode.PERMANENT)
+    async def start(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
+        configure(settings)
+        memo.runtime = Runtime(OperatorConfig.from_env(), await connect())
+        await memo.runtime.start()
+
+    @kopf.on.cleanup(registry=registry)
+    async def stop(memo: Any, **_: Any) -> None:
+        if "runtime" in memo:  # a start-up that failed before it got there is cleaned up, too
+            await memo.runtime.stop()
+
+    @kopf.on.login(registry=registry, retries=3)
+    async def login(**_: Any) -> kopf.ConnectionInfo:
+        return await credentials(await connect())
+
+
+async def credentials(connection: Connection) -> kopf.ConnectionInfo:
+    """Our connection in kopf's words."""
+    configuration = connection.configuration
+    return kopf.ConnectionInfo(
+        server=connection.server,
+        ca_path=connection.ca_path,
+        insecure=not configuration.verify_ssl,
+        token=await connection.token(),
+        certificate_path=configuration.cert_file,
+        private_key_path=configuration.key_file,
+    )

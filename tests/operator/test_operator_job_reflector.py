@@ -1,0 +1,177 @@
+"""The jobs that the operator knows of follow the cluster: events in company, deletions that no watch told,
+and whatever the API server says on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from tests.operator.api_double import ApiDouble, Json, failure, served
+from tests.support.devcluster import PATIENCE_S
+from zerotrain.operator.cluster import job_reflector
+from zerotrain.operator.cluster.job_reflector import TURN, JobReflector
+from zerotrain.operator.cluster.jobs import ALL_JOBS, JobCache
+from zerotrain.operator.cluster.scope import scoped
+
+LIST = f"GET {ALL_JOBS}"
+
+
+def listed_job(name: str, version: int, *, uid: str = "", namespace: str = "ml") -> Json:
+    """As it stands in a list: without its kind."""
+    meta = {"name": name, "namespace": namespace, "uid": uid or name, "resourceVersion": str(version)}
+    return {"metadata": meta, "spec": {"workers": 1}}
+
+
+def event(what: str, *job: Any, **more: Any) -> Json:
+    return {"type": what, "object": listed_job(*job, **more)}
+
+
+def says(code: int) -> Json:
+    return {"type": "ERROR", "object": {"kind": "Status", "code": code, "message": "etcdserver: no leader"}}
+
+
+class Site:
+    """Lists and watches in this order, the last of either for ever; an open watch stays open."""
+
+    def __init__(self, *script: tuple[int, list[Json]] | int | list[Json]) -> None:
+        """Per list a version with its jobs, or the code of a refusal; per watch its events."""
+        self._lists = [step for step in script if not isinstance(step, list)]
+        self._watches = [step for step in script if isinstance(step, list)]
+        self.lists = self.watches = 0
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if "watch" in request.query:
+            return await self._watch(request)
+        step = self._lists[min(self.lists, len(self._lists) - 1)]
+        self.lists += 1
+        if isinstance(step, int):
+            code, body = failure(step, "NotFound")
+            return web.json_response(body, status=code)
+        version, jobs = step
+        return web.json_response({"metadata": {"resourceVersion": str(version)}, "items": jobs})
+
+    async def _watch(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        events = self._watches[self.watches] if self.watches < len(self._watches) else []
+        self.watches += 1
+        for item in events:
+            await response.write(json.dumps(item).encode() + b"\n")
+        if self.watches >= len(self._watches):
+            await asyncio.sleep(PATIENCE_S)
+        return response
+
+
+class Known:
+    """What was told, in its order, and the cache that it goes into."""
+
+    def __init__(self) -> None:
+        self.jobs, self.told = JobCache(), list[tuple[str, str, str]]()
+
+    def changed(self, job: Json) -> None:
+        meta = job["metadata"]
+        self.told.append(("changed", meta["uid"], meta["resourceVersion"]))
+        assert job["kind"] == "ZeroTrainingJob"
+        self.jobs.put(job)
+
+    def deleted(self, job: Json) -> None:
+        self.told.append(("deleted", job["metadata"]["uid"], job["metadata"]["resourceVersion"]))
+        self.jobs.remove(job)
+
+    def names(self) -> set[str]:
+        return {key.name for key, _ in self.jobs}
+
+
+@asynccontextmanager
+async def following(**sites: Site) -> AsyncIterator[tuple[Known, JobReflector]]:
+    """Of the namespaces that are named; `everywhere` is the whole cluster."""
+    double, known = ApiDouble(), Known()
+    namespaces = tuple(name for name in sites if name != "everywhere")
+    for path, site in zip(scoped(ALL_JOBS, namespaces), sites.values(), strict=True):
+        double.on(f"GET {path}", site.answer)
+    async with served(double) as api:
+        reflector = JobReflector(api, known.jobs, known.changed, known.deleted, namespaces)
+        task = asyncio.create_task(reflector.run())
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                yield known, reflector
+            assert not task.done()
+        finally:
+            task.cancel()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110 - what is waited for has no event
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("code", [500, 504, 403, 404, 410])
+async def test_no_word_of_the_api_server_on_the_watch_ends_it(code: int) -> None:
+    """An etcd without a leader, a role or a kind that is being replaced, a version that is too old."""
+    site = Site((5, [listed_job("a", 2)]), [says(code)], (7, [listed_job("a", 2)]), [event("ADDED", "b", 9)])
+    async with following(everywhere=site) as (known, _):
+        await until(lambda: known.names() == {"a", "b"})
+        assert site.watches == 2
+
+
+async def test_a_kind_that_is_gone_is_waited_for() -> None:
+    """Somebody deleted the definition, and applies it again."""
+    site = Site((5, [listed_job("a", 2)]), [says(404)], 404, 404, (90, [listed_job("b", 80)]), [])
+    async with following(everywhere=site) as (known, reflector):
+        await until(lambda: known.names() == {"b"})
+        assert ("deleted", "a", "2") in known.told
+        assert reflector.refused == {"": False}
+
+
+async def test_jobs_that_went_while_nobody_watched_are_deleted_and_younger_ones_stay() -> None:
+    """The answer to a write may be newer than the list."""
+    site = Site((5, [listed_job("a", 2), listed_job("b", 3)]), [says(410)], (7, [listed_job("b", 3)]), [])
+    async with following(everywhere=site) as (known, _):
+        await until(lambda: known.names() == {"a", "b"} or bool(site.watches))
+        known.jobs.put(listed_job("c", 8))
+        await until(lambda: ("deleted", "a", "2") in known.told)
+        await until(lambda: site.watches == 2)
+        assert known.names() == {"b", "c"}
+
+
+async def test_events_of_one_job_in_one_moment_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most are the echo of a write. A deletion is told at once, and of a second life of the name all the same
+    that the first is over."""
+    monkeypatch.setattr(job_reflector, "BATCH_S", 0.3)
+    events = [
+        event("MODIFIED", "a", 6),
+        event("MODIFIED", "a", 7),
+        event("ADDED", "b", 8, uid="b-1"),
+        event("DELETED", "b", 9, uid="b-1"),
+        event("ADDED", "b", 10, uid="b-2"),
+    ]
+    async with following(everywhere=Site((5, [listed_job("a", 2)]), events)) as (known, _):
+        await until(lambda: len(known.told) >= 3)
+        assert known.told == [("deleted", "b-1", "9"), ("changed", "a", "7"), ("changed", "b-2", "10")]
+
+
+async def test_a_namespace_that_may_not_be_read_keeps_no_other_waiting() -> None:
+    """And a list of one namespace says nothing about the jobs of another."""
+    mine = Site((5, [listed_job("a", 2)]), [event("ADDED", "b", 9)])
+    async with following(ml=mine, lost=Site(403), other=Site((20, []), [])) as (known, reflector):
+        await until(lambda: known.names() == {"a", "b"})
+        await until(lambda: reflector.refused == {"ml": False, "lost": True, "other": False})
+        assert {what for what, *_ in known.told} == {"changed"}
+
+
+async def test_a_long_list_is_handed_over_in_turns_and_a_bad_job_costs_no_other_its_own() -> None:
+    jobs = [listed_job(f"job-{number:03}", number + 1) for number in range(2 * TURN + 1)]
+    del jobs[3]["metadata"]["name"]
+    async with following(everywhere=Site((900, jobs), [])) as (known, _):
+        turns = set[int]()
+        while len(known.names()) < 2 * TURN:
+            turns.add(len(known.names()))
+            await asyncio.sleep(0)
+        assert TURN - 1 in turns
+        assert "job-003" not in known.names()
