@@ -15,11 +15,15 @@ from aiohttp import web
 from tests.operator.api_double import ApiDouble, Json, failure, served
 from tests.support.devcluster import PATIENCE_S
 from zerotrain.operator.cluster import job_reflector
+from zerotrain.operator.cluster.channel import ChannelKind
 from zerotrain.operator.cluster.job_reflector import TURN, JobReflector
 from zerotrain.operator.cluster.jobs import ALL_JOBS, JobCache
 from zerotrain.operator.cluster.scope import scoped
+from zerotrain.operator.handlers.config import OperatorConfig
+from zerotrain.operator.handlers.runtime import Runtime
 
 LIST = f"GET {ALL_JOBS}"
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/zerotrain-system/leases"
 
 
 def listed_job(name: str, version: int, *, uid: str = "", namespace: str = "ml") -> Json:
@@ -161,17 +165,63 @@ async def test_a_namespace_that_may_not_be_read_keeps_no_other_waiting() -> None
     mine = Site((5, [listed_job("a", 2)]), [event("ADDED", "b", 9)])
     async with following(ml=mine, lost=Site(403), other=Site((20, []), [])) as (known, reflector):
         await until(lambda: known.names() == {"a", "b"})
-        await until(lambda: reflector.refused == {"ml": False, "lost": True, "other": False})
+        await reflector.synced.wait()
+        assert reflector.refused == {"ml": False, "lost": True, "other": False}
         assert {what for what, *_ in known.told} == {"changed"}
 
 
 async def test_a_long_list_is_handed_over_in_turns_and_a_bad_job_costs_no_other_its_own() -> None:
     jobs = [listed_job(f"job-{number:03}", number + 1) for number in range(2 * TURN + 1)]
     del jobs[3]["metadata"]["name"]
-    async with following(everywhere=Site((900, jobs), [])) as (known, _):
+    async with following(everywhere=Site((900, jobs), [])) as (known, reflector):
         turns = set[int]()
-        while len(known.names()) < 2 * TURN:
+        while not reflector.synced.is_set():
             turns.add(len(known.names()))
             await asyncio.sleep(0)
         assert TURN - 1 in turns
+        assert len(known.names()) == 2 * TURN, "it is not told before the last one"
         assert "job-003" not in known.names()
+
+
+async def test_who_may_read_no_jobs_is_not_ready() -> None:
+    site = Site(403, 403, 403, (5, []), [])
+    async with following(everywhere=site) as (_, reflector):
+        await until(lambda: site.lists > 1)
+        assert not reflector.synced.is_set()
+        await reflector.synced.wait()
+        assert site.lists == 4
+
+
+async def test_no_pass_runs_before_all_jobs_and_pods_are_known() -> None:
+    """Also where the lease is there first."""
+    double, release = ApiDouble(), {"jobs": asyncio.Event(), "pods": asyncio.Event()}
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if "watch" not in request.query:
+            await release["jobs" if request.path == ALL_JOBS else "pods"].wait()
+        return await Site((5, []), []).answer(request)
+
+    async def lease(request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        body["metadata"]["resourceVersion"] = "1"
+        double.on(f"GET {LEASES}/zerotrain-operator", (200, body))
+        return web.json_response(body)
+
+    double.on(f"POST {LEASES}", lease)
+    double.on(f"PUT {LEASES}/zerotrain-operator", lease)
+    resources = {"resources": [{"name": "zerotrainingjobs"}]}
+    double.on(f"GET {ALL_JOBS.rpartition('/')[0]}", (200, resources))
+    double.on(LIST, answer)
+    double.on("GET /api/v1/pods", answer)
+    async with served(double) as api, asyncio.timeout(PATIENCE_S):
+        runtime = Runtime(OperatorConfig(channel=ChannelKind.SILENT, http_address=""), api.connection)
+        await runtime.start()
+        try:
+            await runtime._leadership.held.wait()
+            for kind in ("pods", "jobs"):
+                await asyncio.sleep(0.1)
+                assert not runtime.controller.may_act.is_set(), f"{kind} are not listed"
+                release[kind].set()
+            await runtime.controller.may_act.wait()
+        finally:
+            await runtime.stop()

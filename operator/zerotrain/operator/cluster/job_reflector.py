@@ -25,7 +25,8 @@ TURN = 100
 
 class JobReflector(ScopedWatch):
     """`run()` until cancelled; `changed` is called with every job that was listed, added or changed,
-    `deleted` with every one that is gone, also where a watch that broke off had missed that."""
+    `deleted` with every one that is gone, also where a watch that broke off had missed that. `synced` is set
+    when all that were listed have been handed over."""
 
     def __init__(
         self,
@@ -39,7 +40,7 @@ class JobReflector(ScopedWatch):
             api,
             path=ALL_JOBS,
             kind=PLURAL,
-            sink=lambda namespace: _Jobs(jobs, changed, deleted, namespace),
+            sink=lambda namespace: _Jobs(jobs, changed, deleted, namespace, self.settle),
             namespaces=namespaces,
         )
 
@@ -53,11 +54,13 @@ class _Jobs:
         changed: Callable[[Json], None],
         deleted: Callable[[Json], None],
         namespace: str | None,
+        told: Callable[[str | None], None],
     ) -> None:
         self._jobs, self._changed, self._deleted = jobs, changed, deleted
-        self._namespace = namespace
+        self._namespace, self._told = namespace, told
         self._held: dict[str, Json] = {}
         """By UID, in the order of their first event."""
+        self._is_listed = False
 
     def put(self, item: Json) -> str:
         uid = str(item["metadata"]["uid"])
@@ -76,6 +79,9 @@ class _Jobs:
             known = self._namespace in (None, key.namespace) and version_of(job) <= version
             if known and job["metadata"]["uid"] not in keys:
                 self._deleted(job)
+        self._is_listed = True
+        if not self._held:
+            self._told(self._namespace)
 
     def _hand_over(self) -> None:
         batch = [self._held.pop(uid) for uid in list(islice(self._held, TURN))]
@@ -87,3 +93,5 @@ class _Jobs:
             except Exception:
                 # One job that is not understood costs no other its turn.
                 log.exception("an event of the job with UID %s", job["metadata"]["uid"])
+        if self._is_listed and not self._held:
+            self._told(self._namespace)

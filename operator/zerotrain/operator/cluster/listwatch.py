@@ -137,8 +137,8 @@ class ListWatch:
 class ScopedWatch:
     """`run()` until cancelled: one ListWatch for the whole cluster, or one for each of `namespaces`.
 
-    `sink` and `lost_sight` are asked by namespace, None for the whole cluster. A namespace that is refused,
-    or gone with its roles, keeps none of the others waiting.
+    `sink` and `lost_sight` are asked by namespace, None for the whole cluster; the sink says when its list is
+    in (`settle`). A namespace that is refused, or gone with its roles, keeps none of the others waiting.
     """
 
     def __init__(
@@ -152,6 +152,10 @@ class ScopedWatch:
         label_selector: str = "",
         lost_sight: Callable[[str | None], None] = lambda namespace: None,
     ) -> None:
+        self.synced = asyncio.Event()
+        """Set when every namespace has been listed or was refused, and at least one was listed."""
+        self._missing: set[str | None] = set(namespaces or (None,))
+        self._lost_sight = lost_sight
         paths = zip(namespaces or (None,), scoped(path, namespaces), strict=True)
         self._watches = {
             namespace: ListWatch(
@@ -160,7 +164,7 @@ class ScopedWatch:
                 kind=kind,
                 sink=sink(namespace),
                 label_selector=label_selector,
-                lost_sight=functools.partial(lost_sight, namespace),
+                lost_sight=functools.partial(self._lose_sight, namespace),
             )
             for namespace, scope_path in paths
         }
@@ -181,3 +185,13 @@ class ScopedWatch:
         async with asyncio.TaskGroup() as group:
             for watch in self._watches.values():
                 group.create_task(watch.run())
+
+    def settle(self, namespace: str | None) -> None:
+        """One answer less to wait for. An operator that may read nothing at all is not ready."""
+        self._missing.discard(namespace)
+        if not self._missing and not all(self.refused.values()):
+            self.synced.set()
+
+    def _lose_sight(self, namespace: str | None) -> None:
+        self._lost_sight(namespace)
+        self.settle(namespace)

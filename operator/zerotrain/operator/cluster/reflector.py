@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 
 from zerotrain.operator.cluster.api import Api, Json
@@ -25,10 +24,7 @@ class PodReflector:
         namespaces: Sequence[str] = (),
         seen: Callable[[str | None], None] = lambda namespace: None,
     ) -> None:
-        self.synced = asyncio.Event()
-        """Set when every namespace has been listed or was refused, and at least one was listed."""
         self._store, self._api, self._seen = store, api, seen
-        self._missing: set[str | None] = set(namespaces or (None,))
         self._watch = ScopedWatch(
             api,
             path=PATH,
@@ -36,8 +32,10 @@ class PodReflector:
             sink=lambda namespace: _Pods(api, store, changed, namespace, self._listed),
             namespaces=namespaces,
             label_selector=LABEL_JOB,
-            lost_sight=self._lost_sight,
+            lost_sight=store.sight.lost,
         )
+        self.synced = self._watch.synced
+        """As of ScopedWatch."""
 
     @property
     def age_s(self) -> float:
@@ -55,19 +53,9 @@ class PodReflector:
 
     def _listed(self, namespace: str | None) -> None:
         is_news = self._store.sight.gained(namespace, now=self._api.time.now())
-        self._settle(namespace)
+        self._watch.settle(namespace)
         if is_news:
             self._seen(namespace)
-
-    def _lost_sight(self, namespace: str | None) -> None:
-        self._store.sight.lost(namespace)
-        self._settle(namespace)
-
-    def _settle(self, namespace: str | None) -> None:
-        """One answer less to wait for. An operator that may read nothing at all is not ready."""
-        self._missing.discard(namespace)
-        if not self._missing and not all(self.refused.values()):
-            self.synced.set()
 
 
 class _Pods:

@@ -208,17 +208,22 @@ class Runtime:
 
     async def _act_once_synced(self) -> None:
         await self._reflector.synced.wait()
+        await self._job_reflector.synced.wait()
         self._update_permission()
 
     def _update_permission(self) -> None:
-        """Passes run only on the leader, and only on a complete picture of the pods."""
-        if self._leadership.held.is_set() and self._reflector.synced.is_set():
+        """Passes run only on the leader, and only on a complete picture of jobs and pods: a job that is not
+        known yet may have been let into the room that another one asks for."""
+        if self._leadership.held.is_set() and self._is_synced():
             self.controller.may_act.set()
             self.controller.all_changed()
             for queues in self._queues:
                 self._spawn("queues left behind", queues.look())
         else:
             self.controller.may_act.clear()
+
+    def _is_synced(self) -> bool:
+        return self._reflector.synced.is_set() and self._job_reflector.synced.is_set()
 
     def _spawn(self, name: str, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(coroutine, name=name)
@@ -231,7 +236,7 @@ class Runtime:
         stop = await serve(
             self.config.http_address,
             problems=self._problems,
-            synced=self._reflector.synced.is_set,
+            synced=self._is_synced,
             unreadable=lambda: unreadable_lines(self._refused()),
             registry=self.telemetry.registry,
             before_scrape=self._measure,
