@@ -28,12 +28,12 @@ nodes: the longest hold-off, and time for pods to end, to be made and to be look
 
 
 def told(draft: Draft, view: AttemptView) -> str | None:
-    """Why the attempt has to give its nodes back; None while it holds none, or all, or may hope still."""
+    """Why the attempt has to end; None while it holds all nodes, or may hope still."""
     shape = draft.status.shape
     if shape is None or shape.gang != OPERATOR or not view.count(Fate.PENDING):
         return None
-    due = split_at(view)
-    if due is None and (confined := _confined(draft, shape)):
+    due, where = split_at(view), ""
+    if due is None and (where := _confined(draft, shape)):
         due = _nowhere_at(view)
     if due is None:
         return None
@@ -43,20 +43,20 @@ def told(draft: Draft, view: AttemptView) -> str | None:
     refused = [pod for pod in view.present if pod.refused_seen_at is not None and not pod.ended]
     first = min(refused, key=lambda pod: pod.index)
     counted = f"{len(refused)} of {len(view.workers)} workers found no node within {PATIENCE.seconds} s"
-    where = "" if any(pod.scheduled for pod in view.present) else f" {confined}"
     return f"{counted}{where}: worker {first.index} (pod {first.name}): {first.unscheduled_reason}"
 
 
 def _confined(draft: Draft, shape: AttemptShape) -> str:
-    """Where alone its pods may go for reasons of the moment at which it was let in; empty if anywhere."""
+    """To be added to the message: where alone its pods may go, for reasons of the moment at which it was let
+    in. Empty if anywhere."""
     scheduling = draft.job.spec.scheduling
     key = scheduling.topology_key if scheduling is not None else None
     parts = []
     if key is not None and key in shape.node_selector:
-        parts.append(f"with {key}={shape.node_selector[key]}")
+        parts.append(f" with {key}={shape.node_selector[key]}")
     if shape.avoided_nodes:
-        parts.append(f"without {few(shape.avoided_nodes)}")
-    return " and ".join(parts)
+        parts.append(f" without {few(shape.avoided_nodes)}")
+    return "".join(parts)
 
 
 def _nowhere_at(view: AttemptView) -> datetime | None:
