@@ -16,7 +16,7 @@ from tests.operator.api_double import ApiDouble, Json, failure, served
 from tests.support.devcluster import PATIENCE_S
 from zerotrain.operator.cluster import job_reflector
 from zerotrain.operator.cluster.channel import ChannelKind
-from zerotrain.operator.cluster.job_reflector import TURN, JobReflector
+from zerotrain.operator.cluster.job_reflector import TURN, JobReflector, _Jobs
 from zerotrain.operator.cluster.jobs import ALL_JOBS, JobCache
 from zerotrain.operator.cluster.scope import scoped
 from zerotrain.operator.handlers.config import OperatorConfig
@@ -137,11 +137,22 @@ async def test_jobs_that_went_while_nobody_watched_are_deleted_and_younger_ones_
     """The answer to a write may be newer than the list."""
     site = Site((5, [listed_job("a", 2), listed_job("b", 3)]), [says(410)], (7, [listed_job("b", 3)]), [])
     async with following(everywhere=site) as (known, _):
-        await until(lambda: known.names() == {"a", "b"} or bool(site.watches))
         known.jobs.put(listed_job("c", 8))
         await until(lambda: ("deleted", "a", "2") in known.told)
         await until(lambda: site.watches == 2)
         assert known.names() == {"b", "c"}
+
+
+async def test_a_job_that_went_before_its_event_was_handed_over_is_not_brought_back() -> None:
+    """The watch broke off in between, and the next list came within the moment that the event waits."""
+    known, listed = Known(), asyncio.Event()
+    sink = _Jobs(known.jobs, known.changed, known.deleted, None, lambda namespace: listed.set())
+    for name, version in (("a", 2), ("b", 3), ("c", 8)):
+        sink.put(listed_job(name, version))
+    sink.listed({"b"}, 5)
+    async with asyncio.timeout(PATIENCE_S):
+        await listed.wait()
+    assert known.told == [("changed", "b", "3"), ("changed", "c", "8")]
 
 
 async def test_events_of_one_job_in_one_moment_are_one(monkeypatch: pytest.MonkeyPatch) -> None:

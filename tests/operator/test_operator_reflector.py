@@ -408,7 +408,7 @@ async def test_a_namespace_that_is_refused_keeps_no_other_waiting(
         assert store.sight.since("ml") is not None
         assert store.sight.since("lost") is None
         # A watch that may not look says nothing about the health of those that may.
-        reflector._watch._watches["lost"]._alive_at -= 1000
+        reflector._watches["lost"]._alive_at -= 1000
         assert reflector.age_s < 100
     assert caplog.text.count("pods cannot be watched") == 1
 
@@ -442,5 +442,5 @@ async def test_an_operator_that_may_read_nothing_is_not_ready() -> None:
         await until(lambda: min(one.refused, two.refused) > 1)
         assert not reflector.synced.is_set()
         assert reflector.refused == {"one": True, "two": True}
-        reflector._watch._watches["one"]._alive_at -= 1000
+        reflector._watches["one"]._alive_at -= 1000
         assert reflector.age_s > 900

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 
 from zerotrain.operator.cluster.api import Api, Json
-from zerotrain.operator.cluster.jobs import ALL_JOBS, JobCache
+from zerotrain.operator.cluster.jobs import ALL_JOBS, JobCache, with_kind
 from zerotrain.operator.cluster.listwatch import ScopedWatch
 from zerotrain.operator.cluster.store import version_of
-from zerotrain.operator.constants import API_VERSION, KIND, PLURAL
+from zerotrain.operator.constants import PLURAL
 
 log = logging.getLogger(__name__)
 
@@ -66,8 +66,7 @@ class _Jobs:
         uid = str(item["metadata"]["uid"])
         if not self._held:
             asyncio.get_running_loop().call_later(BATCH_S, self._hand_over)
-        # Items of a list come without their kind.
-        self._held[uid] = {"apiVersion": API_VERSION, "kind": KIND, **item}
+        self._held[uid] = with_kind(item)
         return uid
 
     def remove(self, item: Json) -> None:
@@ -75,6 +74,9 @@ class _Jobs:
         self._deleted(item)
 
     def listed(self, keys: set[str], version: int) -> None:
+        for uid, job in list(self._held.items()):
+            if uid not in keys and version_of(job) <= version:
+                del self._held[uid]
         for key, job in self._jobs:
             known = self._namespace in (None, key.namespace) and version_of(job) <= version
             if known and job["metadata"]["uid"] not in keys:

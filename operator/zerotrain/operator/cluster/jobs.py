@@ -143,6 +143,11 @@ def phase_of(job: Mapping[str, Any]) -> str:
     return str(job.get("status", {}).get("phase", ""))
 
 
+def with_kind(job: Json) -> Json:
+    """Items of a list come without it."""
+    return {"apiVersion": API_VERSION, "kind": KIND, **job}
+
+
 def key_of(job: Mapping[str, Any]) -> JobKey:
     return JobKey(job["metadata"]["namespace"], job["metadata"]["name"])
 
@@ -252,8 +257,7 @@ class JobClient:
         while True:
             answer = await self._api.call(Request(method="GET", path=path, kind=PLURAL, params=params))
             for job in answer.get("items", ()):
-                # Items of a list come without their kind.
-                yield {"apiVersion": API_VERSION, "kind": KIND, **job}
+                yield with_kind(job)
             more = answer["metadata"].get("continue")
             if not more:
                 return

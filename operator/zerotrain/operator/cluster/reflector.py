@@ -12,9 +12,10 @@ from zerotrain.operator.constants import LABEL_JOB
 PATH = "/api/v1/pods"
 
 
-class PodReflector:
+class PodReflector(ScopedWatch):
     """`run()` until cancelled; `changed` is called with the key of every job whose pods changed, `seen` with
-    the namespace of a list before which its pods were unknown."""
+    the namespace of a list before which its pods were unknown. No job is looked after where its pods are
+    `refused`."""
 
     def __init__(
         self,
@@ -25,7 +26,7 @@ class PodReflector:
         seen: Callable[[str | None], None] = lambda namespace: None,
     ) -> None:
         self._store, self._api, self._seen = store, api, seen
-        self._watch = ScopedWatch(
+        super().__init__(
             api,
             path=PATH,
             kind="pods",
@@ -34,26 +35,10 @@ class PodReflector:
             label_selector=LABEL_JOB,
             lost_sight=store.sight.lost,
         )
-        self.synced = self._watch.synced
-        """As of ScopedWatch."""
-
-    @property
-    def age_s(self) -> float:
-        """As ScopedWatch."""
-        return self._watch.age_s
-
-    @property
-    def refused(self) -> dict[str, bool]:
-        """By namespace (empty: all of them), whether its pods may not be read: then no job there is looked
-        after."""
-        return self._watch.refused
-
-    async def run(self) -> None:
-        await self._watch.run()
 
     def _listed(self, namespace: str | None) -> None:
         is_news = self._store.sight.gained(namespace, now=self._api.time.now())
-        self._watch.settle(namespace)
+        self.settle(namespace)
         if is_news:
             self._seen(namespace)
 

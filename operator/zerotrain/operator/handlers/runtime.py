@@ -30,7 +30,7 @@ from zerotrain.operator.cluster.job_metrics import JobCollector
 from zerotrain.operator.cluster.job_reflector import JobReflector
 from zerotrain.operator.cluster.jobs import JobCache, JobClient
 from zerotrain.operator.cluster.kueue import WorkloadWatch, workload_watches
-from zerotrain.operator.cluster.listwatch import ListWatch
+from zerotrain.operator.cluster.listwatch import ListWatch, ScopedWatch
 from zerotrain.operator.cluster.memory import Memories
 from zerotrain.operator.cluster.nodes import PATH as NODES_PATH
 from zerotrain.operator.cluster.progress import ProgressPuller
@@ -67,7 +67,7 @@ class Runtime:
         self._started = False
         self._tasks: list[asyncio.Task[None]] = []
         self._lag = LoopLag()
-        self._watches: dict[str, PodReflector | JobReflector | ListWatch] = {}
+        self._watches: dict[str, ScopedWatch | ListWatch] = {}
         """By resource, for their age."""
         self._queues: list[WorkloadWatch] = []
         self.controller: Controller
