@@ -28,6 +28,7 @@ from tests.support.devcluster import (
     existing,
     wait_until,
 )
+from tests.support.device import TRANSPORTS, hide_gpus
 from tests.support.handout import NODE_FILES, ByCluster, rank
 from tests.support.tools import alertmanager as alertmanager
 from tests.support.tools import amtool as amtool
@@ -51,6 +52,8 @@ settings.register_profile(
     "suite", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
 )
 settings.load_profile("suite")
+
+hide_gpus()
 
 _pool = pytest.StashKey[Pool]()
 _live_files = pytest.StashKey[frozenset[Path]]()
@@ -195,9 +198,9 @@ def node_namespace(node_cluster: Cluster) -> Iterator[str]:
         yield name
 
 
-@pytest.fixture(params=["shared", "gloo"])
+@pytest.fixture(params=TRANSPORTS)
 def each_transport(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The test runs twice: its ranks share memory, and they send everything."""
+    """The test runs once per way in which ranks talk there: they share memory, and they send everything."""
     from tests.support.ranks import use_transport  # imports torch, which most folders do without
 
     with use_transport(request.param):

@@ -14,10 +14,12 @@ import torch
 import torch.distributed as dist
 
 import zerotrain.runtime as zt
+from tests.support.device import TRANSPORTS
 from tests.support.ranks import run_ranks
 from zerotrain.contract.launch import CommEnv
 from zerotrain.runtime.comm.delays import Delays
-from zerotrain.runtime.comm.group import Comm, CommError
+from zerotrain.runtime.comm.group import Comm, CommError, pick_device
+from zerotrain.runtime.comm.timing import Pending
 from zerotrain.runtime.comm.watchdog import Progress, Watchdog, judge
 from zerotrain.runtime.comm.work import Watched
 
@@ -86,11 +88,24 @@ def test_progress_survives_the_store() -> None:
 
 
 def comm_by(transport: str) -> Comm:
-    options = CommEnv(transport=transport, watchdog_seconds=BOUND_S)
+    asked = "auto" if transport == "nccl" else transport
+    options = CommEnv(transport=asked, watchdog_seconds=BOUND_S)
     dist.barrier()  # the bound holds from the first collective on
-    comm = Comm(device=torch.device("cpu"), options=options)
+    comm = Comm(device=pick_device(), options=options)
     comm.gather_record([0.0])
     return comm
+
+
+def whole_and_part(comm: Comm) -> tuple[torch.Tensor, torch.Tensor]:
+    part = torch.zeros(40_000, device=comm.device)
+    return part.repeat(comm.world_size), part
+
+
+def end(pending: Pending, comm: Comm) -> None:
+    """Until the result is there. On a GPU `wait` returns at once, and values from the device tell."""
+    pending.wait()
+    if comm.device.type == "cuda":
+        comm.gather_record([0.0])
 
 
 def stay_away(transport: str) -> str:
@@ -99,9 +114,9 @@ def stay_away(transport: str) -> str:
     store = dist.distributed_c10d._get_default_store()
     message = ""
     if comm.rank == 0:
-        full, shard = torch.empty(40_000 * comm.world_size), torch.zeros(40_000)
+        full, shard = whole_and_part(comm)
         try:
-            comm.all_gather(full, shard, label="blocks.0").wait()
+            end(comm.all_gather(full, shard, label="blocks.0"), comm)
         except CommError as error:
             message = str(error)
         store.set("raised", "1")
@@ -111,7 +126,7 @@ def stay_away(transport: str) -> str:
     return message
 
 
-@pytest.mark.parametrize("transport", ["shared", "gloo"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_rank_that_stays_away_is_named(transport: str) -> None:
     message, _ = run_ranks(2, stay_away, transport)
     assert "all_gather for 'blocks.0' on rank 0 has waited" in message
@@ -121,19 +136,20 @@ def test_a_rank_that_stays_away_is_named(transport: str) -> None:
 
 def diverge(transport: str) -> str:
     comm = comm_by(transport)
-    full, shard = torch.zeros(40_000 * comm.world_size), torch.zeros(40_000)
+    full, shard = whole_and_part(comm)
     try:
         if comm.rank == 0:
-            comm.all_gather(full, shard, label="blocks.0").wait()
+            end(comm.all_gather(full, shard, label="blocks.0"), comm)
         else:
             comm.start_exchange(full, label="blocks.1").wait()
+            comm.gather_record([0.0])
     except CommError as error:
         comm.close()
         return str(error)
     return "nothing raised"
 
 
-@pytest.mark.parametrize("transport", ["shared", "gloo"])
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_ranks_in_different_collectives_are_named_soon(transport: str) -> None:
     for rank, message in enumerate(run_ranks(2, diverge, transport)):
         # The first to raise leaves; the other may hear of that instead.
@@ -213,7 +229,7 @@ def test_no_watchdog_without_a_bound() -> None:
 
 def threads_of(bound_seconds: float) -> int:
     """Watchdogs alive while a `Comm` is open; none may be left behind."""
-    comm = Comm(device=torch.device("cpu"), options=CommEnv(watchdog_seconds=bound_seconds))
+    comm = Comm(device=pick_device(), options=CommEnv(watchdog_seconds=bound_seconds))
     alive = _watchdogs()
     comm.close()
     assert _watchdogs() == 0

@@ -71,7 +71,7 @@ def test_transformers_loads_what_was_trained(
     name = "bfloat16" if dtype == "bf16" else "float32"
     assert loaded.dtype == getattr(torch, name)
     for key, value in loaded.named_parameters():
-        assert np.array_equal(value.detach().float().numpy(), trained[key]), key
+        assert np.array_equal(value.detach().float().cpu().numpy(), trained[key]), key
     with torch.no_grad():
         for key, value in model.named_parameters():
             value.data = torch.from_numpy(trained[key]).to(loaded.dtype)
@@ -129,7 +129,7 @@ def test_own_models_are_exported_whole(stage: int, tmp_path: Path) -> None:
 
 
 def _bf16(value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return torch.from_numpy(value).bfloat16().float().numpy()
+    return torch.from_numpy(value).bfloat16().float().cpu().numpy()
 
 
 def export_big(out: str) -> int:

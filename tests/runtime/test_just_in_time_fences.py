@@ -115,7 +115,7 @@ READS: dict[str, Read] = {
     "data": lambda _, weight: weight.data.clone(),
     "repr": lambda _, weight: repr(weight),
     "deepcopy": lambda _, weight: copy.deepcopy(weight),
-    "numpy": lambda _, weight: weight.detach().float().numpy().copy(),
+    "numpy": lambda _, weight: weight.detach().float().cpu().numpy().copy(),
     "state_dict": lambda engine, _: copy.deepcopy(engine.module.state_dict()),
     "module_state_dict": lambda engine, _: engine.module_state_dict(),
     "full_fp32": lambda _, weight: zt.get_full_fp32(weight),

@@ -191,7 +191,7 @@ def lose_weights(folder: str) -> None:
 
 def host_states(engine: Engine) -> dict[str, bytes]:
     return {
-        f"{name}/{kind}": states.read(kind).numpy().tobytes()
+        f"{name}/{kind}": states.read(kind).cpu().numpy().tobytes()
         for name, states in engine.optimizer.states.items()
         for kind in (MASTER, *states.kinds)
     }

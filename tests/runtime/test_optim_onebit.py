@@ -170,7 +170,7 @@ def see_new_tokens(stage: int) -> tuple[float, float, float]:
             tokens.remainder_(32)
     losses = train(engine, batches)
     rows = outcome_of(engine, []).parameters["embed.weight"]
-    first = case.model().embed.weight.detach().numpy()
+    first = case.model().embed.weight.detach().cpu().numpy()
     decayed = first * (1 - PARAMS["lr"] * PARAMS["weight_decay"]) ** STEPS
     engine.close()
     return (

@@ -131,7 +131,7 @@ def backwards_of(stage: int, overlap: bool) -> dict[str, np.ndarray[Any, Any]]:
         engine.backward(engine(*mine))
         engine.step()
     with zt.full_parameters(model):
-        result = {name: value.detach().numpy().copy() for name, value in model.named_parameters()}
+        result = {name: value.detach().cpu().numpy().copy() for name, value in model.named_parameters()}
     engine.close()
     return result
 
@@ -180,7 +180,7 @@ def with_no_sync(stage: int, overlap: bool) -> dict[str, np.ndarray[Any, Any]]:
         engine.step()
     assert sent == [0] * 4
     with zt.full_parameters(model):
-        result = {name: value.detach().numpy().copy() for name, value in model.named_parameters()}
+        result = {name: value.detach().cpu().numpy().copy() for name, value in model.named_parameters()}
     engine.close()
     return result
 
@@ -197,7 +197,7 @@ def by_set_boundary(stage: int) -> dict[str, np.ndarray[Any, Any]]:
             assert result.at_boundary == (index == 2)
     assert engine.global_steps == 2
     with zt.full_parameters(model):
-        weights = {name: value.detach().numpy().copy() for name, value in model.named_parameters()}
+        weights = {name: value.detach().cpu().numpy().copy() for name, value in model.named_parameters()}
     engine.close()
     return weights
 
@@ -212,7 +212,7 @@ def unmanaged(stage: int) -> dict[str, np.ndarray[Any, Any]]:
         assert engine.step().at_boundary
     assert engine.global_steps == 2
     with zt.full_parameters(model):
-        weights = {name: value.detach().numpy().copy() for name, value in model.named_parameters()}
+        weights = {name: value.detach().cpu().numpy().copy() for name, value in model.named_parameters()}
     engine.close()
     return weights
 

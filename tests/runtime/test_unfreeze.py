@@ -60,12 +60,12 @@ def reference(world_size: int) -> Weights:
             for rank in range(world_size):
                 (model(*parts(batch, rank, world_size)) / world_size).backward()
             optimizer.step()
-    return {name: value.detach().numpy().copy() for name, value in model.named_parameters()}
+    return {name: value.detach().cpu().numpy().copy() for name, value in model.named_parameters()}
 
 
 def weights(model: nn.Module) -> Weights:
     with zt.full_parameters(model):
-        return {name: value.detach().float().numpy().copy() for name, value in model.named_parameters()}
+        return {name: value.detach().float().cpu().numpy().copy() for name, value in model.named_parameters()}
 
 
 def configuration(stage: int, **extra: Any) -> dict[str, Any]:
@@ -131,8 +131,8 @@ def states_of(engine: Engine, fqn: str) -> list[np.ndarray[Any, Any]]:
     parameter = engine.module.get_parameter(fqn)
     kinds = ("exp_avg", "exp_avg_sq")
     return [
-        zt.get_full_fp32(parameter).numpy().copy(),
-        *(zt.get_full_optimizer_state(parameter, kind).numpy().copy() for kind in kinds),
+        zt.get_full_fp32(parameter).cpu().numpy().copy(),
+        *(zt.get_full_optimizer_state(parameter, kind).cpu().numpy().copy() for kind in kinds),
     ]
 
 

@@ -57,7 +57,8 @@ def engine_of(case: Case) -> tuple[nn.Module, Engine]:
 def state_bytes(engine: Engine) -> dict[str, bytes]:
     state = engine.checkpoint_state()
     streams = {
-        f"{unit}/{kind}": whole(stream).numpy().tobytes() for (unit, kind), stream in state.streams.items()
+        f"{unit}/{kind}": whole(stream).cpu().numpy().tobytes()
+        for (unit, kind), stream in state.streams.items()
     }
     scalars = {key: value for key, value in state.scalars.items() if not key.endswith("_steps")}
     return {**streams, "scalars": repr(scalars).encode()}

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import zerotrain.runtime as zt
+from tests.support.device import DEVICE
 from tests.support.ranks import RankFailed, run_ranks
 from tests.support.tiny_models import token_batches
 from tests.support.training import (
@@ -54,7 +55,7 @@ CASES = tuple(
 
 def reference(case: Case, world_size: int) -> Outcome:
     """fp16 copies of fp32 masters; scaled fp16 gradients are added up in fp32 and divided again."""
-    model = case.model()
+    model = case.model().to(DEVICE)
     masters = [parameter.detach().clone() for parameter in model.parameters()]
     model.half()
     optimizer = torch.optim.AdamW(masters, lr=LR, weight_decay=WEIGHT_DECAY, eps=EPS, foreach=False)
@@ -107,10 +108,10 @@ def test_a_fixed_scale_equals_plain_torch(world_size: int) -> None:
 def state_bytes(engine: Engine) -> dict[str, bytes]:
     """Everything a checkpoint holds but the loss scale and the count of skipped steps."""
     state = engine.checkpoint_state()
-    streams = {"/".join(key): whole(stream).numpy().tobytes() for key, stream in state.streams.items()}
+    streams = {"/".join(key): whole(stream).cpu().numpy().tobytes() for key, stream in state.streams.items()}
     kept = {k: v for k, v in state.scalars.items() if not k.endswith("_steps") and k != "loss_scale"}
     with zt.full_parameters(engine.module):
-        weights = b"".join(p.detach().numpy().tobytes() for p in engine.module.parameters())
+        weights = b"".join(p.detach().cpu().numpy().tobytes() for p in engine.module.parameters())
     return {**streams, "scalars": repr(kept).encode(), "weights": weights}
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import zerotrain.runtime as zt
+from tests.support.device import DEVICE
 from tests.support.ranks import run_ranks
 from tests.support.tiny_models import token_batches
 from tests.support.training import (
@@ -35,7 +36,7 @@ CASES = tuple(
 
 def reference(case: Case, world_size: int) -> Outcome:
     """bf16 copies of fp32 masters; each micro-batch's bf16 gradient is added up in fp32."""
-    model = case.model()
+    model = case.model().to(DEVICE)
     masters = [parameter.detach().clone() for parameter in model.parameters()]
     model.bfloat16()
     optimizer = torch.optim.AdamW(masters, lr=LR, weight_decay=WEIGHT_DECAY, eps=EPS, foreach=False)
@@ -100,7 +101,7 @@ def dtypes(stage: int) -> dict[str, Any]:
     return {
         "parameter": str(before),
         "streams": sorted({(kind, str(tensor.dtype)) for (_, kind), tensor in state.streams.items()}),
-        "masters keep fp32 bits": torch.equal(master, wanted),
+        "masters keep fp32 bits": torch.equal(master.cpu(), wanted),
     }
 
 

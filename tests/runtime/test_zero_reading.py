@@ -40,7 +40,7 @@ REFUSED: dict[str, Way] = {
     "data": lambda model, p: p.data.sum(),
     "detach": lambda model, p: p.detach().sum(),
     "clone": lambda model, p: p.clone(),
-    "numpy": lambda model, p: p.detach().numpy(),
+    "numpy": lambda model, p: p.detach().cpu().numpy(),
     "asarray": lambda model, p: np.asarray(p.detach()),
     "tolist": lambda model, p: p.tolist(),
     "data_ptr": lambda model, p: p.data_ptr(),

@@ -107,10 +107,10 @@ def train_step(engine: Engine, step: int, **kwargs: Any) -> float:
 def contents(engine: Engine) -> dict[str, bytes]:
     """Weights and every stream of this rank's checkpoint, as bytes."""
     state = engine.checkpoint_state()
-    found = {"/".join(key): whole(stream).numpy().tobytes() for key, stream in state.streams.items()}
+    found = {"/".join(key): whole(stream).cpu().numpy().tobytes() for key, stream in state.streams.items()}
     with zt.full_parameters(engine.module):
         for name, value in engine.module.named_parameters():
-            found[name] = value.detach().float().numpy().tobytes()
+            found[name] = value.detach().float().cpu().numpy().tobytes()
     return {**found, "scalars": repr(state.scalars["optimizer"]).encode()}
 
 

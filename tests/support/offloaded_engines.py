@@ -116,7 +116,7 @@ def digests(engine: Engine, kind: str | None = None) -> dict[str, str]:
 
 
 def _sha256(flat: torch.Tensor) -> str:
-    return hashlib.sha256(flat.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+    return hashlib.sha256(flat.contiguous().view(torch.uint8).cpu().numpy().tobytes()).hexdigest()
 
 
 def file_digests(folder: Path) -> list[str]:

@@ -111,7 +111,7 @@ def digests(engine: Engine) -> dict[str, str]:
 
 
 def _digest(values: torch.Tensor) -> str:
-    return hashlib.sha256(values.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+    return hashlib.sha256(values.contiguous().view(torch.uint8).cpu().numpy().tobytes()).hexdigest()
 
 
 def run(case: Case, where: Where, spill: str, frozen: bool = False) -> Trained:

@@ -1,5 +1,9 @@
 """Runs a function as several ranks: real processes, real gloo, forked from one process that has torch
-already."""
+already.
+
+On a GPU (`device.DEVICE`) the ranks share it and talk through NCCL. It takes two ranks on one GPU for a
+mistake unless they are on different hosts, which `NCCL_HOSTID` says they are; they send over sockets then.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from tests.support.device import TRANSPORTS
+from zerotrain.runtime.comm.group import pick_device
 
 TIMEOUT_S = 240.0
 """Far above what a run takes: a busy machine must change no outcome."""
@@ -27,11 +36,11 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch", "torch.distributed", "zerotrain.runtime.engine"])
 
 
-_transport = "shared"
+_transport = TRANSPORTS[0]
 
 
 def current_transport() -> str:
-    """How the ranks of `run_ranks` talk: `shared` memory or `gloo`. Never left to a probe's timing."""
+    """How the ranks of `run_ranks` talk: one of `TRANSPORTS`. Never left to a probe's timing."""
     return _transport
 
 
@@ -131,15 +140,20 @@ def _rank_main(
 ) -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    os.environ["ZEROTRAIN_TRANSPORT"] = transport
+    if transport == "nccl":
+        _share_gpu(rank)
+    else:
+        os.environ["ZEROTRAIN_TRANSPORT"] = transport
     try:
         if world_size > 1:
+            bound: dict[str, Any] = {"device_id": pick_device()} if transport == "nccl" else {}
             dist.init_process_group(
-                "gloo",
+                "nccl" if transport == "nccl" else "gloo",
                 init_method=f"file://{folder}/store",
                 rank=rank,
                 world_size=world_size,
                 timeout=timedelta(seconds=TIMEOUT_S),
+                **bound,
             )
         send.send((True, function(*args)))
     except BaseException:
@@ -147,3 +161,13 @@ def _rank_main(
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def _share_gpu(rank: int) -> None:
+    os.environ.update(LOCAL_RANK="0", NCCL_HOSTID=f"rank-{rank}", NCCL_SOCKET_IFNAME="lo")
+    register_module_forward_pre_hook(_to_gpu)  # type: ignore[arg-type]
+
+
+def _to_gpu(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What a script does with its batches."""
+    return tuple(value.cuda() if isinstance(value, torch.Tensor) else value for value in inputs)

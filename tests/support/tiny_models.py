@@ -6,6 +6,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
+from tests.support.device import DEVICE
+
 VOCABULARY, WIDTH, CONTEXT = 64, 32, 8
 
 
@@ -64,5 +66,5 @@ def token_batches(num_batches: int, *, size: int, seed: int = 0) -> list[tuple[t
     batches = []
     for _ in range(num_batches):
         tokens = torch.randint(0, VOCABULARY, (size, CONTEXT), generator=generator)
-        batches.append((tokens, (tokens * 3 + 1) % VOCABULARY))
+        batches.append((tokens.to(DEVICE), ((tokens * 3 + 1) % VOCABULARY).to(DEVICE)))
     return batches

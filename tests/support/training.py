@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 import zerotrain.runtime as zt
+from tests.support.device import DEVICE
 from tests.support.tiny_models import TinyGPT, token_batches
 
 LR, WEIGHT_DECAY, EPS = 3e-3, 0.05, 1e-6
@@ -106,7 +107,7 @@ def train_with_engine(case: Case) -> Outcome:
 
 def train_reference(case: Case, world_size: int) -> Outcome:
     """Plain torch in one process: every rank's part in turn, gradients averaged, torch.optim.AdamW."""
-    model = case.model()
+    model = case.model().to(DEVICE)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=LR, weight_decay=WEIGHT_DECAY, eps=EPS, foreach=False, fused=False
     )
@@ -127,7 +128,7 @@ def train_reference(case: Case, world_size: int) -> Outcome:
 
 def whole_parameters(model: nn.Module) -> dict[str, np.ndarray[Any, Any]]:
     """Copies, by name."""
-    return {name: value.detach().float().numpy().copy() for name, value in model.named_parameters()}
+    return {name: value.detach().clone().float().cpu().numpy() for name, value in model.named_parameters()}
 
 
 def largest_difference(left: Outcome, right: Outcome) -> float:
