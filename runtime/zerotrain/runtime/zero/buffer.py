@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
+from collections.abc import Callable
 
 import torch
 
@@ -42,6 +43,11 @@ def _pages(num_bytes: int) -> mmap.mmap:
     return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
+def has_pages(device: torch.device) -> bool:
+    """Whether memory comes and goes by pages, under the same address; elsewhere storages are resized."""
+    return device.type == "cpu"
+
+
 class FlatBuffer:
     """`numel` elements; starts released. Contents are undefined after `allocate()` and lost by
     `release()`."""
@@ -63,7 +69,7 @@ class FlatBuffer:
         self._ledger = ledger
         self._kind = kind
         self._map: mmap.mmap | None = None
-        if device.type == "cpu":
+        if pages is not None or has_pages(device):
             # Private pages given back with madvise read as zeros. A storage resized to nothing has no
             # address, and then a forgotten alias of a weight (`w = layer.weight.detach()`) takes the process
             # down when read.
@@ -72,6 +78,17 @@ class FlatBuffer:
         else:
             self.tensor = torch.empty(numel, dtype=dtype, device=device)
             self.tensor.untyped_storage().resize_(0)
+
+    def views(self, cut: Callable[[torch.Tensor], list[torch.Tensor]]) -> list[torch.Tensor]:
+        """What `cut` makes of the tensor, which has memory meanwhile: torch refuses views of none."""
+        if self.is_allocated or self._map is not None:
+            return cut(self.tensor)
+        storage = self.tensor.untyped_storage()
+        storage.resize_(self.num_bytes)
+        try:
+            return cut(self.tensor)
+        finally:
+            storage.resize_(0)
 
     def allocate(self) -> None:
         """Give the tensor memory. Nothing happens when it has some."""

@@ -129,7 +129,7 @@ class Unit(HasShard):
             kind=Kind.GATHERED if placement.params_sharded else kept_as,
             pages=pages,
         )
-        self._views = self.views_of(self.full.tensor)
+        self._views = self.full.views(self.views_of)
         self._nan = torch.zeros((), dtype=dtype, device=comm.device)
         if dtype.is_floating_point:
             self._nan.fill_(float("nan"))
@@ -300,8 +300,10 @@ def adopt_writes(units: Iterable[Unit]) -> None:
     shards, a write makes a private page, which the next publication would drop.
     """
     for unit in units:
+        if unit.placement.params_sharded:
+            continue  # the whole weights may have no memory
         part = unit.full.tensor[unit.start : unit.stop]
-        if unit.placement.params_sharded or part.data_ptr() == unit.shard.data_ptr():
+        if part.data_ptr() == unit.shard.data_ptr():
             continue
         if unit.pending is not None:
             continue  # hidden since the update took over what had been written
