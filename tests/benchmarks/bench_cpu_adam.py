@@ -34,7 +34,7 @@ import torch
 
 from tests.benchmarks import deepspeed_env
 from zerotrain.runtime import _native
-from zerotrain.runtime.offload.host import HostPages
+from zerotrain.runtime.offload.pages import HostPages
 from zerotrain.runtime.zero.buffer import flat_copy
 
 HYPER: dict[str, Any] = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}

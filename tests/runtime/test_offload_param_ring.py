@@ -13,7 +13,7 @@ import torch
 from tests.support.vaults import make_vault
 from zerotrain.contract.memory.inputs import READ_BUFFERS, UPDATE_BUFFERS, UPLOAD_BUFFERS
 from zerotrain.runtime.comm.timing import Pending
-from zerotrain.runtime.offload.host import HostPages
+from zerotrain.runtime.offload.pages import HostPages
 from zerotrain.runtime.offload.param_ring import ParamRing
 from zerotrain.runtime.offload.params import HostShard
 from zerotrain.runtime.offload.uploads import Uploads, WeightStaging
@@ -35,7 +35,7 @@ class Bench:
         self.vault.allocate()
         self.ledger = MemoryLedger()
         uploads = uploads or Uploads(torch.device("cpu"))
-        self.ring = ParamRing(self.vault, uploads, self.ledger, pinned_for=None)
+        self.ring = ParamRing(self.vault, uploads, self.ledger, pins=False)
         self.ring.fit(max(SIZES), max(SIZES))
         self.holds = [0] * len(SIZES)
         for index in range(len(SIZES)):

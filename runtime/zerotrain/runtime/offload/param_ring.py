@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from zerotrain.contract.memory.inputs import READ_BUFFERS, UPDATE_BUFFERS
-from zerotrain.runtime.offload.transfer import PinnedBuffer
+from zerotrain.runtime.offload.pages import HostPages
 from zerotrain.runtime.offload.uploads import Uploads
 from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
 
@@ -37,7 +37,7 @@ class _Buffer:
 
     __slots__ = ("copied", "data", "io", "pinned")
 
-    def __init__(self, data: torch.Tensor, pinned: PinnedBuffer | None) -> None:
+    def __init__(self, data: torch.Tensor, pinned: HostPages | None) -> None:
         self.data = data
         self.pinned = pinned
         self.io: RecordIO | None = None
@@ -63,11 +63,11 @@ class _Buffer:
 class _Pool:
     """Free buffers of one size."""
 
-    def __init__(self, count: int, ledger: MemoryLedger, device: torch.device | None) -> None:
-        """`device`: that the buffers are page-locked for."""
+    def __init__(self, count: int, ledger: MemoryLedger, *, pins: bool) -> None:
+        """`pins`: the buffers are page-locked."""
         self._count = count
         self._ledger = ledger
-        self._device = device
+        self._pins = pins
         self.num_bytes = 0
         self.free: list[_Buffer] = []
 
@@ -78,26 +78,25 @@ class _Pool:
         for buffer in self.free:
             self._ledger.add(Kind.RING, -buffer.data.nbytes)
             if buffer.pinned is not None:
-                buffer.pinned.close()
+                buffer.pinned.release()
         self.free = [self._made(num_bytes) for _ in range(self._count)]
         self.num_bytes = num_bytes
 
     def _made(self, num_bytes: int) -> _Buffer:
         from zerotrain.runtime._native import aligned_buffer  # not there without compiled code
 
-        pinned = None if self._device is None else PinnedBuffer(num_bytes, self._device)
-        data = aligned_buffer(num_bytes) if pinned is None else pinned.tensor
+        pinned = HostPages(num_bytes, pinned=True) if self._pins else None
+        data = aligned_buffer(num_bytes) if pinned is None else pinned.data
         return _Buffer(self._ledger.count(Kind.RING, data), pinned)
 
 
 class ParamRing:
     """Of one vault: see the module's text."""
 
-    def __init__(
-        self, vault: Vault, uploads: Uploads, ledger: MemoryLedger, *, pinned_for: torch.device | None
-    ) -> None:
-        self._to_read = _Pool(READ_BUFFERS, ledger, pinned_for)
-        self._to_update = _Pool(UPDATE_BUFFERS, ledger, pinned_for)
+    def __init__(self, vault: Vault, uploads: Uploads, ledger: MemoryLedger, *, pins: bool) -> None:
+        """`pins`: the buffers are page-locked."""
+        self._to_read = _Pool(READ_BUFFERS, ledger, pins=pins)
+        self._to_update = _Pool(UPDATE_BUFFERS, ledger, pins=pins)
         lock = RLock()
         self.updates = UpdateBuffers(vault, self._to_update, lock)
         self.gathers = GatherBuffers(vault, self._to_read, lock, self.updates, uploads)

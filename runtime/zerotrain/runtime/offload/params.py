@@ -15,7 +15,7 @@ import torch
 
 from zerotrain.contract.memory.inputs import PARAM_CHUNK_BYTES, fitting
 from zerotrain.runtime.comm.timing import Pending
-from zerotrain.runtime.offload.host import HostPages
+from zerotrain.runtime.offload.pages import HostPages
 from zerotrain.runtime.offload.param_ring import ParamRing
 from zerotrain.runtime.offload.uploads import Uploads
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
@@ -124,7 +124,7 @@ class OffloadedParams:
         trained = max((size for layout, size in sizes.items() if layout.trainable), default=0)
         if self._ring is None:
             self._ring = ParamRing(
-                vault, self._uploads, self._ledger, pinned_for=self._device if self._pins else None
+                vault, self._uploads, self._ledger, pins=self._pins and self._device.type == "cuda"
             )
         self._ring.fit(largest, trained)
 

@@ -17,33 +17,12 @@ from typing import Any
 
 import torch
 
-from zerotrain.runtime.zero.buffer import flat_zeros
+from zerotrain.runtime.offload.pages import HostPages
 from zerotrain.runtime.zero.gradients import UnitGradients
 from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
 
 DOWNLOAD_BUFFERS = 3
 """One that an update reads, one that is full, one that fills."""
-
-
-class PinnedBuffer:
-    """Host memory of exactly so many bytes that a CUDA device copies from and to directly.
-
-    torch's own pinned memory comes in powers of two. On other devices it is plain memory.
-    """
-
-    def __init__(self, num_bytes: int, device: torch.device) -> None:
-        """Raises RuntimeError where the system refuses to pin it."""
-        self.tensor = flat_zeros(num_bytes, dtype=torch.uint8, device=torch.device("cpu"))
-        """1-D, uint8."""
-        self._is_pinned = device.type == "cuda" and num_bytes > 0
-        if self._is_pinned:
-            _check(_runtime().cudaHostRegister(self.tensor.data_ptr(), num_bytes, 0), num_bytes)
-
-    def close(self) -> None:
-        """Unpin; nothing may copy any more. The second time does nothing."""
-        if self._is_pinned:
-            self._is_pinned = False
-            _check(_runtime().cudaHostUnregister(self.tensor.data_ptr()), self.tensor.nbytes)
 
 
 class DeviceLink:
@@ -52,11 +31,11 @@ class DeviceLink:
     def __init__(self, device: torch.device, ledger: MemoryLedger, *, pins: bool = True) -> None:
         """For a CUDA device. `pins` False: through pageable memory, which is slower."""
         self._device = device
-        self._host = device if pins else torch.device("cpu")
+        self._pins = pins
         self._ledger = ledger
         self._uploads: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._downloads: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._ring: list[PinnedBuffer] = []
+        self._ring: list[HostPages] = []
         self._order: list[UnitGradients] = []
         self._places: dict[UnitGradients, int] = {}
         self._started: list[Any] = []
@@ -116,27 +95,15 @@ class DeviceLink:
 
     def _buffer(self, place: int) -> torch.Tensor:
         source = self._order[place].shard
-        tensor = self._ring[place % DOWNLOAD_BUFFERS].tensor
+        tensor = self._ring[place % DOWNLOAD_BUFFERS].data
         return tensor[: source.nbytes].view(source.dtype)
 
     def _fit_ring(self, num_bytes: int) -> None:
-        held = self._ring[0].tensor.nbytes if self._ring else 0
+        held = self._ring[0].data.nbytes if self._ring else 0
         if held == num_bytes:
             return
         for buffer in self._ring:
-            buffer.close()
+            buffer.release()
         wanted = DOWNLOAD_BUFFERS if num_bytes else 0
-        self._ring = [PinnedBuffer(num_bytes, self._host) for _ in range(wanted)]
+        self._ring = [HostPages(num_bytes, pinned=self._pins) for _ in range(wanted)]
         self._ledger.add(Kind.HOST_GRADS, DOWNLOAD_BUFFERS * (num_bytes - held))
-
-
-def _runtime() -> Any:
-    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
-
-
-def _check(code: Any, num_bytes: int) -> None:
-    if int(code) != 0:
-        raise RuntimeError(
-            f"CUDA refuses to pin {num_bytes} bytes of host memory (error {int(code)}); raise the limit of "
-            "locked memory (ulimit -l), or set offload_optimizer.pin_memory to false"
-        )

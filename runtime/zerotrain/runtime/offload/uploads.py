@@ -14,7 +14,7 @@ import torch
 
 from zerotrain.contract.memory.inputs import UPLOAD_BUFFERS
 from zerotrain.runtime.comm.timing import Pending
-from zerotrain.runtime.offload.transfer import PinnedBuffer
+from zerotrain.runtime.offload.pages import HostPages
 from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
 from zerotrain.runtime.zero.shards import StartGather
 
@@ -64,8 +64,8 @@ class WeightStaging:
 
     def __init__(self, device: torch.device, *, pins: bool) -> None:
         self._device = device
-        self._pinned_for = device if pins else torch.device("cpu")
-        self._buffers: list[PinnedBuffer] = []
+        self._pins = pins and device.type == "cuda"
+        self._buffers: list[HostPages] = []
         self._sent: list[Any] = []
         """Events behind the last copy from each buffer."""
         self._turn = 0
@@ -78,7 +78,7 @@ class WeightStaging:
         turn, self._turn = self._turn, (self._turn + 1) % UPLOAD_BUFFERS
         if (sent := self._sent[turn]) is not None:
             sent.synchronize()
-        host = self._buffers[turn].tensor[: weights.nbytes].view(weights.dtype)
+        host = self._buffers[turn].data[: weights.nbytes].view(weights.dtype)
         with torch.no_grad():
             if reads:
                 host.copy_(weights, non_blocking=True)
@@ -94,17 +94,17 @@ class WeightStaging:
                 sent.synchronize()
         for buffer in self._buffers:
             if self._ledger is not None:
-                self._ledger.add(Kind.RING, -buffer.tensor.nbytes)
-            buffer.close()
+                self._ledger.add(Kind.RING, -buffer.data.nbytes)
+            buffer.release()
         self._buffers, self._sent = [], []
 
     def _fit(self, num_bytes: int, ledger: MemoryLedger) -> None:
-        if self._buffers and self._buffers[0].tensor.nbytes >= num_bytes:
+        if self._buffers and self._buffers[0].data.nbytes >= num_bytes:
             return
         self.close()
         self._ledger = ledger
         for _ in range(UPLOAD_BUFFERS):
-            self._buffers.append(PinnedBuffer(num_bytes, self._pinned_for))
+            self._buffers.append(HostPages(num_bytes, pinned=self._pins))
             self._sent.append(None)
             ledger.add(Kind.RING, num_bytes)
 

@@ -1,0 +1,109 @@
+"""Page-locked memory is known to the driver exactly as long as it is mapped, whoever lets go of it last.
+
+The driver is a stand-in that answers as CUDA's does: on a GPU everything that is offloaded goes through it.
+"""
+
+from __future__ import annotations
+
+import gc
+from enum import IntEnum
+from pathlib import Path
+
+import pytest
+import torch
+
+from zerotrain.runtime.offload import pages
+from zerotrain.runtime.offload.pages import HostPages
+
+SIZE = 5000
+
+
+class Error(IntEnum):
+    """Of the driver's, with its numbers."""
+
+    SUCCESS = 0
+    OUT_OF_MEMORY = 2
+    ALREADY_REGISTERED = 712
+
+
+class Driver:
+    """Keeps a table by address, as CUDA's does."""
+
+    cudaError = Error
+
+    def __init__(self) -> None:
+        self.known: dict[int, int] = {}
+        self.gave_back: list[tuple[int, bool]] = []
+        """Address, and whether memory was still mapped there."""
+        self.is_full = False
+
+    def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> Error:
+        assert flags == 1, "for every context"
+        if self.is_full:
+            return Error.OUT_OF_MEMORY
+        if address in self.known:
+            return Error.ALREADY_REGISTERED
+        self.known[address] = num_bytes
+        return Error.SUCCESS
+
+    def cudaHostUnregister(self, address: int) -> Error:
+        self.gave_back.append((address, is_mapped(address)))
+        del self.known[address]
+        return Error.SUCCESS
+
+    def cudaGetErrorString(self, error: Error) -> str:
+        return error.name
+
+
+def is_mapped(address: int) -> bool:
+    ranges = (line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines())
+    return any(int(low, 16) <= address < int(high, 16) for low, high in ranges)
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
+    found = Driver()
+    monkeypatch.setattr(pages, "_runtime", lambda: found)
+    return found
+
+
+def test_nobody_has_to_give_it_back(driver: Driver) -> None:
+    for _ in range(20):  # the system maps the next ones where the last ones were
+        held = HostPages(SIZE, pinned=True)
+        address, view = held.data.data_ptr(), held.data[100:].view(torch.int32)
+        assert driver.known == {address: SIZE}
+        del held
+        gc.collect()
+        assert driver.known, "a tensor is still over it"
+        view.fill_(7)
+        del view
+        gc.collect()
+        assert driver.gave_back.pop() == (address, True)
+        assert not driver.known
+
+
+def test_given_back_early_it_stays_readable(driver: Driver) -> None:
+    held = HostPages(SIZE, pinned=True)
+    held.data.fill_(3)
+    held.release()
+    held.release()
+    assert [mapped for _, mapped in driver.gave_back] == [True]
+    assert int(held.data.sum()) == 3 * SIZE
+    del held
+    gc.collect()
+    assert len(driver.gave_back) == 1
+
+
+def test_what_is_not_locked_is_unknown_to_the_driver(driver: Driver) -> None:
+    HostPages(SIZE, pinned=False).release()
+    HostPages(0, pinned=True).release()
+    assert not driver.known
+    assert not driver.gave_back
+
+
+def test_a_refusal_names_the_way_out(driver: Driver) -> None:
+    driver.is_full = True
+    with pytest.raises(RuntimeError, match=r"page-lock 5000 bytes .*OUT_OF_MEMORY.*ulimit -l.*pin_memory"):
+        HostPages(SIZE, pinned=True)
+    gc.collect()
+    assert not driver.gave_back
