@@ -56,6 +56,21 @@ def test_sum_squares_of_what_is_not_finite_is_not_finite() -> None:
         assert not torch.tensor(sums.sum_squares(values)).isfinite()
 
 
+@pytest.mark.parametrize("numel", [0, 1, 1023, 1024, 5000])
+def test_sum_squares_as_on_a_gpu(numel: int) -> None:
+    flats = [torch.randn(numel, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+    wanted = [float(flat.double().square().sum()) for flat in flats]
+    assert sums._on_gpu(flats) == pytest.approx(wanted, rel=1e-6)
+
+
+def test_what_is_too_large_for_fp32_squares_is_finite_on_a_gpu_too() -> None:
+    large, infinite = torch.full((3000,), 1e30), torch.zeros(3000)
+    infinite[17] = float("inf")
+    found = sums._on_gpu([large, infinite, torch.tensor([float("nan")])])
+    assert found[0] == pytest.approx(3000e60, rel=1e-6)
+    assert not torch.tensor(found[1:]).isfinite().any()
+
+
 def test_other_dtypes_go_through_torch() -> None:
     into, parts = make_parts(40, 2, torch.float16)
     wanted = into.clone().add_(parts[0], alpha=0.5).add_(parts[1], alpha=0.5)

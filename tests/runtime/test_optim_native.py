@@ -11,6 +11,7 @@ import pytest
 from tests.support.ranks import run_ranks
 from tests.support.training import Case, largest_difference, train_with_engine
 from zerotrain.contract.config import ConfigError, OptimizerConfig, load, resolve
+from zerotrain.runtime.optim.fused import FusedAdamRule
 from zerotrain.runtime.optim.native import NativeAdagradRule, NativeAdamRule, NativeLionRule
 from zerotrain.runtime.optim.optimizer import rule_for
 from zerotrain.runtime.optim.rules import AdagradRule, AdamRule, LionRule, SGDRule
@@ -49,7 +50,7 @@ def test_the_configuration_chooses_the_rule(kind: str, torch_adam: bool, expecte
 
 def test_without_compiled_code_only_the_named_kernel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zerotrain.runtime.optim.native", None)
-    assert type(rule_for(OptimizerConfig(type="AdamW"))) is AdamRule
+    assert type(rule_for(OptimizerConfig(type="AdamW"))) is FusedAdamRule
     with pytest.raises(ConfigError, match="native module"):
         rule_for(OptimizerConfig(type="AdamW", native=True))
 

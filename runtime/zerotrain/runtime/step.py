@@ -21,7 +21,7 @@ from zerotrain.contract.config import EngineConfig
 from zerotrain.runtime.clock import StepClock
 from zerotrain.runtime.comm.group import Comm, CommError
 from zerotrain.runtime.comm.model_parallel import is_divided
-from zerotrain.runtime.comm.sums import sum_squares
+from zerotrain.runtime.comm.sums import sums_of_squares
 from zerotrain.runtime.offload.transfer import DeviceLink
 from zerotrain.runtime.offload.updater import Updater
 from zerotrain.runtime.optim.loss_scale import LossScaler
@@ -216,27 +216,28 @@ class StepPipeline:
     def sum_of_squares(self) -> float:
         """Of the reduced gradients that this rank owns, or of its own ones where nothing reduces them, in
         float64."""
-        is_local = self._optimizer.is_local
+        gradients = self._core.gradients
         # In layout order at every stage, so that every stage computes the same bits.
-        squares = {
-            name: sum_squares(part.accumulator) if is_local else self._own_squares(part)
-            for name, part in self._core.gradients.items()
-        }
+        counted = [(name, flat) for name, part in gradients.items() for flat in self._counted(part)]
+        squares = dict.fromkeys(gradients, 0.0)
+        for (name, _), value in zip(counted, sums_of_squares([flat for _, flat in counted]), strict=True):
+            squares[name] += value
         self._overflowed = [name for name, value in squares.items() if not math.isfinite(value)]
         return sum(squares.values())
 
-    def _own_squares(self, part: UnitGradients) -> float:
-        """Without what another rank of the model-parallel group counts."""
+    def _counted(self, part: UnitGradients) -> list[torch.Tensor]:
+        """What this rank adds of a unit, without what another rank of the model-parallel group adds."""
+        if self._optimizer.is_local:
+            return [part.accumulator]
         own, parallel = part.own_part, self._comm.model_parallel
         if parallel is None or parallel.rank == 0:
-            return sum_squares(own)
-        unit = part.unit
-        total = 0.0
+            return [own]
+        unit, divided = part.unit, []
         for segment, parameter in zip(unit.layout.segments, unit.parameters, strict=True):
             start, stop = max(unit.start, segment.start), min(unit.stop, segment.stop)
             if start < stop and is_divided(parameter):
-                total += sum_squares(own[start - unit.start : stop - unit.start])
-        return total
+                divided.append(own[start - unit.start : stop - unit.start])
+        return divided
 
     def decide(self, rows: list[StepRecord]) -> Verdict:
         """The ranks' common verdict; the ranks of a model-parallel group have one, too."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from zerotrain.runtime._native import Segment, UpdateTask, update_
+from zerotrain.runtime.optim.fused import FusedAdamRule, FusedTask
 from zerotrain.runtime.optim.rules import AdagradRule, AdamRule, Alike, Hyper, LionRule, UpdateRule
 from zerotrain.runtime.zero.state import MASTER
 
@@ -22,7 +24,7 @@ REMAINDER = "remainder"
 class _NativeRule:
     """What the kernels add to a rule of `rules.py`: the same bits on every processor, thread count and cut of
     the range, for masters in fp32 and for those kept as bf16 weight and int16 remainder. Tensors on CUDA go
-    the base class's way."""
+    the base class's way, Adam's through `FusedAdamRule`."""
 
     __slots__ = ()
     kinds: tuple[str, ...]
@@ -89,8 +91,37 @@ class _NativeRule:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class NativeAdamRule(_NativeRule, AdamRule):
-    """Adam and AdamW."""
+class NativeAdamRule(_NativeRule, FusedAdamRule):
+    """Adam and AdamW, on CUDA by torch's fused kernel."""
+
+    def runs_on(self, device: torch.device) -> bool:
+        """Whether `task` can be called for tensors there."""
+        return _NativeRule.runs_on(self, device) or FusedAdamRule.runs_on(self, device)
+
+    def task(
+        self,
+        segments: Sequence[Alike],
+        *,
+        grad: torch.Tensor,
+        grad_scale: float,
+        weight: torch.Tensor | None,
+        names: Sequence[str],
+    ) -> Any:
+        """See `KernelRule`."""
+        way = FusedAdamRule if FusedAdamRule.runs_on(self, grad.device) else _NativeRule
+        return way.task(self, segments, grad=grad, grad_scale=grad_scale, weight=weight, names=names)
+
+    def run(
+        self,
+        task: Any,
+        master: torch.Tensor | None,
+        states: Mapping[str, torch.Tensor],
+        *,
+        start: int = 0,
+    ) -> None:
+        """See `KernelRule`."""
+        way = FusedAdamRule if isinstance(task, FusedTask) else _NativeRule
+        way.run(self, task, master, states, start=start)
 
     @property
     def kernel(self) -> str:
@@ -116,8 +147,8 @@ class NativeLionRule(_NativeRule, LionRule):
 
 
 def native_rule(rule: UpdateRule) -> UpdateRule:
-    """The rule that does by a kernel what a rule of `rules.py` does, up to rounding; the rule itself where
-    there is no kernel (SGD, amsgrad)."""
+    """The rule that does by a kernel what a rule of `rules.py` does, up to rounding; on CPU the rule itself
+    where there is no kernel (SGD, amsgrad)."""
     if isinstance(rule, AdamRule) and not rule.amsgrad:
         return NativeAdamRule(decoupled=rule.decoupled, bias_correction=rule.bias_correction)
     if isinstance(rule, AdagradRule):

@@ -13,6 +13,7 @@ from zerotrain.runtime.offload.device import ResidentStates
 from zerotrain.runtime.offload.tiers import StateTiers
 from zerotrain.runtime.optim.book import UnitBook
 from zerotrain.runtime.optim.foreign import ForeignRule
+from zerotrain.runtime.optim.fused import fused_rule
 from zerotrain.runtime.optim.groups import (
     GROUP_KEYS,
     GroupError,
@@ -35,9 +36,9 @@ from zerotrain.runtime.zero.unit import Placement, Unit
 
 
 def rule_for(config: OptimizerConfig) -> UpdateRule | JointRule:
-    """The rule of a configuration: by its native kernel where there is one and it is compiled in, unless
-    `torch_adam` asks for torch's arithmetic. Raises ConfigError where the kernel was named but this
-    installation lacks it."""
+    """The rule of a configuration: by its kernel where there is one (compiled in, or torch's fused one on a
+    GPU), unless `torch_adam` asks for the arithmetic of torch's plain loop. Raises ConfigError where the
+    native kernel was named but this installation lacks it."""
     if config.type == "OneBitAdam":
         return OneBitAdamRule(config)
     if config.type == "Lamb":
@@ -45,6 +46,7 @@ def rule_for(config: OptimizerConfig) -> UpdateRule | JointRule:
     rule = rule_of(config)
     if config.params.get("torch_adam") and not config.native:
         return rule
+    rule = fused_rule(rule)
     try:
         from zerotrain.runtime.optim.native import native_rule
     except ImportError as error:

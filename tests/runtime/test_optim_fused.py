@@ -1,0 +1,82 @@
+"""The rule that a GPU uses, torch's fused kernel, equals the plain rule up to rounding: all variants of Adam,
+groups within a unit, scaled gradients, both ways to keep masters. The kernel is there for CPUs as well."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+
+from zerotrain.runtime.optim.fused import FusedAdamRule
+from zerotrain.runtime.optim.rules import AdamRule, Hyper
+from zerotrain.runtime.zero.rounding import join, split
+
+NUMEL, BORDER, SCALE = 5000, 1203, 0.37
+HYPERS = (
+    Hyper(lr=1e-2, weight_decay=0.1, betas=(0.8, 0.95), eps=1e-6, momentum=0.0),
+    Hyper(lr=3e-3, weight_decay=0.0, betas=(0.9, 0.999), eps=1e-8, momentum=0.0),
+)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """What the optimizer hands over."""
+
+    start: int
+    stop: int
+    hyper: Hyper
+    step: int
+
+
+def segments(step: int) -> list[Segment]:
+    """The second group started later, as after an unfreezing."""
+    return [Segment(0, BORDER, HYPERS[0], step), Segment(BORDER, NUMEL, HYPERS[1], max(1, step - 2))]
+
+
+def apply_plain(rule: AdamRule, master: torch.Tensor, grad: torch.Tensor, states: Any, step: int) -> None:
+    for one in segments(step):
+        part = slice(one.start, one.stop)
+        held = {kind: state[part] for kind, state in states.items()}
+        rule.update(master[part], grad[part] * SCALE, held, one.hyper, one.step)
+
+
+@pytest.mark.parametrize(("decoupled", "bias_correction", "amsgrad"), [*product((True, False), repeat=3)])
+@pytest.mark.parametrize("kept", ["weight", "master", "split"])
+def test_close_to_the_plain_rule(decoupled: bool, bias_correction: bool, amsgrad: bool, kept: str) -> None:
+    options: dict[str, Any] = {
+        "decoupled": decoupled,
+        "bias_correction": bias_correction,
+        "amsgrad": amsgrad,
+    }
+    fused, plain = FusedAdamRule(**options), AdamRule(**options)
+    generator = torch.Generator().manual_seed(1)
+    wanted = torch.randn(NUMEL, generator=generator)
+    states, theirs = ({kind: torch.zeros(NUMEL) for kind in plain.kinds} for _ in range(2))
+    weight = wanted.clone() if kept == "weight" else wanted.bfloat16()
+    first = None if kept == "weight" else wanted.clone()
+    if kept == "split":
+        weight, first = split(wanted.clone())
+    for step in range(1, 5):
+        grad = torch.randn(NUMEL, generator=generator)
+        apply_plain(plain, wanted, grad, theirs, step)
+        task = fused.task(
+            segments(step), grad=grad.clone(), grad_scale=SCALE, weight=weight, names=fused.kinds
+        )
+        for low, high in ((0, 700), (700, NUMEL)):  # blocks that cut a segment
+            held = {kind: state[low:high] for kind, state in states.items()}
+            fused.run(task, None if first is None else first[low:high], held, start=low)
+    found = weight if first is None else join(weight, first) if kept == "split" else first
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    for kind, state in theirs.items():
+        torch.testing.assert_close(states[kind], state, rtol=1e-5, atol=1e-7)
+    if kept == "master":
+        assert torch.equal(weight, found.bfloat16())
+
+
+def test_it_is_for_gpus() -> None:
+    rule = FusedAdamRule()
+    assert rule.runs_on(torch.device("cuda", 0))
+    assert not rule.runs_on(torch.device("cpu")), "there the native kernel is faster"
