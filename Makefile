@@ -17,7 +17,7 @@ ARGS ?=
 # Test processes, each with files of its own. WORKERS=0 is one process with everything.
 WORKERS ?= 2
 
-.PHONY: help demo test lint bench bench-offload bench-operator bench-suspend chaos images monitoring-up monitoring-down cluster-up cluster-down clean generate venv
+.PHONY: help demo test test-gpu lint bench bench-offload bench-operator bench-suspend chaos images monitoring-up monitoring-down cluster-up cluster-down clean generate venv
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
@@ -38,6 +38,14 @@ $(INSTALLED): pyproject.toml $(NATIVE_SOURCES)
 
 test: venv lint ## run all checks and tests
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+# The properties that a GPU could break; two or four ranks share one through NCCL, which is slow.
+GPU_TESTS := $(addprefix tests/runtime/test_,$(addsuffix .py,gpu_memory zero_parity zero_resized zero_precision \
+	zero_fp16 zero_memory zero_gradients zeropp overlap offload_parity offload_param offload_checkpoint just_in_time \
+	checkpoint_engine engine_resume activation_checkpointing comm_watchdog optim_fused))
+test-gpu: venv ## the engine's tests on an NVIDIA GPU, which all ranks share (not part of CI)
+	$(PY) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("no GPU that torch " + torch.__version__ + " sees")'
+	ZEROTRAIN_TEST_DEVICE=cuda $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(GPU_TESTS) $(ARGS)
 
 lint: venv ## ruff, mypy --strict, import-linter
 	$(VENV)/bin/ruff check .

@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tests.support.device import DEVICE
+
 LR = 1e-4
 BETAS = (0.9, 0.999)
 LIMIT = "limit"
@@ -51,7 +53,7 @@ def make_model(sizes: Sizes) -> nn.Module:
 
     torch.manual_seed(0)
     spec = GptSpec(d_model=sizes.d_model, layers=sizes.layers, heads=sizes.heads, context=sizes.context)
-    return Gpt(spec, vocabulary=sizes.vocabulary)
+    return Gpt(spec, vocabulary=sizes.vocabulary).to(DEVICE)
 
 
 def limit(sizes: Sizes) -> Contender:
@@ -99,7 +101,7 @@ def _ddp(model: nn.Module, *, autocast: bool) -> Contender:
     optimizer = _adamw(wrapped)
 
     def step(batch: torch.Tensor) -> float:
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        with torch.autocast(DEVICE, torch.bfloat16, enabled=autocast):
             loss = wrapped(batch)
         loss.backward()
         optimizer.step()
@@ -115,13 +117,24 @@ def _adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 def fsdp2(sizes: Sizes) -> Contender:
     """FSDP2, a shard per block, bf16 compute over fp32 masters, gradients reduced in bf16 as ours are."""
+    return _fsdp2(sizes)
+
+
+def fsdp2_offloaded(sizes: Sizes) -> Contender:
+    """The same with weights, gradients and states in page-locked host memory, where they are updated."""
+    from torch.distributed.fsdp import CPUOffloadPolicy
+
+    return _fsdp2(sizes, offload_policy=CPUOffloadPolicy())
+
+
+def _fsdp2(sizes: Sizes, **more: Any) -> Contender:
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     model = make_model(sizes)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
     for block in next(module for module in model.children() if isinstance(module, nn.ModuleList)):
-        fully_shard(block, mp_policy=policy)
-    fully_shard(model, mp_policy=policy)
+        fully_shard(block, mp_policy=policy, **more)
+    fully_shard(model, mp_policy=policy, **more)
     optimizer = _adamw(model)
 
     def step(batch: torch.Tensor) -> float:
@@ -262,6 +275,7 @@ CONTENDERS: Mapping[str, Callable[[Sizes], Contender]] = {
     "ddp-autocast": ddp_autocast,
     "ddp-bf16": ddp_bf16,
     "fsdp2": fsdp2,
+    "fsdp2-offloaded": fsdp2_offloaded,
     **{f"deepspeed-{stage}": deepspeed(stage) for stage in (1, 2, 3)},
     **{f"zerotrain-{stage}": zerotrain(stage) for stage in (0, 1, 2, 3)},
     "small-limit": small_limit,
@@ -271,11 +285,16 @@ CONTENDERS: Mapping[str, Callable[[Sizes], Contender]] = {
 
 
 def join(rank: int, world_size: int, store: str) -> None:
-    """The process group of one contender's ranks."""
+    """The process group of one contender's ranks. On a GPU they share it, as `tests.support.ranks` says."""
+    on_gpu = DEVICE == "cuda"
     os.environ.update(
         RANK=str(rank),
-        LOCAL_RANK=str(rank),
+        LOCAL_RANK="0" if on_gpu else str(rank),
         WORLD_SIZE=str(world_size),
         LOCAL_WORLD_SIZE=str(world_size),
     )
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
+    if on_gpu:
+        os.environ.update(NCCL_HOSTID=f"rank-{rank}", NCCL_SOCKET_IFNAME="lo")
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size
+    )

@@ -19,6 +19,7 @@ import torch
 
 from tests.benchmarks.contenders import CONTENDERS, Contender, Sizes, join
 from tests.benchmarks.offloaded import OFFLOADED
+from tests.support.device import DEVICE
 
 
 def pss_bytes() -> int:
@@ -47,10 +48,25 @@ def cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
+def wait_for_gpu() -> None:
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+
+
+def gpu_peak_bytes() -> int:
+    """The most that this process had allocated on its GPU since it was asked last."""
+    if DEVICE != "cuda":
+        return 0
+    peak = torch.cuda.max_memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    return peak
+
+
 def timed_step(contender: Contender, batch: torch.Tensor) -> dict[str, float]:
     """Wall clock and processor time of one step, all threads."""
     cpu, began = cpu_seconds(), time.perf_counter()
     loss = contender.step(batch)
+    wait_for_gpu()
     return {
         "seconds": time.perf_counter() - began,
         "cpu_seconds": cpu_seconds() - cpu,
@@ -69,9 +85,11 @@ def timed_steps(contender: Contender, batch: torch.Tensor, steps: int) -> dict[s
     the timed ones, as what the last of them leaves is not."""
     before = io_bytes()
     contender.step(batch)
+    wait_for_gpu()
     cpu, began = cpu_seconds(), time.perf_counter()
     for _ in range(steps):
         loss = contender.step(batch)
+    wait_for_gpu()
     found = {
         "seconds": (time.perf_counter() - began) / steps,
         "cpu_seconds": (cpu_seconds() - cpu) / steps,
@@ -92,9 +110,10 @@ def serve(task: dict[str, Any], answers: Any) -> None:
     join(rank, task["world_size"], task["store"])
     answer(base_bytes=pss_bytes())
     contender = {**CONTENDERS, **OFFLOADED}[name](sizes)
+    gpu_peak_bytes()  # steps alone count
     answer(built=True)
     generator = torch.Generator().manual_seed(rank)
-    batch = torch.randint(sizes.vocabulary, (sizes.micro, sizes.context + 1), generator=generator)
+    batch = torch.randint(sizes.vocabulary, (sizes.micro, sizes.context + 1), generator=generator).to(DEVICE)
     for line in sys.stdin:
         command = line.strip()
         if command == "step":
@@ -102,7 +121,7 @@ def serve(task: dict[str, Any], answers: Any) -> None:
         elif command.startswith("steps "):
             answer(**timed_steps(contender, batch, int(command.removeprefix("steps "))))
         elif command == "facts":
-            answer(**contender.facts())
+            answer(**contender.facts(), gpu_peak_bytes=gpu_peak_bytes())
         else:
             break
 

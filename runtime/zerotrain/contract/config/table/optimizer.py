@@ -124,7 +124,8 @@ OPTIMIZER: tuple[Key, ...] = (
         default=False,
         only=(*_ADAM, "Adagrad", "Lion"),
         effect="true: torch's arithmetic, operation by operation; false: on CPU the native one-pass kernel, "
-        "which differs in rounding and is the same at every stage and thread count.",
+        "which differs in rounding and is the same at every stage and thread count; on GPU torch's fused "
+        "kernel for Adam and AdamW.",
     ),
     *(
         Key(
