@@ -9,7 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils import _pytree as pytree
 
 import zerotrain.runtime as zt
 from tests.support.free_form import config
@@ -17,6 +19,7 @@ from tests.support.ranks import run_ranks
 from tests.support.tiny_models import TinyGPT, token_batches
 from tests.support.training import world
 from zerotrain.contract.train_spec import GptSpec
+from zerotrain.runtime.activation import checkpoint as activation_checkpoint
 from zerotrain.runtime.activation.arena import Arena
 from zerotrain.runtime.activation.kept import Kept, is_dense
 from zerotrain.runtime.activation.settings import Settings, adopt, current
@@ -153,6 +156,25 @@ def test_without_a_group_partitioning_warns_and_keeps_everything() -> None:
     assert all(torch.equal(a, b) for a, b in zip(gradients(recompute=True), plain, strict=True))
     with pytest.raises(TypeError, match=r"mpu must have a method get_model_parallel_group\(\)"):
         ModelParallel.of(object())
+
+
+def test_every_gpu_of_the_arguments_is_one_whose_random_state_is_saved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """torch looks at positional arguments alone. The tensors are stand-ins, which need no GPU."""
+    seen: list[set[torch.device]] = []
+
+    def record(function: Any, *args: Any, **_: Any) -> None:
+        leaves = pytree.tree_leaves(args)
+        seen.append({leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_cuda})
+
+    monkeypatch.setattr(activation_checkpoint, "torch_checkpoint", record)
+    with FakeTensorMode():
+        hidden, mask = torch.empty(2, device="cuda:1"), torch.empty(2, device="cuda:0")
+        zt.checkpoint_activations(torch.nn.Identity(), hidden)
+        zt.checkpoint_activations(torch.nn.Identity(), hidden=hidden, other={"mask": [mask]})
+        zt.checkpoint_activations(torch.nn.Identity(), torch.empty(2))
+    assert seen == [{hidden.device}, {hidden.device, mask.device}, set()]
 
 
 def test_the_original_input_is_gone_after_forward() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -31,12 +31,14 @@ def checkpoint_activations(function: Callable[..., Any], *args: Any, **kwargs: A
     settings, arena = current()
     if settings.synchronize or settings.profile:
         function = _observed(function, settings)
-    if not settings.moves_inputs:
-        return torch_checkpoint(function, *args, use_reentrant=False, **kwargs)
     leaves, spec = pytree.tree_flatten((args, kwargs))
-    # torch finds the device whose random state it must save by looking at tensor arguments.
-    devices = {leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_cuda}
-    anchors = [torch.empty(0, device=device) for device in devices]
+    anchors = _anchors(leaves)
+    if not settings.moves_inputs:
+
+        def call(_anchors: list[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs)
+
+        return torch_checkpoint(call, anchors, *args, use_reentrant=False, **kwargs)
     with torch.no_grad():
         held = [Kept(leaf, settings, arena) if can_move(leaf) else leaf for leaf in leaves]
 
@@ -46,6 +48,15 @@ def checkpoint_activations(function: Callable[..., Any], *args: Any, **kwargs: A
         return function(*args, **kwargs)
 
     return torch_checkpoint(run, anchors, *held, use_reentrant=False)
+
+
+def _anchors(leaves: Iterable[object]) -> list[torch.Tensor]:
+    """By these torch finds the GPUs whose random states it must save: it looks at positional arguments alone,
+    and not into objects."""
+    devices = {leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_cuda}
+    if not devices and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        devices = {torch.device("cuda", torch.cuda.current_device())}
+    return [torch.empty(0, device=device) for device in devices]
 
 
 def _observed(function: Callable[..., Any], settings: Settings) -> Callable[..., Any]:

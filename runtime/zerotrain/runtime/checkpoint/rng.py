@@ -1,7 +1,7 @@
 """The random number generators of one rank as tensors and JSON, so that a resumed run draws the same numbers.
 
-Covers python's `random`, numpy's legacy generator when numpy is loaded, torch on the host and on every
-accelerator of the process. No pickle: states are arrays of integers.
+Covers python's `random`, numpy's legacy generator when numpy is loaded, torch on the host and on the GPU that
+the rank computes on, whichever of its host's that is. No pickle: states are arrays of integers.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ def capture() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
             "numpy_gauss": float(state["gauss"]),
         }
     if torch.cuda.is_available():
-        for device in range(torch.cuda.device_count()):
-            tensors[f"rng/cuda/{device}"] = torch.cuda.get_rng_state(device)
+        tensors["rng/cuda"] = torch.cuda.get_rng_state(torch.cuda.current_device())
     return tensors, scalars
 
 
@@ -57,8 +56,5 @@ def restore(tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]) -> 
             )
         )
     torch.set_rng_state(tensors["rng/torch"])
-    if torch.cuda.is_available():
-        for device in range(torch.cuda.device_count()):
-            key = f"rng/cuda/{device}"
-            if key in tensors:
-                torch.cuda.set_rng_state(tensors[key], device)
+    if torch.cuda.is_available() and "rng/cuda" in tensors:
+        torch.cuda.set_rng_state(tensors["rng/cuda"], torch.cuda.current_device())
