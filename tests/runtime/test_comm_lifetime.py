@@ -13,8 +13,8 @@ import torch.distributed as dist
 import zerotrain.runtime as zt
 from tests.support.ports import free_port
 from tests.support.ranks import run_ranks
-from zerotrain.contract.launch import CommEnv
-from zerotrain.runtime.comm.group import Comm, CommError
+from zerotrain.contract.launch import CommEnv, LaunchError
+from zerotrain.runtime.comm.group import Comm, CommError, pick_device
 
 
 def launch(port: int) -> Any:
@@ -124,3 +124,16 @@ def test_ranks_with_unequal_environments_decide_together() -> None:
             "ZEROTRAIN_TRANSPORT must be the same on every rank; "
             "got shared on ranks [1]; gloo on ranks [0, 2]"
         )
+
+
+def test_more_ranks_than_gpus_are_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert pick_device() == torch.device("cuda", 1) == chosen.pop()
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(LaunchError, match=r"needs GPU 2, but the process sees 2; start as many ranks"):
+        pick_device()
+    assert not chosen

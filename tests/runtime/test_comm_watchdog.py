@@ -17,11 +17,12 @@ import zerotrain.runtime as zt
 from tests.support.device import TRANSPORTS
 from tests.support.ranks import run_ranks
 from zerotrain.contract.launch import CommEnv
+from zerotrain.runtime.comm import group
 from zerotrain.runtime.comm.delays import Delays
 from zerotrain.runtime.comm.group import Comm, CommError, pick_device
 from zerotrain.runtime.comm.timing import Pending
 from zerotrain.runtime.comm.watchdog import Progress, Watchdog, judge
-from zerotrain.runtime.comm.work import Watched
+from zerotrain.runtime.comm.work import Watched, sendable
 
 BOUND_S = 4.0
 """More than ranks that start together come apart on a busy machine."""
@@ -220,6 +221,67 @@ def test_on_the_device_the_next_wait_raises_the_verdict() -> None:
     with pytest.raises(CommError, match=re.escape(verdict)):
         watched.wait()
     dog.close()
+
+
+def test_the_thread_asks_on_the_device_of_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: queue.Queue[tuple[str, torch.device]] = queue.Queue()
+    monkeypatch.setattr(
+        torch.cuda, "set_device", lambda device: chosen.put((threading.current_thread().name, device))
+    )
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    for device in (torch.device("cpu"), torch.device("cuda", 3)):
+        Watchdog(store, rank=0, world_size=2, bound_seconds=60.0, device=device).close()
+    assert chosen.get(timeout=60) == ("zerotrain-watchdog", torch.device("cuda", 3))
+    assert chosen.empty()
+
+
+def refuse(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("NCCL communicator was aborted")
+
+
+def after_the_verdict() -> list[str]:
+    """What each collective raises when the group was ended, told while it starts and before."""
+    comm, found = comm_by("gloo"), []
+    dog, part = comm._watchdog, torch.zeros(8, device=comm.device)
+    assert dog is not None
+    whole = part.repeat(comm.world_size)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("all_gather_single", "all_gather_into_tensor", "broadcast", "all_to_all_single"):
+            patch.setattr(dist, name, refuse, raising=False)
+        patch.setattr(group, "FLAT_ALL_GATHER", refuse)
+        starts = (
+            lambda: comm.all_gather(whole, part, label="x"),
+            lambda: comm.start_exchange(whole, label="x"),
+            lambda: comm.broadcast(part, label="x"),
+        )
+        for verdict in (None, "rank 1 is elsewhere"):
+            dog._verdict = verdict
+            for start in starts:
+                try:
+                    start()
+                except RuntimeError as error:
+                    found.append(f"{type(error).__name__}: {error}")
+    dog._verdict = None
+    comm.close()
+    return found
+
+
+def test_collectives_after_a_verdict_raise_it() -> None:
+    """NCCL refuses them when they are issued, where nobody waits yet."""
+    for found in run_ranks(2, after_the_verdict):
+        assert (
+            found
+            == ["RuntimeError: NCCL communicator was aborted"] * 3 + ["CommError: rank 1 is elsewhere"] * 3
+        )
+
+
+def test_what_nccl_cannot_carry_goes_as_bytes() -> None:
+    for tensor in (torch.arange(6, dtype=torch.int16).view(2, 3), torch.tensor(-2, dtype=torch.int16)):
+        sent = sendable(tensor)
+        assert sent.dtype is torch.uint8
+        assert (sent.data_ptr(), sent.nbytes) == (tensor.data_ptr(), tensor.nbytes)
+    whole = torch.zeros(3, dtype=torch.bfloat16)
+    assert sendable(whole) is whole
 
 
 def test_no_watchdog_without_a_bound() -> None:

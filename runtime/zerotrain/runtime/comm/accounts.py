@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter, deque
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,6 +40,18 @@ class Accounts:
         """Time the caller spent waiting for collectives since the last `take_wait_seconds`."""
         self._sequence = 0
         self._stopwatch = Stopwatch(device, self._finished)
+
+    def issue(self, start: Callable[[], Any]) -> Any:
+        """The handle of a collective that `start` issues. Raises the watchdog's verdict where that has ended
+        the group: NCCL takes no further collective then, and says so in words of its own."""
+        if self._watchdog is not None:
+            self._watchdog.check()
+        try:
+            return start()
+        except RuntimeError:
+            if self._watchdog is not None:
+                self._watchdog.check()
+            raise
 
     def account(
         self,

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from zerotrain.contract.launch import CommEnv
+from zerotrain.contract.launch import CommEnv, LaunchError
 from zerotrain.runtime.comm.accounts import Accounts
 from zerotrain.runtime.comm.delays import Delays
 from zerotrain.runtime.comm.errors import CommError
@@ -33,7 +33,7 @@ from zerotrain.runtime.comm.shared import SharedGroup
 from zerotrain.runtime.comm.sharing import share_memory
 from zerotrain.runtime.comm.timing import Pending
 from zerotrain.runtime.comm.watchdog import Watchdog, own_store
-from zerotrain.runtime.comm.work import FLAT_ALL_GATHER, Ready, gather_by_broadcasts
+from zerotrain.runtime.comm.work import FLAT_ALL_GATHER, Ready, gather_by_broadcasts, sendable
 
 __all__ = ["DEFAULT_TIMEOUT", "Comm", "CommError", "pick_device", "timeout_of"]
 
@@ -120,7 +120,8 @@ class Comm(Accounts):
         elif self.device.type == "cpu" and full.nbytes >= BROADCAST_BYTES:
             work = gather_by_broadcasts(full, shard, rank=self.rank, group=self.group)
         else:
-            work = FLAT_ALL_GATHER(full, shard, group=self.group, async_op=True)
+            whole, part = sendable(full), sendable(shard)
+            work = self.issue(lambda: FLAT_ALL_GATHER(whole, part, group=self.group, async_op=True))
         return self.account("all_gather", label, num_bytes, work)
 
     def start_exchange(self, sent: torch.Tensor, *, label: str) -> Exchange:
@@ -139,7 +140,9 @@ class Comm(Accounts):
         if self.world_size == 1:
             return Exchange(Pending.done(), parts=lambda: [sent], finish=_nothing, extra_bytes=0)
         received = self.memory.keep(sent.numel(), sent.dtype)
-        work = dist.all_to_all_single(received, sent, group=self._exchanges, async_op=True)
+        work = self.issue(
+            lambda: dist.all_to_all_single(received, sent, group=self._exchanges, async_op=True)
+        )
         pending = self.account("reduce_scatter", label, num_bytes, work, crossing=self.nodes.outside)
         parts = list(received.view(self.world_size, -1))
         return Exchange(pending, parts=lambda: parts, finish=parts.clear, extra_bytes=received.nbytes)
@@ -174,7 +177,8 @@ class Comm(Accounts):
         if self.world_size == 1:
             return
         self._delays.pause()
-        work = dist.broadcast(tensor, group_src=source, group=self.group, async_op=True)
+        values = sendable(tensor)
+        work = self.issue(lambda: dist.broadcast(values, group_src=source, group=self.group, async_op=True))
         # Counted as if it went to one rank: which hops it takes is the backend's affair.
         self.account("broadcast", label, tensor.nbytes, work, receivers=1).wait()
 
@@ -233,7 +237,12 @@ class Comm(Accounts):
         store = own_store(f"zerotrain/{self._serial}/{first}")
         abort = self._abort if self.device.type == "cuda" else None
         return Watchdog(
-            store, rank=self.rank, world_size=self.world_size, bound_seconds=bound_seconds, on_verdict=abort
+            store,
+            rank=self.rank,
+            world_size=self.world_size,
+            bound_seconds=bound_seconds,
+            device=self.device,
+            on_verdict=abort,
         )
 
     def _share(self, transport: str, timeout: timedelta) -> tuple[SharedGroup | None, str]:
@@ -283,10 +292,19 @@ def timeout_of(options: CommEnv) -> timedelta:
 
 
 def pick_device() -> torch.device:
-    """CUDA device of LOCAL_RANK when there is CUDA, else the CPU. Makes it current."""
+    """CUDA device of LOCAL_RANK when there is CUDA, else the CPU. Makes it current.
+
+    Raises LaunchError where there are fewer GPUs than ranks.
+    """
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    index, count = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if index >= count:
+        raise LaunchError(
+            f"LOCAL_RANK is {index}, so this rank needs GPU {index}, but the process sees {count}; start as "
+            "many ranks per worker as it has GPUs, or set CUDA_VISIBLE_DEVICES to nothing to train on CPUs"
+        )
+    device = torch.device("cuda", index)
     torch.cuda.set_device(device)
     return device
 

@@ -48,7 +48,7 @@ class SubGroup:
         if self._group is None:
             full.copy_(shard)
             return Pending.done()
-        work = FLAT_ALL_GATHER(full, shard, group=self._group, async_op=True)
+        work = self._comm.issue(lambda: FLAT_ALL_GATHER(full, shard, group=self._group, async_op=True))
         return self._comm.account(
             "all_gather", label, shard.nbytes, work, receivers=self.world_size - 1, crossing=self._other_nodes
         )
@@ -58,7 +58,9 @@ class SubGroup:
         if self._group is None:
             received.copy_(sent)
             return Pending.done()
-        work = dist.all_to_all_single(received, sent, group=self._group, async_op=True)
+        work = self._comm.issue(
+            lambda: dist.all_to_all_single(received, sent, group=self._group, async_op=True)
+        )
         bytes_each = sent.nbytes // self.world_size
         return self._comm.account(
             "reduce_scatter",

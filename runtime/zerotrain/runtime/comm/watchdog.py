@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from zerotrain.runtime.comm.errors import CommError
@@ -73,14 +74,16 @@ class Watchdog:
         rank: int,
         world_size: int,
         bound_seconds: float,
+        device: torch.device | None = None,
         on_verdict: Callable[[str], None] | None = None,
     ) -> None:
-        """`store` is a c10d store of its own; `on_verdict` is called in the thread, where waits do not block
-        the host."""
+        """`store` is a c10d store of its own; `device` is the rank's; `on_verdict` is called in the thread,
+        where waits do not block the host."""
         self._store = store
         self._rank = rank
         self._world_size = world_size
         self._bound = bound_seconds
+        self._device = device
         self._patience = min(bound_seconds * MISMATCH_SHARE, MAX_MISMATCH_S)
         self._on_verdict = on_verdict
         self._recent: deque[tuple[int, str]] = deque(maxlen=KEPT)
@@ -138,6 +141,9 @@ class Watchdog:
         return min(max(self._patience / 2, 0.05), 5.0)
 
     def _run(self) -> None:
+        if self._device is not None and self._device.type == "cuda":
+            # A thread begins with the first GPU, where asking for a collective's end would take memory.
+            torch.cuda.set_device(self._device)
         while not self._stop.wait(self._interval):
             # The store goes with rank 0; the collective then fails by itself.
             with suppress(RuntimeError, OSError, ValueError):

@@ -88,6 +88,11 @@ class Watched:
                 watchdog.check()
 
 
+def sendable(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory in a dtype that every backend carries: NCCL has no integers of 16 bits."""
+    return tensor.reshape(-1).view(torch.uint8) if tensor.dtype is torch.int16 else tensor
+
+
 def gather_by_broadcasts(full: torch.Tensor, shard: torch.Tensor, *, rank: int, group: Any) -> AllOf:
     """One broadcast per rank, straight into place: gloo's own all-gather goes through a copy of the whole."""
     parts = full.view(dist.get_world_size(group), -1)

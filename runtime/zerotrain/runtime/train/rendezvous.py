@@ -6,11 +6,11 @@ import time
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.contract.launch import LaunchSpec, RankEnv
+from zerotrain.runtime.comm.group import pick_device
 
 MEETING_TIMEOUT = timedelta(minutes=30)
 """For connecting to ranks that are known to be there, and without an operator for every later collective."""
@@ -26,7 +26,8 @@ def join(launch: LaunchSpec, rank: RankEnv) -> None:
     """Make the default process group of all ranks; nothing to do for one rank. Raises RendezvousTimeout."""
     if launch.world_size == 1:
         return
-    seconds = launch.rendezvous_timeout_seconds
+    seconds, device = launch.rendezvous_timeout_seconds, pick_device()
+    bound: dict[str, Any] = {"device_id": device} if device.type == "cuda" else {}
     began = time.monotonic()
     try:
         store = dist.TCPStore(  # type: ignore[attr-defined]
@@ -38,11 +39,12 @@ def join(launch: LaunchSpec, rank: RankEnv) -> None:
             wait_for_workers=True,
         )
         dist.init_process_group(
-            backend="nccl" if torch.cuda.is_available() else "gloo",
+            backend="nccl" if device.type == "cuda" else "gloo",
             store=store,
             rank=rank.rank,
             world_size=launch.world_size,
             timeout=MEETING_TIMEOUT,
+            **bound,
         )
         _wait_as_long_as(launch, store)
     except RuntimeError as error:  # also of gloo, which meets in its own way
