@@ -126,8 +126,10 @@ class ModelValues:
 
 
 def take_values(model: nn.Module, comm: Comm) -> ModelValues:
-    """Put the model on this rank's device, without memory for deferred parameters. Collective.
+    """Put the model's buffers on this rank's device, and deferred parameters there without memory.
+    Collective.
 
+    Other parameters follow unit by unit (`zero/build.py`): all together they may be more than a GPU has.
     Deferred buffers get their values, and rank 0's buffers count. Every parameter stays the object it is.
     Raises LayoutError as `origins_of`.
     """
@@ -137,7 +139,7 @@ def take_values(model: nn.Module, comm: Comm) -> ModelValues:
         if parameter.is_meta:
             _become_empty(parameter, name, comm.device)
     _fill_buffers(model, origins, comm.device)
-    model.to(comm.device)
+    _move_buffers(model, comm.device)
     for name, buffer in model.named_buffers():
         comm.broadcast(buffer, label=name)
     forget(model)
@@ -189,6 +191,15 @@ def _swap(parameter: nn.Parameter, name: str, values: torch.Tensor) -> None:
             f"{name!r} is deferred and something holds it weakly or has hooked it ({error}); "
             "hand the model to zerotrain.runtime.initialize first"
         ) from error
+
+
+def _move_buffers(model: nn.Module, device: torch.device) -> None:
+    moved: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.device != device:
+                # One that several modules share stays one.
+                module._buffers[name] = moved.setdefault(id(buffer), buffer.to(device))
 
 
 @torch.no_grad()

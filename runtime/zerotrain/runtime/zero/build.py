@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 
 from zerotrain.runtime.zero.gradients import UnitGradients
@@ -33,6 +34,7 @@ def build_unit(
         placement, tier = replace(placement, params_sharded=False), None
     members = [parameters[segment.fqn] for segment in layout.segments]
     for segment, parameter in zip(layout.segments, members, strict=True):
+        move_to(parameter, core.comm.device)
         adopt(parameter, core, segment.fqn)
     unit = Unit(
         layout,
@@ -48,6 +50,15 @@ def build_unit(
     if placement.params_sharded:
         unit.weights = core.traffic.of_weights()
     return unit
+
+
+def move_to(parameter: nn.Parameter, device: torch.device) -> None:
+    """Have value and gradient on the device, as `Module.to` does; the object stays."""
+    if parameter.device == device:
+        return
+    parameter.data = parameter.data.to(device)
+    if parameter.grad is not None:
+        parameter.grad.data = parameter.grad.data.to(device)
 
 
 def build_units(
