@@ -53,14 +53,16 @@ def test_close_to_the_plain_rule(decoupled: bool, bias_correction: bool, amsgrad
     }
     fused, plain = FusedAdamRule(**options), AdamRule(**options)
     generator = torch.Generator().manual_seed(1)
-    wanted = torch.randn(NUMEL, generator=generator)
-    states, theirs = ({kind: torch.zeros(NUMEL) for kind in plain.kinds} for _ in range(2))
+    wanted = torch.randn(NUMEL, generator=generator, dtype=torch.float32)
+    states, theirs = (
+        {kind: torch.zeros(NUMEL, dtype=torch.float32) for kind in plain.kinds} for _ in range(2)
+    )
     weight = wanted.clone() if kept == "weight" else wanted.bfloat16()
     first = None if kept == "weight" else wanted.clone()
     if kept == "split":
         weight, first = split(wanted.clone())
     for step in range(1, 5):
-        grad = torch.randn(NUMEL, generator=generator)
+        grad = torch.randn(NUMEL, generator=generator, dtype=torch.float32)
         apply_plain(plain, wanted, grad, theirs, step)
         task = fused.task(
             segments(step), grad=grad.clone(), grad_scale=SCALE, weight=weight, names=fused.kinds
@@ -74,6 +76,26 @@ def test_close_to_the_plain_rule(decoupled: bool, bias_correction: bool, amsgrad
         torch.testing.assert_close(states[kind], state, rtol=1e-5, atol=1e-7)
     if kept == "master":
         assert torch.equal(weight, found.bfloat16())
+
+
+def test_a_clip_of_zero_is_a_step_as_elsewhere() -> None:
+    """Infinite gradients that are not skipped: their norm bounds the finite ones to nothing."""
+    weight, rule = torch.ones(3), FusedAdamRule()
+    states = {kind: torch.zeros(3) for kind in rule.kinds}
+    grad = torch.tensor([1.0, float("inf"), -2.0])
+    everything = [Segment(0, 3, HYPERS[1], 1)]
+    task = rule.task(everything, grad=grad, grad_scale=0.0, weight=weight, names=rule.kinds)
+    rule.run(task, None, states)
+    assert weight.isnan().tolist() == [False, True, False]
+    assert weight[[0, 2]].tolist() == [1.0, 1.0]
+
+
+def test_the_programs_default_dtype_is_not_the_kernels() -> None:
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        test_close_to_the_plain_rule(True, True, False, "master")
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_it_is_for_gpus() -> None:

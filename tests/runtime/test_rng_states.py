@@ -1,4 +1,4 @@
-"""Random numbers go on after a restart, on whichever GPU of its host a rank computes then. CUDA is a stand-in."""
+"""Random numbers go on after a restart, whichever GPU of its host a rank computes on. CUDA is a stand-in."""
 
 from __future__ import annotations
 

@@ -35,7 +35,11 @@ class FusedAdamRule(AdamRule):
         names: Sequence[str],
     ) -> Any:
         """A step over the elements of `grad`, which is scaled in place; see `KernelRule`."""
-        divisor = None if grad_scale == 1.0 else torch.full((), 1.0 / grad_scale, device=grad.device)
+        divisor = None
+        if grad_scale != 1.0:
+            # 0 clips gradients that are not finite: finite ones become 0, the others no number.
+            inverse = 1.0 / grad_scale if grad_scale else inf
+            divisor = torch.full((), inverse, dtype=torch.float32, device=grad.device)
         return FusedTask(rule=self, segments=segments, grad=grad, divisor=divisor, weight=weight)
 
     def run(
@@ -129,7 +133,7 @@ class FusedTask:
             [states[EXP_AVG]],
             [states[EXP_AVG_SQ]],
             [states[MAX_EXP_AVG_SQ]] if rule.amsgrad else [],
-            [torch.full((), step, device=grad.device)],
+            [torch.full((), step, dtype=torch.float32, device=grad.device)],
             lr=hyper.lr,
             beta1=hyper.betas[0],
             beta2=hyper.betas[1],

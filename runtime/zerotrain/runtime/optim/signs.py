@@ -17,7 +17,8 @@ from zerotrain.runtime.zero.layout import ALIGN, UnitLayout
 BLOCK = ALIGN
 """Elements that share a scale."""
 
-_TILE_BLOCKS = 64
+_TILE_BLOCKS, _CUDA_TILE_BLOCKS = 64, 1 << 13
+"""Blocks worked on at a time; on CUDA launches cost more than cache misses."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +59,7 @@ class Signs:
         """`target += weight * self`; gaps get values too, see `SignCodec.clear_gaps`."""
         rows, packed = target.view(-1, BLOCK), self.bits.view(-1, BLOCK // 8)
         weights = _bit_weights(target.device)
-        for tile in _tiles(rows.shape[0]):
+        for tile in _tiles(rows):
             positive = (packed[tile][..., None] & weights).ne(0).view(rows[tile].shape)
             scale = self.scales[tile][:, None]
             rows[tile].add_(torch.where(positive, scale, -scale), alpha=weight)
@@ -83,7 +84,7 @@ class SignCodec:
         signs = Signs.empty(value.numel(), value.device)
         rows, packed = value.view(-1, BLOCK), signs.bits.view(-1, BLOCK // 8)
         weights = _bit_weights(value.device)
-        for tile in _tiles(rows.shape[0]):
+        for tile in _tiles(rows):
             part = rows[tile]
             scale = part.square().sum(dim=1).div_(self._counts[tile]).sqrt_()
             signs.scales[tile] = scale
@@ -96,11 +97,14 @@ class SignCodec:
 
 
 def _bit_weights(device: torch.device) -> torch.Tensor:
-    return torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8, device=device)
+    return torch.bitwise_left_shift(
+        torch.ones(8, dtype=torch.uint8, device=device), torch.arange(8, dtype=torch.uint8, device=device)
+    )
 
 
-def _tiles(rows: int) -> Sequence[slice]:
-    return [slice(low, min(low + _TILE_BLOCKS, rows)) for low in range(0, rows, _TILE_BLOCKS)]
+def _tiles(rows: torch.Tensor) -> Sequence[slice]:
+    count, size = rows.shape[0], _TILE_BLOCKS if rows.device.type == "cpu" else _CUDA_TILE_BLOCKS
+    return [slice(low, min(low + size, count)) for low in range(0, count, size)]
 
 
 def _gaps(layout: UnitLayout, start: int, stop: int) -> list[slice]:

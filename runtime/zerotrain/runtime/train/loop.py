@@ -100,7 +100,7 @@ class TrainingLoop:
             data_seconds += time.perf_counter() - began
             if batch is None:
                 break
-            loss = self.session.model.loss(engine, batch.to(engine.device))
+            loss = self.session.model.loss(engine, _sent(batch, engine.device))
             engine.backward(loss)
             losses.append(loss.detach())
             result = engine.step()
@@ -151,3 +151,11 @@ class TrainingLoop:
             self.checkpoints.save(wait=True)
         self.reporter.say(f"stopped after step {step} on request; the next attempt goes on from there")
         return ExitCode.YIELDED
+
+
+def _sent(batch: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The batch where the model computes. Beside a GPU the host does not wait for the copy, nor for what the
+    GPU has to do before it."""
+    if device.type != "cuda":
+        return batch
+    return batch.pin_memory().to(device, non_blocking=True)

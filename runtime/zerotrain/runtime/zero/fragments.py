@@ -215,11 +215,12 @@ class _Place:
         return self.core.gradients[self.unit.name]
 
     def master_part(self) -> torch.Tensor:
-        """A copy of this rank's part of the master, or of the weight of a frozen parameter."""
+        """A copy of this rank's part of the master, or of the weight of a frozen parameter, on the device."""
         if self.unit.layout.trainable:
             return self.state_part(MASTER)
         start = self.unit.start
-        return self.unit.read_weights(self.start - start, self.stop - start).clone()
+        part = self.unit.read_weights(self.start - start, self.stop - start)
+        return part.to(self.core.comm.device, copy=True)
 
     @torch.no_grad()
     def write_master(self, own: torch.Tensor) -> None:
