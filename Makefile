@@ -42,7 +42,7 @@ test: venv lint ## run all checks and tests
 # The properties that a GPU could break; two or four ranks share one through NCCL, which is slow.
 GPU_TESTS := $(addprefix tests/runtime/test_,$(addsuffix .py,gpu_memory zero_parity zero_resized zero_precision \
 	zero_fp16 zero_memory zero_gradients zeropp overlap offload_parity offload_param offload_checkpoint just_in_time \
-	checkpoint_engine engine_resume activation_checkpointing comm_watchdog optim_fused))
+	checkpoint_engine engine_resume activation_checkpointing comm_watchdog comm_timing optim_fused rng_states))
 test-gpu: venv ## the engine's tests on an NVIDIA GPU, which all ranks share (not part of CI)
 	$(PY) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("no GPU that torch " + torch.__version__ + " sees")'
 	ZEROTRAIN_TEST_DEVICE=cuda $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(GPU_TESTS) $(ARGS)
