@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.support.device import DEVICE
+from tests.support.device import DEVICE, gpu_environment
 
 LR = 1e-4
 BETAS = (0.9, 0.999)
@@ -285,16 +285,16 @@ CONTENDERS: Mapping[str, Callable[[Sizes], Contender]] = {
 
 
 def join(rank: int, world_size: int, store: str) -> None:
-    """The process group of one contender's ranks. On a GPU they share it, as `tests.support.ranks` says."""
+    """The process group of one contender's ranks. On a GPU they share it."""
     on_gpu = DEVICE == "cuda"
     os.environ.update(
         RANK=str(rank),
-        LOCAL_RANK="0" if on_gpu else str(rank),
+        LOCAL_RANK=str(rank),
         WORLD_SIZE=str(world_size),
         LOCAL_WORLD_SIZE=str(world_size),
     )
     if on_gpu:
-        os.environ.update(NCCL_HOSTID=f"rank-{rank}", NCCL_SOCKET_IFNAME="lo")
+        os.environ.update(gpu_environment(rank))
     dist.init_process_group(
         "nccl" if on_gpu else "gloo", init_method=f"file://{store}", rank=rank, world_size=world_size
     )

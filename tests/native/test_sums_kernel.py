@@ -53,7 +53,7 @@ def test_sum_squares_of_what_is_not_finite_is_not_finite() -> None:
         values = torch.zeros(20_000)
         values[17_001] = bad
         assert _native.sum_squares(values) != 0.0
-        assert not torch.tensor(sums.sum_squares(values)).isfinite()
+        assert not torch.tensor(sums.sums_of_squares([values])).isfinite()
 
 
 @pytest.mark.parametrize("numel", [0, 1, 1023, 1024, 5000])

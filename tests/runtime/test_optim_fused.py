@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from zerotrain.runtime.optim.fused import FusedAdamRule
-from zerotrain.runtime.optim.rules import AdamRule, Hyper
+from zerotrain.runtime.optim.fused import FusedAdamRule, FusedKernel
+from zerotrain.runtime.optim.rules import AdamRule, Hyper, UnitStep
 from zerotrain.runtime.zero.rounding import join, split
 
 NUMEL, BORDER, SCALE = 5000, 1203, 0.37
@@ -51,7 +51,8 @@ def test_close_to_the_plain_rule(decoupled: bool, bias_correction: bool, amsgrad
         "bias_correction": bias_correction,
         "amsgrad": amsgrad,
     }
-    fused, plain = FusedAdamRule(**options), AdamRule(**options)
+    plain = AdamRule(**options)
+    kernel = FusedKernel(plain)
     generator = torch.Generator().manual_seed(1)
     wanted = torch.randn(NUMEL, generator=generator, dtype=torch.float32)
     states, theirs = (
@@ -64,12 +65,18 @@ def test_close_to_the_plain_rule(decoupled: bool, bias_correction: bool, amsgrad
     for step in range(1, 5):
         grad = torch.randn(NUMEL, generator=generator, dtype=torch.float32)
         apply_plain(plain, wanted, grad, theirs, step)
-        task = fused.task(
-            segments(step), grad=grad.clone(), grad_scale=SCALE, weight=weight, names=fused.kinds
+        task = kernel.task(
+            UnitStep(
+                segments=segments(step),
+                grad=grad.clone(),
+                grad_scale=SCALE,
+                weight=weight,
+                names=plain.kinds,
+            )
         )
         for low, high in ((0, 700), (700, NUMEL)):  # blocks that cut a segment
             held = {kind: state[low:high] for kind, state in states.items()}
-            fused.run(task, None if first is None else first[low:high], held, start=low)
+            kernel.run(task, None if first is None else first[low:high], held, start=low)
     found = weight if first is None else join(weight, first) if kept == "split" else first
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
     for kind, state in theirs.items():
@@ -80,12 +87,13 @@ def test_close_to_the_plain_rule(decoupled: bool, bias_correction: bool, amsgrad
 
 def test_a_clip_of_zero_is_a_step_as_elsewhere() -> None:
     """Infinite gradients that are not skipped: their norm bounds the finite ones to nothing."""
-    weight, rule = torch.ones(3), FusedAdamRule()
+    weight, rule = torch.ones(3), AdamRule()
     states = {kind: torch.zeros(3) for kind in rule.kinds}
     grad = torch.tensor([1.0, float("inf"), -2.0])
     everything = [Segment(0, 3, HYPERS[1], 1)]
-    task = rule.task(everything, grad=grad, grad_scale=0.0, weight=weight, names=rule.kinds)
-    rule.run(task, None, states)
+    step = UnitStep(segments=everything, grad=grad, grad_scale=0.0, weight=weight, names=rule.kinds)
+    kernel = FusedKernel(rule)
+    kernel.run(kernel.task(step), None, states)
     assert weight.isnan().tolist() == [False, True, False]
     assert weight[[0, 2]].tolist() == [1.0, 1.0]
 
@@ -100,5 +108,5 @@ def test_the_programs_default_dtype_is_not_the_kernels() -> None:
 
 def test_it_is_for_gpus() -> None:
     rule = FusedAdamRule()
-    assert rule.runs_on(torch.device("cuda", 0))
-    assert not rule.runs_on(torch.device("cpu")), "there the native kernel is faster"
+    assert isinstance(rule.kernel_for(torch.device("cuda", 0)), FusedKernel)
+    assert rule.kernel_for(torch.device("cpu")) is None, "there the native kernel is faster"

@@ -7,12 +7,13 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
 from tests.support.ranks import run_ranks
 from tests.support.training import Case, largest_difference, train_with_engine
 from zerotrain.contract.config import ConfigError, OptimizerConfig, load, resolve
-from zerotrain.runtime.optim.fused import FusedAdamRule
-from zerotrain.runtime.optim.native import NativeAdagradRule, NativeAdamRule, NativeLionRule
+from zerotrain.runtime.optim.fused import FusedAdamRule, FusedKernel
+from zerotrain.runtime.optim.native import NativeAdagradRule, NativeAdamRule, NativeKernel, NativeLionRule
 from zerotrain.runtime.optim.optimizer import rule_for
 from zerotrain.runtime.optim.rules import AdagradRule, AdamRule, LionRule, SGDRule
 
@@ -46,6 +47,13 @@ def test_the_configuration_chooses_the_rule(kind: str, torch_adam: bool, expecte
     optimizer = resolve(load(text), world_size=1).optimizer
     assert optimizer is not None
     assert type(rule_for(optimizer)) is expected
+
+
+@pytest.mark.parametrize("rule", [NativeAdamRule(), NativeAdagradRule(), NativeLionRule()])
+def test_the_device_chooses_the_kernel(rule: NativeAdamRule | NativeAdagradRule | NativeLionRule) -> None:
+    assert isinstance(rule.kernel_for(torch.device("cpu")), NativeKernel)
+    on_gpu = rule.kernel_for(torch.device("cuda", 0))
+    assert isinstance(on_gpu, FusedKernel) if isinstance(rule, NativeAdamRule) else on_gpu is None
 
 
 def test_without_compiled_code_only_the_named_kernel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import torch
 
 from zerotrain.runtime.offload.states import Block
 from zerotrain.runtime.optim.rules import AdamRule, Hyper
-from zerotrain.runtime.optim.update import BoundKernel, SegmentStep, UnitKernel
+from zerotrain.runtime.optim.update import BoundUpdate, SegmentStep, UnitKernel
 from zerotrain.runtime.zero.rounding import join, split
 
 NUMEL = 40_000
@@ -58,6 +58,6 @@ def test_a_step_without_a_kernel_is_the_same_on_both_forms() -> None:
     ]
     for block in forms:
         kernel = UnitKernel(rule=rule, segments=segments, part=None, grad_scale=0.5)  # type: ignore[arg-type]
-        BoundKernel(kernel=kernel, grads=grads.clone(), task=None)(block)
+        BoundUpdate(update=kernel, grads=grads.clone())(block)
     assert join(high, low).equal(plain)
     assert all(states[0][kind].equal(states[1][kind]) for kind in rule.kinds)

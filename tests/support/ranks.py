@@ -1,8 +1,7 @@
 """Runs a function as several ranks: real processes, real gloo, forked from one process that has torch
 already.
 
-On a GPU (`device.DEVICE`) the ranks share it and talk through NCCL. It takes two ranks on one GPU for a
-mistake unless they are on different hosts, which `NCCL_HOSTID` says they are; they send over sockets then.
+On a GPU (`device.DEVICE`) the ranks share it and talk through NCCL.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from tests.support.device import TRANSPORTS
+from tests.support.device import TRANSPORTS, gpu_environment
 from zerotrain.runtime.comm.group import pick_device
 
 TIMEOUT_S = 240.0
@@ -164,7 +163,7 @@ def _rank_main(
 
 
 def _share_gpu(rank: int) -> None:
-    os.environ.update(LOCAL_RANK="0", NCCL_HOSTID=f"rank-{rank}", NCCL_SOCKET_IFNAME="lo")
+    os.environ.update(gpu_environment(rank))
     register_module_forward_pre_hook(_to_gpu)  # type: ignore[arg-type]
 
 

@@ -70,11 +70,6 @@ def _overwrite_parts(into: torch.Tensor, parts: Sequence[torch.Tensor], scale: f
         into[start:stop].copy_(total)
 
 
-def sum_squares(flat: torch.Tensor) -> float:
-    """Sum of squares of a 1-D tensor; see `sums_of_squares`."""
-    return sums_of_squares([flat])[0]
-
-
 @torch.no_grad()
 def sums_of_squares(flats: Sequence[torch.Tensor]) -> list[float]:
     """Of each 1-D tensor, in float64; the same bits for the same elements in however many calls.

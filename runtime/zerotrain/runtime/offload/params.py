@@ -123,9 +123,7 @@ class OffloadedParams:
         largest = max(sizes.values())
         trained = max((size for layout, size in sizes.items() if layout.trainable), default=0)
         if self._ring is None:
-            self._ring = ParamRing(
-                vault, self._uploads, self._ledger, pins=self._pins and self._device.type == "cuda"
-            )
+            self._ring = ParamRing(vault, self._uploads, self._ledger, pins=self._pins)
         self._ring.fit(largest, trained)
 
     def _count(self, record: Record, sign: int) -> None:

@@ -7,15 +7,15 @@ ImportError. Called by `ZeroOptimizer` and the state tiers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from zerotrain.runtime._native import Segment, UpdateTask, update_
-from zerotrain.runtime.optim.fused import FusedAdamRule, FusedTask
-from zerotrain.runtime.optim.rules import AdagradRule, AdamRule, Alike, Hyper, LionRule, UpdateRule
+from zerotrain.runtime.optim.fused import FusedAdamRule
+from zerotrain.runtime.optim.rules import AdagradRule, AdamRule, Hyper, Kernel, LionRule, UnitStep, UpdateRule
 from zerotrain.runtime.zero.state import MASTER
 
 REMAINDER = "remainder"
@@ -34,7 +34,11 @@ class _NativeRule:
         """Name of the kernel."""
         raise AssertionError("every rule names its kernel")
 
-    def _segment(self, start: int, stop: int, hyper: Hyper, step: int) -> Segment:
+    def kernel_for(self, device: torch.device) -> Kernel | None:
+        """See `KernelRule`."""
+        return NativeKernel(self) if device.type == "cpu" else None
+
+    def segment(self, start: int, stop: int, hyper: Hyper, step: int) -> Segment:
         return Segment(
             start,
             stop,
@@ -49,79 +53,39 @@ class _NativeRule:
             initial_sum=getattr(self, "start", 0.0),
         )
 
-    def runs_on(self, device: torch.device) -> bool:
-        """Whether `task` can be called for tensors there."""
-        return device.type == "cpu"
 
-    def task(
-        self,
-        segments: Sequence[Alike],
-        *,
-        grad: torch.Tensor,
-        grad_scale: float,
-        weight: torch.Tensor | None,
-        names: Sequence[str],
-    ) -> UpdateTask:
-        """A step over the elements of `grad` (fp32, bf16 or fp16; kept) whose states are given later; in
-        `names` the arrays that are. Hyperparameters are taken by value.
+@dataclass(frozen=True, slots=True)
+class NativeKernel:
+    """The kernel of a rule: a `Kernel`. `task` takes gradients and weights in fp32, bf16 and fp16."""
 
-        `weight` (the same dtypes) gets the new values. With "remainder" among the names it is the upper half
-        of the masters, and without "master", too, it is the fp32 master itself.
-        """
+    rule: _NativeRule
+
+    def task(self, step: UnitStep) -> UpdateTask:
+        """See `Kernel`; the gradients are kept. With "remainder" among the names the weight is the upper half
+        of the masters, and without "master", too, it is the fp32 master itself."""
         return UpdateTask(
-            self.kernel,
-            [self._segment(one.start, one.stop, one.hyper, one.step) for one in segments],
-            grad,
-            weight,
-            grad_scale=grad_scale,
-            weight_is_master=MASTER not in names and REMAINDER not in names,
+            self.rule.kernel,
+            [self.rule.segment(one.start, one.stop, one.hyper, one.step) for one in step.segments],
+            step.grad,
+            step.weight,
+            grad_scale=step.grad_scale,
+            weight_is_master=MASTER not in step.names and REMAINDER not in step.names,
         )
 
     def run(
-        self,
-        task: UpdateTask,
-        master: torch.Tensor | None,
-        states: Mapping[str, torch.Tensor],
-        *,
-        start: int = 0,
+        self, task: Any, master: torch.Tensor | None, states: Mapping[str, torch.Tensor], *, start: int = 0
     ) -> None:
-        """Do a part of a task, from element `start` on; `master` is fp32, or a remainder (int16), or None
-        where the weight is it."""
-        update_(task, master, [states[kind] for kind in self.kinds], start=start)
+        """See `Kernel`."""
+        update_(task, master, [states[kind] for kind in self.rule.kinds], start=start)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NativeAdamRule(_NativeRule, FusedAdamRule):
     """Adam and AdamW, on CUDA by torch's fused kernel."""
 
-    def runs_on(self, device: torch.device) -> bool:
-        """Whether `task` can be called for tensors there."""
-        return _NativeRule.runs_on(self, device) or FusedAdamRule.runs_on(self, device)
-
-    def task(
-        self,
-        segments: Sequence[Alike],
-        *,
-        grad: torch.Tensor,
-        grad_scale: float,
-        weight: torch.Tensor | None,
-        names: Sequence[str],
-    ) -> Any:
+    def kernel_for(self, device: torch.device) -> Kernel | None:
         """See `KernelRule`."""
-        way = FusedAdamRule if FusedAdamRule.runs_on(self, grad.device) else _NativeRule
-        return way.task(self, segments, grad=grad, grad_scale=grad_scale, weight=weight, names=names)
-
-    def run(
-        self,
-        task: Any,
-        master: torch.Tensor | None,
-        states: Mapping[str, torch.Tensor],
-        *,
-        start: int = 0,
-    ) -> None:
-        """See `KernelRule`."""
-        way = FusedAdamRule if isinstance(task, FusedTask) else _NativeRule
-        way.run(self, task, master, states, start=start)
+        return _NativeRule.kernel_for(self, device) or FusedAdamRule.kernel_for(self, device)
 
     @property
     def kernel(self) -> str:

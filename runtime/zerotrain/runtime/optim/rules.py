@@ -66,39 +66,41 @@ class Alike(Protocol):
     def step(self) -> int: ...
 
 
-@runtime_checkable
-class KernelRule(Protocol):
-    """What a rule has, beside `UpdateRule`, that clips, updates and rounds the weights in one pass, with the
-    same bits for every cut of the range."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UnitStep:
+    """One step of one unit, but for its states, which come later and in blocks."""
 
-    @property
-    def kinds(self) -> tuple[str, ...]: ...
+    segments: Sequence[Alike]
+    grad: torch.Tensor
+    """1-D, all elements of the unit; a kernel may overwrite it."""
+    grad_scale: float
+    weight: torch.Tensor | None
+    """Of the same elements. It gets the new values, and is read where it is the master or a part of it."""
+    names: Sequence[str]
+    """Of the arrays that will come."""
 
-    def runs_on(self, device: torch.device) -> bool:
-        """Whether `task` can be called for tensors there."""
-        ...
 
-    def task(
-        self,
-        segments: Sequence[Alike],
-        *,
-        grad: torch.Tensor,
-        grad_scale: float,
-        weight: torch.Tensor | None,
-        names: Sequence[str],
-    ) -> Any:
-        """The update of all elements of `grad` and `weight`; the states, named by `names`, come later."""
+class Kernel(Protocol):
+    """Clips, updates and rounds the weights in one pass, with the same bits for every cut of the range."""
+
+    def task(self, step: UnitStep) -> Any:
+        """The step as `run` takes it; hyperparameters are taken by value."""
         ...
 
     def run(
-        self,
-        task: Any,
-        master: torch.Tensor | None,
-        states: Mapping[str, torch.Tensor],
-        *,
-        start: int = 0,
+        self, task: Any, master: torch.Tensor | None, states: Mapping[str, torch.Tensor], *, start: int = 0
     ) -> None:
-        """Do a part of a task, from element `start` on; `master` may be a remainder, or None = the weight."""
+        """Do a part of a task, from element `start` on; `master` is fp32, or a remainder (int16), or None
+        where the weight is it."""
+        ...
+
+
+@runtime_checkable
+class KernelRule(Protocol):
+    """What a rule that a kernel can carry out has beside `UpdateRule`."""
+
+    def kernel_for(self, device: torch.device) -> Kernel | None:
+        """The kernel for tensors there, if there is one."""
         ...
 
 

@@ -17,7 +17,7 @@ from zerotrain.runtime.offload.states import Block, Encoding, UnitStates
 from zerotrain.runtime.offload.tiers import StateTiers
 from zerotrain.runtime.optim.book import UnitBook
 from zerotrain.runtime.optim.joint import JointRule, SegmentRun, UnitUpdate
-from zerotrain.runtime.optim.rules import Hyper, KernelRule, UpdateRule, tiles
+from zerotrain.runtime.optim.rules import Hyper, Kernel, KernelRule, UnitStep, UpdateRule, tiles
 from zerotrain.runtime.zero.gradients import UnitGradients, shard_on
 from zerotrain.runtime.zero.rounding import join, split
 
@@ -42,39 +42,41 @@ class UnitKernel:
     part: UnitGradients
     grad_scale: float
 
-    def bind(self, weights: torch.Tensor, encoding: Encoding) -> BoundKernel:
+    def bind(self, weights: torch.Tensor, encoding: Encoding) -> BoundUpdate:
         """For weights of the states' interval, on the device that the states are updated on."""
         grads, rule = shard_on(self.part, weights.device), self.rule
-        task = None
-        if isinstance(rule, KernelRule) and rule.runs_on(weights.device):
-            stored = encoding.stored
-            task = rule.task(
-                self.segments,
-                grad=grads,
-                grad_scale=self.grad_scale,
-                weight=weights,
-                names=rule.kinds if stored is None else (stored, *rule.kinds),
-            )
-        return BoundKernel(kernel=self, grads=grads, task=task)
+        kernel = rule.kernel_for(weights.device) if isinstance(rule, KernelRule) else None
+        if kernel is None:
+            return BoundUpdate(update=self, grads=grads)
+        stored = encoding.stored
+        step = UnitStep(
+            segments=self.segments,
+            grad=grads,
+            grad_scale=self.grad_scale,
+            weight=weights,
+            names=rule.kinds if stored is None else (stored, *rule.kinds),
+        )
+        return BoundUpdate(update=self, grads=grads, kernel=kernel, task=kernel.task(step))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BoundKernel:
+class BoundUpdate:
     """The update of one unit: a `BlockUpdate`."""
 
-    kernel: UnitKernel
+    update: UnitKernel
     grads: torch.Tensor
-    task: Any | None
+    kernel: Kernel | None = None
+    task: Any | None = None
+    """Of the kernel."""
 
     def __call__(self, block: Block) -> None:
         """Update a block in place."""
-        if self.task is not None:
-            assert isinstance(self.kernel.rule, KernelRule)
+        if self.kernel is not None:
             is_master = block.weight is None
             first = block.remainder if block.master is None or is_master else block.master
-            self.kernel.rule.run(self.task, first, block.by_kind, start=block.start)
+            self.kernel.run(self.task, first, block.by_kind, start=block.start)
             return
-        for segment in self.kernel.segments:
+        for segment in self.update.segments:
             low, high = max(block.start, segment.start), min(block.stop, segment.stop)
             decodes, device = block.remainder is not None, self.grads.device
             for tile in tiles(low - block.start, high - block.start, device, decodes=decodes):
@@ -83,17 +85,17 @@ class BoundKernel:
     def _update_tile(self, tile: Block, segment: SegmentStep) -> None:
         """With torch's operations, on a master that is made for it where none is stored."""
         grad, master, weight = self.grads[tile.start : tile.stop], tile.master, tile.weight
-        if self.kernel.grad_scale != 1.0:
-            grad.mul_(self.kernel.grad_scale)
+        if self.update.grad_scale != 1.0:
+            grad.mul_(self.update.grad_scale)
         if tile.remainder is None:
             assert master is not None
-            self.kernel.rule.update(master, grad, tile.by_kind, segment.hyper, segment.step)
+            self.update.rule.update(master, grad, tile.by_kind, segment.hyper, segment.step)
             if weight is not None:
                 weight.copy_(master)
             return
         assert weight is not None
         master = join(weight, tile.remainder)
-        self.kernel.rule.update(master, grad, tile.by_kind, segment.hyper, segment.step)
+        self.update.rule.update(master, grad, tile.by_kind, segment.hyper, segment.step)
         for target, half in zip((weight, tile.remainder), split(master), strict=True):
             target.copy_(half)
 
