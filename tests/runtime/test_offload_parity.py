@@ -162,9 +162,15 @@ def train_all(runs: tuple[Run, ...]) -> list[dict[str, Any]]:
     return [train(run) for run in runs]
 
 
+def reference_tier(tier: str) -> str:
+    """Beside a GPU what is offloaded is updated by other kernels than what is not."""
+    return "cpu" if DEVICE == "cuda" and tier != "none" else "none"
+
+
 def matrix(ranks: int, stage: int) -> tuple[Run, ...]:
     """Every tier with both encodings; on 4 ranks the two ends, and all of them at stage 3."""
-    tiers = tuple(TIERS) if ranks < 4 or stage == 3 else ("none", "encrypted")
+    ends = dict.fromkeys(("none", reference_tier("encrypted"), "encrypted"))
+    tiers = tuple(TIERS if ranks < 4 or stage == 3 else ends)
     runs = [run_of(ranks, stage, splits, tier) for splits, tier in product((False, True), tiers)]
     return (*runs, run_of(ranks, stage, True, "half")) if ranks == 2 else tuple(runs)
 
@@ -181,11 +187,6 @@ def outcomes(ranks: int, stage: int) -> dict[Run, list[dict[str, Any]]]:
     runs = matrix(ranks, stage)
     found = run_ranks(ranks, train_all, runs)
     return {run: [rank[index] for rank in found] for index, run in enumerate(runs)}
-
-
-def reference_tier(tier: str) -> str:
-    """Beside a GPU what is offloaded is updated by other kernels than what is not."""
-    return "cpu" if DEVICE == "cuda" and tier != "none" else "none"
 
 
 WHERE = [(1, 0), (1, 3), *product((2, 4), (0, 1, 2, 3))]  # one rank has nothing to shard
