@@ -122,7 +122,9 @@ def meet_late(port: int, backstop_s: float) -> list[float]:
     sum_of = torch.ones(1)
     time.sleep(rank * LATE_S)
     dist.all_reduce(sum_of)
-    dist.all_reduce(sum_of, group=dist.new_group(timeout=timedelta(seconds=backstop_s)))
+    group = dist.new_group(timeout=timedelta(seconds=backstop_s))
+    assert isinstance(group, dist.ProcessGroup)  # torch says an int for ranks that are no members
+    dist.all_reduce(sum_of, group=group)
     time.sleep(rank * LATE_S)
     if rank == 1:
         store.set("late", "1")
@@ -233,7 +235,7 @@ def part_as_on_gpus(port: int, hop: str) -> str:
     watchdog.MAX_MISMATCH_S = 1.0
     comm = Comm(device=torch.device("cpu"))
     hops = NodeHops(comm)
-    dist.all_to_all_single = lambda *_, group, async_op: UntilAborted(group)
+    setattr(dist, "all_to_all_single", lambda *_, group, async_op: UntilAborted(group))  # noqa: B010
     setattr(dist.ProcessGroup, "abort", lambda group: UntilAborted(group).over.set())  # noqa: B010
     assert comm._watchdog is not None
     comm._watchdog.close()
