@@ -12,29 +12,41 @@ NAME ?= dev
 CLUSTER ?= devcluster
 INSTANCES := build/devcluster/instances
 DEVCLUSTER := build/devcluster/bin/devcluster
+# PINNED=0 takes the newest version of everything instead of those in deploy/constraints.txt.
+PINNED ?= 1
 # pytest arguments, for example: make test ARGS="tests/runtime -k resume"
 ARGS ?=
 # Test processes, each with files of its own. WORKERS=0 is one process with everything.
 WORKERS ?= 2
 
-.PHONY: help demo test test-gpu lint bench bench-offload bench-operator bench-suspend chaos images monitoring-up monitoring-down cluster-up cluster-down clean generate venv
+.PHONY: help demo test test-gpu lint bench bench-offload bench-operator bench-suspend chaos images monitoring-up monitoring-down cluster-up cluster-down clean generate venv upgrade
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 # Edited Python files are used as they are; packaging, kernels and a changed list of modules reinstall.
 NATIVE_SOURCES := $(shell find csrc -type f)
 MODULES := $(shell find operator runtime -name '*.py' | LC_ALL=C sort | cksum | cut -d ' ' -f 1)
-INSTALLED := $(VENV)/.installed-$(MODULES)
-venv: $(INSTALLED)
-$(INSTALLED): pyproject.toml $(NATIVE_SOURCES)
+CONSTRAINTS := deploy/constraints.txt
+PINS := $(if $(filter 0,$(PINNED)),newest,pinned)
+# Build requirements are installed apart, so that they are constrained apart.
+PIP_VERSIONS := $(if $(filter newest,$(PINS)),--upgrade --upgrade-strategy eager,--constraint $(CONSTRAINTS) --build-constraint $(CONSTRAINTS))
+INSTALLED := $(VENV)/.installed-$(PINS)-$(MODULES)
+venv: $(INSTALLED) ## the virtual environment, with the versions of deploy/constraints.txt (PINNED=0: the newest)
+$(INSTALLED): pyproject.toml $(CONSTRAINTS) $(NATIVE_SOURCES)
 	@$(PYTHON) -c 'import sys; sys.exit("zerotrain needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Give another with: make PYTHON=/path/to/python3.12") if sys.version_info < (3, 11) else None'
 	@command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || { echo "zerotrain needs a C++ compiler (Debian: apt-get install g++)" >&2; exit 1; }
-	@echo "==> virtual environment in $(VENV) (torch and the rest from the package index: some minutes the first time)"
+	@echo "==> virtual environment in $(VENV), $(PINS) versions (torch and the rest from the package index: some minutes the first time)"
 	@$(PY) -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV) || { echo "$(PYTHON) cannot make a virtual environment (Debian, Ubuntu: apt-get install python3-venv)" >&2; exit 1; }
-	$(PY) -m pip install --quiet --upgrade 'pip>=25.1'
-	$(PY) -m pip install --progress-bar off --editable '.[dev]'
+	$(PY) -m pip install --quiet --upgrade pip $(if $(filter pinned,$(PINS)),--constraint $(CONSTRAINTS))
+	$(PY) -m pip install --progress-bar off $(PIP_VERSIONS) --editable '.[dev]'
 	$(PY) -c 'import zerotrain.contract, zerotrain.runtime, zerotrain.operator, torch; print("==> installed, torch", torch.__version__)'
 	@rm -f $(VENV)/.installed-* && touch $@
+
+upgrade: ## move deploy/constraints.txt and the images' requirements to the newest versions
+	$(PYTHON) -m venv --clear build/upgrade
+	build/upgrade/bin/python -m pip install --quiet uv
+	UV=build/upgrade/bin/uv deploy/upgrade.sh
+	rm -rf build/upgrade
 
 test: venv lint ## run all checks and tests
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
