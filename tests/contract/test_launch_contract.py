@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from zerotrain.contract import channel_token
 from zerotrain.contract.exit_codes import EXIT_CODES, NEVER_RETRIED, ExitCode, RetryClass, meaning_of
 from zerotrain.contract.launch import (
-    LAUNCH_VARIABLE,
     MAX_EXIT_MARGIN_SECONDS,
     CommEnv,
     LaunchError,
@@ -35,6 +34,7 @@ from zerotrain.contract.progress import (
     Termination,
 )
 from zerotrain.contract.train_spec import CheckpointPolicy, GptSpec, ModelSpec, TrainSpec, TrainSpecError
+from zerotrain.contract.variables import LAUNCH_VARIABLE
 
 KEY = b"k" * 32
 

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.jobs import make_job
-from zerotrain.contract.launch import LAUNCH_VARIABLE, CommEnv, LaunchSpec, unfolded
+from zerotrain.contract.launch import CommEnv, LaunchSpec, unfolded
 from zerotrain.contract.progress import Phase
+from zerotrain.contract.variables import LAUNCH_VARIABLE
 from zerotrain.operator.reconcile.hangs import HangLimits
 from zerotrain.operator.reconcile.inspection import Pace
 from zerotrain.operator.resources import ResourceOptions, worker_pod
@@ -25,10 +26,10 @@ FOUND_S = 15.0 + 60.0 + 160.0
 COMMAND = {"spec.command": ["python", "train.py"]}
 
 
-def comm_env(changes: Mapping[str, Any] | None = None, given: Mapping[str, str] | None = None) -> CommEnv:
-    """What the ranks of the job's worker 0 read; `given` comes from its image or its envFrom."""
+def comm_env(changes: Mapping[str, Any] | None = None) -> CommEnv:
+    """What the ranks of the job's worker 0 read."""
     (container,) = worker_pod(make_job(changes), 1, 0, ResourceOptions())["spec"]["containers"]
-    environ = {**(given or {}), **{item["name"]: item["value"] for item in container["env"]}}
+    environ = {item["name"]: item["value"] for item in container["env"]}
     spec = LaunchSpec.from_env(environ)
     # As the launcher starts a rank.
     return CommEnv.from_env({**unfolded(environ), **spec.to_env()})
@@ -81,8 +82,7 @@ def test_a_program_that_may_never_report_keeps_the_engines_own_watchdog() -> Non
 
 @pytest.mark.parametrize("bound", ["0", "90"])
 def test_a_bound_that_the_user_gave_stands(bound: str) -> None:
-    """By the image or envFrom: podTemplate.env may not hold such names."""
-    found = comm_env(given={"ZEROTRAIN_WATCHDOG_SECONDS": bound})
+    found = comm_env({"spec.podTemplate.env": [{"name": "ZEROTRAIN_WATCHDOG_SECONDS", "value": bound}]})
     assert found.watchdog_seconds == float(bound)
     assert found.hang_backstop_seconds == comm_env().hang_backstop_seconds
 

@@ -9,7 +9,8 @@ import pytest
 from pydantic import ValidationError
 
 from tests.support.jobs import ABSENT, make_job
-from zerotrain.contract.launch import LAUNCH_VARIABLE, LaunchSpec, unfolded
+from zerotrain.contract.launch import LaunchSpec, unfolded
+from zerotrain.contract.variables import LAUNCH_VARIABLE
 from zerotrain.operator.resources import (
     ResourceOptions,
     own_service,

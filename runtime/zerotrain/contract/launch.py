@@ -2,7 +2,8 @@
 
 No other module spells the name of a variable. `MASTER_ADDR`, `MASTER_PORT`, `WORLD_SIZE`, `RANK` and
 `LOCAL_RANK` are torch's `env://` names; the rest is ours. A launcher gets all of it in one variable, as every
-variable of a pod costs the API server time at each of the pod's writes; its ranks see them one by one.
+variable of a pod costs the API server time at each of the pod's writes; its ranks see them one by one. Which
+names are reserved, and which a job may set all the same, stands in `variables`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
+
+from zerotrain.contract.variables import LAUNCH_VARIABLE, without_reserved
 
 WORKER_HTTP_PORT = 8471
 MASTER_PORT = 29400
@@ -23,9 +26,6 @@ MAX_EXIT_MARGIN_SECONDS = 5.0
 EXIT_MARGIN_SHARE = 1 / 5
 """Of the pod's grace, which the launcher keeps from its ranks up to the maximum: to end them and to write its
 message before the kubelet sends SIGKILL."""
-
-LAUNCH_VARIABLE = "ZEROTRAIN_LAUNCH"
-"""All variables of a LaunchSpec as one JSON object of strings."""
 
 
 class LaunchError(ValueError):
@@ -129,9 +129,13 @@ class LaunchSpec:
         """The variables of this worker; fields that are None are left out."""
         return _written(self)
 
-    def to_variable(self) -> dict[str, str]:
-        """The same folded into LAUNCH_VARIABLE, for a launcher."""
-        return {LAUNCH_VARIABLE: json.dumps(self.to_env(), separators=(",", ":"))}
+    def to_variable(self, settings: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Every variable of this worker folded into LAUNCH_VARIABLE, for a launcher; a field that is None as
+        empty text. `settings` are those of `variables.SETTABLE` that the job gives."""
+        every = {item.metadata["env"]: "" for item in fields(self)}
+        text = json.dumps({**(settings or {}), **every, **self.to_env()}, separators=(",", ":"))
+        # A kubelet replaces $(NAME) by another variable of the container, also in the middle of this one.
+        return {LAUNCH_VARIABLE: text.replace("$", "\\u0024")}
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> LaunchSpec:
@@ -213,8 +217,8 @@ class SpillEnv:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> SpillEnv:
-        """Read the variables. Raises LaunchError for an unreadable one."""
-        return cls(**_parsed(cls, environ))
+        """Read the variables, folded or not. Raises LaunchError for an unreadable one."""
+        return cls(**_parsed(cls, unfolded(environ)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -254,8 +258,8 @@ class CommEnv:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> CommEnv:
-        """Read the variables. Raises LaunchError for an unreadable one."""
-        parsed = _parsed(cls, environ)
+        """Read the variables, folded or not. Raises LaunchError for an unreadable one."""
+        parsed = _parsed(cls, unfolded(environ))
         if "hang_backstop_seconds" in parsed:
             parsed.setdefault("watchdog_seconds", parsed["hang_backstop_seconds"])
         return cls(**parsed)
@@ -267,18 +271,18 @@ def grace_of_ranks(pod_seconds: float) -> float:
 
 
 def unfolded(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """The environment with what LAUNCH_VARIABLE holds in its place; it wins over what an image or a Secret of
-    the user's sets. Raises LaunchError when it cannot be read."""
+    """The environment with what LAUNCH_VARIABLE holds in its place, and no other variable of a reserved name;
+    without LAUNCH_VARIABLE as it is. Raises LaunchError when it cannot be read."""
     text = environ.get(LAUNCH_VARIABLE, "")
     if not text:
         return environ
     try:
         held = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise LaunchError(f"launch environment: {LAUNCH_VARIABLE} is not JSON: {error}") from error
     if not isinstance(held, dict) or not all(isinstance(value, str) for value in held.values()):
         raise LaunchError(f"launch environment: {LAUNCH_VARIABLE} must be a JSON object of strings")
-    return {**{name: value for name, value in environ.items() if name != LAUNCH_VARIABLE}, **held}
+    return {**without_reserved(environ), **{name: value for name, value in held.items() if value}}
 
 
 def _parsed(

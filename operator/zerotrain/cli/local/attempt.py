@@ -16,6 +16,7 @@ from pathlib import Path
 
 from zerotrain.client.localrun import LocalRun, attempt_dir
 from zerotrain.contract.progress import Termination
+from zerotrain.contract.variables import settings_in
 from zerotrain.contract.worker_http import PROGRESS_PATH, WorkerReport
 from zerotrain.runtime.launch.leftovers import adopt_orphans, children, end_children
 from zerotrain.runtime.launch.main import HTTP_FILE, REPORT_FILE
@@ -56,10 +57,11 @@ class Attempt:
         adopt_orphans()
         self._before = frozenset(children(os.getpid()))
         spec = plan.launch_spec(run_dir, attempt=number, master_port=_free_port())
+        environ = {**os.environ, **plan.environ}
         self._popen = subprocess.Popen(
             # If this command is killed, the launcher checkpoints and ends, as if asked to stop.
             guarded([sys.executable, "-m", "zerotrain.runtime.launch", "--", *plan.program], signal.SIGTERM),
-            env={**os.environ, **plan.environ, **spec.to_variable()},
+            env={**environ, **spec.to_variable(settings_in(environ))},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -7,13 +7,13 @@ from typing import Annotated
 
 from pydantic import Field
 
-from zerotrain.contract.launch import LaunchSpec
+from zerotrain.contract.variables import SETTABLE, TORCH_VARIABLES, is_reserved
 from zerotrain.operator.constants import RESERVED_METADATA_PREFIXES
 
 from .base import ATOMIC, ApiModel, LabelMap, ObjectName, Rule, keyed_by, rule, unique_by
 from .core.affinity import Affinity
 from .core.containers import Container
-from .core.environment import EnvFromSources, EnvVars
+from .core.environment import EnvFromSources, EnvVar, EnvVars
 from .core.meta import LocalReference
 from .core.volumes import VolumeMounts, Volumes
 
@@ -38,11 +38,13 @@ def _keeps_apparmor(key: str, value: str) -> bool:
     return not key.startswith(_APPARMOR) or value == "runtime/default" or value.startswith("localhost/")
 
 
-_RESERVED_ENV = tuple(sorted(name for name in LaunchSpec.env_names() if not name.startswith("ZEROTRAIN_")))
+_TORCH_NAMES = sorted(TORCH_VARIABLES)
 
 
-def _is_reserved(name: str) -> bool:
-    return name.startswith("ZEROTRAIN_") or name in _RESERVED_ENV
+def _may_be_given(variable: EnvVar) -> bool:
+    if variable.name in SETTABLE:
+        return variable.value_from is None
+    return not is_reserved(variable.name)
 
 
 class PodTemplate(ApiModel):
@@ -59,10 +61,12 @@ class PodTemplate(ApiModel):
             field_path=".annotations",
         ),
         rule(
-            "!has(self.env) || self.env.all(variable, !variable.name.startsWith('ZEROTRAIN_') "
-            f"&& !(variable.name in {list(_RESERVED_ENV)}))",
-            f"the operator sets these variables itself: ZEROTRAIN_*, {', '.join(_RESERVED_ENV)}",
-            holds=lambda self: not any(_is_reserved(variable.name) for variable in self.env),
+            f"!has(self.env) || self.env.all(variable, variable.name in {list(SETTABLE)} "
+            "? !has(variable.valueFrom) : !variable.name.startsWith('ZEROTRAIN_') "
+            f"&& !(variable.name in {_TORCH_NAMES}))",
+            f"the operator sets these variables itself: ZEROTRAIN_*, {', '.join(_TORCH_NAMES)}. Free among "
+            f"them, with value and without valueFrom: {', '.join(SETTABLE)}",
+            holds=lambda self: all(_may_be_given(variable) for variable in self.env),
             field_path=".env",
         ),
     )
@@ -79,7 +83,8 @@ class PodTemplate(ApiModel):
     """Environment variables of the ranks."""
 
     env_from: Annotated[EnvFromSources, Field(json_schema_extra=ATOMIC)] = ()
-    """ConfigMaps and Secrets whose keys become environment variables of the ranks."""
+    """ConfigMaps and Secrets whose keys become environment variables of the ranks. A key that env may not
+    hold, or only with value, has no effect."""
 
     volumes: Volumes = ()
     """Volumes of the pods, such as the one with the training data."""

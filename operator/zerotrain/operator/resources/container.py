@@ -7,6 +7,7 @@ from typing import Final
 
 from zerotrain.contract.launch import TERMINATION_LOG, WORKER_HTTP_PORT, LaunchSpec, grace_of_ranks
 from zerotrain.contract.train_spec import CONFIG_FILE, TRAIN_SPEC_FILE
+from zerotrain.contract.variables import is_reserved, settings_in
 from zerotrain.contract.worker_http import READY_PATH
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.api.storage import Checkpoint
@@ -137,14 +138,15 @@ def _program(job: ZeroTrainingJob) -> Json:
 
 
 def environment(job: ZeroTrainingJob, launch: LaunchSpec) -> list[Json]:
-    """podTemplate may replace what is not the launcher's own; the names of LaunchSpec are refused earlier."""
+    """podTemplate may replace what is not reserved; what it says of `SETTABLE` is folded in with the rest."""
     merged: dict[str, Json] = {
         # Libraries that insist on a cache folder find a writable one there.
         "HOME": {"name": "HOME", "value": SCRATCH_DIR},
     }
-    if job.spec.pod_template is not None:
-        merged |= {variable.name: as_written(variable) for variable in job.spec.pod_template.env}
-    merged |= {name: {"name": name, "value": value} for name, value in launch.to_variable().items()}
+    given = job.spec.pod_template.env if job.spec.pod_template is not None else ()
+    merged |= {item.name: as_written(item) for item in given if not is_reserved(item.name)}
+    settings = settings_in({item.name: item.value or "" for item in given})
+    merged |= {name: {"name": name, "value": value} for name, value in launch.to_variable(settings).items()}
     return list(merged.values())
 
 

@@ -66,6 +66,21 @@ class RankProcess:
         self.kill_group()
 
 
+def rank_environment(
+    spec: LaunchSpec, rank: int, environ: Mapping[str, str], *, socket_path: Path, stacks_path: Path
+) -> dict[str, str]:
+    """What `rank` sees; `environ` is the launcher's own, unfolded."""
+    rank_env = RankEnv(
+        rank=rank,
+        local_rank=rank - spec.ranks.start,
+        local_world_size=spec.ranks_per_worker,
+        channel_socket=socket_path,
+        stacks_path=stacks_path,
+    )
+    # Unbuffered, so that the line before a SIGKILL is not lost in the process.
+    return {"PYTHONUNBUFFERED": "1", **environ, **spec.to_env(), **rank_env.to_env()}
+
+
 def start_rank(
     spec: LaunchSpec,
     rank: int,
@@ -76,20 +91,11 @@ def start_rank(
     sink: Sink,
 ) -> RankProcess:
     """Start `rank` with its static place in the job. Must run in the main thread (see `guarded`)."""
-    local_rank = rank - spec.ranks.start
     stacks_path = spec.run_dir / f"stacks-{rank}.txt"
     stacks_path.unlink(missing_ok=True)  # an earlier launcher's; the rank makes it when it can dump
-    rank_env = RankEnv(
-        rank=rank,
-        local_rank=local_rank,
-        local_world_size=spec.ranks_per_worker,
-        channel_socket=socket_path,
-        stacks_path=stacks_path,
-    )
     popen = subprocess.Popen(
         guarded(program),
-        # Unbuffered, so that the line before a SIGKILL is not lost in the process.
-        env={"PYTHONUNBUFFERED": "1", **environ, **spec.to_env(), **rank_env.to_env()},
+        env=rank_environment(spec, rank, environ, socket_path=socket_path, stacks_path=stacks_path),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
