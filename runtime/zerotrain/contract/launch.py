@@ -72,6 +72,9 @@ class LaunchSpec:
     nvme_bytes: int | None = _env("ZEROTRAIN_NVME_BYTES", int)
     """Size of the volume at `nvme_path`, which the ranks of this worker share."""
 
+    nvme_volume: Path | None = _env("ZEROTRAIN_NVME_VOLUME", _path)
+    """Mount point that the whole spill must lie on, with symbolic links resolved; None = anywhere."""
+
     nvme_encryption: str | None = _env("ZEROTRAIN_NVME_ENCRYPTION")
     """`AEAD` or `None` (plain bytes); absent = as the configuration says, else AEAD."""
 
@@ -206,6 +209,7 @@ class SpillEnv:
     job_uid: str = _env("ZEROTRAIN_JOB_UID", str, "")
     nvme_path: Path | None = _env("ZEROTRAIN_NVME_PATH", _path)
     nvme_bytes: int | None = _env("ZEROTRAIN_NVME_BYTES", int)
+    nvme_volume: Path | None = _env("ZEROTRAIN_NVME_VOLUME", _path)
     nvme_encryption: str | None = _env("ZEROTRAIN_NVME_ENCRYPTION")
     local_world_size: int = _env("LOCAL_WORLD_SIZE", int, 0)
     """Ranks of this host; 0 = unknown."""

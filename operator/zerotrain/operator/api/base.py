@@ -187,11 +187,6 @@ ObjectName = Annotated[str, StringConstraints(min_length=1, max_length=253, patt
 QualifiedName = Annotated[str, StringConstraints(min_length=1, max_length=317, pattern=QUALIFIED_NAME)]
 LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=LABEL_VALUE)]
 LabelMap = Annotated[dict[str, LabelValue], Field(max_length=64)]
-AbsolutePath = Annotated[
-    str, StringConstraints(min_length=2, max_length=1024, pattern=r"^/[^:\x00]*[^/:\x00]$")
-]
-"""An absolute path that names a folder below the root, without a final slash."""
-
 FileKey = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
 """A key of a ConfigMap or Secret."""
 

@@ -24,6 +24,7 @@ def pod_template_refusals(spec: ZeroTrainingJobSpec) -> Iterator[Refusal]:
     root = "spec.podTemplate"
     yield from _unknown_volumes(f"{root}.volumeMounts", template.volume_mounts, template)
     yield from _taken_paths(f"{root}.volumeMounts", template.volume_mounts, _taken(spec))
+    yield from _on_the_spill(f"{root}.volumeMounts", template.volume_mounts, spec)
     for field, containers in (
         ("initContainers", template.init_containers),
         ("sidecars", template.sidecars),
@@ -56,6 +57,20 @@ def _taken_paths(path: str, mounts: tuple[VolumeMount, ...], taken: tuple[str, .
             yield invalid(
                 f"{path}[{index}].mountPath",
                 f"{mount.mount_path} collides with {clash}, which the operator mounts; choose another path",
+            )
+
+
+def _on_the_spill(path: str, mounts: tuple[VolumeMount, ...], spec: ZeroTrainingJobSpec) -> Iterator[Refusal]:
+    """What is spilled below another mount would lie on another volume, under other rules."""
+    if spec.nvme is None:
+        return
+    spill = PurePosixPath(spec.nvme.mount_path)
+    for index, mount in enumerate(mounts):
+        if spill in PurePosixPath(mount.mount_path).parents:
+            yield invalid(
+                f"{path}[{index}].mountPath",
+                f"{mount.mount_path} is below spec.nvme.mountPath {spill}, where only the NVMe volume may "
+                "lie; choose another path",
             )
 
 

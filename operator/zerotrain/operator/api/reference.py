@@ -18,6 +18,7 @@ from zerotrain.operator.constants import API_VERSION, KIND, MAX_JOB_NAME_LENGTH,
 from . import spec as spec_module
 from .base import DNS_LABEL, DNS_SUBDOMAIN, LABEL_VALUE, QUALIFIED_NAME, VALIDATIONS, Rule
 from .crd import INT_OR_STRING, PRESERVE, PRINTER_COLUMNS, openapi_schema
+from .paths import PATH_FORMS
 
 Schema = Mapping[str, Any]
 
@@ -26,6 +27,7 @@ _FORMS = {
     DNS_SUBDOMAIN: "a DNS name",
     QUALIFIED_NAME: "a label's key",
     LABEL_VALUE: "a label's value",
+    **PATH_FORMS,
 }
 
 ANY_TIME, SUSPENDED, NEVER = "any time", "while suspended", "never"

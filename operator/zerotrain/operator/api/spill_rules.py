@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 from zerotrain.contract.config import EngineConfig
 from zerotrain.contract.planner import Limit
 
+from .paths import PATH_RULE, is_plain
 from .quantity import format_bytes
 from .refusal import Refusal, invalid
 from .spec import ZeroTrainingJobSpec
@@ -50,7 +51,9 @@ def spill_limit(max_bytes: int, ranks: int) -> Limit:
 def _folders(nvme: Nvme, config: EngineConfig) -> Iterator[Refusal]:
     mount = PurePosixPath(nvme.mount_path)
     for folder in config.zero.spill.paths:
-        if not PurePosixPath(folder).is_relative_to(mount):
+        if not is_plain(folder):
+            yield invalid(f"{_ZERO}.spill.paths", f"{folder!r} {PATH_RULE}")
+        elif not PurePosixPath(folder).is_relative_to(mount):
             yield invalid(
                 f"{_ZERO}.spill.paths",
                 f"{folder} is not on spec.nvme.mountPath {nvme.mount_path}; name folders below it, or remove "

@@ -7,9 +7,10 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from .base import AbsolutePath, ApiModel, Bool, Int, ObjectName, one_of, rule
+from .base import ApiModel, Bool, Int, ObjectName, one_of, rule
 from .core.claims import ClaimSource, EphemeralSource
 from .core.volumes import EmptyDirSource, NfsSource
+from .paths import AbsolutePath
 from .quantity import Bytes
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field, StringConstraints
 
 from .base import ApiModel, FileKey, Int, ObjectName, one_of, rule
+from .paths import DataPath, FilePath
 
 
 class ConfigKey(ApiModel):
@@ -87,7 +88,7 @@ class Model(ApiModel):
     ) = None
     """A shape by name, such as gpt-125m."""
 
-    path: Annotated[str, StringConstraints(min_length=2, max_length=1024, pattern="^/")] | None = None
+    path: FilePath | None = None
     """Folder in the worker with a model in Hugging Face format (config.json and safetensors)."""
 
     factory: Factory | None = None
@@ -101,8 +102,6 @@ class Model(ApiModel):
 class Data(ApiModel):
     """The training data."""
 
-    path: Annotated[
-        str, StringConstraints(min_length=2, max_length=1024, pattern=r"^(/.*|builtin:python-stdlib)$")
-    ]
+    path: DataPath
     """File or folder of text in the worker (mount it with podTemplate.volumes), as an absolute path; or
     builtin:python-stdlib for the text of the worker's own Python standard library."""

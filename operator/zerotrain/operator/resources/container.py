@@ -101,6 +101,7 @@ def launch_spec(job: ZeroTrainingJob, attempt: int, options: ResourceOptions) ->
         checkpoint_dir=checkpoint_dir(job),
         nvme_path=Path(nvme.mount_path) if nvme is not None else None,
         nvme_bytes=nvme.size.num_bytes if nvme is not None else None,
+        nvme_volume=Path(nvme.mount_path) if nvme is not None else None,
         nvme_encryption=nvme.encryption.value if nvme is not None and nvme.encryption is not None else None,
         token_path=Path(CONFIG_DIR, TOKEN_KEY),
         grace_seconds=grace_of_ranks(grace_period_s(job)),

@@ -6,6 +6,7 @@ anything starts.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,13 +46,34 @@ def spill_settings(
 ) -> SpillSettings | None:
     """The settings of this rank; None when nothing is offloaded to nvme.
 
-    Raises ConfigError for a spill without a folder and for an encryption that the job contradicts,
-    LaunchError for an unreadable environment.
+    Raises ConfigError for a spill without a folder, for a folder that is not on the job's volume and for an
+    encryption that the job contradicts, LaunchError for an unreadable environment.
     """
     if not spills(config):
         return None
     env = SpillEnv.from_env(environ)
-    return _settings(config, env, *_folders(config, env), world_size=world_size)
+    folders, folders_from = _folders(config, env)
+    if env.nvme_volume is not None:
+        folders = tuple(_on_volume(folder, env.nvme_volume, folders_from) for folder in folders)
+    return _settings(config, env, folders, folders_from, world_size=world_size)
+
+
+def _on_volume(folder: Path, volume: Path, folders_from: str) -> Path:
+    """The folder without symbolic links. Raises ConfigError where that is not on the volume."""
+    found, root = Path(os.path.realpath(folder)), Path(os.path.realpath(volume))
+    if found.is_relative_to(root) and _device(found) == _device(root):
+        return found
+    raise ConfigError(
+        folders_from,
+        f"must name folders on the job's NVMe volume {volume} (spec.nvme), and this one is {found}",
+        str(folder),
+        "Name folders below it that no symbolic link and no other mount leads out of, or remove the key.",
+    )
+
+
+def _device(folder: Path) -> int:
+    """The file system that the folder is on, or will be made on."""
+    return next(parent for parent in (folder, *folder.parents) if os.path.exists(parent)).stat().st_dev
 
 
 def possible_spill(config: EngineConfig, environ: Mapping[str, str], *, world_size: int) -> SpillSettings:

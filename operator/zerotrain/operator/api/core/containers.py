@@ -12,6 +12,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from zerotrain.operator.api.base import ATOMIC, ApiModel, Argument, Bool, DnsLabel, Int, keyed_by, rule
+from zerotrain.operator.api.paths import ExportedPath
 from zerotrain.operator.api.quantity import AnyQuantity
 from zerotrain.operator.constants import CONTAINER_NAME, RESERVED_PREFIX
 
@@ -102,7 +103,7 @@ class Container(ApiModel):
     args: Annotated[tuple[Argument, ...], Field(max_length=256, json_schema_extra=ATOMIC)] = ()
     """Replaces the image's arguments."""
 
-    working_dir: Annotated[str, StringConstraints(max_length=1024, pattern="^/")] | None = None
+    working_dir: ExportedPath | None = None
     """Folder to start in; the image's unless given."""
 
     env: Annotated[EnvVars, Field(json_schema_extra=keyed_by("name"))] = ()

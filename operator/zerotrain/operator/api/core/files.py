@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field, StringConstraints
+from pydantic import Field
 
 from zerotrain.operator.api.base import (
     ATOMIC,
@@ -19,15 +19,13 @@ from zerotrain.operator.api.base import (
     ObjectName,
     one_of,
 )
+from zerotrain.operator.api.paths import RelativePath
 
 from .environment import FieldSelector, ResourceFieldSelector
 
 FileMode = Annotated[
     Int, Field(ge=0, le=0o777, description="Permission bits of the files; decimal in JSON, so 0400 is 256.")
 ]
-
-
-RelativePath = Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern=r"^[^/]")]
 
 
 class KeyToPath(ApiModel):

@@ -20,6 +20,7 @@ from zerotrain.operator.api.base import (
     rule,
     unique_by,
 )
+from zerotrain.operator.api.paths import ExportedPath, MountPath, SubPath
 from zerotrain.operator.api.quantity import Bytes
 from zerotrain.operator.constants import RESERVED_PREFIX
 
@@ -69,7 +70,7 @@ class NfsSource(ApiModel):
     server: Annotated[str, StringConstraints(min_length=1, max_length=253)]
     """Host name or address of the server, as the node sees it."""
 
-    path: Annotated[str, StringConstraints(min_length=1, max_length=1024, pattern="^/")]
+    path: ExportedPath
     """Exported path."""
 
     read_only: Bool | None = None
@@ -133,13 +134,13 @@ class VolumeMount(ApiModel):
     name: DnsLabel
     """Name of a volume of podTemplate.volumes."""
 
-    mount_path: Annotated[str, StringConstraints(min_length=2, max_length=1024, pattern=r"^/[^:]*$")]
+    mount_path: MountPath
     """Absolute path in the container; must not be one that the operator mounts itself."""
 
-    sub_path: Annotated[str, StringConstraints(max_length=1024)] | None = None
+    sub_path: SubPath | None = None
     """Folder of the volume to mount instead of its root."""
 
-    sub_path_expr: Annotated[str, StringConstraints(max_length=1024)] | None = None
+    sub_path_expr: SubPath | None = None
     """As subPath, with $(NAME) replaced by the container's environment."""
 
     read_only: Bool | None = None
