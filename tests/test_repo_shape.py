@@ -146,6 +146,55 @@ def test_no_pickle_in_the_product() -> None:
     assert found == {}
 
 
+JSON_READERS = {
+    "runtime/zerotrain/contract/strict_json.py",
+    "operator/zerotrain/operator/cluster/words.py",  # the API server's answers, by orjson
+}
+
+
+def bare_json_reads(source: str) -> list[str]:
+    """Names by which JSON is read without bounds on size and depth."""
+    found = []
+    names = {"load", "loads", "JSONDecoder"}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and node.attr in names:
+            base = ast.unparse(node.value)
+            if base in {"json", "orjson", "json.decoder"} or node.attr == "JSONDecoder":
+                found.append(ast.unparse(node))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in {"json", "orjson"}:
+            found += [alias.name for alias in node.names if alias.name in names | {"decoder"}]
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names if alias.name == "json" and alias.asname]
+    return found
+
+
+def test_json_is_read_by_the_strict_reader_alone() -> None:
+    found = {}
+    for path in tracked(".py"):
+        name = str(path.relative_to(ROOT))
+        if name.split("/")[0] in {"operator", "runtime"} and name not in JSON_READERS:
+            hits = bare_json_reads(path.read_text())
+            if hits:
+                found[name] = hits
+    assert found == {}, "use zerotrain.contract.strict_json"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import json\nx = json.loads(text)",
+        "import json\nx = json.load(file)",
+        "import orjson\nx = orjson.loads(text)",
+        "from json import loads",
+        "import json as j",
+        "import json\nread = json.JSONDecoder().decode",
+        "from json.decoder import JSONDecoder",
+    ],
+)
+def test_the_json_check_sees_a_violation(source: str) -> None:
+    assert bare_json_reads(source)
+
+
 def test_the_pickle_check_sees_a_violation() -> None:
     assert unsafe_loads("import torch\ntorch.load('x', weights_only=False)") == ["torch.load"]
     assert unsafe_loads("import torch\ntorch.load('x', weights_only=True)") == []

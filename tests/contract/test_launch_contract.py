@@ -310,7 +310,7 @@ def test_ranks_that_are_none_are_refused(also_failed: object) -> None:
 
 
 def test_of_ranks_that_a_program_makes_up_few_are_read() -> None:
-    made_up = [{"rank": rank, "code": 1, "reason": "x" * 5000} for rank in range(10_000)]
+    made_up = [{"rank": rank, "code": 1, "reason": "x" * 300} for rank in range(10_000)]
     read = Termination.from_json(json.dumps({"attempt": 1, "code": 1, "also_failed": made_up}))
     assert len(read.also_failed) == MAX_RANK_ENDS
     assert all(len(item.reason) < 300 for item in read.also_failed)

@@ -318,7 +318,7 @@ def test_a_number_that_overflows(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "\x00"])
 def test_files_that_are_no_json(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text)
-    with pytest.raises(ShapeError, match="is not JSON"):
+    with pytest.raises(ShapeError, match=r"is not JSON|is nested more than 64 deep"):
         read_shape(tmp_path)
     with pytest.raises(ShapeError, match="cannot be read"):
         read_shape(tmp_path / "nothing")

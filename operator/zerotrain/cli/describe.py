@@ -12,6 +12,7 @@ from zerotrain.cli.options import Format, JobArgument, Target, cluster_command, 
 from zerotrain.cli.output import as_yaml, say, table_lines
 from zerotrain.client.text import printable, printable_lines
 from zerotrain.client.words import since, size
+from zerotrain.contract.strict_json import own_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,7 +65,7 @@ def _print_record(job: Job, diagnosis: Diagnosis, form: Format) -> None:
 
     record = {"name": job.name, "namespace": job.namespace, "phase": job.phase, **asdict(diagnosis)}
     text = json.dumps(record, indent=2, default=_plain)
-    typer.echo(text if form is Format.JSON else as_yaml(json.loads(text)).rstrip("\n"))
+    typer.echo(text if form is Format.JSON else as_yaml(own_json(text)).rstrip("\n"))
 
 
 def _plain(value: object) -> str:

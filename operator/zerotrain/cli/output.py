@@ -12,6 +12,7 @@ import typer
 
 from zerotrain.cli.options import Format, Output
 from zerotrain.client.text import printable
+from zerotrain.contract.strict_json import own_json
 from zerotrain.operator.constants import GROUP, SINGULAR
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def show_table(columns: Sequence[str | Column], rows: Iterable[Sequence[str]]) -
 def show_record(value: Any, form: Output) -> None:
     """For other programs. Nothing in it drives a terminal: both forms escape what is not ASCII."""
     if form is Output.YAML:
-        typer.echo(as_yaml(json.loads(json.dumps(value, default=str))), nl=False)
+        typer.echo(as_yaml(own_json(json.dumps(value, default=str))), nl=False)
     else:
         typer.echo(json.dumps(value, indent=1, default=str))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from zerotrain.client.config_source import inlined
 from zerotrain.client.jobfile import JobFile
 from zerotrain.contract.launch import LaunchSpec
+from zerotrain.contract.strict_json import own_json
 from zerotrain.contract.train_spec import CONFIG_FILE, TRAIN_SPEC_FILE, TrainSpecError
 from zerotrain.operator.api.admission import refusals
 from zerotrain.operator.api.failures import FailureRule
@@ -136,7 +137,7 @@ def _files(file: JobFile, data: Path | None) -> dict[str, str]:
     except TrainSpecError as error:
         raise file.error([("spec.model", str(error))]) from error
     if data is not None and spec is not None:
-        record = json.loads(spec.to_json())
+        record = own_json(spec.to_json())
         files[TRAIN_SPEC_FILE] = json.dumps(
             record | {"data_path": str(data.resolve())}, indent=1, sort_keys=True
         )

@@ -6,7 +6,6 @@ The package's typed models are not used: they refuse objects that are newer than
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -17,11 +16,13 @@ from typing import Any
 
 from zerotrain.client.errors import ClientError, KubeconfigError
 from zerotrain.client.trouble import failed_request, lost_connection
+from zerotrain.contract.strict_json import strict_json
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 30.0
 MAX_ANSWER_BYTES = 256 << 20
+MAX_ANSWER_DEPTH = 200
 MERGE_PATCH = "application/merge-patch+json"
 JSON = "application/json"
 
@@ -203,7 +204,7 @@ class Transport:
         with self._answer(method, path, query, body, kind, what, READ_TIMEOUT_S) as answer:
             text = _limited(answer, MAX_ANSWER_BYTES, what, self.server)
         try:
-            found = json.loads(text)
+            found = strict_json(text, max_bytes=MAX_ANSWER_BYTES, max_depth=MAX_ANSWER_DEPTH, finite=False)
         except ValueError:
             found = None
         if not isinstance(found, dict):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import ssl
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from zerotrain.client.errors import (
 )
 from zerotrain.client.fields import Fields
 from zerotrain.client.text import shortened
+from zerotrain.contract.strict_json import strict_json
 
 if TYPE_CHECKING:
     from zerotrain.client.transport import Server
@@ -177,7 +177,7 @@ def _refusal(answer: Fields, message: str, what: str) -> str:
 
 def _status_object(text: str) -> Fields:
     try:
-        found = json.loads(text)
+        found = strict_json(text)
     except ValueError:
         return Fields(None)
     return Fields(found) if Fields(found).text("kind") == "Status" else Fields(None)

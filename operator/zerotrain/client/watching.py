@@ -6,7 +6,6 @@ Used by `waiting` for one job, by `reading` for many, by `log_follow` for pods. 
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import random
@@ -23,7 +22,8 @@ from zerotrain.client.errors import (
     UnreachableError,
 )
 from zerotrain.client.fields import Fields
-from zerotrain.client.transport import Transport
+from zerotrain.client.transport import MAX_ANSWER_BYTES, MAX_ANSWER_DEPTH, Transport
+from zerotrain.contract.strict_json import strict_json
 
 WATCH_S = 240.0
 """The API server ends a watch after so long; the next one begins where it ended."""
@@ -134,7 +134,7 @@ class Watched:
     def _understood(self, line: bytes) -> Batch:
         """What one line of a watch says. Raises ExpiredError, ServerError, UnreachableError."""
         try:
-            raw = json.loads(line)
+            raw = strict_json(line, max_bytes=MAX_ANSWER_BYTES, max_depth=MAX_ANSWER_DEPTH, finite=False)
         except ValueError as error:
             raise UnreachableError(f"{self._what}: the watch broke off in the middle of a line") from error
         event = Fields(raw)

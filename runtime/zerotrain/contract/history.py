@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from zerotrain.contract.regular_file import open_regular
+from zerotrain.contract.strict_json import strict_json
 
 HISTORY_DIR = "history"
 VERSION = 1
@@ -277,9 +278,9 @@ def _parsed(line: str) -> AttemptRecord | Point | Event | None:
     if len(line) > MAX_LINE_CHARS:
         return None
     try:
-        data = json.loads(line)
+        data = strict_json(line, max_bytes=4 * MAX_LINE_CHARS)
         item = _built(_KINDS[data["kind"]], data)
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError):
         return None
     return None if isinstance(item, Point) and item.steps < 1 else item
 

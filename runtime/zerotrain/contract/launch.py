@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from zerotrain.contract.strict_json import strict_json
 from zerotrain.contract.variables import LAUNCH_VARIABLE, without_reserved
 
 WORKER_HTTP_PORT = 8471
@@ -281,9 +282,9 @@ def unfolded(environ: Mapping[str, str]) -> Mapping[str, str]:
     if not text:
         return environ
     try:
-        held = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise LaunchError(f"launch environment: {LAUNCH_VARIABLE} is not JSON: {error}") from error
+        held = strict_json(text)
+    except ValueError as error:
+        raise LaunchError(f"launch environment: {LAUNCH_VARIABLE} {error}") from error
     if not isinstance(held, dict) or not all(isinstance(value, str) for value in held.values()):
         raise LaunchError(f"launch environment: {LAUNCH_VARIABLE} must be a JSON object of strings")
     return {**without_reserved(environ), **{name: value for name, value in held.items() if value}}

@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from typing import Any, TypeVar
 
+from zerotrain.contract.strict_json import JsonError, strict_json
+
 MAX_TERMINATION_BYTES = 2048
 """kubelet keeps 4096 bytes of a container's termination message, and of a pod's 12 KiB in equal parts for all
 its containers: so many where service meshes and the like have put in five more."""
@@ -225,7 +227,7 @@ class Termination:
         """
         try:
             said = _object(text, "termination message")
-        except json.JSONDecodeError:
+        except JsonError:
             found = _cut_off(text)
             if found is None:
                 raise
@@ -290,9 +292,9 @@ def _finite(value: Any) -> Any:
 
 def _object(text: str, what: str) -> dict[str, Any]:
     try:
-        value = json.loads(text)
-    except RecursionError:
-        raise ValueError(f"{what} is nested too deeply") from None
+        value = strict_json(text)
+    except JsonError as error:
+        raise JsonError(f"{what} {error}", offset=error.offset) from error
     if not isinstance(value, dict):
         raise ValueError(f"{what} must be a JSON object; got {type(value).__name__}")
     return value

@@ -25,9 +25,9 @@ def open_regular(path: Path, *, follow_link: bool = False) -> int:
     return descriptor
 
 
-def read_regular(path: Path, limit: int) -> bytes:
+def read_regular(path: Path, limit: int, *, follow_link: bool = False) -> bytes:
     """The bytes of a file of at most `limit`. Raises OSError for a larger one, and as `open_regular`."""
-    with os.fdopen(open_regular(path), "rb") as file:
+    with os.fdopen(open_regular(path, follow_link=follow_link), "rb") as file:
         data = file.read(limit + 1)
     if len(data) > limit:
         raise OSError(errno.EFBIG, f"it is larger than {limit} bytes", str(path))

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from zerotrain.contract.strict_json import JsonError, strict_json
+
 CONFIG_FILE = "ds_config.json"
 TRAIN_SPEC_FILE = "train.json"
 
@@ -113,9 +115,9 @@ class TrainSpec:
     def from_json(cls, text: str) -> TrainSpec:
         """Raises TrainSpecError naming the key that is unknown, missing or wrong."""
         try:
-            data = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise TrainSpecError(f"{TRAIN_SPEC_FILE} is not JSON: {error}") from error
+            data = strict_json(text)
+        except JsonError as error:
+            raise TrainSpecError(f"{TRAIN_SPEC_FILE} {error}") from error
         _check_keys(cls, data, "")
         model = dict(data["model"])
         _check_keys(ModelSpec, model, "model.")

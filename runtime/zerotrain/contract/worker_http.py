@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from zerotrain.contract.progress import MAX_RANKS, CheckpointProgress, Progress
+from zerotrain.contract.strict_json import JsonError, own_json, strict_json
 
 TOKEN_HEADER = "Zerotrain-Channel-Token"
 METRICS_PATH = "/metrics"
@@ -21,6 +22,8 @@ PROGRESS_PATH = "/progress"
 HISTORY_PATH = "/history"
 """The job's history as JSON lines (`contract.history`), of all attempts that its folder holds; worker 0 alone
 has it."""
+MAX_REPORT_BYTES = 64 << 20
+"""Of a report that is read at all; the operator reads far less."""
 READY_PATH = "/ready"
 """200 once every rank of this worker is past its rendezvous, 503 before."""
 STACKS_PATH = "/stacks"
@@ -61,7 +64,7 @@ class WorkerReport:
 
     def to_json(self) -> str:
         record = asdict(self)
-        record["ranks"] = [json.loads(rank.to_json()) for rank in self.ranks]
+        record["ranks"] = [own_json(rank.to_json()) for rank in self.ranks]
         return json.dumps(record, separators=(",", ":"), allow_nan=False)
 
     @classmethod
@@ -70,9 +73,9 @@ class WorkerReport:
         a tenant's program may answer, and each record costs its reader time and memory.
         """
         try:
-            data = json.loads(text)
-        except RecursionError:
-            raise ValueError("worker report is nested too deeply") from None
+            data = strict_json(text, max_bytes=MAX_REPORT_BYTES)
+        except JsonError as error:
+            raise ValueError(f"worker report {error}") from error
         if not isinstance(data, dict):
             raise ValueError(f"worker report must be a JSON object; got {type(data).__name__}")
         known = {key: value for key, value in data.items() if key in cls.__dataclass_fields__}
@@ -95,7 +98,7 @@ def yield_body(attempt: int) -> bytes:
 
 def yield_attempt(body: bytes) -> int:
     """The attempt that a `POST /yield` body names. Raises ValueError when it names none."""
-    data: Any = json.loads(body)
+    data: Any = strict_json(body)
     attempt = data.get("attempt") if isinstance(data, Mapping) else None
     if not isinstance(attempt, int) or isinstance(attempt, bool):
         raise ValueError('the body must be {"attempt": <number>}')

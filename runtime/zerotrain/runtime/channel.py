@@ -27,6 +27,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from zerotrain.contract.launch import RankEnv
 from zerotrain.contract.progress import Progress
+from zerotrain.contract.strict_json import own_json
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -244,7 +245,7 @@ class _Sender:
             self._last_progress = replace(
                 value, heartbeat_at=self._clock(), collective_wait_seconds=self.collective_wait()
             )
-            return _line({"kind": kind, "progress": json.loads(self._last_progress.to_json())})
+            return _line({"kind": kind, "progress": own_json(self._last_progress.to_json())})
         if kind == "metrics":
             # Imported late: a script without metrics needs no prometheus_client.
             from zerotrain.runtime.metrics.snapshot import snapshot

@@ -7,7 +7,6 @@ refused shows that the cluster does not enforce policies.
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from zerotrain.client.exit_codes import CommandExit
 from zerotrain.client.fields import Fields
 from zerotrain.client.observed import Pod
 from zerotrain.client.text import printable
+from zerotrain.contract.strict_json import strict_json
 from zerotrain.operator.constants import APP_NAME, LABEL_HELPER
 from zerotrain.operator.resources.security import container_security_context, pod_security_context
 
@@ -256,7 +256,7 @@ def _read(text: str) -> list[Finding] | None:
         if not line.startswith("["):
             continue
         try:
-            return from_records(json.loads(line))
+            return from_records(strict_json(line))
         except (ValueError, KeyError, TypeError):
             continue
     return None

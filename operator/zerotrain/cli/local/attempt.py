@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import os
 import signal
 import socket
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from zerotrain.client.localrun import LocalRun, attempt_dir
 from zerotrain.contract.progress import Termination
+from zerotrain.contract.strict_json import read_json
 from zerotrain.contract.variables import settings_in
 from zerotrain.contract.worker_http import PROGRESS_PATH, WorkerReport
 from zerotrain.runtime.launch.leftovers import adopt_orphans, children, end_children
@@ -92,7 +92,7 @@ class Attempt:
     def report(self) -> WorkerReport | None:
         """The ranks' newest records; None while the launcher does not answer."""
         try:
-            address = json.loads((self._folder / HTTP_FILE).read_text())
+            address = read_json(self._folder / HTTP_FILE)
             connection = http.client.HTTPConnection(address["host"], address["port"], timeout=HTTP_TIMEOUT_S)
             connection.request("GET", PROGRESS_PATH)
             self._last_report = self._read(connection.getresponse().read().decode())

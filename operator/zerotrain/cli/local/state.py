@@ -10,6 +10,7 @@ from pathlib import Path
 
 from zerotrain.cli.errors import CliError
 from zerotrain.contract.exit_codes import ExitCode
+from zerotrain.contract.strict_json import JsonError, read_json
 
 STATE_FILE = "run.json"
 LOCK_FILE = "lock"
@@ -43,14 +44,25 @@ def next_attempt(run_dir: Path, job: str) -> int:
     path = run_dir / STATE_FILE
     last = 0
     if path.exists():
-        state = json.loads(path.read_text())
-        if state["job"] != job:
+        owner, last = _read_state(path)
+        if owner != job:
             raise CliError(
-                f"{run_dir} belongs to the job {state['job']!r}, not {job!r}",
+                f"{run_dir} belongs to the job {owner!r}, not {job!r}",
                 next_step="give another folder with --run-dir",
             )
-        last = int(state["attempt"])
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps({"job": job, "attempt": last + 1}))
     partial.replace(path)
     return last + 1
+
+
+def _read_state(path: Path) -> tuple[str, int]:
+    """Job and last attempt. Raises CliError for a file that somebody else wrote, or that a disk damaged."""
+    try:
+        state = read_json(path)
+        return str(state["job"]), int(state["attempt"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        what = str(error) if isinstance(error, (OSError, JsonError)) else "is no record of a run"
+        raise CliError(
+            f"{path}: {what}", next_step="give another folder with --run-dir, or remove this one"
+        ) from error

@@ -5,7 +5,6 @@ Whoever trains can write there, so every file is bounded, and what cannot be rea
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,6 +28,7 @@ from zerotrain.contract.exit_codes import ExitCode, meaning_of
 from zerotrain.contract.history import HISTORY_DIR, AttemptHistory, History, read_folder
 from zerotrain.contract.progress import Termination
 from zerotrain.contract.regular_file import read_regular
+from zerotrain.contract.strict_json import read_json
 
 RUN_FILE = "run.json"
 MAX_JSON_BYTES = 64 << 10
@@ -256,7 +256,7 @@ def _with_ends(spans: Sequence[Span], ends: Sequence[Termination]) -> list[Span]
 
 def _json(path: Path) -> dict[str, object]:
     try:
-        value = json.loads(read_regular(path, MAX_JSON_BYTES))
+        value = read_json(path, max_bytes=MAX_JSON_BYTES)
     except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}

@@ -12,6 +12,7 @@ from functools import lru_cache
 
 from zerotrain.contract.config import AutoValues, ConfigError, EngineConfig, load, resolve
 from zerotrain.contract.presets import PRESETS, auto_values
+from zerotrain.contract.strict_json import own_json
 from zerotrain.operator.constants import RESERVED_MOUNTS, Reason
 
 from .pod_rules import pod_template_refusals, taken_by
@@ -44,7 +45,7 @@ def engine_config(spec: ZeroTrainingJobSpec, *, world_size: int | None = None) -
 @lru_cache(maxsize=256)
 def _resolved(config: str, world_size: int, auto: AutoValues) -> EngineConfig:
     """Hundreds of keys are weighed for an answer that hundreds of jobs, and all attempts of one, share."""
-    return resolve(load(json.loads(config)), world_size=world_size, auto=auto)
+    return resolve(load(own_json(config)), world_size=world_size, auto=auto)
 
 
 def _configuration(spec: ZeroTrainingJobSpec) -> Iterator[Refusal]:

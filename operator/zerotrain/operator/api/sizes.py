@@ -13,6 +13,7 @@ from typing import Any
 from zerotrain.contract.config import AutoValues, ConfigError, EngineConfig, load, resolve
 from zerotrain.contract.config.scaling import GlobalBatch, global_batch, with_batch
 from zerotrain.contract.presets import auto_values
+from zerotrain.contract.strict_json import own_json
 
 from .job import ZeroTrainingJob
 from .spec import ZeroTrainingJobSpec
@@ -53,7 +54,7 @@ def resolved_at(spec: ZeroTrainingJobSpec, base: int, workers: int) -> EngineCon
 @lru_cache(maxsize=256)
 def _resolved(text: str, base_ranks: int, ranks: int, auto: AutoValues) -> EngineConfig:
     """A job that waits is asked about one size in every pass."""
-    config = _scaled(json.loads(text), base_ranks, ranks, auto)
+    config = _scaled(own_json(text), base_ranks, ranks, auto)
     return resolve(load(config), world_size=ranks, auto=auto)
 
 

@@ -13,8 +13,9 @@ ApiError
 
 from __future__ import annotations
 
-import json
 from typing import Any
+
+from zerotrain.contract.strict_json import strict_json
 
 
 class ApiError(Exception):
@@ -92,7 +93,7 @@ def error_of(request: str, status: int, body: bytes) -> ApiError:
 def _status_object(body: bytes) -> dict[str, Any]:
     # A proxy or load balancer in between may answer with HTML or nothing at all.
     try:
-        parsed = json.loads(body)
+        parsed = strict_json(body)
     except ValueError:
         return {}
     return parsed if isinstance(parsed, dict) else {}

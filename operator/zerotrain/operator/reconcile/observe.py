@@ -383,7 +383,7 @@ def _termination(message: str | None, attempt: int) -> Termination | None:
         return None
     try:
         parsed = Termination.from_json(message)
-    except (ValueError, RecursionError):
+    except ValueError:
         # A program of the user's own, or a sidecar's text: the last line is still worth showing.
         return Termination(attempt=attempt, code=-1, last_line=message.strip().splitlines()[-1][:1000])
     # A launcher that could not read its environment does not know its attempt, and says 0.

@@ -6,10 +6,11 @@ column that `json` reports is a line and column of the user's file.
 
 from __future__ import annotations
 
-import json
 import re
 import unicodedata
 from dataclasses import dataclass
+
+from zerotrain.contract.strict_json import JsonError, strict_json
 
 from .errors import ConfigError
 
@@ -180,8 +181,8 @@ def _check_key(seen: dict[str, int] | None, token: Token, text: str, origin: str
     if seen is None:
         return
     try:
-        key = json.loads(token.text)
-    except json.JSONDecodeError:
+        key = strict_json(token.text, max_bytes=len(token.text))
+    except JsonError:
         return  # a bad escape: the JSON parser names it at its place
     if key in seen:
         line, column = locate(text, seen[key])

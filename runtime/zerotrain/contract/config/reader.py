@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from zerotrain.contract.strict_json import JsonError, own_json, strict_json
+
 from .errors import ConfigError
 from .lexer import position, to_strict_json
 
@@ -70,18 +72,19 @@ def loads(text: str, *, origin: str = "text") -> dict[str, Any]:
     """The top-level object of a tolerant JSON text. Raises ConfigError for everything that is wrong."""
     strict = to_strict_json(text, origin=origin)
     try:
-        value = json.loads(strict)
-    except json.JSONDecodeError as error:
-        line = text.split("\n")[error.lineno - 1].strip()
+        # Numbers that no float holds are named by their keys, later.
+        value = strict_json(strict, max_bytes=len(strict), finite=False)
+    except JsonError as error:
+        if error.offset is None:
+            raise ConfigError(
+                origin, f"must hold numbers that can be read ({error.reason})", "...", "Shorten it."
+            ) from error
+        offset = min(error.offset, len(text))
         raise ConfigError(
-            position(origin, text, min(error.pos, len(text))),
-            f"must be JSON ({error.msg})",
-            line,
+            position(origin, text, offset),
+            f"must be JSON ({error.reason})",
+            text.split("\n")[text.count("\n", 0, offset)].strip(),
             "Look for a missing comma, colon or bracket at or just before this place.",
-        ) from error
-    except ValueError as error:  # an integer beyond Python's digit limit
-        raise ConfigError(
-            origin, f"must hold numbers that can be read ({error})", "...", "Shorten it."
         ) from error
     if not isinstance(value, dict):
         raise ConfigError(origin, "must be a JSON object", value, "Put the keys between { and }.")
@@ -132,7 +135,7 @@ def _decode_base64(source: str) -> str | None:
 def _from_mapping(source: Mapping[str, Any]) -> dict[str, Any]:
     """A deep copy through JSON, so that the caller's mapping is never shared and holds JSON types only."""
     try:
-        value: dict[str, Any] = json.loads(json.dumps(_plain(source), allow_nan=False))
+        value: dict[str, Any] = own_json(json.dumps(_plain(source), allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(
             "config", f"must hold JSON values only ({error})", type(source).__name__, "Use JSON types."

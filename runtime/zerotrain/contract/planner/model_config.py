@@ -6,7 +6,6 @@ the operator cannot see the workers' files.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -14,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.contract.memory import ModuleSize
+from zerotrain.contract.strict_json import MAX_MODEL_CONFIG_BYTES, JsonError, read_json
 
 from .shape import Block, ModelShape, ShapeError
 
 DEFAULT_CONTEXT = 2048
 """Tokens per sample that the trainer feeds to a model from a folder that can take more."""
 
-MAX_FILE_BYTES = 1 << 20
 MAX_LAYERS = 4096
 
 
@@ -28,17 +27,11 @@ def read_shape(path: Path, *, context: int | None = None) -> ModelShape:
     """The shape of a folder in Hugging Face's form, or of a `config.json`. Raises ShapeError."""
     file = path / "config.json" if path.is_dir() else path
     try:
-        with file.open("rb") as stream:
-            text = stream.read(MAX_FILE_BYTES + 1)
-        if len(text) > MAX_FILE_BYTES:
-            raise ShapeError(f"{file} is larger than {MAX_FILE_BYTES} bytes; name a model's config.json")
-        raw = json.loads(text)
+        raw = read_json(file, max_bytes=MAX_MODEL_CONFIG_BYTES, follow_link=True, finite=False)
     except OSError as error:
         raise ShapeError(f"{file} cannot be read: {error.strerror}; name a model's config.json") from error
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, ShapeError):
-            raise
-        raise ShapeError(f"{file} is not JSON: {error}") from error
+    except JsonError as error:
+        raise ShapeError(f"{file} {error}; name a model's config.json") from error
     return shape_of_config(raw, source=str(file), context=context)
 
 

@@ -10,16 +10,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from zerotrain.contract.strict_json import read_json
 from zerotrain.runtime.checkpoint.errors import CheckpointFenced
 from zerotrain.runtime.checkpoint.files import json_bytes, replace_durable
-from zerotrain.runtime.checkpoint.names import FENCE, LOCK
+from zerotrain.runtime.checkpoint.names import FENCE, LOCK, MAX_RECORD_BYTES, is_count
 
 LOCK_WAIT_SECONDS = 10.0
 """A lost node may hold the lock of a network file system until its lease ends; then go on without."""
@@ -41,8 +41,9 @@ class Owner:
 def read_fence(directory: Path) -> Owner | None:
     """The owner; None when there is no fence, or it is torn (a disk did that: it is replaced atomically)."""
     try:
-        record = json.loads((directory / FENCE).read_bytes())
-        return Owner(attempt=int(record["attempt"]), job_uid=str(record["job_uid"]))
+        record = read_json(directory / FENCE, max_bytes=MAX_RECORD_BYTES)
+        owner = Owner(attempt=record["attempt"], job_uid=str(record["job_uid"]))
+        return owner if is_count(owner.attempt) else None
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError):

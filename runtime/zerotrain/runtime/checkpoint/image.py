@@ -6,22 +6,25 @@ value; `detached` copies the streams too, so that training may go on while the c
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from zerotrain.contract.strict_json import MAX_DEPTH, strict_json
 from zerotrain.runtime.checkpoint import rng
 from zerotrain.runtime.checkpoint.files import json_bytes
 from zerotrain.runtime.checkpoint.intervals import stored_pieces
 from zerotrain.runtime.checkpoint.manifest import FileEntry, Manifest, TensorEntry, UnitEntry
-from zerotrain.runtime.checkpoint.names import BUFFER_PREFIX
+from zerotrain.runtime.checkpoint.names import BUFFER_PREFIX, MAX_MANIFEST_BYTES
 from zerotrain.runtime.checkpoint.staging import Staging
 from zerotrain.runtime.checkpoint.stepfolder import StepFolder
 from zerotrain.runtime.checkpoint.tensorfile import Content, dtype_name, file_size
 from zerotrain.runtime.zero.layout import ModelLayout, UnitLayout
 from zerotrain.runtime.zero.state import CheckpointState
+
+_STATE_DEPTH = MAX_DEPTH - 8
+"""Of what a user saves, within the manifest."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,8 +114,10 @@ class Image:
 def _by_value(what: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Through JSON, as they will come back (tuples as lists). Raises ValueError naming what does not pass."""
     try:
-        copy: dict[str, Any] = json.loads(json_bytes(values))
-    except (ValueError, TypeError) as error:
+        copy: dict[str, Any] = strict_json(
+            json_bytes(values), max_bytes=MAX_MANIFEST_BYTES, max_depth=_STATE_DEPTH
+        )
+    except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(
             f"{what} must be JSON: {_first_bad(values, what) or error}; "
             "convert it to numbers, strings, lists and objects with text keys, and save tensors on their own"
@@ -120,12 +125,14 @@ def _by_value(what: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return copy
 
 
-def _first_bad(value: Any, path: str) -> str | None:
+def _first_bad(value: Any, path: str, depth: int = 0) -> str | None:
     """Path and type of the first part that JSON cannot hold."""
+    if depth > _STATE_DEPTH:
+        return f"{path[:40]}... is nested more than {_STATE_DEPTH} deep"
     if isinstance(value, Mapping):
-        found = (_first_bad(item, f"{path}.{key}") for key, item in value.items())
+        found = (_first_bad(item, f"{path}.{key}", depth + 1) for key, item in value.items())
     elif isinstance(value, (list, tuple)):
-        found = (_first_bad(item, f"{path}[{index}]") for index, item in enumerate(value))
+        found = (_first_bad(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(value))
     else:
         try:
             json_bytes({"": value})

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,12 +14,14 @@ from pathlib import Path
 
 from zerotrain.contract.exit_codes import may_pass
 from zerotrain.contract.regular_file import read_regular
+from zerotrain.contract.strict_json import JsonError, read_json, strict_json
 from zerotrain.runtime.checkpoint.manifest import Manifest
 from zerotrain.runtime.checkpoint.names import (
     BUFFER_PREFIX,
     COMMIT,
     DAMAGED,
     MANIFEST,
+    MAX_MANIFEST_BYTES,
     MAX_RECORD_BYTES,
     TMP_PREFIX,
     Committed,
@@ -31,7 +32,6 @@ from zerotrain.runtime.checkpoint.names import (
 )
 from zerotrain.runtime.checkpoint.rawfile import hash_file, tensor_sizes
 
-MAX_MANIFEST_BYTES = 1 << 30
 """A manifest names every piece of every parameter: some 100 bytes for each of tensors x ranks at worst."""
 
 
@@ -160,7 +160,11 @@ def read_manifest(path: Path) -> Manifest:
     data = read_regular(path / MANIFEST, MAX_MANIFEST_BYTES)
     if hashlib.sha256(data).hexdigest() != commit.manifest_sha256:
         raise ValueError(f"{MANIFEST} does not have the digest that {COMMIT} records")
-    return Manifest.parse(json.loads(data))
+    try:
+        record = strict_json(data, max_bytes=MAX_MANIFEST_BYTES)
+    except JsonError as error:
+        raise ValueError(f"{MANIFEST} {error}") from error
+    return Manifest.parse(record)
 
 
 def verify(path: Path, progress: Callable[[int], object]) -> list[str]:
@@ -261,7 +265,7 @@ def _tensor_problems(manifest: Manifest, path: Path) -> Iterator[str]:
 def _note(path: Path) -> str:
     """What a load that could not read it left behind."""
     try:
-        return str(json.loads(read_regular(path / DAMAGED, MAX_RECORD_BYTES))["reason"])
+        return str(read_json(path / DAMAGED, max_bytes=MAX_RECORD_BYTES)["reason"])
     except FileNotFoundError:
         return ""
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -9,7 +9,6 @@ history/                         what every step came to, for `zerotrain report`
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any
 from zerotrain.contract.exit_codes import may_pass
 from zerotrain.contract.history import HISTORY_DIR
 from zerotrain.contract.regular_file import read_regular
+from zerotrain.contract.strict_json import JsonError, strict_json
 
 FENCE = "fence.json"
 LOCK = "fence.lock"
@@ -31,7 +31,9 @@ BUFFER_PREFIX = "buffer/"
 TMP_PREFIX = ".tmp-"
 TRASH_PREFIX = ".trash-"
 MAX_RECORD_BYTES = 64 << 10
-"""Of a COMMIT or a DAMAGED record."""
+"""Of a COMMIT, a DAMAGED record or the fence."""
+MAX_MANIFEST_BYTES = 1 << 30
+_MAX_NUMBER = 2**63 - 1
 
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _STEP_FOLDER = re.compile(r"step-\d{10}-attempt-\d+")
@@ -84,11 +86,11 @@ def check_tag(tag: str) -> str:
 
 def read_commit(path: Path) -> Committed:
     """The COMMIT record of a step folder. Raises ValueError or OSError when it is torn or missing."""
-    record = _json_object(read_regular(path / COMMIT, MAX_RECORD_BYTES))
+    record = _object(read_regular(path / COMMIT, MAX_RECORD_BYTES))
     values = {name: record.get(name) for name in ("step", "attempt", "sequence")}
     digest, job_uid = record.get("manifest_sha256"), record.get("job_uid")
-    if any(type(value) is not int for value in values.values()) or not isinstance(digest, str):
-        raise ValueError(f"{COMMIT} is torn: {record}")
+    if not all(map(is_count, values.values())) or not isinstance(digest, str):
+        raise ValueError(f"{COMMIT} is torn: {str(record)[:200]}")
     return Committed(
         path=path,
         manifest_sha256=digest,
@@ -123,8 +125,16 @@ def committed(directory: Path) -> list[Committed]:
     return sorted(found, key=lambda item: item.sequence, reverse=True)
 
 
-def _json_object(data: bytes) -> dict[str, Any]:
-    value = json.loads(data)
+def is_count(value: object) -> bool:
+    """Whether it can be a step, an attempt or a sequence number of a record."""
+    return type(value) is int and 0 <= value <= _MAX_NUMBER
+
+
+def _object(data: bytes) -> dict[str, Any]:
+    try:
+        value = strict_json(data)
+    except JsonError as error:
+        raise ValueError(f"{COMMIT} {error}") from error
     if not isinstance(value, dict):
-        raise ValueError(f"expected a JSON object; got {type(value).__name__}")
+        raise ValueError(f"{COMMIT} must hold a JSON object; it holds a {type(value).__name__}")
     return value

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from zerotrain.contract.regular_file import open_regular
+from zerotrain.contract.strict_json import JsonError, strict_json
 
 MAX_HEADER_BYTES = 100_000_000
 """The format's own limit."""
@@ -84,9 +84,9 @@ def read_header(descriptor: int) -> dict[str, Entry]:
     if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
         raise ValueError(f"not a safetensors file: its header claims {length} bytes")
     try:
-        header = json.loads(os.pread(descriptor, length, 8), object_pairs_hook=_without_duplicates)
-    except RecursionError:
-        raise ValueError("not a safetensors file: its header nests too deeply") from None
+        header = strict_json(os.pread(descriptor, length, 8), max_bytes=MAX_HEADER_BYTES, unique_keys=True)
+    except JsonError as error:
+        raise ValueError(f"not a safetensors file: its header {error}") from error
     if not isinstance(header, dict):
         raise ValueError("not a safetensors file: its header is no object")
     entries = {
@@ -99,13 +99,6 @@ def read_header(descriptor: int) -> dict[str, Entry]:
         if second.start < first.stop:
             raise ValueError(f"not a safetensors file: {before!r} and {after!r} share bytes")
     return entries
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("not a safetensors file: its header names something twice")
-    return found
 
 
 def _entry(key: str, value: Any, *, data_start: int, size: int) -> Entry:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from zerotrain.contract.exit_codes import may_pass
+from zerotrain.contract.strict_json import strict_json
 from zerotrain.runtime.checkpoint import rng
 from zerotrain.runtime.checkpoint.errors import CheckpointDamaged, CheckpointError, CheckpointUnreadable
 from zerotrain.runtime.checkpoint.group import Problem, RankGroup, default_group, first_problem
@@ -117,7 +118,7 @@ def _candidates(directory: Path, tag: str | None, of_job: str | None, group: Ran
     if (found := _compare(group, problem, directory)) is not None:
         raise CheckpointError(f"checkpoint folder {directory} cannot be read: {found.text}")
     text = group.broadcast_text(json.dumps(names), source=0)
-    return [str(name) for name in json.loads(text)]
+    return [str(name) for name in strict_json(text, max_bytes=len(text))]
 
 
 def _newest_first(directory: Path, of_job: str | None) -> list[str]:

@@ -38,7 +38,10 @@ class Node:
         value = self.take(name)
         if type(value) not in (int, float):
             raise SchemaError(f"{self.path}.{name} must be a number; got {value!r}")
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise SchemaError(f"{self.path}.{name} is too large for a number") from None
 
     def flag(self, name: str) -> bool:
         value = self.take(name)

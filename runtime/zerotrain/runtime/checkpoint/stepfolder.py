@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from zerotrain.contract.strict_json import read_json
 from zerotrain.runtime.checkpoint.errors import CheckpointError
 from zerotrain.runtime.checkpoint.fence import Owner, check_owner, folder_lock
 from zerotrain.runtime.checkpoint.files import (
@@ -142,7 +142,7 @@ class StepFolder:
     def _written_file(self, rank: int) -> FileEntry:
         path = self._file(rank)
         try:
-            entry = FileEntry(**json.loads(self._side_record(rank).read_bytes()))
+            entry = FileEntry(**read_json(self._side_record(rank)))
             found = path.stat().st_size
         except FileNotFoundError as error:
             raise CheckpointError(

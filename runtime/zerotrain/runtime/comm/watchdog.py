@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from zerotrain.contract.strict_json import strict_json
 from zerotrain.runtime.comm.errors import CommError
 
 KEPT = 64
@@ -55,7 +56,7 @@ class Progress:
 
     @classmethod
     def from_json(cls, text: str) -> Progress:
-        started, recent, waiting_for = json.loads(text)
+        started, recent, waiting_for = strict_json(text)
         return cls(started=started, recent=dict(recent), waiting_for=waiting_for)
 
     @property

@@ -5,7 +5,6 @@ The order of files is that of their relative paths, byte by byte, so that it is 
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import sysconfig
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from zerotrain.contract.strict_json import strict_json
 from zerotrain.contract.train_spec import PYTHON_STDLIB
 from zerotrain.runtime.data.corpus import ArrayCorpus, Corpus, TextCorpus, TextFile
 from zerotrain.runtime.data.errors import DataError
@@ -168,7 +168,7 @@ def _jsonl(path: Path) -> ArrayCorpus:
 
 def _text_of(line: bytes, where: str) -> bytes:
     try:
-        record = json.loads(line)
+        record = strict_json(line, max_bytes=MAX_JSONL_BYTES, finite=False)
     except ValueError as error:
         raise DataError(f"{where} is not JSON: {error}") from error
     text = record.get(TEXT_FIELD) if isinstance(record, dict) else None

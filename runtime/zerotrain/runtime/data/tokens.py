@@ -6,12 +6,13 @@ tokenises the text at its start and keeps the ids, so this is for text of modera
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from zerotrain.contract.strict_json import MAX_MODEL_CONFIG_BYTES, read_json
 from zerotrain.runtime.data.corpus import SEPARATOR, ArrayCorpus, Corpus
 from zerotrain.runtime.data.errors import DataError
 
@@ -83,9 +84,14 @@ def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
         yield batch
 
 
+def _model_config(folder: Path) -> dict[str, Any]:
+    raw = read_json(folder / "config.json", max_bytes=MAX_MODEL_CONFIG_BYTES, follow_link=True, finite=False)
+    return raw if isinstance(raw, dict) else {}
+
+
 def _end_of_text(folder: Path) -> int | None:
     try:
-        end = json.loads((folder / "config.json").read_bytes()).get("eos_token_id")
+        end = _model_config(folder).get("eos_token_id")
     except (OSError, ValueError):
         return None
     first = end[0] if isinstance(end, list) and end else end

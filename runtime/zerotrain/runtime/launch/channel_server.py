@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.contract.progress import Progress
+from zerotrain.contract.strict_json import strict_json
 from zerotrain.runtime.channel import MAX_MESSAGE_BYTES
 from zerotrain.runtime.launch.board import Board
 from zerotrain.runtime.launch.log import say
@@ -60,8 +61,8 @@ class ChannelServer:
             while line := await reader.readline():
                 if not line.endswith(b"\n"):
                     break  # the sender died within a message
-                peer = self._accept(peer, json.loads(line))
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+                peer = self._accept(peer, strict_json(line, max_bytes=MAX_MESSAGE_BYTES))
+        except (ValueError, KeyError, TypeError) as error:
             # ValueError: also a line above the limit (asyncio) and bytes that are no JSON.
             say(f"message of rank {None if peer is None else peer.rank} refused: {str(error)[:300]}")
         except ConnectionError:

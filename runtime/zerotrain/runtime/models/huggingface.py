@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 from torch import nn
 
 from zerotrain.contract.config import EngineConfig
+from zerotrain.contract.strict_json import MAX_MODEL_CONFIG_BYTES, read_json
 from zerotrain.runtime.activation.checkpoint import checkpoint_activations
 from zerotrain.runtime.construct.context import init_context
 from zerotrain.runtime.models.causal_lm import UnsupportedModel, check_numbers
@@ -104,12 +104,12 @@ def build_model(raw: Mapping[str, Any]) -> nn.Module:
 def read_model_config(folder: Path) -> dict[str, Any]:
     """The folder's `config.json`. Raises WeightsError."""
     try:
-        raw = json.loads((folder / CONFIG).read_bytes())
+        raw = read_json(folder / CONFIG, max_bytes=MAX_MODEL_CONFIG_BYTES, follow_link=True, finite=False)
     except FileNotFoundError:
         raise WeightsError(
             f"model folder {folder} has no {CONFIG}; name a local folder in Hugging Face's form"
         ) from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise WeightsError(f"model folder {folder}: {CONFIG} cannot be read: {error}") from error
     if not isinstance(raw, dict):
         raise WeightsError(f"model folder {folder}: {CONFIG} must be an object; got {type(raw).__name__}")

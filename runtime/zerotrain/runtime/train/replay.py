@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 from zerotrain.contract.history import HISTORY_DIR, file_name, files_of
+from zerotrain.contract.strict_json import strict_json
 
 TAIL_BYTES = 64 << 10
 """Of a file; its last lines are the newest."""
@@ -40,8 +40,8 @@ def _last_step(path: Path) -> int:
 def _step(line: bytes) -> int:
     """Of a point; 0 for anything else, a torn line for instance."""
     try:
-        item = json.loads(line)
+        item = strict_json(line)
         step = item["step"] if item["kind"] == "point" else 0
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         return 0
     return step if isinstance(step, int) and 0 <= step < 1 << 53 else 0

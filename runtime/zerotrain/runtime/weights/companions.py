@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from zerotrain.contract.strict_json import MAX_MODEL_CONFIG_BYTES, read_json
+
 CONFIG = "config.json"
 
 _COPIED = (
@@ -36,7 +38,9 @@ def companions_of(
     if folder is not None:
         found = {name: folder / name for name in _COPIED if (folder / name).is_file()}
         if (folder / CONFIG).is_file():
-            config = json.loads((folder / CONFIG).read_bytes())
+            config = read_json(
+                folder / CONFIG, max_bytes=MAX_MODEL_CONFIG_BYTES, follow_link=True, finite=False
+            )
     if config is not None:
         found[CONFIG] = json.dumps(_with_dtype(config, dtype), indent=2).encode() + b"\n"
     return found

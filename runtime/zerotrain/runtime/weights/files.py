@@ -5,7 +5,6 @@ Only headers are read here. No pickle is ever opened: a folder that has only `.b
 
 from __future__ import annotations
 
-import json
 import os
 import weakref
 from collections.abc import Mapping
@@ -14,12 +13,15 @@ from pathlib import Path
 
 import torch
 
+from zerotrain.contract.strict_json import read_json
 from zerotrain.runtime.checkpoint.tensorfile import TensorFile
 from zerotrain.runtime.weights.errors import WeightsError
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MAX_OPEN_FILES = 32
+MAX_INDEX_BYTES = 256 << 20
+"""A name and a file for every tensor: the largest in use have a few MiB."""
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
@@ -71,9 +73,9 @@ class WeightFiles:
 
     def _of_index(self, index: Path) -> dict[str, StoredTensor]:
         try:
-            named = json.loads(index.read_bytes())["weight_map"]
+            named = read_json(index, max_bytes=MAX_INDEX_BYTES, follow_link=True)["weight_map"]
             files = {str(name): str(file) for name, file in named.items()}
-        except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise WeightsError(f"weights index {index} cannot be read: {error!r}; fetch it again") from error
         found: dict[str, StoredTensor] = {}
         for file in sorted(set(files.values())):

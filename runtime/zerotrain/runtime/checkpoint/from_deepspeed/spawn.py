@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zerotrain.contract.exit_codes import ExitCode
+from zerotrain.contract.strict_json import strict_json
 from zerotrain.runtime.checkpoint.errors import CheckpointError, CheckpointMismatch
 from zerotrain.runtime.checkpoint.files import remove_tree
 from zerotrain.runtime.checkpoint.from_deepspeed.recognise import deepspeed_path
@@ -46,7 +46,7 @@ def import_checkpoint(source: Path, destination: Path, *, tag: str | None = None
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     try:
-        answer = json.loads(done.stdout.splitlines()[-1])
+        answer = strict_json(done.stdout.splitlines()[-1])
     except (IndexError, ValueError):
         reason = done.stderr.strip().splitlines()[-1:] or [f"it ended with code {done.returncode}"]
         raise CheckpointError(f"importing {source} failed: {reason[0]}") from None
