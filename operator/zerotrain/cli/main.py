@@ -53,6 +53,12 @@ def main() -> None:
     except CliError as error:
         show(error)
         sys.exit(error.code)
+    except RecursionError:
+        deep = CliError(
+            "what was given nests its values too deeply", next_step="check which file or object was named"
+        )
+        show(deep)
+        sys.exit(deep.code)
 
 
 def program_name(path: str) -> str:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ruamel.yaml import YAML
+from ruamel.yaml.composer import MaxDepthExceededError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
@@ -22,6 +24,10 @@ FieldPath: TypeAlias = tuple[str | int, ...]
 MAX_NODES = 100_000
 """Aliases multiply: a few lines can stand for billions of values."""
 
+MAX_DEPTH = 80
+"""Of mappings and lists within each other; a configuration alone may have 64."""
+
+_TOO_DEEP = f"mappings and lists may nest {MAX_DEPTH} deep, aliases followed"
 _TAG = "tag:yaml.org,2002:"
 _OLD_BOOLEANS = re.compile(r"(y|yes|on|n|no|off)", re.IGNORECASE)
 _OLD_OCTAL = re.compile(r"[-+]?0[0-9_]+")
@@ -56,14 +62,18 @@ class Document:
 
 def read_documents(text: str) -> list[Document]:
     """Every document of `text` that holds something. Raises YamlProblem."""
+    yaml = YAML(typ="safe", pure=True)
+    yaml.max_depth = MAX_DEPTH
     try:
-        nodes = [node for node in YAML(typ="safe", pure=True).compose_all(text) if node is not None]
+        nodes = [node for node in yaml.compose_all(text) if node is not None]
+    except MaxDepthExceededError as error:
+        raise YamlProblem(_TOO_DEEP, line=error.problem_mark.line + 1) from error
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         raise YamlProblem(
             f"not YAML: {error.problem or error.context}", line=1 if mark is None else mark.line + 1
         ) from error
-    except YAMLError as error:
+    except (YAMLError, ValueError, OverflowError) as error:  # ValueError: an escape for no character there is
         raise YamlProblem(f"not YAML: {error}", line=1) from error
     return [_Reader().read(node) for node in nodes]
 
@@ -72,24 +82,36 @@ def read_documents(text: str) -> list[Document]:
 class _Reader:
     lines: dict[FieldPath, int] = field(default_factory=dict)
     num_nodes: int = 0
+    depth: int = 0
+    """Aliases included: a chain of them nests without a bracket."""
 
     def read(self, node: Node) -> Document:
         return Document(value=self._value(node, ()), lines=self.lines)
 
     def _value(self, node: Node, path: FieldPath) -> Any:
+        self.lines.setdefault(path, node.start_mark.line + 1)
+        with self._inside(node, path):
+            match node:
+                case MappingNode():
+                    return self._mapping(node, path)
+                case SequenceNode():
+                    return [self._value(item, (*path, index)) for index, item in enumerate(node.value)]
+                case ScalarNode():
+                    return _scalar(node, path)
+        raise YamlProblem(f"unexpected {type(node).__name__}", line=node.start_mark.line + 1, path=path)
+
+    @contextmanager
+    def _inside(self, node: Node, path: FieldPath) -> Iterator[None]:
+        """Counts a node that is entered. Raises YamlProblem where there are too many, or too deep ones."""
         line = node.start_mark.line + 1
-        self.lines.setdefault(path, line)
         self.num_nodes += 1
         if self.num_nodes > MAX_NODES:
             raise YamlProblem(f"more than {MAX_NODES} values, aliases counted", line=line, path=path)
-        match node:
-            case MappingNode():
-                return self._mapping(node, path)
-            case SequenceNode():
-                return [self._value(item, (*path, index)) for index, item in enumerate(node.value)]
-            case ScalarNode():
-                return _scalar(node, path)
-        raise YamlProblem(f"unexpected {type(node).__name__}", line=line, path=path)
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            raise YamlProblem(_TOO_DEEP, line=line, path=path)
+        yield
+        self.depth -= 1
 
     def _mapping(self, node: MappingNode, path: FieldPath) -> dict[str, Any]:
         own: dict[str, Any] = {}
@@ -113,7 +135,9 @@ class _Reader:
         for parent in nodes:
             if not isinstance(parent, MappingNode):
                 raise YamlProblem("<< must name mappings", line=node.start_mark.line + 1, path=path)
-            yield self._mapping(parent, path)
+            with self._inside(parent, path):
+                merged = self._mapping(parent, path)
+            yield merged
 
 
 def _key(node: Node, path: FieldPath) -> str:
@@ -139,7 +163,7 @@ def _scalar(node: ScalarNode, path: FieldPath) -> Any:
                     line=line,
                     path=path,
                 )
-            return int(text.replace("_", ""), 0)
+            return _int(text, line, path)
         case "float":
             return _float(text, line, path)
         case "str" | "timestamp":
@@ -154,11 +178,26 @@ def _scalar(node: ScalarNode, path: FieldPath) -> Any:
     raise YamlProblem(f"tag {node.tag} is not known here; remove it", line=line, path=path)
 
 
+def _int(text: str, line: int, path: FieldPath) -> int:
+    try:
+        return int(text.replace("_", ""), 0)
+    except ValueError as error:
+        raise _no_number(text, line, path) from error
+
+
+def _no_number(text: str, line: int, path: FieldPath) -> YamlProblem:
+    shown = text if len(text) <= 40 else f"{text[:40]}..."
+    return YamlProblem(f"{shown} is no number that can be read; correct or shorten it", line=line, path=path)
+
+
 def _float(text: str, line: int, path: FieldPath) -> int | float:
     # Python's float() knows inf and nan without YAML's dot; neither has a form in JSON.
-    value = float(
-        text.replace("_", "").replace(".inf", "inf").replace(".INF", "inf").lower().replace(".nan", "nan")
-    )
+    try:
+        value = float(
+            text.replace("_", "").replace(".inf", "inf").replace(".INF", "inf").lower().replace(".nan", "nan")
+        )
+    except ValueError as error:
+        raise _no_number(text, line, path) from error
     if not math.isfinite(value):
         raise YamlProblem(f"{text} has no form in JSON; give a finite number", line=line, path=path)
     # kubectl sends 5e8 and 1.0 as whole numbers; the same file must give the same configuration everywhere.

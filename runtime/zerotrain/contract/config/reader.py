@@ -18,7 +18,7 @@ from typing import Any
 from zerotrain.contract.strict_json import JsonError, own_json, strict_json
 
 from .errors import ConfigError
-from .lexer import position, to_strict_json
+from .lexer import MAX_DEPTH, position, to_strict_json
 
 MAX_BYTES = 4 << 20
 """Larger files are not configurations (a checkpoint given by mistake, say)."""
@@ -143,12 +143,19 @@ def _from_mapping(source: Mapping[str, Any]) -> dict[str, Any]:
     return value
 
 
-def _plain(value: Any, path: str = "") -> Any:
+def _plain(value: Any, path: str = "", depth: int = 1) -> Any:
+    if depth > MAX_DEPTH and isinstance(value, Mapping | list | tuple):
+        raise ConfigError(
+            path.removesuffix("."),
+            f"objects and lists may nest {MAX_DEPTH} deep",
+            type(value).__name__,
+            "This is not a training configuration; check what was given.",
+        )
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
                 raise ConfigError(f"{path}{key!r}", "a key must be a text", key, "Use text keys.")
-        return {key: _plain(item, f"{path}{key}.") for key, item in value.items()}
+        return {key: _plain(item, f"{path}{key}.", depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item, path) for item in value]
+        return [_plain(item, path, depth + 1) for item in value]
     return value

@@ -1,0 +1,107 @@
+"""Files that nest without end, or hold numbers and characters that nothing can read: every command that takes
+a file ends with code 64 and says which one, and prints no traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.commands import Done, zerotrain
+from zerotrain.client.yaml_document import MAX_DEPTH, YamlProblem, read_documents
+from zerotrain.contract.config import ConfigError, load
+from zerotrain.contract.exit_codes import ExitCode
+
+pytestmark = pytest.mark.unit
+
+DEEP = 1200
+HEAD = "apiVersion: zerotrain.dev/v1alpha1\nkind: ZeroTrainingJob\nmetadata: {name: deep}\nspec:\n"
+
+
+def chain(first: str, step: str) -> str:
+    """Aliases that name the one before."""
+    lines = [f"a0: &a0 {first}"] + [f"a{n}: &a{n} " + step.format(n - 1) for n in range(1, DEEP)]
+    return "\n".join(lines)
+
+
+HOSTILE = {
+    "lists": HEAD + "  workers: " + "[" * DEEP + "]" * DEEP,
+    "open lists": "[" * DEEP,
+    "mappings": HEAD + "  config: " + "{a: " * DEEP + "1" + "}" * DEEP,
+    "blocks": "".join(" " * level + "a:\n" for level in range(400)) + " " * 400 + "a: 1",
+    "dashes": "- " * DEEP + "1",
+    "keys": "? " * DEEP + "1",
+    "chained lists": chain("[1]", "[*a{}]"),
+    "chained merges": chain("{b: 1}", "{{<<: *a{}}}"),
+    "doubled merges": chain("{}", "{{<<: [*a{0}, *a{0}]}}"),
+    "endless list": "a: &a [*a]",
+    "endless merge": "a: &a {<<: *a}",
+    "a long number": HEAD + "  workers: " + "1" * 5000,
+    "a tagged text": HEAD + "  workers: !!int two",
+    "a tagged float": HEAD + "  workers: !!float two",
+    "no character": 'a: "\\U99999999"',
+}
+
+DEEP_JSON = '{"a":' * DEEP + "1" + "}" * DEEP
+
+
+def judge(done: Done, name: str) -> None:
+    assert done.code == int(ExitCode.BAD_CONFIG)
+    assert "Traceback" not in done.err + done.out
+    assert name in done.err + done.out
+    assert len(done.err) < 20_000
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_documents(text: str) -> None:
+    with pytest.raises(YamlProblem):
+        read_documents(text)
+
+
+@pytest.mark.parametrize("name", ["mappings", "chained lists", "a long number"])
+@pytest.mark.parametrize("command", ["plan", "run", "submit", "config show", "config check"])
+def test_job_files(command: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.yaml").write_text(HOSTILE[name])
+    judge(zerotrain(*command.split(), "job.yaml"), "job.yaml")
+
+
+@pytest.mark.parametrize("command", ["config show", "config check"])
+@pytest.mark.parametrize("text", [DEEP_JSON, "{" + "[" * DEEP, '{"a": ' + "1" * 5000 + "}"])
+def test_configurations(command: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ds_config.json").write_text(text)
+    judge(zerotrain(*command.split(), "ds_config.json"), "ds_config.json")
+
+
+@pytest.mark.parametrize("text", [DEEP_JSON, "[" * DEEP, '{"hidden_size": ' + "1" * 5000 + "}"])
+def test_model_folders(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(text)
+    judge(zerotrain("init", "job.yaml", "--model", tmp_path / "model", "--gpu", "none"), "config.json")
+
+
+def test_the_depth_that_is_allowed_is_read() -> None:
+    text = "[" * MAX_DEPTH + "]" * MAX_DEPTH
+    [document] = read_documents(text)
+    assert json.dumps(document.value) == text
+
+
+def test_a_configuration_in_code_has_the_bound_of_a_file() -> None:
+    nested: object = 1
+    for _ in range(DEEP):
+        nested = {"a": nested}
+    for depth in (DEEP, 64):
+        with pytest.raises(ConfigError, match="may nest 64 deep"):
+            load(json.loads('{"a":' * depth + "{}" + "}" * depth) if depth < 100 else {"a": nested})
+
+
+@given(st.text(alphabet=" \n-?:{}[]&*a!<'\"|>%#@`\\x\t,0e.~=", max_size=60))
+def test_any_text_is_read_or_refused_with_one_error(text: str) -> None:
+    with contextlib.suppress(YamlProblem):
+        read_documents(text)
