@@ -83,7 +83,10 @@ def test_model_folders(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(text)
-    judge(zerotrain("init", "job.yaml", "--model", tmp_path / "model", "--gpu", "none"), "config.json")
+    judge(
+        zerotrain("init", "job.yaml", "--model", "/models/m", "--model-config", tmp_path / "model"),
+        "config.json",
+    )
 
 
 def test_the_depth_that_is_allowed_is_read() -> None:

@@ -30,7 +30,7 @@ def text_of(ranks: int) -> bytes:
 
 async def asked(double: ApiDouble) -> WorkerReport:
     async with served(double) as api:
-        return await HttpChannel(api, api.session, ChannelKind.PROXY).report(WORKER)
+        return await HttpChannel(api, api.session, ChannelKind.PROXY, operator_key=b"k" * 32).report(WORKER)
 
 
 async def test_a_report_in_many_chunks_is_read_to_its_end() -> None:

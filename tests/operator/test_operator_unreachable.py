@@ -251,7 +251,7 @@ async def silent_workers() -> AsyncIterator[tuple[HttpChannel, asyncio.Semaphore
         double.on(f"GET {proxy}/progress", never)
         double.on(f"POST {proxy}/yield", accepted)
     async with served(double) as api, api.connection.session(CONNECTIONS) as session:
-        yield HttpChannel(api, session, ChannelKind.PROXY), held
+        yield HttpChannel(api, session, ChannelKind.PROXY, operator_key=b"k" * 32), held
         end.set()
 
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.unit
 
 OWNER = Owner(attempt=1)
 OLDER, NEWER = "step-0000000001-attempt-1", "step-0000000002-attempt-1"
-HOSTILE = {
+HOSTILE: dict[str, str | bytes] = {
     "lists": "[" * 30_000,
     "objects": '{"step":' * 8_000,
     "closed lists": "[" * 30_000 + "]" * 30_000,

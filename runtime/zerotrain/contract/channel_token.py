@@ -28,6 +28,12 @@ def derive(operator_key: bytes, job_uid: str, attempt: int) -> str:
     return hmac.new(operator_key, message, hashlib.sha256).hexdigest()
 
 
+def for_reading(token: str) -> str:
+    """What the operator shows with each question for a report: it buys a slot of the worker's HTTP and no
+    more, since it is sent every few seconds to an address that may be another pod's by then."""
+    return hmac.new(token.encode(), b"zerotrain-channel/reading/v1", hashlib.sha256).hexdigest()
+
+
 def matches(expected: str, shown: str) -> bool:
     """Compare two tokens in constant time."""
     return hmac.compare_digest(expected.encode(), shown.encode())

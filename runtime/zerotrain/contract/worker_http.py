@@ -1,9 +1,10 @@
 """The HTTP that every worker's launcher serves and the operator (or `zerotrain run`) calls.
 
 What only reads the worker's records answers without a token: the job's NetworkPolicy admits the operator and
-the monitoring namespace alone. What reaches the ranks, `POST /yield` and `GET /stacks`, carries the channel
-token of the attempt in a header of its own, because the API server's pod proxy, the way in from outside a
-cluster, removes `Authorization`.
+the monitoring namespace alone. A token that the operator shows there (`channel_token.for_reading`) keeps it
+from being displaced by others that hold connections open. What reaches the ranks, `POST /yield` and
+`GET /stacks`, carries the channel token of the attempt in a header of its own, because the API server's pod
+proxy, the way in from outside a cluster, removes `Authorization`.
 """
 
 from __future__ import annotations

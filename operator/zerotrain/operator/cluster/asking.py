@@ -62,7 +62,14 @@ class Asker:
 
     async def report(self, pod: PodView, lane: Lane) -> Answer:
         """Never raises: why there is no report is the answer then."""
-        worker = Worker(namespace=self.key.namespace, pod=pod.name, ip=pod.pod_ip, lane=lane)
+        worker = Worker(
+            namespace=self.key.namespace,
+            pod=pod.name,
+            ip=pod.pod_ip,
+            lane=lane,
+            job_uid=self.uid,
+            attempt=self.attempt,
+        )
         try:
             report = await self.channel.report(worker)
         except ChannelError as error:

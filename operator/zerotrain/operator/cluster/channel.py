@@ -20,6 +20,7 @@ from typing import Protocol
 
 import aiohttp
 
+from zerotrain.contract.channel_token import derive, for_reading
 from zerotrain.contract.launch import WORKER_HTTP_PORT
 from zerotrain.contract.worker_http import (
     PROGRESS_PATH,
@@ -111,6 +112,9 @@ class Worker:
     ip: str | None
     lane: Lane = Lane.POLL
     """In which its report is asked for."""
+    job_uid: str = ""
+    attempt: int = 0
+    """Whose token goes with the question, where a job is named."""
 
 
 class WorkerChannel(Protocol):
@@ -129,14 +133,21 @@ class WorkerChannel(Protocol):
 class HttpChannel:
     """Both real channels: they differ in the URL and in who is asked to let us through."""
 
-    def __init__(self, api: Api, session: aiohttp.ClientSession, kind: ChannelKind) -> None:
+    def __init__(
+        self, api: Api, session: aiohttp.ClientSession, kind: ChannelKind, *, operator_key: bytes
+    ) -> None:
         """`session` is for the workers alone, for CONNECTIONS of them at once: what they hold must not keep
         the API's own requests waiting."""
         self._api, self._session, self._kind = api, session, kind
+        self._operator_key = operator_key
         self._slots = {lane: asyncio.Semaphore(room.calls) for lane, room in _ROOMS.items()}
 
     async def report(self, worker: Worker) -> WorkerReport:
-        text = await self._call("GET", worker, PROGRESS_PATH, worker.lane)
+        # Nobody needs a token to read a report; who shows this one is served before all others.
+        headers = {}
+        if worker.job_uid:
+            headers = bearer(for_reading(derive(self._operator_key, worker.job_uid, worker.attempt)))
+        text = await self._call("GET", worker, PROGRESS_PATH, worker.lane, headers)
         try:
             return WorkerReport.from_json(text)
         except ValueError as error:

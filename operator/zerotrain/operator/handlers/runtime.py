@@ -192,7 +192,8 @@ class Runtime:
         else:
             connector = aiohttp.TCPConnector(limit=CONNECTIONS)
             session = aiohttp.ClientSession(connector=connector, trust_env=False)
-        return HttpChannel(api, await self._exits.enter_async_context(session), kind)
+        held = await self._exits.enter_async_context(session)
+        return HttpChannel(api, held, kind, operator_key=self._key)
 
     def _gained(self) -> None:
         self.telemetry.leader.set(1)

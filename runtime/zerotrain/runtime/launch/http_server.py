@@ -1,16 +1,19 @@
 """The HTTP of the worker: small, threaded, and independent of whether a rank still moves.
 
 Every answer comes from the board; the one request that waits for ranks (`/stacks`) is bounded. The paths
-and bodies are the contract's (`zerotrain.contract.worker_http`).
+and bodies are the contract's (`zerotrain.contract.worker_http`). Which connections are served when there are
+too many, and for how long, `http_slots` decides.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -32,10 +35,10 @@ from zerotrain.contract.worker_http import (
     yield_attempt,
 )
 from zerotrain.runtime.launch.board import Board
+from zerotrain.runtime.launch.http_slots import Slots
 from zerotrain.runtime.launch.log import say
 
 MAX_BODY_BYTES = 4096
-MAX_CONNECTIONS = 32
 SOCKET_TIMEOUT_S = 10.0
 JSON = "application/json"
 JSON_LINES = "application/x-ndjson"
@@ -69,18 +72,20 @@ class Answer:
 
 
 class WorkerHttpServer(ThreadingHTTPServer):
-    """Serves `api` from daemon threads, at most MAX_CONNECTIONS at a time."""
+    """Serves `api` from daemon threads, as many as there are slots."""
 
     daemon_threads = True
     allow_reuse_address = True
     request_queue_size = 64
 
-    def __init__(self, host: str | None, port: int, api: WorkerApi) -> None:
+    def __init__(
+        self, host: str | None, port: int, api: WorkerApi, slots: Slots[socket.socket] | None = None
+    ) -> None:
         """Binds at once; no host means all addresses of both families, port 0 takes a free one. Raises
         OSError when the address is not to be had."""
         host = _all_addresses() if host is None else host
         self.api = api
-        self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self.slots: Slots[socket.socket] = Slots() if slots is None else slots
         self._reading = threading.Lock()
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         super().__init__((host, port), _Handler)
@@ -114,21 +119,35 @@ class WorkerHttpServer(ThreadingHTTPServer):
         self.server_name, self.server_port = self.host, self.port
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._slots.acquire(blocking=False):
+        admission = self.slots.admit(request, str(client_address[0]), time.monotonic())
+        if admission.displaced is not None:
+            _hang_up(admission.displaced)
+        if not admission.admitted:
             self.shutdown_request(request)  # a client that holds connections open must not cost us threads
             return
         super().process_request(request, client_address)
+
+    def service_actions(self) -> None:
+        """Called by the serving thread, between requests and twice a second."""
+        for connection in self.slots.overdue(time.monotonic()):
+            _hang_up(connection)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._slots.release()
+            self.slots.release(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         error = sys.exception() if sys.version_info >= (3, 12) else sys.exc_info()[1]
         if not isinstance(error, OSError):  # a client that went away is no news
             say(f"HTTP request failed: {error!r}")
+
+
+def _hang_up(connection: socket.socket) -> None:
+    """Wakes the thread that reads or writes there; the thread closes it."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _all_addresses() -> str:
@@ -148,6 +167,14 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = SOCKET_TIMEOUT_S
     server_version = "zerotrain"
     sys_version = ""
+
+    def parse_request(self) -> bool:
+        """The head of a request has come."""
+        whole = super().parse_request()
+        if whole:
+            # The body of a POST is still to come, within the time of an answer.
+            self.server.slots.request_came(self.request, time.monotonic(), trusted=self._is_operator())
+        return whole
 
     def do_GET(self) -> None:
         api = self.server.api
@@ -181,6 +208,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _refuse_stranger(self) -> Answer | None:
         return _refuse_token(self.server.api.token, self.headers.get(TOKEN_HEADER))
+
+    def _is_operator(self) -> bool:
+        token, header = self.server.api.token, self.headers.get(TOKEN_HEADER)
+        if token is None or header is None:
+            return False
+        return any(_refuse_token(one, header) is None for one in (token, channel_token.for_reading(token)))
 
     def _stacks(self) -> Answer:
         # It interrupts every rank, so only the operator may ask.
