@@ -76,16 +76,6 @@ CASES: list[tuple[str, dict[str, Any], Sequence[Event], Sequence[Pod], list[str]
         ["needs 90 GiB", "zerotrain plan", "zerotrain.dev/ignore-memory-plan=true"],
     ),
     (
-        "no room",
-        {
-            "phase": "Queued",
-            "conditions": [condition("Admitted", "False", "WaitingForRoom", "room for 1 of 4 workers")],
-        },
-        (),
-        (),
-        ["room for 1 of 4 workers", "no room for all workers at once"],
-    ),
-    (
         "a queue",
         {"phase": "Queued", "conditions": [condition("Admitted", "False", "Queued", "waits for quota")]},
         (),

@@ -15,7 +15,6 @@ from typing import Any
 
 from tests.operator.reconcile_builders import NOW, ended, job, last_words, pending, progress, running
 from zerotrain.operator.reconcile import (
-    AskRoom,
     CreateWorkers,
     DeletePods,
     DeleteWorkers,
@@ -24,12 +23,13 @@ from zerotrain.operator.reconcile import (
     Plan,
     PodView,
     ProtectWorkers,
+    ReadRoom,
     RequestYield,
+    Room,
     UnprotectWorkers,
     YieldState,
     reconcile,
 )
-from zerotrain.operator.reconcile.claims import Verdict
 from zerotrain.operator.reconcile.observe import Protection
 
 SLOTS = 2
@@ -83,8 +83,7 @@ class Scratch:
     synced_at: datetime
     gone: list[PodView] = field(default_factory=list)
     yielding: YieldState | None = None
-    room: Verdict | None = None
-    asked: AskRoom | None = None
+    room: Room | None = None
     protection: Protection | None = None
     heard: dict[str, datetime] = field(default_factory=dict)
 
@@ -185,7 +184,7 @@ class DayWorld:
             progress=known,
             yielding=scratch.yielding,
             protection=scratch.protection,
-            capacity=self._verdict(),
+            room=scratch.room,
             nodes=self._nodes(),
             heard=self._heard(),
         )
@@ -231,16 +230,11 @@ class DayWorld:
                     self.scratch.heard[str(pod.node)] = self.now
         return dict(self.scratch.heard)
 
-    def _verdict(self) -> Verdict | None:
-        asked = self.scratch.asked
-        if asked is None or asked.shape is None:
-            return None
+    def _read_room(self, workers: int) -> Room:
         fits = sum(self._free(name) for name in self.machines) + sum(
             1 for pod in self.pods.values() if pod.node is not None and self.machines[pod.node].open
         )
-        return Verdict(
-            admitted=fits >= asked.shape.workers, workers=asked.shape.workers, fits=fits, at=self.now
-        )
+        return Room(at=self.now, workers=workers, fits=fits)
 
     def _store(self, plan: Plan) -> None:
         if plan.status is None:
@@ -276,8 +270,8 @@ class DayWorld:
                         self.delete(self.pods[name], grace_s)
             case RequestYield(attempt=attempt, pod=name):
                 self._request_yield(attempt, name)
-            case AskRoom():
-                self.scratch.asked = action
+            case ReadRoom(shape=shape):
+                self.scratch.room = self._read_room(shape.workers)
             case ProtectWorkers(attempt=attempt):
                 self.budgets.add(attempt)
                 self.scratch.protection = Protection(attempt=attempt, exists=True)

@@ -10,8 +10,8 @@ import pytest
 from aiohttp import web
 
 from tests.operator.api_double import ApiDouble, Json, failure, served
-from tests.operator.reconcile_builders import NOW, UID, job, stamp
-from zerotrain.operator.api import AttemptShape, Phase, ZeroTrainingJobStatus
+from tests.operator.reconcile_builders import NOW, UID, job
+from zerotrain.operator.api import Phase, ZeroTrainingJobStatus
 from zerotrain.operator.cluster.api import Api
 from zerotrain.operator.cluster.channel import SilentChannel
 from zerotrain.operator.cluster.creations import Creations
@@ -26,7 +26,7 @@ from zerotrain.operator.handlers import controller as module
 from zerotrain.operator.handlers.controller import Controller
 from zerotrain.operator.handlers.queue import WorkQueue
 from zerotrain.operator.handlers.starts import LARGE, MAX_LARGE_OF_ONE, StartLines, Starts
-from zerotrain.operator.reconcile import AskRoom, CreateWorkers, Observed, Plan, Problem, ProtectWorkers
+from zerotrain.operator.reconcile import CreateWorkers, Observed, Plan, Problem, ProtectWorkers
 from zerotrain.operator.resources import ResourceOptions
 
 KEY = JobKey("ml", "gpt")
@@ -170,22 +170,6 @@ async def test_nothing_is_remembered_of_a_job_that_goes_in_the_middle_of_its_pas
             assert await hands.queue.get() == JobKey("open", "gpt")  # after the list
         resync.cancel()
         assert not hands.memories.jobs
-
-
-async def test_a_job_that_goes_while_it_asks_keeps_no_room() -> None:
-    double = ApiDouble()
-    async with served(double) as api:
-        hands = controller(api)
-
-        async def going(_: web.Request) -> web.Response:
-            hands.job_deleted(asking)
-            return web.json_response({"items": []})
-
-        double.on("GET /apis/scheduling.k8s.io/v1/priorityclasses", going)
-        asking = job(resourceVersion="1", creationTimestamp=stamp(NOW))
-        hands.jobs.put(asking)
-        await hands.executor.perform(asking, [AskRoom(shape=AttemptShape(workers=2))])
-        assert not hands.memories.claims
 
 
 async def test_a_refusal_that_names_another_pod_each_time_is_tried_with_a_backoff(

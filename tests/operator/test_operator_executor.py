@@ -31,7 +31,6 @@ from zerotrain.operator.reconcile import (
     DeleteWorkers,
     ForgetGroup,
     KeepShared,
-    OpenGates,
     Protection,
     RequestYield,
     UnprotectWorkers,
@@ -166,29 +165,6 @@ async def test_pods_are_made_for_a_while_and_the_others_in_the_next_pass(
     assert had[0] == 0
     assert len(had) > 2
     assert double.asked(f"POST {CORE}/secrets") == 1
-
-
-async def test_so_are_gates_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hands_module, "TURN_S", 0.0)
-    double, names = ApiDouble(), [f"gpt-1-{index}" for index in range(30)]
-    for name in names:
-        double.on(f"PATCH {CORE}/pods/{name}", (200, {"metadata": {"name": name, "uid": name, "labels": {}}}))
-
-    def shut() -> tuple[str, ...]:
-        return tuple(name for name in names if not double.asked(f"PATCH {CORE}/pods/{name}"))
-
-    passes, opened = 0, list[tuple[int, int]]()
-    async with served(double) as api:
-        hands = executor(api)
-        while left := shut():
-            passes += 1
-            try:
-                await hands.perform(job(), [OpenGates(pods=left)])
-            except Unfinished as cut:
-                opened.append((cut.made, len(left) - len(shut())))
-    assert passes > 2
-    assert all(told == counted > 0 for told, counted in opened)
-    assert all(double.asked(f"PATCH {CORE}/pods/{name}") == 1 for name in names)
 
 
 SHARED = {

@@ -1,4 +1,4 @@
-"""All workers or none, on a real scheduler with its gang plugin, and by the operator's own count of the room.
+"""All workers or none, on a real scheduler with its gang plugin, and a size that follows the cluster's.
 
 Simulated nodes of 8 GPUs; a pod that holds one of them makes room for one worker of two.
 """
@@ -106,54 +106,6 @@ def test_the_scheduler_binds_all_workers_or_none(
     assert names_of(gang_cluster, space, GROUPS) == ["gpt-2"]
 
 
-def test_no_pod_exists_until_there_is_room_for_all(
-    gang_cluster: Cluster, process: OperatorProcess, space: str
-) -> None:
-    block_a_node(gang_cluster, space)
-    # Only one pod may exist once the blocker is gone.
-    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "one"}}
-    gang_cluster.apply({**quota, "spec": {"hard": {"pods": "1"}}}, namespace=space)
-    job = two_whole_nodes(gang_cluster, space, gang="Operator", topologyKey="topology.kubernetes.io/region")
-    wait_until(lambda: "room for 1" in job.condition("Admitted").get("message", ""), "the count of the room")
-    waits = job.condition("Admitted")
-    assert (waits["status"], waits["reason"]) == ("False", "WaitingForRoom")
-    assert "nvidia.com/gpu is missing on 1 of 2 suitable nodes" in waits["message"]
-    assert job.status()["phase"] == "Queued"
-    assert job.owned() == []
-    gang_cluster.kubectl("delete", "pod", "blocker", "-n", space, "--grace-period=0", "--force")
-    # There is room for both, but the quota lets only one exist: it must not take a node meanwhile.
-    wait_until(lambda: job.condition("Reconciling").get("reason") == "QuotaExceeded", "the quota's refusal")
-    assert nodes_of(gang_cluster, space) == [None]
-    (pod,) = gang_cluster.get("pods", "-n", space, "-l", "zerotrain.dev/job")["items"]
-    assert pod["spec"]["schedulingGates"] == [{"name": "zerotrain.dev/all-workers"}]
-    gang_cluster.kubectl("delete", "resourcequota", "one", "-n", space)
-    running = job.wait_for("Running")
-    assert running["shape"]["gang"] == "Operator"
-    assert running["shape"]["nodeSelector"] == {"topology.kubernetes.io/region": "region-1"}
-    assert "Admitted" in [reason for reason, _ in job.events()]
-
-
-def test_half_of_a_gang_gives_its_node_back(
-    gang_cluster: Cluster, process: OperatorProcess, space: str
-) -> None:
-    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "one"}}
-    gang_cluster.apply({**quota, "spec": {"hard": {"pods": "1"}}}, namespace=space)
-    job = two_whole_nodes(gang_cluster, space, gang="Operator")
-    wait_until(lambda: job.condition("Reconciling").get("reason") == "QuotaExceeded", "the quota's refusal")
-    with gang_cluster.namespace() as other:
-        # The job was let in; now somebody takes a node of the two.
-        block_a_node(gang_cluster, other)
-        gang_cluster.kubectl("delete", "resourcequota", "one", "-n", space)
-        wait_until(lambda: len(nodes_of(gang_cluster, space)) == 2, "both pods")
-        wait_until(lambda: sum(map(bool, nodes_of(gang_cluster, space))) == 1, "half of the gang")
-        wait_until(lambda: job.status()["phase"] == "Queued", "its end")
-        wait_until(lambda: not nodes_of(gang_cluster, space), "its nodes")
-        assert job.status()["restarts"]["uncharged"] == 1
-        assert "HalfBound" in [reason for reason, _ in job.events()]
-        gang_cluster.kubectl("delete", "pod", "blocker", "-n", other, "--grace-period=0", "--force")
-    assert job.wait_for("Running")["attempt"] == 2
-
-
 def test_a_job_gets_smaller_with_its_cluster_and_grows_back(
     gang_cluster: Cluster, process: OperatorProcess, space: str
 ) -> None:
@@ -182,7 +134,7 @@ def test_a_job_gets_smaller_with_its_cluster_and_grows_back(
     grown = wait_until(lambda: running_with(job, 2), "the attempt with both nodes again")
     assert "workers" not in grown["elastic"], "as many as the spec asks for"
     assert sorted(map(str, nodes_of(gang_cluster, space))) == ["node-0", "node-1"]
-    told = [text for reason, text in job.events() if reason in ("Resizing", "Shrunk")]
+    told = [text for reason, text in job.events() if reason == "Resizing"]
     assert len(told) == 2, told
     assert grown["restarts"]["total"] == grown["restarts"]["infra"] == 1, "a resize is none"
 

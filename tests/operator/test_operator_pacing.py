@@ -12,8 +12,7 @@ from zerotrain.operator.api import ZeroTrainingJobStatus
 from zerotrain.operator.cluster.store import PodStore, owner_key
 from zerotrain.operator.handlers.pacing import MAX_START_WAIT_S, MAX_WAIT_S, WAIT_PER_JOB_S, Pace
 from zerotrain.operator.handlers.queue import WorkQueue
-from zerotrain.operator.reconcile import CreateWorkers, Known, Observed, OpenGates, can_wait, reconcile
-from zerotrain.operator.resources.gang import OPERATOR
+from zerotrain.operator.reconcile import CreateWorkers, Known, Observed, can_wait, reconcile
 
 OWNER = owner_key("ml", "job-uid")
 
@@ -70,18 +69,6 @@ def test_pods_that_are_left_from_the_last_pass_do_not_bring_a_write() -> None:
     stored = settled(job(status=status("Pending", podsCreated=False)), seen(pending(0)))
     plan = reconcile(stored, seen(ready(0)), NOW)
     assert [type(action) for action in plan.actions] == [CreateWorkers]
-    assert plan.status is not None
-    assert can_wait(ZeroTrainingJobStatus.model_validate(stored["status"]), plan)
-
-
-def test_nor_do_those_whose_gates_are_left() -> None:
-    shape = {"workers": 2, "gang": OPERATOR}
-    stored = settled(
-        job(status=status("Pending", podsCreated=False, shape=shape)),
-        seen(pending(0, gated=True), pending(1, gated=True)),
-    )
-    plan = reconcile(stored, seen(running(0), pending(1, gated=True)), NOW)
-    assert [type(action) for action in plan.actions] == [OpenGates]
     assert plan.status is not None
     assert can_wait(ZeroTrainingJobStatus.model_validate(stored["status"]), plan)
 

@@ -6,7 +6,7 @@ from tests.operator.reconcile_builders import pending, seen
 from zerotrain.operator.handlers.beginnings import has_begun, pods_to_create
 from zerotrain.operator.handlers.config import OperatorConfig
 from zerotrain.operator.handlers.starts import LARGE, MAX_LARGE, MAX_LARGE_OF_ONE, StartLines, Starts
-from zerotrain.operator.reconcile import CreateWorkers, OpenGates, Plan
+from zerotrain.operator.reconcile import CreateWorkers, Plan
 
 
 def enters(starts: Starts[str], keys: str) -> list[bool]:
@@ -204,10 +204,8 @@ def test_who_is_gone_stands_in_no_line() -> None:
     assert starts.leave("a") == ["b"]
 
 
-def test_gates_stand_in_no_line() -> None:
-    """Their pods hold room; behind all that still create they would hold it for minutes."""
+def test_only_pods_that_a_plan_creates_stand_in_line() -> None:
     there = seen(pending(0), pending(1))
-    opening = Plan(actions=(OpenGates(pods=("gpt-1-0", "gpt-1-1")),))
     creating = Plan(actions=(CreateWorkers(attempt=1, indices=(2, 3, 4)),))
-    assert [pods_to_create(plan) for plan in (opening, creating, Plan())] == [0, 3, 0]
+    assert [pods_to_create(plan) for plan in (creating, Plan())] == [3, 0]
     assert [has_begun(plan, there) for plan in (creating, Plan())] == [True, False]

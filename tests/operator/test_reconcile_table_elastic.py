@@ -28,16 +28,18 @@ from tests.operator.reconcile_builders import (
     stamp,
     status,
 )
+from zerotrain.operator.api import AttemptShape
 from zerotrain.operator.reconcile import (
     CreateWorkers,
     DeleteWorkers,
     Observed,
     Problem,
     Protection,
+    ReadRoom,
     RequestYield,
+    Room,
     UnprotectWorkers,
 )
-from zerotrain.operator.reconcile.claims import Verdict
 
 ELASTIC = {"minWorkers": 1, "maxWorkers": 8}
 """One rank per worker and micro batch 1: the global batch is the number of workers that it is meant for."""
@@ -62,10 +64,12 @@ def team(size: int, **more: Any) -> Observed:
     return seen(*pods, progress=progress(30), protection=PROTECTED, **more)
 
 
-def room(fits: int, *, asked: int) -> Verdict:
-    return Verdict(admitted=fits >= asked, fits=fits, workers=asked, at=NOW)
+def room(fits: int | None, *, asked: int) -> Room:
+    return Room(fits=fits, workers=asked, at=NOW)
 
 
+NO_NODE = "Unschedulable: 0/4 nodes are available"
+READ = ReadRoom(shape=AttemptShape(workers=4))
 PROTECTED = Protection(attempt=1, exists=True)
 YIELD = RequestYield(attempt=1, pod="gpt-1-0", pod_ip="10.0.0.0")
 
@@ -163,39 +167,36 @@ WISHES = [
     Row(
         id="scaled up where there is room",
         job=changed(elastic(2, wish=2), {"workers": 4}),
-        seen=team(2, capacity=room(4, asked=4)),
+        seen=team(2, room=room(4, asked=4)),
         want=Want(phase="Yielding", events=("Resizing",), fields={"elastic.workers": None}),
     ),
     Row(
         id="scaled up: whether there is room is asked first",
         job=changed(elastic(2, wish=2), {"workers": 4}),
         seen=team(2),
-        want=Want(phase="Running", events=(), fields={"elastic.wish": 4}),
+        want=Want(
+            phase="Running",
+            events=(),
+            actions=(ReadRoom(shape=AttemptShape(workers=4)),),
+            fields={"elastic.wish": 4},
+        ),
     ),
     Row(
-        id="scaled up where nobody can tell: a training that runs is not stopped on a guess",
-        job=changed(
-            elastic(2),
-            {"workers": 4},
-            elastic={
-                "baseWorkers": 4,
-                "wish": 4,
-                "since": stamp(ago(9000)),
-            },
-        ),
-        seen=team(2),
-        want=Want(phase="Running", events=()),
+        id="scaled up where nobody can tell: it is tried",
+        job=changed(elastic(2, wish=2), {"workers": 4}),
+        seen=team(2, room=room(None, asked=4)),
+        want=Want(phase="Yielding", events=("Resizing",), fields={"elastic.workers": None}),
     ),
     Row(
         id="scaled up to more than there is room for: as far as it goes",
         job=changed(elastic(2, wish=2, base=8), {"workers": 8}),
-        seen=team(2, capacity=room(5, asked=8)),
+        seen=team(2, room=room(5, asked=8)),
         want=Want(phase="Yielding", fields={"elastic.workers": 4, "elastic.reason": "Capacity"}),
     ),
     Row(
         id="scaled up without any room: the training goes on and waits for room",
         job=changed(elastic(2, wish=2), {"workers": 4}),
-        seen=team(2, capacity=room(2, asked=4)),
+        seen=team(2, room=room(2, asked=4)),
         want=Want(phase="Running", events=(), fields={"elastic.workers": 2, "elastic.reason": "Capacity"}),
     ),
     Row(
@@ -220,7 +221,7 @@ def starting(size: int, *, s_ago: float, **more: Any) -> dict[str, Any]:
 
 def placed(count: int, size: int, **more: Any) -> Observed:
     """`count` of the pods have a node."""
-    homeless: dict[str, Any] = {"unscheduled_reason": "Unschedulable: 0/4 nodes are available"}
+    homeless: dict[str, Any] = {"unscheduled_reason": NO_NODE, "refused_seen_at": ago(60)}
     pods = [
         pending(index, scheduled=True) if index < count else pending(index, **homeless)
         for index in range(size)
@@ -230,7 +231,7 @@ def placed(count: int, size: int, **more: Any) -> Observed:
 
 def three_of_four(**more: Any) -> Observed:
     """Their programs run and wait for the fourth, which has no node."""
-    last = pending(3, unscheduled_reason="Unschedulable: 0/4 nodes are available")
+    last = pending(3, unscheduled_reason=NO_NODE, refused_seen_at=ago(60))
     return seen(*(running(index) for index in range(3)), last, **more)
 
 
@@ -244,7 +245,7 @@ ROOM = [
     Row(
         id="no room for all in time: the job goes on with what works, and nobody is asked to checkpoint",
         job=starting(4, s_ago=120),
-        seen=placed(3, 4, capacity=room(3, asked=4)),
+        seen=placed(3, 4, room=room(3, asked=4)),
         want=Want(
             phase="Yielding",
             events=("Resizing",),
@@ -259,13 +260,7 @@ ROOM = [
         ),
     ),
     Row(
-        id="without word on the room it goes by the pods that have nodes",
-        job=starting(4, s_ago=151),
-        seen=placed(2, 4),
-        want=Want(phase="Yielding", fields={"elastic.workers": 2}),
-    ),
-    Row(
-        id="no pod has a node and nobody can tell: one size smaller",
+        id="no pod has a node: one size smaller",
         job=starting(4, s_ago=151),
         seen=placed(0, 4),
         want=Want(phase="Yielding", fields={"elastic.workers": 2}),
@@ -273,19 +268,13 @@ ROOM = [
     Row(
         id="a deadline for the start leaves time for fewer workers to be decided on",
         job=changed(starting(4, s_ago=120), {"runPolicy": {"startDeadlineSeconds": 60}}),
-        seen=three_of_four(capacity=room(3, asked=4)),
+        seen=three_of_four(room=room(3, asked=4)),
         want=Want(phase="Yielding", events=("Resizing",), fields={"elastic.workers": 2}),
     ),
     Row(
         id="a deadline for the start counts as it is where a worker has a node and does not start",
         job=changed(starting(4, s_ago=61), {"runPolicy": {"startDeadlineSeconds": 60}}),
         seen=placed(4, 4),
-        want=Want(phase="Restarting", events=("StartDeadlineExceeded",)),
-    ),
-    Row(
-        id="a deadline for the start ends the wait where no smaller size was found",
-        job=changed(starting(4, s_ago=210), {"runPolicy": {"startDeadlineSeconds": 60}}),
-        seen=three_of_four(capacity=room(4, asked=4)),
         want=Want(phase="Restarting", events=("StartDeadlineExceeded",)),
     ),
     Row(
@@ -300,31 +289,25 @@ ROOM = [
             starting(4, s_ago=61),
             {"runPolicy": {"startDeadlineSeconds": 60}, "elastic": {"minWorkers": 4, "maxWorkers": 8}},
         ),
-        seen=three_of_four(capacity=room(3, asked=4)),
+        seen=three_of_four(room=room(3, asked=4)),
         want=Want(phase="Restarting", events=("StartDeadlineExceeded",)),
     ),
     Row(
         id="not below minWorkers: it waits",
         job=changed(starting(4, s_ago=500), {"elastic": {"minWorkers": 4, "maxWorkers": 8}}),
-        seen=placed(2, 4, capacity=room(2, asked=4)),
+        seen=placed(2, 4, room=room(2, asked=4)),
         want=Want(phase="Pending", events=(), fields={"elastic.workers": None}),
     ),
     Row(
         id="the patience is the user's",
         job=changed(starting(4, s_ago=30), {"elastic": {**ELASTIC, "shrinkAfterSeconds": 20}}),
-        seen=placed(2, 4, capacity=room(2, asked=4)),
+        seen=placed(2, 4, room=room(2, asked=4)),
         want=Want(phase="Yielding", fields={"elastic.workers": 2}),
     ),
     Row(
         id="pods that have nodes and pull their image are no lack of room",
         job=starting(4, s_ago=500),
         seen=placed(4, 4),
-        want=Want(phase="Pending", events=()),
-    ),
-    Row(
-        id="the room is there again before the decision: the pods will find it",
-        job=starting(4, s_ago=500),
-        seen=placed(3, 4, capacity=room(4, asked=4)),
         want=Want(phase="Pending", events=()),
     ),
     Row(
@@ -358,16 +341,10 @@ GROWTH = [
     Row(
         id="minWorkers raised above the size that runs: it is given up once there is room for more",
         job=changed(elastic(2, losses=1), RAISED),
-        seen=team(2, capacity=room(2, asked=4)),
+        seen=team(2, room=room(2, asked=4)),
         want=Want(
             phase="Running", actions=(), fields={"elastic.since": stamp(ago(9000)), "elastic.losses": 1}
         ),
-    ),
-    Row(
-        id="minWorkers raised, and room: it must have been there for some time all the same",
-        job=changed(elastic(2, losses=1), RAISED),
-        seen=team(2, capacity=room(4, asked=4)),
-        want=Want(phase="Running", actions=(), fields={"elastic.roomSince": stamp(NOW), "elastic.losses": 1}),
     ),
     Row(
         id="minWorkers raised: the next attempt keeps to it",
@@ -376,50 +353,76 @@ GROWTH = [
         want=Want(phase="Pending", attempt=2, fields={"shape.workers": 4}),
     ),
     Row(
-        id="room again: it must have been there for some time",
+        id="long enough in the smaller size: whether there is room is read first",
         job=elastic(2, losses=1),
-        seen=team(2, capacity=room(4, asked=4)),
-        want=Want(phase="Running", actions=(), fields={"elastic.roomSince": stamp(NOW)}, wake_in_s=300),
+        seen=team(2),
+        want=Want(phase="Running", actions=(READ,), events=()),
     ),
     Row(
-        id="room for long enough: back to the wish",
-        job=elastic(2, losses=1, roomSince=stamp(ago(300))),
-        seen=team(2, capacity=room(4, asked=4)),
+        id="there is room: back to the wish",
+        job=elastic(2, losses=1),
+        seen=team(2, room=room(4, asked=4)),
         want=Want(
             phase="Yielding",
             events=("Resizing",),
-            fields={"elastic.workers": None, "elastic.roomSince": None, "elastic.losses": 1},
+            fields={"elastic.workers": None, "elastic.losses": 1},
         ),
     ),
     Row(
-        id="a young attempt is not stopped again",
-        job=changed(elastic(2, roomSince=stamp(ago(300))), attemptStartTime=stamp(ago(200))),
-        seen=team(2, capacity=room(4, asked=4)),
+        id="nobody can tell: it is tried",
+        job=elastic(2, losses=1),
+        seen=team(2, room=room(None, asked=4)),
+        want=Want(
+            phase="Yielding",
+            events=("Resizing",),
+            fields={"elastic.workers": None},
+            says={"event": "there may be room for 4 workers"},
+        ),
+    ),
+    Row(
+        id="no room: it is read again after a while",
+        job=elastic(2, losses=1),
+        seen=team(2, room=room(3, asked=4)),
+        want=Want(phase="Running", actions=(), events=(), wake_in_s=300),
+    ),
+    Row(
+        id="a reading that is old is made anew",
+        job=elastic(2, losses=1),
+        seen=team(2, room=replace(room(4, asked=4), at=ago(300))),
+        want=Want(phase="Running", actions=(READ,), events=()),
+    ),
+    Row(
+        id="so is one for another size",
+        job=elastic(2, losses=1),
+        seen=team(2, room=room(8, asked=8)),
+        want=Want(phase="Running", actions=(READ,), events=()),
+    ),
+    Row(
+        id="nodes that the job keeps off are no room",
+        job=changed(elastic(2), excludedNodes=[{"name": "n1", "until": stamp(ago(-40)), "reason": "x"}]),
+        seen=team(2),
+        want=Want(
+            phase="Running",
+            actions=(ReadRoom(shape=AttemptShape(workers=4, excluded_nodes=("n1",))),),
+        ),
+    ),
+    Row(
+        id="a young attempt is not stopped again, and nothing is read for it",
+        job=changed(elastic(2), attemptStartTime=stamp(ago(200))),
+        seen=team(2, room=room(4, asked=4)),
         want=Want(phase="Running", actions=(), wake_in_s=100),
     ),
     Row(
-        id="room that went away again counts from the start",
-        job=elastic(2, roomSince=stamp(ago(200))),
-        seen=team(2, capacity=room(2, asked=4)),
-        want=Want(phase="Running", actions=(), fields={"elastic.roomSince": None}),
-    ),
-    Row(
-        id="room that was lost three times must last four times as long",
-        job=elastic(2, losses=3, roomSince=stamp(ago(300))),
-        seen=team(2, capacity=room(4, asked=4)),
+        id="after room was lost three times the attempt must last four times as long",
+        job=changed(elastic(2, losses=3), attemptStartTime=stamp(ago(300))),
+        seen=team(2, room=room(4, asked=4)),
         want=Want(phase="Running", actions=(), wake_in_s=900),
     ),
     Row(
         id="room for a part of it is taken as well",
-        job=elastic(2, wish=8, base=8, roomSince=stamp(ago(300))),
-        seen=team(2, capacity=room(7, asked=8)),
+        job=elastic(2, wish=8, base=8),
+        seen=team(2, room=room(7, asked=8)),
         want=Want(phase="Yielding", fields={"elastic.workers": 4, "elastic.reason": "Capacity"}),
-    ),
-    Row(
-        id="nobody can tell: a training that runs is not stopped on a guess",
-        job=elastic(2, roomSince=stamp(ago(9000))),
-        seen=team(2),
-        want=Want(phase="Running", events=()),
     ),
     Row(
         id="a refused wish is no reason to grow",
@@ -432,6 +435,26 @@ GROWTH = [
         job=elastic(4, losses=2),
         seen=team(4),
         want=Want(phase="Running", fields={"elastic.losses": 0}),
+    ),
+    Row(
+        id="the size that ran is known from then on",
+        job=changed(elastic(2), phase="Starting"),
+        seen=team(2),
+        want=Want(phase="Running", fields={"elastic.ran": 2}),
+    ),
+    Row(
+        id="a larger attempt that does not run goes back to the size that ran",
+        job=changed(starting(8, s_ago=120, wish=8, base=8, ran=2), shape={"workers": 8}),
+        seen=placed(6, 8),
+        want=Want(
+            phase="Yielding", fields={"elastic.workers": 2, "elastic.reason": "Capacity", "elastic.losses": 1}
+        ),
+    ),
+    Row(
+        id="where there is no room for that any more: the next size that works",
+        job=starting(4, s_ago=120, ran=4),
+        seen=placed(3, 4),
+        want=Want(phase="Yielding", fields={"elastic.workers": 2}),
     ),
 ]
 

@@ -19,8 +19,8 @@ from tests.operator.test_reconcile_table_elastic import (
     starting,
     team,
 )
-from tests.operator.test_reconcile_table_elastic_room import APIS, HUGE, OURS, waiting
-from zerotrain.operator.reconcile import AskRoom, UnprotectWorkers
+from tests.operator.test_reconcile_table_elastic_room import HUGE
+from zerotrain.operator.reconcile import UnprotectWorkers
 
 WHY = "3 workers x 1 ranks: train_batch_size: must be a multiple of 3 ranks = 3"
 REFUSAL = {"workers": 4, "message": WHY}
@@ -148,7 +148,7 @@ STANDS = [
         job=changed(
             starting(4, s_ago=120, wish=3, workers=4, reason="Refused", message=WHY), shape={"workers": 4}
         ),
-        seen=placed(3, 4, capacity=room(3, asked=4)),
+        seen=placed(3, 4, room=room(3, asked=4)),
         want=Want(
             phase="Yielding",
             conditions=TOLD,
@@ -163,26 +163,20 @@ STANDS = [
         want=Want(phase="Restarting", conditions=TOLD, fields={**SET_ASIDE, "elastic.reason": "Failure"}),
     ),
     Row(
-        id="and where nodes are missing before an attempt",
-        job=waiting(OURS, wish=3, workers=4, reason="Refused", message=WHY),
-        seen=seen(apis=APIS, capacity=room(3, asked=4)),
-        want=Want(phase="Queued", events=("Shrunk",), fields=SET_ASIDE),
-    ),
-    Row(
         id="smaller still: it is kept all the same",
         job=changed(starting(2, s_ago=120, wish=3, refused=REFUSAL), shape={"workers": 2}),
-        seen=placed(1, 2, capacity=room(1, asked=2)),
+        seen=placed(1, 2, room=room(1, asked=2)),
         want=Want(phase="Yielding", fields={"elastic.workers": 1, "elastic.refused.workers": 4}),
     ),
     Row(
         id="room again: back to what the job keeps, and not only up to the wish",
-        job=refused(2, losses=1, roomSince=stamp(ago(300))),
-        seen=team(2, capacity=room(4, asked=4)),
+        job=refused(2, losses=1),
+        seen=team(2, room=room(4, asked=4)),
         want=Want(
             phase="Yielding",
             events=("Resizing",),
             conditions=TOLD,
-            fields={**KEPT, "elastic.roomSince": None},
+            fields=KEPT,
         ),
     ),
     Row(
@@ -238,12 +232,12 @@ STANDS = [
     ),
     Row(
         id="no growth above maxWorkers, though more was kept",
-        job=changed(refused(2, roomSince=stamp(ago(300))), {"elastic": {**ELASTIC, "maxWorkers": 3}}),
-        seen=team(2, capacity=room(4, asked=4)),
+        job=changed(refused(2), {"elastic": {**ELASTIC, "maxWorkers": 3}}),
+        seen=team(2, room=room(4, asked=4)),
         want=Want(
             phase="Running",
             events=(),
-            actions=(AskRoom(shape=None),),
+            actions=(),
             fields={"elastic.workers": 2, "elastic.reason": "Refused"},
         ),
     ),
@@ -259,14 +253,14 @@ ALL_OF_4 = room(4, asked=4)
 WITHIN_THE_WINDOW = [
     Row(
         id="room lost after a rule made it smaller does not lift what the rule promised",
-        job=elastic(1, failedAt=stamp(ago(3000)), roomSince=stamp(ago(600)), losses=2),
-        seen=team(1, capacity=ALL_OF_4),
+        job=elastic(1, failedAt=stamp(ago(3000)), losses=2),
+        seen=team(1, room=ALL_OF_4),
         want=Want(phase="Running", actions=(), wake_in_s=600),
     ),
     Row(
         id="the window is over: it grows, and the promise with it",
-        job=elastic(1, failedAt=stamp(ago(3600)), roomSince=stamp(ago(600)), losses=2),
-        seen=team(1, capacity=ALL_OF_4),
+        job=elastic(1, failedAt=stamp(ago(3600)), losses=2),
+        seen=team(1, room=ALL_OF_4),
         want=Want(phase="Yielding", events=("Resizing",), fields={"elastic.failedAt": None}),
     ),
     Row(
@@ -278,7 +272,7 @@ WITHIN_THE_WINDOW = [
     Row(
         id="room is lost in the size that a rule chose: since when is kept",
         job=changed(starting(2, s_ago=120, reason="Failure", since=stamp(ago(130))), shape={"workers": 2}),
-        seen=placed(1, 2, capacity=room(1, asked=2)),
+        seen=placed(1, 2, room=room(1, asked=2)),
         want=Want(
             phase="Yielding",
             fields={"elastic.workers": 1, "elastic.reason": "Capacity", "elastic.failedAt": stamp(ago(130))},

@@ -73,8 +73,8 @@ ROWS = [
         want=Want(actions=(FORGET,)),
     ),
     Row(
-        id="the operator's own gang has none",
-        job=job(spec=SUSPENDED, status=at("Suspended") | {"shape": {"workers": 2, "gang": "Operator"}}),
+        id="an attempt without a gang has none",
+        job=job(spec=SUSPENDED, status=at("Suspended") | {"shape": {"workers": 2}}),
         seen=seen(),
         want=Want(actions=()),
     ),

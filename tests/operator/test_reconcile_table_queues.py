@@ -25,12 +25,11 @@ from tests.operator.reconcile_builders import (
     stamp,
     status,
 )
-from tests.operator.test_reconcile_table_queueing import CREATE, NOT_YET, TWO, apis, case, held, room
-from zerotrain.operator.api import AttemptShape, ZeroTrainingJobSpec
+from tests.operator.test_reconcile_table_queueing import CREATE, apis, case, held
+from zerotrain.operator.api import ZeroTrainingJobSpec
 from zerotrain.operator.api.core.meta import Toleration, TolerationOperator
 from zerotrain.operator.reconcile import (
     AskQueue,
-    AskRoom,
     CreateWorkers,
     DiscoverApis,
     RequestYield,
@@ -51,7 +50,6 @@ ADMITTED = replace(
     labels={"a": "b"},
     annotations={"c": "d"},
 )
-LET_IN = AttemptShape(workers=2, node_selector={"pool": "gpu"}, tolerations=ADMITTED.tolerations)
 EVICTED = replace(ADMITTED, evicted="Preempted: by ml/other")
 OUT = replace(EVICTED, admitted=False, holds_quota=False)
 RUNNING = replace(ADMITTED, pods_ready=True)
@@ -284,15 +282,6 @@ QUEUES = [
         Want(phase="Pending", attempt=2, fields={"startTime": stamp(ago(600))}),
     ),
     case(
-        "waiting-for-room-is-active-time",
-        job(
-            spec={"scheduling": {"gang": "Operator"}, "runPolicy": {"activeDeadlineSeconds": 700}},
-            status=status("Restarting", 1),
-        ),
-        seen(capacity=NOT_YET),
-        Want(phase="Queued", fields={"startTime": stamp(ago(600))}),
-    ),
-    case(
         "a-queue-name-that-is-gone-keeps-no-quota",
         job(spec={"suspend": True}, status=status("Suspended", 1)),
         seen(apis=KUEUE, queue=ADMITTED),
@@ -353,28 +342,10 @@ QUEUES = [
         Want(phase="Completed", actions=()),
     ),
     case(
-        "auto-in-a-queue-does-not-count-the-room-again",
+        "auto-in-a-queue-is-none-where-nobody-places-groups",
         job(spec={"scheduling": {"queueName": "team-a", "gang": "Auto"}}),
         seen(apis=KUEUE, queue=ADMITTED),
         Want(phase="Pending", actions=(CREATE,), fields={"shape.gang": ""}),
-    ),
-    case(
-        "the-gang-comes-after-the-queue",
-        job(spec={"scheduling": {"queueName": "team-a", "gang": "Operator"}}),
-        seen(apis=KUEUE, queue=ADMITTED),
-        Want(actions=(AskRoom(shape=LET_IN),), **held("WaitingForRoom")),
-    ),
-    case(
-        "a-word-on-nodes-of-all-flavors-is-none",
-        job(spec={"scheduling": {"queueName": "team-a", "gang": "Operator"}}),
-        seen(apis=KUEUE, queue=ADMITTED, question=AskRoom(shape=TWO), capacity=room(True)),
-        Want(actions=(AskRoom(shape=LET_IN),), **held("WaitingForRoom")),
-    ),
-    case(
-        "the-flavor-s-nodes-have-room",
-        job(spec={"scheduling": {"queueName": "team-a", "gang": "Operator"}}),
-        seen(apis=KUEUE, queue=ADMITTED, question=AskRoom(shape=LET_IN), capacity=room(True)),
-        Want(phase="Pending", fields={"shape.nodeSelector": {"pool": "gpu"}, "shape.gang": "Operator"}),
     ),
 ]
 

@@ -25,12 +25,12 @@ from tests.operator.reconcile_builders import (
     status,
 )
 from zerotrain.operator.reconcile import CreateWorkers
-from zerotrain.operator.reconcile.claims import Verdict
+from zerotrain.operator.reconcile.queues import ClusterApis
 
 FP8 = {"config": {"train_micro_batch_size_per_gpu": 1, "fp8": {"enabled": True}}}
 """What admission refuses."""
 SECOND = CreateWorkers(attempt=2, indices=ALL)
-NOT_YET = Verdict(admitted=False, workers=2, at=ago(1), message="0 of 2")
+NO_GROUPS = ClusterApis(at=ago(1))
 
 
 def within(seconds: int, **spec: Any) -> dict[str, Any]:
@@ -70,15 +70,15 @@ ROWS = [
         want=Want(phase="Pending", attempt=2, actions=(SECOND,), fields={"startTime": stamp(NOW)}),
     ),
     Row(
-        id="corrected, and then there is no room: the next attempt's pods start the clock",
-        job=job(spec=within(60, scheduling={"gang": "Operator"}), status=status("Stalled")),
-        seen=seen(capacity=NOT_YET),
-        want=Want(phase="Queued", events=("WaitingForRoom",), fields={"startTime": None}),
+        id="corrected, and then its pod group is missing: the next attempt's pods start the clock",
+        job=job(spec=within(60, scheduling={"gang": "Volcano"}), status=status("Stalled")),
+        seen=seen(apis=NO_GROUPS),
+        want=Want(phase="Queued", events=("GangMissing",), fields={"startTime": None}),
     ),
     Row(
-        id="nor does the wait for the first room count",
-        job=job(spec=within(60, scheduling={"gang": "Operator"}), status={"phase": "Queued", "attempt": 0}),
-        seen=seen(capacity=NOT_YET),
+        id="nor does the wait for the first group count",
+        job=job(spec=within(60, scheduling={"gang": "Volcano"}), status={"phase": "Queued", "attempt": 0}),
+        seen=seen(apis=NO_GROUPS),
         want=Want(phase="Queued", fields={"startTime": None}),
     ),
     Row(

@@ -8,7 +8,6 @@ import pytest
 
 from tests.operator.reconcile_builders import (
     ALL,
-    NOW,
     Row,
     Want,
     ago,
@@ -16,7 +15,6 @@ from tests.operator.reconcile_builders import (
     ended,
     job,
     ready,
-    run,
     seen,
     status,
 )
@@ -127,19 +125,3 @@ ROWS = [
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
 def test_row(row: Row) -> None:
     check(row)
-
-
-def test_a_job_that_waits_for_room_keeps_its_place_while_its_class_is_old() -> None:
-    """The question on room is withdrawn by the first pass that does not ask it."""
-    spec = {**SPEC, "scheduling": {"gang": "Operator"}}
-    plan, after = run(
-        Row(
-            id="",
-            job=job(spec=spec, status=status("Queued", attempt=0, podsCreated=False)),
-            seen=seen(storage_class=view("parameter encrypted: true", s_ago=600)),
-            want=Want(),
-            now=NOW,
-        )
-    )
-    assert after["phase"] == "Queued"
-    assert [type(action).__name__ for action in plan.actions] == ["AskRoom"]

@@ -9,7 +9,7 @@ import pytest
 from tests.support.jobs import make_job
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.resources import ResourceOptions, shared_objects, worker_pod
-from zerotrain.operator.resources.gang import OPERATOR, has_group
+from zerotrain.operator.resources.gang import has_group
 from zerotrain.operator.resources.kueue import workload, workload_name
 from zerotrain.operator.resources.topology import keep_off
 
@@ -99,7 +99,6 @@ MEMBERS: list[tuple[str, Json, Json]] = [
         {"schedulerName": "scheduler-plugins-scheduler"},
         {"labels": {"scheduling.x-k8s.io/pod-group": "gpt-3"}},
     ),
-    (OPERATOR, {"schedulingGates": [{"name": "zerotrain.dev/all-workers"}]}, {}),
     ("", {}, {}),
 ]
 
@@ -112,15 +111,9 @@ def test_pods_join_the_group_of_their_attempt(version: str, spec: Json, meta: Js
         assert member["metadata"][part] == {**alone["metadata"][part], **meta.get(part, {})}
 
 
-@pytest.mark.parametrize("version", ["", OPERATOR])
-def test_no_group_without_a_scheduler_s_gang(version: str) -> None:
-    assert group_of(shaped({"gang": version})) is None
-    assert not has_group(version)
-
-
-def test_a_single_worker_has_nobody_to_wait_for() -> None:
-    job = shaped({"gang": OPERATOR, "workers": 1})
-    assert "schedulingGates" not in worker_pod(job, 3, 0, ResourceOptions())["spec"]
+def test_no_group_without_a_gang() -> None:
+    assert group_of(shaped({"gang": ""})) is None
+    assert not has_group("")
 
 
 def test_a_named_scheduler_stays() -> None:
@@ -135,7 +128,6 @@ def test_the_shape_adds_to_what_the_spec_asks_for() -> None:
         "tolerations": [{"key": "b", "operator": "Exists"}],
         "labels": {"x": "1", "zerotrain.dev/rank": "forged"},
         "annotations": {"y": "2"},
-        "avoidedNodes": ["n2"],
         "excludedNodes": ["n1", "n2"],
     }
     pod = pod_of(shaped(shape, {"spec.scheduling": scheduling}))

@@ -155,12 +155,7 @@ class Reason(StrEnum):
     TERMINATING_PODS = "TerminatingPods"
 
     QUEUED = "Queued"
-    """Waits for a queue's admission or for room."""
-
-    HALF_BOUND = "HalfBound"
-    """A gang of the operator's count was let in and not all of it found nodes."""
-    WAITING_FOR_ROOM = "WaitingForRoom"
-    """The cluster cannot hold all workers at once."""
+    """Waits for a queue's admission, or for a pod group's API to be found."""
     QUEUE_MISSING = "QueueMissing"
     """The cluster has no Kueue."""
     GANG_MISSING = "GangMissing"
@@ -172,8 +167,6 @@ class Reason(StrEnum):
     RESIZING = "Resizing"
     RESIZE_REFUSED = "ResizeRefused"
     """The size asked for cannot keep the global batch or does not fit the memory; the job keeps its own."""
-    SHRUNK = "Shrunk"
-    """The next attempt has fewer workers than spec.workers."""
     QUEUE_EVICTED = "QueueEvicted"
 
     # Memory planner

@@ -65,9 +65,7 @@ def draw(chance: random.Random, workers: tuple[int, ...]) -> tuple[Json, Traits]
     if traits.judged:
         changes["spec.hangPolicy"] = {"minTimeoutSeconds": HANG_S, "stepTimeoutFactor": 2}
     if place == "gang":
-        # The doubles' nodes, for the gang; the scheduler itself stays away for want of the volume.
-        changes["spec.scheduling.gang"] = "Operator"
-        changes["spec.scheduling.tolerations"] = [{"key": "zerotrain.dev/double", "operator": "Exists"}]
+        changes["spec.scheduling.gang"] = "Auto"
     if place == "group":
         # Nobody reads the group here: it has to come before its pods and to go with them.
         changes["spec.scheduling.gang"] = "Coscheduling"

@@ -160,12 +160,11 @@ _ATTEMPT = {
 }
 
 _QUEUES = {
-    "Queued": ("the job waits for a queue's admission or for room", "wait, or raise its priority"),
-    "Admitted": ("the queue admitted the job, or there is room for all workers", NOTHING),
-    "WaitingForRoom": (
-        "the cluster cannot hold all workers at once, so none is started",
-        "free or add nodes, ask for fewer workers, or let elastic shrink the job",
+    "Queued": (
+        "the job waits for a queue's admission, or a gang scheduler is looked for",
+        "wait, or raise its priority",
     ),
+    "Admitted": ("the queue admitted the job, or its gang scheduler was found", NOTHING),
     "QueueMissing": ("queueName is given and the cluster has no Kueue", "install Kueue or remove queueName"),
     "GangMissing": (
         "the cluster does not have the wished pod group",
@@ -184,14 +183,8 @@ _YIELDS = {
     ),
     "Resizing": ("the job goes on with another number of workers", NOTHING),
     "ResizeRefused": (
-        "the size asked for does not divide the batch or does not fit the memory, or room for it cannot be "
-        "counted; the job keeps its own",
-        "choose a number of workers that divides the batch and fits, or suspend and resume: the message says "
-        "which",
-    ),
-    "Shrunk": (
-        "the next attempt has fewer workers than spec.workers",
-        "add nodes; the job grows back by itself when there is room",
+        "the size asked for does not divide the batch or does not fit the memory; the job keeps its own",
+        "choose a number of workers that divides the batch and fits",
     ),
     "Yielded": (
         "not a failure: all ranks stopped at one step and the checkpoint is durable",
@@ -295,12 +288,6 @@ _FAILURES = {
         "not all ranks met in time",
         "look for pods that never started, DNS, and a NetworkPolicy between ranks: zerotrain doctor --pod; "
         "where a rank ran and did not come, status.failures[].stacks names a ConfigMap that says why",
-    ),
-    "HalfBound": (
-        "some workers of a gang had nodes and others found none for a minute, or none where they may "
-        "go: somebody else took the room, or volumes, affinity or claimed devices leave none",
-        "nothing; the job queues again, an elastic one in a smaller size in the end. If it repeats, let a "
-        "scheduler's gang decide (scheduling.gang)",
     ),
     "StartDeadlineExceeded": (
         "workers of the attempt had not started within runPolicy.startDeadlineSeconds",

@@ -146,7 +146,7 @@ def _waiting(case: Case) -> Iterator[Advice]:
     reasons = {case.reason("Admitted", "False"), case.reason("PodsScheduled", "False")}
     reasons.add(case.reason("Reconciling", "True"))
     elastic = "elastic" in job.spec
-    if reasons & {"WaitingForRoom", "Unschedulable"}:
+    if "Unschedulable" in reasons:
         less = (
             "lower spec.workers" if elastic else "ask for less (resources, workers, scheduling.nodeSelector)"
         )
@@ -159,7 +159,7 @@ def _waiting(case: Case) -> Iterator[Advice]:
             text="The job names a queue and the cluster has no Kueue: install it, or drop queueName."
         )
     if "GangMissing" in reasons:
-        yield Advice(text="Install what scheduling.gang names, or use Auto, Operator or None.")
+        yield Advice(text="Install what scheduling.gang names, or use Auto or None.")
     if "Queued" in reasons or "QueueEvicted" in reasons:
         yield Advice(
             text="Its queue decides; look at the queue's own words.",

@@ -38,13 +38,13 @@ class Elastic(ApiModel):
     """The most workers that spec.workers (kubectl scale) may ask for, 1 to 10000."""
 
     shrink_after_seconds: Seconds | None = None
-    """The job goes on with fewer workers when nodes for all of them were missing for so many seconds; 120
-    unless given. A turn in a queue does not count."""
+    """An attempt goes on with fewer workers when nodes, or a quota, for all of them were missing for so many
+    seconds; 120 unless given. A turn in a queue does not count."""
 
     grow_after_seconds: Seconds | None = None
-    """A job that was shrunk grows back when there has been room for so many seconds and its attempt has
-    lasted as long; 300 unless given. Doubles, up to 32 times, with each time that room was lost again.
-    A job in a queue (queueName) does not grow by itself."""
+    """A job that was shrunk tries to grow back when its attempt has lasted for so many seconds and the
+    cluster seems to have room, or nobody can tell; 300 unless given. Doubles, up to 32 times, with each time
+    that room was lost again. A job in a queue (queueName) does not grow by itself."""
 
     @property
     def shrink_after_s(self) -> int:
@@ -105,11 +105,8 @@ class ElasticStatus(ObservedModel):
     """When a rule of failurePolicy last made the job smaller; it grows no sooner than
     failurePolicy.windowSeconds later."""
 
-    short_since: datetime | None = None
-    """Since when the next attempt waits for room, while no pod of it exists."""
-
-    room_since: datetime | None = None
-    """Since when there is room for more workers."""
+    ran: Int | None = None
+    """Size of the last attempt whose ranks all met; a larger one that finds no nodes goes back to it."""
 
     losses: Int = 0
     """Times that room was lost since the job last ran at spec.workers for growAfterSeconds x 2^losses."""

@@ -17,7 +17,6 @@ class Gang(StrEnum):
     NATIVE = "Native"
     VOLCANO = "Volcano"
     COSCHEDULING = "Coscheduling"
-    OPERATOR = "Operator"
 
 
 class TopologyPolicy(StrEnum):
@@ -39,9 +38,8 @@ class Scheduling(ApiModel):
 
     gang: Gang | None = None
     """Whether all workers are placed together or not at all. None, the default, schedules each pod alone.
-    Native, Volcano and Coscheduling use that scheduler's pod group. Operator creates the pods only when the
-    cluster can hold all of them, in the order of priority and age. Auto takes the first of Native, Volcano,
-    Coscheduling that the cluster serves, else Operator."""
+    Native, Volcano and Coscheduling use that scheduler's pod group. Auto takes the first of them that the
+    cluster serves, else None."""
 
     queue_name: DnsLabel | None = None
     """Kueue LocalQueue in the job's namespace that admits the job. Not queued unless given."""

@@ -29,13 +29,10 @@ class AttemptShape(ObservedModel):
     """Hash of the part of that spec which changes only while the job is suspended."""
 
     gang: str = ""
-    """API version of the pod group that places the workers together, or Operator; empty without a gang."""
-
-    avoided_nodes: Annotated[tuple[str, ...], Field(max_length=64, json_schema_extra=ATOMIC)] = ()
-    """Nodes that are kept for jobs that waited longer."""
+    """API version of the pod group that places the workers together; empty without a gang."""
 
     node_selector: dict[str, str] = Field(default_factory=dict)
-    """Labels that the nodes must have beyond spec.scheduling: from the queue, or the chosen topology."""
+    """Labels that the nodes must have beyond spec.scheduling: from the queue."""
 
     tolerations: Annotated[tuple[Toleration, ...], Field(max_length=128, json_schema_extra=ATOMIC)] = ()
     """Taints that the workers accept beyond spec.scheduling: from the queue."""

@@ -32,7 +32,7 @@ class Phase(StrEnum):
     """One word for the column of `kubectl get`; the conditions hold the truth."""
 
     QUEUED = "Queued"
-    """No pods yet: the job waits for admission by a queue, or for room for all its workers."""
+    """No pods yet: the job waits for admission by a queue, or for its pod group's API to be found."""
     PENDING = "Pending"
     """Pods are being created or wait for nodes."""
     STARTING = "Starting"

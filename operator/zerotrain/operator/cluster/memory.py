@@ -18,13 +18,12 @@ from zerotrain.operator.reconcile import (
     Observed,
     Problem,
     Protection,
+    Room,
     StacksView,
     StorageClassView,
     YieldState,
 )
-from zerotrain.operator.reconcile.claims import Claim, Verdict
 from zerotrain.operator.reconcile.inspection import Inspection
-from zerotrain.operator.reconcile.plan import AskRoom
 from zerotrain.operator.reconcile.queues import ClusterApis, QueueView
 
 MOST_MODELS = 256
@@ -59,9 +58,7 @@ class JobMemory:
     """Such nodes whose workers were to be asked last, and no slot was free."""
     stacks: StacksView | None = None
     log: LogView | None = None
-    capacity: Verdict | None = None
-    question: AskRoom | None = None
-    """What `capacity` answers, or will."""
+    room: Room | None = None
     storage_class: StorageClassView | None = None
     ensured: int | None = None
     """Hash of the shared objects that are known to exist as they should for one attempt."""
@@ -92,9 +89,8 @@ class Memories:
     before the job does."""
     queues_listed: set[str | None] = field(default_factory=set)
     """Namespaces (None: all) whose Workloads are known, so that a job there without one has none."""
-    claims: dict[str, Claim] = field(default_factory=dict)
-    """Jobs that want to know whether the cluster could hold them."""
-    claims_changed: asyncio.Event = field(default_factory=asyncio.Event)
+    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held while all nodes and pods are read: one job at a time."""
     priorities: Priorities = field(default_factory=Priorities)
     collections: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     """Stacks that are being collected; also what keeps the tasks alive."""
@@ -118,11 +114,10 @@ class Memories:
     def forget(self, uid: str) -> None:
         self.jobs.pop(uid, None)
         self.models.pop(uid, None)
-        self.claims.pop(uid, None)
 
     def prune(self, alive: Set[str]) -> None:
         """Drop jobs that are not among `alive`: a pass that ran when its job went brought them back."""
-        for uid in (self.jobs.keys() | self.claims.keys() | self.models.keys()) - alive:
+        for uid in (self.jobs.keys() | self.models.keys()) - alive:
             self.forget(uid)
 
     def observe(self, namespace: str, uid: str, store: PodStore) -> Observed:
@@ -155,8 +150,7 @@ class Memories:
             apis=self.apis,
             queue=self.queues.get(key, QueueView()) if known else None,
             follows_queues=self.queues_wanted.is_set(),
-            capacity=memory.capacity,
-            question=memory.question,
+            room=memory.room,
             storage_class=memory.storage_class,
         )
 

@@ -1,4 +1,4 @@
-"""The values of PriorityClasses: what orders jobs, and what a Workload of Kueue must carry."""
+"""The values of PriorityClasses, which a Workload of Kueue must carry."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.cluster.api import Api, Json, Request
@@ -21,14 +20,6 @@ MAX_AGE_S = 10.0
 """So long a list is good for those who ask later."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Priority:
-    """What the API server gives the pods."""
-
-    value: int = 0
-    preempts: bool = True
-
-
 class Priorities:
     """The cluster's classes, listed once for all jobs that ask within seconds: each waiting job asks in
     every pass until it has an answer."""
@@ -40,7 +31,7 @@ class Priorities:
         self._refused = False
         self._lock = asyncio.Lock()
 
-    async def of(self, api: Api, job: ZeroTrainingJob) -> Priority:
+    async def of(self, api: Api, job: ZeroTrainingJob) -> int:
         """Of the job's workers: its class, else the cluster's default. A class that does not exist counts
         as none; the API server will refuse the pods by its name."""
         scheduling = job.spec.scheduling
@@ -52,22 +43,21 @@ class Priorities:
             if found is None and (wanted is not None or asked_at - self._listed_at > MAX_AGE_S):
                 await self._list(api)
                 found = self._find(wanted)
-        return found or Priority()
+        return found or 0
 
     async def _list(self, api: Api) -> None:
         started = self._clock()
         try:
             listed = await api.call(Request(method="GET", path=PATH, kind="priorityclasses"))
         except Forbidden as error:
-            # An operator for a few namespaces need not see them: then all jobs wait by their age alone.
+            # An operator for a few namespaces need not see them.
             if not self._refused:
                 log.warning("priority classes cannot be read, all jobs count as priority 0: %s", error)
             self._refused, listed = True, {}
         self._classes, self._listed_at = listed.get("items", []), started
 
-    def _find(self, wanted: str | None) -> Priority | None:
+    def _find(self, wanted: str | None) -> int | None:
         for item in self._classes:
             if item["metadata"]["name"] == wanted or (wanted is None and item.get("globalDefault")):
-                preempts = item.get("preemptionPolicy", "PreemptLowerPriority") != "Never"
-                return Priority(value=int(item["value"]), preempts=preempts)
+                return int(item["value"])
         return None

@@ -6,14 +6,11 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Iterable
 from contextlib import AsyncExitStack
-from functools import partial
 from typing import Any
 
 import aiohttp
 
-from zerotrain.operator.cluster.actions.admission import claim_of_begun
 from zerotrain.operator.cluster.api import Api
-from zerotrain.operator.cluster.capacity import BLIND_S, CapacityBoard
 from zerotrain.operator.cluster.channel import (
     CONNECTIONS,
     ChannelKind,
@@ -75,7 +72,6 @@ class Runtime:
         self._job_reflector: JobReflector
         self._nodes: ListWatch
         self._leadership: Leadership
-        self._board: CapacityBoard
 
     async def start(self) -> None:
         api = await self._exits.enter_async_context(Api(self._connection, self.config.limits, self.telemetry))
@@ -114,16 +110,6 @@ class Runtime:
         self._queues = workload_watches(api, controller.memories, controller.queue.add, namespaces)
         for number, queues in enumerate(self._queues):
             self._spawn(f"queues {number}", queues.run())
-        self._board = CapacityBoard(
-            api,
-            controller.memories,
-            controller.queue.add,
-            controller.may_act,
-            controller.jobs,
-            partial(claim_of_begun, controller.executor),
-            blind_s=BLIND_S if namespaces else 0.0,
-        )
-        self._spawn("capacity", self._board.run())
         controller.memories.nodes.changed = controller.node_changed
         controller.memories.nodes.now = api.time.now
         nodes = ListWatch(api, path=NODES_PATH, kind="nodes", sink=controller.memories.nodes)
@@ -200,7 +186,6 @@ class Runtime:
         self.controller.memories.acting_since = self.controller.clock()
         self.controller.jobs.doubt()
         self.controller.executor.places.doubt()
-        self._board.recall()
         self._update_permission()
 
     def _lost(self) -> None:
@@ -213,8 +198,7 @@ class Runtime:
         self._update_permission()
 
     def _update_permission(self) -> None:
-        """Passes run only on the leader, and only on a complete picture of jobs and pods: a job that is not
-        known yet may have been let into the room that another one asks for."""
+        """Passes run only on the leader, and only on a complete picture of jobs and pods."""
         if self._leadership.held.is_set() and self._is_synced():
             self.controller.may_act.set()
             self.controller.all_changed()

@@ -230,7 +230,6 @@ YIELDED_JUDGEMENT = Judgement(
     verdict=Verdict.RESTART,
     evidence=Evidence.SELF_INFLICTED,
 )
-HALF_BOUND_JUDGEMENT = replace(YIELDED_JUDGEMENT, reason=Reason.HALF_BOUND)
 MOVED_JUDGEMENT = replace(YIELDED_JUDGEMENT, reason=Reason.DRAINING)
 
 

@@ -46,7 +46,7 @@ def reconcile(
     identity = identity_of(job)
     stored = job.get("spec", {})
     if identity.deleting or stored.get("managedBy", MANAGER) != MANAGER:
-        return Plan(actions=queueing.withdrawn(observed)) if queueing.withdrawn(observed) else NOTHING
+        return NOTHING
     known = known or Known()
     status = known.read_status(job)
     try:
@@ -94,7 +94,6 @@ _BETWEEN_ATTEMPTS = frozenset({Phase.QUEUED, Phase.RESTARTING, Phase.STALLED})
 def _unreadable(job: JobView, observed: Observed, now: datetime, error: ValidationError) -> Plan:
     """Say so and touch nothing: pods that run were started from a spec that was readable."""
     draft = Draft(job=job, observed=observed, now=now, status=job.status, stalled=unreadable(error))
-    draft.actions.extend(queueing.withdrawn(observed))
     if job.status.attempt == 0:
         draft.set(phase=Phase.STALLED)
     if draft.status.phase in _BETWEEN_ATTEMPTS:

@@ -14,7 +14,6 @@ from zerotrain.operator.api import ZeroTrainingJobStatus
 from zerotrain.operator.api.planning import Planner, plan_job
 from zerotrain.operator.constants import LABEL_JOB, LABEL_JOB_UID
 from zerotrain.operator.reconcile.attempts import AttemptView, view_attempt
-from zerotrain.operator.reconcile.claims import Verdict
 from zerotrain.operator.reconcile.clock import moment
 from zerotrain.operator.reconcile.job import JobView
 from zerotrain.operator.reconcile.nodes import NO_LOSSES, Loss, Signs, losses, patience
@@ -39,10 +38,6 @@ class Draft:
     """Reason and message of a spec that the user must change."""
     held: tuple[str, str] | None = None
     """Reason and message of what the next attempt waits for."""
-    asked_room: bool = False
-    """Whether this pass wants to know how much room the cluster has."""
-    room: Verdict | None = None
-    """The answer to what it asked last; None while there is none."""
     failed: tuple[str, str] | None = None
     """Reason and message of the job's end, in the pass that decides it."""
     progress_is_news: bool = True

@@ -20,9 +20,8 @@ from zerotrain.operator.failure_policy import (
     decide,
     ruling_of,
 )
-from zerotrain.operator.reconcile import exclusions, half_bound, records, sizing
+from zerotrain.operator.reconcile import exclusions, records, sizing
 from zerotrain.operator.reconcile.attempts import (
-    HALF_BOUND_JUDGEMENT,
     MOVED_JUDGEMENT,
     OVER,
     YIELDED_JUDGEMENT,
@@ -111,23 +110,6 @@ def after_expiry(draft: Draft, names: Sequence[str]) -> None:
     attempt, nodes = draft.status.attempt, ", ".join(names)
     message = f"attempt {attempt} waits for a node and {nodes} may be used again; attempt {attempt + 1} may"
     draft.emit(Reason.EXCLUSION_EXPIRED, message)
-
-
-def after_half(draft: Draft, view: AttemptView, why: str) -> None:
-    """A part of a gang gives its nodes back: into the queue again, uncharged, ever later while it repeats. An
-    elastic job does not repeat it for ever: it goes on with as many workers as found nodes."""
-    size = draft.size
-    smaller = sizing.lose_half(draft, half_bound.placeable(view), since=half_bound.waits_since(draft))
-    decision = _decide(draft, HALF_BOUND_JUDGEMENT)
-    hold_off_s = decision.hold_off_s if smaller is None else 0.0  # another size repeats nothing
-    decision = replace(decision, hold_off_s=hold_off_s, action=FailureAction.RESTART_ALL_IGNORE_BUDGET)
-    _restart(draft, HALF_BOUND_JUDGEMENT, decision)
-    attempt, when = draft.status.attempt, f" in {hold_off_s:.0f} s" if hold_off_s else ""
-    how = "" if smaller is None else f" with {smaller} of {size} workers"
-    told = (
-        f"attempt {attempt} gives its nodes back: {why}; attempt {attempt + 1} asks for room anew{how}{when}"
-    )
-    draft.emit(Reason.HALF_BOUND, told, warning=True)
 
 
 def after_yield(draft: Draft, view: AttemptView) -> None:

@@ -6,20 +6,12 @@ from datetime import timedelta
 
 from zerotrain.operator.api.status import MAX_EXCLUDED_NODES, ExcludedNode
 from zerotrain.operator.reconcile.attempts import AttemptView, Fate
-from zerotrain.operator.reconcile.draft import Draft, few
+from zerotrain.operator.reconcile.draft import Draft
 
 
 def current(draft: Draft) -> tuple[str, ...]:
     """Names of the nodes that an attempt which starts now must not use."""
     return tuple(sorted(item.name for item in draft.status.excluded_nodes if item.until > draft.now))
-
-
-def told(draft: Draft) -> str:
-    """To be added to what a job without room is told; empty where no node is kept off."""
-    names = current(draft)
-    if not names:
-        return ""
-    return f"; the job keeps off {few(names)} after failures (status.excludedNodes)"
 
 
 def wake_at_next_end(draft: Draft) -> None:

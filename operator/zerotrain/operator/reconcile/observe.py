@@ -22,13 +22,10 @@ from zerotrain.operator.constants import (
     LABEL_JOB_UID,
     LABEL_RANK,
 )
-from zerotrain.operator.reconcile.claims import Verdict
 from zerotrain.operator.reconcile.clock import parse_time
 from zerotrain.operator.reconcile.inspection import Inspection
 from zerotrain.operator.reconcile.nodes import NodeView
-from zerotrain.operator.reconcile.plan import AskRoom
 from zerotrain.operator.reconcile.queues import ClusterApis, QueueView
-from zerotrain.operator.resources.gang import GATE
 from zerotrain.operator.resources.identity import pod_name
 
 
@@ -75,8 +72,6 @@ class PodView:
     unscheduled_reason: str | None = None
     refused_seen_at: datetime | None = None
     """When this operator first saw that the scheduler has no node for it; None while it makes one free."""
-    gated: bool = False
-    """The scheduler does not look at it yet: our scheduling gate is closed."""
     started: bool = False
     """The worker's container runs now or has run."""
     waiting: str | None = None
@@ -192,6 +187,18 @@ class StorageClassView:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Room:
+    """A hint on how many workers the cluster could hold at one moment; nothing is kept free for them."""
+
+    at: datetime
+    workers: int
+    """How many were asked for."""
+    fits: int | None
+    """None where it cannot be told: nodes or pods may not be read, or a resource is in no node's allocatable,
+    as one that comes through dynamic resource allocation."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Observed:
     """Everything about one job outside its own object at one moment."""
 
@@ -229,10 +236,8 @@ class Observed:
     """The job's Workload in Kueue; None while it is not known whether there is one."""
     follows_queues: bool = False
     """Workloads are watched, or looked for, whether or not `queue` is known yet."""
-    capacity: Verdict | None = None
-    """Whether the cluster could hold the attempt that was asked about."""
-    question: AskRoom | None = None
-    """What was asked; None when nothing was, or when nobody remembers."""
+    room: Room | None = None
+    """The last reading of the cluster's free room; None where none was made."""
     storage_class: StorageClassView | None = None
     """What the class that was asked about declares; None when nobody asked."""
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
@@ -277,7 +282,6 @@ def pod_view(pod: Mapping[str, Any], *, seen_at: datetime) -> PodView | None:
         scheduled=_is_true(conditions.get("PodScheduled")),
         unscheduled_reason=_unscheduled(conditions.get("PodScheduled")),
         refused_seen_at=seen_at if _is_refused(status, conditions.get("PodScheduled")) else None,
-        gated=any(gate.get("name") == GATE for gate in pod.get("spec", {}).get("schedulingGates", ())),
         started="running" in state or ended is not None,
         waiting=_waiting(state.get("waiting")) or _waiting_before(status, state),
         exit_code=code,

@@ -15,7 +15,6 @@ from zerotrain.operator.reconcile import (
     endings,
     exclusions,
     groups,
-    half_bound,
     hangs,
     logs,
     memory,
@@ -101,11 +100,6 @@ def _gate(draft: Draft) -> None:
         return
     shape = sizing.next_shape(draft)
     draft.held = queueing.hold(draft, shape)
-    if draft.held is not None and sizing.short(draft):
-        if _stalls(draft):
-            return
-        shape = sizing.next_shape(draft)
-        draft.held = queueing.hold(draft, shape)
     if draft.held is not None:
         if draft.status.phase is not Phase.QUEUED:
             draft.emit(draft.held[0], draft.held[1])
@@ -153,7 +147,6 @@ def _start_attempt(draft: Draft, shape: AttemptShape) -> None:
 
 def _count_up(draft: Draft, shape: AttemptShape) -> None:
     exclusions.forget_expired(draft)
-    sizing.started(draft)
     draft.set(
         phase=Phase.PENDING,
         attempt=draft.status.attempt + 1,
@@ -189,9 +182,6 @@ def _active(draft: Draft) -> None:
     elif free := exclusions.outlived(draft, view):
         endings.after_expiry(draft, free)
         _go_on(draft)
-    elif (why := half_bound.told(draft, view)) is not None:
-        endings.after_half(draft, view, why)
-        _go_on(draft)
     elif (asked := yielding.wanted(draft, view)) is not None:
         yielding.ask(draft, *asked)
         _yielding(draft)
@@ -204,8 +194,6 @@ def _follow(draft: Draft, view: AttemptView) -> None:
     if absent:
         privileges.tell_refusal(draft)
         draft.act(CreateWorkers(attempt=view.number, indices=absent))
-    else:
-        queueing.open_gates(draft, view)
     for worker in view.workers:
         if worker.fate is Fate.GOING and worker.pod is not None and worker.pod.deletion_at is not None:
             # A node that died with the pod sends no event: look again when the pod counts as lost.
@@ -219,6 +207,7 @@ def _follow(draft: Draft, view: AttemptView) -> None:
             if draft.job.spec.elastic is not None:
                 draft.wake(draft.now)  # whether it should grow is asked of running jobs only
         draft.set(phase=Phase.RUNNING)
+        sizing.joined(draft)
         stragglers.tell(draft, view)
     else:
         draft.set(phase=Phase.STARTING if running else Phase.PENDING)

@@ -144,13 +144,6 @@ class CollectStacks:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OpenGates:
-    """Let the scheduler have these pods."""
-
-    pods: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class DiscoverApis:
     """Find out which gang schedulers and queues the cluster has."""
 
@@ -163,14 +156,10 @@ class AskStorageClass:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AskRoom:
-    """Judge, until it is withdrawn, whether the cluster can hold an attempt of this shape."""
+class ReadRoom:
+    """Read the cluster's nodes and pods once, for a hint on how many workers of an attempt would fit."""
 
-    shape: AttemptShape | None
-    """None withdraws the question."""
-    growing: bool = False
-    """Pods of the job run meanwhile and count as places that it has."""
-    priority_class: str | None = None
+    shape: AttemptShape
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -202,10 +191,9 @@ Action = (
     | ForgetGroup
     | CollectStacks
     | CreateVerification
-    | OpenGates
     | DiscoverApis
     | AskStorageClass
-    | AskRoom
+    | ReadRoom
     | AskQueue
     | DeleteJob
 )

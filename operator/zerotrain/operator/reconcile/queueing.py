@@ -1,9 +1,8 @@
-"""Waiting for admission: queues, gangs, room for all workers.
+"""Waiting for admission: queues, and which pod group the cluster takes.
 
 In this order, before every attempt: Kueue admits the job (spec.scheduling.queueName), then the gang mechanism
-is found, then, with the operator's own, the cluster has room for all workers. What was decided goes into the
-shape of the attempt. Kueue's admission outlives an attempt: a restart after a failure does not queue again.
-The operator's own count does not: each attempt asks for room anew, in the order of the jobs.
+is found. What was decided goes into the shape of the attempt. Kueue's admission outlives an attempt: a
+restart after a failure does not queue again.
 """
 
 from __future__ import annotations
@@ -16,12 +15,10 @@ from zerotrain.operator.api.scheduling import Gang, Scheduling
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.reconcile import exclusions
 from zerotrain.operator.reconcile.attempts import AttemptView
-from zerotrain.operator.reconcile.claims import Verdict
 from zerotrain.operator.reconcile.draft import Draft
-from zerotrain.operator.reconcile.observe import Observed
-from zerotrain.operator.reconcile.plan import AskQueue, AskRoom, DiscoverApis, OpenGates
+from zerotrain.operator.reconcile.plan import AskQueue, DiscoverApis
 from zerotrain.operator.reconcile.queues import QueueStep, QueueView
-from zerotrain.operator.resources.gang import GROUPS, OPERATOR, has_group
+from zerotrain.operator.resources.gang import GROUPS, has_group
 from zerotrain.operator.resources.kueue import made_from
 
 REDISCOVER = timedelta(seconds=10)
@@ -42,59 +39,35 @@ def hold(draft: Draft, shape: AttemptShape) -> tuple[str, str] | None:
     scheduling = _scheduling(draft)
     if scheduling.queue_name is not None and (waits := _queue(draft, shape)) is not None:
         return waits
-    if (waits := _gang_api(draft, shape)) is not None:
-        return waits
-    if _gang(draft, shape) != OPERATOR:
-        return None
-    verdict = ask_room(draft, shape.workers, shape=shape)
-    if verdict is None:
-        return Reason.WAITING_FOR_ROOM, "reading nodes and pods of the cluster"
-    if verdict.admitted:
-        return None
-    return Reason.WAITING_FOR_ROOM, f"{verdict.message}{exclusions.told(draft)}"
+    return _gang_api(draft, shape)
 
 
 def shaped(draft: Draft, shape: AttemptShape) -> AttemptShape:
-    """The shape with what admission decided: the gang's API, the queue's nodes, the chosen domain."""
-    gang, scheduling = _gang(draft, shape), _scheduling(draft)
-    updates: dict[str, object] = {"gang": gang}
-    selector: dict[str, str] = {}
-    queue, verdict = draft.observed.queue, draft.observed.capacity
-    if scheduling.queue_name is not None and queue is not None:
-        selector |= queue.node_selector
+    """The shape with what admission decided: the gang's API, the queue's nodes."""
+    updates: dict[str, object] = {"gang": _gang(draft, shape)}
+    queue = draft.observed.queue
+    if in_queue(draft) and queue is not None:
         updates |= {
+            "node_selector": dict(queue.node_selector),
             "tolerations": queue.tolerations,
             "scheduling_gates": queue.gates,
             "labels": dict(queue.labels),
             "annotations": dict(queue.annotations),
         }
-    if gang == OPERATOR and verdict is not None:
-        updates["avoided_nodes"] = verdict.avoid
-        if verdict.domain is not None and scheduling.topology_key is not None:
-            selector[scheduling.topology_key] = verdict.domain
-    return shape.model_copy(update={**updates, "node_selector": selector})
+    return shape.model_copy(update=updates)
 
 
 def admission(draft: Draft, shape: AttemptShape) -> str:
     """Who let the next attempt in, for the event."""
     queue, name = draft.observed.queue, _scheduling(draft).queue_name
-    gang, verdict = _gang(draft, shape), draft.observed.capacity
+    gang = _gang(draft, shape)
     if name is not None and queue is not None:
         told = f"admitted by queue {name} (ClusterQueue {queue.cluster_queue})"
     elif has_group(gang):
         told = f"all workers or none are placed by a PodGroup of {gang}"
-    elif gang == OPERATOR and verdict is not None and verdict.counted:
-        told = "there is room for all workers"
     else:
-        told = "room was not counted, the scheduler places each worker"
+        told = "the scheduler places each worker"
     return f"attempt {draft.status.attempt + 1} starts: {told}"
-
-
-def open_gates(draft: Draft, view: AttemptView) -> None:
-    """All workers exist: the scheduler may place them. Until then a quota may still refuse some."""
-    waiting = tuple(sorted(pod.name for pod in view.present if pod.gated))
-    if waiting and draft.status.shape is not None and draft.status.shape.gang == OPERATOR:
-        draft.act(OpenGates(pods=waiting))
 
 
 def evicted(draft: Draft, view: AttemptView) -> str | None:
@@ -112,59 +85,12 @@ def evicted(draft: Draft, view: AttemptView) -> str | None:
 
 
 def settle(draft: Draft) -> None:
-    """In every pass, after the phase: tell the queue how far the job is, and drop questions of the past."""
-    if not draft.asked_room:
-        draft.actions.extend(withdrawn(draft.observed))
+    """In every pass, after the phase: tell the queue how far the job is."""
     step, queue = _next_step(draft), draft.observed.queue
     if step is QueueStep.RELEASE and queue is not None:
         draft.act(AskQueue(step=step, message=queue.evicted or ""))
     elif step is not None:
         draft.act(AskQueue(step=step, workers=draft.size, message=f"the job is {draft.status.phase}"))
-
-
-def withdrawn(observed: Observed) -> tuple[AskRoom, ...]:
-    """What takes back a question on room that nobody asks any more: it may keep nodes from others."""
-    asked = observed.capacity is not None or observed.question is not None
-    return (AskRoom(shape=None),) if asked else ()
-
-
-def ask_room(
-    draft: Draft, workers: int, *, growing: bool = False, shape: AttemptShape | None = None
-) -> Verdict | None:
-    """The newest word on room for so many workers, and the wish to be told more; None while there is none.
-
-    To be called in every pass that wants to know: the first pass that does not call withdraws the question.
-    """
-    draft.asked_room = True
-    wish = shape or AttemptShape(workers=workers)
-    question = AskRoom(
-        shape=wish.model_copy(update={"excluded_nodes": exclusions.current(draft), **_let_in(draft)}),
-        growing=growing,
-        priority_class=_scheduling(draft).priority_class_name,
-    )
-    exclusions.wake_at_next_end(draft)
-    is_asked = draft.observed.question in (None, question)
-    draft.room = verdict = _word_on_room(draft, workers) if is_asked else None
-    if verdict is None:
-        draft.act(question)
-    return verdict
-
-
-def _let_in(draft: Draft) -> dict[str, object]:
-    """What the queue adds to the pods of those that it admits, as far as it decides on their nodes."""
-    # Until the Workloads are listed: as it was when the attempt began.
-    source = draft.observed.queue or draft.status.shape
-    if not in_queue(draft) or source is None:
-        return {}
-    return {"node_selector": dict(source.node_selector), "tolerations": source.tolerations}
-
-
-def _word_on_room(draft: Draft, workers: int) -> Verdict | None:
-    """The newest word on room for so many workers, if it is worth acting upon."""
-    verdict = draft.observed.capacity
-    if verdict is None or verdict.at is None or verdict.workers != workers:
-        return None
-    return verdict if draft.now - verdict.at <= timedelta(seconds=verdict.good_for_s) else None
 
 
 def in_queue(draft: Draft) -> bool:
@@ -261,14 +187,10 @@ def _gang_api(draft: Draft, shape: AttemptShape) -> tuple[str, str] | None:
 
 def _gang(draft: Draft, shape: AttemptShape) -> str:
     """As the shape keeps it; call it only when `_gang_api` holds nothing up."""
-    scheduling, apis = _scheduling(draft), draft.observed.apis
-    wish, found = scheduling.gang, apis.gangs if apis is not None else {}
-    if wish is Gang.OPERATOR:
-        return OPERATOR
+    apis = draft.observed.apis
+    wish, found = _scheduling(draft).gang, apis.gangs if apis is not None else {}
     if wish is Gang.AUTO and shape.workers > 1:
-        served = next((found[gang] for gang in _ORDER if gang in found), None)
-        # Kueue has counted the room already, and two orders of admission could wait for each other.
-        return served or ("" if scheduling.queue_name is not None else OPERATOR)
+        return next((found[gang] for gang in _ORDER if gang in found), "")
     return found.get(wish, "") if wish in GROUPS else ""
 
 

@@ -4,6 +4,9 @@
 wish changes (`wish`); it is written in the same pass as the request to yield, so that a resize survives any
 crash. One resize is under way at a time: while an attempt is on its way up it is left alone, unless its pods
 find no node.
+
+Whether there is room is the scheduler's to say, by placing the pods or not. Before a running job makes place
+for a larger attempt, one reading of the cluster may say that this is no use.
 """
 
 from __future__ import annotations
@@ -13,15 +16,14 @@ from datetime import datetime, timedelta
 from zerotrain.operator.api import AttemptShape, Phase, ZeroTrainingJobSpec
 from zerotrain.operator.api.elastic import Elastic, ElasticStatus, SizeReason
 from zerotrain.operator.constants import Reason
-from zerotrain.operator.reconcile import half_bound, wish
+from zerotrain.operator.reconcile import exclusions, unscheduled, wish
 from zerotrain.operator.reconcile.attempts import AttemptView, Fate
 from zerotrain.operator.reconcile.draft import Draft
-from zerotrain.operator.reconcile.queueing import ask_room, in_queue
+from zerotrain.operator.reconcile.observe import Room
+from zerotrain.operator.reconcile.plan import ReadRoom
+from zerotrain.operator.reconcile.queueing import in_queue
 
-VERDICT_WAIT = timedelta(seconds=30)
-"""For an answer on whether there is room; without one, pods that have no node are counted."""
-
-DECIDED = VERDICT_WAIT + half_bound.PATIENCE
+DECIDED = unscheduled.SETTLE + timedelta(seconds=5)
 """After shrinkAfterSeconds, until a smaller size is decided on at the latest, where there is one."""
 
 UNDER_WAY = timedelta(seconds=60)
@@ -34,11 +36,7 @@ def prepare(draft: Draft) -> None:
     """Before the gate looks at the next attempt: take in a wish that changed meanwhile."""
     wish.take(draft)
     state = draft.status.elastic
-    if state is None:
-        return
-    if state.short_since is not None and draft.status.phase is not Phase.QUEUED:
-        wish.update(draft, short_since=None)
-    if draft.status.phase is Phase.SUSPENDED and state.reason in wish.CHOSEN:
+    if state is not None and draft.status.phase is Phase.SUSPENDED and state.reason in wish.CHOSEN:
         # How much room there was is long ago, and what failed may have been changed.
         wish.forget_choice(draft)
 
@@ -65,42 +63,11 @@ def next_shape(draft: Draft) -> AttemptShape:
     return AttemptShape(workers=wish.target(draft))
 
 
-def started(draft: Draft) -> None:
-    """An attempt was begun: what was waited for before it is over."""
-    if draft.status.elastic is not None:
-        wish.update(draft, short_since=None, room_since=None)
-
-
-def short(draft: Draft) -> bool:
-    """The gate holds the next attempt. True when the job goes on smaller: then the gate may look again.
-
-    Only nodes that were counted are a reason. A turn in a queue, an API that is missing, or a count that is
-    not there yet say nothing about room.
-    """
-    elastic, state = draft.job.spec.elastic, draft.status.elastic
-    if elastic is None or state is None:
-        return False
-    waits_for_room = draft.held is not None and draft.held[0] == Reason.WAITING_FOR_ROOM
-    size = wish.target(draft)
-    verdict = draft.room if waits_for_room else None
-    if waits_for_room and verdict is None:
-        return False  # a count is on its way; until then the clock runs on
-    # With room for all of it, or while nobody looks, it waits for its turn and not for nodes.
-    if verdict is None or verdict.fits is None or verdict.fits >= size:
-        if state.short_since is not None:
-            wish.update(draft, short_since=None)
-        return False
-    since = state.short_since
-    if since is None:
-        wish.update(draft, short_since=draft.stamp)
-    due = (since or draft.now) + timedelta(seconds=elastic.shrink_after_s)
-    if draft.now < due:
-        draft.wake(due)
-        return False
-    if (smaller := _lose(draft, size, verdict.fits)) is None:
-        return False
-    draft.emit(Reason.SHRUNK, f"no room for {size} workers: attempt {draft.status.attempt + 1} has {smaller}")
-    return True
+def joined(draft: Draft) -> None:
+    """All ranks of the attempt have met: this is a size that there was room for."""
+    state = draft.status.elastic
+    if state is not None and state.ran != draft.size:
+        wish.update(draft, ran=draft.size)
 
 
 def shrink(draft: Draft, why: str) -> str | None:
@@ -119,18 +86,6 @@ def shrink(draft: Draft, why: str) -> str | None:
         # A size that fails is grown back to ever more seldom, like one whose room comes and goes.
         wish.update(draft, losses=state.losses + 1)
     return None
-
-
-def lose_half(draft: Draft, placed: int, *, since: datetime) -> int | None:
-    """A part of a gang found no node, `since` when. Returns the size that the job goes on with, at most
-    `placed`, once that has lasted for shrinkAfterSeconds; None where the next attempt tries its size anew."""
-    wish.take(draft)
-    elastic, state = draft.job.spec.elastic, draft.status.elastic
-    if elastic is None or state is None:
-        return None
-    # What was decided meanwhile, or another wish, is given its own time.
-    due = max(since, state.since or since) + timedelta(seconds=elastic.shrink_after_s)
-    return _lose(draft, draft.size, placed) if draft.now >= due else None
 
 
 def resize_wanted(draft: Draft, view: AttemptView) -> str | None:
@@ -190,63 +145,35 @@ def _while_starting(draft: Draft, view: AttemptView, elastic: Elastic) -> str | 
         return f"going on with {target} workers: {homeless} of {size} pods have no node"
     if draft.observed.making:
         return None  # pods that are there wait for those that are not, and not for nodes
-    began = draft.status.attempt_start_time or draft.now
-    due = began + timedelta(seconds=elastic.shrink_after_s)
-    if draft.now < due:
-        draft.wake(due)
+    due = _shrinks_at(draft, view, elastic, refused)
+    if due is None or draft.now < due:
+        if due is not None:
+            draft.wake(due)
         return None
-    room = _startable(draft, view, refused, since=due)
-    smaller = _lose(draft, size, room) if room is not None and room < size else None
+    smaller = _lose(draft, size, _room_left(draft, view, refused))
     if smaller is None:
         return None
     return f"no room for {size} workers within {elastic.shrink_after_s} s: going on with {smaller}"
 
 
-def _startable(draft: Draft, view: AttemptView, refused: int, *, since: datetime) -> int | None:
-    """How many workers of the attempt would find a node; None while the answer is on its way, asked `since`
-    when. `refused`: those that a quota does not let in."""
-    size = draft.size
-    if (split_at := half_bound.split_at(view)) is not None:
-        if draft.now >= split_at:
-            # The scheduler knows of volumes, affinities and claimed devices, the count does not.
-            return half_bound.placeable(view) - refused
-        draft.wake(split_at)
-    verdict, last = ask_room(draft, size), draft.observed.capacity
-    # Who has only begun to look has not been answered yet, however long the pods wait.
-    since = max(since, draft.observed.synced_at or since)
-    if verdict is None and draft.now < since + VERDICT_WAIT:
-        draft.wake(since + VERDICT_WAIT)
+def _shrinks_at(draft: Draft, view: AttemptView, elastic: Elastic, refused: int) -> datetime | None:
+    """When the attempt counts as one without room; None while nobody says so: pods that the scheduler has not
+    looked at, or that wait behind a gate or for a preemption, wait for their turn."""
+    stands_at = unscheduled.refused_at(view)
+    if stands_at is None and not refused:
         return None
-    if verdict is None and last is not None:
-        # What was said is old, and asked anew in this pass. The same answer again brings no pass by itself.
-        draft.wake(draft.now + VERDICT_WAIT / 2)
-        return None
-    if verdict is not None and not verdict.counted:
-        return _not_refused(draft, view, refused)
-    placed = sum(1 for worker in view.workers if worker.pod is not None and worker.pod.scheduled)
-    if verdict is not None:
-        if verdict.fits is None:
-            return None  # it is told as soon as somebody looks
-        known = verdict.fits
-    elif refused:
-        known = size
-    else:
-        # Where no pod at all has a node and nobody can tell how many would fit, sizes are tried one by one.
-        known = size - 1 if placed == 0 else 0
-    return min(max(placed, known), size - refused)
+    began = draft.status.attempt_start_time or draft.now
+    due = began + timedelta(seconds=elastic.shrink_after_s)
+    return due if stands_at is None else max(due, stands_at)
 
 
-def _not_refused(draft: Draft, view: AttemptView, refused: int) -> int | None:
-    """The same where nobody may count: only the scheduler can tell. What it has not looked at, or what waits
-    for its turn, behind a gate or for a preemption, says nothing of room; None until its word stands."""
-    size = draft.size
-    if (stands_at := half_bound.refused_at(view)) is None:
-        return size - refused
-    if draft.now < stands_at:
-        draft.wake(stands_at)
-        return None
-    # It placed none of them and does not say how many it would: sizes are tried one by one.
-    return size - max(refused, 1)
+def _room_left(draft: Draft, view: AttemptView, refused: int) -> int:
+    """How many workers there seems to be room for: as many as ran before, where those are fewer, else what
+    the scheduler and the quota leave."""
+    state = draft.status.elastic
+    if state is not None and state.ran is not None and state.ran < draft.size:
+        return state.ran
+    return unscheduled.placeable(view) - refused
 
 
 def _refused(draft: Draft, view: AttemptView) -> int:
@@ -259,69 +186,62 @@ def _refused(draft: Draft, view: AttemptView) -> int:
 
 
 def _as_wished(draft: Draft) -> str | None:
-    """The wish changed: smaller at once, larger where there is room."""
+    """The wish changed: smaller at once, larger where there may be room."""
     size, target = draft.size, wish.target(draft)
     # Free nodes are not quota: with a queue the user's word is enough, and the queue decides.
     if target > size and not in_queue(draft):
-        verdict = ask_room(draft, target, growing=True)
-        if verdict is None:
-            return None  # a training that runs is not stopped on a guess
-        if not verdict.counted:
-            _stay(draft, target)
+        room = _room(draft, target)
+        if room is None:
             return None
-        if verdict.fits is None:
-            return None
-        if verdict.fits < target:
-            target = max(wish.largest(draft, verdict.fits) or size, size)
-            wish.decide(draft, target, SizeReason.CAPACITY, wish.room(draft, verdict.fits))
+        if room.fits is not None and room.fits < target:
+            target = max(wish.largest(draft, room.fits) or size, size)
+            wish.decide(draft, target, SizeReason.CAPACITY, wish.room(draft, room.fits))
             if target == size:
                 return None
     return f"resizing from {size} to {target} workers, spec.workers is {draft.job.spec.workers}"
 
 
-def _stay(draft: Draft, target: int) -> None:
-    """Nobody will ever say that there is room for the wish: that is the user's to know, once."""
-    told = (
-        f"room for {target} workers cannot be counted: the operator may not list all nodes and pods of the "
-        f"cluster. Until it may, the job keeps {draft.size} workers; suspend and resume it for {target}"
-    )
-    wish.decide(draft, draft.size, SizeReason.CAPACITY, told)
-    draft.emit(Reason.RESIZE_REFUSED, told, warning=True)
-
-
 def _growth(draft: Draft, elastic: Elastic) -> str | None:
-    """Back towards the full size, when there has been room for long enough."""
+    """Back towards the full size, once the attempt has lasted for long enough."""
     size, state = draft.size, draft.status.elastic
     # An admission of a queue is not given up because nodes are free: those are not quota.
     if state is None or in_queue(draft):
         return None
-    full = wish.full(draft)
-    verdict = ask_room(draft, full, growing=True)
-    if verdict is None or not verdict.counted or verdict.fits is None:
-        return None  # a training that runs is not stopped on a guess
-    larger = wish.largest(draft, verdict.fits) or size
-    if larger <= size:
-        if state.room_since is not None:
-            wish.update(draft, room_since=None)
-        return None
-    since = state.room_since or draft.stamp
-    if state.room_since is None:
-        wish.update(draft, room_since=since)
-    due = _grows_at(draft, elastic, state, since)
+    due = _grows_at(draft, elastic, state)
     if draft.now < due:
         draft.wake(due)
+        return None
+    full = wish.full(draft)
+    room = _room(draft, full)
+    if room is None:
+        return None
+    larger = wish.largest(draft, full if room.fits is None else room.fits) or size
+    if larger <= size:
         return None
     if larger == full:
         wish.forget_choice(draft)
     else:
-        wish.decide(draft, larger, SizeReason.CAPACITY, wish.room(draft, verdict.fits))
-    return f"there is room for {larger} workers again: growing from {size}"
+        wish.decide(draft, larger, SizeReason.CAPACITY, wish.room(draft, larger))
+    found = "may be" if room.fits is None else "is"
+    return f"there {found} room for {larger} workers again: growing from {size}"
 
 
-def _grows_at(draft: Draft, elastic: Elastic, state: ElasticStatus, room_since: datetime) -> datetime:
-    """When the attempt makes place for a larger one, where the room lasts."""
+def _room(draft: Draft, workers: int) -> Room | None:
+    """A hint on whether there is room for so many workers; None while it is read."""
+    room, elastic = draft.observed.room, draft.job.spec.elastic
+    again = timedelta(seconds=elastic.grow_after_s if elastic is not None else 0)
+    if room is None or room.workers != workers or draft.now >= room.at + again:
+        shape = AttemptShape(workers=workers, excluded_nodes=exclusions.current(draft))
+        draft.act(ReadRoom(shape=shape))
+        return None
+    draft.wake(room.at + again)
+    return room
+
+
+def _grows_at(draft: Draft, elastic: Elastic, state: ElasticStatus) -> datetime:
+    """When the attempt makes place for a larger one, where there may be room."""
     wait = elastic.grow_after_s * 2 ** min(max(state.losses - 1, 0), MAX_DOUBLINGS)
-    due = max(room_since, draft.status.attempt_start_time or room_since) + timedelta(seconds=wait)
+    due = (draft.status.attempt_start_time or draft.now) + timedelta(seconds=wait)
     if state.rule_at is None:
         return due
     # A size that fails again must not use up the budget that a job has in one window, whether or not room

@@ -78,7 +78,7 @@ def judge(draft: Draft) -> tuple[str, str] | None:
         forget_choice(draft)
         return judge(draft)
     if (refusal := _refusal(draft, state)) is None:  # the size that was kept is out, and the wish is not
-        draft.set(elastic=ElasticStatus(base_workers=state.base_workers, wish=state.wish, since=draft.stamp))
+        _set_anew(draft, state, state.wish)
         return None
     if (kept := largest(draft, size)) is not None:
         _refuse(draft, refusal, kept=kept)
@@ -114,7 +114,7 @@ def decide(draft: Draft, workers: int, reason: SizeReason, message: str) -> None
         return
     decided = {"workers": workers, "reason": reason, "message": message, "since": draft.stamp}
     failed_at = draft.stamp if reason is SizeReason.FAILURE else state.rule_at
-    update(draft, **decided, refused=state.refusal, failed_at=failed_at, short_since=None, room_since=None)
+    update(draft, **decided, refused=state.refusal, failed_at=failed_at)
 
 
 def forget_choice(draft: Draft) -> None:
@@ -125,7 +125,7 @@ def forget_choice(draft: Draft) -> None:
     decided: dict[str, Any] = {"workers": None, "reason": None, "message": ""}
     if (refusal := state.refusal) is not None:
         decided = {**refusal.model_dump(), "reason": SizeReason.REFUSED}
-    cleared = {"refused": None, "failed_at": None, "short_since": None, "room_since": None}
+    cleared = {"refused": None, "failed_at": None}
     update(draft, **decided, **cleared, since=draft.stamp)
 
 
@@ -145,10 +145,15 @@ def _outside(elastic: Elastic, workers: int) -> bool:
 
 def _begin_anew(draft: Draft, state: ElasticStatus) -> None:
     """With the present spec.workers, or with what the job keeps in its place."""
-    wish = draft.job.spec.workers
-    draft.set(elastic=ElasticStatus(base_workers=state.base_workers, wish=wish, since=draft.stamp))
+    _set_anew(draft, state, draft.job.spec.workers)
     if (refusal := _refusal(draft, state)) is not None:
         _refuse(draft, refusal, kept=_within(draft, draft.size))
+
+
+def _set_anew(draft: Draft, state: ElasticStatus, wish: int) -> None:
+    """With nothing decided; what size ran stays known."""
+    fresh = ElasticStatus(base_workers=state.base_workers, wish=wish, since=draft.stamp, ran=state.ran)
+    draft.set(elastic=fresh)
 
 
 def _keep_another(draft: Draft, state: ElasticStatus, refused: RefusedWish) -> None:

@@ -1,4 +1,4 @@
-"""What pods request, in exact thousandths of each resource: for pod groups, queues and the capacity check."""
+"""What pods request, in exact thousandths of each resource: for pod groups, queues, the hint on room."""
 
 from __future__ import annotations
 

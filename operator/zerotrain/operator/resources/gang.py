@@ -10,13 +10,9 @@ from typing import Any, Final
 
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.api.scheduling import Gang, Scheduling, TopologyPolicy
-from zerotrain.operator.constants import GROUP
 
 from .amounts import requests_of, resource_list, times
 from .identity import Json, attempt_labels, metadata
-
-OPERATOR: Final = "Operator"
-"""In a shape: the operator itself saw to it that there is room for all."""
 
 GROUPS: Final = {
     Gang.NATIVE: "scheduling.k8s.io",
@@ -31,9 +27,6 @@ VERSIONS: Final = {
 """Those that this module can write, the newest first."""
 
 RESOURCE: Final = "podgroups"
-
-GATE: Final = f"{GROUP}/all-workers"
-"""Scheduling gate of a pod whose peers do not all exist yet: without them it must not take a node."""
 
 _SCHEDULERS = {Gang.VOLCANO: "volcano", Gang.COSCHEDULING: "scheduler-plugins-scheduler"}
 _COSCHEDULING_LABEL = "scheduling.x-k8s.io/pod-group"
@@ -82,9 +75,8 @@ def join(pod: Json, job: ZeroTrainingJob, attempt: int) -> None:
             meta["annotations"] |= dict.fromkeys(_VOLCANO_ANNOTATIONS, name)
         case Gang.COSCHEDULING:
             meta["labels"][_COSCHEDULING_LABEL] = name
-    own_gate = (GATE,) if version == OPERATOR and job.shape.workers > 1 else ()
-    if gates := (*own_gate, *job.shape.scheduling_gates):
-        spec["schedulingGates"] = [{"name": gate} for gate in gates]
+    if job.shape.scheduling_gates:
+        spec["schedulingGates"] = [{"name": gate} for gate in job.shape.scheduling_gates]
 
 
 def _mechanism(version: str) -> Gang | None:

@@ -70,7 +70,7 @@ def _pod_spec(job: ZeroTrainingJob, attempt: int, volumes: tuple[MountedVolume, 
     if job.spec.pod_template is not None:
         _add_template(spec, job.spec.pod_template)
     place(spec, job, attempt)
-    keep_off(spec, (*job.shape.excluded_nodes, *job.shape.avoided_nodes))
+    keep_off(spec, job.shape.excluded_nodes)
     return spec
 
 

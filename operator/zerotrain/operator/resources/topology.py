@@ -17,7 +17,7 @@ def place(spec: Json, job: ZeroTrainingJob, attempt: int) -> None:
     """Add spec.scheduling's topology to a pod spec, beside what podTemplate asks for."""
     scheduling = job.spec.scheduling
     key = scheduling.topology_key if scheduling is not None else None
-    # A chosen value of the key is in the node selector already.
+    # Where a queue chose a value of the key, it is in the node selector already.
     if scheduling is None or key is None or key in job.shape.node_selector:
         return
     peers = {"matchLabels": {LABEL_JOB_UID: job.uid, LABEL_ATTEMPT: str(attempt)}}
