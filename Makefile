@@ -19,7 +19,7 @@ ARGS ?=
 # Test processes, each with files of its own. WORKERS=0 is one process with everything.
 WORKERS ?= 2
 
-.PHONY: help demo test test-gpu lint bench bench-offload bench-operator bench-suspend chaos images monitoring-up monitoring-down cluster-up cluster-down clean generate venv upgrade
+.PHONY: help demo check test test-all test-gpu lint bench bench-offload bench-operator bench-suspend chaos images monitoring-up monitoring-down cluster-up cluster-down clean generate venv upgrade
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
@@ -48,8 +48,19 @@ upgrade: ## move deploy/constraints.txt and the images' requirements to the newe
 	UV=build/upgrade/bin/uv deploy/upgrade.sh
 	rm -rf build/upgrade
 
-test: venv lint ## run all checks and tests
-	$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
+# The linters' words come after the tests', whichever ends first.
+check: venv ## format, lint, types and the unit tests: about a minute
+	@mkdir -p build; $(MAKE) --no-print-directory lint > build/lint.log 2>&1 & lint=$$!; failed=0; \
+	$(PYTEST) -m "unit and not slow" $(ARGS) || failed=1; \
+	wait $$lint || failed=1; cat build/lint.log; exit $$failed
+
+test: venv ## the tests, but for those that need tools or are slow: unit, ranks, cluster, node (ARGS="tests/cli -x")
+	$(PYTEST) -m "not tools and not slow" $(ARGS)
+
+test-all: venv ## every test
+	$(PYTEST) $(ARGS)
 
 # The properties that a GPU could break; two or four ranks share one through NCCL, which is slow.
 GPU_TESTS := $(addprefix tests/runtime/test_,$(addsuffix .py,gpu_memory zero_parity zero_resized zero_precision \
@@ -57,13 +68,12 @@ GPU_TESTS := $(addprefix tests/runtime/test_,$(addsuffix .py,gpu_memory zero_par
 	checkpoint_engine engine_resume activation_checkpointing comm_watchdog comm_timing optim_fused rng_states))
 test-gpu: venv ## the engine's tests on an NVIDIA GPU, which all ranks share (not part of CI)
 	$(PY) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("no GPU that torch " + torch.__version__ + " sees")'
-	ZEROTRAIN_TEST_DEVICE=cuda $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(GPU_TESTS) $(ARGS)
+	ZEROTRAIN_TEST_DEVICE=cuda $(PYTEST) $(GPU_TESTS) $(ARGS)
 
-lint: venv ## ruff, mypy --strict, import-linter
-	$(VENV)/bin/ruff check .
-	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/mypy
-	$(VENV)/bin/lint-imports
+lint: venv ## ruff, mypy --strict, import-linter: each of them, whatever the others say
+	@failed=0; for each in "ruff format --check ." "ruff check ." lint-imports mypy; do \
+		echo "$(VENV)/bin/$$each"; $(VENV)/bin/$$each || failed=1; \
+	done; exit $$failed
 
 demo: venv ## the main job: a cluster, the operator, a ZeRO-3 training that survives a kill
 	$(PY) -m deploy.demo --cluster $(CLUSTER)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,36 +16,16 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.operator.call_record import FILE_VARIABLE
-from tests.support import background
-from tests.support.devcluster import (
-    IMAGES,
-    Cluster,
-    Devcluster,
-    Pool,
-    UnsupportedError,
-    build_image,
-    build_tools,
-    existing,
-    wait_until,
-)
+from tests.support import background, builds, tier_guard, tiers
+from tests.support.devcluster import IMAGES, Cluster, Devcluster, Pool, UnsupportedError, existing, wait_until
 from tests.support.device import TRANSPORTS, hide_gpus
-from tests.support.handout import NODE_FILES, ByCluster, rank
+from tests.support.handout import NODE_FILES, ByCluster, place
 from tests.support.tools import alertmanager as alertmanager
 from tests.support.tools import amtool as amtool
-from tests.support.tools import build_tools_for
 from tests.support.tools import helm as helm
 from tests.support.tools import kueue as kueue
 from tests.support.tools import prometheus as prometheus
 from tests.support.tools import promtool as promtool
-
-PROFILE_OF_FIXTURE = {
-    "control_plane": "control-plane",
-    "devcluster": "control-plane",
-    "simulated_cluster": "simulated",
-    "node_tools": "node",
-    "node_cluster": "node",
-}
-
 
 # The same examples at every run, and no limits of time: what a busy machine does is no finding.
 settings.register_profile(
@@ -56,6 +36,8 @@ settings.load_profile("suite")
 hide_gpus()
 
 _pool = pytest.StashKey[Pool]()
+_builds = pytest.StashKey[builds.Builds]()
+_left_out = pytest.StashKey[list[Path]]()
 _live_files = pytest.StashKey[frozenset[Path]]()
 
 
@@ -68,6 +50,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
     config.stash[_pool] = Pool(Devcluster())
     config.add_cleanup(config.stash[_pool].close)
+    config.stash[_builds] = builds.Builds()
+    config.add_cleanup(config.stash[_builds].stop)
+    config.stash[_left_out] = []
+    config.pluginmanager.register(tier_guard)
 
 
 # After pytest_configure, in which pytest itself begins to listen.
@@ -88,23 +74,47 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByCluster | 
     return ByCluster(config, log) if config.getoption("dist") == "loadfile" else None
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import a file of which `-m` selects no test: torch alone takes seconds."""
+    if not collection_path.match("test_*.py") or not collection_path.is_file():
+        return None
+    if not tiers.is_left_out(collection_path, config.option.markexpr):
+        return None
+    config.stash[_left_out].append(collection_path)
+    return True
+
+
+# Before pytest takes away what `-m` and `-k` leave out: a test's tier is judged whether or not it runs.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Order the files. Raises UsageError for a file on the node that `handout.NODE_FILES` does not name."""
-    live = frozenset(item.path for item in items if _needs_cluster(item))
-    config.stash[_live_files] = live
+    """Judge the tiers and order the files. Raises UsageError naming each file whose tier is wrong."""
+    found = tiers.problems(items)
+    if config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.stash[_left_out]:
+        found += tiers.too_many_slow(items)
+    if found:
+        raise pytest.UsageError(*found)
     for item in items:
-        if "node_cluster" in getattr(item, "fixturenames", ()) and not _is_node_file(item):
+        if "node_cluster" in _fixtures(item) and _name(item) not in NODE_FILES:
             raise pytest.UsageError(f"{item.nodeid} uses node_cluster: name its file in handout.NODE_FILES")
-    items.sort(key=lambda item: rank(item.path, config.rootpath, live=item.path in live))
+    config.stash[_live_files] = frozenset(item.path for item in items if _asks_for(item) & builds.CLUSTERS)
+    dearest: dict[Path, int] = {}
+    for item in items:
+        dearest[item.path] = max(dearest.get(item.path, 0), tiers.TIERS.index(tiers.tier_of(item)))
+    items.sort(key=lambda item: place(_name(item), dearest[item.path]))
 
 
-def _is_node_file(item: pytest.Item) -> bool:
-    return item.path.relative_to(item.config.rootpath).as_posix() in NODE_FILES
+def _name(item: pytest.Item) -> str:
+    return item.path.relative_to(item.config.rootpath).as_posix()
 
 
-def _needs_cluster(item: pytest.Item) -> bool:
-    fixtures = set(getattr(item, "fixturenames", ()))
-    return bool(fixtures & PROFILE_OF_FIXTURE.keys()) or item.get_closest_marker("cluster") is not None
+def _fixtures(item: pytest.Item) -> Sequence[str]:
+    return getattr(item, "fixturenames", ())
+
+
+def _asks_for(item: pytest.Item) -> set[str]:
+    """What has to be built before this test."""
+    asked = set(builds.needed(_fixtures(item)))
+    return asked if existing() is None else asked - builds.CLUSTERS
 
 
 @pytest.hookimpl(wrapper=True)
@@ -119,42 +129,57 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
 # Before xdist reports what it found: no worker gets a test until all have.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Build before the first test: a cold build takes minutes, more than a test may."""
+    """Begin to build, in one process for all, and go on to the tests."""
     if session.config.option.collectonly:
         return
-    if os.environ.get("PYTEST_XDIST_WORKER", "gw0") != "gw0":
-        return
-    used = {name for item in session.items for name in getattr(item, "fixturenames", ())}
+    made = session.config.stash[_builds]
     capture = session.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
-        if existing() is None:
-            _build_clusters(used)
-        build_tools_for(used)
+        made.show_on(sys.stderr.fileno())
+    if os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0":
+        asked = [build for item in session.items for build in sorted(_asks_for(item))]
+        made.start(list(dict.fromkeys(asked)))
 
 
-def _build_clusters(fixtures: set[str]) -> None:
-    profiles = {profile for fixture, profile in PROFILE_OF_FIXTURE.items() if fixture in fixtures}
-    for profile in sorted(profiles):
-        build_tools(profile)
-    if "node_cluster" in fixtures:
-        build_image()
+# Outside of pytest-timeout's watch, which begins in its own wrapper of this hook.
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Wait for what this test needs. A build that failed fails the test, in its fixture."""
+    for build in sorted(_asks_for(item)):
+        item.config.stash[_builds].finish(build)
+    return (yield)
 
 
 @pytest.fixture(scope="session")
-def devcluster() -> Devcluster:
+def built(pytestconfig: pytest.Config) -> Callable[[str], None]:
+    """Call it with the name of a fixture: raises ClusterError if what that needs could not be built."""
+
+    def require(fixture: str) -> None:
+        for build in builds.OF_FIXTURE[fixture]:
+            if build not in builds.CLUSTERS or existing() is None:
+                pytestconfig.stash[_builds].require(build)
+
+    return require
+
+
+@pytest.fixture(scope="session")
+def devcluster(built: Callable[[str], None]) -> Devcluster:
     """The supervisor's program, for tests that start and stop instances themselves."""
+    built("devcluster")
     return Devcluster()
 
 
 @pytest.fixture(scope="session")
-def node_tools() -> None:
+def node_tools(built: Callable[[str], None]) -> None:
     """The programs of a node are built, without its host image."""
+    built("node_tools")
 
 
 # The fixtures of clusters are those of a file, and the pool outlives it.
 @pytest.fixture(scope="module")
-def control_plane(pytestconfig: pytest.Config) -> Cluster:
+def control_plane(pytestconfig: pytest.Config, built: Callable[[str], None]) -> Cluster:
     """API server, etcd, controller-manager and scheduler; no node, so pods stay Pending."""
+    built("control_plane")
     return existing() or pytestconfig.stash[_pool].get("control-plane")
 
 
@@ -166,14 +191,16 @@ def namespace(control_plane: Cluster) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def simulated_cluster(pytestconfig: pytest.Config) -> Callable[[int], Cluster]:
+def simulated_cluster(pytestconfig: pytest.Config, built: Callable[[str], None]) -> Callable[[int], Cluster]:
     """Call it with a number of nodes."""
+    built("simulated_cluster")
     return lambda num_nodes: pytestconfig.stash[_pool].get("simulated", "--nodes", str(num_nodes))
 
 
 @pytest.fixture(scope="module")
-def node_cluster(pytestconfig: pytest.Config) -> Cluster:
+def node_cluster(pytestconfig: pytest.Config, built: Callable[[str], None]) -> Cluster:
     """A real node: pods are containers; the host image is loaded as localhost/zerotrain:dev."""
+    built("node_cluster")
     found = existing()
     if found is not None:
         return found

@@ -11,6 +11,9 @@ from tests.test_repo_shape import ROOT, tracked
 from zerotrain.client.jobfile import load_job
 from zerotrain.operator.api.admission import refusals
 
+pytestmark = pytest.mark.unit
+
+
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
 
 

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.unit
+
+
 ROOT = Path(__file__).parent.parent
 SOURCE_ROOTS = ("operator", "runtime", "deploy")
 MAX_FILE_LINES = 600

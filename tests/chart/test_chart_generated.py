@@ -15,6 +15,9 @@ from deploy.chart import generate
 from deploy.chart.reference import documented, table
 from tests.support.helm import CHART
 
+pytestmark = pytest.mark.unit
+
+
 VALUES = (CHART / "values.yaml").read_text()
 SCHEMA: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
 FREE_FORM = {"global", "crds.annotations", "commonLabels"}

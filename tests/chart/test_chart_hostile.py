@@ -125,12 +125,14 @@ def found_again(manifests: Manifests, count: int) -> dict[str, Any]:
     }
 
 
+@pytest.mark.tools
 def test_any_text_is_rendered_as_it_is(renderer: Helm) -> None:
     texts = {f"z{index}": text for index, text in enumerate(TEXTS)}
     values = everywhere(texts)
     assert found_again(render(renderer, values), len(texts)) == values
 
 
+@pytest.mark.tools
 @pytest.mark.parametrize("text", ["", "a\n", "a\n\n", "\n", "  lead", "trail  "])
 def test_what_ends_a_block_keeps_its_end(renderer: Helm, text: str) -> None:
     """The last entry, after which the template goes on."""
@@ -141,6 +143,7 @@ def test_what_ends_a_block_keeps_its_end(renderer: Helm, text: str) -> None:
     assert found_again(manifests, 1) == values
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("text", UNPRINTABLE, ids=ascii)
 def test_what_helm_would_drop_is_refused(text: str) -> None:
     for values in (
@@ -152,6 +155,7 @@ def test_what_helm_would_drop_is_refused(text: str) -> None:
         assert not SCHEMA.is_valid(values)
 
 
+@pytest.mark.tools
 def test_helm_drops_what_the_schema_refuses(renderer: Helm) -> None:
     """Why it does: without the schema the whole map goes, and nothing is said."""
     values = {"operator": {"podAnnotations": {"a": "b", "k": "\x7f"}}}
@@ -212,6 +216,7 @@ def comparable(manifests: Manifests) -> list[str]:
     return sorted(json.dumps(item, sort_keys=True) for item in manifests)
 
 
+@pytest.mark.tools
 def test_names_stay_texts_whatever_they_look_like(renderer: Helm) -> None:
     """Structure and types do not depend on how releases, namespaces, Secrets and labels are called."""
     plain = Helm(program=renderer.program, home=renderer.home, namespace="plaina")
@@ -222,6 +227,7 @@ def test_names_stay_texts_whatever_they_look_like(renderer: Helm) -> None:
         assert comparable(render(odd, names(odd=True), PLAIN_AND_ODD[release])) == comparable(renamed(wanted))
 
 
+@pytest.mark.tools
 def test_the_entry_of_the_own_secret_is_a_text(renderer: Helm) -> None:
     made = named(render(renderer, {"channelKey": {"entry": "0x1f"}}), "Secret")
     assert list(made["data"]) == ["0x1f"]
@@ -236,6 +242,7 @@ def texts_of(value: Any, key: str) -> Iterator[Any]:
             yield from texts_of(inner, key)
 
 
+@pytest.mark.tools
 @pytest.mark.parametrize("release", ["r" * 53, "r" * 39 + "-" * 5 + "x" * 9, "a" + "-b" * 26])
 def test_the_longest_names_stay_within_their_limits(renderer: Helm, release: str) -> None:
     values = {"watch": {"namespaces": ["n" * 63]}, "nameOverride": "o" * 40}
@@ -251,6 +258,7 @@ def test_the_longest_names_stay_within_their_limits(renderer: Helm, release: str
                 assert all(len(text) <= 63 for text in labels.values())
 
 
+@pytest.mark.tools
 @pytest.mark.parametrize("release", ["123", "9a", "a.b"])
 def test_a_release_that_cannot_name_a_service_is_told_the_way_out(renderer: Helm, release: str) -> None:
     said = refusal(renderer, {}, release)
@@ -282,6 +290,7 @@ NO_IMAGES = (
 )
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     "values",
     [
@@ -295,11 +304,13 @@ def test_what_would_break_a_manifest_is_refused(values: dict[str, Any]) -> None:
     assert not SCHEMA.is_valid(values)
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("repository", NO_IMAGES)
 def test_what_is_no_image_is_refused(repository: str) -> None:
     assert not SCHEMA.is_valid({"image": {"repository": repository}})
 
 
+@pytest.mark.tools
 @pytest.mark.parametrize(
     ("image", "wanted"),
     [
@@ -314,6 +325,7 @@ def test_images_are_put_together_as_given(renderer: Helm, image: dict[str, str],
     assert [pod["containers"][0]["image"] for pod in pods] == [wanted] * 2
 
 
+@pytest.mark.tools
 def test_large_and_broken_numbers_keep_their_value(renderer: Helm) -> None:
     """helm reads numbers as floats, which print with an exponent from a million on."""
     relabeling = {"action": "hashmod", "modulus": 10_000_000, "sourceLabels": ["a"], "targetLabel": "b"}
@@ -372,6 +384,7 @@ def merged(into: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
     return into
 
 
+@pytest.mark.tools
 def test_helm_refuses_each_and_says_where(renderer: Helm) -> None:
     values: dict[str, Any] = {}
     for wrong, _ in REFUSED:

@@ -39,7 +39,7 @@ JOB: dict[str, Any] = {
 }
 
 # Six rollouts of real pods beside a training: a minute on a quiet machine, more on a crowded one.
-pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.tools, pytest.mark.timeout(900)]
 
 
 @pytest.fixture

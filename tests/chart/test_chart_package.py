@@ -7,8 +7,12 @@ import shutil
 import tarfile
 from pathlib import Path
 
+import pytest
+
 from deploy.chart.package import package
 from tests.support.helm import CHART, Helm
+
+pytestmark = pytest.mark.tools
 
 
 def test_an_archive_depends_on_the_files_alone(helm: Path, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ JOB: dict[str, Any] = {
 
 DELETE_SERVICES = Call("delete", "", "services")
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.tools
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,9 @@ from zerotrain.operator.constants import HTTP_PORT_NAME, LABEL_RANK
 from zerotrain.operator.handlers.config import PREFIX, OperatorConfig
 from zerotrain.operator.resources import ResourceOptions, network_policy
 
+pytestmark = pytest.mark.tools
+
+
 CI = sorted((CHART / "ci").glob("*-values.yaml"))
 KUSTOMIZE = REPOSITORY / "deploy" / "kustomize"
 KUBERNETES = tuple(f"1.{minor}" for minor in range(29, 38))

@@ -14,6 +14,9 @@ from deploy.monitoring.config import worker_limits
 from tests.support.helm import Helm, named
 from tests.support.tools import run_program
 
+pytestmark = pytest.mark.tools
+
+
 MONITORS = {kind: {"enabled": True} for kind in ("podMonitor", "serviceMonitor", "prometheusRule")}
 Manifests = list[dict[str, Any]]
 

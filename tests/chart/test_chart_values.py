@@ -32,6 +32,7 @@ def open_objects(schema: dict[str, Any], path: str = "$") -> Iterator[str]:
         yield from open_objects(schema["items"], f"{path}[]")
 
 
+@pytest.mark.unit
 def test_no_object_with_named_keys_takes_others() -> None:
     assert list(open_objects(SCHEMA)) == []
     assert list(open_objects({"properties": {"a": {"items": {"properties": {}}}}})) == ["$", "$.a[]"]
@@ -49,12 +50,14 @@ def free_objects(schema: dict[str, Any], path: str = "$") -> Iterator[str]:
         yield from free_objects(schema["items"], f"{path}[]")
 
 
+@pytest.mark.unit
 def test_what_takes_any_key_is_documented() -> None:
     assert list(free_objects(SCHEMA)) == ["$.global", "$.extraObjects[]"]
     readme = (CHART / "README.md").read_text()
     assert "Only `global` and the objects of `extraObjects` take any key" in readme
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("path", CI, ids=[path.stem for path in CI])
 def test_the_examples_are_accepted(path: Path) -> None:
     jsonschema.Draft202012Validator(SCHEMA).validate(yaml.safe_load(path.read_text()))
@@ -108,6 +111,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(("values", "word"), WRONG, ids=[json.dumps(values) for values, _ in WRONG])
 def test_a_wrong_value_is_refused_where_it_stands(values: dict[str, Any], word: str) -> None:
     errors = list(jsonschema.Draft202012Validator(SCHEMA).iter_errors(values))
@@ -115,6 +119,7 @@ def test_a_wrong_value_is_refused_where_it_stands(values: dict[str, Any], word: 
     assert word in f"{errors[0].json_path} {errors[0].message}"
 
 
+@pytest.mark.tools
 def test_helm_refuses_a_typo_and_names_it(renderer: Helm) -> None:
     """The check above is Python's; helm has a validator of its own."""
     refused = renderer.attempt("template", "zerotrain", CHART, values={"operator": {"replica": 2}})
@@ -122,6 +127,7 @@ def test_helm_refuses_a_typo_and_names_it(renderer: Helm) -> None:
     assert "at '/operator': additional properties 'replica' not allowed" in refused.stderr
 
 
+@pytest.mark.tools
 @pytest.mark.parametrize(
     ("values", "said"),
     [

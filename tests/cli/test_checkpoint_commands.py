@@ -48,6 +48,7 @@ def rows(directory: Path) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in json.loads(output)}
 
 
+@pytest.mark.unit
 def test_ls(tmp_path: Path) -> None:
     old = save_at(tmp_path, 2, step=3)
     new = save_at(tmp_path, 3, step=5)
@@ -70,6 +71,7 @@ def test_ls(tmp_path: Path) -> None:
     assert line.split()[1:4] == ["5", "1", "3"]
 
 
+@pytest.mark.unit
 def test_damage_is_seen(tmp_path: Path) -> None:
     whole = save_at(tmp_path, 2, step=1)
     cut = save_at(tmp_path, 2, step=2)
@@ -107,6 +109,7 @@ READERS = (
 )
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("command", READERS, ids=lambda command: command[0])
 def test_a_volume_that_fails_is_no_damage(tmp_path: Path, command: list[str]) -> None:
     """The kernel's own input/output error: a file of which no byte can be read is mounted over one."""
@@ -127,6 +130,7 @@ def test_a_volume_that_fails_is_no_damage(tmp_path: Path, command: list[str]) ->
     assert result.stdout == ""
 
 
+@pytest.mark.unit
 def test_diff_across_numbers_of_ranks(tmp_path: Path) -> None:
     first = save_at(tmp_path / "a", 2, step=3)
     save_at(tmp_path / "b", 5, step=3)
@@ -150,6 +154,7 @@ def test_diff_across_numbers_of_ranks(tmp_path: Path) -> None:
     assert "step 3 against step 4" in run("diff", first, tmp_path / "c")[1]
 
 
+@pytest.mark.unit
 def test_diff_names_what_one_side_lacks(tmp_path: Path) -> None:
     save_at(tmp_path / "a", 1, step=1)
 
@@ -166,6 +171,7 @@ def test_diff_names_what_one_side_lacks(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.ranks
 def test_import(tmp_path: Path) -> None:
     deepspeed_files.write(tmp_path / "ds", stage=3, world_size=2, extra={"odd": {1, 2}})
     code, output = run("import", tmp_path / "ds", tmp_path / "ours")
@@ -179,6 +185,7 @@ def test_import(tmp_path: Path) -> None:
     assert "holds no DeepSpeed checkpoint" in text
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("command", [["ls"], ["verify"], ["diff", "."]])
 def test_folders_that_are_not_there(command: list[str], tmp_path: Path) -> None:
     code, text = run(*command, tmp_path / "missing")
@@ -186,6 +193,7 @@ def test_folders_that_are_not_there(command: list[str], tmp_path: Path) -> None:
     assert "missing: No such file or directory" in text
 
 
+@pytest.mark.unit
 def test_a_side_without_a_checkpoint_is_told_with_the_way_to_look(tmp_path: Path) -> None:
     error = CliRunner().invoke(app, ["checkpoint", "diff", str(tmp_path), str(tmp_path)]).exception
     assert isinstance(error, CliError)
@@ -193,12 +201,14 @@ def test_a_side_without_a_checkpoint_is_told_with_the_way_to_look(tmp_path: Path
     assert f"zerotrain checkpoint verify {tmp_path}" in str(error.next_step)
 
 
+@pytest.mark.ranks
 def test_looking_needs_no_torch() -> None:
     program = "import sys, zerotrain.cli.checkpoint; print('torch' in sys.modules or 'numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 
 
+@pytest.mark.unit
 def test_texts() -> None:
     assert [size_text(value) for value in (0, 1023, 1536, 3 * 2**30)] == [
         "0 B",

@@ -20,6 +20,8 @@ from zerotrain.contract.exit_codes import EXIT_CODES
 from zerotrain.contract.progress import CheckpointProgress, Phase, Progress
 from zerotrain.contract.worker_http import WorkerReport
 
+pytestmark = pytest.mark.ranks
+
 
 def report(step: int) -> WorkerReport:
     durable = CheckpointProgress(step=2, path="/c/2", time=1.0)

@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 from tests.support.local_jobs import job_file
 from zerotrain.cli.main import app
 
+pytestmark = pytest.mark.unit
+
 
 def check(file: Path, *options: str) -> tuple[int, dict[str, dict[str, Any]]]:
     done = CliRunner().invoke(app, ["config", "check", str(file), "-o", "json", *options])

@@ -16,6 +16,9 @@ from tests.support.commands import Done, zerotrain
 from zerotrain.client import Client, ConfigSourceError, load_job, local_run
 from zerotrain.contract.config import loads
 
+pytestmark = pytest.mark.unit
+
+
 TEXT = """\
 {
   "train_micro_batch_size_per_gpu": 4,     // a comment

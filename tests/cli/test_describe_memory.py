@@ -14,6 +14,9 @@ from tests.support.job_states import job
 from tests.support.small_api import served
 from zerotrain.cli.report.cluster import of_job
 
+pytestmark = pytest.mark.ranks
+
+
 GIB = 1 << 30
 PLAN: dict[str, Any] = {
     "verdict": "Fits",

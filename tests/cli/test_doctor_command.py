@@ -27,6 +27,7 @@ def by_name(findings: list[Finding]) -> dict[str, Finding]:
     return {item.name: item for item in findings}
 
 
+@pytest.mark.unit
 def test_the_local_checks_for_programs_and_their_exit_code(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["doctor", "--folder", str(tmp_path), "-o", "json"])
     found = from_records(json.loads(done.output))
@@ -40,6 +41,7 @@ def test_the_local_checks_for_programs_and_their_exit_code(tmp_path: Path) -> No
     assert missing.exit_code == 1
 
 
+@pytest.mark.unit
 def test_the_engine_of_the_spill_is_the_one_that_is_told(tmp_path: Path) -> None:
     from zerotrain.runtime._native import SpillFile
 
@@ -49,12 +51,14 @@ def test_the_engine_of_the_spill_is_the_one_that_is_told(tmp_path: Path) -> None
     assert by_name(drive.drive(tmp_path))["I/O engine"].value == engine
 
 
+@pytest.mark.unit
 def test_memory_that_passes_for_a_drive_is_told() -> None:
     if drive.file_system(Path("/dev/shm")) != "tmpfs":
         pytest.skip("/dev/shm is no tmpfs here")
     assert by_name(drive.drive(Path("/dev/shm")))["file system"].state is State.WARN
 
 
+@pytest.mark.unit
 def test_file_systems_by_the_longest_mount(tmp_path: Path) -> None:
     mounts = tmp_path / "mountinfo"
     place = str(tmp_path)
@@ -67,6 +71,7 @@ def test_file_systems_by_the_longest_mount(tmp_path: Path) -> None:
     assert drive.file_system(Path("/usr"), mounts) == "ext4"
 
 
+@pytest.mark.unit
 def test_an_io_uring_that_is_refused_is_told_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "io_uring_answer", lambda: os.strerror(errno.EPERM))
     found = by_name(machine.kernel())["io_uring"]
@@ -74,6 +79,7 @@ def test_an_io_uring_that_is_refused_is_told_with_its_reason(monkeypatch: pytest
     assert "libaio" in found.note
 
 
+@pytest.mark.unit
 def test_what_the_kernel_files_say(tmp_path: Path) -> None:
     for name, text in {
         "proc/self/status": "Seccomp:\t2\nCapEff:\t0000000000000000\n",
@@ -97,6 +103,7 @@ def test_what_the_kernel_files_say(tmp_path: Path) -> None:
     assert by_name(machine.processor(tmp_path))["NUMA"].value.startswith("2 nodes")
 
 
+@pytest.mark.ranks
 def test_policies_are_judged_by_what_is_open() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, closed_port() as port:
         is_open = f"127.0.0.1:{server.getsockname()[1]}"
@@ -107,6 +114,7 @@ def test_policies_are_judged_by_what_is_open() -> None:
         assert "not enforced" in leaky[1].note
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_a_cpu_that_is_slow_at_narrow_products_is_told(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if torch.cuda.is_available():
@@ -117,6 +125,7 @@ def test_a_cpu_that_is_slow_at_narrow_products_is_told(dtype: str, monkeypatch: 
     assert f"set {dtype}.enabled to false" in found.note
 
 
+@pytest.mark.ranks
 def test_nothing_reached_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "PATIENCE_S", 0.0)
     with closed_port() as port:
@@ -156,6 +165,7 @@ def test_pods_and_policies_are_restricted_valid_and_go_again(control_plane: Clus
             assert left == []
 
 
+@pytest.mark.unit
 def test_the_examined_pod_has_what_was_wished_for() -> None:
     unused: Any = None
     body = pods.Examination(unused, WISHES, say=lambda text: None)._server()
@@ -166,6 +176,7 @@ def test_the_examined_pod_has_what_was_wished_for() -> None:
     assert (claim["storageClassName"], claim["resources"]["requests"]["storage"]) == ("fast", "2Gi")
 
 
+@pytest.mark.unit
 def test_env_names_versions_and_hides_what_may_be_secret() -> None:
     done = CliRunner().invoke(
         app, ["env", "-o", "json"], env={"NCCL_DEBUG": "WARN", "ZEROTRAIN_TOKEN": "s3cret"}

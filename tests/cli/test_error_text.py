@@ -6,6 +6,8 @@ import pytest
 
 from zerotrain.cli.errors import CliError, show
 
+pytestmark = pytest.mark.unit
+
 
 def test_an_error_holds_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
     show(

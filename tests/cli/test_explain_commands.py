@@ -17,6 +17,9 @@ from zerotrain.operator.api.failures import FailureReason
 from zerotrain.operator.api.yields import YieldReason
 from zerotrain.operator.constants import ConditionType, Reason
 
+pytestmark = pytest.mark.unit
+
+
 RULES = """
 groups:
 - name: test

@@ -21,6 +21,8 @@ from zerotrain.cli.errors import CliError
 from zerotrain.cli.main import app
 from zerotrain.runtime.weights.checkpoint_export import Request, export_checkpoint
 
+pytestmark = pytest.mark.ranks
+
 
 def command(*arguments: object) -> str:
     """Output of a command that must succeed."""

@@ -20,6 +20,9 @@ from zerotrain.client.exit_codes import COMMAND_EXITS, CommandExit
 from zerotrain.contract.exit_codes import EXIT_CODES, ExitCode
 from zerotrain.runtime.checkpoint import errors as errors_of_saves
 
+pytestmark = pytest.mark.unit
+
+
 DOCUMENT = Path(__file__).parents[2] / "docs" / "cli.md"
 
 

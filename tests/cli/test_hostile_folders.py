@@ -52,6 +52,7 @@ def with_large_file(path: Path) -> None:
     os.truncate(path, LARGE_BYTES)
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("name", ["COMMIT", "manifest.json", "DAMAGED"])
 @pytest.mark.parametrize(
     ("plant", "word"),
@@ -71,6 +72,7 @@ def test_a_record_is_a_regular_file_of_a_bounded_size(
         assert [item.code for item in done[2:6]] == [int(ExitCode.CHECKPOINT_UNUSABLE)] * 4
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("plant", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
 def test_a_tensor_file_is_a_regular_file(plant: Callable[[Path], None], tmp_path: Path) -> None:
     """Its manifest says size 0, as the pipe has, so that looking at sizes does not help."""
@@ -90,6 +92,7 @@ def test_a_tensor_file_is_a_regular_file(plant: Callable[[Path], None], tmp_path
     assert [item.code for item in done[2:6]] == [int(ExitCode.CHECKPOINT_UNUSABLE)] * 4
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("job", ["../../outside", "{}/outside", "."])
 def test_a_run_does_not_lead_out_of_its_folder(job: str, tmp_path: Path) -> None:
     save_at(tmp_path / "outside", 1, step=77)
@@ -102,6 +105,7 @@ def test_a_run_does_not_lead_out_of_its_folder(job: str, tmp_path: Path) -> None
     assert "step-0000000077" not in (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("plant", [with_pipe, with_link, with_large_file])
 def test_the_records_of_a_run_are_regular_files(plant: Callable[[Path], None], tmp_path: Path) -> None:
     run = tmp_path / "runs" / "gpt"

@@ -11,6 +11,9 @@ import pytest
 
 from zerotrain.client.exit_codes import CommandExit
 
+pytestmark = pytest.mark.ranks
+
+
 HEAVY = (
     "torch",
     "numpy",

@@ -36,6 +36,7 @@ LARGE = (
 )
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("options", "stage", "optimizer"),
     [
@@ -66,12 +67,14 @@ def test_the_planner_chooses_and_agrees(
     assert f"# stage {stage}" in text
 
 
+@pytest.mark.unit
 def test_a_job_that_cannot_fit_is_written_and_refused_with_the_way_out(tmp_path: Path) -> None:
     done = init(tmp_path / "j.yaml", *LARGE, "--memory", "100Gi")
     assert done.exit_code == 67
     assert "Does not fit, by the memory planner" in (tmp_path / "j.yaml").read_text()
 
 
+@pytest.mark.unit
 def test_nothing_is_overwritten_unless_asked_for(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("mine")
@@ -83,6 +86,7 @@ def test_nothing_is_overwritten_unless_asked_for(tmp_path: Path) -> None:
     assert load_job(file).job.name == "job"
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -105,6 +109,7 @@ def test_wrong_options_are_named_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.ranks
 def test_a_terminal_is_asked_and_may_answer_again(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     popen = subprocess.Popen(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.devcluster import Devcluster
 from zerotrain.client.jobfile import MAX_PROBLEMS, JobFileError, load_job, parse_job
 from zerotrain.client.yaml_document import YamlProblem, read_documents
 
@@ -39,13 +39,11 @@ def value_of(text: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def kubectl() -> str:
-    found = shutil.which("kubectl") or str(Path("build/devcluster/bin/kubectl").resolve())
-    if not Path(found).exists():
-        pytest.skip("no kubectl on PATH and none in build/devcluster/bin: run `make cluster-up` once")
-    return found
+def kubectl(devcluster: Devcluster) -> str:
+    return str(devcluster.program.with_name("kubectl"))
 
 
+@pytest.mark.cluster
 def test_values_are_what_kubectl_sends(kubectl: str, tmp_path: Path) -> None:
     """kubectl itself turns the file into JSON, without a cluster."""
     file = tmp_path / "values.yaml"
@@ -64,30 +62,35 @@ def test_values_are_what_kubectl_sends(kubectl: str, tmp_path: Path) -> None:
         assert (ours[key], type(ours[key])) == (sent[key], type(sent[key])), text
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("text", ["yes", "No", "on", "OFF", "y", "N", "017", "-08"])
 def test_values_that_kubectl_reads_another_way_are_refused(text: str) -> None:
     with pytest.raises(YamlProblem, match=r"kubectl"):
         value_of(text)
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("text", [".inf", "-.INF", ".nan", "1e400"])
 def test_numbers_without_a_form_in_json_are_refused(text: str) -> None:
     with pytest.raises(YamlProblem, match="finite"):
         value_of(text)
 
 
+@pytest.mark.unit
 def test_anchors_and_merge_keys_are_resolved() -> None:
     [document] = read_documents("base: &b {x: 1, z: 2}\nother:\n  <<: *b\n  z: 3\nthird: *b\n")
     assert document.value["other"] == {"x": 1, "z": 3}
     assert document.value["third"] == {"x": 1, "z": 2}
 
 
+@pytest.mark.unit
 def test_a_bomb_of_aliases_is_refused() -> None:
     lines = ["a0: &a0 [x]"] + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 6)]
     with pytest.raises(YamlProblem, match="more than"):
         read_documents("\n".join(lines))
 
 
+@pytest.mark.unit
 def test_a_correct_file_becomes_the_operators_model(tmp_path: Path) -> None:
     path = tmp_path / "job.yaml"
     path.write_bytes(b"\xef\xbb\xbf" + JOB.encode())
@@ -96,6 +99,7 @@ def test_a_correct_file_becomes_the_operators_model(tmp_path: Path) -> None:
     assert job.spec.config == {"optimizer": {"type": "AdamW", "params": {"lr": 5e-6}}}
 
 
+@pytest.mark.unit
 def test_a_claim_beside_the_job_is_left_to_kubectl() -> None:
     claim = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: c}\n---\n"
     assert parse_job(claim + JOB, source="job.yaml").job.name == "gpt"
@@ -107,6 +111,7 @@ def errors(text: str) -> str:
     return str(caught.value)
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
@@ -149,10 +154,12 @@ def test_errors_name_line_field_rule_and_value(old: str, new: str, expected: str
     assert expected in errors(JOB.replace(old, new, 1))
 
 
+@pytest.mark.unit
 def test_two_jobs_in_one_file_are_refused() -> None:
     assert "2 objects of kind ZeroTrainingJob" in errors(f"{JOB}---\n{JOB}")
 
 
+@pytest.mark.unit
 def test_all_problems_are_told_at_once_but_not_without_end() -> None:
     text = errors(JOB.replace("steps: 1e3", "steps: -1").replace("heads: 4", "heads: 0"))
     assert "spec.steps" in text
@@ -161,6 +168,7 @@ def test_all_problems_are_told_at_once_but_not_without_end() -> None:
     assert len(errors(JOB + many).splitlines()) == MAX_PROBLEMS + 1
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("content", "expected"),
     [(None, "cannot be read"), (b"\xff\xfe", "is not UTF-8"), (b"#" * (2 << 20), "bytes")],

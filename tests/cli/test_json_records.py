@@ -120,16 +120,19 @@ def form(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.mark.unit
 def test_a_plan(form: str) -> None:
     assert shape(printed(zerotrain("plan", EXAMPLE, *RATES, "-o", form), form)) == PLAN
 
 
+@pytest.mark.unit
 def test_what_the_doctor_finds(form: str, tmp_path: Path) -> None:
     found = printed(zerotrain("doctor", "--folder", tmp_path, "-o", form), form)
     assert shape(found) == DOCTOR
     assert len({tuple(item) for item in found}) == 1, "every finding has every key"
 
 
+@pytest.mark.ranks
 def test_what_is_told_of_a_job(form: str, tmp_path: Path) -> None:
     raw = job({"phase": "Failed"}).raw
 
@@ -142,6 +145,7 @@ def test_what_is_told_of_a_job(form: str, tmp_path: Path) -> None:
     assert shape(printed(done, form)) == DESCRIBE
 
 
+@pytest.mark.unit
 def test_how_two_checkpoints_differ(form: str, tmp_path: Path) -> None:
     def saved(name: str, salt: int) -> Path:
         def action(group: ThreadRanks) -> Path:

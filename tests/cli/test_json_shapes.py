@@ -10,6 +10,9 @@ import pytest
 
 from tests.support.commands import zerotrain
 
+pytestmark = pytest.mark.unit
+
+
 CONFIG = {"train_batch_size": 4, "zero_optimization": {"stage": 2}}
 
 SHAPES: dict[tuple[str, ...], Any] = {

@@ -13,6 +13,8 @@ from tests.support.jobs import job_json
 from tests.support.small_api import served
 from zerotrain.client.exit_codes import CommandExit
 
+pytestmark = pytest.mark.ranks
+
 
 def ask(folder: Path, *words: str, **status: Any) -> Done:
     """A command about a job `gpt` of this status; the server refuses every change."""

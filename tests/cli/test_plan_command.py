@@ -58,6 +58,7 @@ def plan(*args: str | Path) -> Result:
     return CliRunner().invoke(app, ["plan", *map(str, args)])
 
 
+@pytest.mark.unit
 def test_a_job_that_fits(tmp_path: Path) -> None:
     done = plan(job_file(tmp_path), "--model-config", tmp_path, "--gpu", "H100", "--price", "24.80")
     assert done.exit_code == 0, done.output
@@ -75,6 +76,7 @@ def test_a_job_that_fits(tmp_path: Path) -> None:
     assert "…" not in done.output, "numbers were cut"
 
 
+@pytest.mark.unit
 def test_samples_of_a_factorys_model_are_as_long_as_the_job_says(tmp_path: Path) -> None:
     path = job_file(tmp_path, model={"factory": {"function": "pkg.mod:build", "context": 32_768}})
     (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "max_position_embeddings": 131_072}))
@@ -82,6 +84,7 @@ def test_samples_of_a_factorys_model_are_as_long_as_the_job_says(tmp_path: Path)
     assert "32 layers of width 4096, 32768 tokens a sample" in done.output
 
 
+@pytest.mark.unit
 def test_a_job_that_does_not(tmp_path: Path) -> None:
     """The way out comes right after the verdict, and the speed is that of the way out."""
     resources = {"gpus": {"count": 2, "memory": "40Gi"}, "memory": "512Gi"}
@@ -96,6 +99,7 @@ def test_a_job_that_does_not(tmp_path: Path) -> None:
     assert "not counted, as the rate is not known: --rate " in done.output
 
 
+@pytest.mark.unit
 def test_the_way_out_costs_what_its_own_plan_says(tmp_path: Path) -> None:
     """More workers have more samples in a step; where the batch cannot be shared, they are no way out."""
     recompute = {"activation_checkpointing": {}, "zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}
@@ -120,6 +124,7 @@ def test_the_way_out_costs_what_its_own_plan_says(tmp_path: Path) -> None:
     assert kept["pace"]["tokens"] == proposed["pace"]["tokens"], "8 samples, at every size"
 
 
+@pytest.mark.unit
 def test_json_for_programs(tmp_path: Path) -> None:
     path = job_file(tmp_path)
     done = plan(path, "--model-config", tmp_path / "config.json", "--workers", "2", "-o", "json")
@@ -133,6 +138,7 @@ def test_json_for_programs(tmp_path: Path) -> None:
     assert found["traffic"]["phases"]["backward_bytes"] > found["traffic"]["phases"]["forward_bytes"] > 0
 
 
+@pytest.mark.unit
 def test_a_cost_needs_every_rate(tmp_path: Path) -> None:
     """Between two workers the network counts: without its rate a cost would be too low."""
     args = (job_file(tmp_path, workers=2), "--model-config", tmp_path, "--gpu", "H100", "--price", "24.80")
@@ -140,6 +146,7 @@ def test_a_cost_needs_every_rate(tmp_path: Path) -> None:
     assert "per billion tokens" in plan(*args, "--rate", "network=50").output
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("spec", "args", "words"),
     [
@@ -163,6 +170,7 @@ def test_what_cannot_be_planned(
     assert words in str(done.exception)
 
 
+@pytest.mark.ranks
 def test_the_command_says_what_to_do_next(tmp_path: Path) -> None:
     done = zerotrain("plan", job_file(tmp_path))
     assert done.returncode == 64
@@ -170,6 +178,7 @@ def test_the_command_says_what_to_do_next(tmp_path: Path) -> None:
     assert "--model-config" in done.stderr
 
 
+@pytest.mark.unit
 def test_rates_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "SECONDS", 0.05)
     monkeypatch.setattr(probe, "FILE_BYTES", 32 << 20)
@@ -181,6 +190,7 @@ def test_rates_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert list(tmp_path.iterdir()) == [], "the file has no name"
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("config", "dtype"),
     [
@@ -214,6 +224,7 @@ def test_products_are_measured_in_the_dtype_of_the_job(
     assert by_sheet["seconds"] == pytest.approx(given["seconds"])
 
 
+@pytest.mark.unit
 def test_the_probe_multiplies_in_every_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(probe, "SECONDS", 0.01)
@@ -231,6 +242,7 @@ def test_the_probe_multiplies_in_every_dtype(monkeypatch: pytest.MonkeyPatch) ->
     assert made == [torch.float32, torch.bfloat16, torch.float16]
 
 
+@pytest.mark.unit
 def test_published_tables() -> None:
     done = CliRunner().invoke(app, ["explain", "memory", "7.5B", "--ranks", "64"])
     assert done.exit_code == 0, done.output
@@ -239,6 +251,7 @@ def test_published_tables() -> None:
     assert "weights 2 + gradients 2 + states 12" in paper
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("text", "count"), [("7B", 7 * 10**9), ("7.5e9", 7_500_000_000), ("350m", 350_000_000), ("12", 12)]
 )
@@ -246,6 +259,7 @@ def test_counts(text: str, count: int) -> None:
     assert parse_count(text) == count
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("text", ["", "B", "-3", "0", "1e99", "nan", "many"])
 def test_no_counts(text: str) -> None:
     with pytest.raises(ValueError):

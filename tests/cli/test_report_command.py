@@ -80,6 +80,7 @@ def check_self_contained(text: str) -> None:
     assert not re.search(r"@import|url\((?![#\"']*#)", text)
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     "planted",
     [
@@ -96,6 +97,7 @@ def test_the_check_of_a_page_sees_a_violation(planted: str) -> None:
         check_self_contained(f"<meta content=\"default-src 'none'\">{planted}")
 
 
+@pytest.mark.ranks
 def test_a_run_with_failures_becomes_one_page(tmp_path: Path) -> None:
     file = tmp_path / "out.html"
     done = CliRunner().invoke(app, ["report", str(run_folder(tmp_path / "run")), "--file", str(file)])
@@ -113,6 +115,7 @@ def test_a_run_with_failures_becomes_one_page(tmp_path: Path) -> None:
     assert list(tmp_path.glob(".*")) == []
 
 
+@pytest.mark.unit
 def test_the_steps_that_count_are_those_that_later_attempts_built_on(tmp_path: Path) -> None:
     report = of_folder(run_folder(tmp_path))
     assert [item.step for item in kept_points(report.attempts)] == list(range(1, 121))
@@ -125,6 +128,7 @@ def test_the_steps_that_count_are_those_that_later_attempts_built_on(tmp_path: P
     assert planned["spill file"] == (512 << 20, 512 << 20)
 
 
+@pytest.mark.unit
 def test_a_checkpoint_folder_is_enough(tmp_path: Path) -> None:
     folder = run_folder(tmp_path) / "checkpoints" / "gpt"
     report = of_folder(folder)
@@ -134,6 +138,7 @@ def test_a_checkpoint_folder_is_enough(tmp_path: Path) -> None:
         of_folder(tmp_path / "empty")
 
 
+@pytest.mark.ranks
 def test_hostile_names_and_messages_are_text(tmp_path: Path) -> None:
     run_folder(tmp_path)
     folder = tmp_path / "checkpoints" / "gpt" / HISTORY_DIR
@@ -153,6 +158,7 @@ def _json(text: str) -> str:
     return json.dumps(text)
 
 
+@pytest.mark.ranks
 def test_a_page_is_written_whatever_the_history_holds(tmp_path: Path) -> None:
     folder = run_folder(tmp_path) / "checkpoints" / "gpt" / HISTORY_DIR
     damaged = ("garbage", '{"kind":"attempt","attempt":1,"job":"j","time":1e308}')
@@ -211,6 +217,7 @@ def job_object(**status: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.ranks
 def test_a_live_job_with_what_its_worker_serves(tmp_path: Path) -> None:
     folder = run_folder(tmp_path) / "checkpoints" / "gpt" / HISTORY_DIR
     history = "".join(path.read_text() for path in files_of(folder))
@@ -227,6 +234,7 @@ def test_a_live_job_with_what_its_worker_serves(tmp_path: Path) -> None:
     assert same.attempts == report.attempts
 
 
+@pytest.mark.ranks
 def test_a_job_whose_pods_are_gone_says_what_is_missing() -> None:
     client: Any = FakeClient(job_object(phase="Completed", completionTime="2026-11-21T22:00:00Z"), None)
     report = of_job(client, "gpt", history_folder=None)
@@ -241,6 +249,7 @@ def browser(tmp_path: Path) -> Browser:
     return find_browser(tmp_path)
 
 
+@pytest.mark.ranks
 def test_a_real_browser_shows_it_in_light_dark_and_print(tmp_path: Path, browser: Browser) -> None:
     from matplotlib.image import imread
 

@@ -21,6 +21,7 @@ def changed(job: Path, **spec: object) -> Path:
     return job
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [
@@ -50,12 +51,14 @@ def test_wrong_jobs_are_refused(tmp_path: Path, spec: dict[str, object], expecte
     assert str(job) in str(caught.value)
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("name", ["Gpt", "1gpt", "gpt-", "g" * 64])
 def test_names_that_the_cluster_refuses_are_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(JobFileError, match=r"metadata\.name"):
         load_job(job_file(tmp_path, name=name))
 
 
+@pytest.mark.ranks
 def test_refusal_gives_code_cause_and_next_step_and_starts_nothing(tmp_path: Path) -> None:
     job = changed(job_file(tmp_path), workers=0)
     done = zerotrain("run", job, "--run-dir", tmp_path / "run")
@@ -66,12 +69,14 @@ def test_refusal_gives_code_cause_and_next_step_and_starts_nothing(tmp_path: Pat
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.ranks
 def test_missing_file_is_named(tmp_path: Path) -> None:
     done = zerotrain("run", tmp_path / "nothing.yaml")
     assert done.returncode == 64
     assert "nothing.yaml:1: cannot be read" in done.stderr
 
 
+@pytest.mark.ranks
 def test_folder_that_cannot_be_written_is_the_users_to_correct(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     done = zerotrain("run", job_file(tmp_path), "--run-dir", tmp_path / "file" / "run")
@@ -79,6 +84,7 @@ def test_folder_that_cannot_be_written_is_the_users_to_correct(tmp_path: Path) -
     assert "--run-dir" in done.stderr
 
 
+@pytest.mark.ranks
 def test_folder_in_use_or_of_another_job_is_refused(tmp_path: Path) -> None:
     job, run_dir = job_file(tmp_path, steps=50_000), tmp_path / "run"
     with running(job, run_dir) as command:
@@ -90,6 +96,7 @@ def test_folder_in_use_or_of_another_job_is_refused(tmp_path: Path) -> None:
     assert "belongs to the job 'tiny'" in third.stderr
 
 
+@pytest.mark.ranks
 def test_ranks_data_and_variables_reach_the_ranks(tmp_path: Path) -> None:
     job = changed(
         job_file(tmp_path, "print(os.environ['WORLD_SIZE'], os.environ['GREETING'], flush=True)", steps=1),
@@ -101,6 +108,7 @@ def test_ranks_data_and_variables_reach_the_ranks(tmp_path: Path) -> None:
     assert "[rank 2] 3 hello" in done.stdout
 
 
+@pytest.mark.ranks
 def test_data_given_on_the_command_line_replaces_the_jobs(tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.mkdir()
@@ -114,6 +122,7 @@ def test_data_given_on_the_command_line_replaces_the_jobs(tmp_path: Path) -> Non
     assert json.loads((tmp_path / "run" / "train.json").read_text())["data_path"] == str(text)
 
 
+@pytest.mark.unit
 def test_the_volume_of_a_job_is_a_folder_of_the_run(tmp_path: Path) -> None:
     job = tmp_path / "job.yaml"
     text = """\

@@ -12,6 +12,9 @@ import pytest
 from tests.support.launcher import alive, eventually
 from tests.support.local_jobs import job_file, running, zerotrain
 
+pytestmark = pytest.mark.ranks
+
+
 FAILS_ONCE = """
 if step == 3 and ATTEMPT == 1:
     if RANK == 0:

@@ -14,6 +14,9 @@ import pytest
 from tests.support.launcher import eventually
 from tests.support.local_jobs import RunningCommand, running
 
+pytestmark = pytest.mark.ranks
+
+
 pytest.importorskip("torch", reason="needs the runtime extra")
 
 STEPS = 30

@@ -13,6 +13,9 @@ import pytest
 from tests.cli.test_checkpoint_commands import save_at
 from tests.support.commands import Done, zerotrain
 
+pytestmark = pytest.mark.unit
+
+
 ATTACK = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202e"
 FORBIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
 NO_COLOUR = {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "200"}

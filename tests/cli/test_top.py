@@ -21,6 +21,9 @@ from zerotrain.cli.top_app import TopApp
 from zerotrain.client import ClientError, JobNotFoundError
 from zerotrain.client.snapshot import Mark, RankRow, Snapshot, one_line
 
+pytestmark = pytest.mark.unit
+
+
 GIB = 1 << 30
 
 

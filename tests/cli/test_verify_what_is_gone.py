@@ -18,6 +18,9 @@ from zerotrain.cli.errors import CliError
 from zerotrain.cli.main import app
 from zerotrain.contract.exit_codes import ExitCode
 
+pytestmark = pytest.mark.unit
+
+
 TAG = "step-0000000002-attempt-1"
 
 

@@ -13,6 +13,9 @@ from zerotrain.cli.document import leaves
 from zerotrain.cli.main import app
 from zerotrain.client.exit_codes import CommandExit
 
+pytestmark = pytest.mark.unit
+
+
 NONE = "none"
 """No file, folder or word of this name is anywhere."""
 

@@ -13,6 +13,8 @@ from zerotrain.client import Event, Job, Pod
 from zerotrain.client.diagnosis import Diagnosis, diagnose
 from zerotrain.operator.api import Phase
 
+pytestmark = pytest.mark.unit
+
 
 def look(
     status: Mapping[str, Any] | None = None,

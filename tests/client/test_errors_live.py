@@ -104,11 +104,13 @@ def with_a_cluster(group: Any, before: str = "") -> set[str]:
     return found
 
 
+@pytest.mark.unit
 def test_no_command_about_a_cluster_is_left_out(job_file: Path) -> None:
     assert with_a_cluster(typer.main.get_command(app)) == set(ABOUT_A_JOB) | OTHERS
     assert set(all_commands(job_file)) == set(ABOUT_A_JOB) | OTHERS | {"list"}
 
 
+@pytest.mark.ranks
 def test_with_the_cluster_down(tmp_path: Path, job_file: Path) -> None:
     with closed_port() as port:
         kubeconfig = write(tmp_path / "kubeconfig", f"https://127.0.0.1:{port}")
@@ -117,11 +119,13 @@ def test_with_the_cluster_down(tmp_path: Path, job_file: Path) -> None:
             judge(done, CommandExit.UNREACHABLE, "127.0.0.1", "context here")
 
 
+@pytest.mark.unit
 def test_with_a_name_that_no_server_has(tmp_path: Path) -> None:
     kubeconfig = write(tmp_path / "kubeconfig", "https://cluster.invalid:6443")
     judge(zerotrain("get", kubeconfig=kubeconfig), CommandExit.UNREACHABLE, "cannot be resolved")
 
 
+@pytest.mark.unit
 def test_without_a_kubeconfig_or_with_a_wrong_context(tmp_path: Path) -> None:
     missing = tmp_path / "none"
     judge(zerotrain("get", kubeconfig=missing), CommandExit.NO_KUBECONFIG, str(missing))
@@ -233,6 +237,7 @@ def trusting(path: Path, server: str, authority: Path, **user: str) -> Path:
     return path
 
 
+@pytest.mark.ranks
 def test_with_a_server_whose_certificate_has_expired(
     tmp_path: Path, expired_server: tuple[str, Path]
 ) -> None:

@@ -18,6 +18,9 @@ from zerotrain.client.exit_codes import CommandExit
 from zerotrain.operator.api.status import MAX_FAILURES
 from zerotrain.operator.cluster.logs import MAX_LINES
 
+pytestmark = pytest.mark.ranks
+
+
 ENDED = {"terminated": {"exitCode": 0}}
 DIAL = (500, b"dial tcp 10.0.0.7:10250: i/o timeout \x1b]0;owned\x07")
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from zerotrain.client.replacing import merged_over
+
+pytestmark = pytest.mark.unit
 
 
 def test_the_files_spec_and_the_labels_that_others_have_set() -> None:

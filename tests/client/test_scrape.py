@@ -17,6 +17,9 @@ from zerotrain.client.snapshot import Mark
 from zerotrain.contract.progress import Motion, Phase, Progress, Straggler
 from zerotrain.contract.worker_http import WorkerReport
 
+pytestmark = pytest.mark.ranks
+
+
 METRICS = """\
 # HELP zerotrain_step Steps.
 # TYPE zerotrain_step gauge

@@ -14,6 +14,9 @@ from zerotrain.cli.main import app
 from zerotrain.client import Client, JobFileError
 from zerotrain.contract.planner import Verdict
 
+pytestmark = pytest.mark.unit
+
+
 PAGE = (ROOT / "docs" / "python-sdk.md").read_text()
 METHODS, _, COMMANDS = PAGE.partition("## What only the command line has")
 OTHER_WORDS = {"top": "progress"}

@@ -9,6 +9,8 @@ from zerotrain.client import Job, JobFailedError
 from zerotrain.client.exit_codes import CommandExit
 from zerotrain.client.waiting import wait_for
 
+pytestmark = pytest.mark.unit
+
 
 def stalled() -> Job:
     why = condition("Stalled", "True", "MemoryPlanTooLarge", "needs 80 GiB\x1b[2J of 40")

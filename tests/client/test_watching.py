@@ -15,6 +15,9 @@ from tests.support.job_states import job
 from zerotrain.client import Client, ClientError, ForbiddenError, NotInstalledError, UnauthenticatedError
 from zerotrain.client.exit_codes import CommandExit
 
+pytestmark = pytest.mark.ranks
+
+
 Answer = tuple[int, bytes]
 
 

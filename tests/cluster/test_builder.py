@@ -48,6 +48,7 @@ def sources(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("name", ["main.go", "go.mod", "data.txt", "internal/new.go"])
 def test_key_changes_with_every_source(sources: Path, name: str) -> None:
     before = cache.content_key(sources, ["go1.26"])
@@ -56,6 +57,7 @@ def test_key_changes_with_every_source(sources: Path, name: str) -> None:
     assert cache.content_key(sources, ["go1.26"]) != before
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("name", ["main_test.go", "README.md", "tool.py", "other/o.go", ".hidden"])
 def test_key_ignores_what_is_not_compiled(sources: Path, name: str) -> None:
     before = cache.content_key(sources, ["go1.26"])
@@ -63,17 +65,20 @@ def test_key_ignores_what_is_not_compiled(sources: Path, name: str) -> None:
     assert cache.content_key(sources, ["go1.26"]) == before
 
 
+@pytest.mark.unit
 def test_key_depends_on_settings_and_not_on_how_they_are_cut(sources: Path) -> None:
     keys = {cache.content_key(sources, settings) for settings in (["a", "b"], ["ab"], ["b", "a"], [])}
     assert len(keys) == 4
 
 
+@pytest.mark.unit
 def test_a_rename_changes_the_key(sources: Path) -> None:
     before = cache.content_key(sources, [])
     (sources / "data.txt").rename(sources / "data2.txt")
     assert cache.content_key(sources, []) != before
 
 
+@pytest.mark.unit
 def test_failed_build_leaves_nothing(tmp_path: Path) -> None:
     def fail(folder: Path) -> None:
         (folder / "half").write_text("x")
@@ -84,6 +89,7 @@ def test_failed_build_leaves_nothing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [".tool-1.lock"]
 
 
+@pytest.mark.unit
 def test_entry_appears_only_when_complete_and_is_built_once(tmp_path: Path) -> None:
     entry, calls = tmp_path / "tool-1", 0
     (tmp_path / ".tool-1.tmp-left-by-a-killed-build").mkdir()
@@ -100,6 +106,7 @@ def test_entry_appears_only_when_complete_and_is_built_once(tmp_path: Path) -> N
     assert sorted(path.name for path in tmp_path.iterdir()) == [".tool-1.lock", "tool-1"]
 
 
+@pytest.mark.unit
 def test_builders_side_by_side_take_turns(tmp_path: Path) -> None:
     entry, inside, built = tmp_path / "tool-1", threading.Event(), []
     waited: list[str] = []
@@ -125,6 +132,7 @@ def test_builders_side_by_side_take_turns(tmp_path: Path) -> None:
     assert waited == ["waits"]
 
 
+@pytest.mark.unit
 def test_only_entries_unused_for_long_are_removed(tmp_path: Path) -> None:
     for name in (".gone.tmp-killed", "fresh", "old", "old-but-kept"):
         (tmp_path / name).mkdir()
@@ -138,6 +146,7 @@ def test_only_entries_unused_for_long_are_removed(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [".old-but-kept.lock", "fresh", "old-but-kept"]
 
 
+@pytest.mark.unit
 def test_link_replaces_what_was_there(tmp_path: Path) -> None:
     at = tmp_path / "bin" / "tool"
     for target in ("a", "b"):
@@ -147,6 +156,7 @@ def test_link_replaces_what_was_there(tmp_path: Path) -> None:
     assert list(at.parent.iterdir()) == [at]
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("profile", list(modules.Profile))
 def test_every_module_of_a_profile_says_what_it_needs(profile: modules.Profile) -> None:
     for module in modules.MODULES_OF[profile]:
@@ -154,6 +164,7 @@ def test_every_module_of_a_profile_says_what_it_needs(profile: modules.Profile) 
         assert module.programs
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("tool", list(modules.Tool))
 def test_every_module_of_a_tool_says_what_it_needs(tool: modules.Tool) -> None:
     for module in modules.MODULES_OF_TOOL[tool]:
@@ -165,6 +176,7 @@ def test_every_module_of_a_tool_says_what_it_needs(tool: modules.Tool) -> None:
         assert all(re.fullmatch(r"-X \S+=v\d+\.\d+\.\d+\S*", stamp) for stamp in stamps)
 
 
+@pytest.mark.unit
 def test_tool_directives_and_program_names_agree() -> None:
     tools_of_tests = [module for found in modules.MODULES_OF_TOOL.values() for module in found]
     for module in (modules.NODE, modules.KWOK, *tools_of_tests):
@@ -177,6 +189,7 @@ def test_tool_directives_and_program_names_agree() -> None:
         assert sorted(line.rsplit("/", 1)[-1] for line in block.split()) == sorted(module.programs)
 
 
+@pytest.mark.unit
 def test_version_stamp_comes_from_go_mod(tmp_path: Path) -> None:
     (tmp_path / "go.mod").write_text("module m\n\ngo 1.26.0\n\nrequire (\n\tk8s.io/kubernetes v1.36.3\n)\n")
     assert [flag.split("version.")[1] for flag in modules.kubernetes_ldflags(tmp_path)] == [
@@ -195,6 +208,7 @@ def test_version_stamp_comes_from_go_mod(tmp_path: Path) -> None:
         modules.required_go(tmp_path)
 
 
+@pytest.mark.unit
 def test_cache_folder_follows_xdg_and_falls_back_into_the_clone(tmp_path: Path) -> None:
     found = find_paths(tmp_path / "clone", {"XDG_CACHE_HOME": str(tmp_path / "xdg")})
     assert found.tools == tmp_path / "xdg" / "zerotrain" / "tools"
@@ -209,6 +223,7 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(("stream", "shown"), [(io.StringIO(), 6), (Terminal(), 60)])
 def test_progress_is_a_line_every_ten_seconds_or_redraws(stream: io.StringIO, shown: int) -> None:
     now = 0.0
@@ -227,6 +242,7 @@ def test_progress_is_a_line_every_ten_seconds_or_redraws(stream: io.StringIO, sh
         assert "60/60 package 60  1 min 00 s; next: y, z\n" in text
 
 
+@pytest.mark.ranks
 def test_failing_command_shows_its_last_lines(tmp_path: Path) -> None:
     script = "for i in $(seq 100); do echo line $i; done; exit 3"
     with pytest.raises(BuildError, match=r"(?s)ended with status 3.*line 71\n.*line 100"):
@@ -235,6 +251,7 @@ def test_failing_command_shows_its_last_lines(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("trap", ["exit 1", ""], ids=["by-interrupt", "ignores-interrupts"])
 def test_interrupted_command_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trap: str) -> None:
     def interrupt(line: str) -> None:
@@ -257,12 +274,14 @@ def write_archive(path: Path, body: bytes) -> str:
         return writer.finish(tag="localhost/x:1", config=ImageConfig(entrypoint=("/a/b",), user="1:1"))
 
 
+@pytest.mark.unit
 def test_equal_input_gives_the_same_archive(tmp_path: Path) -> None:
     first, second, other = tmp_path / "1.tar", tmp_path / "2.tar", tmp_path / "3.tar"
     assert write_archive(first, b"x") == write_archive(second, b"x") != write_archive(other, b"y")
     assert first.read_bytes() == second.read_bytes()
 
 
+@pytest.mark.unit
 def test_archive_is_what_image_importers_read(tmp_path: Path) -> None:
     identity = write_archive(tmp_path / "image.tar", b"body")
     with tarfile.open(tmp_path / "image.tar") as archive:
@@ -278,6 +297,7 @@ def test_archive_is_what_image_importers_read(tmp_path: Path) -> None:
     assert (member.name, member.mode, member.uid, member.gid, member.uname) == ("a/b", 0o755, 0, 0, "")
 
 
+@pytest.mark.unit
 def test_archive_that_fails_half_way_leaves_the_old_one(tmp_path: Path) -> None:
     path = tmp_path / "image.tar"
     write_archive(path, b"old")

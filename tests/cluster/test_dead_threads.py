@@ -9,6 +9,8 @@ import pytest
 from tests.support.background import ThreadDied
 from tests.support.devcluster import wait_until
 
+pytestmark = pytest.mark.unit
+
 
 def die() -> None:
     raise OSError("address in use")

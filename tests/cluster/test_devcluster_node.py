@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.devcluster import IMAGES, Cluster, Devcluster, wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.node]
+pytestmark = pytest.mark.node
 
 IMAGE = "localhost/zerotrain:dev"
 IS_ROOT = os.getuid() == 0

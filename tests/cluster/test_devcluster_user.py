@@ -14,7 +14,6 @@ import pytest
 from tests.support.devcluster import BIN, IMAGES, Devcluster, open_kubeconfig, wait_until
 
 pytestmark = [
-    pytest.mark.cluster,
     pytest.mark.node,
     pytest.mark.skipif(os.getuid() != 0, reason="needs root to become another user; not root already is one"),
 ]

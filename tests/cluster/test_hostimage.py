@@ -108,6 +108,7 @@ def run_inside(archive: Path, root: Path, *command: str) -> subprocess.Completed
     return done
 
 
+@pytest.mark.ranks
 def test_image_runs_as_a_user_that_owns_nothing(clone: Paths, tmp_path: Path) -> None:
     archive = build(clone)
     root = unpack(archive, tmp_path / "root")
@@ -126,6 +127,7 @@ def test_image_runs_as_a_user_that_owns_nothing(clone: Paths, tmp_path: Path) ->
     assert shell.stdout == "ok\n", shell.stderr
 
 
+@pytest.mark.ranks
 def test_the_clones_own_place_is_not_in_the_image(clone: Paths, tmp_path: Path) -> None:
     """Pods mount over /tmp, and the image should not tell where somebody keeps a clone."""
     root = unpack(build(clone), tmp_path / "root")
@@ -135,6 +137,7 @@ def test_the_clones_own_place_is_not_in_the_image(clone: Paths, tmp_path: Path) 
     assert not [text for text in scripts if text.startswith(f"#!{clone.repository}".encode())]
 
 
+@pytest.mark.unit
 def test_moving_a_folder_takes_scripts_and_links_along(tmp_path: Path) -> None:
     tree = FileTree()
     tree.add_bytes("/a/env/bin/tool", b"#!/a/env/bin/python\nimport x\n", mode=0o755)
@@ -147,6 +150,7 @@ def test_moving_a_folder_takes_scripts_and_links_along(tmp_path: Path) -> None:
     assert not [path for path in tree.nodes if path.startswith("/a/env/") or path == "/a/env"]
 
 
+@pytest.mark.ranks
 def test_what_never_runs_in_a_pod_stays_out(clone: Paths, tmp_path: Path) -> None:
     names = {
         str(path.relative_to(tmp_path / "root"))
@@ -165,6 +169,7 @@ def test_what_never_runs_in_a_pod_stays_out(clone: Paths, tmp_path: Path) -> Non
         assert not [name for name in names if name.endswith(f"/{unwanted}")], unwanted
 
 
+@pytest.mark.ranks
 def test_libraries_of_the_projects_own_modules_are_looked_up(
     clone: Paths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,6 +187,7 @@ def test_libraries_of_the_projects_own_modules_are_looked_up(
     assert native in asked
 
 
+@pytest.mark.ranks
 def test_a_clone_behind_a_link_and_linked_library_folders_work(clone: Paths, tmp_path: Path) -> None:
     (tmp_path / "alias").symlink_to("clone")
     library = clone.repository / ".venv" / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -194,6 +200,7 @@ def test_a_clone_behind_a_link_and_linked_library_folders_work(clone: Paths, tmp
     assert done.stdout == "42\n", done.stderr
 
 
+@pytest.mark.ranks
 def test_an_edit_of_the_project_makes_a_new_second_layer_only(clone: Paths) -> None:
     before = layers(build(clone))
     (clone.repository / "src/zerotrain/part/__init__.py").write_text("ANSWER = 43\n")
@@ -202,6 +209,7 @@ def test_an_edit_of_the_project_makes_a_new_second_layer_only(clone: Paths) -> N
     assert after["project.tar"] != before["project.tar"]
 
 
+@pytest.mark.ranks
 def test_an_edit_of_a_dependency_makes_a_new_first_layer(clone: Paths) -> None:
     before = layers(build(clone))
     site = Path(inspect_environment(clone.repository).site_packages[0])
@@ -209,6 +217,7 @@ def test_an_edit_of_a_dependency_makes_a_new_first_layer(clone: Paths) -> None:
     assert layers(build(clone))["dependencies.tar"] != before["dependencies.tar"]
 
 
+@pytest.mark.ranks
 def test_nothing_is_written_when_nothing_changed_and_equal_input_gives_equal_bytes(clone: Paths) -> None:
     archive = build(clone)
     first = archive.stat().st_ino
@@ -224,6 +233,7 @@ def test_nothing_is_written_when_nothing_changed_and_equal_input_gives_equal_byt
     assert archive.read_bytes() == before
 
 
+@pytest.mark.ranks
 def test_a_layer_is_not_taken_over_from_an_archive_that_somebody_replaced(clone: Paths) -> None:
     archive = build(clone)
     before = layers(archive)
@@ -231,6 +241,7 @@ def test_a_layer_is_not_taken_over_from_an_archive_that_somebody_replaced(clone:
     assert layers(build(clone)) == before
 
 
+@pytest.mark.ranks
 def test_an_environment_that_is_none_is_refused(tmp_path: Path) -> None:
     binaries = tmp_path / ".venv" / "bin"
     binaries.mkdir(parents=True)
@@ -239,6 +250,7 @@ def test_an_environment_that_is_none_is_refused(tmp_path: Path) -> None:
         inspect_environment(tmp_path)
 
 
+@pytest.mark.unit
 def test_links_are_kept_with_what_they_lead_to(tmp_path: Path) -> None:
     real = tmp_path / "real"
     (real / "lib").mkdir(parents=True)
@@ -263,6 +275,7 @@ def test_links_are_kept_with_what_they_lead_to(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.unit
 def test_a_loop_of_links_and_a_missing_file_are_errors(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
@@ -272,6 +285,7 @@ def test_a_loop_of_links_and_a_missing_file_are_errors(tmp_path: Path) -> None:
         FileTree().add(str(tmp_path / "missing"))
 
 
+@pytest.mark.unit
 def test_everything_is_readable_by_everybody_and_set_user_id_is_dropped(tmp_path: Path) -> None:
     secretive = tmp_path / "home"
     secretive.mkdir(mode=0o700)
@@ -296,6 +310,7 @@ def allowed_origins(prefix: str, base_executable: str, stdlib: tuple[str, ...]) 
     )
 
 
+@pytest.mark.ranks
 def test_nothing_of_the_user_is_taken_along() -> None:
     environment = inspect_environment(ROOT)
     tree = FileTree()

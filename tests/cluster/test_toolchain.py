@@ -12,6 +12,9 @@ from deploy.devcluster.builder.errors import BuildError
 from deploy.devcluster.builder.paths import Paths
 from deploy.devcluster.builder.progress import Reporter
 
+pytestmark = pytest.mark.ranks
+
+
 REQUIRED = (1, 26, 8)
 
 

@@ -10,6 +10,8 @@ import pytest
 from zerotrain.contract.config import ConfigError, EngineConfig, load, resolve
 from zerotrain.contract.config.table import KEYS
 
+pytestmark = pytest.mark.unit
+
 
 def bare(config: EngineConfig) -> EngineConfig:
     return replace(config, notices=(), report=(), unsupported=())

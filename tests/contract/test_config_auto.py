@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from zerotrain.contract.config import AutoValues, EngineConfig, load, resolve
 from zerotrain.contract.config.auto import RULES
 from zerotrain.contract.config.table import KEYS
+
+pytestmark = pytest.mark.unit
+
 
 EVERYTHING_AUTO: dict[str, Any] = {
     "train_batch_size": "auto",

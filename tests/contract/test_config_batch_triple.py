@@ -8,6 +8,9 @@ import pytest
 
 from zerotrain.contract.config import ConfigError, load, resolve
 
+pytestmark = pytest.mark.unit
+
+
 NAMES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 Sizes = tuple[int | None, int | None, int | None]
 

@@ -14,6 +14,9 @@ from zerotrain.contract.config import postponed
 from zerotrain.contract.config.document import document
 from zerotrain.contract.config.table import KEYS
 
+pytestmark = pytest.mark.ranks
+
+
 DOCS = Path(__file__).parents[2] / "docs"
 FILE = DOCS / "configuration.md"
 

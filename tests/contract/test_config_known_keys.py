@@ -9,6 +9,9 @@ import pytest
 from zerotrain.contract.config import ConfigError, load, resolve
 from zerotrain.contract.config.table import KEYS
 
+pytestmark = pytest.mark.unit
+
+
 ZERO = """
 stage contiguous_gradients reduce_scatter reduce_bucket_size use_multi_rank_bucket_allreduce
 allgather_partitions allgather_bucket_size overlap_comm load_from_fp32_weights elastic_checkpoint

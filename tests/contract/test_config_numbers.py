@@ -8,6 +8,8 @@ import pytest
 
 from zerotrain.contract.config import ConfigError, EngineConfig, load, resolve
 
+pytestmark = pytest.mark.unit
+
 
 def with_zero(**values: Any) -> EngineConfig:
     return resolve(load({"zero_optimization": values}), world_size=1)

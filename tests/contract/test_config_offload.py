@@ -9,6 +9,8 @@ import pytest
 from zerotrain.contract.config import ConfigError, EngineConfig, load, resolve
 from zerotrain.contract.config.encoding import REMAINDERS
 
+pytestmark = pytest.mark.unit
+
 
 def resolved(stage: int = 2, **more: Any) -> EngineConfig:
     """A configuration with these top-level blocks; `zero` goes into zero_optimization."""

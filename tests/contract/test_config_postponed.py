@@ -20,6 +20,9 @@ from zerotrain.operator.api.admission import refusals
 from zerotrain.runtime import initialize
 from zerotrain.runtime.setup import read_config
 
+pytestmark = pytest.mark.unit
+
+
 FILES: dict[str, tuple[str, dict[str, Any]]] = {
     "Tensor parallelism": ("tensor_parallel.tp_size", {"tensor_parallel": {"tp_size": 8}}),
     "Pipeline parallelism": ("pipeline_parallel.pp_size", {"pipeline_parallel": {"pp_size": 8}}),

@@ -9,6 +9,9 @@ import pytest
 
 from zerotrain.contract.config import ConfigError, load, loads
 
+pytestmark = pytest.mark.unit
+
+
 ACCEPTED = {
     "line comments": '{\n// "a": 2, "quoted"\n"a": 1 // it\'s "fine"\n}',
     "hash comments": '{# "\n"a": 1}# end "',

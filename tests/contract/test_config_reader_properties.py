@@ -6,10 +6,14 @@ import contextlib
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zerotrain.contract.config import ConfigError, load, loads, resolve
+
+pytestmark = pytest.mark.unit
+
 
 leaves = st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats(allow_nan=False) | st.text()
 values = st.recursive(
@@ -47,7 +51,7 @@ pieces = st.sampled_from(
 
 
 @given(objects, st.sampled_from([None, 1, "\t"]), st.booleans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_valid_json_reads_as_json_does(
     value: dict[str, Any], indent: int | str | None, ascii_only: bool
 ) -> None:
@@ -113,7 +117,7 @@ anything = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(BLOCKS), anything, max_size=4), st.integers(1, 9))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_resolving_fails_with_a_config_error_only(value: dict[str, Any], world_size: int) -> None:
     if not _finite(value):
         return

@@ -21,6 +21,8 @@ from zerotrain.contract.config import (
 from zerotrain.contract.config.keys import Choice, Key, Kind, Status, parent
 from zerotrain.contract.config.table import KEYS
 
+pytestmark = pytest.mark.unit
+
 
 def lines(values: dict[str, Any], **more: Any) -> dict[str, KeyReport]:
     return {line.path: line for line in resolve(load(values), world_size=4, **more).report}

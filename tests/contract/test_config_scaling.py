@@ -9,6 +9,9 @@ import pytest
 from zerotrain.contract.config import ConfigError, load, resolve
 from zerotrain.contract.config.scaling import global_batch, with_batch
 
+pytestmark = pytest.mark.unit
+
+
 TRAIN, MICRO, STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 
 

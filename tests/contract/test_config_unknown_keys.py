@@ -8,6 +8,9 @@ import pytest
 
 from zerotrain.contract.config import ConfigError, load, resolve
 
+pytestmark = pytest.mark.unit
+
+
 CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     # name: (file, path of the error, way out)
     "top level": ({"zero_optimisation": {}}, "zero_optimisation", "Did you mean zero_optimization?"),

@@ -6,6 +6,9 @@ import pytest
 
 from zerotrain.contract.config import EngineConfig, load, resolve
 
+pytestmark = pytest.mark.unit
+
+
 _NBSP = "\u00a0"
 
 LARGE_MODEL_CPU_OFFLOAD = f"""// eight ranks, 70B

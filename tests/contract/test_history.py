@@ -26,6 +26,8 @@ from zerotrain.contract.history import (
     to_line,
 )
 
+pytestmark = pytest.mark.unit
+
 
 def point(step: int, loss: float | None = 2.0, **values: float) -> Point:
     return Point(

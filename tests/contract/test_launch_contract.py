@@ -36,6 +36,9 @@ from zerotrain.contract.progress import (
 from zerotrain.contract.train_spec import CheckpointPolicy, GptSpec, ModelSpec, TrainSpec, TrainSpecError
 from zerotrain.contract.variables import LAUNCH_VARIABLE
 
+pytestmark = pytest.mark.unit
+
+
 KEY = b"k" * 32
 
 

@@ -10,6 +10,8 @@ import pytest
 from tests.support.memory_runs import measured_and_planned
 from tests.support.ranks import run_ranks
 
+pytestmark = pytest.mark.ranks
+
 
 def config(stage: int, *, bf16: bool, overlap: bool) -> dict[str, Any]:
     return {

@@ -22,6 +22,9 @@ from zerotrain.contract.train_spec import GptSpec
 from zerotrain.runtime.models.gpt import Gpt
 from zerotrain.runtime.zero.plan import SmallParameters, plan_layout
 
+pytestmark = pytest.mark.unit
+
+
 MODELS = [(16, 1, 2, 8), (20, 2, 4, 100), (24, 3, 4, 32), (512, 1, 8, 16)]
 
 

@@ -10,6 +10,8 @@ import pytest
 from tests.support.memory_runs import offloaded_bytes
 from tests.support.ranks import run_ranks
 
+pytestmark = pytest.mark.ranks
+
 
 def config(
     stage: int, states: dict[str, Any] | None, params: dict[str, Any] | None = None, **more: Any

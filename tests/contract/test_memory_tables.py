@@ -22,6 +22,9 @@ from zerotrain.contract.memory import (
     step_traffic,
 )
 
+pytestmark = pytest.mark.unit
+
+
 STAGES = (0, 1, 2, 3)
 GB = 10**9
 

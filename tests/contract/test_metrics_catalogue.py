@@ -20,6 +20,7 @@ FILE = Path(__file__).parents[2] / "docs" / "metrics.md"
 UNBOUNDED = {"step", "uid", "job_uid", "tensor", "message", "path", "pod", "node"}
 
 
+@pytest.mark.ranks
 def test_the_page_is_up_to_date() -> None:
     command = "python -m zerotrain.contract.metrics.document"
     done = subprocess.run([sys.executable, *command.split()[1:]], capture_output=True, text=True, check=True)
@@ -27,11 +28,13 @@ def test_the_page_is_up_to_date() -> None:
     assert FILE.read_text(encoding="utf-8") == document(), f"regenerate it: {command} > docs/metrics.md"
 
 
+@pytest.mark.unit
 def test_every_family_has_its_row() -> None:
     rows = re.findall(r"^\| `(zerotrain_[a-z0-9_]+)`\*? \|", document(), flags=re.MULTILINE)
     assert sorted(rows) == sorted(spec.name for spec in ALL_METRICS)
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("spec", ALL_METRICS, ids=lambda spec: spec.name)
 def test_names_follow_the_conventions(spec) -> None:  # type: ignore[no-untyped-def]
     assert re.fullmatch(r"zerotrain_[a-z][a-z0-9_]*", spec.name)
@@ -46,6 +49,7 @@ def test_names_follow_the_conventions(spec) -> None:  # type: ignore[no-untyped-
         assert spec.name.startswith(prefix)
 
 
+@pytest.mark.unit
 def test_no_name_stands_twice() -> None:
     names = [name for spec in ALL_METRICS for name, _ in spec.samples()]
     assert len(names) == len(set(names))
@@ -53,12 +57,14 @@ def test_no_name_stands_twice() -> None:
     assert "le" in exported()["zerotrain_step_duration_seconds_bucket"]
 
 
+@pytest.mark.unit
 def test_values_are_those_of_the_status() -> None:
     assert set(JOB_PHASES) == {str(phase) for phase in Phase}
     assert set(RESTART_CAUSES) <= set(Restarts.model_fields)
     assert {f"{tier}_bytes" for tier in PLANNED_TIERS} <= set(MemoryPlan.model_fields)
 
 
+@pytest.mark.unit
 def test_metrics_are_explained() -> None:
     found = find("zerotrain_step_duration_seconds_bucket")
     assert found is not None

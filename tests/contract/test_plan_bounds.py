@@ -13,6 +13,9 @@ from zerotrain.contract.planner import proposals as searched
 from zerotrain.contract.planner.shape import MAX_GUESSED_LAYERS, ModelShape, guessed_shape
 from zerotrain.contract.train_spec import GptSpec
 
+pytestmark = pytest.mark.unit
+
+
 GIB = 1 << 30
 
 

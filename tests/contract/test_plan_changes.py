@@ -17,6 +17,9 @@ from zerotrain.contract.planner import Edits, Terms, Tier, Workload, demand, nea
 from zerotrain.contract.planner import proposals as searched
 from zerotrain.contract.planner.changes import Change, changes
 
+pytestmark = pytest.mark.unit
+
+
 GIB = 1 << 30
 BF16 = {"enabled": True}
 SAMPLE = {"train_micro_batch_size_per_gpu": 1}

@@ -32,6 +32,9 @@ from zerotrain.contract.planner import (
 )
 from zerotrain.contract.presets import PRESETS
 
+pytestmark = pytest.mark.unit
+
+
 GIB = 1 << 30
 GB = 10**9
 LLAMA_8B = shape_of_config(

@@ -10,6 +10,9 @@ from tests.contract.test_plan_demand import LLAMA_8B, SMALL, workload, zero
 from zerotrain.contract.planner import Pace, Rates, demand, flops_per_token, pace, rates_of
 from zerotrain.contract.planner.machines import ACCELERATORS, FP32_TFLOPS, accelerator
 
+pytestmark = pytest.mark.unit
+
+
 RATES = Rates(tflops=100.0, device=1000.0, host=100.0, pcie=25.0, peer=100.0, network=10.0, nvme=5.0)
 PEAK_TFLOPS = {"A100": 312.0, "H100": 989.0}
 

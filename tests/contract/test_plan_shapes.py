@@ -34,6 +34,9 @@ from zerotrain.runtime.models.gpt import Gpt
 from zerotrain.runtime.models.huggingface import build_model
 from zerotrain.runtime.zero.plan import SmallParameters, plan_layout
 
+pytestmark = pytest.mark.unit
+
+
 TOKENS = 64
 DECODER: dict[str, Any] = {
     "vocab_size": 512,

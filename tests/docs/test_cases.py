@@ -6,6 +6,11 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.ranks
+
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = REPOSITORY / "docs" / "operator" / "cases.md"
 REFERENCE = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`((?:,? \"[^\"]+\")*)")

@@ -152,6 +152,7 @@ def documents() -> list[Path]:
     return [path for path in tracked(".md") if "adr" not in path.parts and path.name != "CHANGELOG.md"]
 
 
+@pytest.mark.ranks
 def test_every_command_in_the_documents_exists() -> None:
     found = [
         f"{path.relative_to(ROOT)}: {wrong}"
@@ -162,6 +163,7 @@ def test_every_command_in_the_documents_exists() -> None:
     assert found == []
 
 
+@pytest.mark.ranks
 def test_every_command_to_type_is_complete() -> None:
     found = [
         f"{path.relative_to(ROOT)}: {wrong}"
@@ -172,6 +174,7 @@ def test_every_command_to_type_is_complete() -> None:
     assert found == []
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("command", "part"),
     [
@@ -186,6 +189,7 @@ def test_the_check_sees_what_is_missing(command: str, part: str) -> None:
     assert part in (unparsed(command) or "")
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     "command", ["zerotrain logs JOB --tail N", "zerotrain get -A | head", "zerotrain config [OPTIONS]"]
 )
@@ -193,6 +197,7 @@ def test_placeholders_and_general_forms_are_complete(command: str) -> None:
     assert unparsed(command) is None
 
 
+@pytest.mark.unit
 def test_what_needs_another_option_says_so_itself() -> None:
     """NEEDS is what the commands do."""
     for (command, option), needed in NEEDS.items():
@@ -201,11 +206,13 @@ def test_what_needs_another_option_says_so_itself() -> None:
         assert needed in done.err
 
 
+@pytest.mark.ranks
 def test_the_documents_show_commands() -> None:
     commands = [command for path in documents() for command in shown(path.read_text(encoding="utf-8"))]
     assert len(commands) > 30
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("command", "part"),
     [
@@ -220,6 +227,7 @@ def test_the_check_sees_a_mistake(command: str, part: str) -> None:
     assert part in (problem(command) or "")
 
 
+@pytest.mark.unit
 def test_alternatives_pipes_and_placeholders_are_understood() -> None:
     for command in (
         "zerotrain checkpoint ls|verify FOLDER",

@@ -40,32 +40,38 @@ def run(tmp_path: Path, text: str) -> Shell:
     return shell
 
 
+@pytest.mark.ranks
 def test_marked_blocks_run_and_others_do_not(tmp_path: Path) -> None:
     shell = run(tmp_path, DOCUMENT)
     assert shell.said == ["$ echo one \\\n    two\none two\n", "$ printf 'a   b\\nc\\n'\na   b\nc\n"]
 
 
+@pytest.mark.ranks
 def test_another_output_is_an_error_that_names_the_line(tmp_path: Path) -> None:
     with pytest.raises(ConsoleError, match=r"page.md:5: the document says\none three"):
         run(tmp_path, DOCUMENT.replace("\none two\n", "\none three\n"))
 
 
+@pytest.mark.ranks
 def test_a_failing_command_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConsoleError, match="exit 3"):
         run(tmp_path, "<!-- run: a -->\n```console\n$ echo x | (exit 3)\n```\n")
 
 
+@pytest.mark.unit
 def test_a_mark_without_a_block_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConsoleError, match="1 marks, but 0"):
         blocks(written(tmp_path, "<!-- run: a -->\n\n```console\n$ true\n```\n"))
 
 
+@pytest.mark.unit
 def test_names_are_unique(tmp_path: Path) -> None:
     block = "<!-- run: a -->\n```console\n$ true\n```\n"
     with pytest.raises(ConsoleError, match="two blocks are called a"):
         blocks(written(tmp_path, block * 2))
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("expected", "printed", "same"),
     [
@@ -88,6 +94,7 @@ def test_ellipsis_is_the_only_wildcard(expected: str, printed: str, same: bool) 
     assert matches(expected, printed) is same
 
 
+@pytest.mark.ranks
 def test_what_is_exported_to_it_reaches_the_command(tmp_path: Path) -> None:
     shell = Shell(environ={"PATH": "/tools", "GREETING": "hello"}, folder=tmp_path)
     text = '<!-- run: a -->\n```console\n$ echo "$GREETING ${PATH%%:*}"\nhello /tools\n```\n'

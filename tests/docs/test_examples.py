@@ -35,6 +35,7 @@ WITH_OWN_CLAIMS = {"hf-finetune.yaml", "llama-70b-one-node.yaml", "gang-topology
 """Jobs that are too large for a claim of an example."""
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("path", JOBS, ids=lambda path: path.name)
 def test_the_operator_would_start_it(path: Path) -> None:
     spec = load_job(path).job.spec
@@ -46,6 +47,7 @@ def test_the_operator_would_start_it(path: Path) -> None:
         assert plan.verdict == "Fits", plan.message
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("path", JOBS, ids=lambda path: path.name)
 def test_its_configuration_is_run_as_written(path: Path) -> None:
     config = engine_config(load_job(path).job.spec)
@@ -53,6 +55,7 @@ def test_its_configuration_is_run_as_written(path: Path) -> None:
         assert config.unsupported == ()
 
 
+@pytest.mark.unit
 def test_the_planner_finds_the_nearest_setting_for_the_large_one_without_offloading() -> None:
     """The file says why it offloads: without that, it must be refused."""
     spec = load_job(FOLDER / "llama-70b-one-node.yaml").job.spec
@@ -64,17 +67,20 @@ def test_the_planner_finds_the_nearest_setting_for_the_large_one_without_offload
     assert "offload_optimizer" in plan.message
 
 
+@pytest.mark.unit
 def test_every_file_is_in_the_table() -> None:
     named = re.findall(r"\]\(([a-z0-9-]+\.yaml)\)", (FOLDER / "README.md").read_text())
     assert sorted(named) == [path.name for path in FILES]
 
 
+@pytest.mark.unit
 def test_names_do_not_clash() -> None:
     """All of them can be applied to one namespace."""
     names = [load_job(path).job.name for path in JOBS]
     assert len(set(names)) == len(names)
 
 
+@pytest.mark.unit
 def test_claims_are_served_by_the_classes_of_small_clusters() -> None:
     """kind, minikube and k3s refuse every mode but this; the comment says what several nodes need."""
     modes = {
@@ -90,6 +96,7 @@ def test_claims_are_served_by_the_classes_of_small_clusters() -> None:
     assert set(map(str, modes.values())) == {str((["ReadWriteOnce"], True))}
 
 
+@pytest.mark.unit
 def test_the_table_says_whose_claims_a_job_uses() -> None:
     """A claim that nothing makes leaves the pods Pending."""
     documents = {path.name: list(yaml.safe_load_all(path.read_text())) for path in FILES}

@@ -10,6 +10,9 @@ import pytest
 from tests.docs.console import Shell, blocks
 from tests.test_repo_shape import ROOT, tracked
 
+pytestmark = pytest.mark.ranks
+
+
 ELSEWHERE = {
     "docs/quickstart.md": "tests/docs/test_quickstart.py",
     "docs/dashboards.md": "tests/monitoring/test_quickstart_monitoring.py",

@@ -29,7 +29,7 @@ from tests.support.devcluster import REPOSITORY, Cluster, wait_until
 from zerotrain.cli.doctor.finding import State, from_records
 from zerotrain.client.exit_codes import CommandExit
 
-pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.tools, pytest.mark.timeout(900)]
 
 PAGE = REPOSITORY / "docs" / "quickstart.md"
 EXAMPLES = REPOSITORY / "deploy" / "examples"

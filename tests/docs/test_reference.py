@@ -14,6 +14,9 @@ from zerotrain.operator.api.base import rule
 from zerotrain.operator.api.crd import openapi_schema
 from zerotrain.operator.api.reference import ANY_TIME, SUSPENDED, _change, document, mutability
 
+pytestmark = pytest.mark.unit
+
+
 FILE = Path(__file__).parents[2] / "docs" / "reference" / "zerotrainingjob.md"
 
 

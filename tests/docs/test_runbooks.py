@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,16 +37,19 @@ def unique(found: Sequence[Shown], *programs: str) -> list[Shown]:
     return list({shown.text: shown for shown in found if shown.words()[0] in programs}.values())
 
 
+@pytest.mark.unit
 def test_every_block_has_a_language() -> None:
     assert kinds() == KINDS
     assert len(commands()) > 60
     assert len(queries()) > 60
 
 
+@pytest.mark.unit
 def test_every_command_is_of_a_program_that_is_checked() -> None:
     assert {shown.words()[0] for shown in commands(inline=True)} - set(ELSEWHERE) == {"kubectl", "zerotrain"}
 
 
+@pytest.mark.unit
 def test_readers_fill_in_words_that_are_known() -> None:
     assert set().union(*(shown.placeholders() for shown in commands())) <= PLACEHOLDERS
     assert Shown(runbook="", text="zerotrain logs JOB -n SPACE").placeholders() - PLACEHOLDERS == {"SPACE"}
@@ -64,6 +68,7 @@ def problem(words: Sequence[str]) -> str:
     return ""
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("shown", unique(commands(), "zerotrain"), ids=lambda shown: shown.text)
 def test_zerotrain_understands_it(shown: Shown) -> None:
     values = {"RANK": "0", "ATTEMPT": "1", "CODE": "137"}
@@ -71,6 +76,7 @@ def test_zerotrain_understands_it(shown: Shown) -> None:
     assert problem(words[1:]) == "", shown.runbook
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     "words",
     [["logs", "JOB", "--rnak", "0"], ["describ", "JOB"], ["describe"], ["logs", "JOB", "--tail", "x"]],
@@ -82,6 +88,7 @@ def test_the_parser_sees_a_mistake(words: list[str]) -> None:
 ON_FOLDERS = [shown for shown in unique(commands(), "zerotrain") if "FOLDER" in shown.placeholders()]
 
 
+@pytest.mark.unit
 def test_those_about_checkpoints_are_run() -> None:
     assert {" ".join(shown.words()[1:3]) for shown in ON_FOLDERS} == {"checkpoint ls", "checkpoint verify"}
 
@@ -99,6 +106,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("shown", ON_FOLDERS, ids=lambda shown: shown.text)
 def test_it_works_on_a_folder_of_checkpoints(shown: Shown, checkpoints: Path) -> None:
     done = CliRunner().invoke(app, shown.filled({"FOLDER": str(checkpoints)}).split()[1:])
@@ -119,6 +127,7 @@ def refused(devcluster: Devcluster, words: Sequence[str]) -> str:
     return "" if explains and "Basic Commands" not in done.stdout else done.stdout[-300:] + done.stderr
 
 
+@pytest.mark.cluster
 def test_kubectl_understands_every_option(devcluster: Devcluster) -> None:
     shapes = {shape(shown.words()): shown for shown in unique(commands(inline=True), "kubectl")}
     said = {shown.text: refused(devcluster, shown.words()) for shown in shapes.values()}
@@ -132,6 +141,7 @@ def shape(words: Sequence[str]) -> tuple[str, ...]:
     return (told[0], *sorted({word.split("=")[0] for word in told if word.startswith("-")}))
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("text", ["kubectl get pods --onlabels=x", "kubectl gte pods"])
 def test_kubectl_sees_a_mistake(devcluster: Devcluster, text: str) -> None:
     assert refused(devcluster, text.split()) != ""
@@ -144,35 +154,44 @@ def checked(promtool: Path, folder: Path, texts: Sequence[str]) -> str:
     return run_program([promtool, "check", "rules", "--lint=none", path])
 
 
+@pytest.mark.tools
 def test_promtool_understands_every_query(promtool: Path, tmp_path: Path) -> None:
     texts = sorted({shown.text for shown in queries()})
     assert f"{len(texts)} rules found" in checked(promtool, tmp_path, texts)
 
 
+@pytest.mark.tools
 @pytest.mark.parametrize("text", ["rate(zerotrain_step)", 'up{namespace="x"', "kubectl get pods"])
 def test_promtool_sees_a_mistake(promtool: Path, tmp_path: Path, text: str) -> None:
     with pytest.raises(AssertionError, match="parse"):
         checked(promtool, tmp_path, [text])
 
 
+@cache
+def recorded() -> set[str]:
+    """Names of the recording rules, and of DCGM's counters."""
+    dcgm = re.findall(r"^DCGM_\w+", DCGM_COUNTERS.read_text(), flags=re.MULTILINE)
+    return {rule.name for rule in load() if not rule.alerting}.union(dcgm)
+
+
 def unknown(text: str) -> set[str]:
     """Names that nobody exports or records, and labels that a series of that name does not have."""
     names = exported()
-    recorded = {rule.name for rule in load() if not rule.alerting}
-    dcgm = set(re.findall(r"^DCGM_\w+", DCGM_COUNTERS.read_text(), flags=re.MULTILINE))
     found: set[str] = set()
     for asked in ask(text):
-        found |= asked.names - names.keys() - recorded - dcgm
+        found |= asked.names - names.keys() - recorded()
         for name in asked.names & names.keys():
             found |= {f"{name}{{{label}}}" for label in asked.labels - names[name]}
     return found
 
 
+@pytest.mark.unit
 def test_every_metric_and_label_of_the_queries_exists() -> None:
     found = {shown.text: wrong for shown in queries() if (wrong := unknown(shown.text))}
     assert found == {}
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("text", "wrong"),
     [

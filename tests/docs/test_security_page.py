@@ -5,7 +5,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.test_repo_shape import ROOT
+
+pytestmark = pytest.mark.unit
+
 
 PAGE = ROOT / "docs" / "security.md"
 _LINK = re.compile(r"\[(?P<text>[^\]]+)\]\((?P<target>\.\./tests/[^)]+)\)")

@@ -22,6 +22,7 @@ def instructions(image: Image) -> list[tuple[str, str]]:
     return [(line.split(" ", 1)[0], line.split(" ", 1)[1]) for line in lines]
 
 
+@pytest.mark.unit
 @BOTH
 def test_bases_are_arguments_with_a_version(image: Image) -> None:
     found = instructions(image)
@@ -33,12 +34,14 @@ def test_bases_are_arguments_with_a_version(image: Image) -> None:
             assert re.search(r":\d", text), f"{text} has no version"
 
 
+@pytest.mark.unit
 @BOTH
 def test_it_runs_as_the_user_of_the_pods(image: Image) -> None:
     users = [text for name, text in instructions(image) if name == "USER"]
     assert users == [f"{WORKER_USER}:{WORKER_USER}"]
 
 
+@pytest.mark.unit
 @BOTH
 def test_the_user_has_a_name_without_an_account(image: Image) -> None:
     """kopf and torch ask for it, and `getpass` fails for a number that /etc/passwd does not know."""
@@ -46,6 +49,7 @@ def test_the_user_has_a_name_without_an_account(image: Image) -> None:
     assert {"USER=zerotrain", "LOGNAME=zerotrain", "HOME=/tmp"} <= set(environ.split())
 
 
+@pytest.mark.unit
 @BOTH
 def test_nothing_is_fetched_by_address(image: Image) -> None:
     found = instructions(image)
@@ -53,6 +57,7 @@ def test_nothing_is_fetched_by_address(image: Image) -> None:
     assert "http" not in image.dockerfile.read_text()
 
 
+@pytest.mark.unit
 @BOTH
 def test_only_the_environment_is_taken_into_the_last_stage(image: Image) -> None:
     found = instructions(image)
@@ -63,12 +68,14 @@ def test_only_the_environment_is_taken_into_the_last_stage(image: Image) -> None
     assert not [name for name, _ in found[last:] if name == "RUN"]
 
 
+@pytest.mark.unit
 @BOTH
 def test_the_script_is_given_what_the_table_says(image: Image) -> None:
     (run,) = [text for name, text in instructions(image) if name == "RUN"]
     assert run.split() == ["sh", "deploy/images/install.sh", image.name, image.extras, *image.wheel_options]
 
 
+@pytest.mark.unit
 @BOTH
 def test_gpus_are_the_device_plugins_to_give(image: Image) -> None:
     """NVIDIA's runtime reads this variable from the image, too: a pod without GPUs would see all of the
@@ -76,6 +83,7 @@ def test_gpus_are_the_device_plugins_to_give(image: Image) -> None:
     assert not [text for _, text in instructions(image) if "NVIDIA_VISIBLE_DEVICES" in text]
 
 
+@pytest.mark.unit
 def test_the_drivers_libraries_are_asked_for() -> None:
     """Without `compute` a pod with a GPU has no libcuda, without `utility` no NVML."""
     (environ,) = [text for name, text in instructions(IMAGES["runtime"]) if name == "ENV"]
@@ -83,6 +91,7 @@ def test_the_drivers_libraries_are_asked_for() -> None:
     assert set(wanted.partition("=")[2].split(",")) == {"compute", "utility"}
 
 
+@pytest.mark.unit
 def test_the_variant_of_torch_is_an_argument_and_on_the_label() -> None:
     found = instructions(IMAGES["runtime"])
     stages = [index for index, (name, _) in enumerate(found) if name == "FROM"]
@@ -150,6 +159,7 @@ KOPF, OURS = "kopf-1-py3-none-any.whl", "zerotrain-1-py3-none-any.whl"
 EXTRA = "kopf-99-py3-none-any.whl"
 
 
+@pytest.mark.ranks
 def test_wheels_as_they_were_written_down_are_taken(here: Path) -> None:
     wheels = here / "wheels" / "operator"
     place(wheels, KOPF, OURS)
@@ -158,6 +168,7 @@ def test_wheels_as_they_were_written_down_are_taken(here: Path) -> None:
     assert " wheel " not in asked(here)
 
 
+@pytest.mark.ranks
 def test_a_wheel_that_is_not_the_one_written_down_stops_the_build(here: Path) -> None:
     wheels = here / "wheels" / "operator"
     place(wheels, KOPF, content=b"something else")
@@ -167,6 +178,7 @@ def test_a_wheel_that_is_not_the_one_written_down_stops_the_build(here: Path) ->
     assert f"{KOPF}: FAILED" in done.stdout
 
 
+@pytest.mark.ranks
 def test_a_wheel_that_was_not_written_down_stops_the_build(here: Path) -> None:
     """pip would take the newest that it finds."""
     wheels = here / "wheels" / "operator"
@@ -178,6 +190,7 @@ def test_a_wheel_that_was_not_written_down_stops_the_build(here: Path) -> None:
     assert asked(here) == ""
 
 
+@pytest.mark.ranks
 def test_a_wheel_that_is_missing_stops_the_build(here: Path) -> None:
     wheels = here / "wheels" / "operator"
     place(wheels, KOPF)
@@ -185,6 +198,7 @@ def test_a_wheel_that_is_missing_stops_the_build(here: Path) -> None:
     assert install(here).returncode == 1
 
 
+@pytest.mark.ranks
 def test_wheels_without_a_list_stop_the_build(here: Path) -> None:
     place(here / "wheels" / "operator", KOPF)
     done = install(here)
@@ -193,6 +207,7 @@ def test_wheels_without_a_list_stop_the_build(here: Path) -> None:
     assert SUMS in done.stderr
 
 
+@pytest.mark.ranks
 def test_the_source_is_built_although_a_wheel_of_it_lies_there(here: Path) -> None:
     """It may be an older one's; and the other image's has other parts."""
     wheels = here / "wheels" / "operator"
@@ -204,12 +219,14 @@ def test_the_source_is_built_although_a_wheel_of_it_lies_there(here: Path) -> No
     assert OURS not in asked(here)
 
 
+@pytest.mark.ranks
 def test_without_an_index_the_wheel_must_be_there(here: Path) -> None:
     done = install(here, PIP_ARGS="--no-index")
     assert done.returncode == 1
     assert "python -m deploy.images wheels operator" in done.stderr
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(("given", "wanted"), [({}, "none"), ({"TORCH": "cpu"}, "cpu")])
 def test_the_variant_of_torch_is_looked_at_once_it_is_installed(
     here: Path, given: dict[str, str], wanted: str
@@ -221,6 +238,7 @@ def test_the_variant_of_torch_is_looked_at_once_it_is_installed(
     assert last.split()[1:] == ["/opt/zerotrain", wanted]
 
 
+@pytest.mark.unit
 @BOTH
 def test_each_image_has_wheels_of_its_own(image: Image, tmp_path: Path) -> None:
     wheels = tmp_path / "collected"
@@ -232,10 +250,12 @@ def test_each_image_has_wheels_of_its_own(image: Image, tmp_path: Path) -> None:
     assert default_wheels(image) == HERE / "wheels" / image.name
 
 
+@pytest.mark.unit
 def test_both_images_see_the_same_of_the_repository() -> None:
     assert len({image.ignore_file.read_text() for image in IMAGES.values()}) == 1
 
 
+@pytest.mark.unit
 def test_the_context_holds_what_the_wheel_is_made_of(tmp_path: Path) -> None:
     """.dockerignore lets through what pyproject.toml names, and nothing that is built."""
     folder = make_context(tmp_path, IMAGES["runtime"], wheels=None)

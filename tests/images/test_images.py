@@ -27,7 +27,7 @@ from tests.support.devcluster import REPOSITORY, Cluster, Devcluster, checked, w
 from tests.support.helm import Helm
 from tests.support.jobs import job_json
 
-pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.tools, pytest.mark.timeout(900)]
 
 BASE = "localhost/zerotrain-base:test"
 OPERATOR = "localhost/zerotrain-operator:test"

@@ -71,6 +71,7 @@ class Scale(Buildah):
         return self.sizes[tag]
 
 
+@pytest.mark.unit
 @VARIANTS
 def test_a_variant_is_told_by_its_libraries(variant: Torch, tmp_path: Path) -> None:
     """Not by its version: indexes leave out or spell differently what follows the plus."""
@@ -79,38 +80,45 @@ def test_a_variant_is_told_by_its_libraries(variant: Torch, tmp_path: Path) -> N
     assert torch_in_environment(environment(tmp_path / "env", variant)) is variant
 
 
+@pytest.mark.unit
 def test_the_torch_that_runs_here_is_told() -> None:
     expected = Torch.CUDA if torch.version.cuda else Torch.CPU
     assert torch_in_environment(Path(sys.prefix)) is expected
 
 
+@pytest.mark.unit
 def test_a_library_of_somebody_else_is_no_torch() -> None:
     assert torch_of(("mine/lib/libtorch_cuda.so", "torch/lib/libtorch_cpu.so")) is Torch.CPU
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(("library", "platform"), [("libtorch_hip.so", "ROCm"), ("libtorch_xpu.so", "XPU")])
 def test_a_torch_for_something_else_is_refused(library: str, platform: str) -> None:
     with pytest.raises(TorchError, match=platform):
         torch_of(("torch/lib/libtorch_cpu.so", f"torch/lib/{library}"))
 
 
+@pytest.mark.unit
 def test_two_wheels_of_torch_are_refused(tmp_path: Path) -> None:
     wheels(tmp_path, Torch.CPU, "9.9+cpu")
     with pytest.raises(ImageError, match=r"more than one torch \(torch-9\.9\+cpu.*, torch-9\.9-"):
         torch_among(wheels(tmp_path, Torch.CUDA))
 
 
+@pytest.mark.unit
 def test_production_gets_cuda_unless_it_says_otherwise() -> None:
     assert RUNTIME.torch(None) is Torch.CUDA
     assert RUNTIME.torch(Torch.CPU) is Torch.CPU
     assert OPERATOR.torch(None) is Torch.NONE
 
 
+@pytest.mark.unit
 def test_the_operator_has_no_torch_to_choose(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["build", "operator", "--torch", "cpu"]) == 1
     assert "leave out --torch cpu" in capsys.readouterr().err
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("wanted", [Torch.CPU, Torch.CUDA])
 def test_wheels_with_the_other_torch_are_refused_before_the_build(wanted: Torch, tmp_path: Path) -> None:
     tool, other = Scale(), Torch.CPU if wanted is Torch.CUDA else Torch.CUDA
@@ -122,6 +130,7 @@ def test_wheels_with_the_other_torch_are_refused_before_the_build(wanted: Torch,
         assert word in str(caught.value)
 
 
+@pytest.mark.unit
 @VARIANTS
 def test_the_build_is_told_the_variant(variant: Torch, tmp_path: Path) -> None:
     tool, image = Scale(), OPERATOR if variant is Torch.NONE else RUNTIME
@@ -131,6 +140,7 @@ def test_the_build_is_told_the_variant(variant: Torch, tmp_path: Path) -> None:
     assert given == [None if variant is Torch.NONE else variant.value] * 2
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("wanted", ["cpu", "cuda", "none"])
 @VARIANTS
 def test_the_build_stage_refuses_the_other_torch(
@@ -142,6 +152,7 @@ def test_the_build_stage_refuses_the_other_torch(
     assert said == "" if variant == wanted else f"{prefix} holds" in said
 
 
+@pytest.mark.unit
 def test_the_build_stage_refuses_a_word_that_is_no_variant(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,6 +160,7 @@ def test_the_build_stage_refuses_a_word_that_is_no_variant(
     assert "TORCH=gpu is none of none, cpu, cuda" in capsys.readouterr().err
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("image", IMAGES.values(), ids=list(IMAGES))
 def test_an_image_is_judged_by_the_budget_of_its_variant(
     image: Image, capsys: pytest.CaptureFixture[str]
@@ -162,15 +174,18 @@ def test_an_image_is_judged_by_the_budget_of_its_variant(
             check_size(Scale(sizes=sizes), image, variant, tag=TAG, base=BASE)
 
 
+@pytest.mark.unit
 def test_a_torch_for_cuda_may_weigh_more() -> None:
     assert RUNTIME.budgets[Torch.CPU] < RUNTIME.budgets[Torch.CUDA]
 
 
+@pytest.mark.unit
 def test_without_its_base_nothing_is_judged(capsys: pytest.CaptureFixture[str]) -> None:
     check_size(Scale(sizes={TAG: 10**12}), RUNTIME, Torch.CPU, tag=TAG, base=None)
     assert "not judged without --base" in capsys.readouterr().out
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("setting", ["PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"])
 def test_another_place_for_wheels_collects_them_anew(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the variant that was collected first would stay."""

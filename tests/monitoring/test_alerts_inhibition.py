@@ -46,6 +46,7 @@ NOT_SILENCED_BY = (
 )
 
 
+@pytest.mark.tools
 @pytest.mark.parametrize(
     ("labels", "receiver"),
     [
@@ -61,17 +62,20 @@ def test_routes(amtool: Path, labels: str, receiver: str) -> None:
     assert said.split() == [receiver]
 
 
+@pytest.mark.tools
 def test_amtool_accepts_it(amtool: Path) -> None:
     said = run_program([amtool, "check-config", CONFIG])
     assert "SUCCESS" in said
     assert re.search(r"(\d+) inhibit rules", said), said
 
 
+@pytest.mark.unit
 def test_it_names_only_alerts_that_exist() -> None:
     for word in re.findall(r"ZeroTrain\w+", CONFIG.read_text()):
         assert any(re.match(word, alert) for alert in SEVERITY), word
 
 
+@pytest.mark.tools
 def test_alerts_of_the_same_job_are_inhibited(alertmanager: Path, amtool: Path, tmp_path: Path) -> None:
     pairs = (*NOT_SILENCED_BY, *SILENCED_BY)
     expected = {(target, f"pair-{pairs.index(pair)}", "gpt") for pair in SILENCED_BY for target in pair[1:]}
@@ -90,6 +94,7 @@ def test_alerts_of_the_same_job_are_inhibited(alertmanager: Path, amtool: Path, 
         assert _inhibited(amtool, url) == expected
 
 
+@pytest.mark.tools
 def test_the_page_on_goodput_inhibits_its_ticket(alertmanager: Path, amtool: Path, tmp_path: Path) -> None:
     with _running(alertmanager, tmp_path) as url:
         name = "ZeroTrainGoodputBudgetBurn"

@@ -11,6 +11,9 @@ import pytest
 from tests.monitoring.rules.rulebook import REPOSITORY, RULES, Rule, closure, load
 from tests.support.metric_names import exported
 
+pytestmark = pytest.mark.unit
+
+
 RULEBOOK = load()
 ALERTS = tuple(rule for rule in RULEBOOK if rule.alerting)
 RECORDED = frozenset(rule.name for rule in RULEBOOK if not rule.alerting)

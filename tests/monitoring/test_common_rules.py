@@ -9,6 +9,7 @@ import re
 import subprocess
 from pathlib import Path
 
+import pytest
 from ruamel.yaml import YAML
 
 from tests.monitoring.rules.rulebook import REPOSITORY, Rule, load, rule_of
@@ -26,6 +27,7 @@ def common() -> tuple[Rule, ...]:
     return tuple(rule_of(raw) for group in document["groups"] for raw in group["rules"])
 
 
+@pytest.mark.tools
 def test_ours_fire_once_where_the_common_ones_are_silent_or_fire_for_every_rank(
     promtool: Path, tmp_path: Path
 ) -> None:
@@ -36,6 +38,7 @@ def test_ours_fire_once_where_the_common_ones_are_silent_or_fire_for_every_rank(
     assert not said, said
 
 
+@pytest.mark.unit
 def test_every_row_of_the_page_is_a_story() -> None:
     section = PAGE.read_text().split("## Four common rules")[1].split("\n## ")[0]
     table = section.split("| what happens |")[1].split("\n\n")[0]
@@ -43,11 +46,13 @@ def test_every_row_of_the_page_is_a_story() -> None:
     assert sorted(rows) == sorted([*(story.name for story in STORIES), OF_LABELS])
 
 
+@pytest.mark.unit
 def test_two_of_the_common_ones_have_no_severity_and_none_a_runbook() -> None:
     assert [bool(rule.severity) for rule in common()] == [True, False, False, True]
     assert not any("runbook_url" in rule.annotations for rule in common())
 
 
+@pytest.mark.tools
 def test_promtool_refuses_to_have_their_names_exported(promtool: Path) -> None:
     exposition = "# HELP deepspeed:grad_norm Norm.\n# TYPE deepspeed:grad_norm gauge\ndeepspeed:grad_norm 1\n"
     done = subprocess.run(

@@ -27,6 +27,9 @@ from tests.support.local_jobs import running
 from tests.support.synthetic_series import gpu_uuid, synthetic_scrapes
 from zerotrain.contract.metrics import ALL_METRICS, Source
 
+pytestmark = pytest.mark.tools
+
+
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 NAMESPACE, JOB, POD, RANKS = "training", "gpt", "gpt-1-0", 2
 EVERY_S = 0.5

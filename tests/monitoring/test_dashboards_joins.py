@@ -11,6 +11,9 @@ from tests.monitoring.rules.cases_values import Values
 from tests.monitoring.rules.model import flat, series
 from tests.monitoring.rules.runner import Trial, outcomes
 
+pytestmark = pytest.mark.tools
+
+
 GPU = 'gpu_busy{UUID="GPU-0",exported_namespace="ml",exported_pod="gpt-0"}'
 HONEST = {
     GPU: flat(7, 3),

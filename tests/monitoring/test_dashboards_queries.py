@@ -16,6 +16,9 @@ from deploy.dashboards.variables import ANNOTATIONS, VARIABLES
 from tests.support.metric_names import exported
 from tests.support.promql import Asked, ask
 
+pytestmark = pytest.mark.unit
+
+
 ROOT = Path(__file__).resolve().parents[2]
 COUNTERS = ROOT / "charts" / "zerotrain" / "files" / "dcgm" / "counters.csv"
 ALERT_LABELS = frozenset({"alertname", "alertstate", "severity", "namespace", "job_name", "rank"})

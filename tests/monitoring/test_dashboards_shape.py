@@ -18,6 +18,9 @@ from deploy.dashboards.render import board_json
 from tests.support.grafana import all_panels
 from tests.support.promql import numbers
 
+pytestmark = pytest.mark.unit
+
+
 RULES = FOLDER / "rules"
 EACH_BOARD = pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.name)
 

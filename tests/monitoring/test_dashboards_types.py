@@ -8,9 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from deploy.dashboards.boards import BOARDS
 from deploy.dashboards.render import board_json
 from tests.support.grafana import all_panels, compile_boards
+
+pytestmark = pytest.mark.ranks
+
 
 Board = dict[str, Any]
 

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from deploy.monitoring.client import PrometheusClient, is_ready
 from deploy.monitoring.config import worker_limits
 from tests.support.devcluster import wait_until
@@ -80,6 +82,7 @@ def names(client: PrometheusClient) -> set[str]:
     return {series["metric"]["__name__"] for series in client.instant(OF_OTHERS)}
 
 
+@pytest.mark.tools
 def test_only_what_a_worker_says_of_itself_is_kept(prometheus: Path, tmp_path: Path) -> None:
     with serving(prometheus, tmp_path / "bounded", **worker_limits()) as client:
         wait_until(lambda: client.instant('zerotrain_step{job="forged"}'), "the honest series")
@@ -90,12 +93,14 @@ def test_only_what_a_worker_says_of_itself_is_kept(prometheus: Path, tmp_path: P
         assert client.instant('zerotrain_step{job="flood"}') == []
 
 
+@pytest.mark.tools
 def test_without_the_limits_they_would_arrive(prometheus: Path, tmp_path: Path) -> None:
     with serving(prometheus, tmp_path / "open") as client:
         wait_until(lambda: client.instant('zerotrain_step{job="flood"}'), "the flood")
         wait_until(lambda: len(names(client)) == 4, "the forged series")
 
 
+@pytest.mark.unit
 def test_no_name_of_a_worker_is_dropped() -> None:
     (drop,) = worker_limits()["metric_relabel_configs"]
     families = of_source(Source.RANK) | of_source(Source.WORKER) | of_source(Source.LAUNCHER)

@@ -38,6 +38,7 @@ def encoded(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
+@pytest.mark.unit
 def test_a_token_goes_into_a_file_of_the_owner(tmp_path: Path) -> None:
     path = kubeconfig(tmp_path, {"token": "secret"}, **{"certificate-authority-data": encoded(CA)})
     access = read_access(path, tmp_path)
@@ -49,6 +50,7 @@ def test_a_token_goes_into_a_file_of_the_owner(tmp_path: Path) -> None:
     assert "secret" not in json.dumps(access.settings)
 
 
+@pytest.mark.unit
 def test_certificates_may_be_files_beside_the_kubeconfig(tmp_path: Path) -> None:
     (tmp_path / "me.crt").write_bytes(b"certificate")
     (tmp_path / "here").mkdir()
@@ -59,6 +61,7 @@ def test_certificates_may_be_files_beside_the_kubeconfig(tmp_path: Path) -> None
     assert Path(access.settings["tls_config"]["key_file"]).read_bytes() == b"key"
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(("user", "word"), [({"exec": {"command": "aws"}}, "exec"), ({}, "nothing")])
 def test_another_way_to_log_in_is_refused_with_a_way_out(
     tmp_path: Path, user: dict[str, Any], word: str
@@ -67,6 +70,7 @@ def test_another_way_to_log_in_is_refused_with_a_way_out(
         read_access(kubeconfig(tmp_path, user), tmp_path)
 
 
+@pytest.mark.unit
 def test_a_context_that_is_not_there_is_named(tmp_path: Path) -> None:
     path = kubeconfig(tmp_path, {"token": "x"})
     path.write_text(path.read_text().replace('"current-context": "here"', '"current-context": "there"'))
@@ -74,6 +78,7 @@ def test_a_context_that_is_not_there_is_named(tmp_path: Path) -> None:
         read_access(path, tmp_path)
 
 
+@pytest.mark.tools
 def test_both_start_and_end_and_take_their_configuration(
     tmp_path: Path, promtool: Path, amtool: Path, prometheus: Path, alertmanager: Path
 ) -> None:
@@ -104,6 +109,7 @@ def test_both_start_and_end_and_take_their_configuration(
     assert not stack.stop(folder)
 
 
+@pytest.mark.tools
 def test_a_server_that_ends_at_once_shows_its_log(tmp_path: Path, prometheus: Path) -> None:
     broken = tmp_path / "broken.yaml"
     broken.write_text("groups: [{name: x, rules: [{alert: Y, expr: 'rate(zerotrain_step)'}]}]")
@@ -115,6 +121,7 @@ def test_a_server_that_ends_at_once_shows_its_log(tmp_path: Path, prometheus: Pa
     assert prometheus.exists()
 
 
+@pytest.mark.ranks
 def test_another_folder_is_another_stack_of_the_same_name(tmp_path: Path) -> None:
     """A test that ends `dev` must not end the developer's own."""
     own, other = tmp_path / "own", tmp_path / "other"

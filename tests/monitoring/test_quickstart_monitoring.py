@@ -21,7 +21,7 @@ from tests.docs.test_quickstart import own_kubeconfig, tools
 from tests.support.crd import CRD_NAME
 from tests.support.devcluster import REPOSITORY, Cluster
 
-pytestmark = [pytest.mark.cluster, pytest.mark.node, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.tools, pytest.mark.timeout(900)]
 
 PAGE = REPOSITORY / "docs" / "dashboards.md"
 INSTALL = REPOSITORY / "docs" / "quickstart.md"

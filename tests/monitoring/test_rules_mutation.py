@@ -21,10 +21,12 @@ KINDS = (Kind.FOR, Kind.NUMBER)
 WRONGS = [wrong for wrong in mutants(RULEBOOK) if wrong.kind in KINDS and str(wrong) not in EQUIVALENT]
 
 
+@pytest.mark.unit
 def test_durations_are_read() -> None:
     assert [seconds(text) for text in ("30s", "5m", "1h30m", "1d")] == [30, 300, 5400, 86_400]
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("alert", sorted({rule.name for rule in RULEBOOK if rule.alerting}))
 def test_every_alert_has_wrongs(alert: str) -> None:
     """A rule that the mutator does not understand would pass unseen."""
@@ -35,11 +37,13 @@ def test_every_alert_has_wrongs(alert: str) -> None:
     assert made or alert == "ZeroTrainSpillNotEncrypted"
 
 
+@pytest.mark.tools
 @pytest.mark.timeout(900)  # half a minute on two idle cores
 def test_every_wrong_is_noticed(promtool: Path, tmp_path: Path) -> None:
     left = survivors(promtool, tmp_path, WRONGS)
     assert not left, f"{len(left)} of {len(WRONGS)} survive:\n" + "\n".join(left)
 
 
+@pytest.mark.unit
 def test_equivalents_are_still_mutants() -> None:
     assert set(EQUIVALENT) <= {str(wrong) for wrong in mutants(RULEBOOK)}

@@ -18,16 +18,19 @@ RULEBOOK = load()
 ALERTS = tuple(dict.fromkeys(rule.name for rule in RULEBOOK if rule.alerting))
 
 
+@pytest.mark.tools
 def test_promtool_accepts_the_rule_files(promtool: Path) -> None:
     run_program([promtool, "check", "rules", "--lint=all", "--lint-fatal", *sorted(RULES.glob("*.yaml"))])
 
 
+@pytest.mark.tools
 def test_alerts_fire_when_they_should_and_only_then(promtool: Path, tmp_path: Path) -> None:
     trials = [Trial(name=alert, rules=closure(RULEBOOK, alert), cases=CASES[alert]) for alert in ALERTS]
     wrong = {name: said for name, said in outcomes(promtool, tmp_path, trials).items() if said}
     assert not wrong, "\n".join(f"{name}: {said}" for name, said in wrong.items())
 
 
+@pytest.mark.tools
 def test_recorded_values_are_right(promtool: Path, tmp_path: Path) -> None:
     trials = [
         Trial(name=f"{number}", rules=closure(RULEBOOK, case.rule), cases=(case,))
@@ -37,6 +40,7 @@ def test_recorded_values_are_right(promtool: Path, tmp_path: Path) -> None:
     assert not wrong, "\n".join(map(str, wrong))
 
 
+@pytest.mark.unit
 def test_every_rule_without_an_alert_has_values() -> None:
     apart = {rule.name for rule in RULEBOOK if not rule.alerting and not dependents(RULEBOOK, rule.name)}
     assert {name for name in apart if name.startswith("deepspeed:")}
@@ -48,6 +52,7 @@ def _rules_apart(alert: str) -> set[str]:
     return {rule.severity for rule in RULEBOOK if rule.name == alert}
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("alert", ALERTS)
 def test_every_alert_has_cases_of_both_kinds(alert: str) -> None:
     cases: tuple[Case, ...] = CASES[alert]
@@ -59,5 +64,6 @@ def test_every_alert_has_cases_of_both_kinds(alert: str) -> None:
     assert all(case.moments_s for case in cases), "is looked at"
 
 
+@pytest.mark.unit
 def test_no_case_belongs_to_an_alert_that_is_gone() -> None:
     assert set(CASES) == set(ALERTS)

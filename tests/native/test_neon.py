@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.unit
+
+
 ROOT = Path(__file__).parents[2]
 CROSS, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
 FLAGS = ["-std=c++17", "-O2", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi"]

@@ -6,6 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.ranks
+
+
 SCRIPT = """
 import sys, threading, time
 import numpy

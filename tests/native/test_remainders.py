@@ -19,6 +19,9 @@ from tests.support.updates import (
 )
 from zerotrain.runtime import _native
 
+pytestmark = pytest.mark.unit
+
+
 LOWS = (
     0x0000,
     0x0001,

@@ -49,6 +49,7 @@ def sealer(make: KeyedSealer) -> Iterator[Sealer]:
     made.close()
 
 
+@pytest.mark.unit
 def test_what_was_sealed_opens_and_is_unlike_before(sealer: Sealer) -> None:
     chunks, plain = sealed(sealer)
     assert (chunks.data == plain).float().mean() < 0.02
@@ -56,6 +57,7 @@ def test_what_was_sealed_opens_and_is_unlike_before(sealer: Sealer) -> None:
     assert torch.equal(chunks.data, plain)
 
 
+@pytest.mark.unit
 def test_parts_of_a_record_are_sealed_and_opened_alone(sealer: Sealer) -> None:
     record = sealer.add("block.0", sizes())
     whole = batch_of(record)
@@ -94,6 +96,7 @@ def _table(index: int) -> Damage:
     return change
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("damage", "failed"),
     [
@@ -125,6 +128,7 @@ def test_damage_is_refused_by_name(sealer: Sealer, damage: Damage, failed: list[
         assert torch.equal(found, torch.zeros_like(found) if chunk in failed else expected), chunk
 
 
+@pytest.mark.unit
 def test_an_older_generation_is_refused(sealer: Sealer) -> None:
     chunks, plain = sealed(sealer)
     old = copy_of(chunks)
@@ -139,6 +143,7 @@ def test_an_older_generation_is_refused(sealer: Sealer) -> None:
     assert torch.equal(chunks.data, plain)
 
 
+@pytest.mark.unit
 def test_another_generation_is_refused_even_with_the_nonce_and_tag_of_the_bytes(sealer: Sealer) -> None:
     chunks, _ = sealed(sealer)
     assert bytes(chunks.record.table[24 * 6 :]) == b"\x01\0\0\0" * 6
@@ -147,6 +152,7 @@ def test_another_generation_is_refused_even_with_the_nonce_and_tag_of_the_bytes(
         sealer.open(chunks)
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("identity", "unit", "layout"),
     [
@@ -168,6 +174,7 @@ def test_bytes_of_another_place_are_refused_under_the_same_key(
         other.open(replace(chunks, record=record))
 
 
+@pytest.mark.unit
 def test_another_key_opens_nothing(make: KeyedSealer) -> None:
     chunks, _ = sealed(make(IDENTITY))
     other = make(IDENTITY)
@@ -178,6 +185,7 @@ def test_another_key_opens_nothing(make: KeyedSealer) -> None:
     assert len(caught.value.failed) == NUM_CHUNKS
 
 
+@pytest.mark.unit
 def test_no_nonce_repeats_over_records_generations_and_threads(make: KeyedSealer) -> None:
     sealer = make(IDENTITY)
     seen: set[bytes] = set()
@@ -200,6 +208,7 @@ def test_no_nonce_repeats_over_records_generations_and_threads(make: KeyedSealer
     assert len({nonce[4:] for nonce in seen}) == len(seen)
 
 
+@pytest.mark.unit
 def test_a_retry_takes_another_nonce(sealer: Sealer) -> None:
     chunks, plain = sealed(sealer)
     first, table = chunks.data.clone(), bytes(chunks.record.table)
@@ -210,6 +219,7 @@ def test_a_retry_takes_another_nonce(sealer: Sealer) -> None:
     assert (first == chunks.data).float().mean() < 0.02
 
 
+@pytest.mark.unit
 def test_the_counter_does_not_wrap(make: KeyedSealer) -> None:
     sealer = make(IDENTITY, first_counter=2**64 - 3)
     record = sealer.add("block.0", [4096])
@@ -220,6 +230,7 @@ def test_the_counter_does_not_wrap(make: KeyedSealer) -> None:
             sealer.seal(batch_of(record))
 
 
+@pytest.mark.unit
 def test_a_generation_does_not_wrap(sealer: Sealer) -> None:
     chunks, _ = sealed(sealer)
     chunks.record.table[24 * 6 : 24 * 6 + 4] = b"\xff" * 4
@@ -229,6 +240,7 @@ def test_a_generation_does_not_wrap(sealer: Sealer) -> None:
     assert torch.equal(chunks.data, before)
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("encryption", Encryption)
 def test_a_chunk_never_sealed_is_not_opened(encryption: Encryption) -> None:
     sealer = create_sealer(encryption, IDENTITY)
@@ -238,6 +250,7 @@ def test_a_chunk_never_sealed_is_not_opened(encryption: Encryption) -> None:
         sealer.open(batch_of(record, first=1, count=2))
 
 
+@pytest.mark.ranks
 def test_a_forked_child_has_no_key(sealer: Sealer) -> None:
     chunks, plain = sealed(sealer)
     read_end, write_end = os.pipe()
@@ -259,6 +272,7 @@ def test_a_forked_child_has_no_key(sealer: Sealer) -> None:
     assert torch.equal(chunks.data, plain)
 
 
+@pytest.mark.unit
 def test_a_closed_sealer_opens_nothing(make: KeyedSealer) -> None:
     sealer = make(IDENTITY)
     chunks, _ = sealed(sealer)
@@ -270,6 +284,7 @@ def test_a_closed_sealer_opens_nothing(make: KeyedSealer) -> None:
         sealer.seal(chunks)
 
 
+@pytest.mark.unit
 def test_the_table_takes_28_bytes_per_chunk_and_none_once_forgotten(sealer: Sealer) -> None:
     first, second = sealer.add("a", sizes()), sealer.add("b", [4096] * 100)
     assert sealer.table_bytes == 28 * (NUM_CHUNKS + 100)
@@ -279,12 +294,14 @@ def test_the_table_takes_28_bytes_per_chunk_and_none_once_forgotten(sealer: Seal
     assert len({first.id, second.id, third.id}) == 3
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("wrong", [[], [4096, 8192], [8192, 4096, 8192], [0]])
 def test_sizes_that_are_not_a_records_are_refused(sealer: Sealer, wrong: list[int]) -> None:
     with pytest.raises(ValueError, match="must have one size"):
         sealer.add("a", wrong)
 
 
+@pytest.mark.unit
 def test_data_that_is_not_the_chunks_is_refused(sealer: Sealer) -> None:
     record = sealer.add("a", sizes())
     chunks = batch_of(record)
@@ -294,6 +311,7 @@ def test_data_that_is_not_the_chunks_is_refused(sealer: Sealer) -> None:
         sealer.seal(replace(chunks, first=1))
 
 
+@pytest.mark.unit
 def test_plain_chunks_must_be_asked_for_by_name() -> None:
     assert isinstance(create_sealer(Encryption("None"), IDENTITY), PlainSealer)
     assert create_sealer(Encryption("AEAD"), IDENTITY).info.is_encrypted
@@ -302,6 +320,7 @@ def test_plain_chunks_must_be_asked_for_by_name() -> None:
             Encryption(other)
 
 
+@pytest.mark.unit
 def test_plain_chunks_stay_as_they_are_and_say_so() -> None:
     sealer = PlainSealer(IDENTITY)
     chunks, plain = sealed(sealer)
@@ -312,6 +331,7 @@ def test_plain_chunks_stay_as_they_are_and_say_so() -> None:
     assert sealer.table_bytes == NUM_CHUNKS
 
 
+@pytest.mark.unit
 def test_the_library_is_chosen_by_name() -> None:
     identity = VaultIdentity(job="j", rank=0, world_size=1)
     wheel = create_sealer(Encryption.AEAD, identity, environ={"ZEROTRAIN_VAULT_CRYPTO": "cryptography"})

@@ -24,6 +24,7 @@ def make(request: pytest.FixtureRequest) -> KeyedSealer:
     return BACKENDS[request.param]
 
 
+@pytest.mark.unit
 def test_the_key_is_only_in_guarded_memory_until_close(make: KeyedSealer) -> None:
     sealer = make(IDENTITY, key=SECRET)
     chunks = batch_of(sealer.add("block.0", sizes()))
@@ -35,6 +36,7 @@ def test_the_key_is_only_in_guarded_memory_until_close(make: KeyedSealer) -> Non
     assert guarded_memory(os.getpid()).count(SECRET) == 0
 
 
+@pytest.mark.unit
 @pytest.mark.skipif(
     not _native.openssl_version() or not _native.cipher_contexts_are_guarded(),
     reason="OpenSSL is not linked in statically: contexts live in ordinary memory for the time of a batch",
@@ -51,6 +53,7 @@ def test_what_openssl_derives_from_the_key_lies_beside_it() -> None:
     assert guarded_memory(os.getpid()).count(SECRET) == 0
 
 
+@pytest.mark.unit
 def test_the_info_says_what_is_refused_later(make: KeyedSealer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first chunks may need more locked memory than there is."""
     sealer = make(IDENTITY)
@@ -59,6 +62,7 @@ def test_the_info_says_what_is_refused_later(make: KeyedSealer, monkeypatch: pyt
     sealer.close()
 
 
+@pytest.mark.unit
 def test_guarded_memory_lies_between_pages_that_cannot_be_touched(make: KeyedSealer) -> None:
     sealer = make(IDENTITY)
     borders: dict[tuple[str, int], str] = {}
@@ -71,6 +75,7 @@ def test_guarded_memory_lies_between_pages_that_cannot_be_touched(make: KeyedSea
     sealer.close()
 
 
+@pytest.mark.ranks
 def test_a_forked_child_sees_zeros(make: KeyedSealer) -> None:
     sealer = make(IDENTITY, key=SECRET)
     sealer.seal(batch_of(sealer.add("block.0", sizes())))
@@ -84,6 +89,7 @@ def test_a_forked_child_sees_zeros(make: KeyedSealer) -> None:
     sealer.close()
 
 
+@pytest.mark.ranks
 def test_a_forked_child_guards_keys_of_its_own(make: KeyedSealer) -> None:
     sealer = make(IDENTITY, key=SECRET)
     pid = os.fork()
@@ -97,6 +103,7 @@ def test_a_forked_child_guards_keys_of_its_own(make: KeyedSealer) -> None:
     sealer.close()
 
 
+@pytest.mark.unit
 def test_keys_are_random_and_apart() -> None:
     keys = [_native.VaultKey() for _ in range(64)]
     assert len({bytes(key.view()) for key in keys}) == 64
@@ -107,6 +114,7 @@ def test_keys_are_random_and_apart() -> None:
         _native.VaultKey(b"short")
 
 
+@pytest.mark.ranks
 def test_memory_that_cannot_be_locked_is_reported_with_the_limit() -> None:
     read_end, write_end = os.pipe()
     pid = os.fork()

@@ -11,6 +11,9 @@ from tests.support.chunks import BACKENDS, IDENTITY, KEY
 from zerotrain.runtime import _native
 from zerotrain.runtime.vault.seal import ChunkBatch, PlainSealer, Sealer, SpillIntegrityError
 
+pytestmark = pytest.mark.unit
+
+
 CHUNK_NUMEL = 16_384
 NUMELS = (CHUNK_NUMEL, CHUNK_NUMEL, CHUNK_NUMEL, 2048)
 NUM_STATES = {"adamw": 2, "adam": 2, "adagrad": 1, "lion": 1}

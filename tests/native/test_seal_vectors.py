@@ -10,6 +10,9 @@ from tests.support.chunks import BACKENDS, IDENTITY, KEY, batch_of, copy_of, sea
 from zerotrain.runtime import _native
 from zerotrain.runtime.vault.seal import SealedRecord
 
+pytestmark = pytest.mark.unit
+
+
 _LONG_KEY = "feffe9928665731c6d6a8f9467308308" * 2
 _LONG_PLAIN = (
     "d9313225f88406e5a55909c5aff5269a86a7a9531534f7da2e4c303d8a318a72"

@@ -25,6 +25,7 @@ def failure(file: SpillFile, ticket: int) -> OSError:
     return caught.value
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_truncated_file_is_a_short_read_with_its_offset(tmp_path: Path, engine: str) -> None:
     """Cut within a block: the blocks before are read, the rest is an error where the file ends."""
@@ -42,6 +43,7 @@ def test_a_truncated_file_is_a_short_read_with_its_offset(tmp_path: Path, engine
     file.close()
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
     ("device", "is_write", "expected"),
@@ -64,6 +66,7 @@ def test_an_error_of_the_device_is_told_with_its_number(
     file.close()
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_closed_descriptor_is_an_error_and_not_a_hang(tmp_path: Path, engine: str) -> None:
     """libaio refuses at submission, the others at completion: both end the wait."""
@@ -76,6 +79,7 @@ def test_a_closed_descriptor_is_an_error_and_not_a_hang(tmp_path: Path, engine: 
     file.close()
 
 
+@pytest.mark.ranks
 def test_an_error_in_the_middle_ends_all_of_the_transfer_first(tmp_path: Path) -> None:
     """EIO from the kernel's pread at one offset: the rest was read before the error is raised."""
 
@@ -124,6 +128,7 @@ def opened(refusals: list[Refusal], folder: Path, engine: str = "auto") -> dict[
     return answer
 
 
+@pytest.mark.ranks
 def test_engines_give_way_with_the_reason(tmp_path: Path) -> None:
     """A container's filter refuses io_uring, then libaio as well; asked for by name there is no other."""
     uring = Refusal("io_uring_setup", errno.EPERM)
@@ -138,6 +143,7 @@ def test_engines_give_way_with_the_reason(tmp_path: Path) -> None:
     assert "io_uring refused" in str(answer["text"])
 
 
+@pytest.mark.ranks
 def test_an_engine_that_moves_nothing_is_not_taken(tmp_path: Path) -> None:
     """The probe is a real write and read: threads whose pread fails are no engine."""
     refusals = [
@@ -149,12 +155,14 @@ def test_an_engine_that_moves_nothing_is_not_taken(tmp_path: Path) -> None:
     assert answer["errno"] == errno.EIO
 
 
+@pytest.mark.unit
 def test_an_engine_of_another_name_is_refused(tmp_path: Path) -> None:
     """By the names that there are."""
     with pytest.raises(ValueError, match="engine 'psync' is not known; give auto, io_uring, libaio, threads"):
         SpillFile([str(tmp_path)], BLOCK, engine="psync")
 
 
+@pytest.mark.ranks
 def test_missing_features_of_the_file_system_are_named(tmp_path: Path) -> None:
     """Without O_TMPFILE, O_DIRECT, both, or fallocate: each says so, none leaves a name."""
     no_unnamed = Refusal("openat", errno.EOPNOTSUPP, argument=2, bits=O_TMPFILE_BIT)
@@ -176,6 +184,7 @@ def test_missing_features_of_the_file_system_are_named(tmp_path: Path) -> None:
     assert answer["same"]
 
 
+@pytest.mark.ranks
 def test_a_file_system_in_memory_works() -> None:
     """tmpfs: whatever it supports is found out, nothing has a name, bytes come back."""
     if not os.access("/dev/shm", os.W_OK):

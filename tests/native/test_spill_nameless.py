@@ -13,6 +13,9 @@ import torch
 from tests.support.forked import in_child
 from zerotrain.runtime._native import SpillFile, aligned_buffer
 
+pytestmark = pytest.mark.ranks
+
+
 BLOCK = 4096
 MIB = 1 << 20
 

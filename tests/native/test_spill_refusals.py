@@ -15,6 +15,9 @@ from tests.support.forked import in_child
 from tests.support.seccomp import Refusal, refuse
 from zerotrain.runtime._native import SpillFile, aligned_buffer
 
+pytestmark = pytest.mark.ranks
+
+
 BLOCK = 4096
 MIB = 1 << 20
 

@@ -11,6 +11,9 @@ import torch
 
 from zerotrain.runtime._native import SpillFile, aligned_buffer
 
+pytestmark = pytest.mark.unit
+
+
 ENGINES = ("io_uring", "libaio", "threads")
 BLOCK = 4096
 

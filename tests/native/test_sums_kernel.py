@@ -10,6 +10,9 @@ import torch
 from zerotrain.runtime import _native
 from zerotrain.runtime.comm import sums
 
+pytestmark = pytest.mark.unit
+
+
 SIZES = [1, 15, 16, 17, 31, 100, 16384, 16385, 50000]
 
 

@@ -14,6 +14,9 @@ import torch
 from tests.support.updates import make_arrays, same_bits, update_
 from zerotrain.runtime import _native
 
+pytestmark = pytest.mark.ranks
+
+
 CORES = len(os.sched_getaffinity(0))
 
 

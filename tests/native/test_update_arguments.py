@@ -8,6 +8,9 @@ import torch
 from tests.support.updates import HYPER, Arrays, make_arrays, update_
 from zerotrain.runtime import _native
 
+pytestmark = pytest.mark.unit
+
+
 NAMES = ["master", "exp_avg", "exp_avg_sq", "grad", "weight"]
 
 

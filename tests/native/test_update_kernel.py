@@ -24,6 +24,9 @@ from tests.support.updates import (
 )
 from zerotrain.runtime import _native
 
+pytestmark = pytest.mark.unit
+
+
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((rule, {}) for rule in RULES),
     ("adamw", {"bias_correction": False}),

@@ -10,6 +10,9 @@ from tests.support.jobs import ABSENT, make_job
 from zerotrain.operator.api.admission import refusals
 from zerotrain.operator.constants import Reason
 
+pytestmark = pytest.mark.unit
+
+
 EMPTY_DIR = {"name": "data", "emptyDir": {}}
 MOUNTED = {"spec.podTemplate.volumes": [EMPTY_DIR]}
 OFFLOAD: dict[str, Any] = {

@@ -14,6 +14,8 @@ from tests.support.crd_cases import ACCEPTED, REFUSED, UNKNOWN
 from tests.support.jobs import ABSENT, job_json
 from zerotrain.operator.api import ZeroTrainingJob
 
+pytestmark = pytest.mark.unit
+
 
 @pytest.mark.parametrize(("name", "changes", "path", "_text"), REFUSED, ids=[case[0] for case in REFUSED])
 def test_the_models_refuse_what_the_api_server_refuses(

@@ -10,6 +10,9 @@ from hypothesis import strategies as st
 
 from zerotrain.operator.api.patterns import PatternError, compiled
 
+pytestmark = pytest.mark.unit
+
+
 FOUND = [
     ("CUDA error", "RuntimeError: CUDA error: an illegal memory access"),
     (r"^RuntimeError", "RuntimeError: x"),

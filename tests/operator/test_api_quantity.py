@@ -10,6 +10,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from zerotrain.operator.api.quantity import Bytes, Cpu, Quantity, format_bytes
 
+pytestmark = pytest.mark.unit
+
+
 BYTES = TypeAdapter[Quantity](Bytes)
 CPU = TypeAdapter[Quantity](Cpu)
 

@@ -10,6 +10,9 @@ import pytest
 from zerotrain.operator.api.crd import INT_OR_STRING, PRESERVE, openapi_schema
 from zerotrain.operator.api.structural import violations
 
+pytestmark = pytest.mark.unit
+
+
 Schema = dict[str, Any]
 TEXT: Schema = {"type": "string", "maxLength": 8}
 

@@ -35,10 +35,12 @@ def missing(before: Any, after: Any, path: str = "") -> list[str]:
     return [] if before == after else [f"{path}: {before!r} became {after!r}"]
 
 
+@pytest.mark.unit
 def test_the_schema_takes_all_that_earlier_releases_stored() -> None:
     assert obstacles(from_text(BASELINE.read_text()), dict(flattened(openapi_schema()))) == []
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("path", "change", "told"),
     [
@@ -61,6 +63,7 @@ def test_a_narrower_schema_is_noticed(path: str, change: Json | None, told: str)
     assert told in obstacle
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("path", OBJECTS, ids=lambda path: path.stem)
 def test_a_stored_job_is_read_without_loss(path: Any) -> None:
     job = stored(path)
@@ -69,6 +72,7 @@ def test_a_stored_job_is_read_without_loss(path: Any) -> None:
         assert missing(job[part], read[part]) == []
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("path", OBJECTS, ids=lambda path: path.stem)
 def test_an_operator_of_today_takes_over_a_running_job_without_touching_it(path: Any) -> None:
     job = stored(path)
@@ -81,6 +85,7 @@ def test_an_operator_of_today_takes_over_a_running_job_without_touching_it(path:
 DISTURBING = {"CreateWorkers", "DeleteWorkers", "DeletePods", "RequestYield", "DeleteJob"}
 
 
+@pytest.mark.unit
 def test_exactly_one_version_is_stored() -> None:
     other = ServedVersion(name="v1beta1", storage=True)
     with pytest.raises(ValueError, match="exactly one version"):

@@ -15,6 +15,8 @@ from deploy.devcluster.cluster import Cluster
 from tests.support.jobs import make_job
 from zerotrain.operator.resources import ResourceOptions, worker_pod
 
+pytestmark = pytest.mark.unit
+
 
 def test_the_selector_of_the_logs_finds_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[str]] = []

@@ -7,6 +7,9 @@ import pytest
 from tests.support.jobs import make_job
 from zerotrain.operator.api.sizes import largest_size, refusal_of_size
 
+pytestmark = pytest.mark.unit
+
+
 IN_FOURS = make_job(
     {
         "spec.workers": 4,

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
+
 from tests.operator.reconcile_builders import job, pending, ready, settled
 from zerotrain.contract.progress import Phase, Progress
 from zerotrain.contract.worker_http import WorkerReport
@@ -20,6 +22,9 @@ from zerotrain.operator.reconcile import CollectStacks, Observed, StacksView, re
 from zerotrain.operator.reconcile.hangs import HangLimits, stands_still, suspect_after_s
 from zerotrain.operator.reconcile.inspection import Inspection, inspect
 from zerotrain.runtime.launch.motion import MotionTracker
+
+pytestmark = pytest.mark.ranks
+
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 DAY_S = 24 * 3600

@@ -15,6 +15,9 @@ from tests.operator.test_hang_simulation import DAY_S
 from zerotrain.contract.progress import Phase
 from zerotrain.operator.cluster import progress
 
+pytestmark = pytest.mark.ranks
+
+
 SILENT_AFTER_S = 40
 """The node controller's: so long after its last sign a node is NotReady."""
 

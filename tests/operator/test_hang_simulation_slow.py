@@ -5,6 +5,8 @@ alarm; and a rank that stops in the second step, of which the least is known, is
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from tests.operator.test_hang_simulation import POLL_S, Life, day
@@ -19,24 +21,39 @@ LIVES = {
         spread=0.1, outliers=(1, 2), start_s=(1260, 1700), first_step_s=None, every=10
     ),
 }
-SEEDS = range(20)
+FEW, MANY = range(2), range(20)
 FLOOR_S, FIRST_STEP_S, FACTOR = 300, 1800, 10
 """`minTimeoutSeconds`, `firstStepTimeoutSeconds` and `stepTimeoutFactor` unless given."""
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("life", LIVES.values(), ids=LIVES)
-def test_many_days_of_slow_but_healthy_steps_give_no_alarm(life: Life) -> None:
+def test_days_of_slow_but_healthy_steps_give_no_alarm(life: Life) -> None:
+    no_alarm(life, FEW)
+
+
+@pytest.mark.ranks
+@pytest.mark.slow(
+    cheaper="tests/operator/test_hang_simulation_slow.py::test_days_of_slow_but_healthy_steps_give_no_alarm"
+)
+def test_many_days_of_slow_but_healthy_steps_give_no_alarm() -> None:
+    for life in LIVES.values():
+        no_alarm(life, MANY)
+
+
+def no_alarm(life: Life, seeds: Sequence[int]) -> None:
     starts = suspected = 0
-    for seed in SEEDS:
+    for seed in seeds:
         for _, ranks, operator in day(seed, life, rests=True):  # noqa: B007
             suspected += operator.inspection is not None
         alarms = [event for event in operator.events if event[1] != "AllRanksJoined"]
         assert not alarms, f"seed {seed}: {alarms[0]}"
         starts += ranks.attempt
-    assert starts >= 3 * len(SEEDS), "restarts are part of the day"
+    assert starts >= 3 * len(seeds), "restarts are part of the day"
     assert suspected, "the days were too easy: nobody was ever suspected"
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("life", LIVES.values(), ids=LIVES)
 def test_a_rank_that_stops_in_the_second_step_of_a_later_attempt_is_found_in_time_and_named(

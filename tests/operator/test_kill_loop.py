@@ -30,6 +30,9 @@ from zerotrain.operator.reconcile.budgets import KEPT_HANGS, charge, history_of
 from zerotrain.operator.reconcile.hangs import MAX_DOUBLINGS
 from zerotrain.operator.reconcile.inspection import Inspection, Pace
 
+pytestmark = pytest.mark.unit
+
+
 HOUR_S = 3600
 DAY_S = 24 * HOUR_S
 TRAINED_S = 30_000.0

@@ -37,6 +37,7 @@ def serve(double: ApiDouble, group: str, **versions: list[str]) -> None:
         double.on(f"GET /apis/{group}/{version}", (200, found))
 
 
+@pytest.mark.ranks
 async def test_the_newest_version_that_has_the_group_is_taken() -> None:
     double = ApiDouble()
     serve(double, "scheduling.k8s.io", v1=["priorityclasses"], v1alpha2=["podgroups"], v1beta1=["podgroups"])
@@ -47,6 +48,7 @@ async def test_the_newest_version_that_has_the_group_is_taken() -> None:
     assert found.kueue == "kueue.x-k8s.io/v1beta2"
 
 
+@pytest.mark.ranks
 async def test_a_group_that_cannot_be_written_is_not_found() -> None:
     double = ApiDouble()
     serve(double, "scheduling.k8s.io", v1=["priorityclasses"], v1alpha1=["workloads"], v1beta1=[])
@@ -55,6 +57,7 @@ async def test_a_group_that_cannot_be_written_is_not_found() -> None:
     assert (found.gangs, found.kueue) == ({}, None)
 
 
+@pytest.mark.ranks
 async def test_jobs_that_ask_together_list_the_priorities_once() -> None:
     double, plain = ApiDouble(), ZeroTrainingJob.parse(job())
     high = {"metadata": {"name": "high"}, "value": 7, "globalDefault": True}
@@ -85,10 +88,12 @@ def conditions(**words: str) -> list[Json]:
     return found
 
 
+@pytest.mark.unit
 def test_a_workload_as_it_was_made() -> None:
     assert queue_view(item({}), []) == QueueView(exists=True, workers=2, queue="q")
 
 
+@pytest.mark.unit
 def test_an_admission_with_flavors_and_the_updates_of_its_checks() -> None:
     checks = [
         {
@@ -112,6 +117,7 @@ def test_an_admission_with_flavors_and_the_updates_of_its_checks() -> None:
     assert view.labels == {"l": "1"}
 
 
+@pytest.mark.unit
 def test_a_toleration_of_a_newer_kueue_is_a_problem_and_no_crash() -> None:
     update = {"name": "workers", "tolerations": [{"key": "a", "operator": "Newer"}]}
     view = queue_view(item({"admissionChecks": [{"podSetUpdates": [update]}]}), [])
@@ -119,6 +125,7 @@ def test_a_toleration_of_a_newer_kueue_is_a_problem_and_no_crash() -> None:
     assert "admission check" in view.problem
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("reason", "requeued"),
     [
@@ -153,6 +160,7 @@ def test_a_release_clears_the_reservation_and_keeps_what_is_not_ours(reason: str
     assert again["conditions"] == after["conditions"], "a second release moves no time"
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(("phase", "reason"), [("Completed", "Succeeded"), ("Failed", "Failed")])
 def test_finished(phase: str, reason: str) -> None:
     after = advanced({}, Said(step=QueueStep.FINISH, message=f"the job is {phase}", at=NOW, generation=1))
@@ -160,6 +168,7 @@ def test_finished(phase: str, reason: str) -> None:
     assert (condition["type"], condition["status"], condition["reason"]) == ("Finished", "True", reason)
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(
     ("kind", "version", "reason"),
     [

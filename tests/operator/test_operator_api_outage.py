@@ -21,6 +21,9 @@ from zerotrain.operator.cluster.jobs import JobClient
 from zerotrain.operator.cluster.telemetry import Telemetry
 from zerotrain.operator.constants import GROUP, PLURAL, VERSION
 
+pytestmark = pytest.mark.ranks
+
+
 DISCOVERY = f"GET /apis/{GROUP}/{VERSION}"
 KNOWN = (200, {"resources": [{"name": PLURAL}]})
 TRIES = FAST.retries + 1

@@ -10,6 +10,9 @@ import pytest
 from tests.benchmarks.bench_operator import Row, exit_code
 from tests.benchmarks.bench_operator_cluster import latency_quantile
 
+pytestmark = pytest.mark.unit
+
+
 REQUESTS = """\
 d_bucket{le="1.0",verb="GET"} 100.0
 d_bucket{le="2.0",verb="GET"} 100.0

@@ -18,6 +18,9 @@ from zerotrain.operator.cluster.channel import (
     Worker,
 )
 
+pytestmark = pytest.mark.ranks
+
+
 WORKER = Worker(namespace="ml", pod="gpt-1-0", ip="10.0.0.1")
 PATH = "/api/v1/namespaces/ml/pods/gpt-1-0:8471/proxy/progress"
 

@@ -6,11 +6,15 @@ import asyncio
 import logging
 from typing import Any
 
+import pytest
+
 from tests.cluster.chaos.awaits import Gate, place_of
 from tests.cluster.chaos.incarnation import unheard_deaths
 from tests.cluster.chaos.season import heard_errors
 from zerotrain.operator.cluster.rate import TokenBucket
 from zerotrain.operator.handlers.queue import WorkQueue
+
+pytestmark = pytest.mark.unit
 
 
 def run(work: Any, gate: Gate, loop: asyncio.AbstractEventLoop) -> None:

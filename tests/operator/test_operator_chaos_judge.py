@@ -11,6 +11,9 @@ from tests.cluster.chaos.judge import Promises
 from tests.cluster.chaos.orphans import hung_attempts, orphans
 from tests.cluster.chaos.witness import Seen
 
+pytestmark = pytest.mark.unit
+
+
 Json = dict[str, Any]
 JOB_UID = "job-uid"
 

@@ -8,6 +8,9 @@ import pytest
 
 from tests.cluster.chaos.crashes import OFTEN, Doom, Record
 
+pytestmark = pytest.mark.unit
+
+
 PLACE = "cluster/executor.py:Executor.perform:91"
 
 

@@ -20,6 +20,9 @@ from zerotrain.operator.cluster.errors import (
 )
 from zerotrain.operator.cluster.telemetry import Telemetry
 
+pytestmark = pytest.mark.ranks
+
+
 GET = Request(method="GET", path="/thing", kind="things")
 
 

@@ -29,6 +29,9 @@ from zerotrain.operator.handlers.starts import LARGE, MAX_LARGE_OF_ONE, StartLin
 from zerotrain.operator.reconcile import CreateWorkers, Observed, Plan, Problem, ProtectWorkers
 from zerotrain.operator.resources import ResourceOptions
 
+pytestmark = pytest.mark.ranks
+
+
 KEY = JobKey("ml", "gpt")
 PATH = "/apis/zerotrain.dev/v1alpha1/namespaces/ml/zerotrainingjobs/gpt"
 

@@ -13,6 +13,8 @@ import pytest
 
 from zerotrain.operator.cluster.creations import LEAST, MOST, MOST_OF_ONE, REST_S, SOON_S, Creations, Turn
 
+pytestmark = pytest.mark.unit
+
 
 class Server:
     """Works on `places` requests at a time, each for `work_s` of a clock that the test turns on; the others

@@ -42,6 +42,7 @@ def written(double: ApiDouble, verb: str, path: str) -> list[dict[str, Any]]:
     return [body["spec"] for body in double.bodies(f"{verb} {path}")]
 
 
+@pytest.mark.ranks
 async def test_makes_the_lease_where_there_is_none() -> None:
     double = ApiDouble()
     double.on(f"POST {LEASES}", (201, lease("me")[1]))
@@ -51,6 +52,7 @@ async def test_makes_the_lease_where_there_is_none() -> None:
     assert spec["leaseDurationSeconds"] == 15
 
 
+@pytest.mark.ranks
 async def test_takes_over_its_own_lease_at_once() -> None:
     double = ApiDouble()
     double.on(f"GET {OURS}", lease("me"))
@@ -58,6 +60,7 @@ async def test_takes_over_its_own_lease_at_once() -> None:
     assert await campaign(double) == ["gained", "lost"]
 
 
+@pytest.mark.ranks
 async def test_takes_what_was_given_back() -> None:
     double = ApiDouble()
     double.on(f"GET {OURS}", lease(""))
@@ -65,6 +68,7 @@ async def test_takes_what_was_given_back() -> None:
     assert await campaign(double) == ["gained", "lost"]
 
 
+@pytest.mark.ranks
 async def test_keeps_off_a_lease_that_another_holds() -> None:
     double = ApiDouble()
     double.on(f"GET {OURS}", lease("another"))
@@ -72,6 +76,7 @@ async def test_keeps_off_a_lease_that_another_holds() -> None:
     assert written(double, "PUT", OURS) == []
 
 
+@pytest.mark.ranks
 async def test_gives_the_lease_back_at_the_end() -> None:
     double = ApiDouble()
     double.on(f"GET {OURS}", lease("me"))
@@ -80,6 +85,7 @@ async def test_gives_the_lease_back_at_the_end() -> None:
     assert written(double, "PUT", OURS)[-1]["holderIdentity"] == ""
 
 
+@pytest.mark.ranks
 async def test_does_not_give_back_what_another_took_meanwhile() -> None:
     double = ApiDouble()
     double.on(f"GET {OURS}", lease("me"), lease("another"))
@@ -88,6 +94,7 @@ async def test_does_not_give_back_what_another_took_meanwhile() -> None:
     assert all(spec["holderIdentity"] == "me" for spec in written(double, "PUT", OURS))
 
 
+@pytest.mark.ranks
 async def test_an_error_is_a_reason_to_wait_not_to_end() -> None:
     double = ApiDouble()
     double.on(f"GET {OURS}", failure(500, "Down"), lease("me"))
@@ -95,6 +102,7 @@ async def test_an_error_is_a_reason_to_wait_not_to_end() -> None:
     assert await campaign(double) == ["gained", "lost"]
 
 
+@pytest.mark.ranks
 async def test_a_namespace_that_is_missing_is_said_with_the_way_out(caplog: pytest.LogCaptureFixture) -> None:
     double = ApiDouble()
     double.on(f"POST {LEASES}", failure(404, "NotFound", 'namespaces "system" not found'))
@@ -139,6 +147,7 @@ def leadership(lease_: ScriptedLease, clock: Clock) -> Leadership:
     return Leadership(lease_, gained=lambda: None, lost=lambda: None, clock=clock)
 
 
+@pytest.mark.unit
 async def test_a_dead_holder_is_followed_within_the_lease_and_one_retry() -> None:
     """The renewal that comes right after a look is seen one pause later: the worst case."""
     clock, kept = Clock(), ScriptedLease("dead")
@@ -154,6 +163,7 @@ async def test_a_dead_holder_is_followed_within_the_lease_and_one_retry() -> Non
     assert LEASE_S + RETRY_S < 20
 
 
+@pytest.mark.unit
 async def test_a_holder_that_renews_is_never_robbed() -> None:
     clock, kept = Clock(), ScriptedLease("another")
     standby = leadership(kept, clock)
@@ -164,6 +174,7 @@ async def test_a_holder_that_renews_is_never_robbed() -> None:
     assert not standby.held.is_set()
 
 
+@pytest.mark.unit
 async def test_a_process_that_was_stopped_knows_before_its_first_request() -> None:
     clock, kept = Clock(), ScriptedLease()
     leader = leadership(kept, clock)
@@ -175,6 +186,7 @@ async def test_a_process_that_was_stopped_knows_before_its_first_request() -> No
     assert (leader.held.is_set(), leader.fresh) == (True, True), "nobody took it meanwhile"
 
 
+@pytest.mark.unit
 async def test_a_leader_that_sees_another_holder_steps_down_at_once() -> None:
     clock, kept = Clock(), ScriptedLease()
     leader = leadership(kept, clock)
@@ -185,6 +197,7 @@ async def test_a_leader_that_sees_another_holder_steps_down_at_once() -> None:
     assert not leader.held.is_set()
 
 
+@pytest.mark.unit
 async def test_without_an_answer_the_lease_is_given_up_before_it_ends() -> None:
     clock, kept = Clock(), ScriptedLease()
     leader = leadership(kept, clock)

@@ -16,6 +16,9 @@ from zerotrain.operator.cluster.api import Api
 from zerotrain.operator.cluster.events import EventWriter
 from zerotrain.operator.reconcile import Event
 
+pytestmark = pytest.mark.ranks
+
+
 EVENTS = "/apis/events.k8s.io/v1/namespaces/ml/events"
 POST = f"POST {EVENTS}"
 EXISTS = failure(409, "AlreadyExists")

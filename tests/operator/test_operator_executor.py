@@ -109,6 +109,7 @@ async def perform(double: ApiDouble, *actions: Action) -> None:
 CREATE = CreateWorkers(attempt=1, indices=(0, 1))
 
 
+@pytest.mark.ranks
 async def test_shared_objects_come_before_the_pods() -> None:
     double = ApiDouble()
     accept_all(double)
@@ -118,6 +119,7 @@ async def test_shared_objects_come_before_the_pods() -> None:
     assert posted[3:] == ["pods", "pods"]
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(("attempt", "made"), [(1, [1, 1]), (2, [2, 2])])
 async def test_shared_objects_are_ensured_once_an_attempt(attempt: int, made: list[int]) -> None:
     double = ApiDouble()
@@ -129,6 +131,7 @@ async def test_shared_objects_are_ensured_once_an_attempt(attempt: int, made: li
     assert [double.asked(f"POST {path}") for path in (POLICIES, f"{CORE}/secrets")] == made
 
 
+@pytest.mark.ranks
 async def test_a_secret_is_made_again_with_pods_that_come_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "SHARED_FRESH", timedelta())
     double = ApiDouble()
@@ -137,6 +140,7 @@ async def test_a_secret_is_made_again_with_pods_that_come_later(monkeypatch: pyt
     assert [double.asked(f"POST {path}") for path in (POLICIES, f"{CORE}/secrets")] == [1, 2]
 
 
+@pytest.mark.ranks
 async def test_pods_are_made_for_a_while_and_the_others_in_the_next_pass(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -175,6 +179,7 @@ SHARED = {
 }
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("gone", [None, *SHARED])
 async def test_what_somebody_deleted_of_a_running_attempt_is_made_again(gone: str | None) -> None:
     own_program = job_json({"spec.command": ["python", "train.py"]})
@@ -193,6 +198,7 @@ async def test_what_somebody_deleted_of_a_running_attempt_is_made_again(gone: st
     assert len(double.requests) == len(SHARED) + (gone not in (None, "Secret"))
 
 
+@pytest.mark.ranks
 async def test_a_policy_that_was_opened_under_a_running_attempt_is_closed() -> None:
     double = ApiDouble()
     for path, name in SHARED.values():
@@ -204,6 +210,7 @@ async def test_a_policy_that_was_opened_under_a_running_attempt_is_closed() -> N
     assert [body["spec"]["ingress"] != [{}] for body in double.bodies(f"PATCH {POLICIES}/gpt")] == [True]
 
 
+@pytest.mark.ranks
 async def test_stacks_that_are_there_are_brought_up_to_date() -> None:
     double, body = ApiDouble(), job()
     double.on(f"POST {CORE}/configmaps", EXISTS)
@@ -216,6 +223,7 @@ async def test_stacks_that_are_there_are_brought_up_to_date() -> None:
     assert patch["data"]["worker-0.txt"] == "new\n"
 
 
+@pytest.mark.ranks
 async def test_a_policy_that_differs_is_brought_back_and_one_that_does_not_is_left() -> None:
     """After a change of the installation's networks, or of the policy by a tenant."""
     wanted = network_policy(make_job(), ResourceOptions())["spec"]
@@ -238,6 +246,7 @@ async def test_a_policy_that_differs_is_brought_back_and_one_that_does_not_is_le
     assert patch["spec"]["podSelector"]["matchLabels"]["no"] is None
 
 
+@pytest.mark.ranks
 async def test_a_secret_that_exists_is_never_read() -> None:
     double = ApiDouble()
     accept_all(double)
@@ -246,6 +255,7 @@ async def test_a_secret_that_exists_is_never_read() -> None:
     assert not [path for verb, path, _ in double.requests if verb == "GET" and "secrets" in path]
 
 
+@pytest.mark.ranks
 async def test_a_pod_that_exists_is_success_if_the_job_owns_it() -> None:
     double = ApiDouble()
     accept_all(double)
@@ -255,6 +265,7 @@ async def test_a_pod_that_exists_is_success_if_the_job_owns_it() -> None:
     await perform(double, CREATE)
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("kind", ["services", "pods"])
 async def test_a_name_that_somebody_else_holds_is_refused(kind: str) -> None:
     double = ApiDouble()
@@ -267,6 +278,7 @@ async def test_a_name_that_somebody_else_holds_is_refused(kind: str) -> None:
     assert caught.value.problem.reason == "NameTaken"
 
 
+@pytest.mark.ranks
 async def test_a_full_quota_is_told_without_the_pod_that_met_it_first() -> None:
     double = ApiDouble()
     accept_all(double)
@@ -277,6 +289,7 @@ async def test_a_full_quota_is_told_without_the_pod_that_met_it_first() -> None:
     assert caught.value.problem.message == told[told.index("exceeded") :]
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
@@ -294,6 +307,7 @@ async def test_what_the_server_refuses_is_said_in_its_words(answer: tuple[int, J
     assert caught.value.problem.reason == reason
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(
     ("said", "way_out"),
     [
@@ -317,6 +331,7 @@ async def test_a_refusal_of_pod_security_names_the_way_out_and_no_pod(said: str,
     assert "gpt-1-0" not in problem.message
 
 
+@pytest.mark.ranks
 async def test_an_attempt_is_deleted_with_one_request() -> None:
     double = ApiDouble()
     double.on(f"DELETE {CORE}/pods", (200, {}))
@@ -346,6 +361,7 @@ async def test_pods_that_ended_unheard_stay_while_the_others_are_told(
     assert {pod["metadata"]["name"] for pod in api.get(pods)["items"]} == left
 
 
+@pytest.mark.ranks
 async def test_a_pod_is_deleted_in_one_life_only() -> None:
     double = ApiDouble()
     double.on(f"DELETE {CORE}/pods/gpt-1-0", failure(409, "Conflict", "the UID in the precondition"))
@@ -355,6 +371,7 @@ async def test_a_pod_is_deleted_in_one_life_only() -> None:
     assert body["gracePeriodSeconds"] == 0
 
 
+@pytest.mark.ranks
 async def test_the_job_is_deleted_in_the_version_that_was_decided_by() -> None:
     path = "/apis/zerotrain.dev/v1alpha1/namespaces/ml/zerotrainingjobs/gpt"
     double = ApiDouble()
@@ -369,6 +386,7 @@ async def test_the_job_is_deleted_in_the_version_that_was_decided_by() -> None:
 YIELD = RequestYield(attempt=3, pod="gpt-3-0", pod_ip="10.0.0.1")
 
 
+@pytest.mark.ranks
 async def test_a_yield_shows_the_attempts_token_and_is_remembered() -> None:
     channel, uid = Channel(), job()["metadata"]["uid"]
     async with served(ApiDouble()) as api:
@@ -382,6 +400,7 @@ async def test_a_yield_shows_the_attempts_token_and_is_remembered() -> None:
     assert state.acked_at <= datetime.now(UTC)
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("final", [True, False])
 async def test_a_yield_that_is_not_taken_says_whether_asking_again_helps(final: bool) -> None:
     async with served(ApiDouble()) as api:
@@ -392,6 +411,7 @@ async def test_a_yield_that_is_not_taken_says_whether_asking_again_helps(final: 
     assert (state.acked_at, state.refused) == (None, final)
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(("owner", "deleted"), [(True, 1), (False, 0)])
 async def test_a_pod_group_is_deleted_only_where_it_is_the_jobs_own(owner: bool, deleted: int) -> None:
     path = "/apis/scheduling.volcano.sh/v1beta1/namespaces/ml/podgroups/gpt-3"
@@ -412,6 +432,7 @@ async def test_a_pod_group_is_deleted_only_where_it_is_the_jobs_own(owner: bool,
 BUDGET = "/apis/policy/v1/namespaces/ml/poddisruptionbudgets/gpt-3"
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(("owner", "deleted"), [(True, 1), (False, 0)])
 async def test_a_disruption_budget_is_deleted_only_where_it_is_the_jobs_own(
     owner: bool, deleted: int
@@ -426,6 +447,7 @@ async def test_a_disruption_budget_is_deleted_only_where_it_is_the_jobs_own(
         assert double.bodies(f"DELETE {BUDGET}")[0]["preconditions"] == {"uid": "budget-uid"}
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("there", [False, True])
 async def test_a_disruption_budget_that_went_meanwhile_is_none(there: bool) -> None:
     """Before the look at it, or between the look and the deletion, when another one took the name."""

@@ -8,6 +8,9 @@ from tests.operator.api_double import ApiDouble, served
 from zerotrain.operator.cluster.api import Request
 from zerotrain.operator.cluster.errors import NotLeading
 
+pytestmark = pytest.mark.ranks
+
+
 POD = "/api/v1/namespaces/ml/pods/gpt-1-0"
 LEASE = "/apis/coordination.k8s.io/v1/namespaces/ops/leases/op"
 

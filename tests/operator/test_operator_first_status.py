@@ -18,6 +18,9 @@ from zerotrain.operator.handlers.pacing import Pace
 from zerotrain.operator.reconcile import Plan, reconcile
 from zerotrain.operator.reconcile.queues import ClusterApis
 
+pytestmark = pytest.mark.ranks
+
+
 CORE = "/api/v1/namespaces/ml"
 STATUS = f"PUT {PATH}/status"
 WRITTEN = (200, {"metadata": {"name": "gpt", "namespace": "ml", "uid": UID, "resourceVersion": "9"}})

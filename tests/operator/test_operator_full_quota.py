@@ -25,6 +25,9 @@ from zerotrain.operator.reconcile import CreateWorkers, KeepShared, Plan, SaveLo
 from zerotrain.operator.resources import ResourceOptions, network_policy, rendezvous_name, rendezvous_service
 from zerotrain.operator.resources.failures import failures_config_map
 
+pytestmark = pytest.mark.ranks
+
+
 SERVICES, SECRETS, PODS = f"{CORE}/services", f"{CORE}/secrets", f"{CORE}/pods"
 FULL = failure(403, "Forbidden", "exceeded quota: team, used: 1, limited: 1")
 GONE = failure(404, "NotFound")

@@ -22,6 +22,9 @@ from zerotrain.operator.cluster.scope import scoped
 from zerotrain.operator.handlers.config import OperatorConfig
 from zerotrain.operator.handlers.runtime import Runtime
 
+pytestmark = pytest.mark.ranks
+
+
 LIST = f"GET {ALL_JOBS}"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/zerotrain-system/leases"
 

@@ -14,6 +14,8 @@ from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.cluster.jobs import JobCache, key_of
 from zerotrain.operator.cluster.memory import MOST_MODELS, Memories
 
+pytestmark = pytest.mark.unit
+
 
 def sent(number: int = 0) -> Json:
     """A job as the API server sends it: parsed anew, with the words of its writers."""

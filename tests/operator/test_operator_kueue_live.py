@@ -20,7 +20,7 @@ from tests.support.devcluster import Cluster, Devcluster, wait_until
 from tests.support.kueue import CERTS, GROUP, kueue_running, kueues, team_namespace
 from tests.support.private_mount import can_mount
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.tools
 POOL = "zerotrain.dev/pool"
 HASTY = {
     "waitForPodsReady": {

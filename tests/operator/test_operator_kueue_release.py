@@ -15,6 +15,7 @@ from zerotrain.operator.reconcile.queues import QueueStep
 from zerotrain.operator.resources.kueue import workload_name
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(
     ("evicted", "reserved", "writes"),
     [
@@ -37,6 +38,7 @@ async def test_only_what_is_evicted_now_is_given_back(evicted: str, reserved: st
     assert double.asked(f"PUT {path}/status") == writes
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("before", "step", "after"),
     [

@@ -17,7 +17,7 @@ from tests.support.devcluster import Cluster, Devcluster, wait_until
 from tests.support.kueue import CERTS, GROUP, kueue_running, kueues, team_namespace
 from tests.support.private_mount import can_mount
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.tools
 RACK, HOST = "zerotrain.dev/rack", "kubernetes.io/hostname"
 NODES = {"rack-a-1": "a", "rack-a-2": "a", "rack-b-1": "b", "rack-b-2": "b"}
 """Each holds two workers, beside what belongs to the cluster."""

@@ -19,6 +19,7 @@ from zerotrain.operator.handlers.controller import (
 )
 
 
+@pytest.mark.unit
 async def test_a_renewal_goes_before_a_thousand_creations_and_they_pay_for_it() -> None:
     bucket = TokenBucket(rate=0.001, burst=1)
     await bucket.take()
@@ -32,6 +33,7 @@ async def test_a_renewal_goes_before_a_thousand_creations_and_they_pay_for_it() 
     await asyncio.gather(*waiting, return_exceptions=True)
 
 
+@pytest.mark.ranks
 async def test_only_what_asks_for_it_is_urgent() -> None:
     double = ApiDouble()
     double.on("GET /thing", (200, {}))
@@ -45,6 +47,7 @@ async def test_only_what_asks_for_it_is_urgent() -> None:
     assert double.asked("GET /thing") == 2
 
 
+@pytest.mark.unit
 def test_a_budget_refills_and_is_each_ones_own() -> None:
     now = [0.0]
     budgets = Budgets(burst=2, every_s=10.0, max_keys=100, clock=lambda: now[0])
@@ -56,6 +59,7 @@ def test_a_budget_refills_and_is_each_ones_own() -> None:
     assert [budgets.spend("a") for _ in range(3)] == [True, True, False]
 
 
+@pytest.mark.unit
 def test_budgets_stay_small() -> None:
     budgets = Budgets(burst=1, every_s=10.0, max_keys=10)
     for number in range(1000):
@@ -64,6 +68,7 @@ def test_budgets_stay_small() -> None:
     assert budgets.spend("0"), "forgotten, as the longest unused"
 
 
+@pytest.mark.unit
 def test_lost_races_are_run_again_at_once_and_then_ever_more_slowly() -> None:
     waits = [conflict_backoff_s(lost) for lost in range(1, 20)]
     assert waits[:FREE_CONFLICTS] == [0.0] * FREE_CONFLICTS

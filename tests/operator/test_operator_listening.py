@@ -19,6 +19,9 @@ from zerotrain.operator.cluster.progress import ProgressPuller
 from zerotrain.operator.cluster.store import JobKey
 from zerotrain.operator.reconcile import NodeView
 
+pytestmark = pytest.mark.unit
+
+
 WORKERS = 4000
 LOST_AFTER_S = 60
 """`failurePolicy.nodeNotReadySeconds`, unless given."""

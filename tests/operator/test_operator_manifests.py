@@ -20,6 +20,7 @@ def documents(name: str) -> list[dict[str, Any]]:
     return [dict(item) for item in YAML(typ="safe", pure=True).load_all(Path(FOLDER, name).read_text())]
 
 
+@pytest.mark.unit
 def test_the_role_names_every_right_and_no_dangerous_one() -> None:
     """That it grants what is used and nothing else is judged by `test_operator_rbac.py`."""
     granted_rights = granted([FOLDER / "cluster_role.yaml", FOLDER / "lease_role.yaml"])
@@ -30,6 +31,7 @@ def test_the_role_names_every_right_and_no_dangerous_one() -> None:
     assert not {"nodes", "pods/exec", "pods/ephemeralcontainers", "serviceaccounts", "clusterroles"} & changed
 
 
+@pytest.mark.unit
 def test_the_workers_network_policy_lets_this_deployment_in() -> None:
     (deployment,) = documents("deployment.yaml")
     options = ResourceOptions()
@@ -38,6 +40,7 @@ def test_the_workers_network_policy_lets_this_deployment_in() -> None:
     assert options.operator_labels.items() <= labels.items()
 
 
+@pytest.mark.unit
 def test_the_deployment_sets_only_variables_that_are_read(tmp_path: Path) -> None:
     (deployment,) = documents("deployment.yaml")
     (container,) = deployment["spec"]["template"]["spec"]["containers"]

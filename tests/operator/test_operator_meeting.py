@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.operator.test_operator_progress import Bench, Workers
 from zerotrain.contract.progress import Phase
 from zerotrain.operator.cluster.progress import INSPECTION_INTERVAL_S
 from zerotrain.operator.reconcile.hangs import MEETING_S
+
+pytestmark = pytest.mark.unit
+
 
 BOTH = ["gpt-1-0", "gpt-1-0", "gpt-1-1"]
 

@@ -81,6 +81,7 @@ def value(source: Telemetry, name: str, **labels: str) -> float | None:
     return source.registry.get_sample_value(name, {"namespace": "ml", "job_name": "gpt"} | labels)
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("policy", "step_s", "limit_s"),
     [
@@ -100,6 +101,7 @@ def test_a_patient_hang_policy_is_told_with_the_time_of_the_last_step(
     assert value(telemetry([(KEY, body)]), "zerotrain_job_hang_limit_seconds", phase="step") == limit_s
 
 
+@pytest.mark.unit
 def test_a_jobs_status_as_series() -> None:
     found = telemetry([(KEY, with_status())])
     expected: dict[tuple[str, ...], float | None] = {
@@ -147,6 +149,7 @@ def test_a_jobs_status_as_series() -> None:
     assert seen == expected
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     "phase", ["Completed", "Failed", "Suspended", "Queued", "Stalled", "Restarting", "Pending"]
 )
@@ -156,16 +159,19 @@ def test_what_was_found_of_an_attempt_ends_with_it(phase: str) -> None:
     assert value(found, "zerotrain_job_straggler_ratio", rank="5") is None
 
 
+@pytest.mark.unit
 def test_what_was_found_of_an_earlier_attempt_is_not_told_of_this_one() -> None:
     found = telemetry([(KEY, with_status(attempt=4))])
     assert value(found, "zerotrain_job_hung") == 0
     assert value(found, "zerotrain_job_straggler_ratio", rank="5") is None
 
 
+@pytest.mark.unit
 def test_a_hang_before_the_first_step_is_told() -> None:
     assert value(telemetry([(KEY, with_status(phase="Starting"))]), "zerotrain_job_hung") == 1
 
 
+@pytest.mark.unit
 def test_a_new_job_has_what_alerts_need_and_nothing_invented() -> None:
     body = with_status()
     del body["status"]
@@ -180,6 +186,7 @@ def test_a_new_job_has_what_alerts_need_and_nothing_invented() -> None:
     assert b"MyError" not in generate_latest(telemetry([(KEY, with_status())]).registry)
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("phase", "began"),
     [
@@ -196,6 +203,7 @@ def test_when_a_phase_began(phase: str, began: str) -> None:
     assert value(found, "zerotrain_job_phase_since_timestamp_seconds") == unix(began)
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     "nonsense",
     [
@@ -214,6 +222,7 @@ def test_a_status_that_cannot_be_read_costs_its_own_series(nonsense: Json) -> No
     assert value(found, "zerotrain_job_step", job_name="well") == 120
 
 
+@pytest.mark.unit
 def test_a_job_that_changed_is_read_again_and_one_that_went_is_forgotten() -> None:
     jobs = [(KEY, with_status())]
     found = telemetry(jobs)
@@ -226,10 +235,12 @@ def test_a_job_that_changed_is_read_again_and_one_that_went_is_forgotten() -> No
     assert value(found, "zerotrain_job_step") is None
 
 
+@pytest.mark.unit
 def test_a_replica_that_stands_by_tells_of_no_job() -> None:
     assert value(telemetry([(KEY, with_status())], leads=False), "zerotrain_job_step") is None
 
 
+@pytest.mark.tools
 def test_what_is_exported_is_what_the_catalogue_says(promtool: Any) -> None:
     found = telemetry([(KEY, with_status(completionTime="2026-01-31T12:00:00Z"))])
     found.request("PUT", "pods", 201, 0.1)
@@ -252,6 +263,7 @@ def label_sets(families: list[Any]) -> Iterator[tuple[str, frozenset[str]]]:
             yield sample.name, frozenset(sample.labels)
 
 
+@pytest.mark.unit
 def test_the_operators_own_are_born_at_0() -> None:
     found = Telemetry()
     for spec in OPERATOR_METRICS:
@@ -271,6 +283,7 @@ def test_the_operators_own_are_born_at_0() -> None:
     assert (read("process_resident_memory_bytes", {}) or 0) > 1 << 20
 
 
+@pytest.mark.unit
 async def test_the_age_of_the_oldest_key_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("zerotrain.operator.handlers.queue.time.monotonic", lambda: now[0])

@@ -180,6 +180,7 @@ def _pods(namespace: str) -> str:
     return f"/api/v1/namespaces/{namespace}/pods"
 
 
+@pytest.mark.unit
 def test_paths_of_both_modes() -> None:
     assert scoped("/api/v1/pods", ()) == ("/api/v1/pods",)
     assert scoped("/apis/x/v1/things", ("a", "b")) == (
@@ -190,6 +191,7 @@ def test_paths_of_both_modes() -> None:
     assert OperatorConfig.from_env({VARIABLE: "a, b,a,"}).namespaces == ("a", "b")
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("name", ["team-*", "!team", "Team", "a b"])
 def test_a_pattern_is_refused_because_it_would_need_to_list_namespaces(name: str) -> None:
     with pytest.raises(OperatorConfigError, match="ZEROTRAIN_OPERATOR_NAMESPACES"):

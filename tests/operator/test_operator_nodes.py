@@ -30,6 +30,7 @@ def taint(key: str, effect: str) -> dict[str, Any]:
     return {"taints": [{"key": key, "effect": effect}]}
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("item", "told"),
     [
@@ -54,6 +55,7 @@ def test_only_nodes_with_something_to_say_are_kept(item: dict[str, Any], told: b
     assert len(changed) == int(told), "a heartbeat wakes nobody"
 
 
+@pytest.mark.unit
 def test_a_silence_counts_from_when_it_was_heard_of_and_from_its_own_beginning() -> None:
     minutes = iter(NOW + timedelta(minutes=number) for number in range(9))
     store = NodeStore(now=lambda: next(minutes))
@@ -77,6 +79,7 @@ def test_a_silence_counts_from_when_it_was_heard_of_and_from_its_own_beginning()
     assert told_at() == NOW + timedelta(minutes=2)
 
 
+@pytest.mark.unit
 def test_nodes_that_come_and_go_for_ever_are_not_all_remembered() -> None:
     store = NodeStore()
     for number in range(MAX_GONE + 50):
@@ -86,6 +89,7 @@ def test_nodes_that_come_and_go_for_ever_are_not_all_remembered() -> None:
     assert sorted(int(name.removeprefix("node-")) for name in found) == list(range(50, MAX_GONE + 50))
 
 
+@pytest.mark.unit
 def test_a_node_that_was_deleted_is_told_of_until_its_name_comes_back() -> None:
     store = NodeStore()
     for name in ("node-0", "node-1", "node-2"):
@@ -102,6 +106,7 @@ def test_a_node_that_was_deleted_is_told_of_until_its_name_comes_back() -> None:
 LOG = "".join(f"[rank {number % 3}] {number}\n" if number % 3 else f"{number}\n" for number in range(900))
 
 
+@pytest.mark.unit
 def test_the_last_hundred_lines_of_one_rank() -> None:
     assert last_lines(LOG, 2).splitlines() == [f"[rank 2] {number}" for number in range(602, 900, 3)]
     assert last_lines(LOG, 0).splitlines() == [str(number) for number in range(600, 900, 3)]
@@ -109,6 +114,7 @@ def test_the_last_hundred_lines_of_one_rank() -> None:
     assert last_lines("launcher: no rank started\n", 5) == "launcher: no rank started\n"
 
 
+@pytest.mark.unit
 def test_what_a_program_writes_is_bounded_and_printable() -> None:
     assert last_lines("10%\r20%\r30%\r\n\x1b[31mred\x00\x9b1m\n", None) == "30%\n?[31mred??1m\n"
     kept = last_lines(("\u20ac" * 10**5 + "\n") * 200 + "the end\n", None)
@@ -116,6 +122,7 @@ def test_what_a_program_writes_is_bounded_and_printable() -> None:
     assert kept.endswith("the end\n")
 
 
+@pytest.mark.ranks
 async def test_only_the_end_of_a_long_log_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     async def endless(request: web.Request) -> web.StreamResponse:
         assert request.query["container"] == "worker"
@@ -136,6 +143,7 @@ async def test_only_the_end_of_a_long_log_is_held(monkeypatch: pytest.MonkeyPatc
     assert refused.startswith("(the log cannot be read: 500")
 
 
+@pytest.mark.ranks
 async def test_where_that_is_too_much_the_newest_lines_are_read_alone() -> None:
     """A progress bar without line ends, and the traceback after it."""
 
@@ -154,6 +162,7 @@ async def test_where_that_is_too_much_the_newest_lines_are_read_alone() -> None:
     assert last_lines(text, None).splitlines()[-1] == "RuntimeError: the cause"
 
 
+@pytest.mark.ranks
 async def test_what_came_before_the_time_was_up_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "TIMEOUT_S", 0.3)
 
@@ -171,6 +180,7 @@ async def test_what_came_before_the_time_was_up_is_kept(monkeypatch: pytest.Monk
     assert text.startswith("RuntimeError: the cause\n(the log cannot be read: ")
 
 
+@pytest.mark.unit
 def test_the_failures_of_ten_attempts_fit_a_config_map(simple_job: ZeroTrainingJob) -> None:
     keys = [f"attempt-{number}.log" for number in range(1, 31)] + ["notes"]
     assert outdated_keys([*keys[:10], "notes"], "attempt-11.log") == ["attempt-1.log"]

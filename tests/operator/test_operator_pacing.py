@@ -14,6 +14,9 @@ from zerotrain.operator.handlers.pacing import MAX_START_WAIT_S, MAX_WAIT_S, WAI
 from zerotrain.operator.handlers.queue import WorkQueue
 from zerotrain.operator.reconcile import CreateWorkers, Known, Observed, can_wait, reconcile
 
+pytestmark = pytest.mark.unit
+
+
 OWNER = owner_key("ml", "job-uid")
 
 

@@ -20,6 +20,9 @@ from zerotrain.operator.cluster.jobs import status_body
 from zerotrain.operator.constants import ANNOTATION_IGNORE_MEMORY_PLAN
 from zerotrain.operator.reconcile import reconcile
 
+pytestmark = pytest.mark.unit
+
+
 Json = dict[str, Any]
 FOLDER = REPOSITORY / "deploy" / "examples"
 EXAMPLES = {

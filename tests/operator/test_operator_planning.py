@@ -13,6 +13,8 @@ from tests.operator.test_operator_controller import KEY, PATH, controller, store
 from zerotrain.operator.api import planning
 from zerotrain.operator.api.spec import ZeroTrainingJobSpec
 
+pytestmark = pytest.mark.ranks
+
 
 async def test_a_memory_plan_is_made_beside_the_event_loop_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan may take a tenth of a second, in which nothing else would turn."""

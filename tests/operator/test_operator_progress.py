@@ -6,6 +6,8 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
+
 from tests.operator.api_double import Json, pod_json
 from zerotrain.contract.progress import CheckpointProgress, Motion, Phase, Progress, Straggler
 from zerotrain.contract.worker_http import WorkerReport
@@ -24,6 +26,9 @@ from zerotrain.operator.cluster.progress import (
     ProgressPuller,
 )
 from zerotrain.operator.cluster.store import JobKey, PodStore
+
+pytestmark = pytest.mark.unit
+
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 RUNNING = [{"name": "worker", "state": {"running": {}}}]

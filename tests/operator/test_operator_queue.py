@@ -9,6 +9,8 @@ import pytest
 from zerotrain.operator.handlers.queue import MAX_VOID, WorkQueue
 from zerotrain.operator.handlers.runtime import dead_tasks
 
+pytestmark = pytest.mark.unit
+
 
 async def take(queue: WorkQueue[str]) -> str:
     async with asyncio.timeout(60):

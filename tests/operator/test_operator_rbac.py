@@ -51,11 +51,13 @@ NAMED: list[tuple[str, str, str]] = [
 ]
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(("method", "path", "said"), NAMED, ids=[said for _, _, said in NAMED])
 def test_a_request_is_named_as_a_role_names_it(method: str, path: str, said: str) -> None:
     assert str(call_of(method, f"https://127.0.0.1:6443{path}")) == said
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("path", ["/apis/zerotrain.dev/v1alpha1", "/api/v1", "/version", "/progress", "/"])
 def test_what_is_no_resource_needs_no_right(path: str) -> None:
     assert call_of("GET", f"https://127.0.0.1:6443{path}") is None
@@ -100,6 +102,7 @@ def test_the_roles_grant_what_operators_do_and_nothing_else(
     assert not idle, f"no test's operator used these rights: {idle}; remove them, or test what needs them"
 
 
+@pytest.mark.unit
 def test_of_all_services_only_those_that_jobs_share_may_be_deleted() -> None:
     documents = YAML(typ="safe", pure=True).load_all(ROLES[0].read_text())
     rules = [rule for document in documents for rule in document.get("rules", ())]

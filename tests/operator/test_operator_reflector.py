@@ -33,6 +33,7 @@ def gone(store: PodStore) -> list[int]:
     return sorted(pod.index for pod in store.of_job(OWNER)[1])
 
 
+@pytest.mark.unit
 def test_an_older_view_never_replaces_a_newer_one() -> None:
     store = PodStore()
     assert store.put(pod_json(0, version=5, phase="Running"), now=NOW) == KEY
@@ -40,6 +41,7 @@ def test_an_older_view_never_replaces_a_newer_one() -> None:
     assert present(store) == [(0, "Running")]
 
 
+@pytest.mark.unit
 def test_the_answer_to_a_creation_does_not_bring_a_deleted_pod_back() -> None:
     store = PodStore()
     store.remove(pod_json(0, version=6), now=NOW)
@@ -48,6 +50,7 @@ def test_the_answer_to_a_creation_does_not_bring_a_deleted_pod_back() -> None:
     assert gone(store) == [0]
 
 
+@pytest.mark.unit
 def test_a_full_list_buries_what_it_lacks_but_not_what_is_newer() -> None:
     store = PodStore()
     store.put(pod_json(0, version=3), now=NOW)
@@ -57,6 +60,7 @@ def test_a_full_list_buries_what_it_lacks_but_not_what_is_newer() -> None:
     assert gone(store) == [0]
 
 
+@pytest.mark.unit
 def test_the_last_view_of_a_pod_tells_how_it_ended() -> None:
     store = PodStore()
     state = {"terminated": {"exitCode": 75, "finishedAt": "2026-01-01T00:00:00Z"}}
@@ -66,6 +70,7 @@ def test_the_last_view_of_a_pod_tells_how_it_ended() -> None:
     assert store.of_job(OWNER)[1][0].exit_code == 75
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("seed", range(5))
 def test_jobs_are_found_by_the_nodes_of_their_pods(seed: int) -> None:
     chance, store = random.Random(seed), PodStore()
@@ -103,6 +108,7 @@ def test_jobs_are_found_by_the_nodes_of_their_pods(seed: int) -> None:
             assert store.on_node(node) == {JobKey("ml", job) for job in there}
 
 
+@pytest.mark.unit
 def test_nodes_that_hold_no_pod_any_more_are_forgotten() -> None:
     store = PodStore()
     for number in range(10):
@@ -116,6 +122,7 @@ def test_nodes_that_hold_no_pod_any_more_are_forgotten() -> None:
     assert store._on_node == {"node-0": {OWNER}}
 
 
+@pytest.mark.unit
 def test_a_pod_that_the_job_does_not_control_is_no_pod_of_the_job() -> None:
     store = PodStore()
     stranger = pod_json(0, version=1)
@@ -132,6 +139,7 @@ def named(index: int, name: str, *, version: int = 1, attempt: int = 1) -> Json:
     return forged
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("index", "attempt", "name"),
     [(0, 1, "mine"), (0, 1, "gpt-1-00"), (0, 2, "gpt-1-0"), (-1, 1, "gpt-1--1"), (0, 0, "gpt-0-0")],
@@ -143,6 +151,7 @@ def test_a_pod_without_the_name_of_its_labels_is_no_worker(index: int, attempt: 
     assert present(store) == []
 
 
+@pytest.mark.unit
 def test_pods_of_a_tenants_own_making_cannot_fill_the_memory() -> None:
     store = PodStore()
     store.put(pod_json(0, version=1), now=NOW)
@@ -161,6 +170,7 @@ def test_pods_of_a_tenants_own_making_cannot_fill_the_memory() -> None:
     assert len(gone(store)) <= most
 
 
+@pytest.mark.unit
 def test_all_workers_of_the_largest_job_are_kept_before_its_size_is_known() -> None:
     store = PodStore()
     for index in range(MAX_WORKERS):
@@ -168,6 +178,7 @@ def test_all_workers_of_the_largest_job_are_kept_before_its_size_is_known() -> N
     assert len(present(store)) == MAX_WORKERS
 
 
+@pytest.mark.unit
 def test_a_pod_of_another_namespace_is_no_pod_of_the_job() -> None:
     store = PodStore()
     forged = pod_json(0, version=1)
@@ -177,6 +188,7 @@ def test_a_pod_of_another_namespace_is_no_pod_of_the_job() -> None:
     assert (present(store), gone(store)) == ([], [])
 
 
+@pytest.mark.unit
 def test_a_late_event_of_a_job_that_is_gone_is_pruned() -> None:
     store = PodStore()
     store.remove(pod_json(0, version=1), now=NOW)
@@ -189,6 +201,7 @@ def test_a_late_event_of_a_job_that_is_gone_is_pruned() -> None:
     assert present(store) == [(1, "Pending")]
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("code", [2, 75, 143])
 def test_a_code_of_an_init_container_is_no_word_of_the_worker(code: int) -> None:
     store = PodStore()
@@ -198,6 +211,7 @@ def test_a_code_of_an_init_container_is_no_word_of_the_worker(code: int) -> None
     assert (view.state.value, view.exit_code) == ("Failed", 1)
 
 
+@pytest.mark.unit
 def test_the_first_refusal_of_the_scheduler_is_remembered() -> None:
     store = PodStore()
 
@@ -212,6 +226,7 @@ def test_the_first_refusal_of_the_scheduler_is_remembered() -> None:
     assert told(4, 60) == NOW + timedelta(seconds=60)
 
 
+@pytest.mark.unit
 def test_an_init_container_says_what_the_worker_waits_for() -> None:
     store = PodStore()
     held = {"waiting": {"reason": "PodInitializing"}}
@@ -228,6 +243,7 @@ def test_an_init_container_says_what_the_worker_waits_for() -> None:
     assert store.of_job(OWNER)[0][0].waiting is None
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("message", ["\n", "[" * 4096, " \t\n", '{"attempt": 1, "code": 1, "step": []}'])
 def test_no_termination_message_makes_a_pod_unreadable(message: str) -> None:
     store = PodStore()
@@ -237,6 +253,7 @@ def test_no_termination_message_makes_a_pod_unreadable(message: str) -> None:
     assert present(store) == [(0, "Failed")]
 
 
+@pytest.mark.unit
 def test_the_culprit_is_known_where_kubelet_cut_the_message() -> None:
     """Of a pod of twelve containers it keeps a KiB each."""
     words = Termination(attempt=1, code=84, rank=3, step=7, exception="E" * 2000, last_line="L" * 2000)
@@ -250,6 +267,7 @@ def test_the_culprit_is_known_where_kubelet_cut_the_message() -> None:
     assert (read.exception or "").startswith("EEE")
 
 
+@pytest.mark.unit
 def test_a_pod_that_cannot_be_read_is_passed_over() -> None:
     store = PodStore()
     broken = pod_json(0, version=1, containerStatuses=[{"name": "worker", "state": {"terminated": "?"}}])
@@ -257,6 +275,7 @@ def test_a_pod_that_cannot_be_read_is_passed_over() -> None:
     assert present(store) == [(1, "Pending")]
 
 
+@pytest.mark.unit
 def test_views_of_past_attempts_are_forgotten() -> None:
     store = PodStore()
     store.remove(pod_json(0, version=1), now=NOW)
@@ -308,6 +327,7 @@ async def reflected(cluster: Cluster, watches: int) -> tuple[PodStore, list[JobK
     return store, changed
 
 
+@pytest.mark.ranks
 async def test_reads_all_pages_then_watches_from_there() -> None:
     first = page(pod_json(0, version=2), version=7, more="next")
     cluster = Cluster([first, page(pod_json(1, version=3), version=7)], [])
@@ -317,6 +337,7 @@ async def test_reads_all_pages_then_watches_from_there() -> None:
     assert set(changed) == {KEY}
 
 
+@pytest.mark.ranks
 async def test_goes_on_from_the_last_bookmark() -> None:
     events = [
         {"type": "ADDED", "object": pod_json(0, version=8)},
@@ -328,6 +349,7 @@ async def test_goes_on_from_the_last_bookmark() -> None:
     assert present(store) == [(0, "Pending")]
 
 
+@pytest.mark.ranks
 async def test_a_version_that_is_too_old_means_a_new_list() -> None:
     expired = {
         "type": "ERROR",
@@ -339,6 +361,7 @@ async def test_a_version_that_is_too_old_means_a_new_list() -> None:
     assert gone(store) == [0]
 
 
+@pytest.mark.ranks
 async def test_a_deletion_on_the_watch() -> None:
     events = [{"type": "DELETED", "object": pod_json(0, version=9)}]
     store, changed = await reflected(Cluster([page(pod_json(0, version=2), version=7)], [events]), 1)
@@ -393,6 +416,7 @@ async def until(holds: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("code", [403, 404])
 async def test_a_namespace_that_is_refused_keeps_no_other_waiting(
     code: int, caplog: pytest.LogCaptureFixture
@@ -413,6 +437,7 @@ async def test_a_namespace_that_is_refused_keeps_no_other_waiting(
     assert caplog.text.count("pods cannot be watched") == 1
 
 
+@pytest.mark.ranks
 async def test_a_role_that_comes_back_is_noticed() -> None:
     space = Roles(pod_json(0, version=2), granted=False)
     async with watching(other=Roles(granted=True), ml=space) as (reflector, store, seen):
@@ -424,6 +449,7 @@ async def test_a_role_that_comes_back_is_noticed() -> None:
         assert not any(reflector.refused.values())
 
 
+@pytest.mark.ranks
 async def test_a_role_that_goes_ends_the_sight_until_a_new_list() -> None:
     space = Roles(pod_json(0, version=2), granted=True)
     async with watching(ml=space, other=Roles(granted=True)) as (reflector, store, seen):
@@ -436,6 +462,7 @@ async def test_a_role_that_goes_ends_the_sight_until_a_new_list() -> None:
         assert (present(store), gone(store)) == ([(1, "Pending")], [0])
 
 
+@pytest.mark.ranks
 async def test_an_operator_that_may_read_nothing_is_not_ready() -> None:
     one, two = Roles(granted=False), Roles(granted=False)
     async with watching(one=one, two=two) as (reflector, _, _):

@@ -17,6 +17,9 @@ from zerotrain.operator.cluster.jobs import JobCache
 from zerotrain.operator.constants import RENDEZVOUS_SERVICES, Reason
 from zerotrain.operator.reconcile import DeletePods, DeleteWorkers, SaveLog
 
+pytestmark = pytest.mark.ranks
+
+
 WEBHOOK_DOWN = failure(500, "InternalError", 'failed calling webhook "x": refused')
 SAVE = SaveLog(attempt=1, pod="gpt-1-0", rank=0, key="attempt-1.log", title="t")
 REMOVE = DeletePods(names_uids=(("gpt-1-0", "u"),), grace_s=1)

@@ -51,6 +51,7 @@ def another(uid: str, namespace: str) -> Json:
     return job_json({f"metadata.{name}": value for name, value in meta.items()})
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("changes", "name", "selected"),
     [
@@ -67,10 +68,12 @@ def test_which_service_names_the_workers(changes: Json, name: str | None, select
     assert all((selected or {}).items() <= item["spec"]["selector"].items() for item in found)
 
 
+@pytest.mark.unit
 def test_jobs_are_spread_over_all_of_them() -> None:
     assert {rendezvous_name(f"uid-{number}") for number in range(400)} == set(RENDEZVOUS_SERVICES)
 
 
+@pytest.mark.ranks
 async def test_it_is_made_before_the_pods_and_once_for_all_jobs() -> None:
     double = ApiDouble()
     accept_all(double)
@@ -83,6 +86,7 @@ async def test_it_is_made_before_the_pods_and_once_for_all_jobs() -> None:
     assert (double.asked(f"POST {SERVICES}"), double.asked(f"GET {SERVICE}")) == (1, 0)
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(("there", "made"), [((200, ours()), 1), (GONE, 2)], ids=["there", "deleted"])
 async def test_it_is_looked_at_again_after_a_while(
     monkeypatch: pytest.MonkeyPatch, there: tuple[int, Json], made: int
@@ -98,6 +102,7 @@ async def test_it_is_looked_at_again_after_a_while(
     assert (double.asked(f"GET {SERVICE}"), double.asked(f"POST {SERVICES}")) == (1, made)
 
 
+@pytest.mark.ranks
 async def test_one_that_an_operator_before_made_is_taken() -> None:
     double = ApiDouble()
     double.on(f"POST {SERVICES}", EXISTS)
@@ -106,6 +111,7 @@ async def test_one_that_an_operator_before_made_is_taken() -> None:
         await rendezvous.ensure(executor(api), ZeroTrainingJob.parse(job()))
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(
     ("there", "words"),
     [
@@ -140,6 +146,7 @@ def listed(*services: Json) -> ApiDouble:
     return double
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(
     ("jobs", "deleted"),
     [
@@ -162,6 +169,7 @@ async def test_it_goes_when_no_job_might_use_it(jobs: tuple[Json, ...], deleted:
         assert options["preconditions"] == {"uid": f"uid-of-{NAME}"}
 
 
+@pytest.mark.ranks
 async def test_services_of_others_stay() -> None:
     foreign = {**ours(), "metadata": {**ours()["metadata"], "labels": {}}}
     double = listed(ours("front"), foreign)
@@ -170,6 +178,7 @@ async def test_services_of_others_stay() -> None:
     assert not [path for verb, path, _ in double.requests if verb == "DELETE"]
 
 
+@pytest.mark.ranks
 async def test_they_are_listed_once_and_again_by_the_next_leader() -> None:
     double = listed()
     async with served(double) as api:
@@ -182,6 +191,7 @@ async def test_they_are_listed_once_and_again_by_the_next_leader() -> None:
     assert double.asked("GET /api/v1/services") == 2
 
 
+@pytest.mark.ranks
 async def test_a_job_that_comes_meanwhile_gets_another() -> None:
     """The Service is deleted under its lock; who asks for it waits, and makes it anew."""
     double, jobs = listed(ours()), cache()
@@ -198,6 +208,7 @@ async def test_a_job_that_comes_meanwhile_gets_another() -> None:
     assert [verb for verb, _, _ in double.requests] == ["GET", "DELETE", "POST"]
 
 
+@pytest.mark.ranks
 async def test_one_that_could_not_be_deleted_is_tried_again() -> None:
     double = listed(ours())
     double.on(f"DELETE {SERVICE}", *[failure(503, "ServiceUnavailable")] * 4, (200, {}))

@@ -9,6 +9,9 @@ import pytest
 
 from zerotrain.operator.cluster.server_time import LISTEN_EVERY_S, ServerTime
 
+pytestmark = pytest.mark.unit
+
+
 TRUE = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 
 

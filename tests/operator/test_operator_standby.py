@@ -23,6 +23,7 @@ def of_attempt(number: int, index: int, version: int, phase: str = "Running") ->
     return pod
 
 
+@pytest.mark.ranks
 async def test_one_that_stands_by_forgets_the_pods_of_attempts_that_are_over() -> None:
     async with served(ApiDouble()) as api:
         hands, version = controller(api), 10
@@ -39,6 +40,7 @@ async def test_one_that_stands_by_forgets_the_pods_of_attempts_that_are_over() -
         assert {pod.attempt for pod in hands.store.of_job(OWNER)[1]} == {19}
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("is_old", [True, False])
 async def test_pods_of_a_later_attempt_say_that_the_job_must_be_read_again(is_old: bool) -> None:
     """Nothing that an old view leads to need conflict with anything. Forged pods block nothing for good."""
@@ -63,6 +65,7 @@ async def test_pods_of_a_later_attempt_say_that_the_job_must_be_read_again(is_ol
     assert made == ([] if is_old else ["gpt-3-0", "gpt-3-1"])
 
 
+@pytest.mark.unit
 def test_time_without_a_leader_is_none_in_which_pods_could_start() -> None:
     store, memories = PodStore(), Memories()
     store.sight.gained(None, now=ago(86_400))
@@ -74,6 +77,7 @@ def test_time_without_a_leader_is_none_in_which_pods_could_start() -> None:
     assert memories.observe("elsewhere", UID, PodStore()).synced_at is None
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(("acts_s", "ends"), [(30, 0), (700, 1)])
 def test_a_start_deadline_counts_from_when_somebody_acts(acts_s: float, ends: int) -> None:
     shape = {"workers": 2, "gracePeriodSeconds": 60, "generation": 1}
@@ -87,6 +91,7 @@ def test_a_start_deadline_counts_from_when_somebody_acts(acts_s: float, ends: in
     assert plan.status.restarts.total == ends
 
 
+@pytest.mark.unit
 def test_a_replica_that_begins_to_lead_waits_for_late_creations() -> None:
     """Of the one before it, whose requests may still be carried out."""
     memories, store = Memories(acting_since=ago(1)), PodStore()

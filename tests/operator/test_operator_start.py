@@ -22,6 +22,7 @@ from zerotrain.operator.handlers.health import (
 )
 
 
+@pytest.mark.unit
 def test_without_variables_the_defaults_hold_and_every_process_is_somebody_else() -> None:
     first, second = OperatorConfig.from_env({}), OperatorConfig.from_env({})
     assert first.namespace == "zerotrain-system"
@@ -29,6 +30,7 @@ def test_without_variables_the_defaults_hold_and_every_process_is_somebody_else(
     assert first.identity != second.identity
 
 
+@pytest.mark.unit
 def test_variables_are_read() -> None:
     config = OperatorConfig.from_env(
         {
@@ -42,6 +44,7 @@ def test_variables_are_read() -> None:
     assert config.resources.extra_egress_cidrs == ("10.1.0.0/16", "10.2.0.0/16")
 
 
+@pytest.mark.unit
 def test_dns_is_read() -> None:
     given = {"NAMESPACE": "dns", "LABELS": "k8s-app=dns, tier=", "CIDRS": "169.254.20.10/32"}
     found = OperatorConfig.from_env({f"ZEROTRAIN_OPERATOR_DNS_{name}": text for name, text in given.items()})
@@ -51,6 +54,7 @@ def test_dns_is_read() -> None:
     assert OperatorConfig.from_env({}).resources.dns_labels == {"k8s-app": "kube-dns"}
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("name", "value"), [("WORKERS", "many"), ("CHANNEL", "carrier pigeon"), ("DNS_LABELS", "kube-dns")]
 )
@@ -59,11 +63,13 @@ def test_a_wrong_variable_is_named(name: str, value: str) -> None:
         OperatorConfig.from_env({f"ZEROTRAIN_OPERATOR_{name}": value})
 
 
+@pytest.mark.unit
 def test_inside_a_cluster_the_key_must_be_given() -> None:
     with pytest.raises(OperatorConfigError, match="KEY_FILE must name"):
         operator_key(OperatorConfig(), in_cluster=True)
 
 
+@pytest.mark.unit
 def test_a_key_that_is_too_short_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text("short")
@@ -71,6 +77,7 @@ def test_a_key_that_is_too_short_is_refused(tmp_path: Path) -> None:
         operator_key(OperatorConfig(key_file=file), in_cluster=True)
 
 
+@pytest.mark.unit
 def test_outside_a_cluster_a_key_is_made_once_for_its_owner_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,6 +89,7 @@ def test_outside_a_cluster_a_key_is_made_once_for_its_owner_alone(
     assert file.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.unit
 def test_what_may_not_be_read_is_said_with_what_it_means() -> None:
     refused = {("pods", "ml"): True, ("pods", "other"): False, ("pods", ""): True, ("nodes", ""): True}
     assert unreadable_lines(refused) == [
@@ -98,12 +106,14 @@ def test_what_may_not_be_read_is_said_with_what_it_means() -> None:
         assert read("zerotrain_operator_unreadable", labels) == is_refused
 
 
+@pytest.mark.unit
 def test_health_is_about_the_loop_and_the_watch() -> None:
     assert health_problems(lag_s=0, watch_age_s=0) == []
     assert "event loop" in health_problems(lag_s=MAX_LAG_S + 1, watch_age_s=0)[0]
     assert "no event or bookmark" in health_problems(lag_s=0, watch_age_s=MAX_WATCH_AGE_S + 1)[0]
 
 
+@pytest.mark.ranks
 async def test_what_is_wrong_is_said_with_a_code_that_restarts() -> None:
     wrong: list[str] = []
     address = f"127.0.0.1:{free_port()}"
@@ -129,6 +139,7 @@ async def test_what_is_wrong_is_said_with_a_code_that_restarts() -> None:
         await stop()
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("host", LOOPBACKS)
 async def test_without_a_host_it_answers_over_both_families(host: str) -> None:
     need(host)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.operator.reconcile_builders import pending, seen
 from zerotrain.operator.handlers.beginnings import has_begun, pods_to_create
 from zerotrain.operator.handlers.config import OperatorConfig
 from zerotrain.operator.handlers.starts import LARGE, MAX_LARGE, MAX_LARGE_OF_ONE, StartLines, Starts
 from zerotrain.operator.reconcile import CreateWorkers, Plan
+
+pytestmark = pytest.mark.unit
 
 
 def enters(starts: Starts[str], keys: str) -> list[bool]:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from tests.operator.reconcile_builders import job, status
 from zerotrain.operator.api import ZeroTrainingJobStatus
 from zerotrain.operator.cluster.jobs import JobClient, status_body
+
+pytestmark = pytest.mark.unit
 
 
 class _Recorder:

@@ -14,6 +14,9 @@ from zerotrain.operator.cluster.errors import ApiError
 from zerotrain.operator.cluster.executor import ActionRefused
 from zerotrain.operator.reconcile import Action, DeletePods, KeepShared
 
+pytestmark = pytest.mark.ranks
+
+
 REFUSED = failure(403, "Forbidden", "denied by policy")
 
 

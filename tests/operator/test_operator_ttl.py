@@ -9,6 +9,9 @@ from tests.operator.reconcile_builders import UID, job
 from zerotrain.operator.cluster.errors import Conflict
 from zerotrain.operator.cluster.jobs import JobClient
 
+pytestmark = pytest.mark.ranks
+
+
 PATH = "/apis/zerotrain.dev/v1alpha1/namespaces/ml/zerotrainingjobs/gpt"
 
 

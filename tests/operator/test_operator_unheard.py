@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.operator.api_double import pod_json
 from tests.operator.test_operator_progress import NOW, RUNNING, Bench, Workers, stored
 from zerotrain.operator.cluster.channel import SilentChannel
 from zerotrain.operator.cluster.progress import UNHEARD_S
 from zerotrain.operator.cluster.store import JobKey
 from zerotrain.operator.cluster.telemetry import Telemetry
+
+pytestmark = pytest.mark.unit
+
 
 GPT = JobKey("ml", "gpt")
 

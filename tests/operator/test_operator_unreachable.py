@@ -79,6 +79,7 @@ def bench_of(workers: Workers, size: int) -> Bench:
     return bench
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("endless", [{Lane.POLL}, {Lane.LOOK}])
 async def test_what_is_under_way_for_a_job_stays_bounded_and_the_others_are_asked(endless: set[Lane]) -> None:
     workers = CutOff({"gpt-1-0": 7})
@@ -101,6 +102,7 @@ async def test_what_is_under_way_for_a_job_stays_bounded_and_the_others_are_aske
     await asyncio.gather(*left, return_exceptions=True)
 
 
+@pytest.mark.unit
 async def test_looks_that_reach_nobody_ask_a_few_and_ever_later() -> None:
     workers = CutOff({"gpt-1-0": 7})
     bench, looks = bench_of(workers, 1000), list[tuple[float, int]]()
@@ -118,6 +120,7 @@ async def test_looks_that_reach_nobody_ask_a_few_and_ever_later() -> None:
     assert workers.lanes[-1] is Lane.SAMPLE, "such jobs wait among themselves"
 
 
+@pytest.mark.unit
 async def test_every_worker_has_its_turn_in_such_looks() -> None:
     workers = CutOff({"gpt-1-0": 7})
     bench = bench_of(workers, 40)
@@ -127,6 +130,7 @@ async def test_every_worker_has_its_turn_in_such_looks() -> None:
     assert len(asked & {f"gpt1-1-{index}" for index in range(40)}) == 40
 
 
+@pytest.mark.unit
 async def test_a_worker_that_got_no_slot_is_not_silent() -> None:
     workers = CutOff({"gpt-1-0": 7})
     bench = bench_of(workers, 2)
@@ -144,6 +148,7 @@ async def test_a_worker_that_got_no_slot_is_not_silent() -> None:
     assert bench.puller.unheard == 1
 
 
+@pytest.mark.unit
 async def test_a_look_goes_on_with_the_workers_that_answered() -> None:
     """The look that confirms a hang must reach whom the first one reached."""
     workers = CutOff({"gpt-1-0": 7, "gpt1-1-25": 7})
@@ -159,6 +164,7 @@ async def test_a_look_goes_on_with_the_workers_that_answered() -> None:
     assert seen > 5
 
 
+@pytest.mark.unit
 async def test_a_look_whose_first_workers_get_no_slot_asks_no_more() -> None:
     class Full(Workers):
         async def report(self, worker: Worker) -> WorkerReport:
@@ -175,6 +181,7 @@ async def test_a_look_whose_first_workers_get_no_slot_asks_no_more() -> None:
         assert sum(pod.startswith("gpt1-") for pod in asked) <= 1 + share_of(Lane.LOOK)
 
 
+@pytest.mark.unit
 async def test_a_look_in_which_a_worker_was_not_asked_is_none() -> None:
     """It may be the one that moves."""
 
@@ -196,6 +203,7 @@ async def test_a_look_in_which_a_worker_was_not_asked_is_none() -> None:
     assert bench.memory.inspection is not None
 
 
+@pytest.mark.ranks
 async def test_a_yield_asks_all_workers_unless_these_take_too_long_to_say_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -255,6 +263,7 @@ async def silent_workers() -> AsyncIterator[tuple[HttpChannel, asyncio.Semaphore
         end.set()
 
 
+@pytest.mark.ranks
 async def test_a_yield_goes_out_at_once_whoever_holds_the_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel_module, "TIMEOUT_S", 600.0)
     async with silent_workers() as (channel, held):
@@ -272,6 +281,7 @@ async def test_a_yield_goes_out_at_once_whoever_holds_the_slots(monkeypatch: pyt
         await asyncio.gather(*calls, return_exceptions=True)
 
 
+@pytest.mark.ranks
 async def test_a_poll_gets_its_slot_whatever_the_doubted_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel_module, "TIMEOUT_S", 600.0)
     async with silent_workers() as (channel, held):
@@ -285,6 +295,7 @@ async def test_a_poll_gets_its_slot_whatever_the_doubted_hold(monkeypatch: pytes
         await asyncio.gather(*calls, return_exceptions=True)
 
 
+@pytest.mark.ranks
 async def test_nobody_waits_for_a_slot_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel_module, "TIMEOUT_S", 600.0)
     room = channel_module._Room(calls=1, of_job=1, wait_s=0.01)
@@ -298,6 +309,7 @@ async def test_nobody_waits_for_a_slot_without_end(monkeypatch: pytest.MonkeyPat
         await asyncio.gather(first, return_exceptions=True)
 
 
+@pytest.mark.ranks
 async def test_a_call_that_timed_out_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel_module, "TIMEOUT_S", 0.05)
     async with silent_workers() as (channel, _):

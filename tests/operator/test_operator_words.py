@@ -14,22 +14,26 @@ from zerotrain.operator.cluster import words
 HALF = "half a pair: \ud800"
 
 
+@pytest.mark.unit
 def test_plain_objects_are_the_same_both_ways() -> None:
     body = {"a": [1, 2.5, None, True], "b": {"text": "ä"}, "big": 2**53 + 1}
     assert words.read(words.write(body)) == json.loads(words.write(body)) == body
 
 
+@pytest.mark.unit
 def test_half_a_surrogate_pair_is_passed_on() -> None:
     assert json.loads(words.write({"note": HALF})) == {"note": HALF}
     assert words.read(json.dumps({"note": HALF}).encode()) == {"note": HALF}
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("text", [b"", b"{", b'{"type":', b"<html>"])
 def test_what_is_no_json_is_a_value_error(text: bytes) -> None:
     with pytest.raises(ValueError):
         words.read(text)
 
 
+@pytest.mark.ranks
 def test_the_operator_starts_without_the_validator_of_the_kubernetes_package() -> None:
     """Installed or not: seconds in which a leader that was killed is not back."""
     env = {**os.environ, "ZEROTRAIN_OPERATOR_NAMESPACES": "no*name"}

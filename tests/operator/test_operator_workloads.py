@@ -19,6 +19,9 @@ from zerotrain.operator.cluster.memory import Memories
 from zerotrain.operator.cluster.store import JobKey, PodStore
 from zerotrain.operator.reconcile.queues import ClusterApis, QueueView
 
+pytestmark = pytest.mark.unit
+
+
 VERSION = "kueue.x-k8s.io/v1beta1"
 
 

@@ -10,6 +10,9 @@ from tests.operator.reconcile_builders import ago
 from zerotrain.contract.progress import Termination
 from zerotrain.operator.reconcile.observe import PodView, pod_view
 
+pytestmark = pytest.mark.unit
+
+
 RUNS: dict[str, Any] = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
 
 

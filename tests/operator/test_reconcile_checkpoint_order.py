@@ -11,6 +11,9 @@ from zerotrain.contract.progress import CheckpointProgress, Termination
 from zerotrain.operator.api.status import CheckpointRecord
 from zerotrain.operator.reconcile import Observed, reconcile
 
+pytestmark = pytest.mark.unit
+
+
 YEAR_9999 = 253_370_764_800.0
 
 

@@ -14,6 +14,9 @@ import pytest
 
 from tests.operator.day_world import TOTAL, DayWorld
 
+pytestmark = pytest.mark.unit
+
+
 SECOND = timedelta(seconds=1)
 HOURS = 24
 SEEDS = (1, 2, 3, 4)

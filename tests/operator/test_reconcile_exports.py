@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from zerotrain.operator import reconcile
+
+pytestmark = pytest.mark.unit
 
 
 def test_every_name_in_all_exists() -> None:

@@ -22,6 +22,9 @@ from zerotrain.operator.api import ZeroTrainingJobSpec
 from zerotrain.operator.cluster.events import event_body
 from zerotrain.operator.reconcile import Event, reconcile
 
+pytestmark = pytest.mark.unit
+
+
 RUNNING = job(status=status("Running"))
 NO_TIMES = [1e15, 1e308, float("inf"), float("nan"), -1.0, 2.0**62]
 

@@ -13,6 +13,8 @@ from zerotrain.contract.progress import Motion, Phase, Progress
 from zerotrain.contract.worker_http import WorkerReport
 from zerotrain.operator.reconcile.inspection import inspect
 
+pytestmark = pytest.mark.unit
+
 
 def rank(number: int, *, idle_s: float = 400, silent_s: float = 2, **more: Any) -> Progress:
     """One of the victims: alive at step 40, waiting in a collective."""

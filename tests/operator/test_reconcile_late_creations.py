@@ -10,6 +10,8 @@ from tests.operator.reconcile_builders import NOW, ago, job, seen, status
 from zerotrain.operator.reconcile import reconcile
 from zerotrain.operator.reconcile.teardown import LATE_CREATIONS
 
+pytestmark = pytest.mark.unit
+
 
 @pytest.mark.parametrize(
     ("synced_s_ago", "created", "phase"),

@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -177,9 +178,24 @@ class World:
                 self.now += timedelta(seconds=7)
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(HAPPENINGS), st.integers(0, 1)), max_size=60))
+histories = st.lists(st.tuples(st.sampled_from(HAPPENINGS), st.integers(0, 1)), max_size=60)
+
+
+@pytest.mark.unit
+@settings(max_examples=15)
+@given(histories)
+def test_a_few_orders_of_events_break_no_attempt(history: list[tuple[str, int]]) -> None:
+    check(history)
+
+
+@pytest.mark.ranks
+@settings(max_examples=200)
+@given(histories)
 def test_no_order_of_events_breaks_an_attempt(history: list[tuple[str, int]]) -> None:
+    check(history)
+
+
+def check(history: list[tuple[str, int]]) -> None:
     world = World()
     for what, index in history:
         world.happen(what, index)

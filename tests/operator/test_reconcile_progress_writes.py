@@ -10,6 +10,8 @@ from tests.operator.reconcile_builders import NOW, ago, job, progress, ready, se
 from zerotrain.contract.progress import Phase
 from zerotrain.operator.reconcile import reconcile
 
+pytestmark = pytest.mark.unit
+
 
 def writes(step: int, *, s_later: float, **more: Any) -> bool:
     """Whether a record of that step, so many seconds after the stored one of step 40, is written."""

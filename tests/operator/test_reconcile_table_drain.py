@@ -36,6 +36,9 @@ from zerotrain.operator.reconcile import (
 )
 from zerotrain.operator.reconcile.nodes import NodeTaint, NodeView
 
+pytestmark = pytest.mark.unit
+
+
 YIELD = RequestYield(attempt=1, pod="gpt-1-0", pod_ip="10.0.0.0")
 CORDONED = {"node-1": NodeView(name="node-1", unschedulable=True)}
 

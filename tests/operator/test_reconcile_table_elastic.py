@@ -41,6 +41,9 @@ from zerotrain.operator.reconcile import (
     UnprotectWorkers,
 )
 
+pytestmark = pytest.mark.unit
+
+
 ELASTIC = {"minWorkers": 1, "maxWorkers": 8}
 """One rank per worker and micro batch 1: the global batch is the number of workers that it is meant for."""
 

@@ -11,6 +11,9 @@ from tests.operator.reconcile_builders import Row, Want, check, run, seen, settl
 from tests.operator.test_reconcile_table_elastic import ELASTIC, changed, elastic, team
 from tests.operator.test_reconcile_table_elastic_kept import TOLD, batch
 
+pytestmark = pytest.mark.unit
+
+
 OF_SIX = {"reason": "Refused", "message": "6 workers x 1 ranks: train_batch_size"}
 
 

@@ -22,6 +22,9 @@ from tests.operator.test_reconcile_table_elastic import (
 from tests.operator.test_reconcile_table_elastic_room import HUGE
 from zerotrain.operator.reconcile import UnprotectWorkers
 
+pytestmark = pytest.mark.unit
+
+
 WHY = "3 workers x 1 ranks: train_batch_size: must be a multiple of 3 ranks = 3"
 REFUSAL = {"workers": 4, "message": WHY}
 TOLD = {"Admitted": ("True", "ResizeRefused")}

@@ -12,6 +12,9 @@ from tests.operator.test_reconcile_table_memory import LARGE
 from tests.operator.test_reconcile_table_queues import KUEUE, RUNNING
 from zerotrain.operator.reconcile import CreateWorkers, Observed, Protection
 
+pytestmark = pytest.mark.unit
+
+
 CONFIG: dict[str, Any] = {**memory.CONFIG, "activation_checkpointing": {}}
 SPEC: dict[str, Any] = {
     **LARGE,

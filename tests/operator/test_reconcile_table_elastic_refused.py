@@ -21,6 +21,9 @@ from tests.operator.test_reconcile_table_elastic import (
 from tests.operator.test_reconcile_table_elastic_room import OVER_QUOTA
 from zerotrain.operator.reconcile import DeleteWorkers, Observed
 
+pytestmark = pytest.mark.unit
+
+
 NO_NODE = "Unschedulable: 0/4 nodes are available: 1 node(s) had volume node affinity conflict."
 STAYS: dict[str, Any] = {"elastic.workers": None, "elastic.losses": 0}
 

@@ -37,6 +37,9 @@ from zerotrain.operator.constants import ANNOTATION_IGNORE_MEMORY_PLAN
 from zerotrain.operator.reconcile import DeleteWorkers, Problem
 from zerotrain.operator.reconcile.queues import ClusterApis, QueueView
 
+pytestmark = pytest.mark.unit
+
+
 APIS = ClusterApis(at=ago(5), kueue="kueue.x-k8s.io/v1beta2")
 QUEUE = {"scheduling": {"queueName": "team-a"}}
 TURN = QueueView(exists=True, workers=4, queue="team-a", message="insufficient quota")

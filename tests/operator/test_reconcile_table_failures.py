@@ -29,6 +29,9 @@ from tests.operator.reconcile_builders import (
 from zerotrain.contract.progress import Progress
 from zerotrain.operator.reconcile import CreateWorkers, DeletePods, DeleteWorkers, PodView
 
+pytestmark = pytest.mark.unit
+
+
 END_ALL = (DeleteWorkers(attempt=1, grace_s=1),)
 
 

@@ -14,6 +14,9 @@ from tests.operator.reconcile_builders import (
 )
 from tests.operator.test_reconcile_table_failures import END_ALL, failing
 
+pytestmark = pytest.mark.unit
+
+
 BLAME = [
     failing(
         ended(0, 1, s_ago=9),

@@ -23,6 +23,9 @@ from tests.operator.reconcile_builders import (
 )
 from zerotrain.operator.reconcile import DeletePods, DeleteWorkers, LogView, NodeView, PodView, SaveLog
 
+pytestmark = pytest.mark.unit
+
+
 TITLE = "attempt 1, pod gpt-1-0, node node-0: Killed, exit code 137"
 READABLE = LogView()
 SAVE = SaveLog(attempt=1, pod="gpt-1-0", rank=0, key="attempt-1.log", title=TITLE)

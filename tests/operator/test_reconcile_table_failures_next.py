@@ -27,6 +27,9 @@ from zerotrain.operator.api import RestartCause
 from zerotrain.operator.failure_policy import HUNG, Budget, PastRestart, WorkerEnd, decide, judge
 from zerotrain.operator.reconcile import CreateWorkers, DeleteWorkers
 
+pytestmark = pytest.mark.unit
+
+
 DAY_LATER = "2026-01-02T12:00:00Z"
 END_ALL = (DeleteWorkers(attempt=1, grace_s=1),)
 

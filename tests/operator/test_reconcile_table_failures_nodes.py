@@ -32,6 +32,9 @@ from zerotrain.operator.reconcile import (
     YieldState,
 )
 
+pytestmark = pytest.mark.unit
+
+
 END_ALL = DeleteWorkers(attempt=1, grace_s=1)
 FIRST_AT_ONCE = DeletePods(names_uids=(("gpt-1-0", "pod-1-0"),), grace_s=0)
 

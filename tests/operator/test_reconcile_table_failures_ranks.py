@@ -10,6 +10,8 @@ from tests.operator.reconcile_builders import Row, Want, check, ended, job, last
 from zerotrain.contract.progress import RankEnd
 from zerotrain.operator.reconcile import PodView
 
+pytestmark = pytest.mark.unit
+
 
 def failed(
     index: int, code: int, rank: int | None, *others: RankEnd, s_ago: float = 5, **more: Any

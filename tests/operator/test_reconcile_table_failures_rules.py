@@ -22,6 +22,9 @@ from tests.operator.reconcile_builders import (
 )
 from zerotrain.operator.reconcile import DeleteWorkers
 
+pytestmark = pytest.mark.unit
+
+
 DAY_LATER = "2026-01-02T12:00:00Z"
 END_ALL = (DeleteWorkers(attempt=1, grace_s=1),)
 

@@ -7,6 +7,9 @@ import pytest
 from tests.operator.reconcile_builders import Row, Want, ago, check, ended, progress, ready
 from tests.operator.test_reconcile_table_failures_nodes import moving, on, silent
 
+pytestmark = pytest.mark.unit
+
+
 ABORTED = 134
 """NCCL's watchdog: a peer's collective did not end."""
 

@@ -18,6 +18,9 @@ from tests.operator.reconcile_builders import (
     status,
 )
 
+pytestmark = pytest.mark.unit
+
+
 DONE_TO_THE_POD: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("Preempted", "preemption", {"disruption": "PreemptionByScheduler", "deletion_at": ago(0)}),
     ("Preempted", "preemption", {"disruption": "TerminationByKubelet"}),

@@ -10,6 +10,9 @@ import pytest
 from tests.operator.reconcile_builders import NOW, Row, Want, check, ended, job, ready, seen, stamp, status
 from zerotrain.operator.reconcile import CreateWorkers, DeleteWorkers, ForgetGroup
 
+pytestmark = pytest.mark.unit
+
+
 V1 = "scheduling.volcano.sh/v1beta1"
 FORGET = ForgetGroup(attempt=1, gang=V1)
 SHAPE = {"workers": 2, "gang": V1}

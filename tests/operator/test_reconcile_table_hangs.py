@@ -37,6 +37,9 @@ from zerotrain.operator.reconcile import (
 )
 from zerotrain.operator.reconcile.inspection import Inspection, Laggard, Pace
 
+pytestmark = pytest.mark.unit
+
+
 DAY_S = 86_400.0
 SUSPECT = Laggard(rank=1, worker=1, step=40, phase="step", why="its process says nothing")
 COLLECT = CollectStacks(

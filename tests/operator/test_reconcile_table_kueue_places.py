@@ -14,6 +14,9 @@ from tests.operator.test_reconcile_table_queues import ADMITTED, IN_QUEUE, KUEUE
 from zerotrain.operator.cluster.kueue import queue_view
 from zerotrain.operator.reconcile.queues import QueueStep, QueueView
 
+pytestmark = pytest.mark.unit
+
+
 GATES = ("kueue.x-k8s.io/topology",)
 PLACED = replace(ADMITTED, gates=GATES)
 NAME = "zerotrain-gpt-12345678"

@@ -28,6 +28,9 @@ from tests.operator.reconcile_builders import (
 from zerotrain.contract.progress import Phase as RankPhase
 from zerotrain.operator.reconcile import CreateWorkers, DeleteJob, DeletePods, DeleteWorkers, Problem
 
+pytestmark = pytest.mark.unit
+
+
 START = [
     Row(
         id="a new job gets attempt 1 in status before its pods",

@@ -23,6 +23,9 @@ from zerotrain.operator.api.planning import plan_job
 from zerotrain.operator.api.spec import ZeroTrainingJobSpec
 from zerotrain.operator.reconcile import CreateWorkers
 
+pytestmark = pytest.mark.unit
+
+
 MIB = 1 << 20
 IGNORE = {"annotations": {"zerotrain.dev/ignore-memory-plan": "true"}}
 CONFIG = {"bf16": {"enabled": True}, "train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}}

@@ -27,6 +27,9 @@ from zerotrain.operator.api.storage import Checkpoint
 from zerotrain.operator.reconcile import RequestYield, YieldState, reconcile
 from zerotrain.operator.reconcile.yielding import FROZEN, THAWED
 
+pytestmark = pytest.mark.unit
+
+
 YIELD = RequestYield(attempt=1, pod="gpt-1-0", pod_ip="10.0.0.0")
 ACKED = YieldState(attempt=1, acked_at=ago(1))
 

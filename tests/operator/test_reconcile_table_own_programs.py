@@ -26,6 +26,9 @@ from tests.operator.reconcile_builders import (
 )
 from zerotrain.operator.reconcile import DeleteWorkers, Observed, PodView, RequestYield, YieldState
 
+pytestmark = pytest.mark.unit
+
+
 ACKED = YieldState(attempt=1, acked_at=ago(18))
 UNANSWERED = YieldState(attempt=1, error="timeout")
 KILL = (DeleteWorkers(attempt=1, grace_s=1),)

@@ -21,6 +21,9 @@ from tests.operator.reconcile_builders import (
 )
 from zerotrain.operator.reconcile import CreateWorkers, DeletePods, DeleteWorkers
 
+pytestmark = pytest.mark.unit
+
+
 HANDS_OFF = Want(writes=False, actions=(), events=())
 
 FOREIGN = [

@@ -7,6 +7,9 @@ import pytest
 from tests.operator.reconcile_builders import ALL, Row, Want, check, job, pending, ready, seen, status
 from zerotrain.operator.reconcile import CreateWorkers, Problem
 
+pytestmark = pytest.mark.unit
+
+
 RDMA = {"resources": {"rdma": {"resourceName": "rdma/hca"}}, "scheduling": {"gang": "None"}}
 CREATE = CreateWorkers(attempt=1, indices=ALL)
 REFUSED = Problem(reason="PodSecurity", message='violates PodSecurity "restricted:latest": ... IPC_LOCK')

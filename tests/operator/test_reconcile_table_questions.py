@@ -20,6 +20,8 @@ from tests.operator.reconcile_builders import (
 from zerotrain.operator.reconcile import AskQueue
 from zerotrain.operator.reconcile.queues import ClusterApis, QueueStep, QueueView
 
+pytestmark = pytest.mark.unit
+
 KUEUE = ClusterApis(at=ago(5), kueue="kueue.x-k8s.io/v1beta1")
 FOLLOW = QueueStep.FOLLOW
 

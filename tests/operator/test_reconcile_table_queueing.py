@@ -22,6 +22,9 @@ from zerotrain.operator.api.scheduling import Gang
 from zerotrain.operator.reconcile import CreateWorkers, DiscoverApis, Observed, reconcile
 from zerotrain.operator.reconcile.queues import ClusterApis
 
+pytestmark = pytest.mark.unit
+
+
 NATIVE = "scheduling.k8s.io/v1alpha2"
 VOLCANO = "scheduling.volcano.sh/v1beta1"
 CREATE = CreateWorkers(attempt=1, indices=(0, 1))

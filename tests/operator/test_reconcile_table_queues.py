@@ -38,6 +38,9 @@ from zerotrain.operator.reconcile import (
 from zerotrain.operator.reconcile.queues import QueueStep, QueueView
 from zerotrain.operator.resources.kueue import made_from
 
+pytestmark = pytest.mark.unit
+
+
 KUEUE = apis(kueue="kueue.x-k8s.io/v1beta2")
 IN_QUEUE = QueueView(exists=True, workers=2, queue="team-a", message="insufficient quota")
 ADMITTED = replace(

@@ -23,6 +23,8 @@ from tests.operator.reconcile_builders import (
 )
 from zerotrain.operator.reconcile import DeleteJob, DeletePods, DeleteWorkers, PodView
 
+pytestmark = pytest.mark.unit
+
 
 def policy(**fields: Any) -> dict[str, Any]:
     return {"runPolicy": fields}

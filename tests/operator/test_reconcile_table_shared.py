@@ -30,6 +30,9 @@ from zerotrain.operator.reconcile import (
     UnprotectWorkers,
 )
 
+pytestmark = pytest.mark.unit
+
+
 KEEP = KeepShared(attempt=1)
 
 

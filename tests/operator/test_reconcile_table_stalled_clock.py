@@ -27,6 +27,9 @@ from tests.operator.reconcile_builders import (
 from zerotrain.operator.reconcile import CreateWorkers
 from zerotrain.operator.reconcile.queues import ClusterApis
 
+pytestmark = pytest.mark.unit
+
+
 FP8 = {"config": {"train_micro_batch_size_per_gpu": 1, "fp8": {"enabled": True}}}
 """What admission refuses."""
 SECOND = CreateWorkers(attempt=2, indices=ALL)

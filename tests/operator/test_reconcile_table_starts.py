@@ -36,6 +36,9 @@ from zerotrain.operator.reconcile import (
 )
 from zerotrain.operator.reconcile.inspection import Inspection, Laggard, Pace
 
+pytestmark = pytest.mark.unit
+
+
 END_ALL = DeleteWorkers(attempt=1, grace_s=1)
 PULL = "ImagePullBackOff: Back-off pulling image"
 STACKS = StacksView(attempt=1, at=NOW, config_map="gpt-1-stacks")

@@ -11,6 +11,9 @@ from tests.operator.reconcile_builders import Row, Want, check, job, progress, r
 from zerotrain.contract.progress import Straggler
 from zerotrain.operator.reconcile import Observed
 
+pytestmark = pytest.mark.unit
+
+
 KNOWN = {"attempt": 1, "rank": 1, "pod": "gpt-1-1", "node": "node-1", "percent": 180}
 
 

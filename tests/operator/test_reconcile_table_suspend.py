@@ -34,6 +34,9 @@ from zerotrain.operator.reconcile import (
     YieldState,
 )
 
+pytestmark = pytest.mark.unit
+
+
 SUSPENDED = {"suspend": True}
 YIELD = RequestYield(attempt=1, pod="gpt-1-0", pod_ip="10.0.0.0")
 SIGTERM = DeleteWorkers(attempt=1, grace_s=None, ended=False)

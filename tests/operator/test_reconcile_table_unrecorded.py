@@ -19,6 +19,8 @@ from tests.operator.reconcile_builders import (
 )
 from zerotrain.operator.reconcile import CreateWorkers, DeleteWorkers, PodView
 
+pytestmark = pytest.mark.unit
+
 
 def unwritten(
     *pods: PodView, id: str, want: Want, phase: str | None = None, generation: int = 1, **spec: Any

@@ -24,6 +24,9 @@ from tests.operator.reconcile_builders import (
 from zerotrain.contract.progress import Termination
 from zerotrain.operator.reconcile import DeleteWorkers, Observed
 
+pytestmark = pytest.mark.unit
+
+
 SHORT = {"checkpoint": None}
 
 

@@ -7,6 +7,9 @@ import pytest
 from tests.operator.reconcile_builders import ALL, Row, Want, check, ended, job, ready, seen, status
 from zerotrain.operator.reconcile import CreateWorkers, DeleteWorkers
 
+pytestmark = pytest.mark.unit
+
+
 FP8 = {"config": {"train_micro_batch_size_per_gpu": 1, "fp8": {"enabled": True}}}
 
 REFUSED = [

@@ -36,6 +36,9 @@ from zerotrain.operator.reconcile import (
 )
 from zerotrain.operator.reconcile.queues import ClusterApis, QueueStep, QueueView
 
+pytestmark = pytest.mark.unit
+
+
 NAME = "step-0000000100-attempt-1"
 POD = "gpt-1-verify-1"
 VOLUME = {"persistentVolumeClaim": {"claimName": "ckpt"}}

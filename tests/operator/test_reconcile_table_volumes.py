@@ -20,6 +20,9 @@ from tests.operator.reconcile_builders import (
 )
 from zerotrain.operator.reconcile import AskStorageClass, CreateWorkers, DeleteWorkers, StorageClassView
 
+pytestmark = pytest.mark.unit
+
+
 SPEC = {
     "nvme": {"size": "1Ti", "storageClassName": "fast", "requireEncryptedVolume": True},
     "scheduling": {"gang": "None"},

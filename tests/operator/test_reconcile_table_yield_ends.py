@@ -29,6 +29,9 @@ from tests.operator.reconcile_builders import (
 )
 from zerotrain.operator.reconcile import DeletePods, DeleteWorkers, Observed, RequestYield, YieldState
 
+pytestmark = pytest.mark.unit
+
+
 PHASES = {"Suspend": "Suspending", "QueueEviction": "Suspending", "Drain": "Yielding", "Resize": "Yielding"}
 MOVES = ("Drain", "Resize")
 ACKED = YieldState(attempt=1, acked_at=ago(9))

@@ -24,6 +24,9 @@ from tests.operator.reconcile_builders import (
 )
 from zerotrain.operator.reconcile import DeleteWorkers, Observed, PodView
 
+pytestmark = pytest.mark.unit
+
+
 ANY = {"action": "FailJob", "onMessagePatterns": ["."]}
 KILLED = {"action": "FailJob", "onExitCodes": [137, 143]}
 LOST = {"action": "FailJob", "onReasons": ["PodLost"]}

@@ -6,6 +6,8 @@ import base64
 import json
 from typing import Any
 
+import pytest
+
 from tests.support.jobs import make_job
 from zerotrain.contract.launch import unfolded
 from zerotrain.operator.api import ZeroTrainingJob
@@ -17,6 +19,9 @@ from zerotrain.operator.resources import (
     worker_pods,
 )
 from zerotrain.operator.resources.budget import disruption_budget
+
+pytestmark = pytest.mark.unit
+
 
 OPTIONS = ResourceOptions()
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")

@@ -13,6 +13,9 @@ from zerotrain.operator.resources.gang import has_group
 from zerotrain.operator.resources.kueue import workload, workload_name
 from zerotrain.operator.resources.topology import keep_off
 
+pytestmark = pytest.mark.unit
+
+
 Json = dict[str, Any]
 KEY = b"k" * 32
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"

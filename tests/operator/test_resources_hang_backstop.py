@@ -17,6 +17,9 @@ from zerotrain.operator.reconcile.hangs import HangLimits
 from zerotrain.operator.reconcile.inspection import Pace
 from zerotrain.operator.resources import ResourceOptions, worker_pod
 
+pytestmark = pytest.mark.unit
+
+
 Json = dict[str, Any]
 
 A_YEAR = 31_536_000

@@ -21,6 +21,9 @@ from zerotrain.operator.resources import (
     worker_pods,
 )
 
+pytestmark = pytest.mark.unit
+
+
 OPTIONS = ResourceOptions()
 Json = dict[str, Any]
 

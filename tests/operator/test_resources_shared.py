@@ -24,6 +24,9 @@ from zerotrain.operator.resources import (
 )
 from zerotrain.operator.resources.config_files import config_files
 
+pytestmark = pytest.mark.unit
+
+
 KEY = b"k" * 32
 OPTIONS = ResourceOptions()
 OWN_PROGRAM = {"spec.command": ["python", "train.py"]}

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support.jobs import make_job
 from zerotrain.operator.resources.stacks import CUT, MAX_BYTES, stacks_config_map, summary
+
+pytestmark = pytest.mark.unit
+
 
 WAITING = """\
 === rank {rank} (pid 11, sleeping)

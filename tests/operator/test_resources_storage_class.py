@@ -8,6 +8,9 @@ import pytest
 
 from zerotrain.operator.resources.storage_class import declared_encryption
 
+pytestmark = pytest.mark.unit
+
+
 ANNOTATION = "zerotrain.dev/encrypted-volumes"
 
 

@@ -33,6 +33,7 @@ def pod(changes: dict[str, Any] | None = None) -> dict[str, Any]:
     return verification_pod(job, verification_pod_name(job.name, 1, 1), TAG, 600, ResourceOptions())
 
 
+@pytest.mark.unit
 def test_it_reads_the_jobs_folder_and_can_write_nothing() -> None:
     (container,) = pod()["spec"]["containers"]
     assert container["command"][-2:] == ["/checkpoints/gpt", TAG]
@@ -43,6 +44,7 @@ def test_it_reads_the_jobs_folder_and_can_write_nothing() -> None:
     assert sources["zerotrain-tmp"]["emptyDir"] == {"sizeLimit": "64Mi"}
 
 
+@pytest.mark.unit
 def test_no_quota_on_processors_or_memory_refuses_it_for_what_it_does_not_say() -> None:
     (container,) = pod()["spec"]["containers"]
     assert (
@@ -52,6 +54,7 @@ def test_no_quota_on_processors_or_memory_refuses_it_for_what_it_does_not_say() 
     )
 
 
+@pytest.mark.unit
 def test_no_deletion_or_budget_of_an_attempt_takes_it_for_a_worker() -> None:
     labels = pod()["metadata"]["labels"]
     assert not {LABEL_ATTEMPT, LABEL_RANK} & labels.keys()
@@ -60,12 +63,14 @@ def test_no_deletion_or_budget_of_an_attempt_takes_it_for_a_worker() -> None:
     assert view.helper == HELPER
 
 
+@pytest.mark.unit
 def test_the_jobs_network_policy_applies_to_it() -> None:
     selected = network_policy(make_job(), ResourceOptions())["spec"]["podSelector"]["matchLabels"]
     assert selected.items() <= pod()["metadata"]["labels"].items()
     assert {LABEL_JOB, LABEL_JOB_UID} == selected.keys()
 
 
+@pytest.mark.unit
 def test_it_goes_where_the_workers_may_go_without_their_gpus() -> None:
     made = pod(
         {
@@ -91,6 +96,7 @@ def test_pod_security_restricted_takes_it(control_plane: Cluster, namespace: str
     control_plane.apply(made)
 
 
+@pytest.mark.ranks
 def test_its_program_tells_whole_from_damaged(tmp_path: Path) -> None:
     layout = layout_for(1)
     checkpoint.save(

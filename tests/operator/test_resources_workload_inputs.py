@@ -14,6 +14,9 @@ from zerotrain.operator.constants import ANNOTATION_MADE_FROM
 from zerotrain.operator.resources import ResourceOptions, worker_pod
 from zerotrain.operator.resources.kueue import made_from, workload
 
+pytestmark = pytest.mark.unit
+
+
 Json = dict[str, Any]
 IN_QUEUE = {"spec.scheduling.queueName": "team-a"}
 SIDECAR = {"name": "log", "image": "log:1", "resources": {"requests": {"cpu": "1"}}}

@@ -38,6 +38,7 @@ def _mount_a_copy_of_a_save(folder: Path) -> None:
 LOSSES = (_flip_a_byte, _empty_the_volume, _mount_an_older_copy, _mount_a_copy_of_a_save)
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("lose", LOSSES, ids=lambda lose: lose.__name__.strip("_"))
 def test_every_loss_is_damage(lose: Callable[[Path], None], tmp_path: Path) -> None:
     folder = tmp_path / "gpt"
@@ -81,6 +82,7 @@ REASONS = {"Unknown": "VerificationFailed", "Damaged": "CheckpointDamaged"}
 CONDITIONS = {"Unknown": ("True", "CheckpointDurable"), "Damaged": ("False", "CheckpointDamaged")}
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(("write", "state"), OWN, ids=lambda part: getattr(part, "__name__", part).strip("_"))
 def test_what_another_program_wrote_is_only_damage_where_nothing_is_left(
     write: Callable[[Path], None], state: str, tmp_path: Path

@@ -89,6 +89,7 @@ def compare(stages: tuple[int, ...], dtype: str) -> None:
                 assert torch.equal(value, plain[name]), (stage, mode, name)
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(("stages", "dtype"), [((0, 1, 2, 3), "fp32"), ((3,), "bf16")])
 def test_no_bit_changes_at_any_stage(stages: tuple[int, ...], dtype: str) -> None:
     run_ranks(2, compare, stages, dtype)
@@ -142,12 +143,14 @@ def partitioned() -> list[int]:
     return sizes
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_partitioned_inputs_come_back_whole(world_size: int) -> None:
     for sizes in run_ranks(world_size, partitioned):
         assert sizes == [-(-33 * 3 * 5 // world_size)] * 4
 
 
+@pytest.mark.unit
 def test_without_a_group_partitioning_warns_and_keeps_everything() -> None:
     with pytest.warns(UserWarning, match="there is no model-parallel group"):
         zt.configure_checkpointing(partition_activations=True)
@@ -158,6 +161,7 @@ def test_without_a_group_partitioning_warns_and_keeps_everything() -> None:
         ModelParallel.of(object())
 
 
+@pytest.mark.unit
 def test_every_gpu_of_the_arguments_is_one_whose_random_state_is_saved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -177,6 +181,7 @@ def test_every_gpu_of_the_arguments_is_one_whose_random_state_is_saved(
     assert seen == [{hidden.device}, {hidden.device, mask.device}, set()]
 
 
+@pytest.mark.unit
 def test_the_original_input_is_gone_after_forward() -> None:
     zt.configure_checkpointing(checkpoint_in_cpu=True)
     layer = nn.Linear(64, 64)
@@ -192,6 +197,7 @@ def test_the_original_input_is_gone_after_forward() -> None:
     assert layer.weight.grad is not None
 
 
+@pytest.mark.unit
 def test_what_needs_no_gradient_is_kept_once_for_all_parts() -> None:
     zt.configure_checkpointing(checkpoint_in_cpu=True)
     layer, angles, seen = nn.Linear(8, 8), torch.randn(4, 8), []
@@ -209,6 +215,7 @@ def test_what_needs_no_gradient_is_kept_once_for_all_parts() -> None:
     assert all(tensor is angles for tensor in seen)
 
 
+@pytest.mark.unit
 def test_slots_lie_side_by_side_and_are_used_again() -> None:
     arena = Arena(3)
     place: dict[str, Any] = {"dtype": torch.float32, "device": torch.device("cpu"), "pinned": False}
@@ -222,6 +229,7 @@ def test_slots_lie_side_by_side_and_are_used_again() -> None:
     assert arena.take(9, **place).tensor.numel() == 9
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("tensor", "dense"),
     [
@@ -241,6 +249,7 @@ def test_only_dense_inputs_move(tensor: torch.Tensor, dense: bool) -> None:
         assert second.stride() == tensor.stride()
 
 
+@pytest.mark.unit
 def test_autocast_is_as_in_the_first_call() -> None:
     grads = []
     for recompute in (False, True):
@@ -255,6 +264,7 @@ def test_autocast_is_as_in_the_first_call() -> None:
     assert torch.equal(*grads)
 
 
+@pytest.mark.unit
 def test_the_block_of_the_configuration_configures_the_process(capsys: pytest.CaptureFixture[str]) -> None:
     block = {"number_checkpoints": 5, "contiguous_memory_optimization": True, "profile": True}
     model = Gpt(GptSpec(d_model=16, layers=2, heads=2, context=8), checkpoint_activations=True)

@@ -24,6 +24,9 @@ from tests.support.training import (
 )
 from zerotrain.contract.config import ConfigError
 
+pytestmark = pytest.mark.ranks
+
+
 SCALE = 1024.0
 
 

@@ -24,6 +24,7 @@ from zerotrain.runtime.zero.layout import LayoutError
 CONFIG = {"train_micro_batch_size_per_gpu": 1}
 
 
+@pytest.mark.unit
 def test_positions_and_older_names() -> None:
     for engine, *_ in (
         zt.initialize(None, nn.Linear(2, 2), None, None, None, None, 29500, None, None, None, CONFIG),
@@ -34,6 +35,7 @@ def test_positions_and_older_names() -> None:
         assert engine.train_micro_batch_size_per_gpu() == 1
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("given", "error", "words"),
     [
@@ -50,6 +52,7 @@ def test_wrong_calls_are_named(given: dict[str, Any], error: type[Exception], wo
         zt.initialize(**{"model": nn.Linear(2, 2), **given})
 
 
+@pytest.mark.unit
 def test_wrong_parameters_are_named() -> None:
     model = nn.Linear(2, 2)
     cases: tuple[tuple[Any, str], ...] = (
@@ -63,6 +66,7 @@ def test_wrong_parameters_are_named() -> None:
                 zt.initialize(model=model, config=CONFIG, model_parameters=copy(given), optimizer=optimizer)
 
 
+@pytest.mark.unit
 def test_a_model_has_one_engine_at_a_time() -> None:
     model = nn.Linear(2, 2)
     engine, *_ = zt.initialize(model=model, config=CONFIG)
@@ -84,6 +88,7 @@ def refused() -> list[int]:
     return threads
 
 
+@pytest.mark.ranks
 def test_a_refused_call_leaves_nothing_behind() -> None:
     for threads in run_ranks(2, refused):
         assert len(set(threads)) == 1
@@ -100,6 +105,7 @@ def group_first() -> tuple[int, int]:
     return dist.get_rank(), dist.get_world_size()
 
 
+@pytest.mark.ranks
 def test_the_process_group_first() -> None:
     assert run_ranks(1, group_first) == [(0, 1)]
 
@@ -131,6 +137,7 @@ def by_engine(stage: int, dtype: str, accumulation: int) -> tuple[dict[str, Any]
     return found[0], found[1]
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_a_loop_of_ones_own(stage: int) -> None:
     for dtype, accumulation in (("fp32", 2), ("bf16", 1), ("fp16", 1)):
@@ -146,6 +153,7 @@ def forgotten_scale() -> None:
     optimizer.step()
 
 
+@pytest.mark.ranks
 def test_an_unscaled_fp16_loss_is_refused() -> None:
     with pytest.raises(RankFailed, match=r"fp16 gradients need a scaled loss"):
         run_ranks(1, forgotten_scale)
@@ -160,5 +168,6 @@ def cleared() -> float:
     return optimizer.step().grad_norm
 
 
+@pytest.mark.ranks
 def test_zero_grad_forgets() -> None:
     assert run_ranks(1, cleared)[0] == pytest.approx(2**0.5)

@@ -16,6 +16,9 @@ from zerotrain.contract.launch import RankEnv
 from zerotrain.contract.progress import Phase, Progress
 from zerotrain.runtime.channel import MAX_MESSAGE_BYTES, ChannelTiming, RankChannel
 
+pytestmark = pytest.mark.ranks
+
+
 QUICK = ChannelTiming(heartbeat_interval_s=0.05, retry_s=0.02, send_timeout_s=0.2, flush_timeout_s=0.2)
 
 

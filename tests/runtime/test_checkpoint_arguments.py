@@ -10,6 +10,8 @@ from tests.support import partial_loads
 from tests.support.ranks import run_ranks
 from tests.support.resized_engines import make
 
+pytestmark = pytest.mark.ranks
+
 
 def test_what_each_argument_takes_over(tmp_path: Path) -> None:
     for found in run_ranks(2, partial_loads.load_parts, str(tmp_path)):

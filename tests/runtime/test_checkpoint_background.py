@@ -19,6 +19,9 @@ from zerotrain.runtime import checkpoint
 from zerotrain.runtime.checkpoint import SingleRank
 from zerotrain.runtime.engine import initialize
 
+pytestmark = pytest.mark.ranks
+
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -14,6 +14,9 @@ from zerotrain.runtime import checkpoint
 from zerotrain.runtime.checkpoint import Owner, SingleRank
 from zerotrain.runtime.zero.state import whole
 
+pytestmark = pytest.mark.ranks
+
+
 ROOT = Path(__file__).resolve().parents[2]
 
 PROGRAM = """

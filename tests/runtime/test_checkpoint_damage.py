@@ -17,6 +17,9 @@ from zerotrain.runtime.checkpoint import LoadResult
 from zerotrain.runtime.checkpoint.tensorfile import WrittenFile, hash_file
 from zerotrain.runtime.zero.state import CheckpointState, whole
 
+pytestmark = pytest.mark.unit
+
+
 WORLD = 2
 NEWEST = "step-0000000020-attempt-1"
 OLDER = "step-0000000010-attempt-1"

@@ -23,6 +23,7 @@ from zerotrain.runtime.checkpoint.intervals import check_coverage
 from zerotrain.runtime.zero.state import whole
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize(("written", "loaded"), [(1, 2), (2, 1), (2, 3), (5, 2), (64, 1)])
 def test_every_element_arrives(tmp_path: Path, stage: int, written: int, loaded: int) -> None:
@@ -63,6 +64,7 @@ def test_every_element_arrives(tmp_path: Path, stage: int, written: int, loaded:
         }
 
 
+@pytest.mark.unit
 def test_partitions_with_padding_between_parameters() -> None:
     shapes = {"a": (3,), "b": (2, 2), "c": (0,), "d": (5,)}
     pieces = flat_pieces(shapes, partition=5, paddings=[1, 0, 0, 3])
@@ -79,6 +81,7 @@ def test_partitions_with_padding_between_parameters() -> None:
         check_coverage(fqn, numel, cut[fqn])
 
 
+@pytest.mark.ranks
 def test_nothing_of_deepspeed_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A package of that name lies on the path of the importing process and leaves a mark when imported."""
     bait = tmp_path / "site" / "deepspeed" / "__init__.py"
@@ -101,6 +104,7 @@ class Hostile:
         return os.system, (f"touch {self.mark}",)
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("where", ["client state", "module", "optimizer"])
 def test_any_other_name_is_refused_and_not_run(tmp_path: Path, where: str) -> None:
     mark = tmp_path / "ran"
@@ -119,6 +123,7 @@ def test_any_other_name_is_refused_and_not_run(tmp_path: Path, where: str) -> No
     assert not (tmp_path / "ours").exists() or not list((tmp_path / "ours").glob("step-*"))
 
 
+@pytest.mark.ranks
 def test_what_is_no_json_is_left_out_with_a_notice(tmp_path: Path) -> None:
     extra = {"mask": torch.ones(2), "nan": float("nan"), "list": [1, (2, 3)]}
     source = deepspeed_files.write(tmp_path / "ds", stage=1, world_size=1, extra=extra)
@@ -130,6 +135,7 @@ def test_what_is_no_json_is_left_out_with_a_notice(tmp_path: Path) -> None:
         import_checkpoint(source, tmp_path / "ours")
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("break_it", "error", "text"),
     [
@@ -162,6 +168,7 @@ def test_incomplete_folders(tmp_path: Path, break_it: Any, error: type[Exception
     assert not list((tmp_path / "ours").glob("*")) if (tmp_path / "ours").exists() else True
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("shape", [(2**62, 4), (-4,)])
 def test_a_shape_that_is_not_there(tmp_path: Path, shape: tuple[int, ...]) -> None:
     source = deepspeed_files.write(tmp_path / "ds", stage=2, world_size=2)
@@ -173,6 +180,7 @@ def test_a_shape_that_is_not_there(tmp_path: Path, shape: tuple[int, ...]) -> No
         convert(source, tmp_path / "ours", tag=None)
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("tag", [f"../ds/global_step{deepspeed_files.STEP}", "x" * 300, "a\0b", ""])
 def test_a_tag_is_a_name_inside_the_folder(tmp_path: Path, tag: str) -> None:
     deepspeed_files.write(tmp_path / "ds", stage=2, world_size=1)
@@ -180,6 +188,7 @@ def test_a_tag_is_a_name_inside_the_folder(tmp_path: Path, tag: str) -> None:
     assert deepspeed_path(tmp_path / "run", tag) is None
 
 
+@pytest.mark.unit
 def test_a_partition_that_is_too_short_is_no_shifted_weight(tmp_path: Path) -> None:
     source = deepspeed_files.write(tmp_path / "ds", stage=3, world_size=2)
     short = deepspeed_files.write(tmp_path / "other", stage=3, world_size=3)
@@ -191,6 +200,7 @@ def test_a_partition_that_is_too_short_is_no_shifted_weight(tmp_path: Path) -> N
         convert(source, tmp_path / "ours", tag=None)
 
 
+@pytest.mark.ranks
 def test_a_load_takes_the_folder_as_it_stands(tmp_path: Path) -> None:
     deepspeed_files.write(tmp_path, stage=3, world_size=2)
     before = sorted(path.name for path in tmp_path.iterdir())

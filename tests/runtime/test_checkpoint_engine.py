@@ -13,6 +13,8 @@ from zerotrain.contract.launch import LaunchSpec
 from zerotrain.runtime.checkpoint import CheckpointFenced, Owner
 from zerotrain.runtime.checkpoint.fence import read_fence, take_over
 
+pytestmark = pytest.mark.ranks
+
 
 def test_n_to_m_to_n_is_bit_identical(tmp_path: Path) -> None:
     """Digests cover master weights, both moments, buffers and the random generators of every rank's file."""

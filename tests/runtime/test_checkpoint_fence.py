@@ -14,6 +14,9 @@ from zerotrain.runtime.checkpoint import CheckpointFenced, Owner, SingleRank
 from zerotrain.runtime.checkpoint.fence import folder_lock, read_fence
 from zerotrain.runtime.checkpoint.tensorfile import WrittenFile, write_tensors
 
+pytestmark = pytest.mark.unit
+
+
 LAYOUT = layout_for(1)
 FIRST, SECOND = Owner(attempt=1, job_uid="job-a"), Owner(attempt=2, job_uid="job-a")
 

@@ -14,6 +14,9 @@ from zerotrain.runtime import checkpoint
 from zerotrain.runtime.checkpoint import CheckpointError, CheckpointMismatch, SingleRank
 from zerotrain.runtime.zero.state import CheckpointState, TensorStream, whole
 
+pytestmark = pytest.mark.unit
+
+
 SAVED = layout_for(1)
 Units = Sequence[tuple[str, bool, tuple]]  # type: ignore[type-arg]
 

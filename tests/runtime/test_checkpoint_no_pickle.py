@@ -5,7 +5,12 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
 import zerotrain.runtime.checkpoint as package
+
+pytestmark = pytest.mark.unit
+
 
 FORBIDDEN_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 FORBIDDEN_CALLS = {"torch.load", "torch.save", "np.load", "numpy.load", "dist.all_gather_object"}

@@ -55,6 +55,7 @@ def contents(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("code", PASSING, ids=errno.errorcode.get)
 @pytest.mark.parametrize("call", READING)
 def test_a_volume_that_fails_at_any_call_is_not_damage(
@@ -88,6 +89,7 @@ def test_a_volume_that_fails_at_any_call_is_not_damage(
     assert [result.step for result in load_on_ranks(folder)] == [20, 20]  # type: ignore[attr-defined]
 
 
+@pytest.mark.unit
 def test_a_failing_volume_outweighs_the_damage_that_another_rank_met(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,6 +109,7 @@ def test_a_failing_volume_outweighs_the_damage_that_another_rank_met(
         assert f"{second.name} cannot be read: Input/output error (found by rank 1)" in str(result)
 
 
+@pytest.mark.unit
 def test_real_damage_is_still_passed_over_and_marked(folder: Path) -> None:
     file = next((folder / NEWEST).glob("*.safetensors"))
     file.write_bytes(file.read_bytes()[:-1])
@@ -118,6 +121,7 @@ def test_real_damage_is_still_passed_over_and_marked(folder: Path) -> None:
         assert result.exit_code is ExitCode.CHECKPOINT_UNUSABLE
 
 
+@pytest.mark.unit
 def test_a_folder_that_may_not_be_read_ends_every_rank(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(path: object) -> object:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
@@ -129,6 +133,7 @@ def test_a_folder_that_may_not_be_read_ends_every_rank(folder: Path, monkeypatch
         assert "cannot be read: Permission denied" in str(result)
 
 
+@pytest.mark.unit
 def test_retention_removes_nothing_while_the_volume_fails(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +164,7 @@ except checkpoint.CheckpointUnreadable as error:
 """
 
 
+@pytest.mark.ranks
 def test_the_kernels_own_input_output_error(folder: Path) -> None:
     """A file of which no byte can be read, in a private mount namespace: nothing is patched."""
     if reason := can_mount():

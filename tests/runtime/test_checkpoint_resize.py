@@ -20,6 +20,8 @@ from zerotrain.runtime import checkpoint
 from zerotrain.runtime.zero.layout import ModelLayout
 from zerotrain.runtime.zero.state import CheckpointState, whole
 
+pytestmark = pytest.mark.unit
+
 
 def save_at(directory: Path, layout: ModelLayout, *, step: int, salt: int = 0) -> None:
     def action(group: ThreadRanks) -> checkpoint.SaveResult:

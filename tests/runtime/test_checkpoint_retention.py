@@ -14,6 +14,9 @@ from zerotrain.runtime.checkpoint import Owner, SingleRank
 from zerotrain.runtime.checkpoint.names import Committed, committed
 from zerotrain.runtime.checkpoint.retention import reading, superfluous
 
+pytestmark = pytest.mark.unit
+
+
 LAYOUT = layout_for(1)
 
 

@@ -12,6 +12,9 @@ from tests.support.resized_engines import OPTIMIZERS, STAGES
 from zerotrain.runtime.checkpoint.compare import Difference, Side, differences
 from zerotrain.runtime.checkpoint.inspect import read_manifest
 
+pytestmark = pytest.mark.ranks
+
+
 N, M = 3, 2
 
 PAIRS = [

@@ -40,6 +40,7 @@ def contents(folder: Path) -> list[str]:
 FAILING = ("os.posix_fallocate", "os.write", "os.fsync", "os.rename", "os.replace", "os.mkdir")
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO], ids=errno.errorcode.get)
 @pytest.mark.parametrize("call", FAILING)
 def test_failure_at_every_call_leaves_the_folder_as_it_was(
@@ -119,6 +120,7 @@ SAVE_BIG = """
 """
 
 
+@pytest.mark.ranks
 def test_file_size_limit(tmp_path: Path) -> None:
     limit = 1 << 20
     output = run_limited(
@@ -130,6 +132,7 @@ def test_file_size_limit(tmp_path: Path) -> None:
     assert (folders, step) == ("['step-0000000001-attempt-1']", "1")
 
 
+@pytest.mark.ranks
 def test_full_disk(tmp_path: Path) -> None:
     """A real full file system: a tmpfs of 4 MiB in a private mount namespace."""
     if reason := can_mount():
@@ -152,6 +155,7 @@ def test_full_disk(tmp_path: Path) -> None:
     assert (folders, step) == ("['step-0000000001-attempt-1']", "1")
 
 
+@pytest.mark.unit
 def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointNotWritable, match="Not a directory") as caught:
@@ -159,6 +163,7 @@ def test_folder_that_cannot_be_made(tmp_path: Path) -> None:
     assert caught.value.exit_code == ExitCode.CHECKPOINT_UNUSABLE
 
 
+@pytest.mark.ranks
 def test_folder_without_permission(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     folder = tmp_path / "locked"
@@ -177,6 +182,7 @@ def test_folder_without_permission(tmp_path: Path) -> None:
     assert contents(folder) == []
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("in_background", [False, True])
 def test_ranks_that_do_not_share_the_folder_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_background: bool

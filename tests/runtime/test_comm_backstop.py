@@ -27,6 +27,9 @@ from zerotrain.runtime.zero.hierarchy import NodeHops
 from zerotrain.runtime.zero.ledger import MemoryLedger
 from zerotrain.runtime.zero.plus import Traffic, ZeroPlusPlus
 
+pytestmark = pytest.mark.ranks
+
+
 A_MONTH_S = 31 * 86_400.0
 BACKSTOP_S = 3.0
 PATIENCE_S = 40.0

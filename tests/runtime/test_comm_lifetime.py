@@ -16,6 +16,8 @@ from tests.support.ranks import run_ranks
 from zerotrain.contract.launch import CommEnv, LaunchError
 from zerotrain.runtime.comm.group import Comm, CommError, pick_device
 
+pytestmark = pytest.mark.ranks
+
 
 def launch(port: int) -> Any:
     """An environment as torchrun's, whose agent keeps one store for as long as the job; the store."""

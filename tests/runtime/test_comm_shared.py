@@ -23,6 +23,9 @@ from zerotrain.runtime.comm import shared as shared_module
 from zerotrain.runtime.comm.arena import Arena, has_copies, map_in_a_row
 from zerotrain.runtime.comm.group import Comm, CommError
 
+pytestmark = pytest.mark.ranks
+
+
 CASES = tuple(
     Case(stage=stage, dtype=dtype, accumulation=accumulation, clip=0.3)
     for stage, dtype, accumulation in (

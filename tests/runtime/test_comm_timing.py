@@ -83,16 +83,19 @@ def gathered(stream: Stream, *, before_s: float, ends_at_s: float) -> Collective
     return sample
 
 
+@pytest.mark.unit
 def test_what_is_hidden_under_computation_is_no_wait(stream: Stream) -> None:
     sample = gathered(stream, before_s=0.5, ends_at_s=0.4)
     assert (sample.seconds, sample.exposed_seconds) == (0.5, 0.0)
 
 
+@pytest.mark.unit
 def test_only_the_part_after_the_computation_is_a_wait(stream: Stream) -> None:
     sample = gathered(stream, before_s=0.25, ends_at_s=1.0)
     assert (sample.seconds, sample.exposed_seconds) == (1.0, 0.75)
 
 
+@pytest.mark.unit
 def test_the_late_rank_stands_out_although_all_hosts_take_the_whole_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -130,11 +133,13 @@ def waits_of_a_step() -> tuple[tuple[float, ...], float]:
     return result.rank_wait_seconds, result.seconds["wait"]
 
 
+@pytest.mark.ranks
 def test_a_step_tells_its_own_waits_not_those_of_the_one_before() -> None:
     """What the device did until the ranks exchange their times, and until they have."""
     assert run_ranks(1, waits_of_a_step) == [((0.25,), 0.5)]
 
 
+@pytest.mark.unit
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="streams are a GPU's")
 def test_a_real_stream_that_waits_for_another_one() -> None:
     cuda: Any = torch.cuda  # without annotations of its own

@@ -42,6 +42,7 @@ def verdict(mine: Progress, *others: Progress, waited: float = 60.0) -> str | No
     return judge(mine, dict(enumerate(others, 1)), rank=0, waited=waited, bound=50.0)
 
 
+@pytest.mark.unit
 def test_nobody_is_accused_while_all_are_in_it() -> None:
     mine = progress(A, B, waiting=True)
     assert verdict(mine, progress(A, B, waiting=True), progress(A, B, C)) is None
@@ -51,6 +52,7 @@ def test_nobody_is_accused_while_all_are_in_it() -> None:
     assert verdict(mine, progress(C, C, before=200)) is None
 
 
+@pytest.mark.unit
 def test_a_collective_that_nobody_is_missing_from_ends_too() -> None:
     """Ranks that read different parameters of one unit start the same collective and never meet."""
     mine = progress(A, B, waiting=True)
@@ -59,6 +61,7 @@ def test_a_collective_that_nobody_is_missing_from_ends_too() -> None:
     assert "although every rank is in it or past it" in found
 
 
+@pytest.mark.unit
 def test_the_missing_rank_is_named_with_what_it_did_last() -> None:
     mine = progress(A, B, waiting=True)
     found = verdict(mine, progress(A), progress(A, B, waiting=True))
@@ -71,18 +74,21 @@ def test_the_missing_rank_is_named_with_what_it_did_last() -> None:
     assert "rank 1 has not started any collective" in found
 
 
+@pytest.mark.unit
 def test_of_the_late_ranks_the_one_that_waits_for_another_is_spared() -> None:
     found = verdict(progress(A, B, C, waiting=True), progress(A, B, waiting=True), progress(A))
     assert found is not None
     assert "for ranks [2]" in found
 
 
+@pytest.mark.unit
 def test_ranks_that_can_never_meet_are_named_early() -> None:
     found = verdict(progress(A, B, waiting=True), progress(A, R, waiting=True), waited=6.0)
     assert found is not None
     assert f"as collective 2 rank 1 started {R}, rank 0 {B}" in found
 
 
+@pytest.mark.unit
 def test_progress_survives_the_store() -> None:
     for mine in (progress(A, B, waiting=True), progress(), progress(C, before=7)):
         assert Progress.from_json(mine.to_json()) == mine
@@ -127,6 +133,7 @@ def stay_away(transport: str) -> str:
     return message
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_rank_that_stays_away_is_named(transport: str) -> None:
     message, _ = run_ranks(2, stay_away, transport)
@@ -150,6 +157,7 @@ def diverge(transport: str) -> str:
     return "nothing raised"
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_ranks_in_different_collectives_are_named_soon(transport: str) -> None:
     for rank, message in enumerate(run_ranks(2, diverge, transport)):
@@ -175,6 +183,7 @@ def read_different_ones() -> str:
     return "nothing raised"
 
 
+@pytest.mark.ranks
 def test_ranks_that_read_different_parameters_are_told() -> None:
     found = run_ranks(2, read_different_ones)
     told = "broadcast for '3.weight'", "broadcast for '0.weight'"
@@ -199,6 +208,7 @@ def device_watchdog(bound_s: float, verdicts: queue.Queue[str]) -> tuple[Watchdo
     return Watchdog(store, rank=0, world_size=2, bound_seconds=bound_s, on_verdict=verdicts.put), store
 
 
+@pytest.mark.unit
 def test_a_collective_on_the_device_is_let_go_when_it_is_over() -> None:
     """Its handle holds the gathered weights or received gradients."""
     dog, _ = device_watchdog(600.0, queue.Queue())
@@ -212,6 +222,7 @@ def test_a_collective_on_the_device_is_let_go_when_it_is_over() -> None:
     assert held() is None
 
 
+@pytest.mark.unit
 def test_on_the_device_the_next_wait_raises_the_verdict() -> None:
     verdicts: queue.Queue[str] = queue.Queue()
     dog, store = device_watchdog(0.1, verdicts)
@@ -223,6 +234,7 @@ def test_on_the_device_the_next_wait_raises_the_verdict() -> None:
     dog.close()
 
 
+@pytest.mark.unit
 def test_the_thread_asks_on_the_device_of_its_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen: queue.Queue[tuple[str, torch.device]] = queue.Queue()
     monkeypatch.setattr(
@@ -266,6 +278,7 @@ def after_the_verdict() -> list[str]:
     return found
 
 
+@pytest.mark.ranks
 def test_collectives_after_a_verdict_raise_it() -> None:
     """NCCL refuses them when they are issued, where nobody waits yet."""
     for found in run_ranks(2, after_the_verdict):
@@ -275,6 +288,7 @@ def test_collectives_after_a_verdict_raise_it() -> None:
         )
 
 
+@pytest.mark.unit
 def test_what_nccl_cannot_carry_goes_as_bytes() -> None:
     for tensor in (torch.arange(6, dtype=torch.int16).view(2, 3), torch.tensor(-2, dtype=torch.int16)):
         sent = sendable(tensor)
@@ -284,6 +298,7 @@ def test_what_nccl_cannot_carry_goes_as_bytes() -> None:
     assert sendable(whole) is whole
 
 
+@pytest.mark.ranks
 def test_no_watchdog_without_a_bound() -> None:
     assert run_ranks(2, threads_of, 0.0) == [0, 0]
     assert run_ranks(2, threads_of, 5.0) == [1, 1]

@@ -12,6 +12,9 @@ from zerotrain.contract.config import BatchConfig
 from zerotrain.runtime.data import ArrayCorpus, Shape, TokenLoader
 from zerotrain.runtime.data.order import Permutation, SampleOrder
 
+pytestmark = pytest.mark.unit
+
+
 CONTEXT = 4
 
 

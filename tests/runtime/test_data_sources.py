@@ -22,6 +22,7 @@ def text_of(corpus: Corpus) -> bytes:
     return bytes(corpus.read(0, corpus.num_tokens).astype(np.uint8))
 
 
+@pytest.mark.unit
 def test_folder_is_read_recursively_in_path_order_without_hidden_files(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / ".git").mkdir()
@@ -30,6 +31,7 @@ def test_folder_is_read_recursively_in_path_order_without_hidden_files(tmp_path:
     assert text_of(open_corpus(str(tmp_path))) == b"a.txt\0b.txt\0sub/c.txt\0"
 
 
+@pytest.mark.unit
 def test_binary_files_of_a_folder_are_skipped_with_a_notice(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"text")
     (tmp_path / "photo.jpg").write_bytes(b"\xff\xd8\0\0")
@@ -38,6 +40,7 @@ def test_binary_files_of_a_folder_are_skipped_with_a_notice(tmp_path: Path) -> N
     assert corpus.notices == ("skipped 1 binary files: photo.jpg",)
 
 
+@pytest.mark.unit
 def test_standard_library_is_real_text() -> None:
     corpus = open_corpus(PYTHON_STDLIB)
     assert corpus.num_tokens > 3_000_000
@@ -45,6 +48,7 @@ def test_standard_library_is_real_text() -> None:
     assert b"site-packages" not in corpus.fingerprint.encode()
 
 
+@pytest.mark.unit
 def test_token_ids_with_dtype_in_the_name(tmp_path: Path) -> None:
     ids = np.array([1, 70000, 3], dtype=np.uint32)
     ids.tofile(tmp_path / "corpus.uint32.bin")
@@ -53,6 +57,7 @@ def test_token_ids_with_dtype_in_the_name(tmp_path: Path) -> None:
     assert open_corpus(str(tmp_path / "corpus.bin")).read(0, 1).tolist() == [1]
 
 
+@pytest.mark.unit
 def test_jsonl_text_field(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(json.dumps({"text": text, "id": 1}) for text in ("one", "zwö")) + "\n\n")
@@ -102,6 +107,7 @@ def _fifo(folder: Path) -> str:
     return str(folder / "pipe")
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -133,6 +139,7 @@ SHAPE = Shape(
 )
 
 
+@pytest.mark.unit
 def test_too_short_and_foreign_token_ids(tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("1234567")
     with pytest.raises(DataError, match="has 8 tokens but one sample needs 9"):
@@ -143,6 +150,7 @@ def test_too_short_and_foreign_token_ids(tmp_path: Path) -> None:
         list(loader.step_batches())
 
 
+@pytest.mark.unit
 def test_file_that_shrinks_during_the_run_is_told(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("x" * 100)
@@ -152,6 +160,7 @@ def test_file_that_shrinks_during_the_run_is_told(tmp_path: Path) -> None:
         corpus.read(0, 50)
 
 
+@pytest.mark.ranks
 def test_unreadable_folder_is_told(tmp_path: Path) -> None:
     (tmp_path / "locked").mkdir(mode=0o700)
     (tmp_path / "locked" / "a.txt").write_text("text")
@@ -172,6 +181,7 @@ def test_unreadable_folder_is_told(tmp_path: Path) -> None:
     assert result.stdout == "data.path locked cannot be read: Permission denied\n"
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("code", "ends_with"),
     [

@@ -19,6 +19,9 @@ from zerotrain.runtime.deepspeed.ops.adam import DeepSpeedCPUAdam, FusedAdam
 from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.facade.names import ConfigNames, StateNames
 
+pytestmark = pytest.mark.unit
+
+
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "deepspeed.md").read_text()
 
 

@@ -14,6 +14,9 @@ import pytest
 
 from tests.support.ranks import run_ranks
 
+pytestmark = pytest.mark.ranks
+
+
 SCRIPT = Path(__file__).parents[1] / "support" / "deepspeed_script.txt"
 STEPS, ACCUMULATION = 12, 2
 

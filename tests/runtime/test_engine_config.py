@@ -21,6 +21,7 @@ from zerotrain.runtime.setup import read_config
 from zerotrain.runtime.zero.layout import LayoutError
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("entry", "path", "value"),
     [
@@ -44,12 +45,14 @@ def test_what_is_not_run_is_refused_with_its_path_and_value(
     assert caught.value.way_out
 
 
+@pytest.mark.unit
 def test_a_configuration_for_other_ranks_is_refused() -> None:
     resolved = resolve(load({"train_batch_size": 4}), world_size=4)
     with pytest.raises(ConfigError, match=r"world_size: .* the 1 ranks that run; got 4"):
         zt.initialize(model=nn.Linear(2, 2), config=resolved)
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("facts", "hidden"),
     [
@@ -72,6 +75,7 @@ def test_auto_takes_the_models_width(facts: dict[str, Any], hidden: int) -> None
     )
 
 
+@pytest.mark.unit
 def test_models_that_cannot_be_sharded_are_refused() -> None:
     with pytest.raises(LayoutError, match="no trainable parameter"):
         zt.initialize(model=nn.Linear(2, 2).requires_grad_(False), config=config(0))
@@ -89,6 +93,7 @@ def loaded(num_samples: int) -> list[list[float]]:
     return [batch[0].tolist() for batch in loader]
 
 
+@pytest.mark.ranks
 def test_the_loader_gives_each_rank_its_part() -> None:
     per_rank = run_ranks(2, loaded, 12)
     assert [len(batches) for batches in per_rank] == [3, 3]
@@ -104,6 +109,7 @@ def different_models() -> list[float]:
         return [*model.weight.flatten().tolist(), *model.get_buffer("seen").tolist()]
 
 
+@pytest.mark.ranks
 def test_rank_0s_values_are_used_everywhere() -> None:
     first, second = run_ranks(2, different_models)
     assert first == second
@@ -113,11 +119,13 @@ def other_model() -> None:
     zt.initialize(model=nn.Linear(4, 4 + world()[0]), config=config(3))
 
 
+@pytest.mark.ranks
 def test_models_that_differ_between_ranks_are_refused() -> None:
     with pytest.raises(RankFailed, match=r"ranks \[1\] built another model than rank 0"):
         run_ranks(2, other_model)
 
 
+@pytest.mark.unit
 def test_public_names_load_and_nothing_else() -> None:
     assert sorted(zt.__all__) == zt.__all__
     for name in zt.__all__:
@@ -126,6 +134,7 @@ def test_public_names_load_and_nothing_else() -> None:
         _ = zt.nope
 
 
+@pytest.mark.ranks
 def test_importing_the_package_does_not_import_torch() -> None:
     code = "import sys, zerotrain.runtime, zerotrain.runtime.launch; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -14,6 +14,8 @@ from tests.support.tiny_models import token_batches
 from tests.support.training import GLOBAL_BATCH, Case, micro_batches, whole_parameters, world
 from zerotrain.runtime.engine import Engine
 
+pytestmark = pytest.mark.ranks
+
 
 def start(case: Case) -> Engine:
     config = case.config(world()[1])

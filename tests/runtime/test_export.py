@@ -22,6 +22,8 @@ from tests.support.tiny_models import TinyGPT
 from tests.support.training import whole_parameters, world
 from zerotrain.runtime.weights.folder import TEMPORARY
 
+pytestmark = pytest.mark.ranks
+
 
 def config(stage: int, dtype: str = "fp32") -> dict[str, Any]:
     return {

@@ -11,6 +11,9 @@ from tests.support.ranks import run_ranks
 from tests.support.training import world
 from zerotrain.runtime.engine import Engine
 
+pytestmark = pytest.mark.ranks
+
+
 STAGES = (0, 1, 2, 3)
 
 

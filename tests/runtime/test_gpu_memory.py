@@ -20,7 +20,10 @@ from zerotrain.contract.planner import Tier, Workload, demand, gpt_shape
 from zerotrain.contract.train_spec import GptSpec
 from zerotrain.runtime.models.gpt import Gpt
 
-pytestmark = pytest.mark.skipif(DEVICE != "cuda", reason="measures a GPU's memory: make test-gpu")
+pytestmark = [
+    pytest.mark.unit,
+    pytest.mark.skipif(DEVICE != "cuda", reason="measures a GPU's memory: make test-gpu"),
+]
 
 MICRO, VOCABULARY = 4, 256
 MODEL = GptSpec(d_model=1024, layers=12, heads=16, context=512)

@@ -16,6 +16,9 @@ from tests.support.ranks import RankFailed, run_ranks
 from tests.support.tiny_models import TinyGPT, token_batches
 from tests.support.training import Outcome, largest_difference, world
 
+pytestmark = pytest.mark.ranks
+
+
 WIDTH = 40
 
 

@@ -33,6 +33,7 @@ def points(count: int) -> list[Point]:
     ]
 
 
+@pytest.mark.unit
 def test_a_long_attempt_stays_small_and_loses_no_step(tmp_path: Path) -> None:
     file = HistoryFile(tmp_path, RECORD, max_points=64)
     file.start()
@@ -51,6 +52,7 @@ def test_a_long_attempt_stays_small_and_loses_no_step(tmp_path: Path) -> None:
     assert attempt.events[-1].event == "ended"
 
 
+@pytest.mark.unit
 def test_old_attempts_go_and_nothing_else(tmp_path: Path) -> None:
     for number in range(1, MAX_FILES + 5):
         path = tmp_path / file_name(number, "u")
@@ -65,6 +67,7 @@ def test_old_attempts_go_and_nothing_else(tmp_path: Path) -> None:
     assert (tmp_path / "mine.txt").exists()
 
 
+@pytest.mark.unit
 def test_what_cannot_be_written_is_said_once_and_stops_nothing(tmp_path: Path) -> None:
     (tmp_path / "history").write_text("a file in the folder's place")
     said: list[str] = []
@@ -76,6 +79,7 @@ def test_what_cannot_be_written_is_said_once_and_stops_nothing(tmp_path: Path) -
     assert "is not kept" in said[0]
 
 
+@pytest.mark.unit
 def test_a_volume_that_hangs_holds_up_neither_steps_nor_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,6 +93,7 @@ def test_a_volume_that_hangs_holds_up_neither_steps_nor_the_end(
     hung.set()
 
 
+@pytest.mark.ranks
 def test_a_killed_attempt_and_its_successor(tmp_path: Path) -> None:
     """Real ranks: the first attempt is killed after a checkpoint, the second goes on from it."""
     folder = tmp_path / "c"

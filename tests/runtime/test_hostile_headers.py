@@ -13,6 +13,9 @@ from zerotrain.runtime.checkpoint.tensorfile import TensorFile
 from zerotrain.runtime.weights.errors import WeightsError
 from zerotrain.runtime.weights.files import INDEX, WeightFiles
 
+pytestmark = pytest.mark.unit
+
+
 DATA = bytes(128)
 
 

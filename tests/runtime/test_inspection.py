@@ -55,6 +55,7 @@ def statuses() -> list[tuple[int, int, dict[str, int], int, int, str]]:
     return found
 
 
+@pytest.mark.ranks
 def test_memory_is_shown_beside_its_formula() -> None:
     for stage, (live, planned, phases, planned_peak, peak, text) in enumerate(run_ranks(2, statuses)[0]):
         assert live == planned, f"stage {stage}"
@@ -77,6 +78,7 @@ def lines_of(**entries: Any) -> list[tuple[int, str]]:
     return found
 
 
+@pytest.mark.unit
 def test_a_line_every_steps_per_print_steps_with_mean_times() -> None:
     assert lines_of() == []
     plain = lines_of(steps_per_print=2)
@@ -89,6 +91,7 @@ def test_a_line_every_steps_per_print_steps_with_mean_times() -> None:
     assert "peak by phase: forward 3.0 MiB" in full[2][1]
 
 
+@pytest.mark.unit
 def test_the_engine_prints_its_lines(capsys: pytest.CaptureFixture[str]) -> None:
     engine = engine_with(steps_per_print=1, wall_clock_breakdown=True)
     train(engine, 1)
@@ -98,6 +101,7 @@ def test_the_engine_prints_its_lines(capsys: pytest.CaptureFixture[str]) -> None
     assert all(f"{name} " in printed[1] for name in PHASES)
 
 
+@pytest.mark.unit
 def test_step_hooks_run_in_order_after_every_boundary() -> None:
     engine = engine_with(gradient_accumulation_steps=2)
     seen: list[tuple[str, int]] = []
@@ -110,6 +114,7 @@ def test_step_hooks_run_in_order_after_every_boundary() -> None:
     engine.close()
 
 
+@pytest.mark.unit
 def test_a_step_hook_may_save_and_evaluate(tmp_path: Path) -> None:
     engine = engine_with()
     batch = token_batches(1, size=2)[0]
@@ -127,6 +132,7 @@ def test_a_step_hook_may_save_and_evaluate(tmp_path: Path) -> None:
     engine.close()
 
 
+@pytest.mark.unit
 def test_what_a_step_hook_raises_comes_out_of_step() -> None:
     engine = engine_with()
 
@@ -141,6 +147,7 @@ def test_what_a_step_hook_raises_comes_out_of_step() -> None:
     engine.close()
 
 
+@pytest.mark.unit
 def test_memory_lines_on_request(capsys: pytest.CaptureFixture[str]) -> None:
     zt.see_memory_usage("quiet")
     assert capsys.readouterr().out == ""

@@ -26,6 +26,9 @@ from tests.support.just_in_time import (
 from tests.support.ranks import run_ranks
 from zerotrain.runtime.engine import Engine
 
+pytestmark = pytest.mark.ranks
+
+
 RUNS = (
     *(Run(stage=stage) for stage in (0, 1, 2, 3)),
     *(Run(stage=stage, dtype="fp32", accumulation=2) for stage in (0, 1, 2, 3)),

@@ -56,6 +56,7 @@ LATER: dict[str, Callable[[Engine, Path], object]] = {
 }
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("just_in_time", [True, False])
 def test_every_later_call_raises_it_again(just_in_time: bool, tmp_path: Path) -> None:
     with engine_of(Run(just_in_time=just_in_time)) as engine:
@@ -80,6 +81,7 @@ def test_every_later_call_raises_it_again(just_in_time: bool, tmp_path: Path) ->
         assert not (tmp_path / "exported").exists()
 
 
+@pytest.mark.unit
 def test_an_error_in_the_middle_of_forward_is_raised_there() -> None:
     with engine_of(Run()) as engine:
         train_step(engine, 0)
@@ -98,6 +100,7 @@ def test_an_error_in_the_middle_of_forward_is_raised_there() -> None:
             engine.close()
 
 
+@pytest.mark.unit
 def test_closing_twice_and_dropping_an_engine_end_the_thread() -> None:
     with engine_of(Run()) as engine:
         train_step(engine, 0)
@@ -123,6 +126,7 @@ class Reader(Dataset[torch.Tensor]):
         return self.weight.detach().clone()
 
 
+@pytest.mark.ranks
 def test_a_forked_worker_says_that_it_cannot_wait() -> None:
     with engine_of(Run()) as engine:
         train_step(engine, 0)
@@ -153,6 +157,7 @@ if sys.argv[2] == "error":
 """
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("tier", ["cpu", "nvme"])
 @pytest.mark.parametrize(("way", "code"), [("end", 0), ("error", 7)])
 def test_a_process_ends_while_an_update_goes_on(tier: str, way: str, code: int) -> None:
@@ -171,6 +176,7 @@ def interrupts() -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.unit
 def test_an_interrupted_update_is_final(tmp_path: Path) -> None:
     """Some units are of the new step then, the others of the old one."""
     with engine_of(Run(just_in_time=False)) as engine:
@@ -216,11 +222,13 @@ def interrupted_publication(stage: int) -> list[str]:
     return said
 
 
+@pytest.mark.ranks
 def test_an_interrupted_publication_is_final() -> None:
     for said in run_ranks(2, interrupted_publication, 1):
         assert said == ["KeyboardInterrupt", "UpdateInterrupted"]
 
 
+@pytest.mark.unit
 def test_closing_gives_up_what_has_not_begun() -> None:
     """A hanging disk must not keep a process for as many units as there are."""
     updater, began, ran = Updater(), Event(), list[str]()

@@ -74,6 +74,7 @@ def go_on_during_forward(run: Run) -> None:
         assert engine.last_step.seconds["optimizer_background"] > 0.0
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("tier", ["cpu", "nvme"])
 def test_updates_go_on_during_forward(tier: str) -> None:
     """The last unit's update waits until the first block's forward is over, which a synchronous step, or a
@@ -86,11 +87,13 @@ def on_ranks() -> None:
         go_on_during_forward(Run(stage=stage))
 
 
+@pytest.mark.ranks
 def test_updates_go_on_during_forward_of_ranks() -> None:
     """Also where weights are gathered ahead of use, and where replicas are published."""
     run_ranks(2, on_ranks)
 
 
+@pytest.mark.unit
 def test_units_wait_for_their_own_update_alone() -> None:
     with engine_of(Run()) as engine:
         train_step(engine, 0)
@@ -133,6 +136,7 @@ READS: dict[str, Read] = {
 }
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("name", READS)
 def test_reads_right_after_a_step_see_its_result(name: str) -> None:
     seen = []
@@ -146,6 +150,7 @@ def test_reads_right_after_a_step_see_its_result(name: str) -> None:
     assert seen[0] == seen[1]
 
 
+@pytest.mark.unit
 def test_gradients_are_gone_after_a_step_and_come_back() -> None:
     with engine_of(Run(dtype="fp32")) as engine:
         weight = engine.module.get_parameter("blocks.0.weight")
@@ -158,6 +163,7 @@ def test_gradients_are_gone_after_a_step_and_come_back() -> None:
         assert gradient.abs().sum() > 0.0
 
 
+@pytest.mark.unit
 def test_zero_grad_after_a_step_waits_for_nothing() -> None:
     with engine_of(Run()) as engine:
         gate = Gate(engine, passes=0)
@@ -168,6 +174,7 @@ def test_zero_grad_after_a_step_waits_for_nothing() -> None:
         gate.open()
 
 
+@pytest.mark.unit
 def test_memory_reports_wait_without_other_ranks() -> None:
     with engine_of(Run()) as engine:
         pause_of(engine, doze)
@@ -178,6 +185,7 @@ def test_memory_reports_wait_without_other_ranks() -> None:
         assert all(ticket.is_done for ticket in tickets.values())
 
 
+@pytest.mark.unit
 def test_a_user_s_own_loop_is_fenced(tmp_path: Path) -> None:
     """`zt.shard`, the caller's own `loss.backward()`, a submodule called by itself."""
     found = []
@@ -215,6 +223,7 @@ def reads_on_one_rank() -> list[str]:
     return said
 
 
+@pytest.mark.ranks
 def test_reads_on_one_rank_say_what_they_need() -> None:
     alone, *others = run_ranks(2, reads_on_one_rank)[0]
     assert alone == "True"
@@ -235,6 +244,7 @@ def read_after_evaluation() -> list[bool]:
     return found
 
 
+@pytest.mark.ranks
 def test_forward_passes_settle_what_they_left_out() -> None:
     assert run_ranks(2, read_after_evaluation) == [[True, True]] * 2
 
@@ -248,6 +258,7 @@ def different_branches(stage: int) -> list[float]:
             return [float(weight.detach().double().sum()) for weight in engine.module.parameters()]
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("stage", [1, 2])
 def test_ranks_may_run_different_modules(stage: int) -> None:
     first, second = run_ranks(2, different_branches, stage)
@@ -274,6 +285,7 @@ def leave_a_block_out() -> list[bool]:
     return equal
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_gradients_of_unused_blocks_stay_until_they_are_read(world_size: int) -> None:
     assert run_ranks(world_size, leave_a_block_out) == [[True] * 4] * world_size
@@ -284,6 +296,7 @@ def facts(**changes: Any) -> StepFacts:
     return StepFacts(**{**values, **changes})
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("asked", "changes", "expected"),
     [
@@ -307,6 +320,7 @@ def test_when_steps_are_just_in_time(asked: bool | None, changes: dict[str, Any]
     assert runs_just_in_time(asked, facts(**changes)) is expected
 
 
+@pytest.mark.unit
 def test_a_rule_on_all_units_cannot_be_just_in_time() -> None:
     with pytest.raises(ConfigError, match="just_in_time"):
         runs_just_in_time(True, facts(is_elementwise=False))

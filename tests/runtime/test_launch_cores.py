@@ -26,6 +26,7 @@ def limited(folder: Path, quota: str) -> Path:
     return folder
 
 
+@pytest.mark.ranks
 def test_ranks_of_a_worker_share_its_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in (THREADS, "MKL_NUM_THREADS", "ZEROTRAIN_CPU_THREADS"):
         monkeypatch.delenv(variable, raising=False)
@@ -36,6 +37,7 @@ def test_ranks_of_a_worker_share_its_cores(tmp_path: Path, monkeypatch: pytest.M
     assert output.count(f"torch {share}, kernels {share}") == 2, output
 
 
+@pytest.mark.ranks
 def test_a_number_that_is_given_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By podTemplate.env, or by the image: here more than there are cores for."""
     monkeypatch.setenv(THREADS, "1000")
@@ -46,11 +48,13 @@ def test_a_number_that_is_given_stays(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "no CPU limit" not in output
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(("ranks", "share"), [(1, CORES), (CORES, 1), (CORES + 1, 1)])
 def test_every_rank_gets_the_same_and_one_at_least(ranks: int, share: int, tmp_path: Path) -> None:
     assert with_threads({}, ranks, tmp_path / "absent") == {THREADS: str(share)}
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("given", [{}, {THREADS: ""}], ids=["absent", "empty"])
 def test_without_a_limit_the_log_says_whose_cores_these_are(
     given: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -65,11 +69,13 @@ def test_without_a_limit_the_log_says_whose_cores_these_are(
     assert "spec.resources.cpu" in said
 
 
+@pytest.mark.unit
 def test_with_a_limit_there_is_nothing_to_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert with_threads({}, 1, limited(tmp_path / "limited", "100000")) == {THREADS: "1"}
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("quota", "expected"),
     [
@@ -88,5 +94,6 @@ def test_cores_follow_the_containers_limit(tmp_path: Path, quota: str, expected:
     assert usable_cores(v1) == usable_cores(limited(tmp_path / "v2", quota)) == expected
 
 
+@pytest.mark.unit
 def test_cores_where_nothing_tells_of_a_limit(tmp_path: Path) -> None:
     assert usable_cores(tmp_path / "absent") == (CORES, False)

@@ -11,6 +11,8 @@ import pytest
 from tests.support.launcher import FAST, launched
 from zerotrain.contract.progress import MAX_TERMINATION_BYTES, RankEnd, Termination
 
+pytestmark = pytest.mark.ranks
+
 
 @pytest.mark.parametrize(
     ("text", "code"),

@@ -99,6 +99,7 @@ def is_killed(
     return asyncio.run(run())
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     "events",
     [
@@ -115,6 +116,7 @@ def test_what_a_rank_still_says_while_it_is_stuck_takes_nothing_back(
     assert is_killed(tmp_path, monkeypatch, *events) == (True, "MemoryError: too large")
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     "events",
     [
@@ -131,6 +133,7 @@ def test_a_rank_that_goes_on_has_not_failed(
     assert is_killed(tmp_path, monkeypatch, *events) == (False, None)
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("status", [0, 1])
 def test_the_end_of_the_rank_is_judged_as_every_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
@@ -139,6 +142,7 @@ def test_the_end_of_the_rank_is_judged_as_every_end(
     assert is_killed(tmp_path, monkeypatch, ends(status)) == (False, "MemoryError: too large")
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("left", "built_in", "killed"), [([1], False, False), ([], False, True), ([1], True, True)]
 )
@@ -170,6 +174,7 @@ os._exit(7)
 """
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("way", [GOES_ON, BEGINS_ANEW], ids=["goes on", "begins anew"])
 def test_a_failure_that_was_caught_is_not_told_as_the_reason_of_a_later_end(tmp_path: Path, way: str) -> None:
     with launched(tmp_path, CAUGHT + way, ranks=1) as launcher:
@@ -177,6 +182,7 @@ def test_a_failure_that_was_caught_is_not_told_as_the_reason_of_a_later_end(tmp_
         assert launcher.termination.exception is None
 
 
+@pytest.mark.ranks
 def test_a_second_program_of_a_shell_does_not_inherit_the_failure_of_the_first(tmp_path: Path) -> None:
     first = " ".join(rank_program(tmp_path, f"{CAUGHT}\nif len(sys.argv) == 1:\n    os._exit(1)\n{GOES_ON}"))
     command = ["/bin/sh", "-c", f"{first} || {first} second"]
@@ -209,6 +215,7 @@ sys.exit(75)
 """
 
 
+@pytest.mark.ranks
 def test_a_peer_that_says_why_it_ends_leaves_the_one_that_saves_its_grace(tmp_path: Path) -> None:
     limits = FAST | {"failing_rank_s": 0.1}
     with launched(tmp_path, SAVES_FOR_ALL, ranks=3, limits=limits) as launcher:

@@ -12,6 +12,9 @@ import pytest
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.runtime.launch import guard
 
+pytestmark = pytest.mark.ranks
+
+
 DRIVER = """
 import os, sys
 sys.path.insert(0, sys.argv[1])

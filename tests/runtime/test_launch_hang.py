@@ -58,6 +58,7 @@ def trainer_file(folder: Path) -> Path:
     return folder / "train.json"
 
 
+@pytest.mark.ranks
 def test_a_stopped_rank_of_a_real_training_is_told_from_the_rank_that_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +99,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.ranks
 def test_only_who_has_the_attempts_token_may_interrupt_the_ranks(tmp_path: Path) -> None:
     other = channel_token.derive(b"k" * 32, "uid-1", 2)
     with launched(tmp_path, TRAINING, token_path=token_file(tmp_path)) as launcher:
@@ -121,6 +123,7 @@ globals()[names[0]]()
 """
 
 
+@pytest.mark.ranks
 def test_the_answer_is_bounded_and_every_rank_has_its_share(tmp_path: Path) -> None:
     with launched(tmp_path, DEEP, token_path=token_file(tmp_path)) as launcher:
         launcher.wait_for_ranks()
@@ -131,6 +134,7 @@ def test_the_answer_is_bounded_and_every_rank_has_its_share(tmp_path: Path) -> N
     assert "(cut: each rank has" in second
 
 
+@pytest.mark.ranks
 def test_a_rank_cannot_say_how_it_moves_and_one_that_never_reported_is_not_judged(tmp_path: Path) -> None:
     text = """
     from dataclasses import replace
@@ -149,6 +153,7 @@ def test_a_rank_cannot_say_how_it_moves_and_one_that_never_reported_is_not_judge
     assert report.ranks[1].motion is None
 
 
+@pytest.mark.unit
 def test_a_rank_that_has_ended_is_not_silent(tmp_path: Path) -> None:
     """Neither for an operator that knows of ends, nor for an older one, which sees the silence alone."""
     now = [0.0]
@@ -168,6 +173,7 @@ def record(phase: Phase, step: int) -> Progress:
     return Progress(rank=0, attempt=1, phase=phase, step=step)
 
 
+@pytest.mark.unit
 def test_the_pace_of_steps_is_learned_apart_from_the_first_step_and_from_checkpoints() -> None:
     tracker, now = MotionTracker(0.0), 0.0
     for phase, step, at in (
@@ -188,6 +194,7 @@ def test_the_pace_of_steps_is_learned_apart_from_the_first_step_and_from_checkpo
     assert (motion.first_step_seconds, motion.longest_checkpoint_seconds) == (340.0, 91.0)
 
 
+@pytest.mark.unit
 def test_a_program_without_a_phase_for_its_first_step_tells_nothing_of_it() -> None:
     tracker = MotionTracker(0.0)
     tracker.saw(record(Phase.STEP, 501), 400.0)
@@ -196,6 +203,7 @@ def test_a_program_without_a_phase_for_its_first_step_tells_nothing_of_it() -> N
     assert (motion.first_step_seconds, motion.longest_step_seconds, motion.steps_seen) == (None, 20.0, 1)
 
 
+@pytest.mark.unit
 def test_a_program_that_reports_every_hundredth_step_stands_still_for_a_hundred() -> None:
     tracker = MotionTracker(0.0)
     for number in range(1, 4):
@@ -204,6 +212,7 @@ def test_a_program_that_reports_every_hundredth_step_stands_still_for_a_hundred(
     assert (motion.step_p99_seconds, motion.longest_step_seconds, motion.steps_seen) == (4.0, 400.0, 200)
 
 
+@pytest.mark.unit
 def test_one_slow_step_in_a_hundred_does_not_set_the_percentile_but_is_remembered() -> None:
     tracker, now = MotionTracker(0.0), 0.0
     for step in range(1, KEPT_STEPS + 1):

@@ -20,6 +20,9 @@ from zerotrain.contract.worker_http import HISTORY_PATH, TOKEN_HEADER, WorkerRep
 from zerotrain.runtime.launch.board import Board
 from zerotrain.runtime.launch.http_server import WorkerApi, WorkerHttpServer
 
+pytestmark = pytest.mark.ranks
+
+
 TOKEN = channel_token.derive(b"k" * 32, "uid-1", 3)
 
 TRAINING = """

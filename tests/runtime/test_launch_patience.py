@@ -23,6 +23,7 @@ from zerotrain.runtime.launch.supervisor import Limits, Supervisor
 NEVER_S = 86_400.0
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("pod_s", [1, 2, 5, 10, 15, 25, 30, 120])
 @pytest.mark.parametrize("late", [0.0, 0.5, 1.0])
 def test_all_waits_of_an_end_fit_into_what_the_ranks_leave(tmp_path: Path, pod_s: int, late: float) -> None:
@@ -40,6 +41,7 @@ def test_all_waits_of_an_end_fit_into_what_the_ranks_leave(tmp_path: Path, pod_s
     assert pod_s - now[0] >= left / 4 - 1e-9
 
 
+@pytest.mark.unit
 def test_nothing_is_hurried_while_no_end_is_near() -> None:
     patience = Patience(lambda: 0.0)
     assert patience.of(NEVER_S) == NEVER_S
@@ -49,6 +51,7 @@ def test_nothing_is_hurried_while_no_end_is_near() -> None:
     assert patience.of(TIMEOUT_S) == 0.0
 
 
+@pytest.mark.unit
 def test_the_stacks_of_ranks_that_do_not_stop_are_waited_for_within_the_margin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,6 +96,7 @@ sys.exit(main(sys.argv[2:]))
 """
 
 
+@pytest.mark.ranks
 def test_the_message_is_written_before_what_ranks_left_behind_is_ended(tmp_path: Path) -> None:
     """A process that is in the kernel ends when it likes."""
     spec = spec_for(tmp_path, ranks=1)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from zerotrain.contract.progress import Phase, Progress
 from zerotrain.operator.reconcile.hangs import HangLimits
 from zerotrain.operator.reconcile.inspection import pace_of
 from zerotrain.runtime.launch.motion import MotionTracker
+
+pytestmark = pytest.mark.unit
+
 
 STEPS = 50
 """Between two reports."""
@@ -46,6 +49,7 @@ seconds = st.one_of(st.just(0.0), st.floats(1.0, 3000.0))
 reports = st.lists(st.lists(seconds, min_size=1, max_size=4).filter(any), min_size=14, max_size=20)
 
 
+@settings(max_examples=40)
 @given(reports=reports, drops=st.booleans())
 @example(reports=[[400.0, 0.0]] * 20, drops=True)
 @example(reports=[[400.0, 0.0]] * 20, drops=False)

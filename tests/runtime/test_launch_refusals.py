@@ -16,6 +16,9 @@ from zerotrain.contract.exit_codes import RetryClass, meaning_of
 from zerotrain.contract.launch import LaunchSpec
 from zerotrain.contract.progress import Termination
 
+pytestmark = pytest.mark.ranks
+
+
 BREAKS = """
 import asyncio, os, pathlib, sys
 step, code = sys.argv[1], int(sys.argv[2])

@@ -11,6 +11,9 @@ import pytest
 from tests.support.launcher import FAST, alive, end, eventually, launched
 from zerotrain.runtime.launch.leftovers import children
 
+pytestmark = pytest.mark.ranks
+
+
 COOPERATIVE = """
 channel = RankChannel.from_env()
 stop = []

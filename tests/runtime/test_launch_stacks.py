@@ -17,6 +17,9 @@ from zerotrain.runtime.launch.output import OutputPump, Sink
 from zerotrain.runtime.launch.process import RankProcess
 from zerotrain.runtime.launch.stacks import NOTHING, collect_stacks
 
+pytestmark = pytest.mark.ranks
+
+
 IN_MOTION = """
 import sys, threading, time
 from pathlib import Path

@@ -6,6 +6,8 @@ import pytest
 
 from zerotrain.runtime.launch.verdict import RankExit, decide, spoils
 
+pytestmark = pytest.mark.unit
+
 
 def ended(
     rank: int, status: int, at: float, *, reported: float | None = None, killed: bool = False

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import pytest
 import torch
 
 import zerotrain.runtime as zt
@@ -14,6 +15,9 @@ from tests.support.free_form import config
 from tests.support.ranks import run_ranks
 from tests.support.tiny_models import TinyGPT, token_batches
 from tests.support.training import world
+
+pytestmark = pytest.mark.ranks
+
 
 OFF = {"stage3_prefetch_bucket_size": 0}
 BLOCK = 12_288

@@ -9,6 +9,9 @@ import pytest
 from zerotrain.contract.config import PrecisionConfig
 from zerotrain.runtime.optim.loss_scale import LossScaleError, LossScaler
 
+pytestmark = pytest.mark.unit
+
+
 OVER, GOOD = True, False
 
 

@@ -52,6 +52,7 @@ class Unusual(nn.Module):
         return out + rest
 
 
+@pytest.mark.unit
 def test_what_the_constructor_did_is_done() -> None:
     with zt.init_context(seed=1):
         model = Unusual()
@@ -76,6 +77,7 @@ def test_what_the_constructor_did_is_done() -> None:
     assert model.head.weight is model.embed.weight
 
 
+@pytest.mark.unit
 def test_a_change_of_dtype_afterwards_keeps_the_values() -> None:
     with zt.init_context(seed=1):
         model = TinyGPT(tied=True)
@@ -91,6 +93,7 @@ def test_a_change_of_dtype_afterwards_keeps_the_values() -> None:
         assert torch.equal(value, expected.get_parameter(name).bfloat16()), name
 
 
+@pytest.mark.unit
 def test_the_generator_of_the_program_is_left_alone() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
@@ -127,6 +130,7 @@ def start_all(cases: tuple[Case, ...], seed: int | None) -> list[dict[str, np.nd
 CASES = tuple(Case(stage=stage, tied=stage == 2) for stage in (0, 2, 3))
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(("world_size", "seed"), [(1, None), (2, None), (3, 11)])
 def test_values_do_not_depend_on_ranks_or_stage(world_size: int, seed: int | None) -> None:
     expected = {}
@@ -161,6 +165,7 @@ def mixed_start(stage: int) -> dict[str, np.ndarray[Any, Any]]:
     return found
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("stage", [1, 3])
 def test_parts_that_hold_values_keep_rank_0s(stage: int) -> None:
     with zt.init_context(seed=2):
@@ -173,6 +178,7 @@ def test_parts_that_hold_values_keep_rank_0s(stage: int) -> None:
             assert np.array_equal(found[name], value), name
 
 
+@pytest.mark.unit
 def test_parameters_without_values_are_named() -> None:
     with torch.device("meta"):
         bare = nn.Linear(2, 2)
@@ -185,11 +191,13 @@ def test_parameters_without_values_are_named() -> None:
         zt.initialize(model=model, config={"train_batch_size": 1})
 
 
+@pytest.mark.unit
 def test_a_wrong_configuration_is_refused_before_the_model_is_built() -> None:
     with pytest.raises(ValueError, match="a value must be"), zt.init_context(config="{wrong"):
         raise AssertionError("the model would be built first")
 
 
+@pytest.mark.unit
 def test_what_was_recorded_is_dropped_with_the_start() -> None:
     with zt.init_context():
         model = nn.Linear(2, 2)
@@ -200,6 +208,7 @@ def test_what_was_recorded_is_dropped_with_the_start() -> None:
     engine.close()
 
 
+@pytest.mark.unit
 def test_a_switch_builds_plainly() -> None:
     with zt.init_context(enabled=False):
         assert not nn.Linear(2, 2).weight.is_meta

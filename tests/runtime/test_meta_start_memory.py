@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
@@ -14,6 +15,9 @@ import zerotrain.runtime as zt
 from tests.support import resident
 from tests.support.ranks import run_ranks
 from tests.support.training import world
+
+pytestmark = pytest.mark.ranks
+
 
 WIDTH, UNITS = 1024, 32
 UNIT_BYTES = 4 * (WIDTH * WIDTH + WIDTH)

@@ -11,6 +11,8 @@ from tests.support.ranks import run_ranks
 from zerotrain.runtime.train import digest
 from zerotrain.runtime.train.replay import reached_step
 
+pytestmark = pytest.mark.ranks
+
 
 def engine_of(stage: int, **changes: object) -> zt.Engine:
     torch.manual_seed(0)

@@ -14,6 +14,9 @@ from zerotrain.contract.metrics import JOB_METRICS, LAUNCHER_METRICS, OPERATOR_M
 from zerotrain.runtime.metrics import MergedCollector
 from zerotrain.runtime.metrics.snapshot import restore
 
+pytestmark = pytest.mark.unit
+
+
 FORGED = '\nforged{job_name="other",rank="0"} 1\n#'
 
 

@@ -15,6 +15,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from zerotrain.contract.metrics import Kind, MetricSpec, Rows, Source
 from zerotrain.runtime.metrics import Families, OffloadSample, RankIdentity, StepSample, WorkerMetrics
 
+pytestmark = pytest.mark.unit
+
+
 ROWS = Rows(source=Source.RANK)
 COMMON = {"job_name": "gpt", "rank": "0"}
 SPECS: tuple[MetricSpec, ...] = (

@@ -20,6 +20,9 @@ from zerotrain.contract.metrics.sizing import (
 from zerotrain.runtime.metrics import RankIdentity, WorkerMetrics
 from zerotrain.runtime.metrics.snapshot import MAX_SAMPLES, snapshot
 
+pytestmark = pytest.mark.unit
+
+
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "zerotrain"
 

@@ -17,6 +17,7 @@ from zerotrain.runtime.vault.probe import probe, space
 from zerotrain.runtime.vault.seal import SpillIntegrityError
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("encryption", ["AEAD", "None"])
 def test_a_probe_changes_nothing_and_is_counted_apart(encryption: str, tmp_path: Path) -> None:
     vault = make_vault(tmp_path, encryption=encryption)
@@ -32,6 +33,7 @@ def test_a_probe_changes_nothing_and_is_counted_apart(encryption: str, tmp_path:
     vault.close()
 
 
+@pytest.mark.unit
 def test_a_probe_is_bounded_and_leaves_out_what_no_pass_touches(tmp_path: Path) -> None:
     vault = make_vault(tmp_path)
     filled(vault, 64 * 4)
@@ -45,6 +47,7 @@ def test_a_probe_is_bounded_and_leaves_out_what_no_pass_touches(tmp_path: Path) 
         each.close()
 
 
+@pytest.mark.unit
 def test_folders_of_one_volume_count_once(tmp_path: Path) -> None:
     vault = make_vault(tmp_path / "a", tmp_path / "b")
     vault.add("unit", [CHUNK])
@@ -58,6 +61,7 @@ def test_folders_of_one_volume_count_once(tmp_path: Path) -> None:
     vault.close()
 
 
+@pytest.mark.unit
 def test_faults_are_counted_also_after_the_last_one(tmp_path: Path) -> None:
     vault = make_vault(tmp_path)
     pairs = filled(vault, 64 * 2)
@@ -75,6 +79,7 @@ def test_faults_are_counted_also_after_the_last_one(tmp_path: Path) -> None:
     vault.close()
 
 
+@pytest.mark.unit
 def test_a_refused_read_is_counted(tmp_path: Path) -> None:
     vault = make_vault(tmp_path)
     pairs = filled(vault, 64 * 2)
@@ -108,6 +113,7 @@ def told_after_a_fault(folder: str) -> dict[str, float | None]:
     return {name: read(f"zerotrain_spill_{name}_total", common) for name in ("auth_failures", "io_errors")}
 
 
+@pytest.mark.ranks
 def test_a_spill_that_was_lost_is_still_told_about(tmp_path: Path) -> None:
     (found,) = run_ranks(1, told_after_a_fault, str(tmp_path))
     assert found == {"auth_failures": 2, "io_errors": 0}

@@ -129,6 +129,7 @@ def first(folder: Path) -> Scrape:
     return found
 
 
+@pytest.mark.ranks
 def test_every_row_is_fed(first: Scrape) -> None:
     """Born at 0 is not enough: each family must have been told something."""
     told = {
@@ -144,6 +145,7 @@ def test_every_row_is_fed(first: Scrape) -> None:
     assert expected - told == set()
 
 
+@pytest.mark.ranks
 def test_every_label_set_is_there(first: Scrape) -> None:
     for spec in (*RANK_METRICS, *LAUNCHER_METRICS):
         name = f"{spec.name}_count" if spec.kind is Kind.HISTOGRAM else spec.name
@@ -153,6 +155,7 @@ def test_every_label_set_is_there(first: Scrape) -> None:
                     assert first.value(name, rank=rank, **{label: known}) is not None, (name, label, known)
 
 
+@pytest.mark.ranks
 def test_numbers_belong_together(first: Scrape) -> None:
     for rank in "01":
 
@@ -185,6 +188,7 @@ def test_numbers_belong_together(first: Scrape) -> None:
     assert first.value("zerotrain_host_memory_limit_bytes", worker="0") == memory_room().limit
 
 
+@pytest.mark.ranks
 def test_steps_are_exemplars(first: Scrape) -> None:
     for rank in ("0", "1"):  # each publishes its own step when it is there: they need not be equal
         steps = {
@@ -197,11 +201,13 @@ def test_steps_are_exemplars(first: Scrape) -> None:
         assert steps["zerotrain_checkpoint_duration_seconds_bucket"] % 3 == 0
 
 
+@pytest.mark.tools
 def test_promtool_accepts_the_exposition(first: Scrape, promtool: Path) -> None:
     """Also its linter, which knows the conventions."""
     run_program([promtool, "check", "metrics"], stdin=first.plain)
 
 
+@pytest.mark.ranks
 def test_steps_done_again_are_no_progress(folder: Path, first: Scrape) -> None:
     """The first attempt was killed between two checkpoints; the second says which of its steps are new."""
     reached = first.value("zerotrain_step") or 0

@@ -33,6 +33,7 @@ def value(worker: WorkerMetrics, name: str, **labels: str) -> float | None:
     return worker.registry.get_sample_value(name, COMMON | labels)
 
 
+@pytest.mark.unit
 def test_every_series_of_the_catalogue_exists_from_the_start() -> None:
     """`increase()` misses a counter that is born at 1."""
     worker = metrics()
@@ -47,6 +48,7 @@ def test_every_series_of_the_catalogue_exists_from_the_start() -> None:
             assert first == 0 or spec.kind is Kind.GAUGE, (name, labels)
 
 
+@pytest.mark.unit
 def test_a_step_feeds_histograms_gauges_and_counters() -> None:
     worker = metrics(now=5000.0)
     worker.observe_step(
@@ -79,6 +81,7 @@ def test_a_step_feeds_histograms_gauges_and_counters() -> None:
     assert value(worker, "zerotrain_collective_bytes_total", op="all_gather") == 1024
 
 
+@pytest.mark.unit
 def test_time_of_skipped_and_repeated_steps_is_not_productive() -> None:
     worker = metrics()
     worker.observe_step(StepSample(step=1, seconds=1.0, skipped=True))
@@ -87,6 +90,7 @@ def test_time_of_skipped_and_repeated_steps_is_not_productive() -> None:
     assert value(worker, "zerotrain_skipped_steps_total") == 1
 
 
+@pytest.mark.unit
 def test_a_wait_longer_than_its_step_counts_as_the_whole_step() -> None:
     worker = metrics()
     worker.observe_step(StepSample(step=1, seconds=0.5, wait_seconds=0.2))
@@ -95,6 +99,7 @@ def test_a_wait_longer_than_its_step_counts_as_the_whole_step() -> None:
     assert value(worker, "zerotrain_step_own_seconds_total") == pytest.approx(0.3)
 
 
+@pytest.mark.unit
 def test_nonfinite_steps_are_counted_once_each() -> None:
     worker = metrics()
     assert math.isnan(value(worker, "zerotrain_loss") or 0.0)
@@ -104,6 +109,7 @@ def test_nonfinite_steps_are_counted_once_each() -> None:
     assert value(worker, "zerotrain_nonfinite_steps_total") == 2
 
 
+@pytest.mark.unit
 def test_checkpoint_staleness_counts_from_the_start_until_there_is_one() -> None:
     worker = metrics(now=1000.0)
     assert value(worker, "zerotrain_last_checkpoint_timestamp_seconds") == 1000.0
@@ -115,6 +121,7 @@ def test_checkpoint_staleness_counts_from_the_start_until_there_is_one() -> None
     assert value(worker, "zerotrain_checkpoint_duration_seconds_count", operation="save") == 1
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("series", "spikes"),
     [
@@ -135,6 +142,7 @@ def test_spikes_are_counted_where_they_happen(series: list[float], spikes: int) 
     assert sum(detector.observe(item) for item in series) == spikes
 
 
+@pytest.mark.unit
 def test_a_noisy_loss_is_no_spike_and_a_spike_of_a_noisy_loss_is_one() -> None:
     noise = random.Random(1)
     series = [0.05 * math.exp(noise.gauss(0.0, 0.2)) for _ in range(9000)]
@@ -148,6 +156,7 @@ def noisy(seed: int, steps: int, make: Callable[[random.Random], float]) -> list
     return [make(source) for _ in range(steps)]
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("series", "most"),
     [
@@ -162,6 +171,7 @@ def test_noise_and_negative_losses_are_no_spikes(series: list[float], most: int)
     assert sum(detector.observe(item) for item in series) <= most
 
 
+@pytest.mark.unit
 def test_a_negative_or_noisy_series_can_spike() -> None:
     for calm in (
         noisy(4, 64, lambda source: -1 + source.gauss(0, 0.01)),
@@ -172,6 +182,7 @@ def test_a_negative_or_noisy_series_can_spike() -> None:
         assert detector.observe(2.0)
 
 
+@pytest.mark.unit
 def test_snapshot_survives_json_and_gives_the_same_exposition() -> None:
     worker = metrics()
     worker.observe_step(StepSample(step=1, seconds=0.3, loss=5.0, grad_norm=math.inf))
@@ -189,6 +200,7 @@ def test_snapshot_survives_json_and_gives_the_same_exposition() -> None:
     assert '# {step="1"}' in openmetrics
 
 
+@pytest.mark.unit
 def test_ranks_share_one_family_and_cannot_speak_for_each_other() -> None:
     merged = MergedCollector("gpt")
     for rank in (0, 1):
@@ -206,6 +218,7 @@ def test_ranks_share_one_family_and_cannot_speak_for_each_other() -> None:
     assert "other" not in text
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     "family",
     [
@@ -227,6 +240,7 @@ def test_what_is_no_snapshot_is_refused(family: object) -> None:
         restore([family])  # type: ignore[list-item]
 
 
+@pytest.mark.ranks
 def test_live_exposition_of_two_ranks_is_valid_in_both_formats(tmp_path: Path) -> None:
     text = """
     from zerotrain.runtime.metrics import RankIdentity, StepSample, WorkerMetrics

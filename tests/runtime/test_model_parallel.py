@@ -18,6 +18,9 @@ from tests.support.ranks import run_ranks
 from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.comm.subgroup import SubGroup
 
+pytestmark = pytest.mark.ranks
+
+
 WIDTH, HIDDEN, STEPS, CLIP = 8, 12, 3, 0.05
 
 

@@ -18,6 +18,9 @@ from zerotrain.contract.config import ConfigError
 from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.zero.rounding import round_half_up
 
+pytestmark = pytest.mark.ranks
+
+
 KINDS = ("exp_avg", "exp_avg_sq")
 
 

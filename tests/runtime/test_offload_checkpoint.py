@@ -13,6 +13,9 @@ from tests.support.offloaded_engines import TIERS, Place, file_digests
 from tests.support.ranks import run_ranks
 from zerotrain.runtime.checkpoint.compare import Side, differences
 
+pytestmark = pytest.mark.ranks
+
+
 ENCODINGS = (False, True)
 PLACES = [Place(tier=tier, remainders=remainders) for remainders in ENCODINGS for tier in TIERS]
 RANKS = (1, 2)

@@ -14,6 +14,9 @@ from tests.support.ranks import run_ranks
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.runtime.weights.checkpoint_export import Request, export_checkpoint
 
+pytestmark = pytest.mark.ranks
+
+
 BOUND = 40 << 20
 """Bytes: a handful of windows of 1 Mi elements, far below `STATE_BYTES`."""
 

@@ -25,6 +25,9 @@ from zerotrain.runtime.train.exits import APPLICATION_FAILURE
 from zerotrain.runtime.vault.seal import SpillIntegrityError
 from zerotrain.runtime.zero.state import MASTER
 
+pytestmark = pytest.mark.ranks
+
+
 STEPS, EVERY = 8, 2
 FAULTY_CALL = 9
 """Forward passes: two a step, so the first one of step 5."""

@@ -36,11 +36,13 @@ def tree(root: Path, files: dict[str, str]) -> Path:
 MACHINE = {"proc/meminfo": "MemTotal: 67108864 kB\nMemFree: 1 kB\nMemAvailable: 33554432 kB\n"}
 
 
+@pytest.mark.unit
 def test_the_machine(tmp_path: Path) -> None:
     room = memory_room(tree(tmp_path, MACHINE))
     assert (room.limit, room.free) == (64 * GIB, 32 * GIB)
 
 
+@pytest.mark.unit
 def test_cgroup_v2_counts_use_but_no_page_cache(tmp_path: Path) -> None:
     group = "sys/fs/cgroup/kubepods/pod1"
     files = {
@@ -57,6 +59,7 @@ def test_cgroup_v2_counts_use_but_no_page_cache(tmp_path: Path) -> None:
     assert "pod1" in room.source
 
 
+@pytest.mark.unit
 def test_cgroup_v1(tmp_path: Path) -> None:
     mount = "sys/fs/cgroup/memory"
     files = {
@@ -72,6 +75,7 @@ def test_cgroup_v1(tmp_path: Path) -> None:
     assert memory_room(tmp_path).limit == 64 * GIB
 
 
+@pytest.mark.unit
 def test_the_disk(tmp_path: Path) -> None:
     found = os.statvfs(tmp_path)
     one = disk_free([tmp_path])
@@ -105,6 +109,7 @@ GPU = Hardware()
 HOST = Hardware(on_host=True)
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("config", "room", "hardware", "changes"),
     [
@@ -151,6 +156,7 @@ def test_the_nearest_setting(
     assert found.needs.within(room)
 
 
+@pytest.mark.unit
 def test_two_changes_before_none() -> None:
     config = configured(stage=0, bf16={"store_param_remainders": False}, **CPU)
     room = Needs(host=100 * MI, disk=60 * MI)
@@ -178,6 +184,7 @@ def start(limit: int | None, zero: dict[str, Any], environ: dict[str, str]) -> t
     raise AssertionError("nothing was allocated")
 
 
+@pytest.mark.ranks
 def test_memory_of_all_ranks_of_a_host() -> None:
     """One Mi elements on two ranks: each would fit alone."""
     found = run_ranks(2, start, 20 * 2**20, {"stage": 0, **CPU}, {})
@@ -189,6 +196,7 @@ def test_memory_of_all_ranks_of_a_host() -> None:
     assert "Nearest that fits: " in text
 
 
+@pytest.mark.unit
 def test_every_rank_takes_its_model_over() -> None:
     """The memory in use holds the models of all ranks of a host, and each engine gives its own back."""
     row = fit._Row(
@@ -206,6 +214,7 @@ def test_every_rank_takes_its_model_over() -> None:
     assert not host.lacks_memory
 
 
+@pytest.mark.ranks
 def test_the_disk_of_all_ranks(tmp_path: Path) -> None:
     environ = {
         "ZEROTRAIN_NVME_PATH": str(tmp_path),
@@ -220,6 +229,7 @@ def test_the_disk_of_all_ranks(tmp_path: Path) -> None:
     assert '"offload_optimizer": {"device": "cpu"}' in text
 
 
+@pytest.mark.ranks
 def test_a_folder_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     wrong = {"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": str(tmp_path / "file")}}
@@ -238,11 +248,13 @@ def test_a_folder_that_is_none(tmp_path: Path) -> None:
     assert "must name a folder on a fast local disk" in text
 
 
+@pytest.mark.ranks
 def test_what_fits_starts_and_what_offloads_nothing_is_not_asked() -> None:
     assert run_ranks(1, start, 2**30, {"stage": 1, **CPU}, {}) == [("allocated", 0)]
     assert run_ranks(1, start, 1, {"stage": 1}, {}) == [("allocated", 0)]
 
 
+@pytest.mark.ranks
 def test_the_job_and_the_file_must_agree_on_encryption(tmp_path: Path) -> None:
     zero = {"stage": 2, **NVME, "spill": {"encryption": "AEAD"}}
     environ = {"ZEROTRAIN_NVME_PATH": str(tmp_path), "ZEROTRAIN_NVME_ENCRYPTION": "None"}

@@ -14,6 +14,9 @@ import pytest
 
 from tests.support.trainer_runs import TrainerRun, config, job, newest_digests
 
+pytestmark = pytest.mark.ranks
+
+
 STEPS = 60
 KILLS = 4
 MODEL = {

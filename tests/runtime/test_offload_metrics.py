@@ -18,6 +18,9 @@ from zerotrain.runtime.train.measuring import measure
 from zerotrain.runtime.train.report import Reporter, StepReport
 from zerotrain.runtime.zero.core import has_lost_spill
 
+pytestmark = pytest.mark.ranks
+
+
 NUMEL = 4 * 2048
 """Of the model below: a multiple of what shards are padded to."""
 

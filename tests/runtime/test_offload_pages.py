@@ -15,6 +15,9 @@ import torch
 from zerotrain.runtime.offload import pages
 from zerotrain.runtime.offload.pages import HostPages
 
+pytestmark = pytest.mark.ranks
+
+
 SIZE = 5000
 
 

@@ -12,6 +12,9 @@ from tests.support.offloaded_params import Where, run_all
 from tests.support.ranks import run_ranks
 from tests.support.training import Case
 
+pytestmark = pytest.mark.ranks
+
+
 BASE = Case(stage=3, dtype="bf16", clip=0.3, torch_adam=False, steps=4)
 SPILLED = Where(params="nvme", states="nvme", remainders=True)
 

@@ -11,6 +11,8 @@ from tests.support.offloaded_params import Where, use_all_in_odd_ways
 from tests.support.ranks import run_ranks
 from tests.support.training import Case
 
+pytestmark = pytest.mark.ranks
+
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_every_other_use_sees_the_same_bits(ranks: int, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -17,6 +18,9 @@ from tests.support.ranks import run_ranks
 from tests.support.training import Case, world
 from zerotrain.contract.memory.inputs import READ_BUFFERS, UPDATE_BUFFERS
 from zerotrain.runtime.zero.ledger import Kind
+
+pytestmark = pytest.mark.ranks
+
 
 BASE = Case(stage=3, dtype="bf16", clip=0.3, torch_adam=False, steps=4)
 

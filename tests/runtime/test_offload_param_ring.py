@@ -21,6 +21,9 @@ from zerotrain.runtime.vault.chunks import Record
 from zerotrain.runtime.vault.store import RecordIO, Vault
 from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
 
+pytestmark = pytest.mark.unit
+
+
 SIZES = (4096, 12288, 8192, 4096, 16384, 8192, 4096)
 
 

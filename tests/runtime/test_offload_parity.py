@@ -28,6 +28,9 @@ from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.offload.fit import unit_sizes
 from zerotrain.runtime.zero.ledger import Kind
 
+pytestmark = pytest.mark.ranks
+
+
 CLIP, STEPS, FEW_STEPS, WIDTH, ROWS = 0.05, 50, 12, 48, 8
 
 TIERS: dict[str, dict[str, Any]] = {

@@ -14,6 +14,9 @@ from zerotrain.runtime.optim.fused import FusedAdamRule, FusedKernel
 from zerotrain.runtime.optim.rules import AdamRule, Hyper, UnitStep
 from zerotrain.runtime.zero.rounding import join, split
 
+pytestmark = pytest.mark.unit
+
+
 NUMEL, BORDER, SCALE = 5000, 1203, 0.37
 HYPERS = (
     Hyper(lr=1e-2, weight_decay=0.1, betas=(0.8, 0.95), eps=1e-6, momentum=0.0),

@@ -153,6 +153,7 @@ def run_all(cases: list[tuple[str, int, str, str, bool]]) -> list[Outcome]:
     return [given(*case) for case in cases]
 
 
+@pytest.mark.ranks
 def test_torchs_optimizers_on_shards(tmp_path: Any) -> None:
     cases = [
         (name, index % 4, str(tmp_path / name) if index % 2 else "", "none", index % 3 == 0)
@@ -184,6 +185,7 @@ def seen_after_first_step(name: str) -> tuple[set[int], set[int]]:
     return seen, {stream.untyped_storage().data_ptr() for stream in streams}
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("name", ["RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop"])
 def test_states_are_made_in_the_streams(name: str) -> None:
     """Not beside them: then all of them would be there twice until the first step ends."""
@@ -192,6 +194,7 @@ def test_states_are_made_in_the_streams(name: str) -> None:
     assert seen <= streams
 
 
+@pytest.mark.ranks
 def test_torchs_schedules(tmp_path: Any) -> None:
     cases = [
         ("AdamW", 2, str(tmp_path / f"{name}{as_instance}"), name, as_instance)
@@ -207,6 +210,7 @@ def start(maker: Any = None, **further: Any) -> Any:
     return zt.initialize(model=nn.Linear(4, 4), config={"train_batch_size": 1, **further}, optimizer=maker)
 
 
+@pytest.mark.unit
 def test_an_untested_optimizer_needs_the_key() -> None:
     with pytest.raises(ConfigError, match="zero_allow_untested_optimizer: must be true for RMSprop"):
         start(torch.optim.RMSprop)
@@ -227,6 +231,7 @@ class Centered(torch.optim.Optimizer):
                 parameter -= group["lr"] * (parameter.grad - parameter.grad.mean())
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("maker", "reason"),
     [
@@ -243,6 +248,7 @@ def test_optimizers_that_need_whole_parameters_are_refused(maker: Any, reason: s
         start(maker, zero_allow_untested_optimizer=True)
 
 
+@pytest.mark.unit
 def test_muon_is_refused_by_name() -> None:
     model = nn.Linear(4, 4, bias=False)
     with pytest.raises(ConfigError, match=r"optimizer: must work element by element.*orthogonalises"):
@@ -253,6 +259,7 @@ def test_muon_is_refused_by_name() -> None:
         )
 
 
+@pytest.mark.unit
 def test_other_misuse_says_what_to_do() -> None:
     model = nn.Linear(4, 4)
     used = torch.optim.AdamW(model.parameters())
@@ -279,10 +286,12 @@ def by_name() -> tuple[str, float]:
     return type(mine.rule).__name__, mine.param_groups[0]["alpha"]
 
 
+@pytest.mark.unit
 def test_the_configuration_can_name_one() -> None:
     assert by_name() == ("ForeignRule", 0.9)
 
 
+@pytest.mark.unit
 def test_rates_set_through_either_object_count() -> None:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)

@@ -23,6 +23,9 @@ from tests.support.training import (
     world,
 )
 
+pytestmark = pytest.mark.ranks
+
+
 PARAMS = {"lr": 0.02, "betas": [0.8, 0.95], "eps": 1e-6, "weight_decay": 0.1}
 
 

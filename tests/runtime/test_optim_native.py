@@ -25,6 +25,7 @@ def native(stage: int, dtype: str) -> Case:
     return Case(stage=stage, dtype=dtype, torch_adam=False, clip=1.0)
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("kind", "torch_adam", "expected"),
     [
@@ -49,6 +50,7 @@ def test_the_configuration_chooses_the_rule(kind: str, torch_adam: bool, expecte
     assert type(rule_for(optimizer)) is expected
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("rule", [NativeAdamRule(), NativeAdagradRule(), NativeLionRule()])
 def test_the_device_chooses_the_kernel(rule: NativeAdamRule | NativeAdagradRule | NativeLionRule) -> None:
     assert isinstance(rule.kernel_for(torch.device("cpu")), NativeKernel)
@@ -56,6 +58,7 @@ def test_the_device_chooses_the_kernel(rule: NativeAdamRule | NativeAdagradRule 
     assert isinstance(on_gpu, FusedKernel) if isinstance(rule, NativeAdamRule) else on_gpu is None
 
 
+@pytest.mark.unit
 def test_without_compiled_code_only_the_named_kernel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "zerotrain.runtime.optim.native", None)
     assert type(rule_for(OptimizerConfig(type="AdamW"))) is FusedAdamRule
@@ -63,6 +66,7 @@ def test_without_compiled_code_only_the_named_kernel_is_refused(monkeypatch: pyt
         rule_for(OptimizerConfig(type="AdamW", native=True))
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_close_to_torch_and_equal_at_every_stage(dtype: str) -> None:
     torch_run = run_ranks(2, train_with_engine, Case(stage=1, dtype=dtype, clip=1.0))[0]

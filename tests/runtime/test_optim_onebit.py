@@ -28,6 +28,9 @@ from zerotrain.runtime.optim.signs import BLOCK, SignCodec, Signs
 from zerotrain.runtime.zero.layout import ModelLayout, ParameterFact, UnitLayout, build_unit
 from zerotrain.runtime.zero.ledger import Kind
 
+pytestmark = pytest.mark.ranks
+
+
 FREEZE, STEPS = 3, 7
 PARAMS: dict[str, Any] = {
     "lr": 2e-3,

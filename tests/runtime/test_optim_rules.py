@@ -11,6 +11,9 @@ import torch
 from zerotrain.contract.config import OptimizerConfig
 from zerotrain.runtime.optim.rules import Hyper, rule_of, tiles
 
+pytestmark = pytest.mark.unit
+
+
 HYPER = {"lr": 1e-2, "weight_decay": 0.1, "betas": (0.8, 0.95), "eps": 1e-6, "momentum": 0.9}
 
 TORCH: list[tuple[OptimizerConfig, type[torch.optim.Optimizer], dict[str, Any]]] = [

@@ -10,6 +10,9 @@ import pytest
 from zerotrain.contract.config import ConfigError, SchedulerConfig
 from zerotrain.runtime.optim.schedule import LrSchedule
 
+pytestmark = pytest.mark.unit
+
+
 BASE = 0.5
 
 

@@ -17,6 +17,9 @@ from tests.support.tiny_models import token_batches
 from tests.support.training import Case, Outcome, largest_difference, train_with_engine, world
 from zerotrain.runtime.engine import Engine
 
+pytestmark = pytest.mark.ranks
+
+
 # (stage, dtype, accumulation, bucket): overlap on against off.
 VARIANTS = tuple(product((0, 1, 2, 3), ("fp32", "bf16"), (1, 2)))
 BUCKETS = (1, 20_000)

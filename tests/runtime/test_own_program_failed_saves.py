@@ -19,6 +19,8 @@ from zerotrain.runtime.checkpoint import CheckpointError
 from zerotrain.runtime.train.report import Reporter
 from zerotrain.runtime.train.telling import Telling
 
+pytestmark = pytest.mark.ranks
+
 
 def failures(folder: str, heard_by: str) -> list[float | None]:
     """The counter of this rank before and after a disk was full on rank 1."""

@@ -8,7 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.launcher import ROOT
+
+pytestmark = pytest.mark.ranks
+
 
 PROGRAM = """
 import json, multiprocessing, os, signal, threading, time

@@ -13,6 +13,9 @@ from tests.support.launcher import eventually
 from tests.support.own_programs import is_held, launched_program, open_gate, wait_for
 from zerotrain.contract.metrics import LAUNCHER_METRICS, RANK_METRICS, WORKER_METRICS
 
+pytestmark = pytest.mark.ranks
+
+
 STEPS = 40
 """As many as the medians of stragglers are of, and some."""
 

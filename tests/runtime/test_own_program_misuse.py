@@ -52,6 +52,7 @@ print(names)
 """
 
 
+@pytest.mark.ranks
 def test_without_a_launcher_nothing_is_written_or_sent(tmp_path: Path) -> None:
     """But SIGTERM still asks for a stop."""
     program = tmp_path / "program.py"
@@ -125,6 +126,7 @@ def misused(case: str) -> str:
     return "accepted"
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(
     ("case", "text"),
     [
@@ -159,6 +161,7 @@ def test_wrong_use_is_refused(case: str, text: str) -> None:
     assert said.startswith(text)
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("steps", [0, -1, True, 2.0, "3"])
 def test_wrong_numbers_of_steps_are_refused(steps: Any) -> None:
     with pytest.raises(
@@ -167,6 +170,7 @@ def test_wrong_numbers_of_steps_are_refused(steps: Any) -> None:
         zt.ProgressReporter(total_steps=steps)
 
 
+@pytest.mark.unit
 def test_only_an_engine_can_be_watched() -> None:
     with (
         zt.ProgressReporter() as reporter,
@@ -175,6 +179,7 @@ def test_only_an_engine_can_be_watched() -> None:
         reporter.watch((1, 2, 3, 4))  # type: ignore[arg-type]
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("end", [SystemExit(0), SystemExit(3), ValueError("planted"), KeyboardInterrupt()])
 def test_after_any_end_there_may_be_another(end: BaseException) -> None:
     with pytest.raises(type(end)), zt.ProgressReporter():
@@ -200,5 +205,6 @@ def released() -> bool:
     return held() is None
 
 
+@pytest.mark.ranks
 def test_the_reporter_does_not_keep_the_engine() -> None:
     assert run_ranks(1, released) == [True]

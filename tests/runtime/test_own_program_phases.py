@@ -13,6 +13,9 @@ from tests.support.launcher import eventually
 from tests.support.own_programs import is_held, launched_program, open_gate, wait_for
 from zerotrain.runtime.checkpoint.names import committed
 
+pytestmark = pytest.mark.ranks
+
+
 PROGRAM = """
 from zerotrain.runtime.checkpoint import CheckpointNotWritable
 

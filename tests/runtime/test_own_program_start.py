@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.launcher import eventually
 from tests.support.own_programs import is_held, launched_program, open_gate, wait_for
+
+pytestmark = pytest.mark.ranks
+
 
 PROGRAM = """
 with zt.ProgressReporter() as reporter:

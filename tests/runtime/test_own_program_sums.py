@@ -18,6 +18,9 @@ from zerotrain.runtime.train.metering import StepMeter
 from zerotrain.runtime.train.report import Reporter
 from zerotrain.runtime.train.telling import Telling
 
+pytestmark = pytest.mark.ranks
+
+
 CONFIG = {"train_batch_size": 3, "zero_optimization": {"stage": 1}}
 STEPS, REPORTS = 10, 4
 FIRST = 5

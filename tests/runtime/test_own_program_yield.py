@@ -5,12 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.runtime.test_launch_http import TOKEN, token_file
 from tests.support.launcher import RunningLauncher, eventually
 from tests.support.own_programs import is_held, launched_program, open_gate, wait_for
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.contract.worker_http import bearer, yield_body
 from zerotrain.runtime.checkpoint.names import committed
+
+pytestmark = pytest.mark.ranks
+
 
 PROGRAM = """
 TOTAL = {total}

@@ -23,6 +23,9 @@ from tests.support.training import (
 )
 from zerotrain.runtime.optim.groups import GroupError
 
+pytestmark = pytest.mark.ranks
+
+
 STEPS, ADDED_AT = 5, 2
 LATE = "blocks.1."
 """Frozen at first; a group of its own from step `ADDED_AT` on."""

@@ -17,6 +17,9 @@ from tests.support.free_form import EPS, LR, config
 from tests.support.ranks import run_ranks
 from tests.support.training import whole_parameters, world
 
+pytestmark = pytest.mark.ranks
+
+
 WIDTH, STEPS = 65, 3  # a unit has more elements than the smallest shard, so that every rank owns some
 UNITS = ["blocks.0", "blocks.1", "blocks.2", "side"]
 Weights = dict[str, np.ndarray[Any, Any]]

@@ -18,6 +18,9 @@ from tests.support.ranks import run_ranks
 from tests.support.training import whole_parameters, world
 from zerotrain.runtime.zero.ledger import Kind
 
+pytestmark = pytest.mark.ranks
+
+
 WIDTH = 65  # a unit has more elements than the smallest shard, so that every rank owns some
 UNITS = ["blocks.0", "blocks.1", "blocks.2", "blocks.3", "unused"]
 

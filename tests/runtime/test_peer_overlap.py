@@ -17,6 +17,9 @@ from tests.support.ranks import run_ranks
 from tests.support.training import world
 from zerotrain.runtime.engine import Engine
 
+pytestmark = pytest.mark.ranks
+
+
 WIDTH, BLOCKS = 16, 4
 NAMES = [f"blocks.{index}" for index in range(BLOCKS)]
 

@@ -19,6 +19,9 @@ from tests.support.free_form import config, reference_outcome
 from tests.support.ranks import run_ranks
 from tests.support.training import Outcome, largest_difference, whole_parameters, world
 
+pytestmark = pytest.mark.ranks
+
+
 STEPS, TOLERANCE = 10, 2e-5
 SHAPES = (
     ((16, 15), (15, 8)),

@@ -20,6 +20,8 @@ from zerotrain.runtime.activation.kept import Kept
 from zerotrain.runtime.activation.settings import Settings, adopt
 from zerotrain.runtime.models.huggingface import recompute_activations
 
+pytestmark = pytest.mark.unit
+
 
 def logits_of(folder: Path, implementation: str, **inputs: torch.Tensor) -> torch.Tensor:
     model = zt.materialize(zt.load_pretrained(folder, implementation=implementation)).eval()

@@ -73,6 +73,7 @@ def reference_losses(case: str, world_size: int) -> list[float]:
     return found
 
 
+@pytest.mark.ranks
 def test_training_goes_as_with_the_library_alone(tmp_path: Path) -> None:
     folders = {}
     for case in RUNS:
@@ -101,6 +102,7 @@ def fitted(folder: str, stage: int) -> dict[str, Any]:
     return {"weights": weights, "master": master, "read": files.bytes_read}
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(("stage", "dtype"), [(1, torch.float16), (3, torch.float32), (3, torch.float64)])
 def test_values_are_cast(stage: int, dtype: torch.dtype, tmp_path: Path) -> None:
     torch.manual_seed(0)
@@ -145,6 +147,7 @@ def deferred() -> Tied:
         return Tied()
 
 
+@pytest.mark.unit
 def test_tied_parameters_need_one_name(tmp_path: Path) -> None:
     for changes in ({}, {"head__weight": torch.ones(8, 4), "embed__weight": None}):
         folder = saved(tmp_path, **changes)
@@ -158,6 +161,7 @@ def test_tied_parameters_need_one_name(tmp_path: Path) -> None:
         assert model.get_buffer("count").tolist() == [1.0] * 3
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -179,6 +183,7 @@ def test_what_does_not_fit_is_named(
         zt.load_weights(deferred(), saved(tmp_path, **changes))
 
 
+@pytest.mark.unit
 def test_without_strictness_the_constructors_values_stay(tmp_path: Path) -> None:
     model = deferred()
     report = zt.load_weights(model, saved(tmp_path, count=None, other=torch.ones(1)), strict=False)
@@ -186,6 +191,7 @@ def test_without_strictness_the_constructors_values_stay(tmp_path: Path) -> None
     assert zt.materialize(model).get_buffer("count").tolist() == [0.0] * 3
 
 
+@pytest.mark.unit
 def test_files_without_the_base_prefix_load(tmp_path: Path) -> None:
     """As the first GPT-2 folders: no prefix, and masks that models compute today."""
     original = save("gpt2", tmp_path)
@@ -200,6 +206,7 @@ def test_files_without_the_base_prefix_load(tmp_path: Path) -> None:
         assert torch.equal(model.state_dict()[name], value), name
 
 
+@pytest.mark.unit
 def test_pickles_are_refused_with_the_way_out(tmp_path: Path) -> None:
     save("llama", tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
@@ -209,6 +216,7 @@ def test_pickles_are_refused_with_the_way_out(tmp_path: Path) -> None:
         zt.load_weights(deferred(), tmp_path / "pytorch_model.bin")
 
 
+@pytest.mark.unit
 def test_damaged_folders_are_named(tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=r"has no config\.json"):
         zt.load_pretrained(tmp_path)

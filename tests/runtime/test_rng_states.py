@@ -7,6 +7,8 @@ import torch
 
 from zerotrain.runtime.checkpoint import rng
 
+pytestmark = pytest.mark.unit
+
 
 class Gpus:
     """A generator per device; the current one is the rank's."""

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 
 from zerotrain.runtime.offload.states import Block
 from zerotrain.runtime.optim.rules import AdamRule, Hyper
 from zerotrain.runtime.optim.update import BoundUpdate, SegmentStep, UnitKernel
 from zerotrain.runtime.zero.rounding import join, split
+
+pytestmark = pytest.mark.unit
+
 
 NUMEL = 40_000
 HYPER = Hyper(lr=1e-2, weight_decay=0.1, betas=(0.9, 0.99), eps=1e-8, momentum=0.0)

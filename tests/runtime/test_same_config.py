@@ -14,6 +14,9 @@ from tests.support.ranks import run_ranks
 from zerotrain.contract.config import ConfigError, EngineConfig, load, resolve
 from zerotrain.runtime.agreement import settings_of
 
+pytestmark = pytest.mark.ranks
+
+
 BASE: dict[str, Any] = {
     "train_batch_size": 2,
     "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},

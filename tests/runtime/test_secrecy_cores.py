@@ -25,6 +25,9 @@ from zerotrain.runtime import _native
 from zerotrain.runtime.comm import arena
 from zerotrain.runtime.vault.secrecy import READABLE_VARIABLE, refuse_cores
 
+pytestmark = pytest.mark.ranks
+
+
 REPOSITORY = Path(__file__).parents[2]
 _PR_GET_DUMPABLE, _PR_SET_DUMPABLE = 3, 4
 

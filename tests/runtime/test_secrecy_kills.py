@@ -9,12 +9,16 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
 import torch
 
 from zerotrain.runtime.vault.file import SpillPlace
 from zerotrain.runtime.vault.seal import Encryption, VaultIdentity
 from zerotrain.runtime.vault.sealers import create_sealer
 from zerotrain.runtime.vault.store import Vault
+
+pytestmark = pytest.mark.ranks
+
 
 KILLS = 100
 CHUNK_BYTES = 160 << 10

@@ -8,6 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.ranks
+
+
 REPOSITORY = Path(__file__).parents[2]
 CASES = ("AEAD-master", "AEAD-remainder", "None-master", "None-remainder")
 

@@ -24,6 +24,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 x86_only = pytest.mark.skipif(platform.machine() != "x86_64", reason="names of x86 instructions")
 
 
+@pytest.mark.unit
 @x86_only
 def test_the_answer_is_what_the_kernel_says_of_this_cpu() -> None:
     flags = set(Path("/proc/cpuinfo").read_text().partition("flags")[2].partition("\n")[0].split())
@@ -33,6 +34,7 @@ def test_the_answer_is_what_the_kernel_says_of_this_cpu() -> None:
     assert cpu_multiplies_fast("fp16") == ("avx512_fp16" in flags or converts)
 
 
+@pytest.mark.ranks
 @x86_only
 def test_a_cpu_without_the_instructions_is_slow() -> None:
     code = (
@@ -49,6 +51,7 @@ def test_a_cpu_without_the_instructions_is_slow() -> None:
     assert done.stdout.strip() == "[False, False]"
 
 
+@pytest.mark.ranks
 @x86_only
 def test_rank_0_says_it_once_before_the_first_step(tmp_path: Path) -> None:
     run = TrainerRun(tmp_path, job(steps=2), world_size=2, env=NARROWED).start()
@@ -58,6 +61,7 @@ def test_rank_0_says_it_once_before_the_first_step(tmp_path: Path) -> None:
     assert "on this CPU" not in run.log(1)
 
 
+@pytest.mark.ranks
 @x86_only
 def test_fp32_has_nothing_to_say(tmp_path: Path) -> None:
     run = TrainerRun(tmp_path, job(steps=1), config=config(**FP32), world_size=1, env=NARROWED)
@@ -70,6 +74,7 @@ def without_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("values", "key"),
     [
@@ -85,6 +90,7 @@ def test_what_is_told_names_the_key_to_change(values: dict[str, object], key: st
     assert slow_products(resolved, GPU) is None
 
 
+@pytest.mark.unit
 @pytest.mark.usefixtures("without_onednn")
 def test_without_onednn_no_cpu_is_fast() -> None:
     assert not any(cpu_multiplies_fast(dtype) for dtype in NEEDS)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 
 import zerotrain.runtime as zt
@@ -13,6 +14,9 @@ from tests.runtime.test_state_access import engine_at, micro_batch, parameter, p
 from tests.support.ranks import run_ranks
 from tests.support.training import world
 from zerotrain.runtime.engine import Engine
+
+pytestmark = pytest.mark.ranks
+
 
 NAME = "blocks.1.qkv.weight"
 PATIENCE_S = 0.3

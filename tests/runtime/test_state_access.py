@@ -17,6 +17,9 @@ from tests.support.tiny_models import TinyGPT, token_batches
 from tests.support.training import world
 from zerotrain.runtime.engine import Engine
 
+pytestmark = pytest.mark.ranks
+
+
 ACCUMULATION = 2
 PARTS = ("embed.weight", "blocks.1.qkv.bias", "blocks.0.up.weight", "spare.weight")
 STATES = ("exp_avg", "exp_avg_sq")

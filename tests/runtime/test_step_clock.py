@@ -16,6 +16,9 @@ from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.facade.observer import EngineObserver
 from zerotrain.runtime.train.own_program import ProgressReporter
 
+pytestmark = pytest.mark.unit
+
+
 HOUR = 3600.0
 
 

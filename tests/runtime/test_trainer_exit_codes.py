@@ -17,6 +17,9 @@ from tests.support.trainer_runs import TIMEOUT_S, TrainerRun, config, job
 from zerotrain.contract.exit_codes import NEVER_RETRIED, ExitCode
 from zerotrain.runtime.train.exits import APPLICATION_FAILURE, exit_code_of
 
+pytestmark = pytest.mark.ranks
+
+
 Make = Callable[[Path], TrainerRun]
 
 

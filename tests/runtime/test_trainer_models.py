@@ -13,6 +13,9 @@ from zerotrain.contract.train_spec import GptSpec, ModelSpec, TrainSpec
 from zerotrain.runtime.models import Gpt, build_model
 from zerotrain.runtime.models.gpt import Attention
 
+pytestmark = pytest.mark.unit
+
+
 SMALL = GptSpec(d_model=16, layers=2, heads=4, context=8)
 IDS = torch.arange(27).view(3, 9) * 7 % 256
 

@@ -15,6 +15,7 @@ from zerotrain.runtime.train.saving import is_due
 GPT = {"gpt": {"d_model": 16, "layers": 2, "heads": 2, "context": 8}}
 
 
+@pytest.mark.ranks
 def test_activation_checkpointing_changes_no_loss(tmp_path: Path) -> None:
     losses = []
     for name, values in (("plain", config()), ("recomputed", config(activation_checkpointing={}))):
@@ -25,6 +26,7 @@ def test_activation_checkpointing_changes_no_loss(tmp_path: Path) -> None:
     assert sorted(losses[0]) == [1, 2, 3]
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_lower_stages_end_in_the_same_losses(tmp_path: Path, stage: int) -> None:
     expected = TrainerRun(tmp_path / "3", job(model=GPT, steps=3), world_size=2).start()
@@ -45,6 +47,7 @@ def test_lower_stages_end_in_the_same_losses(tmp_path: Path, stage: int) -> None
     assert "resumed from step 3" in resumed.finish()
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_last_step_is_always_saved_and_old_ones_go(tmp_path: Path, asynchronous: bool) -> None:
     spec = job(steps=7, checkpoint={"every_steps": 2, "keep_last": 2, "asynchronous": asynchronous})
@@ -54,23 +57,27 @@ def test_last_step_is_always_saved_and_old_ones_go(tmp_path: Path, asynchronous:
     assert "removed 1 older" in log
 
 
+@pytest.mark.ranks
 def test_checkpoints_by_time_are_rank_0s_decision(tmp_path: Path) -> None:
     spec = job(steps=5, checkpoint={"every_seconds": 1e-9, "keep_last": 10})
     TrainerRun(tmp_path / "a", spec, world_size=2, checkpoint_dir=tmp_path / "c").start().finish()
     assert [item.step for item in committed(tmp_path / "c")] == [5, 4, 3, 2, 1]
 
 
+@pytest.mark.ranks
 def test_run_without_a_checkpoint_folder(tmp_path: Path) -> None:
     run = TrainerRun(tmp_path / "a", job(steps=3)).start()
     assert "durable" not in run.finish()
 
 
+@pytest.mark.ranks
 def test_log_lines_come_at_the_interval_and_at_the_end(tmp_path: Path) -> None:
     run = TrainerRun(tmp_path / "a", job(steps=7, log_every_steps=3)).start()
     run.finish()
     assert sorted(run.losses()) == [3, 6, 7]
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("policy", "step", "time_up", "due"),
     [
@@ -86,6 +93,7 @@ def test_when_a_checkpoint_is_due(policy: CheckpointPolicy, step: int, time_up: 
     assert is_due(policy, step=step, is_time_up=time_up) is due
 
 
+@pytest.mark.unit
 def test_expected_interval() -> None:
     assert expected_interval(CheckpointPolicy(), 2.0) == 0.0
     assert expected_interval(CheckpointPolicy(every_steps=20), 2.0) == 40.0

@@ -21,6 +21,8 @@ from zerotrain.runtime.data.sources import open_corpus, with_tokenizer
 from zerotrain.runtime.models import build_model
 from zerotrain.runtime.models.factory import ModelError
 
+pytestmark = pytest.mark.ranks
+
 
 def add_tokenizer(folder: Path) -> Tokenizer:
     """Ids of the printable characters, below 96."""

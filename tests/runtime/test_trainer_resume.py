@@ -5,7 +5,11 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
 from tests.support.trainer_runs import TrainerRun, config, job, newest_digests
+
+pytestmark = pytest.mark.ranks
 
 
 def test_resume_is_exact_bit_for_bit(tmp_path: Path) -> None:

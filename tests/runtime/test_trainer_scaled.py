@@ -5,9 +5,14 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.support.trainer_runs import TrainerRun, config, job
 from zerotrain.contract.config.scaling import global_batch, with_batch
 from zerotrain.contract.exit_codes import ExitCode
+
+pytestmark = pytest.mark.ranks
+
 
 STEPS = 20
 

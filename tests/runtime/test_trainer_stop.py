@@ -17,6 +17,9 @@ from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.runtime.checkpoint.names import committed
 from zerotrain.runtime.train.stopping import StopRequest
 
+pytestmark = pytest.mark.ranks
+
+
 ENDLESS = 100_000
 
 

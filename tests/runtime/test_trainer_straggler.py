@@ -5,8 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+import pytest
+
 from zerotrain.runtime.step import StepResult
 from zerotrain.runtime.train.straggling import WINDOW, OwnTimes
+
+pytestmark = pytest.mark.unit
 
 
 def step(own: Sequence[float]) -> StepResult:

@@ -18,6 +18,9 @@ from tests.support.training import world
 from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.zero.ledger import Kind
 
+pytestmark = pytest.mark.ranks
+
+
 Weights = dict[str, np.ndarray[Any, Any]]
 
 LR, EPS = 1e-2, 1e-4

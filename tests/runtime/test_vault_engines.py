@@ -23,6 +23,9 @@ from zerotrain.runtime.vault import sealers
 from zerotrain.runtime.vault.errors import SpillDoesNotFit
 from zerotrain.runtime.vault.store import Vault
 
+pytestmark = pytest.mark.ranks
+
+
 MIB = 1 << 20
 _PR_GET_DUMPABLE = 3
 

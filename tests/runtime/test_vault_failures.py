@@ -35,6 +35,7 @@ def everything_raises(vault: Vault, error: BaseException) -> None:
         assert caught.value is error
 
 
+@pytest.mark.unit
 def test_a_flipped_bit_on_the_drive_is_final(tmp_path: Path) -> None:
     """Read twice, refused twice, nothing written afterwards; the error says where."""
     vault = make_vault(tmp_path)
@@ -53,6 +54,7 @@ def test_a_flipped_bit_on_the_drive_is_final(tmp_path: Path) -> None:
     vault.close()
 
 
+@pytest.mark.unit
 def test_a_bit_that_was_flipped_on_the_way_is_read_once_more(tmp_path: Path) -> None:
     """The bytes on the drive are right: the second read passes and the pass goes on."""
     vault = make_vault(tmp_path)
@@ -69,6 +71,7 @@ def test_a_bit_that_was_flipped_on_the_way_is_read_once_more(tmp_path: Path) -> 
     vault.close()
 
 
+@pytest.mark.unit
 def test_two_chunks_in_each_others_place_are_refused(tmp_path: Path) -> None:
     """Both are the vault's own bytes, sealed by the same key."""
     vault = make_vault(tmp_path)
@@ -81,6 +84,7 @@ def test_two_chunks_in_each_others_place_are_refused(tmp_path: Path) -> None:
     vault.close()
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("is_late", [False, True])
 def test_a_truncated_file_is_final(tmp_path: Path, is_late: bool) -> None:
     """Before a sweep and within one: a short read, with offset, unit and rank, and no exit code of ours."""
@@ -103,6 +107,7 @@ def test_a_truncated_file_is_final(tmp_path: Path, is_late: bool) -> None:
     vault.close()
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("device", ["/dev/full", "/dev/null"])
 def test_a_failed_write_is_final(tmp_path: Path, device: str) -> None:
     """No space, and a descriptor that cannot be written: told at the latest when the sweep is left."""
@@ -125,6 +130,7 @@ def test_a_failed_write_is_final(tmp_path: Path, device: str) -> None:
     vault.close()
 
 
+@pytest.mark.unit
 def test_a_writing_pass_that_was_broken_off_is_final(tmp_path: Path) -> None:
     """Some tiles are new and some old: no later call may mix them. A pass that only reads may be left."""
     vault = make_vault(tmp_path)
@@ -147,6 +153,7 @@ def test_a_writing_pass_that_was_broken_off_is_final(tmp_path: Path) -> None:
     vault.close()
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("writes", [True, False])
 @pytest.mark.parametrize("is_late", [True, False])
 def test_an_interrupt_while_a_sweep_waits_lets_go_of_the_vault(
@@ -190,6 +197,7 @@ def test_an_interrupt_while_a_sweep_waits_lets_go_of_the_vault(
     assert not closing.is_alive(), "another thread waits for a sweep that has ended"
 
 
+@pytest.mark.unit
 def test_a_vault_that_cannot_be_closed_is_wiped_all_the_same(tmp_path: Path) -> None:
     """The key and the limit do not wait for the file."""
     vault = make_vault(tmp_path, limit_bytes=1 << 30)
@@ -215,6 +223,7 @@ def test_a_vault_that_cannot_be_closed_is_wiped_all_the_same(tmp_path: Path) -> 
     file.close()
 
 
+@pytest.mark.unit
 def test_an_error_beside_a_sweep_ends_the_sweep(tmp_path: Path) -> None:
     """A single record's failed read is the vault's error as well."""
     vault = make_vault(tmp_path)
@@ -239,6 +248,7 @@ def test_an_error_beside_a_sweep_ends_the_sweep(tmp_path: Path) -> None:
     vault.close()
 
 
+@pytest.mark.ranks
 def test_a_forked_child_is_refused(tmp_path: Path) -> None:
     """Every way in, and closing does nothing there: the parent's vault is whole."""
     vault = make_vault(tmp_path)

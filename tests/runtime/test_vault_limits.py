@@ -22,6 +22,7 @@ from zerotrain.runtime.vault.seal import VaultIdentity
 IDENTITY = VaultIdentity(job="a/../job", rank=1, world_size=2)
 
 
+@pytest.mark.unit
 def test_the_vaults_own_limit_is_kept(tmp_path: Path) -> None:
     """At the start and when records are added later; what is forgotten and given back counts no more."""
     vault = make_vault(tmp_path, limit_bytes=100 * 4096)
@@ -48,6 +49,7 @@ def test_the_vaults_own_limit_is_kept(tmp_path: Path) -> None:
     vault.close()
 
 
+@pytest.mark.ranks
 def test_a_growth_that_the_system_refuses_gives_the_limit_back(tmp_path: Path) -> None:
     """The folder that was made for it is this user's alone."""
 
@@ -68,6 +70,7 @@ def test_a_growth_that_the_system_refuses_gives_the_limit_back(tmp_path: Path) -
     assert in_child(work) == [10 * 4096, 0, 0o700]
 
 
+@pytest.mark.unit
 def test_two_files_share_one_limit(tmp_path: Path) -> None:
     """And closing one gives its part back."""
     limit = SpillLimit(10 * 4096)
@@ -81,6 +84,7 @@ def test_two_files_share_one_limit(tmp_path: Path) -> None:
     open_spill_file(place, 10 * 4096, IDENTITY).close()
 
 
+@pytest.mark.unit
 def test_a_full_disk_is_known_before_anything_is_allocated(tmp_path: Path) -> None:
     """One GiB more than there is; over two folders of the same disk as well."""
     stat = os.statvfs(tmp_path)
@@ -95,6 +99,7 @@ def test_a_full_disk_is_known_before_anything_is_allocated(tmp_path: Path) -> No
         assert caught.value.exit_code is ExitCode.DOES_NOT_FIT
 
 
+@pytest.mark.ranks
 def test_a_refusal_by_the_system_is_told_and_leaves_nothing(tmp_path: Path) -> None:
     """The process's file size limit: the allocation itself fails, after all checks; ours is as before."""
 
@@ -117,6 +122,7 @@ def test_a_refusal_by_the_system_is_told_and_leaves_nothing(tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.ranks
 def test_growing_past_what_the_system_gives_keeps_the_vault(tmp_path: Path) -> None:
     """A record that has no place is refused; the others are read as before."""
 
@@ -136,6 +142,7 @@ def test_growing_past_what_the_system_gives_keeps_the_vault(tmp_path: Path) -> N
     assert in_child(work) == [True, True, True]
 
 
+@pytest.mark.ranks
 def test_without_nameless_files_a_private_folder_is_made_and_gone(tmp_path: Path) -> None:
     """The file is created, and unlinked, in a folder that only this user enters; neither is left."""
 
@@ -156,6 +163,7 @@ def test_without_nameless_files_a_private_folder_is_made_and_gone(tmp_path: Path
     assert in_child(work) == [[0o700], "O_CREAT|O_EXCL", []]
 
 
+@pytest.mark.unit
 def test_folders_are_made_and_gone(tmp_path: Path) -> None:
     """Missing ones are made; nothing is in them while the file is open."""
     folder = tmp_path / "not" / "there"
@@ -167,6 +175,7 @@ def test_folders_are_made_and_gone(tmp_path: Path) -> None:
         open_spill_file(SpillPlace(folders=(tmp_path / "taken",)), 4096, IDENTITY)
 
 
+@pytest.mark.unit
 def test_the_engine_can_be_forced_from_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For comparisons; the configuration's own wish goes first."""
     monkeypatch.setenv("ZEROTRAIN_SPILL_ENGINE", "threads")

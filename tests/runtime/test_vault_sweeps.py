@@ -14,6 +14,8 @@ from zerotrain.runtime.vault.chunks import TileRef
 from zerotrain.runtime.vault.errors import VaultError
 from zerotrain.runtime.vault.store import Vault
 
+pytestmark = pytest.mark.unit
+
 
 def add_one(vault: Vault, tiles: list[TileRef]) -> list[tuple[str, int]]:
     """Every byte plus one; which tiles came."""

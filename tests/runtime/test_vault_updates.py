@@ -13,6 +13,9 @@ from zerotrain.runtime.vault.chunks import Record
 from zerotrain.runtime.vault.seal import SpillIntegrityError
 from zerotrain.runtime.vault.store import Vault
 
+pytestmark = pytest.mark.unit
+
+
 CHUNK_NUMEL = 16_384
 NUMEL = CHUNK_NUMEL * 130 + 2048
 STREAMS = 3

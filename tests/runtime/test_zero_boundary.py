@@ -28,6 +28,9 @@ from zerotrain.runtime.comm.group import CommError
 from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.zero.state import whole
 
+pytestmark = pytest.mark.ranks
+
+
 CLIPPED = tuple(
     Case(stage=stage, clip=clip, accumulation=accumulation)
     for stage, clip, accumulation in ((0, 0.5, 1), (1, 0.5, 2), (2, 0.5, 1), (3, 0.5, 2), (3, 1e9, 1))

@@ -31,6 +31,9 @@ from tests.support.training import (
 from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.zero.state import whole
 
+pytestmark = pytest.mark.ranks
+
+
 SCALE = 256.0
 
 

@@ -15,6 +15,9 @@ from zerotrain.contract.config import LeafModuleConfig
 from zerotrain.runtime.zero.layout import ALIGN, LayoutError, ModelLayout, ParameterFact, build_unit
 from zerotrain.runtime.zero.plan import plan_layout
 
+pytestmark = pytest.mark.unit
+
+
 SHAPES = st.lists(st.lists(st.integers(1, 70), min_size=0, max_size=3).map(tuple), min_size=1, max_size=8)
 
 

@@ -22,6 +22,9 @@ from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.zero.buffer import return_free_memory
 from zerotrain.runtime.zero.ledger import Kind
 
+pytestmark = pytest.mark.ranks
+
+
 STEP_RECORD_BYTES = 64
 
 CASES = tuple(

@@ -18,7 +18,7 @@ from zerotrain.runtime.zero.hooks import Boundary, Window
 
 WIDTH = 65  # a unit has more elements than the smallest shard, so that every rank owns some
 
-pytestmark = pytest.mark.usefixtures("each_transport")
+pytestmark = [pytest.mark.ranks, pytest.mark.usefixtures("each_transport")]
 
 
 def inputs(step: int, rank: int) -> torch.Tensor:

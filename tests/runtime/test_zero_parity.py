@@ -15,6 +15,9 @@ import pytest
 from tests.support.ranks import run_ranks
 from tests.support.training import Case, Outcome, largest_difference, train_reference, train_with_engine
 
+pytestmark = pytest.mark.ranks
+
+
 TOLERANCE = 2e-5
 
 CASES = tuple(

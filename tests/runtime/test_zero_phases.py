@@ -22,6 +22,9 @@ from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.zero.layout import LayoutError
 from zerotrain.runtime.zero.state import whole
 
+pytestmark = pytest.mark.ranks
+
+
 Batch = tuple[torch.Tensor, torch.Tensor]
 Weights = dict[str, np.ndarray[Any, Any]]
 

@@ -27,6 +27,9 @@ from tests.support.training import (
 )
 from zerotrain.runtime.zero.state import MASTER
 
+pytestmark = pytest.mark.ranks
+
+
 CASES = tuple(
     Case(stage=stage, dtype="bf16", accumulation=accumulation, tied=tied)
     for stage in (0, 1, 2, 3)

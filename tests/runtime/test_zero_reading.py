@@ -25,6 +25,9 @@ from tests.support.free_form import config
 from tests.support.ranks import run_ranks
 from tests.support.training import world
 
+pytestmark = pytest.mark.ranks
+
+
 Way = Callable[[nn.Module, nn.Parameter], Any]
 
 REFUSED: dict[str, Way] = {

@@ -6,10 +6,15 @@ from __future__ import annotations
 
 from itertools import product
 
+import pytest
+
 from tests.support.device import DEVICE
 from tests.support.ranks import run_ranks, use_transport
 from tests.support.training import Case, Outcome, largest_difference, train_with_engine
 from zerotrain.runtime.zero import buffer
+
+pytestmark = pytest.mark.ranks
+
 
 CASES = (
     *(

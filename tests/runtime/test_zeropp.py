@@ -20,6 +20,9 @@ from zerotrain.runtime.engine import Engine
 from zerotrain.runtime.zero.ledger import Kind
 from zerotrain.runtime.zero.quantize import BLOCK_NUMEL, INT4, INT8, Quantizer
 
+pytestmark = pytest.mark.ranks
+
+
 NODES, RANKS_PER_NODE = 2, 2
 HPZ = {"zero_hpz_partition_size": RANKS_PER_NODE}
 QWZ = {"zero_quantized_weights": True}

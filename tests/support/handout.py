@@ -1,15 +1,15 @@
 """Which tests run when, and in which process of `pytest -n`.
 
-Live files come first: they wait more than they compute, a build that fails is known early, and what remains
-to the end is short. All files on a real node go to one process, one after the other: two nodes on two cores
-would make each other late, and an installation of the operator is the whole cluster's.
+Cheap files come first, so that a mistake is known in the first minute and builds go on meanwhile. All files
+on a real node go to one process, one after the other: two nodes on two cores would make each other late, and
+an installation of the operator is the whole cluster's.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
+
+from tests.support.tiers import TIERS
 
 NODE_FILES = (
     "tests/images/test_images.py",
@@ -20,6 +20,8 @@ NODE_FILES = (
 )
 """What uses `node_cluster`, the longest first; tests/conftest.py refuses a file that is missing here."""
 
+NODE = TIERS.index("node")
+
 
 class ByCluster(LoadFileScheduling):  # type: ignore[misc]
     """A process gets whole files in the order in which they were collected, and all of the node's at once."""
@@ -29,9 +31,8 @@ class ByCluster(LoadFileScheduling):  # type: ignore[misc]
         return "node" if path in NODE_FILES else path
 
 
-def rank(path: Path, root: Path, *, live: bool) -> int:
-    """Place of a file among all; files of the same rank stay in the order in which they were found."""
-    name = path.relative_to(root).as_posix()
+def place(name: str, tier: int) -> tuple[int, int]:
+    """Where a file comes among all; files of the same place stay in the order in which they were found."""
     if name in NODE_FILES:
-        return NODE_FILES.index(name)
-    return len(NODE_FILES) if live else len(NODE_FILES) + 1
+        return NODE, NODE_FILES.index(name)
+    return tier, 0

@@ -1,43 +1,22 @@
 """Programs that tests drive beside a cluster: helm, Kueue, and Prometheus with its company.
 
-tests/conftest.py takes the fixtures from here and builds, before the first test, what the chosen tests ask
-for: a cold build takes longer than a test may.
+tests/conftest.py takes the fixtures from here; `built` is its fixture and waits for a program's build.
 """
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from deploy.devcluster import cluster as provider
 
-TOOL_OF_FIXTURE = {
-    "helm": "helm",
-    "kueue": "kueue",
-    "prometheus": "monitoring",
-    "promtool": "monitoring",
-    "alertmanager": "monitoring",
-    "amtool": "monitoring",
-}
-"""Which family of `build.py tools --tool` a fixture needs."""
-
-
-def build_tools_for(fixtures: set[str]) -> None:
-    """Build what these fixtures stand for unless it is cached; progress goes to the terminal."""
-    for tool in sorted({tool for fixture, tool in TOOL_OF_FIXTURE.items() if fixture in fixtures}):
-        provider.build_tool(tool)
-
 
 def program(name: str) -> Path:
-    """Where a built program lies. Raises FileNotFoundError saying how to build it."""
-    path = provider.TOOL_BIN / name
-    if not path.exists():
-        build = f"python deploy/devcluster/build.py tools --tool {TOOL_OF_FIXTURE[name]}"
-        raise FileNotFoundError(f"{path} is not built; run: {build}")
-    return path
+    """Where a built program lies."""
+    return provider.TOOL_BIN / name
 
 
 def run_program(command: Sequence[str | Path], *, stdin: str | None = None, timeout_s: float = 300.0) -> str:
@@ -50,36 +29,42 @@ def run_program(command: Sequence[str | Path], *, stdin: str | None = None, time
 
 
 @pytest.fixture(scope="session")
-def helm() -> Path:
+def helm(built: Callable[[str], None]) -> Path:
     """helm, of the version that deploy/tools/helm/go.mod names."""
+    built("helm")
     return program("helm")
 
 
 @pytest.fixture(scope="session")
-def kueue() -> Path:
+def kueue(built: Callable[[str], None]) -> Path:
     """The controller, of the version that deploy/tools/kueue/go.mod names."""
+    built("kueue")
     return program("kueue")
 
 
 @pytest.fixture(scope="session")
-def prometheus() -> Path:
+def prometheus(built: Callable[[str], None]) -> Path:
     """The server."""
+    built("prometheus")
     return program("prometheus")
 
 
 @pytest.fixture(scope="session")
-def promtool() -> Path:
+def promtool(built: Callable[[str], None]) -> Path:
     """Checks and unit tests of rules, checks of expositions, blocks from OpenMetrics."""
+    built("promtool")
     return program("promtool")
 
 
 @pytest.fixture(scope="session")
-def alertmanager() -> Path:
+def alertmanager(built: Callable[[str], None]) -> Path:
     """The server."""
+    built("alertmanager")
     return program("alertmanager")
 
 
 @pytest.fixture(scope="session")
-def amtool() -> Path:
+def amtool(built: Callable[[str], None]) -> Path:
     """Checks Alertmanager's configuration and its routes."""
+    built("amtool")
     return program("amtool")

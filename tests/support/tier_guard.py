@@ -1,0 +1,191 @@
+"""Holds a unit test to its tier: no process, no socket, and at most a second of its own.
+
+Python reports processes and sockets to audit hooks before it makes them, so the act itself fails, where it
+stands in the code; a test that swallows that fails at its end. Not seen: what native code does by itself.
+"""
+
+from __future__ import annotations
+
+import _posixsubprocess
+import builtins
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.tiers import tier_of
+
+LIMIT_S = 1.0
+QUIET_SHARE = 0.1
+"""Of a test's wall clock: with stalls below it, the wall clock is the test's own time."""
+
+FORBIDDEN = {
+    **dict.fromkeys(("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"), "starts a process"),
+    **dict.fromkeys(("os.system", "os.exec", "os.spawn", "pty.spawn"), "starts a process"),
+    **dict.fromkeys(("socket.bind", "socket.connect", "socket.sendto", "socket.sendmsg"), "opens a socket"),
+}
+"""Audit events -> what a test does by them. A socket pair, which every event loop has, is none of them."""
+
+_WAY_OUT = "Mark it `ranks` if it needs that (CONTRIBUTING.md, tiers), or check the property without"
+
+
+class NotUnit(AssertionError):
+    """A unit test does what only a dearer tier may."""
+
+
+class _Watch:
+    """One test: what it did that it may not. Threads that were there before it are others'."""
+
+    def __init__(self) -> None:
+        self.acts: list[str] = []
+        self._others = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
+
+    def see(self, event: str, subject: object) -> None:
+        if threading.get_ident() in self._others:
+            return
+        self.acts.append(f"{FORBIDDEN[event]} ({event}: {str(subject)[:100]})")
+        # In a thread it would end the thread, and leave the test to wait for it.
+        if threading.current_thread() is threading.main_thread():
+            raise NotUnit(f"a unit test {self.acts[-1]}. {_WAY_OUT}")
+
+
+_current: _Watch | None = None
+_installed = False
+_slept_s = 0.0
+
+
+def _audit(event: str, args: tuple[Any, ...]) -> None:
+    if _current is not None and event in FORBIDDEN:
+        _current.see(event, args[1] if len(args) > 1 else args)
+
+
+def _install() -> None:
+    """Once per process, for good: an audit hook cannot be taken back."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    sys.addaudithook(_audit)
+    # multiprocessing's way to start a process, which is not audited.
+    start = _posixsubprocess.fork_exec
+
+    def fork_exec(*args: Any) -> int:
+        _audit("os.posix_spawn", ("", args[0]))
+        return start(*args)
+
+    _posixsubprocess.fork_exec = fork_exec
+    sleep = time.sleep
+
+    def asked_sleep(seconds: float) -> None:
+        global _slept_s
+        if threading.current_thread() is threading.main_thread():
+            _slept_s += seconds
+        sleep(seconds)
+
+    time.sleep = asked_sleep
+
+
+@contextmanager
+def no_outside() -> Iterator[None]:
+    """Raises NotUnit where the block starts a process or opens a socket."""
+    global _current
+    _install()
+    around, watch = _current, _Watch()
+    _current = watch
+    try:
+        yield
+    finally:
+        _current = around
+    if watch.acts:
+        raise NotUnit(f"a unit test {watch.acts[0]}, and does not end by that. {_WAY_OUT}")
+
+
+@contextmanager
+def short() -> Iterator[None]:
+    """Raises NotUnit where the block takes more than LIMIT_S of its own."""
+    spent = OwnTime()
+    with spent.without_imports():
+        yield
+    if (seconds := spent.seconds()) > LIMIT_S:
+        raise NotUnit(
+            f"a unit test takes {seconds:.1f} s of its own, more than {LIMIT_S:g} s. Make it smaller (fewer "
+            f"examples, smaller sizes, one fixture for the file), or mark it `ranks`"
+        )
+
+
+class OwnTime:
+    """What a test takes by itself, however busy the machine is: its processor time and the sleep it asks for.
+
+    Its wall clock counts as well where it says the same: nothing on the machine had to wait meanwhile.
+    """
+
+    def __init__(self) -> None:
+        _install()
+        self._asked_s, self._wall_s, self._stalls_s = _asked_s(), time.monotonic(), _stalls_s()
+
+    def seconds(self) -> float:
+        asked, wall, stalls = _asked_s() - self._asked_s, time.monotonic() - self._wall_s, _stalls_s()
+        if self._stalls_s is None or stalls is None or stalls - self._stalls_s > QUIET_SHARE * wall:
+            return asked
+        return max(asked, wall)
+
+    @contextmanager
+    def without_imports(self) -> Iterator[None]:
+        """Modules that are loaded in the block, as by whichever test comes first, are nobody's time."""
+        original, inside = builtins.__import__, False
+
+        def load(*args: Any, **kwargs: Any) -> Any:
+            nonlocal inside
+            if inside or threading.current_thread() is not threading.main_thread():
+                return original(*args, **kwargs)
+            inside, asked, wall = True, _asked_s(), time.monotonic()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                inside = False
+                self._asked_s += _asked_s() - asked
+                self._wall_s += time.monotonic() - wall
+
+        builtins.__import__ = load
+        try:
+            yield
+        finally:
+            builtins.__import__ = original
+
+
+def _asked_s() -> float:
+    return time.process_time() + _slept_s
+
+
+def _stalls_s() -> float | None:
+    """For how long something on this machine waited for a core, a drive or memory, where the kernel says."""
+    try:
+        lines = [file.read_text().splitlines()[0] for file in sorted(Path("/proc/pressure").iterdir())]
+        return sum(int(line.rpartition("total=")[2]) for line in lines if line.startswith("some ")) / 1e6
+    except OSError:
+        return None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    with no_outside() if tier_of(item) == "unit" else nullcontext():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    if tier_of(item) != "unit":
+        return (yield)
+    with short(), no_outside():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    with no_outside() if tier_of(item) == "unit" else nullcontext():
+        return (yield)
