@@ -224,7 +224,7 @@ def test_all_ranks_of_a_worker_fit_with_their_codes(
 
 
 def test_a_failure_of_eight_ranks_fits_beside_five_containers_with_what_each_said() -> None:
-    failed = tuple(RankEnd(rank=rank, code=1, reason="DistError: " + "lost " * 6) for rank in range(1, 8))
+    failed = tuple(RankEnd(rank=rank, code=1, reason="DistError:" + " lost" * 6) for rank in range(1, 8))
     saved = CheckpointProgress(step=120_000, path="/checkpoints/llama-70b/step-120000", time=1.7e9)
     message = Termination(
         attempt=3,
@@ -271,7 +271,8 @@ def test_a_message_that_kubelet_cut_tells_what_is_whole() -> None:
         assert replace(read, **texts) == TOLD
         assert TOLD.also_failed[: len(read.also_failed)] == read.also_failed
         for part, of in ((read.exception, TOLD.exception), (read.last_line, TOLD.last_line)):
-            assert part is None or (of or "").startswith(part.rstrip("\ud83d"))
+            # The half of a character that was cut off is none.
+            assert part is None or (of or "").startswith(part.rstrip("?"))
     told = Termination.from_json(text[: text.index(',"also_failed"', facts) + 300])
     assert (told.exception, told.last_line) == (TOLD.exception, TOLD.last_line)
     assert len(told.also_failed) > 1

@@ -8,7 +8,7 @@ import pytest
 
 from tests.operator.reconcile_builders import ago
 from zerotrain.contract.progress import Termination
-from zerotrain.operator.reconcile.observe import PodView, pod_view
+from zerotrain.operator.reconcile import PodView, pod_view
 
 pytestmark = pytest.mark.unit
 

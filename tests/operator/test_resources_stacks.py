@@ -48,4 +48,4 @@ def test_hostile_texts_are_bounded_and_cannot_drive_a_terminal() -> None:
     whole = "".join(made["data"].values())
     assert len(whole.encode()) <= MAX_BYTES
     assert CUT in made["data"]["worker-1.txt"]
-    assert made["data"]["worker-1.txt"].startswith("?]0;owned???")
+    assert made["data"]["worker-1.txt"].startswith("??ü")

@@ -17,8 +17,8 @@ from zerotrain.cli.config_show import config_of
 from zerotrain.cli.errors import CliError
 from zerotrain.cli.options import ConfigOption, Output, OutputOption
 from zerotrain.cli.output import show_record
-from zerotrain.client.text import printable
 from zerotrain.contract.exit_codes import ExitCode
+from zerotrain.contract.text import printable
 
 if TYPE_CHECKING:
     from zerotrain.contract.config import ConfigError, EngineConfig

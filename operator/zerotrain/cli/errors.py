@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from zerotrain.client.text import printable_lines
 from zerotrain.contract.exit_codes import ExitCode
+from zerotrain.contract.text import printable_lines
 
 
 class CliError(Exception):

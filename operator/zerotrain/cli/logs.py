@@ -8,7 +8,7 @@ import typer
 
 from zerotrain.cli.options import JobArgument, Target, cluster_command, usage_error
 from zerotrain.cli.output import say
-from zerotrain.client.text import printable
+from zerotrain.contract.text import printable
 
 EXAMPLE = "Example: zerotrain logs gpt --rank 0,4-7 -f"
 MAX_RANKS = 100_000

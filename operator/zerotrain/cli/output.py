@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from zerotrain.cli.options import Format, Output
-from zerotrain.client.text import printable
 from zerotrain.contract.strict_json import own_json
+from zerotrain.contract.text import printable
 from zerotrain.operator.constants import GROUP, SINGULAR
 
 if TYPE_CHECKING:

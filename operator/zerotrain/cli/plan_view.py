@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from zerotrain.client.text import printable
 from zerotrain.contract.planner import (
     ASSUMPTIONS,
     ESTIMATES,
@@ -22,6 +21,7 @@ from zerotrain.contract.planner import (
     count_text,
     way_out,
 )
+from zerotrain.contract.text import printable
 
 if TYPE_CHECKING:
     from zerotrain.operator.api.planning import JobPlan

@@ -17,8 +17,8 @@ from textual.widgets import DataTable, Footer, ProgressBar, Sparkline, Static
 
 from zerotrain.client.errors import ClientError, JobNotFoundError
 from zerotrain.client.snapshot import COLUMNS, Mark, RankRow, Snapshot, TierRow, cells
-from zerotrain.client.text import printable
 from zerotrain.client.words import counted, since, size, span
+from zerotrain.contract.text import printable
 
 HISTORY = 120
 """Step times that the sparkline shows."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from zerotrain.client.job import Job
-from zerotrain.client.text import shortened
+from zerotrain.contract.text import one_line
 
 _COLOURS = {"Completed": "#2e7d32", "Running": "#1565c0", "Failed": "#c62828", "Stalled": "#c62828"}
 _STYLE = "border-collapse:collapse;font-family:sans-serif;font-size:13px"
@@ -34,9 +34,9 @@ def _facts(job: Job) -> list[tuple[str, str]]:
         ("tokens/s", f"{job.tokens_per_second:,.0f}" if job.tokens_per_second else ""),
         ("attempt", str(job.attempt) if job.attempt else ""),
         ("ranks", f"{job.ranks.ready} of {job.ranks.desired} ready" if job.ranks.desired else ""),
-        ("checkpoint", f"step {last.step} in {shortened(last.path, 200)}" if last is not None else ""),
+        ("checkpoint", f"step {last.step} in {one_line(last.path, 200)}" if last is not None else ""),
         ("restarts", str(job.restarts.total) if job.restarts.total else ""),
-        ("last failure", f"{failure.reason}: {shortened(failure.message, 200)}" if failure else ""),
+        ("last failure", f"{failure.reason}: {one_line(failure.message, 200)}" if failure else ""),
     ]
 
 

@@ -12,9 +12,9 @@ from typing import TypeVar
 
 from zerotrain.client.errors import ClientError, ForbiddenError, ServerError, WorkerError
 from zerotrain.client.observed import JobProgress, MetricFamily, Pod, Sample
-from zerotrain.client.text import shortened
 from zerotrain.client.transport import Transport
 from zerotrain.contract.launch import WORKER_HTTP_PORT
+from zerotrain.contract.text import one_line
 from zerotrain.contract.worker_http import METRICS_PATH, PROGRESS_PATH, WorkerReport
 
 CALLS_AT_ONCE = 16
@@ -108,7 +108,7 @@ def _ask_all(pods: Iterable[Pod], job: str, ask: Callable[[Pod], T]) -> tuple[di
                 except ForbiddenError:
                     raise
                 except (ClientError, ValueError) as error:
-                    silent[name] = shortened(str(error), 300)
+                    silent[name] = one_line(str(error), 300)
             if not answers:
                 break  # the way is barred for all of them, and each call may take long
     if not answers:

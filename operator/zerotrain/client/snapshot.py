@@ -13,9 +13,9 @@ from zerotrain.client.errors import ClientError, JobNotFoundError
 from zerotrain.client.fields import Fields
 from zerotrain.client.job import Job
 from zerotrain.client.observed import JobProgress
-from zerotrain.client.text import printable
 from zerotrain.client.words import since, size, span
 from zerotrain.contract.progress import Progress
+from zerotrain.contract.text import printable
 
 if TYPE_CHECKING:
     from zerotrain.client.reading import JobReader

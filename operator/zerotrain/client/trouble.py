@@ -23,8 +23,8 @@ from zerotrain.client.errors import (
     UnreachableError,
 )
 from zerotrain.client.fields import Fields
-from zerotrain.client.text import shortened
 from zerotrain.contract.strict_json import strict_json
+from zerotrain.contract.text import one_line
 
 if TYPE_CHECKING:
     from zerotrain.client.transport import Server
@@ -35,10 +35,10 @@ MAX_TOLD = 2000
 def lost_connection(error: Exception, server: Server) -> ClientError:
     """For a request that got no answer."""
     causes = list(_causes(error))
-    told = shortened(str(next(iter(causes[::-1]), error)), 300)
+    told = one_line(str(next(iter(causes[::-1]), error)), 300)
     certificate = next((item for item in causes if isinstance(item, ssl.SSLError)), None)
     if certificate is not None or "certificate" in told.lower():
-        return _distrusted(server, shortened(str(certificate or told), 300))
+        return _distrusted(server, one_line(str(certificate or told), 300))
     if any(isinstance(item, TimeoutError) for item in causes) or "timed out" in told.lower():
         return UnreachableError(
             f"{server.url} did not answer in time (context {server.context})",
@@ -60,7 +60,7 @@ def failed_request(status: int, body: bytes, *, what: str, server: Server) -> Cl
     """For an answer of 300 and above."""
     text = body.decode(errors="replace")
     answer = _status_object(text)
-    message = shortened(answer.text("message") or text, MAX_TOLD) or f"status {status}"
+    message = one_line(answer.text("message") or text, MAX_TOLD) or f"status {status}"
     match status:
         case 401:
             return _unauthenticated(server, message)
@@ -166,7 +166,7 @@ def _refusal(answer: Fields, message: str, what: str) -> str:
     """Every field that the API server names, one a line."""
     causes = answer.part("details").parts("causes")
     lines = [
-        f"  {cause.text('field')}: {shortened(cause.text('message'), MAX_TOLD)}"
+        f"  {cause.text('field')}: {one_line(cause.text('message'), MAX_TOLD)}"
         for cause in causes
         if cause.text("field")
     ]

@@ -15,9 +15,9 @@ from zerotrain.client.errors import (
 )
 from zerotrain.client.fields import Fields
 from zerotrain.client.job import Job, command
-from zerotrain.client.text import shortened
 from zerotrain.client.transport import Transport
 from zerotrain.client.watching import Watched
+from zerotrain.contract.text import one_line
 
 PATIENCE_S = 120.0
 """A wait outlives an API server that is away for so long."""
@@ -112,7 +112,7 @@ def _is_seen(job: Job) -> bool:
 
 def _ended(job: Job, until: str) -> str:
     failed = job.condition("Stalled" if job.phase == "Stalled" else "Failed")
-    why = f": {failed.reason}: {shortened(failed.message, 500)}" if failed and failed.is_true else ""
+    why = f": {failed.reason}: {one_line(failed.message, 500)}" if failed and failed.is_true else ""
     return f"job {job.name} is {job.phase}, not {until}{why}"
 
 

@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from zerotrain.contract.strict_json import JsonError, strict_json
+from zerotrain.contract.text import cut, is_printable, one_line
 
 MAX_TERMINATION_BYTES = 2048
 """kubelet keeps 4096 bytes of a container's termination message, and of a pod's 12 KiB in equal parts for all
@@ -33,8 +34,9 @@ MAX_REJECTED = 20
 """Damaged checkpoints that are read of a record: the newest, which stand first."""
 
 MAX_PATH_CHARS = 1024
-"""Of a checkpoint's folder. It goes into the job's status, where each character may take twelve bytes; a
-path that was cut would be another one, so a longer one is refused."""
+"""Of a checkpoint's folder. It goes into the job's status, where each character may take twelve bytes. A
+path that was cut would be another one, so a longer one is refused; one with control characters is left
+out."""
 
 MAX_TEXT_CHARS = 2000
 """Of any other text; a longer one loses its middle."""
@@ -147,7 +149,7 @@ class Progress:
 
     def to_json(self) -> str:
         """Numbers that JSON has no form for (a diverged loss) become null."""
-        return _dump(_finite(asdict(self)))
+        return _dump(_plain(asdict(self)))
 
     @classmethod
     def from_json(cls, text: str) -> Progress:
@@ -210,8 +212,8 @@ class Termination:
         for limit, reason in _TEXT_LIMITS:
             whole = replace(
                 self,
-                exception=_cut(self.exception, limit),
-                last_line=_cut(self.last_line, limit),
+                exception=_line(self.exception, limit),
+                last_line=_line(self.last_line, limit),
                 also_failed=(),
             )
             text = _dump({**asdict(whole), "also_failed": _rank_ends(self.also_failed, reason)})
@@ -239,9 +241,7 @@ class Termination:
         if not isinstance(ends, list):
             raise ValueError(f"Termination.also_failed must be a list; got {_shown(ends)}")
         read = (_build(RankEnd, _known(RankEnd, item)) for item in ends[:MAX_RANK_ENDS])
-        data["also_failed"] = tuple(
-            replace(item, reason=_cut(item.reason, MAX_REASON_CHARS) or "") for item in read
-        )
+        data["also_failed"] = tuple(replace(item, reason=cut(item.reason, MAX_REASON_CHARS)) for item in read)
         return _build(cls, data)
 
 
@@ -272,7 +272,7 @@ def _cut_off(text: str) -> dict[str, Any] | None:
 def _rank_ends(ends: Sequence[RankEnd], limit: int) -> list[dict[str, Any]]:
     found = []
     for item in ends[:MAX_RANK_ENDS]:
-        reason = {"reason": _cut(item.reason, limit)} if limit and item.reason else {}
+        reason = {"reason": one_line(item.reason, limit)} if limit and item.reason else {}
         found.append({"rank": item.rank, "code": item.code, **reason})
     return found
 
@@ -284,9 +284,14 @@ def _dump(value: Mapping[str, Any]) -> str:
 _PARTS: dict[str, type] = {"checkpoint": CheckpointProgress, "straggler": Straggler, "motion": Motion}
 
 
-def _finite(value: Any) -> Any:
+def _plain(value: Any) -> Any:
+    """Without numbers and characters that no reader takes; a path is judged by its reader."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: item if key == "path" else _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if type(value) is str:
+        return one_line(value, MAX_TEXT_CHARS)
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -327,27 +332,27 @@ def _build(cls: type[T], data: dict[str, Any]) -> T:
         allowed = _KINDS.get(item.type, (object,))
         if item.name in data and (not isinstance(data[item.name], allowed) or data[item.name] is True):
             raise ValueError(f"{cls.__name__}.{item.name} must be {item.type}; got {_shown(data[item.name])}")
-    texts = {name: _bounded(cls, name, value) for name, value in data.items() if isinstance(value, str)}
+    # A phase is a text, too, and one of ours.
+    texts = {name: _bounded(cls, name, value) for name, value in data.items() if type(value) is str}
     try:
         return cls(**{**data, **texts})
     except TypeError as error:
         raise ValueError(f"{cls.__name__}: {error}") from error
 
 
-def _bounded(cls: type, name: str, text: str) -> str | None:
-    if cls is CheckpointProgress and name == "path" and len(text) > MAX_PATH_CHARS:
+def _bounded(cls: type, name: str, text: str) -> str:
+    if cls is not CheckpointProgress or name != "path":
+        return one_line(text, MAX_TEXT_CHARS)
+    if len(text) > MAX_PATH_CHARS:
         raise ValueError(
             f"CheckpointProgress.path must have at most {MAX_PATH_CHARS} characters; got {len(text)}"
         )
-    return _cut(text, MAX_TEXT_CHARS)
+    return text if is_printable(text) else ""
 
 
 def _shown(value: object) -> str:
-    return _cut(repr(value), 200) or ""
+    return cut(repr(value), 200)
 
 
-def _cut(text: str | None, limit: int) -> str | None:
-    if text is None or len(text) <= limit:
-        return text
-    half = limit // 2
-    return f"{text[:half]} ... {text[len(text) - half :]}" if half else "..."
+def _line(text: str | None, limit: int) -> str | None:
+    return None if text is None else one_line(text, limit)

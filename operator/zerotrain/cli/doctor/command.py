@@ -19,7 +19,7 @@ from zerotrain.cli.errors import CliError
 from zerotrain.cli.errors import show as show_error
 from zerotrain.cli.options import Output, OutputOption, Target, cluster_command
 from zerotrain.cli.output import show_record
-from zerotrain.client.text import printable
+from zerotrain.contract.text import printable
 
 EXAMPLE = "Example: zerotrain doctor --pod --image registry.example.org/zerotrain:1"
 FAILED = 1

@@ -19,8 +19,8 @@ from zerotrain.client.errors import ClientError, ForbiddenError, InvalidJobError
 from zerotrain.client.exit_codes import CommandExit
 from zerotrain.client.fields import Fields
 from zerotrain.client.observed import Pod
-from zerotrain.client.text import printable
 from zerotrain.contract.strict_json import strict_json
+from zerotrain.contract.text import printable
 from zerotrain.operator.constants import APP_NAME, LABEL_HELPER
 from zerotrain.operator.resources.security import container_security_context, pod_security_context
 

@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from zerotrain.cli.report.facts import Mark, MemoryRow, Span, curves
-from zerotrain.client.text import shortened
 from zerotrain.contract.history import AttemptHistory, Point
+from zerotrain.contract.text import one_line
 
 COLOURS = {
     "text": "#010101",
@@ -281,8 +281,8 @@ def _figure(salt: str, *, height: float = HEIGHT_IN) -> Iterator[tuple[Any, Any]
 
 
 def _labels(axes: Any, below: str, beside: str) -> None:
-    axes.set_xlabel(shortened(below, 80))
-    axes.set_ylabel(shortened(beside, 40))
+    axes.set_xlabel(one_line(below, 80))
+    axes.set_ylabel(one_line(beside, 40))
 
 
 def _svg(figure: Any, title: str) -> str:

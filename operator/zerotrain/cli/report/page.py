@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from zerotrain.cli.report import charts
 from zerotrain.cli.report.facts import Report
-from zerotrain.client.text import printable_lines
+from zerotrain.contract.text import printable_lines
 
 TEMPLATE = "page.html.j2"
 MAX_TEXT_CHARS = 4000

@@ -22,6 +22,7 @@ import aiohttp
 
 from zerotrain.contract.channel_token import derive, for_reading
 from zerotrain.contract.launch import WORKER_HTTP_PORT
+from zerotrain.contract.text import one_line
 from zerotrain.contract.worker_http import (
     PROGRESS_PATH,
     STACKS_PATH,
@@ -95,7 +96,7 @@ class ChannelError(Exception):
     `timed_out`: the call held its slot to the end."""
 
     def __init__(self, message: str, *, final: bool = False, timed_out: bool = False) -> None:
-        super().__init__(message)
+        super().__init__(one_line(message))  # it may quote the answer of a tenant's program
         self.final, self.timed_out = final, timed_out
 
 

@@ -16,15 +16,17 @@ from __future__ import annotations
 from typing import Any
 
 from zerotrain.contract.strict_json import strict_json
+from zerotrain.contract.text import one_line, word
 
 
 class ApiError(Exception):
     """The API server answered with an error; `status` 0 means that it did not answer."""
 
     def __init__(self, message: str, *, status: int = 0, reason: str = "") -> None:
-        super().__init__(message)
+        # The server quotes what it was sent, and what answers in its place may be anything.
+        super().__init__(one_line(message))
         self.status = status
-        self.reason = reason
+        self.reason = word(reason)
 
     @property
     def is_refusal(self) -> bool:

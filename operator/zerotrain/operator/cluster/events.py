@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
+from zerotrain.contract.text import one_line, word
 from zerotrain.operator.cluster.api import Answer, Api, Json, Request
 from zerotrain.operator.cluster.errors import AlreadyExists, ApiError
 from zerotrain.operator.cluster.rate import Budgets
@@ -119,9 +120,9 @@ def event_body(job: Json, event: Event, *, instance: str, now: datetime) -> Json
         "reportingController": MANAGER,
         "reportingInstance": instance[:128],
         "action": "Reconcile",
-        "reason": event.reason,
+        "reason": word(event.reason),
         "type": str(event.type),
-        "note": event.message.encode(errors="replace")[:MAX_NOTE_BYTES].decode(errors="ignore"),
+        "note": one_line(event.message).encode(errors="replace")[:MAX_NOTE_BYTES].decode(errors="ignore"),
         "regarding": {
             "apiVersion": job["apiVersion"],
             "kind": job["kind"],

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import aiohttp
 from pydantic import ValidationError
 
+from zerotrain.contract.text import is_printable, one_line, word
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.api.core.meta import Toleration
 from zerotrain.operator.cluster.api import Api, Json, Request
@@ -41,6 +42,9 @@ log = logging.getLogger(__name__)
 PAGE = 500
 WATCH_SECONDS = 300
 MAX_PAUSE_S = 10.0
+MAX_MESSAGE_CHARS = 500
+"""Of what the queue says of a Workload."""
+
 FLAVOR_AGE_S = 30.0
 """So long a ResourceFlavor is not asked for again."""
 
@@ -355,25 +359,43 @@ def queue_view(item: Mapping[str, Any], flavors: list[Flavor]) -> QueueView:
     return QueueView(
         exists=True,
         workers=sum(int(pods.get("count", 1)) for pods in spec.get("podSets", ())),
-        made_from=item.get("metadata", {}).get("annotations", {}).get(ANNOTATION_MADE_FROM, ""),
-        queue=spec.get("queueName", ""),
-        priority_class=spec.get("priorityClassName") or spec.get("priorityClassRef", {}).get("name", ""),
+        made_from=word(item.get("metadata", {}).get("annotations", {}).get(ANNOTATION_MADE_FROM, "")),
+        queue=word(spec.get("queueName", "")),
+        priority_class=word(
+            spec.get("priorityClassName") or spec.get("priorityClassRef", {}).get("name", "")
+        ),
         admitted=_is_true(_condition(status, "Admitted")),
-        evicted=f"{evicted.get('reason')}: {evicted.get('message', '')}" if _is_true(evicted) else None,
+        evicted=one_line(f"{evicted.get('reason')}: {evicted.get('message', '')}", MAX_MESSAGE_CHARS)
+        if _is_true(evicted)
+        else None,
         holds_quota=_is_true(quota),
         finished=_is_true(_condition(status, "Finished")),
         pods_ready=_is_true(_condition(status, "PodsReady")),
-        message="" if _is_true(quota) else str(quota.get("message", ""))[:500],
-        cluster_queue=status.get("admission", {}).get("clusterQueue", ""),
+        message="" if _is_true(quota) else one_line(str(quota.get("message", "")), MAX_MESSAGE_CHARS),
+        cluster_queue=word(status.get("admission", {}).get("clusterQueue", "")),
         # The first word on a key counts, as in Kueue.
         node_selector=_first_of(flavor.node_labels for flavor in asked),
         tolerations=tuple(dict.fromkeys(each for flavor in asked for each in flavor.tolerations)),
         labels=_first_of((labels, *(update.get("labels", {}) for update in updates))),
-        annotations=_first_of((annotations, *(update.get("annotations", {}) for update in updates))),
+        annotations=_first_of((annotations, *map(_annotations, updates))),
         gates=gates,
         excluded_nodes=excluded_by(item),
-        problem=next((flavor.problem for flavor in asked if flavor.problem), _failed_nodes(status)),
+        problem=next((flavor.problem for flavor in asked if flavor.problem), _failed_nodes(status))
+        or _unprintable(updates),
     )
+
+
+def _annotations(update: Mapping[str, Any]) -> dict[str, str]:
+    """Those that an admission check asks for. They go to the pods as they are, and into the job's status."""
+    return {name: text for name, text in update.get("annotations", {}).items() if is_printable(text)}
+
+
+def _unprintable(updates: Iterable[Mapping[str, Any]]) -> str | None:
+    """Says which annotation was left out."""
+    for update in updates:
+        for name in update.get("annotations", {}).keys() - _annotations(update).keys():
+            return f"an admission check gives annotation {word(name)} a value with control characters"
+    return None
 
 
 def _topology(item: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[dict[str, str], dict[str, str]]]:
@@ -386,7 +408,7 @@ def _topology(item: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[dict[str,
 
 def _failed_nodes(status: Mapping[str, Any]) -> str | None:
     """Kueue is about to correct the places that it has chosen; pods made before that could not run there."""
-    names = [str(node.get("name")) for node in status.get("unhealthyNodes", ())]
+    names = [word(str(node.get("name"))) for node in status.get("unhealthyNodes", ())]
     return f"it looks for other nodes in the place of {few(names)}, which failed" if names else None
 
 
@@ -394,7 +416,8 @@ def _flavor(what: str, labels: Mapping[str, str], tolerations: Any) -> Flavor:
     try:
         parsed = tuple(Toleration.model_validate(item) for item in tolerations)
     except ValidationError as error:
-        return Flavor(problem=f"a toleration of {what} is not understood: {error.errors()[0]['msg']}")
+        told = one_line(str(error.errors()[0]["msg"]))
+        return Flavor(problem=f"a toleration of {what} is not understood: {told}")
     return Flavor(node_labels=labels, tolerations=parsed)
 
 

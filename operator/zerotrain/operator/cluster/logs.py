@@ -7,6 +7,7 @@ from collections import deque
 
 import aiohttp
 
+from zerotrain.contract.text import one_line, printable
 from zerotrain.operator.cluster.api import Api
 from zerotrain.operator.constants import CONTAINER_NAME
 
@@ -25,7 +26,6 @@ TIMEOUT_S = 5.0
 """For the kubelet's answer; the job's next attempt waits for it."""
 
 _OTHER_RANK = re.compile(r"\[rank \d+\] ")
-_UNPRINTABLE = re.compile(r"[^\t\x20-\x7e\x80-\U0010ffff]|[\x80-\x9f]")
 
 
 async def read_tail(api: Api, *, namespace: str, pod: str) -> str:
@@ -58,7 +58,7 @@ async def _read(api: Api, namespace: str, pod: str, *, lines: int) -> tuple[str,
                     problem = "the log goes on; no more of it was read"
                     break
             if answer.status >= 300:
-                told = b"".join(kept).decode(errors="replace")[:300]
+                told = one_line(b"".join(kept).decode(errors="replace"), 300)
                 return f"(the log cannot be read: {answer.status} {told})\n", ""
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         api.telemetry.request("GET", "pods/log", 0)
@@ -69,13 +69,12 @@ async def _read(api: Api, namespace: str, pod: str, *, lines: int) -> tuple[str,
 
 def last_lines(text: str, rank: int | None) -> str:
     """The last lines of one rank (of all, where it is not known or wrote none), printable and bounded."""
-    # What a terminal would show last: a progress bar rewrites its line after each carriage return.
-    lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.removesuffix("\n").split("\n")]
+    lines = text.removesuffix("\n").split("\n")
     own = lines if rank is None else [line for line in lines if _is_of(line, rank)]
     kept, room = list[str](), MAX_KEPT_BYTES
     for line in reversed((own or lines)[-MAX_LINES:]):
         # Whoever shows this in a terminal must not be shown what a program sent to one.
-        clean = _UNPRINTABLE.sub("?", line)[:MAX_LINE_CHARS]
+        clean = printable(line)[:MAX_LINE_CHARS]
         room -= len(clean.encode(errors="replace")) + 1
         if room < 0:
             break

@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+from zerotrain.contract.text import word
 from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.reconcile import NodeTaint, NodeView, PodView
 from zerotrain.operator.reconcile.clock import parse_time
@@ -104,7 +105,9 @@ def node_view(node: Mapping[str, Any]) -> NodeView:
         not_ready_since=None if is_ready else parse_time(ready.get("lastTransitionTime")),
         unschedulable=bool(spec.get("unschedulable")),
         taints=tuple(
-            NodeTaint(key=item["key"], value=item.get("value", ""), effect=item.get("effect", ""))
+            NodeTaint(
+                key=word(item["key"]), value=word(item.get("value", "")), effect=word(item.get("effect", ""))
+            )
             for item in spec.get("taints", ())
         ),
     )

@@ -14,9 +14,6 @@ from .observe import (
     StacksView,
     StorageClassView,
     YieldState,
-    job_uid_of,
-    pod_view,
-    worker_of,
 )
 from .plan import (
     NOTHING,
@@ -42,6 +39,7 @@ from .plan import (
     StackSource,
     UnprotectWorkers,
 )
+from .pods import job_uid_of, pod_view, worker_of
 from .writes import can_wait
 
 __all__ = [

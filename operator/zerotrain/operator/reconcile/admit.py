@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import ValidationError
 
+from zerotrain.contract.text import one_line
 from zerotrain.operator.api import ZeroTrainingJobSpec
 from zerotrain.operator.api.admission import refusals
 from zerotrain.operator.constants import Reason
@@ -17,7 +18,7 @@ def refusal_of(spec: ZeroTrainingJobSpec) -> tuple[str, str] | None:
     # A wrong value comes before a missing feature: it stays wrong in every version.
     wrong = [item for item in found if item.reason == Reason.INVALID_SPEC]
     first = (wrong or list(found))[0]
-    return str(first.reason), "; ".join(f"{item.path}: {item.message}" for item in found)
+    return str(first.reason), one_line("; ".join(f"{item.path}: {item.message}" for item in found))
 
 
 def unreadable(error: ValidationError) -> tuple[str, str]:
@@ -25,4 +26,4 @@ def unreadable(error: ValidationError) -> tuple[str, str]:
     problems = [
         f"spec.{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors()
     ]
-    return str(Reason.INVALID_SPEC), "; ".join(problems)
+    return str(Reason.INVALID_SPEC), one_line("; ".join(problems))

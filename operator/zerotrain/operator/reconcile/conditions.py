@@ -17,7 +17,7 @@ from zerotrain.operator.api.status import ConditionStatus
 from zerotrain.operator.constants import ConditionType, Reason
 from zerotrain.operator.reconcile import hangs, privileges
 from zerotrain.operator.reconcile.attempts import AttemptView, Fate
-from zerotrain.operator.reconcile.draft import MAX_TEXT, Draft, cut
+from zerotrain.operator.reconcile.draft import MAX_TEXT, Draft, stored
 from zerotrain.operator.reconcile.observe import PodView
 from zerotrain.operator.reconcile.progress import unsaved_steps
 
@@ -73,7 +73,7 @@ def _merged(
         status = _word(finding.status)
         if finding.status is False and kind in _ONCE_TRUE and str(kind) not in before:
             continue
-        last, reason, message = before.get(str(kind)), str(finding.reason), cut(finding.message)
+        last, reason, message = before.get(str(kind)), str(finding.reason), stored(finding.message)
         if last is not None and last.status is status:
             if (last.reason, last.message, last.observed_generation) == (reason, message, generation):
                 merged.append(last)
@@ -185,7 +185,7 @@ def _admitted(facts: Facts) -> Finding:
     refusal = size.refusal if size is not None else None
     if refusal is not None and facts.phase not in FINISHED:
         kept = f"The job keeps {refusal.workers} workers."
-        told = cut(refusal.message, MAX_TEXT - len(kept) - 1)
+        told = stored(refusal.message, MAX_TEXT - len(kept) - 1)
         return Finding(True, Reason.RESIZE_REFUSED, f"{told} {kept}")
     return Finding(True, Reason.SPEC_ACCEPTED, privileges.told(facts.draft))
 

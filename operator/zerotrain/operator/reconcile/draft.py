@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+from zerotrain.contract.text import one_line
 from zerotrain.operator.api import ZeroTrainingJobStatus
 from zerotrain.operator.api.planning import Planner, plan_job
 from zerotrain.operator.constants import LABEL_JOB, LABEL_JOB_UID
@@ -69,7 +70,7 @@ class Draft:
     def emit(self, reason: str, message: str, *, warning: bool = False) -> None:
         kind = EventType.WARNING if warning else EventType.NORMAL
         self.events.append(
-            Event(reason=str(reason), message=cut(message), type=kind, attempt=self.status.attempt)
+            Event(reason=str(reason), message=stored(message), type=kind, attempt=self.status.attempt)
         )
 
     def act(self, action: Action) -> None:
@@ -147,12 +148,9 @@ class Draft:
         return after != before
 
 
-def cut(text: str, limit: int = MAX_TEXT) -> str:
-    """Keep both ends of a long text: errors say what at the start and why at the end."""
-    if len(text) <= limit:
-        return text
-    half = (limit - 5) // 2
-    return f"{text[:half]} ... {text[-half:]}"
+def stored(text: str, limit: int = MAX_TEXT) -> str:
+    """A text as status and events hold it: on one line, and its middle left out where it is too long."""
+    return one_line(text, limit)
 
 
 def few(names: Sequence[str], most: int = 3) -> str:

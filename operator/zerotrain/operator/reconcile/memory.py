@@ -12,7 +12,7 @@ from zerotrain.operator.api.memory_plan import MemoryPeaks, MemoryPlan
 from zerotrain.operator.api.planning import JobPlan
 from zerotrain.operator.constants import ANNOTATION_IGNORE_MEMORY_PLAN, Reason
 from zerotrain.operator.reconcile import sizing
-from zerotrain.operator.reconcile.draft import Draft, cut
+from zerotrain.operator.reconcile.draft import Draft, stored
 
 NEWS_PART = 0.02
 """A peak is written when it grew by so much: allocators creep, and every status write costs all watchers."""
@@ -88,7 +88,7 @@ def _write(draft: Draft, found: JobPlan, *, overridden: bool) -> bool:
     """Whether the plan is another one than before."""
     old: MemoryPlan | None = draft.status.memory_plan
     bare = found.as_status()
-    told = {"message": cut(bare.message), "overridden": True if overridden else None}
+    told = {"message": stored(bare.message), "overridden": True if overridden else None}
     plan = bare.model_copy(update=told)
     if old is not None and old.model_copy(update={"observed": None}) == plan:
         return False

@@ -1,7 +1,7 @@
 """What reconcile sees of the cluster: typed, frozen views without a trace of the API client.
 
-The reflector in `cluster` turns every pod event into a `PodView` at once and drops the JSON, so that
-20,000 pods stay small; tests build the same views by hand.
+The reflector in `cluster` turns every pod event into a `PodView` at once (by `pods.pod_view`) and drops the
+JSON, so that 20,000 pods stay small; tests build the same views by hand.
 """
 
 from __future__ import annotations
@@ -10,23 +10,12 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
-from typing import Any
 
-from zerotrain.contract.exit_codes import ExitCode, signal_of
+from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.contract.progress import Progress, Termination
-from zerotrain.operator.constants import (
-    CONTAINER_NAME,
-    LABEL_ATTEMPT,
-    LABEL_HELPER,
-    LABEL_JOB,
-    LABEL_JOB_UID,
-    LABEL_RANK,
-)
-from zerotrain.operator.reconcile.clock import parse_time
 from zerotrain.operator.reconcile.inspection import Inspection
 from zerotrain.operator.reconcile.nodes import NodeView
 from zerotrain.operator.reconcile.queues import ClusterApis, QueueView
-from zerotrain.operator.resources.identity import pod_name
 
 
 class PodState(Enum):
@@ -47,9 +36,6 @@ ENDED = frozenset({PodState.SUCCEEDED, PodState.YIELDED, PodState.FAILED})
 
 _TERMINAL = frozenset({"Succeeded", "Failed"})
 """Phases of pods none of whose containers runs any more."""
-
-KILLED = 128 + 9
-"""Code of a program that was made to end."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -250,145 +236,3 @@ class Observed:
     """Such nodes whose workers were to be asked last, and no slot was free."""
     log: LogView | None = None
     """None where no log can be read (simulated nodes)."""
-
-
-def pod_view(pod: Mapping[str, Any], *, seen_at: datetime) -> PodView | None:
-    """Read a pod's JSON; None when it does not carry our labels in readable form, or not the name that goes
-    with them."""
-    meta, status = pod["metadata"], pod.get("status", {})
-    helper = meta.get("labels", {}).get(LABEL_HELPER)
-    place = (0, 0) if helper else worker_of(meta)
-    if place is None:
-        return None
-    attempt, index = place
-    conditions = {item["type"]: item for item in status.get("conditions", ())}
-    container = _container(status, helper or CONTAINER_NAME)
-    state = container.get("state", {})
-    ended = state.get("terminated")
-    code = None if ended is None else int(ended.get("exitCode", -1))
-    if ended is None and status.get("phase") == "Failed":
-        ended, code = _failed_init_container(pod)
-    finished = ended is not None or status.get("phase") in ("Failed", "Succeeded")
-    return PodView(
-        name=meta["name"],
-        uid=meta["uid"],
-        attempt=attempt,
-        index=index,
-        helper=helper,
-        phase=status.get("phase", "Pending"),
-        node=pod.get("spec", {}).get("nodeName"),
-        pod_ip=status.get("podIP"),
-        ready=_is_ready(conditions.get("Ready"), container),
-        scheduled=_is_true(conditions.get("PodScheduled")),
-        unscheduled_reason=_unscheduled(conditions.get("PodScheduled")),
-        refused_seen_at=seen_at if _is_refused(status, conditions.get("PodScheduled")) else None,
-        started="running" in state or ended is not None,
-        waiting=_waiting(state.get("waiting")) or _waiting_before(status, state),
-        exit_code=code,
-        exit_reason=(ended or {}).get("reason"),
-        pod_reason=status.get("reason"),
-        pod_message=status.get("message"),
-        disruption=_disruption(conditions.get("DisruptionTarget")),
-        termination=_termination((ended or {}).get("message"), attempt),
-        finished_at=parse_time((ended or {}).get("finishedAt")),
-        deletion_at=parse_time(meta.get("deletionTimestamp")),
-        deletion_grace_s=meta.get("deletionGracePeriodSeconds"),
-        ended_seen_at=seen_at if finished else None,
-    )
-
-
-def worker_of(meta: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Attempt and index of the worker that a pod's labels and name agree on. Labels alone are anybody's word:
-    with the name, which is unique, nobody can be a second worker 0."""
-    labels = meta.get("labels", {})
-    try:
-        attempt, index = int(labels[LABEL_ATTEMPT]), int(labels[LABEL_RANK])
-        named = meta["name"] == pod_name(labels[LABEL_JOB], attempt, index)
-    except (KeyError, ValueError):
-        return None
-    return (attempt, index) if named and attempt > 0 and index >= 0 else None
-
-
-def job_uid_of(pod: Mapping[str, Any]) -> str | None:
-    """UID of the job that controls this pod; None when the label and the owner do not agree."""
-    uid = pod["metadata"].get("labels", {}).get(LABEL_JOB_UID)
-    owners = pod["metadata"].get("ownerReferences", ())
-    return uid if any(owner.get("uid") == uid and owner.get("controller") for owner in owners) else None
-
-
-def _container(status: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    for item in status.get("containerStatuses", ()):
-        if item.get("name") == name:
-            return dict(item)
-    return {}
-
-
-def _failed_init_container(pod: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, int | None]:
-    """Its end, as a plain failure: the contract's meanings of codes are the worker program's alone. What the
-    deletion of its pod killed did not fail, and a sidecar among them fails no pod: it is started again."""
-    before = pod.get("spec", {}).get("initContainers", ())
-    sidecars = {item.get("name") for item in before if item.get("restartPolicy") == "Always"}
-    for item in pod["status"].get("initContainerStatuses", ()):
-        ended = item.get("state", {}).get("terminated")
-        if item.get("name") not in sidecars and ended is not None and (code := ended.get("exitCode")):
-            is_killed = "deletionTimestamp" in pod["metadata"] and signal_of(code) is not None
-            return ended, KILLED if is_killed else 1
-    return None, None
-
-
-def _is_ready(condition: Mapping[str, Any] | None, container: Mapping[str, Any]) -> bool:
-    """A container beside the worker's keeps the pod from being ready; so does a node that fell silent, and
-    then what is said of containers is old."""
-    by_another = condition is not None and condition.get("reason") == "ContainersNotReady"
-    return _is_true(condition) or (by_another and container.get("ready") is True)
-
-
-def _is_true(condition: Mapping[str, Any] | None) -> bool:
-    return condition is not None and condition.get("status") == "True"
-
-
-def _unscheduled(condition: Mapping[str, Any] | None) -> str | None:
-    if condition is None or condition.get("status") != "False":
-        return None
-    return f"{condition.get('reason', 'Unschedulable')}: {condition.get('message', '')}".rstrip(": ")
-
-
-def _is_refused(status: Mapping[str, Any], condition: Mapping[str, Any] | None) -> bool:
-    """Whether the scheduler found no node, and none that it could make free by preemption."""
-    said = condition or {}
-    unplaced = said.get("status") == "False" and said.get("reason") == "Unschedulable"
-    return unplaced and not status.get("nominatedNodeName")
-
-
-def _disruption(condition: Mapping[str, Any] | None) -> str | None:
-    return str((condition or {}).get("reason")) if _is_true(condition) else None
-
-
-def _waiting(state: Mapping[str, Any] | None) -> str | None:
-    # ContainerCreating and PodInitializing are the ordinary way to a start, not something to report.
-    if state is None or state.get("reason") in (None, "ContainerCreating", "PodInitializing"):
-        return None
-    return f"{state['reason']}: {state.get('message', '')}".rstrip(": ")
-
-
-def _waiting_before(status: Mapping[str, Any], state: Mapping[str, Any]) -> str | None:
-    """The same of the first init container that keeps the worker's from starting."""
-    if "running" in state or "terminated" in state:
-        return None
-    for item in status.get("initContainerStatuses", ()):
-        said = _waiting(item.get("state", {}).get("waiting"))
-        if said is not None:
-            return f"init container {item.get('name')}: {said}"
-    return None
-
-
-def _termination(message: str | None, attempt: int) -> Termination | None:
-    if not message or not message.strip():
-        return None
-    try:
-        parsed = Termination.from_json(message)
-    except ValueError:
-        # A program of the user's own, or a sidecar's text: the last line is still worth showing.
-        return Termination(attempt=attempt, code=-1, last_line=message.strip().splitlines()[-1][:1000])
-    # A launcher that could not read its environment does not know its attempt, and says 0.
-    return parsed if parsed.attempt in (0, attempt) else None

@@ -20,7 +20,7 @@ from zerotrain.operator.api import ZeroTrainingJobStatus
 from zerotrain.operator.api.status import CheckpointRecord, ProgressStatus
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.reconcile.clock import from_unix
-from zerotrain.operator.reconcile.draft import Draft, cut
+from zerotrain.operator.reconcile.draft import Draft, stored
 
 STEP_WRITE_S = 10
 """A moved step alone is written no oftener than this: every status write costs all watchers. A write for
@@ -104,7 +104,7 @@ def _take_checkpoint(draft: Draft, candidates: list[CheckpointProgress]) -> None
     moment = _moment(best.time)
     record = CheckpointRecord(
         step=_possible(draft, best.step),
-        path=cut(best.path, MAX_PATH_CHARS),
+        path=stored(best.path, MAX_PATH_CHARS),
         time=min(moment, draft.stamp) if moment is not None else None,
         attempt=draft.status.attempt,
         durable=True,

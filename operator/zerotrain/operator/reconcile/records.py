@@ -13,7 +13,7 @@ from zerotrain.operator.api.status import MAX_FAILURES, MAX_RANK_FAILURES, RankF
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.failure_policy import UNKNOWN_ENDS, FailureFacts, Ruling
 from zerotrain.operator.reconcile.attempts import Failure, Fate, cause_order, failures_of, judgement_of
-from zerotrain.operator.reconcile.draft import Draft, cut
+from zerotrain.operator.reconcile.draft import Draft, stored
 from zerotrain.operator.reconcile.logs import log_key
 from zerotrain.operator.reconcile.observe import PodView
 from zerotrain.operator.reconcile.progress import newest_step
@@ -44,8 +44,8 @@ def record(
         exit_code=pod.exit_code if pod is not None else None,
         reason=str(failure.judgement.reason),
         cause=cause,
-        message=cut(cause_text(draft, failure)),
-        last_line=cut((end.last_line or "") if end is not None else ""),
+        message=stored(cause_text(draft, failure)),
+        last_line=stored((end.last_line or "") if end is not None else ""),
         stacks=failure.stacks,
         step=newest_step(draft.status),
         rule=ruling.index if ruling is not None else None,
@@ -66,7 +66,7 @@ def facts_of(draft: Draft, failure: Failure) -> FailureFacts:
         reason=failure.judgement.reason,
         exit_code=failure.code if pod is None or pod.exit_code is None else pod.exit_code,
         ranks=frozenset({rank} if rank is not None else suspects),
-        texts=(cut(cause_text(draft, failure)), cut((end.last_line or "") if end is not None else "")),
+        texts=(stored(cause_text(draft, failure)), stored((end.last_line or "") if end is not None else "")),
     )
 
 
@@ -162,7 +162,7 @@ def _rank_failure(draft: Draft, failure: Failure) -> RankFailure:
         node=(pod.node or "") if pod is not None else "",
         exit_code=pod.exit_code if pod is not None else None,
         reason=str(failure.judgement.reason),
-        message=cut(cause_text(draft, failure), MAX_RANK_TEXT),
+        message=stored(cause_text(draft, failure), MAX_RANK_TEXT),
     )
 
 
@@ -184,5 +184,5 @@ def _other_ranks(draft: Draft, failure: Failure) -> Iterator[RankFailure]:
             node=pod.node or "",
             exit_code=end.code,
             reason=str(judgement_of(worker, end).reason),
-            message=cut(f"{said}: {end.reason}" if end.reason else said, MAX_RANK_TEXT),
+            message=stored(f"{said}: {end.reason}" if end.reason else said, MAX_RANK_TEXT),
         )

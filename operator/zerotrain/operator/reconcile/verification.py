@@ -19,7 +19,7 @@ from zerotrain.operator.api.lifecycle import CleanPodPolicy, Verification, Verif
 from zerotrain.operator.api.status import CheckpointRecord
 from zerotrain.operator.api.storage import Verify
 from zerotrain.operator.constants import Reason
-from zerotrain.operator.reconcile.draft import Draft, cut
+from zerotrain.operator.reconcile.draft import Draft, stored
 from zerotrain.operator.reconcile.observe import PodState, PodView
 from zerotrain.operator.reconcile.plan import CreateVerification, DeletePods
 from zerotrain.operator.resources.container import checkpoint_folder
@@ -74,7 +74,10 @@ def _subject(draft: Draft) -> CheckpointRecord | None:
 def _begin(draft: Draft, subject: CheckpointRecord) -> None:
     name = PurePosixPath(subject.path).name
     record = Verification(
-        state=VerificationState.RUNNING, step=subject.step, checkpoint=cut(name, 128), start_time=draft.stamp
+        state=VerificationState.RUNNING,
+        step=subject.step,
+        checkpoint=stored(name, 128),
+        start_time=draft.stamp,
     )
     told = _unreachable(draft, subject)
     if told is not None:
@@ -87,7 +90,7 @@ def _unreachable(draft: Draft, subject: CheckpointRecord) -> str | None:
     """Why the pod could not look at it; None where it can. A program of the user's writes where it likes, and
     the pod finds nothing of that name in the job's folder: that would be no word about the checkpoint."""
     path, identity, checkpoint = PurePosixPath(subject.path), draft.job.identity, draft.job.spec.checkpoint
-    reported = f"the workers reported {cut(subject.path, 200)!r}, which"
+    reported = f"the workers reported {stored(subject.path, 200)!r}, which"
     if _NAME.fullmatch(path.name) is None:
         return f"{reported} names no checkpoint folder"
     if checkpoint is None:
@@ -169,7 +172,7 @@ def _why(draft: Draft, pod: PodView | None) -> str:
 
 
 def _conclude(draft: Draft, record: Verification, outcome: _Outcome) -> None:
-    message = cut(outcome.told)
+    message = stored(outcome.told)
     update = {"state": outcome.state, "message": message, "completion_time": draft.stamp}
     _set(draft, record.model_copy(update=update))
     draft.wake(draft.now)  # the time to live, which waited for the outcome, had its turn in this pass

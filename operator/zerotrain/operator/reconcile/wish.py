@@ -14,7 +14,7 @@ from zerotrain.operator.api import Phase
 from zerotrain.operator.api.elastic import Elastic, ElasticStatus, RefusedWish, SizeReason
 from zerotrain.operator.api.sizes import largest_size, refusal_of_size
 from zerotrain.operator.constants import ANNOTATION_IGNORE_MEMORY_PLAN, Reason
-from zerotrain.operator.reconcile.draft import Draft, cut
+from zerotrain.operator.reconcile.draft import Draft, stored
 from zerotrain.operator.reconcile.queueing import in_queue
 
 CHOSEN = frozenset({SizeReason.CAPACITY, SizeReason.FAILURE})
@@ -166,7 +166,7 @@ def _keep_another(draft: Draft, state: ElasticStatus, refused: RefusedWish) -> N
     elif state.reason is SizeReason.REFUSED:
         _refuse(draft, refusal, kept=kept)
     else:
-        update(draft, refused=RefusedWish(workers=kept, message=cut(refusal)))
+        update(draft, refused=RefusedWish(workers=kept, message=stored(refusal)))
         if state.workers == kept:
             forget_choice(draft)  # nothing else is in the way of what is left
 
@@ -182,8 +182,8 @@ def _within(draft: Draft, size: int) -> int:
 
 
 def _refuse(draft: Draft, refusal: str, *, kept: int) -> None:
-    draft.emit(Reason.RESIZE_REFUSED, f"{cut(refusal)} The job keeps {kept} workers.", warning=True)
-    decided = {"workers": kept, "reason": SizeReason.REFUSED, "message": cut(refusal)}
+    draft.emit(Reason.RESIZE_REFUSED, f"{stored(refusal)} The job keeps {kept} workers.", warning=True)
+    decided = {"workers": kept, "reason": SizeReason.REFUSED, "message": stored(refusal)}
     update(draft, **decided, since=draft.stamp)
 
 

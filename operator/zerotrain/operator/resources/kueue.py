@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from zerotrain.contract.text import word
 from zerotrain.operator.api import ZeroTrainingJob, ZeroTrainingJobSpec
 from zerotrain.operator.api.spec_hash import spec_hash
 from zerotrain.operator.constants import ANNOTATION_EXCLUDED, ANNOTATION_MADE_FROM, LABEL_RANK
@@ -84,7 +85,7 @@ def _topology(annotations: Mapping[str, str]) -> Json:
 def excluded_by(item: Mapping[str, Any]) -> frozenset[str]:
     """The nodes that the pods of this Workload must not run on, by the job's own failures."""
     written = item.get("metadata", {}).get("annotations", {}).get(ANNOTATION_EXCLUDED, "")
-    return frozenset(filter(None, written.split(",")))
+    return frozenset(word(name) for name in written.split(",") if name)
 
 
 def placed_by_kueue(item: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from zerotrain.contract.text import printable_lines
 from zerotrain.operator.api import ZeroTrainingJob
 
 from .identity import Json, attempt_labels, metadata
@@ -24,7 +25,6 @@ FRAMES = 4
 CUT = "\n(cut here)\n"
 _RANK = re.compile(r"^=== rank (\d{1,9}) \(pid \d+, ([^)\n]{0,60})\)$")
 _FRAME = re.compile(r'^ {2}File "(?P<file>.{1,500})", line (?P<line>\d+) in (?P<name>.{1,200})$')
-_CONTROL = re.compile(r"[^\n\t\x20-\x7e\u00a0-\ud7ff\ue000-\ufffd]")
 
 
 def stacks_name(job_name: str, attempt: int) -> str:
@@ -33,7 +33,7 @@ def stacks_name(job_name: str, attempt: int) -> str:
 
 def stacks_config_map(job: ZeroTrainingJob, attempt: int, texts: Mapping[int, str]) -> Json:
     """`texts` by worker, the accused one first; each has an equal share of what may be kept."""
-    clean = {worker: _CONTROL.sub("?", text) for worker, text in texts.items()}
+    clean = {worker: "\n".join(printable_lines(text)) for worker, text in texts.items()}
     share = (MAX_BYTES - MAX_SUMMARY_BYTES) // max(len(clean), 1)
     data = {f"worker-{worker}.txt": _cut(text, share) for worker, text in clean.items()}
     data[SUMMARY_KEY] = _cut(summary(list(clean.values()), attempt), MAX_SUMMARY_BYTES)

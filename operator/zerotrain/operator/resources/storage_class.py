@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from zerotrain.contract.text import word
 from zerotrain.operator.constants import ANNOTATION_ENCRYPTED_VOLUMES
 
 
@@ -46,9 +47,9 @@ DECLARATIONS: Final = (
 
 def declared_encryption(item: Mapping[str, Any]) -> str | None:
     """What says that the class's volumes are encrypted, as `parameter encrypted: true`; None when nothing."""
-    word = (item["metadata"].get("annotations") or {}).get(ANNOTATION_ENCRYPTED_VOLUMES)
-    if word is not None:
-        return f"annotation {ANNOTATION_ENCRYPTED_VOLUMES}" if word == "true" else None
+    declared = (item["metadata"].get("annotations") or {}).get(ANNOTATION_ENCRYPTED_VOLUMES)
+    if declared is not None:
+        return f"annotation {ANNOTATION_ENCRYPTED_VOLUMES}" if declared == "true" else None
     # Drivers read their parameters' names without regard to case.
     given = {name.lower(): str(value) for name, value in (item.get("parameters") or {}).items()}
     for row in DECLARATIONS:
@@ -58,7 +59,7 @@ def declared_encryption(item: Mapping[str, Any]) -> str | None:
             and value is not None
             and row.means_encryption(value)
         ):
-            return f"parameter {row.parameter}: {value}"
+            return f"parameter {row.parameter}: {word(value)}"
     return None
 
 

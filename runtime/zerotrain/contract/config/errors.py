@@ -6,6 +6,8 @@ without reading our code.
 
 from __future__ import annotations
 
+from zerotrain.contract.text import one_line
+
 _MAX_VALUE_CHARS = 120
 
 
@@ -20,11 +22,12 @@ class ConfigError(ValueError):
     """
 
     def __init__(self, path: str, rule: str, value: object, way_out: str) -> None:
-        self.path = path
-        self.rule = rule
+        # Keys are the user's, and a rule or a way out may quote them; the value is shown by its repr().
+        self.path = one_line(path)
+        self.rule = one_line(rule)
         self.value = value
-        self.way_out = way_out
-        super().__init__(path, rule, value, way_out)
+        self.way_out = one_line(way_out)
+        super().__init__(self.path, self.rule, value, self.way_out)
 
     def __str__(self) -> str:
         shown = repr(self.value)

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from zerotrain.contract.text import one_line
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.cluster.api import MERGE_PATCH, Answer, Api, Json, Request
 from zerotrain.operator.cluster.channel import WorkerChannel
@@ -42,6 +43,7 @@ class ActionRefused(Exception):
     """The API server does not let an action happen; the pass ends and the job's conditions say why."""
 
     def __init__(self, reason: Reason, message: str) -> None:
+        message = one_line(message)
         super().__init__(message)
         self.problem = Problem(reason=str(reason), message=message)
 
