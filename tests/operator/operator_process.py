@@ -96,6 +96,11 @@ class OperatorProcess:
         """Of the running process; 0 when there is none."""
         return self._process.pid if self._process is not None else 0
 
+    @property
+    def runs(self) -> bool:
+        """Whether the process was started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
     def leads(self) -> bool:
         """Whether it acts. Raises AssertionError when the process has ended."""
         if self._process is not None and self._process.poll() is not None:

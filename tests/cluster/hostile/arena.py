@@ -1,0 +1,212 @@
+"""The shipped installation and the real operator, a tenant that attacks and a neighbour that works."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.cluster.hostile.bodies import Post
+from tests.cluster.hostile.cases import Bystander, Case
+from tests.cluster.hostile.judge import operator_complaints, statuses, stored_complaints
+from tests.cluster.hostile.report import MIB, Report, Row, summed
+from tests.cluster.hostile.tenant import Answer, Client, Tenant
+from tests.operator.kube_json import Json, KubeJson
+from tests.operator.operator_process import OperatorProcess, install
+from tests.support.devcluster import PATIENCE_S, REPOSITORY, Cluster, wait_until
+from tests.support.jobs import ABSENT, job_json
+from zerotrain.operator.constants import ANNOTATION_ENCRYPTED_VOLUMES
+
+ENCRYPTED: Json = {
+    "apiVersion": "storage.k8s.io/v1",
+    "kind": "StorageClass",
+    "metadata": {"name": "encrypted", "annotations": {ANNOTATION_ENCRYPTED_VOLUMES: "true"}},
+    "provisioner": "example.com/nobody",
+}
+"""What `requireEncryptedVolume` of a hostile job names."""
+
+MOST_GROWTH = 64 * MIB
+"""Of the operator's resident memory over a whole run of attacks."""
+
+POLICIES = "validatingadmissionpolicies,validatingadmissionpolicybindings"
+OURS = "app.kubernetes.io/name=zerotrain"
+JOBS = "/apis/zerotrain.dev/v1alpha1/namespaces/{}/zerotrainingjobs"
+PODS = "/api/v1/namespaces/{}/pods?labelSelector=zerotrain.dev/job={}"
+
+
+@dataclass
+class Arena:
+    """See `arena`."""
+
+    cluster: Cluster
+    tenant: Tenant
+    neighbour: str
+    """Namespace of the bystanders."""
+
+    operator: OperatorProcess
+    report: Report
+    baseline: int = 0
+    """Resident bytes of an operator that has seen no attack."""
+
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def __post_init__(self) -> None:
+        self.api = KubeJson(self.cluster)
+        self.admin = Client(self.cluster, self.cluster.token)
+
+    def bystander(self, workers: int = 2) -> tuple[Bystander, float]:
+        """A new job of the neighbour's, and the seconds until it had all its pods. Raises TimeoutError."""
+        name = f"bystander-{next(self._numbers)}"
+        small = {"spec.workers": workers, "spec.ranksPerWorker": 1, "spec.checkpoint": ABSENT}
+        body = job_json({"metadata": {"name": name}, **small})
+        began = time.monotonic()
+        made = self.api.post(JOBS.format(self.neighbour), body)
+        self.wait_for_pods(self.neighbour, name, workers)
+        waited = time.monotonic() - began
+        return Bystander(name=name, uid=made["metadata"]["uid"], namespace=self.neighbour), waited
+
+    def wait_for_pods(self, namespace: str, name: str, count: int) -> None:
+        def there() -> bool:
+            if not self.operator.runs:
+                raise AssertionError(f"the operator ended:\n{self.operator.tail()}")
+            return len(self.pods_of(namespace, name)) == count
+
+        try:
+            wait_until(there, f"the {count} pods of {name}", timeout_s=PATIENCE_S, every_s=0.05)
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}\n{self.operator.tail(30)}") from None
+
+    def pods_of(self, namespace: str, name: str) -> list[Json]:
+        """Pods of the job of this name that the operator made: others do not name it as their controller."""
+        items = self.api.get(PODS.format(namespace, name))["items"]
+        return [item for item in items if _controller(item) == name]
+
+    def work(self) -> float:
+        """Seconds until a job of the neighbour's had its pods; it goes again."""
+        bystander, waited = self.bystander()
+        self.dismiss(bystander)
+        return waited
+
+    def dismiss(self, bystander: Bystander) -> None:
+        path = f"{JOBS.format(bystander.namespace)}/{bystander.name}"
+        self.api.delete(path, bystander.uid)
+
+    def attack(self, case: Case, bystander: Bystander) -> list[Answer]:
+        """Post everything of the case, and touch its jobs as often as it says."""
+        posts = case.posts(bystander)
+        answers = [self.tenant.create(post) for post in posts]
+        jobs = [post for post, answer in zip(posts, answers, strict=True) if answer.accepted]
+        for number in range(case.touches):
+            for post in jobs:
+                self.tenant.touch(post, number)
+        return answers
+
+    def wait_until_judged(self, posts: Sequence[Post]) -> None:
+        """Until the operator has said something of each of these jobs that the API server took, and that are
+        there still. Raises TimeoutError."""
+        names = {post.name for post in posts if post.kind == "ZeroTrainingJob"}
+
+        def silent() -> list[str]:
+            found = statuses(self.cluster, "-n", self.tenant.namespace)
+            told = {name.partition("/")[2]: status.get("conditions") for name, status in found.items()}
+            return sorted(name for name in names & told.keys() if not told[name])
+
+        try:
+            wait_until(lambda: not silent(), "conditions of every job", timeout_s=PATIENCE_S, every_s=0.3)
+        except TimeoutError:
+            raise TimeoutError(f"{silent()} have no condition\n{self.operator.tail(30)}") from None
+
+    def note(self, name: str, answers: Sequence[Answer], waited_s: float) -> None:
+        said = summed([str(answer) for answer in answers])
+        self.report.rows.append(Row(name=name, answers=said, waited_s=waited_s, resident=self.resident()))
+
+    def complaints(self) -> list[str]:
+        """What is wrong now, beyond the case at hand: see `judge`."""
+        found = operator_complaints(self.operator) + stored_complaints(self.cluster, self.tenant.namespace)
+        grown = self.peak() - self.baseline
+        if grown > MOST_GROWTH:
+            found.append(
+                f"the operator's memory rose by {grown / MIB:.0f} MiB over {self.baseline / MIB:.0f}"
+            )
+        return found
+
+    def resident(self) -> int:
+        return _memory(self.operator.pid, "VmRSS")
+
+    def peak(self) -> int:
+        return _memory(self.operator.pid, "VmHWM")
+
+    def start(self) -> None:
+        self.operator.start()
+
+    def restart(self) -> None:
+        """A new process, whatever became of the last."""
+        self.operator.kill()
+        self.operator.log.write_text("")
+        self.operator.start()
+
+    def measure_baseline(self) -> None:
+        """What an operator weighs that has run ordinary jobs alone."""
+        self.start()
+        for _ in range(3):
+            self.work()
+        self.baseline = self.peak()
+
+    def use_policy(self, wanted: bool) -> int:
+        """Install the admission policy or take it away; returns how many objects of it there are."""
+        if wanted:
+            self.cluster.kubectl("apply", "-k", str(REPOSITORY / "deploy" / "kustomize"))
+            self.cluster.kubectl("delete", "deployment", "zerotrain-operator", "-n", "zerotrain-system")
+        else:
+            self.cluster.kubectl("delete", POLICIES, "-l", OURS, "--ignore-not-found")
+        return len(self.cluster.kubectl("get", POLICIES, "-l", OURS, "-o", "name").stdout.split())
+
+    def clean(self) -> None:
+        """Take the tenant's objects away, and what was said of them."""
+        self.tenant.clean()
+        self.admin.send("DELETE", f"/apis/events.k8s.io/v1/namespaces/{self.tenant.namespace}/events")
+        self.tenant.wait_until_empty(self.cluster)
+
+
+def _controller(item: Json) -> str:
+    owners = item["metadata"].get("ownerReferences", ())
+    return next((owner["name"] for owner in owners if owner.get("controller")), "")
+
+
+def _memory(pid: int, line: str) -> int:
+    """Bytes of a line of /proc/PID/status; 0 for a process that is gone."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    found = [row.split()[1] for row in text.splitlines() if row.startswith(f"{line}:")]
+    return int(found[0]) * 1024 if found else 0
+
+
+@contextmanager
+def arena(cluster: Cluster, folder: Path, title: str) -> Iterator[Arena]:
+    """Everything is installed and the operator does not run yet. The report is printed by who made it."""
+    kubeconfig = install(cluster, folder)
+    cluster.apply(ENCRYPTED)
+    operator = OperatorProcess(kubeconfig, folder)
+    with ExitStack() as stack:
+        stack.callback(operator.kill)
+        attacked, neighbour = (stack.enter_context(cluster.namespace()) for _ in range(2))
+        yield Arena(
+            cluster=cluster,
+            tenant=Tenant(cluster, attacked),
+            neighbour=neighbour,
+            operator=operator,
+            report=Report(title),
+        )
+
+
+def all_at_once(tasks: Sequence[Callable[[], object]], *, threads: int = 8) -> None:
+    """Run them side by side to the end. Raises what the first of them raises."""
+    with ThreadPoolExecutor(threads) as pool:
+        for done in [pool.submit(task) for task in tasks]:
+            done.result()

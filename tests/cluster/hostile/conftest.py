@@ -1,0 +1,28 @@
+"""A cluster of a file's own for attacks: what is stored there would be in the way of every other test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.hostile.arena import Arena, arena
+from tests.support.devcluster import Devcluster
+
+
+@pytest.fixture(scope="module")
+def fresh(
+    request: pytest.FixtureRequest, devcluster: Devcluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Arena]:
+    """Without an operator that runs. What happened there is printed at the end."""
+    title = request.node.name
+    with (
+        devcluster.lease("control-plane") as cluster,
+        arena(cluster, tmp_path_factory.mktemp("hostile"), title) as found,
+    ):
+        try:
+            yield found
+        finally:
+            capture = request.config.pluginmanager.getplugin("capturemanager")
+            with capture.global_and_fixture_disabled():
+                print(f"\n{found.report.text()}", flush=True)

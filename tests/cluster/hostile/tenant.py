@@ -1,0 +1,126 @@
+"""The tenant: an account bound to Kubernetes' `edit` in one namespace, and the requests that it sends."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from tests.cluster.hostile.bodies import COLLECTIONS, Post
+from tests.support.devcluster import PATIENCE_S, Cluster, wait_until
+
+ACCOUNT = "mallory"
+MERGE = "application/merge-patch+json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What the API server said to one request."""
+
+    code: int
+    words: str
+
+    @property
+    def accepted(self) -> bool:
+        return self.code < 300
+
+    def __str__(self) -> str:
+        return "accepted" if self.accepted else f"{self.code} {self.words[:90]}"
+
+
+class Client:
+    """One user's requests. Answers are not parsed: they hold what was sent, however deep."""
+
+    def __init__(self, cluster: Cluster, token: str) -> None:
+        parts = urlsplit(cluster.api_url)
+        self._host, self._port = parts.hostname or "", parts.port or 443
+        self._tls = ssl.create_default_context(cadata=cluster.ca.decode())
+        self._token = token
+        self._local = threading.local()
+
+    def send(
+        self, method: str, path: str, body: bytes | None = None, content: str = "application/json"
+    ) -> Answer:
+        """On a connection of the calling thread's own, which is kept."""
+        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": content}
+        # Else the answer is the whole of what was sent, or of all that is there.
+        shape = "PartialObjectMetadata" if body else "PartialObjectMetadataList"
+        headers["Accept"] = f"application/json;as={shape};g=meta.k8s.io;v=v1"
+        for attempt in (1, 2):
+            connection = self._connection()
+            try:
+                connection.request(method, path, body, headers)
+                response = connection.getresponse()
+                return Answer(code=response.status, words=_words(response.status, response.read()))
+            except (http.client.HTTPException, OSError):
+                self._local.connection = None
+                if attempt == 2 or method == "POST":
+                    raise
+        raise AssertionError("unreachable")
+
+    def _connection(self) -> http.client.HTTPSConnection:
+        found: http.client.HTTPSConnection | None = getattr(self._local, "connection", None)
+        if found is None:
+            found = http.client.HTTPSConnection(self._host, self._port, context=self._tls, timeout=120)
+            self._local.connection = found
+        return found
+
+
+def _words(code: int, body: bytes) -> str:
+    if code < 300:
+        return ""
+    try:
+        return str(json.loads(body).get("message", ""))
+    except (ValueError, RecursionError, AttributeError):
+        return body[:300].decode(errors="replace")
+
+
+class Tenant:
+    """Posts, touches and deletes what is in its namespace, and nothing else."""
+
+    def __init__(self, cluster: Cluster, namespace: str) -> None:
+        self.namespace = namespace
+        cluster.kubectl("create", "serviceaccount", ACCOUNT, "-n", namespace)
+        account = f"--serviceaccount={namespace}:{ACCOUNT}"
+        cluster.kubectl("create", "rolebinding", ACCOUNT, "--clusterrole=edit", account, "-n", namespace)
+        token = cluster.kubectl("create", "token", ACCOUNT, "-n", namespace, "--duration=2h").stdout.strip()
+        self._client = Client(cluster, token)
+        # The controller that aggregates roles adds the editor's rules a moment after they are there.
+        listed = self.collection("ZeroTrainingJob")
+        wait_until(lambda: self._client.send("GET", listed).accepted, "edit to include jobs")
+
+    def collection(self, kind: str) -> str:
+        return COLLECTIONS[kind].format(self.namespace)
+
+    def create(self, post: Post, *, dry_run: bool = False) -> Answer:
+        path = self.collection(post.kind) + ("?dryRun=All" if dry_run else "")
+        return self._client.send("POST", path, post.body(self.namespace))
+
+    def touch(self, post: Post, number: int) -> Answer:
+        """Change a label, as a user or a tool does."""
+        body = json.dumps({"metadata": {"labels": {"touched": str(number)}}}).encode()
+        return self._client.send("PATCH", f"{self.collection(post.kind)}/{post.name}", body, MERGE)
+
+    def rights(self, verb: str, kind: str, namespace: str) -> bool:
+        """Whether it may do this to a kind of object elsewhere."""
+        path = COLLECTIONS[kind].format(namespace)
+        if verb == "create":
+            return self._client.send("POST", path + "?dryRun=All", b"{}").code != 403
+        return self._client.send("GET", path).code != 403
+
+    def clean(self, kinds: Iterable[str] = ("ZeroTrainingJob", "Pod", "ConfigMap", "Secret")) -> None:
+        """Delete all of these kinds. Jobs go one by one: no list of them is read here."""
+        for kind in kinds:
+            answer = self._client.send("DELETE", f"{self.collection(kind)}?gracePeriodSeconds=0")
+            if not answer.accepted:
+                raise RuntimeError(f"deleting every {kind}: {answer}")
+
+    def wait_until_empty(self, cluster: Cluster, *, timeout_s: float = PATIENCE_S) -> None:
+        """Until no job and no pod is left in the namespace."""
+        names = ("get", "ztj,pods", "-n", self.namespace, "-o", "name")
+        wait_until(lambda: not cluster.kubectl(*names).stdout.split(), "the tenant's objects to go",
+                   timeout_s=timeout_s)  # fmt: skip

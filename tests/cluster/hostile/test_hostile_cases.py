@@ -1,0 +1,126 @@
+"""Every attack of the modules `case_*`: one by one, all at once, stored before the operator starts; with the
+admission policy and without it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import pytest
+
+from tests.cluster.hostile import case_names, case_sizes, case_texts
+from tests.cluster.hostile.arena import Arena, all_at_once
+from tests.cluster.hostile.bodies import Post
+from tests.cluster.hostile.cases import CASES, Bystander, Case, batches
+from tests.cluster.hostile.judge import command_complaints, statuses
+from tests.cluster.hostile.tenant import Answer
+
+pytestmark = pytest.mark.cluster
+
+UNSEEN = ("text-managed-by",)
+"""Jobs that are another operator's by their own word."""
+
+TABLES = (case_names, case_sizes, case_texts)
+"""Importing them fills CASES."""
+
+
+@pytest.fixture(scope="module")
+def stage(fresh: Arena) -> Arena:
+    """Without the policy: the operator has to hold alone."""
+    fresh.use_policy(False)
+    fresh.measure_baseline()
+    return fresh
+
+
+def test_there_are_enough_cases_and_the_tenant_is_one_of_its_namespace(stage: Arena) -> None:
+    assert len(CASES) >= 60
+    assert TABLES
+    tenant, elsewhere = stage.tenant, stage.neighbour
+    assert tenant.rights("create", "Pod", tenant.namespace)
+    assert tenant.rights("create", "Secret", tenant.namespace)
+    assert not tenant.rights("create", "ResourceQuota", tenant.namespace)
+    assert not tenant.rights("get", "ZeroTrainingJob", elsewhere)
+    assert not tenant.rights("create", "Pod", elsewhere)
+
+
+def attack(stage: Arena, cases: Sequence[Case], mode: str) -> None:
+    """Post the cases, have a neighbour work after each, judge, and take them away."""
+    if not stage.operator.runs:
+        stage.restart()  # an earlier case ended it, which that one's test tells
+    try:
+        victim, _ = stage.bystander()
+        wrong: list[str] = []
+        posts: list[Post] = []
+        for case in cases:
+            answers = stage.attack(case, victim)
+            posts += [post for post, answer in answered(case, victim, answers) if answer.accepted]
+            stage.note(f"{case.name} {mode}", answers, stage.work())
+        stage.wait_until_judged([post for post in posts if not post.name.startswith(UNSEEN)])
+        wrong += judged(stage, cases)
+        assert not wrong, "\n".join(wrong[:40])
+        stage.dismiss(victim)
+    except BaseException:
+        stage.operator.kill()
+        raise
+    finally:
+        stage.clean()
+
+
+def answered(case: Case, victim: Bystander, answers: list[Answer]) -> list[tuple[Post, Answer]]:
+    return list(zip(case.posts(victim), answers, strict=True))
+
+
+def judged(stage: Arena, cases: Sequence[Case]) -> list[str]:
+    """What is wrong now."""
+    wrong = stage.complaints()
+    for case in cases:
+        pods = stage.pods_of(stage.tenant.namespace, case.name) if case.never_starts else []
+        wrong += [f"{pod['metadata']['name']} exists" for pod in pods]
+        wrong += case.check(stage.api, stage.tenant.namespace)
+    names = [name.partition("/")[2] for name in statuses(stage.cluster)]
+    return wrong + command_complaints(stage.cluster, names, "get", "-A")
+
+
+@pytest.mark.parametrize("cases", batches(), ids=lambda cases: cases[0].name)
+def test_alone_without_the_policy(stage: Arena, cases: list[Case]) -> None:
+    attack(stage, cases, "alone")
+
+
+def test_all_at_once(stage: Arena) -> None:
+    stage.clean()
+    victim, _ = stage.bystander()
+    answers: list[Answer] = []
+    waits: list[float] = []
+
+    def post(case: Case) -> None:
+        answers.extend(stage.attack(case, victim))
+
+    def work() -> None:
+        waits.append(stage.work())
+
+    all_at_once([*(partial(post, case) for case in CASES), *[work] * 5])
+    waits.append(stage.work())
+    stage.note("all at once", answers, max(waits))
+    wrong = judged(stage, CASES)
+    assert not wrong, "\n".join(wrong[:40])
+
+
+def test_stored_before_the_operator_starts(stage: Arena) -> None:
+    """What the last test left, and nobody to have seen it come."""
+    stage.restart()
+    stage.note("stored", [], stage.work())
+    wrong = judged(stage, CASES)
+    stage.clean()
+    assert not wrong, "\n".join(wrong[:40])
+
+
+def test_behind_the_policy(stage: Arena) -> None:
+    """The API server refuses the worst, and what it lets through harms nobody."""
+    assert stage.use_policy(True) >= 2
+    stage.restart()
+    victim, _ = stage.bystander()
+    for case in CASES:
+        answers = stage.attack(case, victim)
+        stage.note(f"{case.name} behind the policy", answers, stage.work())
+    wrong = judged(stage, CASES)
+    assert not wrong, "\n".join(wrong[:40])

@@ -1,0 +1,70 @@
+"""The worst value that the API server takes in every string, list and map of a job's spec."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+import pytest
+
+from tests.cluster.hostile.arena import Arena
+from tests.cluster.hostile.bodies import Post, job
+from tests.cluster.hostile.judge import command_complaints, statuses
+from tests.cluster.hostile.schema_values import Variant, variants
+from tests.cluster.hostile.schema_walk import places, spec_with
+from tests.cluster.hostile.tenant import Answer
+from tests.support.jobs import ABSENT, job_json
+from zerotrain.operator.api.crd import openapi_schema
+
+pytestmark = pytest.mark.cluster
+
+BATCH = 50
+SPEC = openapi_schema()["properties"]["spec"]
+BASE = job_json({"spec.workers": 1, "spec.ranksPerWorker": 1, "spec.checkpoint": ABSENT})["spec"]
+VARIANTS = [variant for place in places(SPEC) for variant in variants(place)]
+BATCHES = range(-(-len(VARIANTS) // BATCH))
+
+
+@pytest.fixture(scope="module")
+def stage(fresh: Arena) -> Arena:
+    fresh.use_policy(False)
+    fresh.measure_baseline()
+    return fresh
+
+
+def posts(variant: Variant, name: str) -> Iterator[Post]:
+    spec = spec_with(SPEC, BASE, variant.place, "MARK")
+    for text in variant.values():
+        yield job(name, {"spec": spec}, {"MARK": text})
+
+
+def worst_taken(stage: Arena, variant: Variant, name: str) -> list[Answer]:
+    """Post values until the API server takes one; the answers to all."""
+    answers: list[Answer] = []
+    for post in posts(variant, name):
+        answers.append(stage.tenant.create(post))
+        if answers[-1].accepted:
+            break
+    return answers
+
+
+def post_batch(stage: Arena, number: int) -> None:
+    """And judge. A place where the API server takes nothing is a place that was not tried."""
+    untried = []
+    for at, variant in enumerate(islice(VARIANTS, number * BATCH, (number + 1) * BATCH)):
+        answers = worst_taken(stage, variant, f"schema-{number}-{at}")
+        stage.note(str(variant), answers[-1:], 0.0)
+        if not answers[-1].accepted:
+            untried.append(f"{variant}: {answers[-1]}")
+    stage.note(f"batch {number}", [], stage.work())
+    wrong = stage.complaints()
+    names = [name.partition("/")[2] for name in statuses(stage.cluster)]
+    wrong += command_complaints(stage.cluster, names, "get", "-A")
+    stage.clean()
+    assert not wrong, "\n".join(wrong[:40])
+    assert not untried, "\n".join(untried)
+
+
+@pytest.mark.parametrize("number", BATCHES)
+def test_without_the_policy(stage: Arena, number: int) -> None:
+    post_batch(stage, number)
