@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tests.cluster.hostile.bodies import Post
 from tests.cluster.hostile.cases import Bystander, Case
@@ -28,6 +29,9 @@ ENCRYPTED: Json = {
     "provisioner": "example.com/nobody",
 }
 """What `requireEncryptedVolume` of a hostile job names."""
+
+MOST_TOLD = 15
+"""Complaints in the message of a failure."""
 
 MOST_GROWTH = 64 * MIB
 """Of the operator's resident memory over a whole run of attacks."""
@@ -58,11 +62,13 @@ class Arena:
         self.api = KubeJson(self.cluster)
         self.admin = Client(self.cluster, self.cluster.token)
 
-    def bystander(self, workers: int = 2) -> tuple[Bystander, float]:
+    def bystander(
+        self, workers: int = 2, changes: Mapping[str, Any] | None = None
+    ) -> tuple[Bystander, float]:
         """A new job of the neighbour's, and the seconds until it had all its pods. Raises TimeoutError."""
         name = f"bystander-{next(self._numbers)}"
         small = {"spec.workers": workers, "spec.ranksPerWorker": 1, "spec.checkpoint": ABSENT}
-        body = job_json({"metadata": {"name": name}, **small})
+        body = job_json({"metadata": {"name": name}, **small, **(changes or {})})
         began = time.monotonic()
         made = self.api.post(JOBS.format(self.neighbour), body)
         self.wait_for_pods(self.neighbour, name, workers)
@@ -164,6 +170,24 @@ class Arena:
         else:
             self.cluster.kubectl("delete", POLICIES, "-l", OURS, "--ignore-not-found")
         return len(self.cluster.kubectl("get", POLICIES, "-l", OURS, "-o", "name").stdout.split())
+
+    @contextmanager
+    def round(self) -> Iterator[None]:
+        """One attack, after which nothing of it is left. If it fails, the next one has a new operator."""
+        if not self.operator.runs:
+            self.restart()
+        try:
+            yield
+        except BaseException:
+            self.operator.kill()
+            raise
+        finally:
+            self.clean()
+
+    def expect(self, wrong: Sequence[str]) -> None:
+        """Fail with these complaints if there are any."""
+        more = f"\nand {len(wrong) - MOST_TOLD} more" if len(wrong) > MOST_TOLD else ""
+        assert not wrong, "\n".join(wrong[:MOST_TOLD]) + more
 
     def clean(self) -> None:
         """Take the tenant's objects away, and what was said of them."""

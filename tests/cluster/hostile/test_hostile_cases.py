@@ -44,26 +44,17 @@ def test_there_are_enough_cases_and_the_tenant_is_one_of_its_namespace(stage: Ar
 
 
 def attack(stage: Arena, cases: Sequence[Case], mode: str) -> None:
-    """Post the cases, have a neighbour work after each, judge, and take them away."""
-    if not stage.operator.runs:
-        stage.restart()  # an earlier case ended it, which that one's test tells
-    try:
+    """Post the cases, have a neighbour work after each, and judge."""
+    with stage.round():
         victim, _ = stage.bystander()
-        wrong: list[str] = []
         posts: list[Post] = []
         for case in cases:
             answers = stage.attack(case, victim)
             posts += [post for post, answer in answered(case, victim, answers) if answer.accepted]
             stage.note(f"{case.name} {mode}", answers, stage.work())
         stage.wait_until_judged([post for post in posts if not post.name.startswith(UNSEEN)])
-        wrong += judged(stage, cases)
-        assert not wrong, "\n".join(wrong[:40])
+        stage.expect(judged(stage, cases))
         stage.dismiss(victim)
-    except BaseException:
-        stage.operator.kill()
-        raise
-    finally:
-        stage.clean()
 
 
 def answered(case: Case, victim: Bystander, answers: list[Answer]) -> list[tuple[Post, Answer]]:
@@ -87,7 +78,6 @@ def test_alone_without_the_policy(stage: Arena, cases: list[Case]) -> None:
 
 
 def test_all_at_once(stage: Arena) -> None:
-    stage.clean()
     victim, _ = stage.bystander()
     answers: list[Answer] = []
     waits: list[float] = []
@@ -98,29 +88,28 @@ def test_all_at_once(stage: Arena) -> None:
     def work() -> None:
         waits.append(stage.work())
 
-    all_at_once([*(partial(post, case) for case in CASES), *[work] * 5])
-    waits.append(stage.work())
-    stage.note("all at once", answers, max(waits))
-    wrong = judged(stage, CASES)
-    assert not wrong, "\n".join(wrong[:40])
+    with stage.round():
+        all_at_once([*(partial(post, case) for case in CASES), *[work] * 5])
+        waits.append(stage.work())
+        stage.note("all at once", answers, max(waits))
+        stage.expect(judged(stage, CASES))
 
 
 def test_stored_before_the_operator_starts(stage: Arena) -> None:
-    """What the last test left, and nobody to have seen it come."""
-    stage.restart()
-    stage.note("stored", [], stage.work())
-    wrong = judged(stage, CASES)
-    stage.clean()
-    assert not wrong, "\n".join(wrong[:40])
+    victim, _ = stage.bystander()
+    stage.operator.kill()
+    all_at_once([partial(stage.attack, case, victim) for case in CASES])
+    with stage.round():
+        stage.note("stored", [], stage.work())
+        stage.expect(judged(stage, CASES))
 
 
 def test_behind_the_policy(stage: Arena) -> None:
     """The API server refuses the worst, and what it lets through harms nobody."""
     assert stage.use_policy(True) >= 2
-    stage.restart()
-    victim, _ = stage.bystander()
-    for case in CASES:
-        answers = stage.attack(case, victim)
-        stage.note(f"{case.name} behind the policy", answers, stage.work())
-    wrong = judged(stage, CASES)
-    assert not wrong, "\n".join(wrong[:40])
+    with stage.round():
+        victim, _ = stage.bystander()
+        for case in CASES:
+            answers = stage.attack(case, victim)
+            stage.note(f"{case.name} behind the policy", answers, stage.work())
+        stage.expect(judged(stage, CASES))

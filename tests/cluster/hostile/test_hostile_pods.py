@@ -65,24 +65,24 @@ def judge(stage: Arena, names: Sequence[str]) -> None:
     wrong += command_complaints(stage.cluster, list(names), "get", "-A")
     for name in names:
         wrong += command_complaints(stage.cluster, [name], "describe", name, "-n", stage.tenant.namespace)
-    assert not wrong, "\n".join(wrong[:40])
+    stage.expect(wrong)
 
 
 def test_statuses_that_nodes_forge(stage: Arena) -> None:
-    pods = started(stage, list(STATUSES))
-    refused = []
-    for name, status in STATUSES.items():
-        tell_of(stage, pods[name])
-        try:
-            forge(stage, pods[name], status)
-        except RuntimeError:
-            refused.append(name)
-        stage.note(name, [], stage.work())
-    assert len(refused) <= len(STATUSES) // 4, f"the API server takes too few of them: not {refused}"
-    ends = [name for name, status in STATUSES.items() if status.get("phase") == "Failed"]
-    wait_until(lambda: heard(stage, set(ends) - set(refused)), "the operator to hear of what ended")
-    judge(stage, list(STATUSES))
-    stage.clean()
+    refused = set()
+    with stage.round():
+        pods = started(stage, list(STATUSES))
+        for name, status in STATUSES.items():
+            tell_of(stage, pods[name])
+            try:
+                forge(stage, pods[name], status)
+            except RuntimeError:
+                refused.add(name)
+            stage.note(name, [], stage.work())
+        assert len(refused) <= len(STATUSES) // 4, f"the API server takes too few of them: not {refused}"
+        ends = {name for name, status in STATUSES.items() if status.get("phase") == "Failed"}
+        wait_until(lambda: heard(stage, ends - refused), "the operator to hear of what ended")
+        judge(stage, list(STATUSES))
 
 
 def heard(stage: Arena, names: set[str]) -> bool:
@@ -100,17 +100,17 @@ def liars() -> Iterator[dict[str, Liar]]:
 
 
 def test_workers_that_lie(stage: Arena, liars: dict[str, Liar]) -> None:
-    pods = started(stage, list(LIARS))
-    for name, answer in LIARS.items():
-        uid = pods[name]["metadata"]["labels"]["zerotrain.dev/job-uid"]
-        liars[name] = Liar(answer(name, uid))
-        liars[name].start()
-        forge(stage, pods[name], runs_at(liars[name].address))
-        stage.note(name, [], stage.work())
-    wait_until(lambda: all(liar.asked for liar in liars.values()), "every liar to be asked", every_s=1)
-    stage.note("all liars asked", [], stage.work())
-    judge(stage, list(LIARS))
-    stage.clean()
+    with stage.round():
+        pods = started(stage, list(LIARS))
+        for name, answer in LIARS.items():
+            uid = pods[name]["metadata"]["labels"]["zerotrain.dev/job-uid"]
+            liars[name] = Liar(answer(name, uid))
+            liars[name].start()
+            forge(stage, pods[name], runs_at(liars[name].address))
+            stage.note(name, [], stage.work())
+        wait_until(lambda: all(liar.asked for liar in liars.values()), "every liar to be asked", every_s=1)
+        stage.note("all liars asked", [], stage.work())
+        judge(stage, list(LIARS))
 
 
 def runs_at(address: str) -> Json:

@@ -1,0 +1,68 @@
+"""Nodes: a tenant whose quota lets no pod of it exist keeps none of them from anybody."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.cluster.hostile.arena import Arena, arena
+from tests.cluster.hostile.bodies import job
+from tests.cluster.hostile.judge import statuses
+from tests.cluster.hostile.surroundings import quota
+from tests.support.devcluster import Cluster, wait_until
+from zerotrain.operator.api.crd import openapi_schema
+
+pytestmark = pytest.mark.cluster
+
+NODES, GPUS = 4, 8
+"""Of the cluster, and of each of its nodes."""
+
+GANGS = openapi_schema()["properties"]["spec"]["properties"]["scheduling"]["properties"]["gang"]["enum"]
+WHOLE_NODES = {"spec.resources": {"cpu": "1", "memory": "8Gi", "gpus": {"count": GPUS, "memory": "80Gi"}}}
+
+
+@pytest.fixture(scope="module")
+def stage(
+    request: pytest.FixtureRequest,
+    simulated_cluster: Callable[[int], Cluster],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Arena]:
+    cluster = simulated_cluster(NODES)
+    with arena(cluster, tmp_path_factory.mktemp("hostile"), "nodes") as found:
+        found.measure_baseline()
+        yield found
+        found.clean()
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        print(f"\n{found.report.text()}", flush=True)
+
+
+def test_a_quota_of_zero_keeps_no_node(stage: Arena) -> None:
+    tenant = stage.tenant.namespace
+    stage.cluster.apply(quota({"pods": "0", "requests.nvidia.com/gpu": "0"}), namespace=tenant)
+    with stage.round():
+        first, _ = stage.bystander(2, WHOLE_NODES)
+        wait_until(lambda: placed(stage, first.name) == 2, "two nodes to be taken")
+        wide = {"spec.workers": NODES, **ALL_GPUS}
+        posts = [
+            job(
+                f"hog-{gang.lower()}",
+                {"spec.workers": NODES, "spec.scheduling": {"gang": gang}, **WHOLE_NODES},
+            )
+            for gang in GANGS
+        ]
+        answers = [stage.tenant.create(post) for post in posts]
+        stage.wait_until_judged(posts)
+        second, waited = stage.bystander(2, WHOLE_NODES)
+        stage.note("quota of zero", answers, waited)
+        wait_until(lambda: placed(stage, second.name) == 2, "the two nodes that are left to be used")
+        told = json.dumps(statuses(stage.cluster, "-n", stage.neighbour))
+        assert "hog-" not in told, "a neighbour reads names of this tenant's jobs"
+        stage.expect(stage.complaints())
+
+
+def placed(stage: Arena, name: str) -> int:
+    """How many pods of the neighbour's job have a node."""
+    return sum(bool(pod["spec"].get("nodeName")) for pod in stage.pods_of(stage.neighbour, name))
