@@ -1,4 +1,4 @@
-"""What an admin may put around a tenant's namespace: quotas, limits, policies and webhooks, one row for each."""
+"""What an admin may put around a tenant's namespace, one row for each."""
 
 from __future__ import annotations
 

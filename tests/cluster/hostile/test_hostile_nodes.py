@@ -45,14 +45,8 @@ def test_a_quota_of_zero_keeps_no_node(stage: Arena) -> None:
     with stage.round():
         first, _ = stage.bystander(2, WHOLE_NODES)
         wait_until(lambda: placed(stage, first.name) == 2, "two nodes to be taken")
-        wide = {"spec.workers": NODES, **ALL_GPUS}
-        posts = [
-            job(
-                f"hog-{gang.lower()}",
-                {"spec.workers": NODES, "spec.scheduling": {"gang": gang}, **WHOLE_NODES},
-            )
-            for gang in GANGS
-        ]
+        wide = {"spec.workers": NODES, **WHOLE_NODES}
+        posts = [job(f"hog-{gang.lower()}", {"spec.scheduling": {"gang": gang}, **wide}) for gang in GANGS]
         answers = [stage.tenant.create(post) for post in posts]
         stage.wait_until_judged(posts)
         second, waited = stage.bystander(2, WHOLE_NODES)
