@@ -20,6 +20,9 @@ NODES, GPUS = 4, 8
 """Of the cluster, and of each of its nodes."""
 
 GANGS = openapi_schema()["properties"]["spec"]["properties"]["scheduling"]["properties"]["gang"]["enum"]
+NOT_SERVED = ("Volcano", "Coscheduling")
+"""Need schedulers of others."""
+
 WHOLE_NODES = {"spec.resources": {"cpu": "1", "memory": "8Gi", "gpus": {"count": GPUS, "memory": "80Gi"}}}
 
 
@@ -39,22 +42,25 @@ def stage(
         print(f"\n{found.report.text()}", flush=True)
 
 
-def test_a_quota_of_zero_keeps_no_node(stage: Arena) -> None:
-    tenant = stage.tenant.namespace
-    stage.cluster.apply(quota({"pods": "0", "requests.nvidia.com/gpu": "0"}), namespace=tenant)
+@pytest.mark.parametrize("gang", [gang for gang in GANGS if gang not in NOT_SERVED])
+def test_a_quota_of_zero_keeps_no_node(stage: Arena, gang: str) -> None:
+    nothing = quota({"pods": "0", "requests.nvidia.com/gpu": "0"})
+    stage.cluster.apply(nothing, namespace=stage.tenant.namespace)
+    nodes = {**WHOLE_NODES, "spec.scheduling": {"gang": gang}}
     with stage.round():
-        first, _ = stage.bystander(2, WHOLE_NODES)
+        first, _ = stage.bystander(2, nodes)
         wait_until(lambda: placed(stage, first.name) == 2, "two nodes to be taken")
-        wide = {"spec.workers": NODES, **WHOLE_NODES}
-        posts = [job(f"hog-{gang.lower()}", {"spec.scheduling": {"gang": gang}, **wide}) for gang in GANGS]
-        answers = [stage.tenant.create(post) for post in posts]
-        stage.wait_until_judged(posts)
-        second, waited = stage.bystander(2, WHOLE_NODES)
-        stage.note("quota of zero", answers, waited)
+        hog = job(f"hog-{gang.lower()}", {"spec.workers": NODES, **nodes})
+        answer = stage.tenant.create(hog)
+        stage.wait_until_judged([hog])
+        second, waited = stage.bystander(2, nodes)
+        stage.note(f"quota of zero, gang {gang}", [answer], waited)
         wait_until(lambda: placed(stage, second.name) == 2, "the two nodes that are left to be used")
         told = json.dumps(statuses(stage.cluster, "-n", stage.neighbour))
         assert "hog-" not in told, "a neighbour reads names of this tenant's jobs"
         stage.expect(stage.complaints())
+        stage.dismiss(first)
+        stage.dismiss(second)
 
 
 def placed(stage: Arena, name: str) -> int:
