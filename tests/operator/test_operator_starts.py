@@ -7,7 +7,7 @@ import pytest
 from tests.operator.reconcile_builders import pending, seen
 from zerotrain.operator.handlers.beginnings import has_begun, pods_to_create
 from zerotrain.operator.handlers.config import OperatorConfig
-from zerotrain.operator.handlers.starts import LARGE, MAX_LARGE, MAX_LARGE_OF_ONE, StartLines, Starts
+from zerotrain.operator.handlers.starts import LARGE, MAX_LARGE, MAX_LARGE_OF_ONE, TIGHT_S, StartLines, Starts
 from zerotrain.operator.reconcile import CreateWorkers, Plan
 
 pytestmark = pytest.mark.unit
@@ -67,30 +67,44 @@ def test_large_jobs_and_small_ones_do_not_wait_for_each_other() -> None:
 def test_the_large_jobs_of_a_namespace_that_hangs_hold_few_passes() -> None:
     """Nothing of it is answered, so nobody there leaves; more come than the operator has passes."""
     starts = StartLines[str](lane=lambda key: key[0])
-    names = [f"a{number}" for number in range(40)] + ["b0", "b1"]
+    names = [f"a{number}" for number in range(40)] + ["b0", "c0"]
     inside = [name for name in names if starts.enter(name, pods=1000)]
-    assert inside == [*names[:MAX_LARGE_OF_ONE], "b0", "b1"]
-    assert starts.leave("a2") == [f"a{MAX_LARGE_OF_ONE}"], "in the order of asking"
+    assert inside == [*names[:MAX_LARGE_OF_ONE], "b0", "c0"]
+    assert starts.leave("a0") == [f"a{MAX_LARGE_OF_ONE}"], "in the order of asking"
     assert starts.enter(f"a{MAX_LARGE_OF_ONE}", pods=1000)
 
 
 def test_all_namespaces_together_leave_passes_for_everything_else() -> None:
     starts = StartLines[str](lane=lambda key: key[0])
-    names = [f"{tenant}{number}" for tenant in "abcdef" for number in range(MAX_LARGE_OF_ONE)]
+    names = [f"{tenant}{number}" for tenant in "abcdefghijklm" for number in range(MAX_LARGE_OF_ONE)]
     assert sum(starts.enter(name, pods=1000) for name in names) == MAX_LARGE < OperatorConfig().workers / 2
 
 
-def test_the_last_pods_of_a_large_job_give_its_place_to_the_next() -> None:
-    starts = StartLines[str]()
-    names = [f"job{number}" for number in range(MAX_LARGE_OF_ONE + 1)]
-    assert [starts.enter(name, pods=40) for name in names] == [True] * MAX_LARGE_OF_ONE + [False]
-    starts.stay("job0")
-    assert starts.leave("job0") == []
-    assert starts.enter("job0", pods=3, begun=True)
-    starts.stay("job0")
-    assert starts.leave("job0") == ["job4"]
-    assert starts.enter("job0", pods=1, begun=True)
-    assert starts.leave("job0") == []
+def test_two_large_attempts_of_a_namespace_do_not_interleave() -> None:
+    starts = StartLines[str](lane=lambda key: key[0])
+    assert [starts.enter(name, pods=40) for name in ("a0", "a1", "b0")] == [True, False, True]
+    starts.stay("a0")
+    assert starts.leave("a0") == []
+    assert not starts.enter("a1", pods=40), "the first 37 of a0 exist, and the last 3 do not"
+    assert starts.enter("a0", pods=3, begun=True)
+    assert not starts.enter("a1", pods=40)
+    assert starts.leave("a0") == ["a1"]
+    assert starts.enter("a1", pods=40)
+
+
+def test_nor_do_small_ones_where_the_api_server_refused_some_a_while_ago() -> None:
+    now = [0.0]
+    starts = StartLines[str](lane=lambda key: key[0], clock=lambda: now[0])
+    assert [starts.enter(name, pods=8) for name in ("a0", "a1")] == [True, True]
+    starts.refused("a0")
+    assert [starts.leave(name) for name in ("a0", "a1")] == [[], []]
+    assert [starts.enter(name, pods=8) for name in ("a0", "a1", "b0", "b1")] == [True, False, True, True]
+    assert starts.enter("a2", pods=1), "one pod is never a part"
+    assert starts.leave("a0") == ["a1"], "who was refused once more has left as well: it stops nobody"
+    assert starts.enter("a1", pods=8)
+    assert starts.leave("a1") == []
+    now[0] = TIGHT_S
+    assert [starts.enter(name, pods=8) for name in ("a0", "a1")] == [True, True], "it is long ago"
 
 
 def test_a_new_job_stands_in_line_without_a_pass_and_keeps_its_turn() -> None:
@@ -190,12 +204,12 @@ def test_namespaces_take_turns() -> None:
 def test_a_large_job_that_has_begun_comes_before_those_that_have_not() -> None:
     """Its pods hold nodes; but an operator that starts anew may find many such jobs."""
     starts = StartLines[str]()
-    names = [f"job{number}" for number in range(MAX_LARGE_OF_ONE)]
-    assert all(starts.enter(name, pods=1000, begun=True) for name in names)
+    assert starts.enter("job", pods=1000, begun=True)
     assert not starts.enter("new", pods=1000)
     assert not starts.enter("half", pods=500, begun=True)
-    assert starts.leave("job0") == ["half"]
-    assert starts.leave("job1") == ["new"]
+    assert starts.leave("job") == ["half"]
+    assert starts.enter("half", pods=500, begun=True)
+    assert starts.leave("half") == ["new"]
 
 
 def test_who_is_gone_stands_in_no_line() -> None:

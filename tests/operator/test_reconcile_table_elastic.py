@@ -33,7 +33,6 @@ from zerotrain.operator.reconcile import (
     CreateWorkers,
     DeleteWorkers,
     Observed,
-    Problem,
     Protection,
     ReadRoom,
     RequestYield,
@@ -278,21 +277,6 @@ ROOM = [
         id="a deadline for the start counts as it is where a worker has a node and does not start",
         job=changed(starting(4, s_ago=61), {"runPolicy": {"startDeadlineSeconds": 60}}),
         seen=placed(4, 4),
-        want=Want(phase="Restarting", events=("StartDeadlineExceeded",)),
-    ),
-    Row(
-        id="pods that are refused for another reason want no room: the deadline counts as it is",
-        job=changed(starting(4, s_ago=61), {"runPolicy": {"startDeadlineSeconds": 60}}, podsCreated=False),
-        seen=seen(running(0), problem=Problem(reason="ApiRefused", message="denied by a webhook")),
-        want=Want(phase="Restarting", events=("StartDeadlineExceeded",)),
-    ),
-    Row(
-        id="at minWorkers nothing smaller will come: the deadline counts as it is",
-        job=changed(
-            starting(4, s_ago=61),
-            {"runPolicy": {"startDeadlineSeconds": 60}, "elastic": {"minWorkers": 4, "maxWorkers": 8}},
-        ),
-        seen=three_of_four(room=room(3, asked=4)),
         want=Want(phase="Restarting", events=("StartDeadlineExceeded",)),
     ),
     Row(

@@ -45,7 +45,7 @@ START = [
                 "podsCreated": False,
                 "workers.desired": 2,
                 "zeroStage": 3,
-                "startTime": "2026-01-01T12:00:00Z",
+                "startTime": None,
             },
             writes=True,
         ),

@@ -30,7 +30,6 @@ from zerotrain.operator.reconcile import (
     CollectStacks,
     DeleteWorkers,
     PodView,
-    Problem,
     StackSource,
     StacksView,
 )
@@ -100,13 +99,30 @@ DEADLINE = [
         ),
     ),
     starting(
-        unplaced(0),
+        stuck(0),
         stuck(1),
         id="all that have not started are named",
         want=Want(
             phase="Restarting",
-            says={"event": f"{NO_NODE}; nor have worker 1 (pod gpt-1-1, node node-1): {PULL}"},
+            says={"event": f"{PULL}; nor have worker 1 (pod gpt-1-1, node node-1): {PULL}"},
             fields={"failures.0.ranks.0.pod": "gpt-1-0", "failures.0.ranks.1.node": "node-1"},
+        ),
+    ),
+    starting(
+        unplaced(0),
+        unplaced(1),
+        id="a job of which no pod has a node is left to the scheduler",
+        began_s_ago=10_000_000,
+        want=Want(phase="Pending", actions=(), events=()),
+    ),
+    starting(
+        unplaced(0),
+        stuck(1),
+        id="those that have a node are to blame, and not those that have none",
+        want=Want(
+            phase="Restarting",
+            events=("StartDeadlineExceeded",),
+            fields={"failures.0.pod": "gpt-1-1", "failures.0.ranks.1": None},
         ),
     ),
     starting(
@@ -114,13 +130,6 @@ DEADLINE = [
         running(1),
         id="a pod whose kubelet gives no reason",
         want=Want(phase="Restarting", says={"event": "its image, volumes or init containers are not ready"}),
-    ),
-    starting(
-        running(0),
-        id="a pod that a quota refuses",
-        podsCreated=False,
-        problem=Problem(reason="QuotaExceeded", message="exceeded quota: gpus"),
-        want=Want(phase="Restarting", says={"event": "its pod does not exist: exceeded quota: gpus"}),
     ),
     starting(
         running(0),
@@ -210,21 +219,6 @@ BLAME = [
                 f"not started when worker 0 gave up the rendezvous (exit code 82): {PULL}"
             },
         ),
-    ),
-    starting(
-        ended(0, 82),
-        unplaced(1),
-        id="so is one without a node",
-        limit_s=None,
-        want=Want(fields={"failures.0.pod": "gpt-1-1", "failures.0.node": ""}, says={"event": NO_NODE}),
-    ),
-    starting(
-        ended(0, 82),
-        id="so is one whose pod a quota refuses",
-        limit_s=None,
-        podsCreated=False,
-        problem=Problem(reason="QuotaExceeded", message="exceeded quota: gpus"),
-        want=Want(fields={"failures.0.rank": 1, "failures.0.pod": ""}, says={"event": "exceeded quota"}),
     ),
     starting(
         ended(0, 82),

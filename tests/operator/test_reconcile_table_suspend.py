@@ -339,7 +339,7 @@ RESUME = [
             attempt=2,
             actions=(CreateWorkers(attempt=2, indices=ALL),),
             events=("Resumed",),
-            fields={"podsCreated": False, "startTime": stamp(NOW)},
+            fields={"podsCreated": False, "startTime": None},
             conditions={"Suspended": None},
         ),
     ),

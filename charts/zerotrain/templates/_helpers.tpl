@@ -126,6 +126,9 @@ seccompProfile:
   "EXTRA_HTTP_CIDRS" (join "," .Values.jobs.extraHttpCidrs)
   "IMAGE_PULL_POLICY" .Values.jobs.imagePullPolicy
   "RENDEZVOUS_TIMEOUT_SECONDS" .Values.jobs.rendezvousTimeoutSeconds
+  "REFUSED_CREATION_SECONDS" .Values.jobs.refusedCreationSeconds
+  "START_DEADLINE_SECONDS" .Values.jobs.startDeadlineSeconds
+  "MAX_HOLD_OFF_SECONDS" .Values.jobs.maxHoldOffSeconds
   "WORKERS" .Values.operator.workers
   "RESYNC_SECONDS" .Values.operator.resyncSeconds
   "REQUESTS_PER_SECOND" .Values.operator.requestsPerSecond

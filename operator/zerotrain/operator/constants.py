@@ -156,6 +156,8 @@ class Reason(StrEnum):
 
     QUEUED = "Queued"
     """Waits for a queue's admission, or for a pod group's API to be found."""
+    GAVE_BACK = "GaveBack"
+    """The attempt held a part of its pods or nodes, was refused the rest, and let go of all."""
     QUEUE_MISSING = "QueueMissing"
     """The cluster has no Kueue."""
     GANG_MISSING = "GangMissing"

@@ -21,16 +21,16 @@ class RunPolicy(ApiModel):
     """Deadlines and clean-up."""
 
     active_deadline_seconds: Seconds | None = None
-    """The job fails once it has been active for so long. Suspended time, time in a queue (queueName) and time
-    in phase Stalled do not count: the clock starts anew afterwards. No deadline unless given. May be changed
-    at any time."""
+    """The job fails once it has been active for so long, from its first pod on. Suspended time, time in a
+    queue (queueName), in phase Stalled and after an attempt that gave back what it held (GaveBack) do not
+    count: the clock starts anew with the next pod. No deadline unless given. May be changed at any time."""
 
     start_deadline_seconds: Seconds | None = None
-    """An attempt of which some worker's program has not started after so many seconds ends with the reason
-    StartDeadlineExceeded and is followed by another, after a hold-off and at the cost of the infrastructure's
-    budget; failurePolicy.rules may say otherwise. Waiting for a node counts, waiting in phase Queued does
-    not. Where all that have not started wait for a node, an elastic job that can get smaller has at least
-    elastic.shrinkAfterSeconds and 90 s. No deadline unless given. May be changed at any time."""
+    """An attempt of which some worker has a node and its program has not started after so many seconds ends
+    with the reason StartDeadlineExceeded and is followed by another, after a hold-off and at the cost of the
+    infrastructure's budget; failurePolicy.rules may say otherwise. Unless given there is no such deadline.
+    An attempt of which some workers have nodes and others find none for so long (600 unless given) gives back
+    all, at no cost (GaveBack); one of which no worker has a node waits on. May be changed at any time."""
 
     ttl_seconds_after_finished: Annotated[Int, Field(ge=0, le=31_536_000)] | None = None
     """The finished job is deleted after so many seconds, and after the verification of its checkpoint where

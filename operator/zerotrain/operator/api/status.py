@@ -91,7 +91,7 @@ class Restarts(ObservedModel):
     """After preemptions."""
 
     uncharged: Int = 0
-    """Those that cost no budget: a rule with RestartAllIgnoreBudget, or a gang that gave its nodes back."""
+    """Those that cost no budget: a rule with RestartAllIgnoreBudget."""
 
     total: Int = 0
     """All of them."""
@@ -101,6 +101,26 @@ class Restarts(ObservedModel):
     ] = ()
     """Those of the current window, and what is remembered longer: the newest two after a hang, and those that
     happen once per job. Oldest first."""
+
+
+class Shortage(ObservedModel):
+    """The current attempt holds a part of what it needs and is refused the rest."""
+
+    since: datetime
+    """From when on."""
+
+    reason: str
+    """What is refused: Unschedulable for nodes, else the reason of refused creations, as QuotaExceeded."""
+
+
+class GivenBack(ObservedModel):
+    """Attempts that ended because they were refused a part of what they needed."""
+
+    times: Int
+    """In a row; the hold-off grows with it."""
+
+    message: str = ""
+    """What the last one was refused."""
 
 
 class Count(ObservedModel):
@@ -347,6 +367,13 @@ class ZeroTrainingJobStatus(ObservedModel):
 
     next_attempt_time: datetime | None = None
     """When the hold-off before the next attempt ends; absent while none is pending."""
+
+    shortage: Shortage | None = None
+    """What the current attempt is refused beside what it holds; absent while it lacks nothing, or holds
+    nothing."""
+
+    given_back: GivenBack | None = None
+    """Attempts in a row that gave back what they held; absent once all ranks of one have met."""
 
     completion_time: datetime | None = None
     """When the job completed or failed. ttlSecondsAfterFinished counts from it."""

@@ -24,6 +24,7 @@ from zerotrain.operator.reconcile import (
     YieldState,
 )
 from zerotrain.operator.reconcile.inspection import Inspection
+from zerotrain.operator.reconcile.limits import StartLimits
 from zerotrain.operator.reconcile.queues import ClusterApis, QueueView
 
 MOST_MODELS = 256
@@ -78,6 +79,7 @@ class Memories:
     at all."""
     acting_since: datetime | None = None
     """When this replica began to lead. None where nobody elects."""
+    limits: StartLimits = field(default_factory=StartLimits)
     nodes: NodeStore = field(default_factory=NodeStore)
     reads_logs: bool = False
     """False on simulated nodes, which have none."""
@@ -150,6 +152,7 @@ class Memories:
             apis=self.apis,
             queue=self.queues.get(key, QueueView()) if known else None,
             follows_queues=self.queues_wanted.is_set(),
+            limits=self.limits,
             room=memory.room,
             storage_class=memory.storage_class,
         )

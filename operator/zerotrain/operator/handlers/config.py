@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from zerotrain.contract.channel_token import MIN_KEY_BYTES
 from zerotrain.operator.cluster.api import ApiLimits
 from zerotrain.operator.cluster.channel import ChannelKind
+from zerotrain.operator.reconcile.limits import StartLimits
 from zerotrain.operator.resources import ResourceOptions
 
 PREFIX = "ZEROTRAIN_OPERATOR_"
@@ -50,6 +51,7 @@ class OperatorConfig:
     resync_s: float = 300.0
     """Every job gets a pass at least this often, whatever the watches bring."""
     limits: ApiLimits = field(default_factory=ApiLimits)
+    starts: StartLimits = field(default_factory=StartLimits)
     resources: ResourceOptions = field(default_factory=ResourceOptions)
 
     @classmethod
@@ -57,6 +59,7 @@ class OperatorConfig:
         """Raises OperatorConfigError naming the variable."""
         read = _Reader(environ)
         defaults, limits, resources = cls(), ApiLimits(), ResourceOptions()
+        starts = StartLimits()
         namespace = read.get("NAMESPACE", str, defaults.namespace)
         return cls(
             namespace=namespace,
@@ -71,6 +74,11 @@ class OperatorConfig:
             limits=ApiLimits(
                 requests_per_second=read.get("REQUESTS_PER_SECOND", float, limits.requests_per_second),
                 burst=read.get("REQUEST_BURST", int, limits.burst),
+            ),
+            starts=StartLimits(
+                refused_creation_s=read.get("REFUSED_CREATION_SECONDS", _seconds, starts.refused_creation_s),
+                start_deadline_s=read.get("START_DEADLINE_SECONDS", _seconds, starts.start_deadline_s),
+                max_hold_off_s=read.get("MAX_HOLD_OFF_SECONDS", _seconds, starts.max_hold_off_s),
             ),
             resources=ResourceOptions(
                 operator_namespace=namespace,
@@ -136,6 +144,13 @@ class _Reader:
             return parse(text)
         except ValueError as error:
             raise OperatorConfigError(f"{PREFIX}{name}={text!r}: {error}") from error
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds <= 86_400:
+        raise ValueError("give a number of seconds above 0, a day at most")
+    return seconds
 
 
 def _namespaces(text: str) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from zerotrain.operator.api import ZeroTrainingJobStatus
@@ -24,6 +24,7 @@ from zerotrain.operator.cluster.telemetry import Telemetry
 from zerotrain.operator.handlers.beginnings import begins, has_begun, is_new, pods_to_create
 from zerotrain.operator.handlers.pacing import Pace
 from zerotrain.operator.handlers.queue import WorkQueue
+from zerotrain.operator.handlers.shortages import older_in_shortage
 from zerotrain.operator.handlers.starts import StartLines
 from zerotrain.operator.reconcile import Plan, ProtectWorkers, RequestYield, can_wait, reconcile
 
@@ -223,6 +224,8 @@ class Controller:
         uid = job["metadata"]["uid"]
         known = self.memories.known(uid)
         observed = self.memories.observe(key.namespace, uid, self.store)
+        if (older := older_in_shortage(self.jobs, job)) is not None:
+            observed = replace(observed, older_in_shortage=older)
         try:
             plan = reconcile(job, observed, self.clock(), known, known_plan)
         except PlanMissing:
@@ -317,6 +320,7 @@ class Controller:
             # Its text may change with every pass: it names the pod that met it first, or what others use.
             known = memory.problem is not None and memory.problem.reason == error.problem.reason
             memory.problem = error.problem
+            self.starts.refused(key)
             if not known:
                 self.starts.stay(key)
                 self.queue.add(key)  # once more at once, to say so in the conditions

@@ -138,7 +138,10 @@ class Runtime:
 
     def _make_controller(self, api: Api, channel: WorkerChannel) -> Controller:
         silent = isinstance(channel, SilentChannel)
-        store, memories = PodStore(), Memories(reads_logs=not silent, keep_shared_s=self.config.resync_s)
+        store = PodStore()
+        memories = Memories(
+            reads_logs=not silent, keep_shared_s=self.config.resync_s, limits=self.config.starts
+        )
         creations = Creations()
         executor = Executor(
             api=api,

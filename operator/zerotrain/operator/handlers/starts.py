@@ -8,6 +8,7 @@ few begin, and the others stand in line without a pass: one line for each namesp
 from __future__ import annotations
 
 import math
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -25,9 +26,12 @@ LARGE = 24
 """Jobs that create more pods have lines of their own: eight of a thousand would keep all others waiting."""
 
 MAX_LARGE = 8
-MAX_LARGE_OF_ONE = 4
+MAX_LARGE_OF_ONE = 1
 """Of one namespace. They share all that it may create, so that more at once would be ready no sooner; and
-each has a pass that waits for its first turn, for good where the namespace's webhook hangs."""
+two that together exceed its quota would each get a part."""
+
+TIGHT_S = 600.0
+"""So long after a refusal a namespace counts as one where not all may get what they ask for."""
 
 
 class Starts(Generic[K]):
@@ -86,6 +90,10 @@ class Starts(Generic[K]):
         """It is gone for good; if it was called, the pass that comes of it finds out."""
         self._step_out(key)
 
+    def holds(self, key: K) -> bool:
+        """Whether the key has a place."""
+        return key in self._busy
+
     def stay(self, key: K) -> None:
         """The pass that ends now left pods for the next one, which goes on in the same place."""
         if key in self._busy:
@@ -127,17 +135,31 @@ class Starts(Generic[K]):
 
 
 class StartLines(Generic[K]):
-    """Lines for jobs of few pods, and others for large ones, so that neither keep the other waiting."""
+    """Lines for jobs of few pods, and others for large ones, so that neither keep the other waiting.
 
-    def __init__(self, small: Starts[K] | None = None, *, lane: Callable[[K], str] = lambda key: "") -> None:
+    In a namespace where the API server refused pods a while ago, all jobs of more than one pod stand in the
+    line of large ones, in which one creates at a time: of two that create together each may get a part.
+    """
+
+    def __init__(
+        self,
+        small: Starts[K] | None = None,
+        *,
+        lane: Callable[[K], str] = lambda key: "",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._small = small or Starts[K](lane=lane)
         self._large = Starts[K](MAX_LARGE, least=MAX_LARGE_OF_ONE, lane=lane, room=lambda lane: 0)
         self._entered: dict[K, Starts[K]] = {}
+        self._lane, self._clock = lane, clock
+        self._refused_at: dict[str, float] = {}
+        """By namespace, of the last TIGHT_S."""
 
     def enter(self, key: K, *, pods: int, begun: bool = False) -> bool:
         """As `Starts.enter`; a large job that has begun comes before those that have not, but not beside
         them: an operator that starts anew may find many."""
-        if pods > LARGE:
+        tight = pods > 1 and self._is_tight(self._lane(key))
+        if pods > LARGE or tight or self._large.holds(key):  # to its last pod
             starts, may = self._large, self._large.enter(key, pods=pods, first=begun)
         else:
             starts, may = self._small, self._small.enter(key, pods=pods, begun=begun)
@@ -149,8 +171,18 @@ class StartLines(Generic[K]):
         """As `Starts.stand`, for a job of few pods."""
         return self._small.stand(key)
 
+    def refused(self, key: K) -> None:
+        """The API server refused pods of the key."""
+        now = self._clock()
+        self._refused_at = {lane: at for lane, at in self._refused_at.items() if now - at < TIGHT_S}
+        self._refused_at[self._lane(key)] = now
+
+    def _is_tight(self, lane: str) -> bool:
+        at = self._refused_at.get(lane)
+        return at is not None and self._clock() - at < TIGHT_S
+
     def stay(self, key: K) -> None:
-        """As `Starts.stay`, in the line of this pass: the last pods of a large job are few."""
+        """As `Starts.stay`, in the line of this pass."""
         if key in self._entered:
             self._entered[key].stay(key)
 

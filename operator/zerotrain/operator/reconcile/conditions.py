@@ -138,7 +138,7 @@ def _activity(facts: Facts) -> Finding:
         case Phase.RESTARTING if facts.view.present:
             return Finding(None, Reason.TERMINATING_PODS, f"ending the pods of attempt {status.attempt}")
         case Phase.RESTARTING:
-            return Finding(None, Reason.HOLD_OFF, f"attempt {status.attempt + 1} starts after the hold-off")
+            return _hold_off(facts)
         case Phase.QUEUED:
             return Finding(None, *(facts.draft.held or (Reason.QUEUED, "")))
         case Phase.SUSPENDING | Phase.YIELDING:
@@ -147,8 +147,20 @@ def _activity(facts: Facts) -> Finding:
             return Finding(None, *(facts.draft.stalled or (Reason.INVALID_SPEC, "")))
         case Phase.RUNNING:
             return Finding(None, Reason.ALL_RANKS_JOINED)
+        case Phase.FAILED:
+            return Finding(None, str(Phase.FAILED), _failed(facts).message)
         case phase:
             return Finding(None, str(phase))
+
+
+def _hold_off(facts: Facts) -> Finding:
+    """What the next attempt waits for."""
+    status, older = facts.status, facts.draft.observed.older_in_shortage
+    if status.given_back is None:
+        return Finding(None, Reason.HOLD_OFF, f"attempt {status.attempt + 1} starts after the hold-off")
+    when = "the hold-off" if older is None else f"job {older}, which is older and lacks a part, too"
+    told = f"attempt {status.attempt} gave back what it held: {status.given_back.message}"
+    return Finding(None, Reason.GAVE_BACK, f"{told}; attempt {status.attempt + 1} starts after {when}")
 
 
 def _start_up(facts: Facts) -> Finding:
@@ -193,6 +205,8 @@ def _admitted(facts: Facts) -> Finding:
 def _pods_scheduled(facts: Facts) -> Finding:
     if facts.draft.held is not None:
         return Finding(False, *facts.draft.held)
+    if facts.phase is Phase.RESTARTING and facts.status.given_back is not None:
+        return Finding(False, Reason.GAVE_BACK, facts.status.given_back.message)
     if not facts.started:
         return Finding(False, str(facts.phase))
     if facts.view.count(Fate.ABSENT):

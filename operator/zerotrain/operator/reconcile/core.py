@@ -17,7 +17,7 @@ from zerotrain.operator.api.lifecycle import CleanPodPolicy
 from zerotrain.operator.api.planning import Planner, plan_job
 from zerotrain.operator.api.status import Count
 from zerotrain.operator.constants import MANAGER
-from zerotrain.operator.reconcile import memory, protection, queueing, shared, verification
+from zerotrain.operator.reconcile import giving_back, memory, protection, queueing, shared, verification
 from zerotrain.operator.reconcile.admit import unreadable
 from zerotrain.operator.reconcile.attempts import AttemptView
 from zerotrain.operator.reconcile.conditions import ACTIVE, FINISHED, update_conditions
@@ -67,6 +67,7 @@ def reconcile(
         # A pod whose creation got no answer may show up as late as after the job's end.
         end_strays(draft)
     advance(draft)
+    giving_back.settle(draft)
     queueing.settle(draft)
     view = draft.view()
     shared.settle(draft, view)

@@ -14,6 +14,7 @@ from enum import Enum
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.contract.progress import Progress, Termination
 from zerotrain.operator.reconcile.inspection import Inspection
+from zerotrain.operator.reconcile.limits import START_LIMITS, StartLimits
 from zerotrain.operator.reconcile.nodes import NodeView
 from zerotrain.operator.reconcile.queues import ClusterApis, QueueView
 
@@ -222,6 +223,10 @@ class Observed:
     """The job's Workload in Kueue; None while it is not known whether there is one."""
     follows_queues: bool = False
     """Workloads are watched, or looked for, whether or not `queue` is known yet."""
+    limits: StartLimits = START_LIMITS
+    older_in_shortage: str | None = None
+    """Name of an older job of the namespace that is refused a part of what it needs and holds another; looked
+    up for jobs that are, or gave back."""
     room: Room | None = None
     """The last reading of the cluster's free room; None where none was made."""
     storage_class: StorageClassView | None = None

@@ -9,11 +9,13 @@ from datetime import timedelta
 
 from zerotrain.operator.api import AttemptShape, Phase, YieldReason
 from zerotrain.operator.api.lifecycle import CleanPodPolicy
-from zerotrain.operator.constants import Reason
+from zerotrain.operator.api.status import ConditionStatus
+from zerotrain.operator.constants import ConditionType, Reason
 from zerotrain.operator.reconcile import (
     completion,
     endings,
     exclusions,
+    giving_back,
     groups,
     hangs,
     logs,
@@ -31,7 +33,7 @@ from zerotrain.operator.reconcile import (
 )
 from zerotrain.operator.reconcile.admit import refusal_of
 from zerotrain.operator.reconcile.attempts import OVER, AttemptView, Failure, Fate, first_failure, is_echo
-from zerotrain.operator.reconcile.conditions import FINISHED
+from zerotrain.operator.reconcile.conditions import ACTIVE, FINISHED
 from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.nodes import lost_at
 from zerotrain.operator.reconcile.plan import CreateWorkers, DeleteJob
@@ -152,10 +154,10 @@ def _count_up(draft: Draft, shape: AttemptShape) -> None:
         attempt=draft.status.attempt + 1,
         shape=shape.model_copy(update={"excluded_nodes": exclusions.current(draft), **yielding.basis(draft)}),
         yield_request=None,
+        shortage=None,
         hang=None,
         straggler=None,
         attempt_start_time=draft.stamp,
-        start_time=draft.status.start_time or draft.stamp,
         next_attempt_time=None,
         pods_created=False,
         checkpoint=draft.status.checkpoint.model_copy(update={"resumed_from_step": None}),
@@ -167,6 +169,8 @@ def _active(draft: Draft) -> None:
     view = draft.view()
     if not view.count(Fate.ABSENT):
         draft.set(pods_created=True)
+    if draft.status.start_time is None and (view.present or draft.status.pods_created):
+        draft.set(start_time=draft.stamp)
     if completion.is_done(draft, view):
         endings.complete(draft, completion.told(view))
         _finished(draft)
@@ -175,6 +179,9 @@ def _active(draft: Draft) -> None:
     elif draft.job.spec.suspend:
         yielding.ask(draft, YieldReason.SUSPEND, "spec.suspend is true")
         _yielding(draft)
+    elif (why := giving_back.told(draft, view)) is not None:
+        giving_back.conclude(draft, why)
+        _go_on(draft)
     elif _ended_badly(draft, view):
         _go_on(draft)
     elif view.count(Fate.YIELDED, Fate.STOPPED):
@@ -285,6 +292,8 @@ def _restarting(draft: Draft) -> None:
     if due is not None and draft.now < due and not draft.job.spec.suspend:
         draft.wake(due)
         return
+    if not draft.job.spec.suspend and giving_back.waits_for_older(draft):
+        return
     _gate(draft)
 
 
@@ -378,8 +387,28 @@ def _deadline_passed(draft: Draft) -> bool:
 
 def _fail_by_deadline(draft: Draft) -> None:
     limit = draft.job.spec.run_policy.active_deadline_seconds
-    endings.fail(draft, Reason.DEADLINE_EXCEEDED, f"active for more than {limit} s")
+    endings.fail(draft, Reason.DEADLINE_EXCEEDED, f"active for more than {limit} s{_behind(draft)}")
     _finished(draft)
+
+
+def _behind(draft: Draft) -> str:
+    """To be added to the message of a deadline: what kept the job from its work. The pass that fails it is
+    the last one that can say so."""
+    failure = first_failure(draft.view()) if draft.status.phase in ACTIVE else None
+    if failure is not None:
+        records.record(draft, failure, cause=None)
+        return f"; {records.describe(draft, failure)}"
+    problem, given = draft.observed.problem, draft.status.given_back
+    if problem is not None:
+        return f"; {problem.reason}: {problem.message}"
+    if given is not None:
+        return f"; {Reason.GAVE_BACK}: {given.message}"
+    ready = {item.type: item for item in draft.job.status.conditions}.get(str(ConditionType.READY))
+    if ready is None or ready.status is not ConditionStatus.FALSE or not ready.message:
+        return ""
+    last = draft.status.failures[0] if draft.status.failures else None
+    after = f" after {last.reason}: {last.message}" if last and draft.status.phase is Phase.RESTARTING else ""
+    return f"; {ready.reason}: {ready.message}{after}"
 
 
 def _termination_timeout(draft: Draft) -> timedelta:

@@ -15,7 +15,6 @@ from datetime import datetime, timedelta
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.failure_policy import NOT_STARTED, Judgement
-from zerotrain.operator.reconcile import sizing
 from zerotrain.operator.reconcile.attempts import AttemptView, Failure, Fate, Worker
 from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.hangs import is_met, stack_sources
@@ -31,15 +30,13 @@ MAX_NAMED = 4
 
 
 def late(draft: Draft, view: AttemptView) -> Failure | None:
-    """The workers that did not start within runPolicy.startDeadlineSeconds, as one failure."""
+    """The workers that have a node and did not start within runPolicy.startDeadlineSeconds, as one failure.
+    Those that have none are the scheduler's, or make the attempt give back (`giving_back`)."""
     limit_s, began = draft.job.spec.run_policy.start_deadline_seconds, _began(draft)
-    workers = _unstarted(view)
+    workers = [worker for worker in _unstarted(view) if _has_node(worker)]
     if limit_s is None or began is None or not workers:
         return None
     due = began + timedelta(seconds=limit_s)
-    if draft.now >= due and all(_lacks_room(draft, worker) for worker in workers):
-        # Each attempt begins both waits anew, and would never come to be smaller.
-        due = max(due, sizing.decided_by(draft, began) or due)
     if draft.now < due:
         draft.wake(due)
         return None
@@ -106,12 +103,9 @@ def _unstarted(view: AttemptView) -> list[Worker]:
     return sorted(found, key=lambda worker: (not _says_why(worker), worker.index))
 
 
-def _lacks_room(draft: Draft, worker: Worker) -> bool:
-    """Whether it waits for what fewer workers would need less of: a node, or a place in a quota."""
-    pod, problem = worker.pod, draft.observed.problem
-    if pod is None:
-        return problem is not None and problem.reason == Reason.QUOTA_EXCEEDED
-    return not pod.scheduled and not pod.node
+def _has_node(worker: Worker) -> bool:
+    pod = worker.pod
+    return pod is not None and (pod.scheduled or pod.node is not None)
 
 
 def _says_why(worker: Worker) -> bool:
