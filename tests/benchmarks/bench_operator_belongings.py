@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.benchmarks.bench_operator_loads import IN_FLIGHT, Size, collection, zerotrain_job
 from zerotrain.operator.api import ZeroTrainingJob
-from zerotrain.operator.resources import ResourceOptions, rendezvous_service, shared_objects, worker_pods
+from zerotrain.operator.resources import ResourceOptions, shared_objects, worker_pods
 
 if TYPE_CHECKING:
     from tests.benchmarks.bench_operator_loads import Bench
@@ -27,7 +27,7 @@ KEY = b"k" * 32
 MANAGER = "example.com/benchmark"
 START_S = 3.0
 """So long after its pods the operator writes a job's status when many start: most of them run by then."""
-_LABEL = re.compile(r'"zerotrain\.dev/(job|job-uid|attempt|rank|rendezvous)"')
+_LABEL = re.compile(r'"zerotrain\.dev/(job|job-uid|attempt|rank)"')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,6 @@ class Belongings:
     async def create(self, bench: Bench, namespace: str, size: Size) -> None:
         """As many creations at once as of any other contender."""
         places = asyncio.Semaphore(IN_FLIGHT)
-        meeting_places: set[str] = set()
 
         async def one(request: Awaitable[Json]) -> Json:
             async with places:
@@ -67,10 +66,6 @@ class Belongings:
             made = await one(bench.post(body))
             job = ZeroTrainingJob.parse(made)
             shared = shared_objects(job, 1, KEY, ResourceOptions())
-            named = rendezvous_service(job)
-            if named is not None and (name := named["metadata"]["name"]) not in meeting_places:
-                meeting_places.add(name)
-                shared.append(named)
             await asyncio.gather(*(one(bench.post(_foreign(item))) for item in shared))
             pods = worker_pods(job, 1, range(size.workers), ResourceOptions())
             await asyncio.gather(*(one(bench.post(_foreign(pod))) for pod in pods))

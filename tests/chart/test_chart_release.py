@@ -16,7 +16,6 @@ from tests.support.crd import CRD_NAME
 from tests.support.devcluster import REPOSITORY, Cluster, Devcluster, wait_until
 from tests.support.helm import CHART, RELEASE, Helm
 from tests.support.prometheus_operator import install_crds
-from zerotrain.operator.constants import RENDEZVOUS_SERVICES
 
 NAMESPACE = "zerotrain-system"
 KEY = "zerotrain-operator-key"
@@ -37,8 +36,6 @@ JOB: dict[str, Any] = {
         "config": {"train_micro_batch_size_per_gpu": 1},
     },
 }
-
-DELETE_SERVICES = Call("delete", "", "services")
 
 pytestmark = pytest.mark.tools
 
@@ -196,11 +193,8 @@ def test_a_record_of_the_release_fits_its_secret(cluster: Cluster, release: Helm
     assert "DCGM_FI_DEV_XID_ERRORS" in test_counters["data"]["dcgm-metrics.csv"]
 
 
-def refused(
-    cluster: Cluster, calls: set[Call], namespace: str | None, *, service: str = RENDEZVOUS_SERVICES[-1]
-) -> set[Call]:
-    """Of these requests, those that the operator's account may not make there; of deletions of Services, one
-    of `service`."""
+def refused(cluster: Cluster, calls: set[Call], namespace: str | None) -> set[Call]:
+    """Of these requests, those that the operator's account may not make there."""
     user = f"system:serviceaccount:{NAMESPACE}:zerotrain-operator"
     order = sorted(calls)
     reviews = []
@@ -212,8 +206,6 @@ def refused(
             "resource": resource,
             "subresource": subresource,
         }
-        if call == DELETE_SERVICES:
-            attributes["name"] = service
         if namespace:
             attributes["namespace"] = namespace
         reviews.append(
@@ -247,7 +239,6 @@ def test_in_single_namespaces_the_operator_may_act_there_and_nowhere_else(
         release.install(values={"watch": {"namespaces": [watched]}})
         assert environ(cluster)["ZEROTRAIN_OPERATOR_NAMESPACES"] == watched
         settles(wanted - reads, watched, set())
-        assert refused(cluster, wanted - reads, watched, service="front") == {DELETE_SERVICES}
         settles(reads, None, set())
         assert refused(cluster, wanted - reads, other) == wanted - reads
         release.upgrade(values={"watch": {"namespaces": [watched]}, "rbac": {"clusterReads": False}})

@@ -35,7 +35,7 @@ from zerotrain.operator.reconcile import (
     RequestYield,
     UnprotectWorkers,
 )
-from zerotrain.operator.resources import ResourceOptions, network_policy, rendezvous_name
+from zerotrain.operator.resources import ResourceOptions, network_policy, service_name
 from zerotrain.operator.resources.stacks import stacks_config_map
 
 KEY = b"k" * 32
@@ -172,7 +172,7 @@ async def test_pods_are_made_for_a_while_and_the_others_in_the_next_pass(
 
 
 SHARED = {
-    "Service": (f"{CORE}/services", "gpt"),
+    "Service": (f"{CORE}/services", service_name(make_job())),
     "NetworkPolicy": (POLICIES, "gpt"),
     "Secret": (f"{CORE}/secrets", None),
     "PodDisruptionBudget": ("/apis/policy/v1/namespaces/ml/poddisruptionbudgets", "gpt-1"),
@@ -182,7 +182,6 @@ SHARED = {
 @pytest.mark.ranks
 @pytest.mark.parametrize("gone", [None, *SHARED])
 async def test_what_somebody_deleted_of_a_running_attempt_is_made_again(gone: str | None) -> None:
-    own_program = job_json({"spec.command": ["python", "train.py"]})
     double, wanted = ApiDouble(), network_policy(make_job(), ResourceOptions())["spec"]
     for kind, (path, name) in SHARED.items():
         double.on(f"POST {path}", (201, {}) if kind == gone else EXISTS)
@@ -191,7 +190,7 @@ async def test_what_somebody_deleted_of_a_running_attempt_is_made_again(gone: st
             double.on(f"GET {path}/{name}", failure(404, "NotFound") if kind == gone else (200, there))
     async with served(double) as api:
         hands = executor(api)
-        await hands.perform(own_program, [KeepShared(attempt=1, protected=2)])
+        await hands.perform(job(), [KeepShared(attempt=1, protected=2)])
         assert hands.memories.of(job()["metadata"]["uid"]).shared_at is not None
     posted = {path for verb, path, _ in double.requests if verb == "POST"}
     assert posted == {SHARED["Secret"][0], *([SHARED[gone][0]] if gone else [])}
@@ -271,7 +270,7 @@ async def test_a_name_that_somebody_else_holds_is_refused(kind: str) -> None:
     double = ApiDouble()
     accept_all(double)
     double.on(f"POST {CORE}/{kind}", EXISTS)
-    for name in (rendezvous_name(job()["metadata"]["uid"]), "gpt-1-0", "gpt-1-1"):
+    for name in (service_name(make_job()), "gpt-1-0", "gpt-1-1"):
         double.on(f"GET {CORE}/{kind}/{name}", (200, {"metadata": {"name": name}}))
     with pytest.raises(ActionRefused, match="belongs to somebody else") as caught:
         await perform(double, CREATE)

@@ -12,17 +12,17 @@ from tests.operator.api_double import ApiDouble, Json, failure, pod_json, served
 from tests.operator.reconcile_builders import UID
 from tests.operator.test_operator_controller import KEY, controller, stored, turn
 from tests.operator.test_operator_executor import CORE, CREATE, POLICIES, accept_all, executor, job, mine
-from tests.support.jobs import job_json, make_job
+from tests.support.jobs import make_job
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.cluster.actions import hands as hands_module
-from zerotrain.operator.cluster.actions import rendezvous, workers
+from zerotrain.operator.cluster.actions import workers
 from zerotrain.operator.cluster.executor import ActionRefused, Executor
 from zerotrain.operator.cluster.store import JobKey
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.handlers import controller as controller_module
 from zerotrain.operator.handlers import queue as queue_module
 from zerotrain.operator.reconcile import CreateWorkers, KeepShared, Plan, SaveLog
-from zerotrain.operator.resources import ResourceOptions, network_policy, rendezvous_name, rendezvous_service
+from zerotrain.operator.resources import ResourceOptions, network_policy, service_name
 from zerotrain.operator.resources.failures import failures_config_map
 
 pytestmark = pytest.mark.ranks
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.ranks
 SERVICES, SECRETS, PODS = f"{CORE}/services", f"{CORE}/secrets", f"{CORE}/pods"
 FULL = failure(403, "Forbidden", "exceeded quota: team, used: 1, limited: 1")
 GONE = failure(404, "NotFound")
-NAME = rendezvous_name(job()["metadata"]["uid"])
+NAME = service_name(ZeroTrainingJob.parse(job()))
 KEEP = KeepShared(attempt=1)
 
 
@@ -42,30 +42,20 @@ def long_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "SHARED_S", 600.0)
 
 
-def own_program() -> Json:
-    return job_json({"spec.command": ["python", "train.py"], "metadata.resourceVersion": "7"})
-
-
-def shared_service() -> Json:
-    made = rendezvous_service(ZeroTrainingJob.parse(job()))
-    assert made is not None
-    return made
-
-
 @pytest.mark.parametrize("there", [True, False])
 async def test_a_service_of_the_job_is_found_though_no_more_may_be_made(there: bool) -> None:
     double = ApiDouble()
     accept_all(double)
     double.on(f"POST {SERVICES}", FULL)
-    double.on(f"GET {SERVICES}/gpt", (200, mine({})) if there else GONE)
+    double.on(f"GET {SERVICES}/{NAME}", (200, mine({})) if there else GONE)
     async with served(double) as api:
         if there:
-            await executor(api).perform(own_program(), [CreateWorkers(attempt=2, indices=(0, 1))])
+            await executor(api).perform(job(), [CreateWorkers(attempt=2, indices=(0, 1))])
         else:
             with pytest.raises(ActionRefused) as caught:
-                await executor(api).perform(own_program(), [CREATE])
+                await executor(api).perform(job(), [CREATE])
             assert caught.value.problem.reason == "QuotaExceeded"
-    assert double.asked(f"GET {SERVICES}/gpt") == 1
+    assert double.asked(f"GET {SERVICES}/{NAME}") == 1
     assert double.asked(f"POST {PODS}") == (2 if there else 0)
 
 
@@ -73,35 +63,21 @@ async def test_a_service_of_somebody_else_is_no_way_around_a_quota() -> None:
     double = ApiDouble()
     accept_all(double)
     double.on(f"POST {SERVICES}", FULL)
-    double.on(f"GET {SERVICES}/gpt", (200, {"metadata": {"name": "gpt"}}))
+    double.on(f"GET {SERVICES}/{NAME}", (200, {"metadata": {"name": NAME}}))
     async with served(double) as api:
         with pytest.raises(ActionRefused, match="belongs to somebody else"):
-            await executor(api).perform(own_program(), [CREATE])
-
-
-@pytest.mark.parametrize("there", [True, False])
-async def test_so_is_the_service_that_jobs_share(there: bool) -> None:
-    double = ApiDouble()
-    double.on(f"POST {SERVICES}", FULL)
-    double.on(f"GET {SERVICES}/{NAME}", (200, shared_service()) if there else GONE)
-    async with served(double) as api:
-        hands = executor(api)
-        if there:
-            await rendezvous.ensure(hands, ZeroTrainingJob.parse(job()))
-        else:
-            with pytest.raises(ActionRefused, match="exceeded quota"):
-                await rendezvous.ensure(hands, ZeroTrainingJob.parse(job()))
+            await executor(api).perform(job(), [CREATE])
 
 
 async def test_what_is_refused_for_another_reason_is_not_looked_for() -> None:
     double = ApiDouble()
     accept_all(double)
     double.on(f"POST {SERVICES}", failure(403, "Forbidden", "denied by policy"))
-    double.on(f"GET {SERVICES}/gpt", (200, mine({})))
+    double.on(f"GET {SERVICES}/{NAME}", (200, mine({})))
     async with served(double) as api:
         with pytest.raises(ActionRefused, match="denied by policy"):
-            await executor(api).perform(own_program(), [CREATE])
-    assert not double.asked(f"GET {SERVICES}/gpt")
+            await executor(api).perform(job(), [CREATE])
+    assert not double.asked(f"GET {SERVICES}/{NAME}")
 
 
 async def test_a_secret_that_took_the_last_place_holds_up_no_pods(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +116,7 @@ async def test_a_running_attempt_is_not_refused_its_own_secret() -> None:
     double, wanted = ApiDouble(), network_policy(make_job(), ResourceOptions())["spec"]
     double.on(f"POST {SECRETS}", FULL)
     double.on(f"POST {SERVICES}", FULL)
-    double.on(f"GET {SERVICES}/{NAME}", (200, shared_service()))
+    double.on(f"GET {SERVICES}/{NAME}", (200, mine({})))
     double.on(f"GET {POLICIES}/gpt", (200, mine({"spec": wanted})))
     async with served(double) as api:
         hands = executor(api)

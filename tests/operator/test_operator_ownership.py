@@ -11,8 +11,8 @@ from tests.operator.kubelet_double import kubelet, wait_for_step
 from tests.operator.live_job import LiveJob, judge_attempts
 from tests.operator.operator_process import KEY, operator
 from tests.support.devcluster import Cluster, wait_until
-from zerotrain.operator.constants import RENDEZVOUS_SERVICES
-from zerotrain.operator.resources import rendezvous_name
+from zerotrain.operator.api import ZeroTrainingJob
+from zerotrain.operator.resources import service_name
 
 pytestmark = pytest.mark.cluster
 
@@ -31,11 +31,10 @@ def test_a_name_that_is_taken_is_said_and_waited_for(
     control_plane: Cluster, namespace: str, operator_kubeconfig: Path, api: KubeJson, tmp_path: Path
 ) -> None:
     services = f"/api/v1/namespaces/{namespace}/services"
-    for name in RENDEZVOUS_SERVICES:
-        api.post(services, {"metadata": {"name": name}, "spec": {"ports": [{"port": 80}]}})
+    job = LiveJob(control_plane, namespace)
+    name = service_name(ZeroTrainingJob.parse(job.object()))
+    api.post(services, {"metadata": {"name": name}, "spec": {"ports": [{"port": 80}]}})
     with operator(operator_kubeconfig, tmp_path), kubelet(api, namespace, KEY, steps=10) as double:
-        job = LiveJob(control_plane, namespace)
-        name = rendezvous_name(job.object()["metadata"]["uid"])
         assert f"Service {name} belongs to somebody else; delete it" in wait_for_reason(job, "NameTaken")
         assert not double.created
         control_plane.kubectl("delete", "service", name, "-n", namespace)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import pytest
 from aiohttp import web
 
-from tests.operator.api_double import ApiDouble, Json, failure, served
+from tests.operator.api_double import ApiDouble, failure, served
 from tests.operator.reconcile_builders import UID, ago, stamp, status
 from tests.operator.reconcile_builders import job as job_of
 from tests.operator.test_operator_controller import PATH, controller, turn
 from tests.operator.test_operator_executor import CORE, accept_all, executor, job
-from zerotrain.operator.cluster.actions import rendezvous
 from zerotrain.operator.cluster.errors import Unavailable
 from zerotrain.operator.cluster.executor import ActionRefused
-from zerotrain.operator.cluster.jobs import JobCache
-from zerotrain.operator.constants import RENDEZVOUS_SERVICES, Reason
+from zerotrain.operator.constants import Reason
 from zerotrain.operator.reconcile import DeletePods, DeleteWorkers, SaveLog
 
 pytestmark = pytest.mark.ranks
@@ -84,38 +82,3 @@ async def test_so_does_any_other_action_that_is_refused(answer: tuple[int, str])
         with pytest.raises(ActionRefused, match="a policy says no") as refused:
             await executor(api).perform(job(), [DeleteWorkers(attempt=1, grace_s=1)])
     assert refused.value.problem.reason == Reason.API_REFUSED
-
-
-def service(name: str) -> Json:
-    labels = {"app.kubernetes.io/managed-by": "zerotrain-operator"}
-    return {"metadata": {"name": name, "namespace": "ml", "uid": name, "labels": labels}}
-
-
-async def test_tidying_outlives_a_lease_that_is_lost_and_taken_again() -> None:
-    name, double = RENDEZVOUS_SERVICES[0], ApiDouble()
-    path = f"{CORE}/services/{name}"
-    async with served(double) as api:
-        hands = executor(api)
-
-        async def slow(_: web.Request) -> web.Response:
-            hands.places.doubt()
-            return web.json_response({})
-
-        double.on(f"GET {path}", (200, service(name)))
-        double.on(f"DELETE {path}", slow)
-        double.on("GET /api/v1/services", (200, {"metadata": {}, "items": [service(name)]}))
-        await rendezvous.tidy(hands, None, JobCache())
-    assert double.asked(f"DELETE {path}") == 1
-
-
-async def test_one_service_that_is_refused_keeps_none_of_the_others() -> None:
-    names, double = RENDEZVOUS_SERVICES[:2], ApiDouble()
-    for name in names:
-        double.on(f"GET {CORE}/services/{name}", (200, service(name)))
-    double.on(f"DELETE {CORE}/services/{names[0]}", failure(403, "Forbidden", "no"))
-    double.on(f"DELETE {CORE}/services/{names[1]}", (200, {}))
-    items = [service(name) for name in names]
-    double.on("GET /api/v1/services", (200, {"metadata": {}, "items": items}))
-    async with served(double) as api:
-        await rendezvous.tidy(executor(api), None, JobCache())
-    assert double.asked(f"DELETE {CORE}/services/{names[1]}") == 1

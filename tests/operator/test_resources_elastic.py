@@ -13,8 +13,8 @@ from zerotrain.contract.launch import unfolded
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.resources import (
     ResourceOptions,
-    rendezvous_name,
-    rendezvous_service,
+    headless_service,
+    service_name,
     shared_objects,
     worker_pods,
 )
@@ -52,10 +52,10 @@ def test_each_size_has_its_own_configuration() -> None:
 
 def test_ranks_and_service_are_those_of_the_attempt() -> None:
     pods = list(worker_pods(resized(4), 3, range(4), OPTIONS))
-    named = rendezvous_name(resized(4).uid)
+    named = service_name(resized(4))
     env = unfolded({item["name"]: item.get("value", "") for item in pods[3]["spec"]["containers"][0]["env"]})
     assert (env["WORLD_SIZE"], env["NODE_RANK"], env["MASTER_ADDR"]) == ("8", "3", f"gpt-3-0.{named}")
-    assert rendezvous_service(resized(1)) is None
+    assert headless_service(resized(1)) is None
 
 
 def test_the_budget_counts_exactly_the_workers_of_its_attempt() -> None:

@@ -13,10 +13,9 @@ from zerotrain.contract.launch import LaunchSpec, unfolded
 from zerotrain.contract.variables import LAUNCH_VARIABLE
 from zerotrain.operator.resources import (
     ResourceOptions,
-    own_service,
-    rendezvous_name,
-    rendezvous_service,
+    headless_service,
     secret_name,
+    service_name,
     worker_pod,
     worker_pods,
 )
@@ -51,7 +50,7 @@ def test_the_launcher_reads_the_environment() -> None:
     launch = _launch(_pod({"spec.nvme": {"size": "2Ti", "encryption": "AEAD"}}, attempt=3, index=1))
     assert (launch.job, launch.attempt, launch.node_rank) == ("gpt", 3, 1)
     assert (launch.world_size, launch.ranks_per_worker, list(launch.ranks)) == (4, 2, [2, 3])
-    assert launch.master_addr == f"gpt-3-0.{rendezvous_name(make_job().uid)}"
+    assert launch.master_addr == f"gpt-3-0.{service_name(make_job())}"
     assert str(launch.checkpoint_dir) == "/checkpoints/gpt"
     assert (str(launch.nvme_path), launch.nvme_bytes) == ("/local_nvme", 2 * 2**40)
     assert launch.nvme_encryption == "AEAD"
@@ -84,7 +83,7 @@ def test_names_are_those_of_the_service() -> None:
 def test_worker_0_is_behind_the_service_that_its_address_names(command: Any) -> None:
     """Of the trainer's workers it alone: each pod behind a Service has it written again."""
     job = make_job({"spec.command": command})
-    found = own_service(job) or rendezvous_service(job)
+    found = headless_service(job)
     assert found is not None
     wanted = found["spec"]["selector"].items()
     first, second = worker_pods(job, 1, range(2), OPTIONS)

@@ -17,10 +17,10 @@ from zerotrain.operator.resources import (
     ResourceOptions,
     attempt_secret,
     build,
+    headless_service,
     network_policy,
-    own_service,
-    rendezvous_service,
     secret_name,
+    service_name,
 )
 from zerotrain.operator.resources.config_files import config_files
 
@@ -53,7 +53,7 @@ def test_names_and_order() -> None:
     job = make_job(OWN_PROGRAM)
     built = [(item["kind"], item["metadata"]["name"]) for item in build(job, 2, KEY, OPTIONS)]
     assert built == [
-        ("Service", "gpt"),
+        ("Service", service_name(job)),
         ("NetworkPolicy", "gpt"),
         ("Secret", secret_name(job, 2)),
         ("Pod", "gpt-2-0"),
@@ -83,7 +83,7 @@ def test_objects_are_plain_json_and_reproducible() -> None:
 @pytest.mark.parametrize("changes", [{}, OWN_PROGRAM], ids=["the trainer", "a program of the user's"])
 def test_the_service_is_headless_and_names_pods_before_they_are_ready(changes: Json) -> None:
     job = make_job(changes)
-    found = own_service(job) or rendezvous_service(job)
+    found = headless_service(job)
     assert found is not None
     assert found["spec"]["clusterIP"] == "None"
     assert found["spec"]["publishNotReadyAddresses"] is True

@@ -36,9 +36,6 @@ LABEL_ATTEMPT: Final = f"{GROUP}/attempt"
 LABEL_RANK: Final = f"{GROUP}/rank"
 """Index of the worker pod (the node rank), 0-based; its processes are ranks of their own."""
 
-LABEL_RENDEZVOUS: Final = f"{GROUP}/rendezvous"
-"""On worker 0 where the ranks meet: which of the namespace's rendezvous Services gives it a name."""
-
 ANNOTATION_IGNORE_MEMORY_PLAN: Final = f"{GROUP}/ignore-memory-plan"
 """On jobs: "true" starts the job although its memory plan says DoesNotFit."""
 
@@ -86,10 +83,6 @@ RESERVED_MOUNTS: Final = (
     "/sys",
 )
 """podTemplate may mount nothing at these paths, nor above or below the first two."""
-
-RENDEZVOUS_SERVICES: Final = tuple(f"zerotrain-rendezvous-{number}" for number in range(16))
-"""The Services of a namespace that name worker 0 of its jobs. Several, so that none has to be written again
-for every job of a large namespace; a fixed number, so that the operator may delete these and no others."""
 
 HTTP_PORT_NAME: Final = "http"
 RENDEZVOUS_PORT_NAME: Final = "rendezvous"

@@ -13,8 +13,7 @@ MAX_PATH_LENGTH: Final = 1024
 
 def _part(excluded: str = r"\x00") -> str:
     """One part of a path: RE2 has no look-ahead that could rule out `.` and `..`."""
-    rest = f"[^/{excluded}]"
-    return rf"([^/.{excluded}]{rest}*|\.[^/.{excluded}]{rest}*|\.\.{rest}+)"
+    return rf"([^/.{excluded}]|\.[^/.{excluded}]|\.\.[^/{excluded}])[^/{excluded}]*"
 
 
 PART: Final = _part()
@@ -24,7 +23,7 @@ _MOUNT: Final = rf"^(/{_MOUNTABLE})+/?$"
 _FILE: Final = rf"^(/{PART})+/?$"
 _EXPORT: Final = rf"^/({PART}(/{PART})*/?)?$"
 _BELOW: Final = rf"^({PART}(/{PART})*/?)?$"
-_ITEM: Final = rf"^([^/.\x00][^/\x00]*|\.[^/.\x00][^/\x00]*)(/{PART})*$"
+_ITEM: Final = rf"^([^/.\x00]|\.[^/.\x00])[^/\x00]*(/{PART})*$"
 
 _DATA: Final = rf"^((/{PART})+/?|builtin:python-stdlib)$"
 

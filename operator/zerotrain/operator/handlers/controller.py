@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 
 from zerotrain.operator.api import ZeroTrainingJobStatus
 from zerotrain.operator.api.planning import PlanMissing, known_plan
-from zerotrain.operator.cluster.actions import rendezvous
 from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.cluster.errors import ApiError, Conflict, Forbidden, NotFound, NotLeading, Unavailable
 from zerotrain.operator.cluster.events import EventWriter
@@ -353,8 +352,6 @@ async def _list_again(hands: Controller, namespace: str | None) -> None:
     for key, job in hands.jobs:
         if namespace in (None, key.namespace) and job["metadata"]["uid"] not in alive:
             await hands._refresh(key)
-    if hands.may_act.is_set():
-        await rendezvous.tidy(hands.executor, namespace, hands.jobs)
 
 
 def _expect(store: PodStore, job: Json) -> None:

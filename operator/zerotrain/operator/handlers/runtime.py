@@ -188,7 +188,6 @@ class Runtime:
         self.telemetry.leader.set(1)
         self.controller.memories.acting_since = self.controller.clock()
         self.controller.jobs.doubt()
-        self.controller.executor.places.doubt()
         self._update_permission()
 
     def _lost(self) -> None:

@@ -22,7 +22,7 @@ from zerotrain.operator.api.status import GivenBack, Shortage
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.reconcile import queueing, sizing, unscheduled
 from zerotrain.operator.reconcile.attempts import AttemptView, Fate, Worker
-from zerotrain.operator.reconcile.draft import Draft, cut
+from zerotrain.operator.reconcile.draft import Draft, stored
 
 FIRST_HOLD_OFF_S = 15.0
 """Longer than kube-scheduler waits before it looks again at a pod that it refused: who goes on waiting gets
@@ -63,7 +63,7 @@ def told(draft: Draft, view: AttemptView) -> str | None:
 def conclude(draft: Draft, why: str) -> None:
     """The attempt is over; another one comes after the hold-off."""
     before, attempt = draft.status.given_back, draft.status.attempt
-    given = GivenBack(times=(before.times if before is not None else 0) + 1, message=cut(why))
+    given = GivenBack(times=(before.times if before is not None else 0) + 1, message=stored(why))
     hold_off = timedelta(seconds=_hold_off_s(draft, given.times))
     draft.set(
         phase=Phase.RESTARTING,

@@ -11,20 +11,19 @@ from .identity import Json, ResourceOptions, pod_name, secret_name, selector
 from .network_policy import network_policy
 from .pod import worker_pod, worker_pods
 from .secret import attempt_secret
-from .service import own_service, rendezvous_name, rendezvous_service
+from .service import headless_service, service_name
 
 __all__ = [
     "Json",
     "ResourceOptions",
     "attempt_secret",
     "build",
+    "headless_service",
     "network_policy",
-    "own_service",
     "pod_name",
-    "rendezvous_name",
-    "rendezvous_service",
     "secret_name",
     "selector",
+    "service_name",
     "shared_objects",
     "worker_pod",
     "worker_pods",
@@ -34,12 +33,12 @@ __all__ = [
 def shared_objects(
     job: ZeroTrainingJob, attempt: int, operator_key: bytes, options: ResourceOptions
 ) -> list[Json]:
-    """What the pods of an attempt need before they are made: `own_service` where there is one, NetworkPolicy,
-    the Secret with its files, the pod group of a gang.
+    """What the pods of an attempt need before they are made: the Service where there are several
+    workers, NetworkPolicy, the Secret with its files, the pod group of a gang.
 
     Secret and group belong to the attempt and are never changed; the others belong to the job.
     """
-    headless = own_service(job)
+    headless = headless_service(job)
     group = pod_group(job, attempt, worker_pod(job, attempt, 0, options)) if job.shape.gang else None
     return [
         *([headless] if headless is not None else []),

@@ -18,7 +18,7 @@ from .container import environment, grace_period_s, launch_spec, worker_containe
 from .gang import join
 from .identity import Json, ResourceOptions, metadata, pod_name, worker_labels
 from .security import container_security_context, pod_security_context
-from .service import domain, rendezvous_label
+from .service import domain
 from .topology import keep_off, place
 from .volumes import MountedVolume, as_written, own_volumes
 
@@ -77,8 +77,7 @@ def _pod_spec(job: ZeroTrainingJob, attempt: int, volumes: tuple[MountedVolume, 
 def _labels(job: ZeroTrainingJob, attempt: int, index: int) -> dict[str, str]:
     template = job.spec.pod_template
     given = template.labels if template is not None else None
-    met = rendezvous_label(job) if index == 0 else {}
-    return {**(given or {}), **worker_labels(job, attempt, index), **met}
+    return {**(given or {}), **worker_labels(job, attempt, index)}
 
 
 def _annotations(job: ZeroTrainingJob) -> dict[str, str]:

@@ -1,62 +1,37 @@
-"""The headless Services that give worker pods their names.
-
-The built-in trainer needs worker 0's name alone, where the ranks meet. Jobs share the Services for that: each
-costs the cluster its own write and two of its endpoints, and every pod is compared with every Service of its
-namespace. A program of the user's may ask for any worker, so its job has a Service of its own.
-"""
+"""The headless Service of a job, which gives its worker pods their names."""
 
 from __future__ import annotations
 
-from zlib import crc32
+import hashlib
 
 from zerotrain.contract.launch import MASTER_PORT, WORKER_HTTP_PORT
 from zerotrain.operator.api import ZeroTrainingJob
-from zerotrain.operator.constants import (
-    HTTP_PORT_NAME,
-    LABEL_RENDEZVOUS,
-    RENDEZVOUS_PORT_NAME,
-    RENDEZVOUS_SERVICES,
-)
+from zerotrain.operator.constants import HTTP_PORT_NAME, LABEL_RANK, RENDEZVOUS_PORT_NAME
 
-from .identity import Json, common_labels, metadata, selector, shared_labels
+from .identity import Json, common_labels, metadata, selector
 
 
-def own_service(job: ZeroTrainingJob) -> Json | None:
-    """The Service by which a program of the user's finds any worker; None where nobody asks for one."""
-    if job.shape.workers == 1 or not job.spec.command:
+def headless_service(job: ZeroTrainingJob) -> Json | None:
+    """None for a single worker, which needs no name to find itself."""
+    if job.shape.workers == 1:
         return None
-    return _headless(metadata(job, job.name, common_labels(job)), selector(job))
+    pods = selector(job)
+    if not job.spec.command:
+        # The trainer asks for worker 0 alone: endpoints are written once for an attempt, not for each pod.
+        pods[LABEL_RANK] = "0"
+    return _headless(metadata(job, service_name(job), common_labels(job)), pods)
 
 
-def rendezvous_service(job: ZeroTrainingJob) -> Json | None:
-    """The Service of its namespace by which the job's ranks find worker 0; it belongs to no job. None where
-    `own_service` does that, or a single worker needs no name."""
-    if job.shape.workers == 1 or job.spec.command:
-        return None
-    meta = {"name": rendezvous_name(job.uid), "namespace": job.namespace, "labels": shared_labels()}
-    return _headless(meta, {LABEL_RENDEZVOUS: str(_number(job.uid))})
-
-
-def rendezvous_name(job_uid: str) -> str:
-    """The name of the Service that the job uses if it uses one."""
-    return RENDEZVOUS_SERVICES[_number(job_uid)]
-
-
-def rendezvous_label(job: ZeroTrainingJob) -> dict[str, str]:
-    """What worker 0 carries so that `rendezvous_service` names it."""
-    found = rendezvous_service(job)
-    return dict(found["spec"]["selector"]) if found is not None else {}
+def service_name(job: ZeroTrainingJob) -> str:
+    """A DNS label that nobody else's Service is likely to have. It differs with the pods that are named, as a
+    Service that is there is never changed."""
+    named = "all" if job.spec.command else "first"
+    return f"{job.name}-{hashlib.sha256(f'{job.uid}/{named}'.encode()).hexdigest()[:8]}"
 
 
 def domain(job: ZeroTrainingJob) -> str | None:
     """The subdomain of the job's pods: the name of the Service that gives them theirs."""
-    found = own_service(job) or rendezvous_service(job)
-    return str(found["metadata"]["name"]) if found is not None else None
-
-
-def _number(job_uid: str) -> int:
-    """Of the job alone, so that every attempt and every operator comes to the same."""
-    return crc32(job_uid.encode()) % len(RENDEZVOUS_SERVICES)
+    return service_name(job) if job.shape.workers > 1 else None
 
 
 def _headless(meta: Json, pods: dict[str, str]) -> Json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from zerotrain.contract.text import one_line
 from zerotrain.operator.api import ZeroTrainingJob
@@ -13,7 +13,6 @@ from zerotrain.operator.cluster.api import MERGE_PATCH, Answer, Api, Json, Reque
 from zerotrain.operator.cluster.channel import WorkerChannel
 from zerotrain.operator.cluster.creations import Creations
 from zerotrain.operator.cluster.errors import AlreadyExists, ApiError, Conflict, Forbidden, NotFound
-from zerotrain.operator.cluster.meeting_places import MeetingPlaces
 from zerotrain.operator.cluster.memory import Memories
 from zerotrain.operator.cluster.store import PodStore, owner_key
 from zerotrain.operator.constants import LABEL_ATTEMPT, Reason
@@ -109,7 +108,6 @@ class Hands:
     options: ResourceOptions
     operator_key: bytes
     creations: Creations
-    places: MeetingPlaces = field(default_factory=MeetingPlaces)
 
     async def ensure(self, job: ZeroTrainingJob, item: Json) -> None:
         """Make the object, or see that what is there belongs to this job and is up to date."""
@@ -283,9 +281,9 @@ def owned(item: Json, job_uid: str) -> bool:
     return any(owner.get("uid") == job_uid for owner in owners)
 
 
-def name_taken(item: Json, *, way_out: str = "delete it or rename the job") -> ActionRefused:
+def name_taken(item: Json) -> ActionRefused:
     meta = item["metadata"]
-    leaving = " and is being deleted" if meta.get("deletionTimestamp") else f"; {way_out}"
+    leaving = " and is being deleted" if meta.get("deletionTimestamp") else "; delete it or rename the job"
     kind = item.get("kind") or "object"
     return ActionRefused(Reason.NAME_TAKEN, f"{kind} {meta['name']} belongs to somebody else{leaving}")
 

@@ -6,7 +6,6 @@ import logging
 from datetime import timedelta
 
 from zerotrain.operator.api import ZeroTrainingJob
-from zerotrain.operator.cluster.actions import rendezvous
 from zerotrain.operator.cluster.actions.hands import (
     PATHS,
     SHARED_S,
@@ -55,7 +54,7 @@ async def keep_shared(hands: Hands, body: Json, action: KeepShared) -> None:
     objects = shared_objects(job, action.attempt, hands.operator_key, hands.options)
     if action.protected is not None:
         objects.append(disruption_budget(job, action.attempt, action.protected))
-    await together(rendezvous.ensure(hands, job), *(hands.keep(job, item) for item in objects))
+    await together(*(hands.keep(job, item) for item in objects))
     hands.memories.of(job.uid).shared_at = hands.api.time.now()
 
 
@@ -86,11 +85,10 @@ async def _ensure_shared(hands: Hands, job: ZeroTrainingJob, attempt: int) -> bo
     # With the attempt: what somebody deleted is made again at the latest for the next one.
     digest = hash(repr((attempt, [item for item in objects if item["kind"] != "Secret"])))
     first = memory.ensured != digest
-    named = [rendezvous.ensure(hands, job)] if first else []
     if not first:
         fresh = memory.shared_at is not None and hands.api.time.now() < memory.shared_at + SHARED_FRESH
         objects = [] if fresh else [item for item in objects if item["kind"] == "Secret"]
-    await together(*named, *(hands.ensure(job, item) for item in objects))
+    await together(*(hands.ensure(job, item) for item in objects))
     if objects:
         memory.ensured, memory.shared_at = digest, hands.api.time.now()
     return first
