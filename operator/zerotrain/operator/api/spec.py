@@ -17,7 +17,7 @@ from .hangs import HangPolicy
 from .lifecycle import RunPolicy
 from .pod_template import PodTemplate
 from .scheduling import Scheduling
-from .storage import Checkpoint, Nvme
+from .storage import Checkpoint, Nvme, Scratch
 from .workload import ConfigSource, Data, Model
 
 _COMMAND_GIVEN = "(has(self.command) && size(self.command) > 0)"
@@ -234,6 +234,10 @@ class ZeroTrainingJobSpec(ApiModel):
     nvme: Nvme | None = None
     """A fast local volume of each worker for state that is spilled out of memory. None unless given.
     Immutable."""
+
+    scratch: Scratch | None = None
+    """Limits of what each worker keeps on its node's own disk. May be changed at any time; counts from the
+    next attempt on."""
 
     checkpoint: Checkpoint | None = None
     """When checkpoints are taken and where they go. Without it nothing is saved and every restart begins at

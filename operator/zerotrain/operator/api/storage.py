@@ -53,6 +53,20 @@ class Nvme(ApiModel):
     False unless given."""
 
 
+class Scratch(ApiModel):
+    """Limits of what each worker keeps on its node's own disk. A pod that goes over one is evicted and the
+    job restarted. May be changed at any time; counts from the next attempt on, running pods keep theirs."""
+
+    size: Bytes | None = None
+    """Size of /tmp, where programs find their home and caches, and of every emptyDir on disk that has no
+    sizeLimit; 50Gi unless given. A model that is downloaded there must fit."""
+
+    ephemeral_storage: Bytes | None = None
+    """Limit of the worker's ephemeral-storage: all folders on the node's disk, an nvme volume without a
+    class, logs. Unless given, what these may take together and 2Gi. Lower it where a LimitRange or a quota of
+    the namespace allows less."""
+
+
 class CheckpointVolume(ApiModel):
     """The volume that checkpoints are written to; exactly one kind."""
 

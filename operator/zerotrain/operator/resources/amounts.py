@@ -82,7 +82,7 @@ def _requests(container: Mapping[str, Any]) -> Amounts:
     """A request that is not given is the limit, as the API server fills it in."""
     resources = container.get("resources", {})
     asked = {**resources.get("limits", {}), **resources.get("requests", {})}
-    return {name: at_least(amount) for name, amount in asked.items()}
+    return {name: least for name, amount in asked.items() if (least := at_least(amount))}
 
 
 def _of_the_pod(resources: Mapping[str, Any], containers: Amounts) -> Amounts:

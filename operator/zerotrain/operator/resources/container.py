@@ -21,6 +21,7 @@ from zerotrain.operator.constants import (
 )
 
 from .identity import Json, ResourceOptions, pod_name
+from .scratch import EPHEMERAL_STORAGE, ephemeral_limit
 from .security import worker_security_context
 from .service import domain
 from .volumes import MountedVolume, as_written, has_train_spec
@@ -152,7 +153,8 @@ def environment(job: ZeroTrainingJob, launch: LaunchSpec) -> list[Json]:
 
 
 def _resources(job: ZeroTrainingJob) -> Json:
-    """Requests equal limits: a worker that is throttled or evicted stops all others."""
+    """Requests equal limits: a worker that is throttled or evicted stops all others. The disk is another
+    matter."""
     resources = job.spec.resources
     limits: dict[str, str] = {}
     if resources is not None:
@@ -165,8 +167,10 @@ def _resources(job: ZeroTrainingJob) -> Json:
         if resources.rdma is not None:
             limits[resources.rdma.resource_name] = str(resources.rdma.count)
     requests = dict(limits)
+    limits[EPHEMERAL_STORAGE] = ephemeral_limit(job)
     nvme = job.spec.nvme
-    if nvme is not None and nvme.storage_class_name is None:
-        # Lets the scheduler find a node with room; the volume's own sizeLimit is the limit.
-        requests["ephemeral-storage"] = str(nvme.size)
-    return {name: part for name, part in (("limits", limits), ("requests", requests)) if part}
+    spilled = nvme is not None and nvme.storage_class_name is None
+    # Lets the scheduler find a node with room for the volume. The rest is a limit alone: without a request of
+    # its own it would be one, too, and no node has room for what few programs use.
+    requests[EPHEMERAL_STORAGE] = str(nvme.size) if nvme is not None and spilled else "0"
+    return {"limits": limits, "requests": requests}

@@ -14,6 +14,7 @@ from zerotrain.operator.api import ZeroTrainingJob, ZeroTrainingJobSpec
 from zerotrain.operator.api.spec_hash import spec_hash
 from zerotrain.operator.constants import ANNOTATION_EXCLUDED, ANNOTATION_MADE_FROM, LABEL_RANK
 
+from .amounts import at_least
 from .identity import Json, common_labels, metadata
 
 KUEUE_GROUP: Final = "kueue.x-k8s.io"
@@ -100,7 +101,21 @@ def placed_by_kueue(item: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, 
 
 def _counted(container: Json) -> Json:
     kept = ("name", "image", "resources", "restartPolicy")
-    return {name: container[name] for name in kept if name in container}
+    counted = {name: container[name] for name in kept if name in container}
+    if "resources" in counted:
+        counted["resources"] = _requested(counted["resources"])
+    return counted
+
+
+def _requested(resources: Json) -> Json:
+    """Without what is limited and not requested: Kueue admits nothing that asks for a resource which its
+    queue does not have, and takes a limit for a request."""
+    free = {name for name, amount in resources.get("requests", {}).items() if at_least(amount) == 0}
+    parts = {
+        part: {name: amount for name, amount in amounts.items() if name not in free}
+        for part, amounts in resources.items()
+    }
+    return {part: amounts for part, amounts in parts.items() if amounts}
 
 
 def _priority(version: str, name: str, value: int) -> dict[str, Any]:

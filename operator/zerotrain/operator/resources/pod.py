@@ -17,6 +17,7 @@ from zerotrain.operator.constants import CONTAINER_NAME
 from .container import environment, grace_period_s, launch_spec, worker_container
 from .gang import join
 from .identity import Json, ResourceOptions, metadata, pod_name, worker_labels
+from .scratch import limited
 from .security import container_security_context, pod_security_context
 from .service import domain
 from .topology import keep_off, place
@@ -68,7 +69,7 @@ def _pod_spec(job: ZeroTrainingJob, attempt: int, volumes: tuple[MountedVolume, 
         spec["subdomain"] = subdomain
     _add_scheduling(spec, job)
     if job.spec.pod_template is not None:
-        _add_template(spec, job.spec.pod_template)
+        _add_template(spec, job, job.spec.pod_template)
     place(spec, job, attempt)
     keep_off(spec, job.shape.excluded_nodes)
     return spec
@@ -102,8 +103,8 @@ def _add_scheduling(spec: Json, job: ZeroTrainingJob) -> None:
         spec["tolerations"] = [as_written(toleration) for toleration in tolerations]
 
 
-def _add_template(spec: Json, template: PodTemplate) -> None:
-    spec["volumes"] += [as_written(volume) for volume in template.volumes]
+def _add_template(spec: Json, job: ZeroTrainingJob, template: PodTemplate) -> None:
+    spec["volumes"] += [limited(volume, as_written(volume), job) for volume in template.volumes]
     before = [_extra_container(container) for container in template.init_containers]
     # A sidecar is an init container that keeps running: the pod ends when the ranks end, without it.
     beside = [{**_extra_container(container), "restartPolicy": "Always"} for container in template.sidecars]

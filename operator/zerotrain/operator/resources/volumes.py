@@ -21,6 +21,7 @@ from zerotrain.operator.constants import (
 
 from .config_files import config_file_names
 from .identity import Json, secret_name
+from .scratch import limited, scratch_size
 
 _OWNER_READS = 0o400
 
@@ -50,18 +51,19 @@ class MountedVolume:
 
 def own_volumes(job: ZeroTrainingJob, attempt: int) -> tuple[MountedVolume, ...]:
     """The operator's volumes of one worker; all names start with the reserved prefix."""
-    volumes = [_files(job, attempt), _scratch()]
+    volumes = [_files(job, attempt), _scratch(job)]
     resources = job.spec.resources
     if resources is not None and resources.shared_memory is not None:
         volumes.append(_shared_memory(resources.shared_memory))
     if job.spec.nvme is not None:
         volumes.append(_nvme(job.spec.nvme))
     if job.spec.checkpoint is not None:
+        stored = job.spec.checkpoint.volume
         volumes.append(
             MountedVolume(
                 name=f"{RESERVED_PREFIX}checkpoint",
                 mount_path=CHECKPOINT_MOUNT,
-                source=as_written(job.spec.checkpoint.volume),
+                source=limited(stored, as_written(stored), job),
             )
         )
     return tuple(volumes)
@@ -90,9 +92,10 @@ def has_train_spec(job: ZeroTrainingJob) -> bool:
     return TRAIN_SPEC_FILE in config_file_names(job)
 
 
-def _scratch() -> MountedVolume:
+def _scratch(job: ZeroTrainingJob) -> MountedVolume:
     """The only writable folder besides the user's volumes: the root file system is read-only."""
-    return MountedVolume(name=f"{RESERVED_PREFIX}tmp", mount_path=SCRATCH_DIR, source={"emptyDir": {}})
+    source = {"emptyDir": {"sizeLimit": str(scratch_size(job))}}
+    return MountedVolume(name=f"{RESERVED_PREFIX}tmp", mount_path=SCRATCH_DIR, source=source)
 
 
 def _shared_memory(size: str) -> MountedVolume:

@@ -232,6 +232,8 @@ def _refusal(error: Forbidden, item: Json) -> ActionRefused:
     """The way out of what the API server's own admission says. Its text is cut to begin with what is wrong:
     which of the pods was refused first differs from pass to pass."""
     told = str(error)
+    if "ephemeral-storage" in told:
+        told += ". The limit is spec.scratch.ephemeralStorage: lower it to what the namespace allows"
     if _EXCEEDED in told:
         return ActionRefused(Reason.QUOTA_EXCEEDED, told[told.index(_EXCEEDED) :])
     if "violates PodSecurity" not in told:
