@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "own_fd.hpp"
 #include "zerotrain/aligned.hpp"
 #include "zerotrain/spill_file.hpp"
 
@@ -35,12 +36,16 @@ constexpr int kBuffered = O_DSYNC;
 // Below, `flags` is O_DIRECT or kBuffered. Both return -1 and errno.
 int open_unnamed(const std::string& folder, int flags) {
   // O_EXCL: it can never be given a name.
-  return open(folder.c_str(), O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC | flags, 0600);
+  return open_own([&] { return open(folder.c_str(), O_TMPFILE | O_EXCL | O_RDWR | O_CLOEXEC | flags, 0600); });
+}
+
+int open_named(const std::string& path, int flags) {
+  return open_own([&] { return open(path.c_str(), O_CREAT | O_EXCL | O_RDWR | O_NOFOLLOW | O_CLOEXEC | flags, 0600); });
 }
 
 int open_and_unlink(const std::string& folder, int flags) {
   const std::string path = folder + random_name();
-  const int fd = open(path.c_str(), O_CREAT | O_EXCL | O_RDWR | O_NOFOLLOW | O_CLOEXEC | flags, 0600);
+  const int fd = open_named(path, flags);
   if (fd < 0) {
     const int error = errno;
     unlink(path.c_str());  // some systems leave the name when they refuse O_DIRECT
@@ -49,7 +54,7 @@ int open_and_unlink(const std::string& folder, int flags) {
   }
   if (unlink(path.c_str()) < 0) {
     const int error = errno;
-    close(fd);
+    close_own(fd);
     fail(error, "unlink of the new spill file " + path);
   }
   return fd;
@@ -64,7 +69,7 @@ Device::Device(const std::string& folder, unsigned depth) : depth_(depth) {
   try {
     if (is_direct) try_direct(folder);
   } catch (...) {
-    close(fd_);
+    close_own(fd_);
     throw;
   }
 }
@@ -77,7 +82,7 @@ Device::~Device() {
     (void)engine_.release();  // a queue that cannot be waited for is left to the end of the process
   }
   engine_.reset();
-  close(fd_);
+  close_own(fd_);
 }
 
 void Device::open_file(const std::string& folder) {
@@ -122,7 +127,7 @@ void Device::try_direct(const std::string& folder) {
   // Another file, as fcntl cannot set O_DSYNC.
   const int buffered = unlinked_by == kUnnamed ? open_unnamed(folder, kBuffered) : open_and_unlink(folder, kBuffered);
   if (buffered < 0) fail(errno, "open of a spill file in " + folder);
-  close(fd_);
+  close_own(fd_);
   fd_ = buffered;
 }
 

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <system_error>
 
+#include "own_fd.hpp"
 #include "zerotrain/io_engine.hpp"
 
 namespace zerotrain {
@@ -22,6 +23,8 @@ class Mapping {
   Mapping(int fd, std::size_t size, std::uint64_t offset) : size_(size) {
     data_ = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, static_cast<off_t>(offset));
     if (data_ == MAP_FAILED) fail(errno, "mmap of the io_uring ring");
+    // A forked child has no part in the ring, and its copy would keep it.
+    (void)madvise(data_, size, MADV_DONTFORK);
   }
   ~Mapping() { munmap(data_, size_); }
   Mapping(const Mapping&) = delete;
@@ -41,10 +44,10 @@ class RingFd {
  public:
   RingFd(unsigned depth, io_uring_params& params) {
     params.flags = IORING_SETUP_CLAMP;
-    fd_ = static_cast<int>(syscall(__NR_io_uring_setup, depth, &params));
+    fd_ = open_own([&] { return static_cast<int>(syscall(__NR_io_uring_setup, depth, &params)); });
     if (fd_ < 0) fail(errno, "io_uring_setup");
   }
-  ~RingFd() { close(fd_); }
+  ~RingFd() { close_own(fd_); }
   RingFd(const RingFd&) = delete;
   RingFd& operator=(const RingFd&) = delete;
   int get() const { return fd_; }

@@ -41,7 +41,7 @@ SpillFile::SpillFile(const std::vector<std::string>& folders, std::uint64_t size
 }
 
 SpillFile::~SpillFile() {
-  // A forked child leaves the rings to its parent; its copies of the descriptors end with it.
+  // A forked child leaves the rings to its parent; its copies of the descriptors were closed at the fork.
   if (!is_owner()) {
     for (auto& device : devices_) (void)device.release();
   }
