@@ -17,6 +17,8 @@ from zerotrain.contract.exit_codes import may_pass
 from zerotrain.runtime.checkpoint.errors import CheckpointDamaged, CheckpointError, CheckpointUnreadable
 
 _STAND_INS = ("deepspeed.", "argparse.")
+_MAX_DEPTH = 48
+"""Of client state: less than a manifest may have."""
 
 
 class UnsafeCheckpoint(CheckpointError):
@@ -46,13 +48,38 @@ def _unread(path: Path, error: Exception) -> CheckpointError:
     return kind(f"{path} cannot be read: {error}")
 
 
+def _check_sizes(path: Path) -> None:
+    """torch stores without compression. Anything else may grow a thousandfold when it is read, and members
+    that share bytes as often as they are listed. Raises CheckpointDamaged, UnsafeCheckpoint."""
+    try:
+        size = path.stat().st_size
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+    except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError) as error:
+        raise _unread(path, error) from error
+    packed = [item for item in members if item.compress_type != zipfile.ZIP_STORED]
+    if packed:
+        raise UnsafeCheckpoint(
+            f"{path} holds {packed[0].filename!r} compressed, {packed[0].file_size} bytes in "
+            f"{packed[0].compress_size}; torch writes without compression: save it again with torch.save"
+        )
+    total = sum(item.file_size for item in members)
+    if total > size:
+        raise UnsafeCheckpoint(
+            f"{path} has {size} bytes and claims {total} of contents; save it again with torch.save"
+        )
+
+
 def load_file(path: Path) -> dict[str, Any]:
     """The dictionary of one file; tensors are mapped from it, not read. Raises UnsafeCheckpoint,
     CheckpointDamaged, CheckpointUnreadable."""
     if not zipfile.is_zipfile(path):
         raise CheckpointDamaged(f"{path} is no torch file, or was cut short")
+    _check_sizes(path)
     try:
         names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+    except MemoryError:
+        raise
     except Exception as error:
         raise _unread(path, error) from error
     refused = sorted(name for name in names if not name.startswith(_STAND_INS))
@@ -65,6 +92,8 @@ def load_file(path: Path) -> dict[str, Any]:
     try:
         with torch.serialization.safe_globals(stubs):  # type: ignore[arg-type]
             content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except MemoryError:
+        raise
     except Exception as error:
         raise _unread(path, error) from error
     if not isinstance(content, dict):
@@ -72,14 +101,16 @@ def load_file(path: Path) -> dict[str, Any]:
     return content
 
 
-def plain(value: Any) -> Any:
+def plain(value: Any, depth: int = 0) -> Any:
     """The value as JSON can hold it, inert objects as what they hold. Raises TypeError for anything else."""
+    if depth > _MAX_DEPTH:
+        raise TypeError(f"a value that is nested more than {_MAX_DEPTH} deep is not plain data")
     if isinstance(value, Inert):
-        return plain(value.__dict__["state"] or list(value.__dict__["arguments"]))
+        return plain(value.__dict__["state"] or list(value.__dict__["arguments"]), depth + 1)
     if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): plain(item, depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [plain(item, depth + 1) for item in value]
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float) and value == value and abs(value) != float("inf"):
