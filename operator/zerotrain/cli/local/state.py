@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,11 +15,26 @@ from zerotrain.contract.strict_json import JsonError, read_json
 
 STATE_FILE = "run.json"
 LOCK_FILE = "lock"
+PRIVATE_UMASK = 0o077
 
 
 @contextmanager
 def claimed(run_dir: Path) -> Iterator[None]:
-    """Hold the run folder for this command. Raises CliError when it is in use or cannot be written."""
+    """Hold the run folder for this command. Raises CliError when it is in use or cannot be written.
+
+    What the command and its ranks make meanwhile is for their user alone: a machine may have others, whom
+    neither weights nor logs are for.
+    """
+    before = os.umask(PRIVATE_UMASK)
+    try:
+        with _locked(run_dir):
+            yield
+    finally:
+        os.umask(before)
+
+
+@contextmanager
+def _locked(run_dir: Path) -> Iterator[None]:
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         lock = (run_dir / LOCK_FILE).open("w")

@@ -1,8 +1,10 @@
 """Hands every rank's memory file to every other rank of the host, through unnamed-file descriptors.
 
 Sockets of the abstract namespace: they leave nothing behind, and ranks that cannot reach each other (another
-network namespace) cannot share memory either. Only processes of the same user are accepted, and only with the
-group's token.
+network namespace) cannot share memory either. Their names are public (`/proc/net/unix`), and a name is free
+again once its socket is closed. So both ends ask the kernel who the other is (SO_PEERCRED): it must be the
+process that the group named through its own collective, of the same user, and the one that gives must know
+the group's token besides, which is in no name.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import platform
 import secrets
 import socket
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,8 +24,26 @@ HANDSHAKE_SECONDS = 20.0
 _HELLO = struct.Struct("16sq")  # token of the group, rank of the sender
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: struct ucred
 
-FACTS_BYTES = 48
+_FACTS = struct.Struct("32s16s16sq")  # key of the host, name of the socket, token, pid
+FACTS_BYTES = _FACTS.size
 """Size of `Door.facts()`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Neighbour:
+    """What every rank of the group says of itself."""
+
+    host: bytes
+    """Equal for ranks that may share memory; zeros where it cannot."""
+    name: bytes
+    """Of its socket."""
+    token: bytes
+    pid: int
+
+    @classmethod
+    def parse(cls, facts: bytes) -> Neighbour:
+        host, name, token, pid = _FACTS.unpack(facts)
+        return cls(host=host, name=name, token=token, pid=pid)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,31 +52,30 @@ class Visitor:
 
     fd: int
     pid: int
-    """In this process's own namespace; 0 when it is not visible there."""
 
 
 class Door:
     """This rank's end of the hand-over."""
 
     def __init__(self) -> None:
-        self.token = secrets.token_bytes(16)
+        self._name, self._token = secrets.token_bytes(16), secrets.token_bytes(16)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.bind(_address(self.token))
+        self._socket.bind(_address(self._name))
         self._socket.listen(4096)
 
     def facts(self) -> bytes:
         """What the other ranks must know of this one: the key of its host, and where its door is."""
-        return host_key() + self.token
+        return _FACTS.pack(host_key(), self._name, self._token, os.getpid())
 
-    def trade(self, rank: int, tokens: list[bytes], fd: int) -> dict[int, Visitor]:
+    def trade(self, rank: int, group: Sequence[Neighbour], fd: int) -> dict[int, Visitor]:
         """Give `fd` to every other rank and take theirs. Raises OSError (a timeout is one)."""
-        for peer, token in enumerate(tokens):
+        for peer, neighbour in enumerate(group):
             if peer != rank:
-                self._give(token, rank, fd, group=tokens[0])
+                self._give(neighbour, rank, fd, token=group[0].token)
         taken: dict[int, Visitor] = {}
         self._socket.settimeout(HANDSHAKE_SECONDS)
-        while len(taken) < len(tokens) - 1:
-            peer, visitor = self._take(tokens[0])
+        while len(taken) < len(group) - 1:
+            peer, visitor = self._take(group)
             taken[peer] = visitor
         return taken
 
@@ -64,24 +84,40 @@ class Door:
         self._socket.close()
 
     @staticmethod
-    def _give(token: bytes, rank: int, fd: int, *, group: bytes) -> None:
+    def _give(to: Neighbour, rank: int, fd: int, *, token: bytes) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
             peer.settimeout(HANDSHAKE_SECONDS)
-            peer.connect(_address(token))
+            peer.connect(_address(to.name))
+            _check_process(peer, to, "listens under its name")
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
-            peer.sendmsg([_HELLO.pack(group, rank)], rights)
+            peer.sendmsg([_HELLO.pack(token, rank)], rights)
 
-    def _take(self, group: bytes) -> tuple[int, Visitor]:
+    def _take(self, group: Sequence[Neighbour]) -> tuple[int, Visitor]:
         connection, _ = self._socket.accept()
         with connection:
             connection.settimeout(HANDSHAKE_SECONDS)
-            raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            pid, uid, _ = _CREDENTIALS.unpack(raw)
             message, fd = receive_descriptor(connection, _HELLO.size)
             token, peer = _HELLO.unpack(message)
-            if uid != os.getuid() or token != group:
-                raise OSError(f"a process of user {uid} knocked that is not of this group")
+            try:
+                if not secrets.compare_digest(token, group[0].token) or not 0 <= peer < len(group):
+                    raise OSError("a process knocked that is not of this group")
+                pid = _check_process(connection, group[peer], "knocked in its place")
+            except OSError:
+                os.close(fd)
+                raise
             return peer, Visitor(fd=fd, pid=pid)
+
+
+def _check_process(connection: socket.socket, expected: Neighbour, what: str) -> int:
+    """The other end's process. Raises OSError unless it is the expected one."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(raw)
+    if uid != os.getuid() or pid != expected.pid:
+        raise OSError(
+            f"process {pid} of user {uid} {what}, where process {expected.pid} of user {os.getuid()} "
+            "is the rank"
+        )
+    return int(pid)
 
 
 def receive_descriptor(connection: socket.socket, num_bytes: int) -> tuple[bytes, int]:
@@ -103,19 +139,20 @@ def receive_descriptor(connection: socket.socket, num_bytes: int) -> tuple[bytes
 
 def host_key() -> bytes:
     """32 bytes that are equal for ranks which may share memory: one boot of one machine, one network
-    namespace, one user."""
+    namespace, one numbering of processes, one user."""
     facts = [platform.node(), str(os.getuid())]
     for path in ("/proc/sys/kernel/random/boot_id", "/etc/machine-id"):
         try:
             facts.append(Path(path).read_text().strip())
         except OSError:
             facts.append("")
-    try:
-        facts.append(str(Path("/proc/self/ns/net").stat().st_ino))
-    except OSError:
-        facts.append("")
+    for namespace in ("net", "pid"):
+        try:
+            facts.append(str(Path("/proc/self/ns", namespace).stat().st_ino))
+        except OSError:
+            facts.append("")
     return hashlib.sha256("|".join(facts).encode()).digest()
 
 
-def _address(token: bytes) -> bytes:
-    return b"\0zerotrain-" + token.hex().encode()
+def _address(name: bytes) -> bytes:
+    return b"\0zerotrain-" + name.hex().encode()

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from zerotrain.runtime.comm.arena import Arena, PeerArena
 from zerotrain.runtime.comm.board import BOARD_BYTES, Board, Reader
-from zerotrain.runtime.comm.handshake import FACTS_BYTES, Door
+from zerotrain.runtime.comm.handshake import FACTS_BYTES, Door, Neighbour
 from zerotrain.runtime.comm.memory import SharedMemory
 from zerotrain.runtime.comm.shared import SharedGroup
 
@@ -41,10 +41,10 @@ def share_memory(
         facts = _all_gather_bytes(door.facts() if door else bytes(FACTS_BYTES), world_size)
         if not all(any(fact) for fact in facts) or door is None or arena is None:
             return None, problem or "another rank cannot share memory"
-        if len({fact[:-16] for fact in facts}) > 1:
+        neighbours = [Neighbour.parse(fact) for fact in facts]
+        if len({neighbour.host for neighbour in neighbours}) > 1:
             return None, "the ranks are on several hosts"
-        tokens = [fact[-16:] for fact in facts]
-        group, problem = _join(door, arena, tokens, rank=rank, timeout_seconds=timeout_seconds)
+        group, problem = _join(door, arena, neighbours, rank=rank, timeout_seconds=timeout_seconds)
     finally:
         if door is not None:
             door.close()
@@ -74,12 +74,12 @@ def _prepare(world_size: int) -> tuple[Door | None, Arena | None, str]:
 
 
 def _join(
-    door: Door, arena: Arena, tokens: Sequence[bytes], *, rank: int, timeout_seconds: float
+    door: Door, arena: Arena, neighbours: Sequence[Neighbour], *, rank: int, timeout_seconds: float
 ) -> tuple[SharedGroup | None, str]:
     try:
         board = arena.zeros(BOARD_BYTES // 8, torch.int64)
         assert arena.offset_of(board) == 0  # peers look for it there
-        visitors = door.trade(rank, list(tokens), arena.fd)
+        visitors = door.trade(rank, neighbours, arena.fd)
         peers = {peer: PeerArena(visitor.fd) for peer, visitor in visitors.items()}
     except (OSError, ValueError, MemoryError) as error:
         return None, f"memory cannot be shared: {error}"

@@ -1,0 +1,125 @@
+"""Ranks hand their memory to the ranks of their group alone: who takes a rank's name, or knocks in its
+place, gets and gives nothing."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from zerotrain.runtime.comm.handshake import FACTS_BYTES, Door, Neighbour
+
+pytestmark = pytest.mark.ranks
+
+LISTENER = """
+import socket, sys
+s = socket.socket(socket.AF_UNIX)
+s.bind(b"\\0zerotrain-" + sys.argv[1].encode())
+s.listen(1)
+print("listening", flush=True)
+connection, _ = s.accept()
+message, descriptors, _, _ = socket.recv_fds(connection, 4096, 8)
+print("got", len(message), len(descriptors), flush=True)
+"""
+
+
+@pytest.fixture
+def memory() -> Iterator[int]:
+    fd = os.memfd_create("test", os.MFD_CLOEXEC)
+    yield fd
+    os.close(fd)
+
+
+def group_of(*doors: Door) -> list[Neighbour]:
+    return [Neighbour.parse(door.facts()) for door in doors]
+
+
+def test_both_ends_get_each_others_memory(memory: int) -> None:
+    doors = [Door(), Door()]
+    group = group_of(*doors)
+    with ThreadPoolExecutor() as pool:
+        ends = [pool.submit(door.trade, rank, group, memory) for rank, door in enumerate(doors)]
+        taken = [end.result() for end in ends]
+    assert [list(visitors) for visitors in taken] == [[1], [0]]
+    for visitors in taken:
+        for visitor in visitors.values():
+            assert visitor.pid == os.getpid()
+            assert os.path.sameopenfile(visitor.fd, memory)
+            os.close(visitor.fd)
+    for door in doors:
+        door.close()
+
+
+def test_no_secret_is_in_a_name() -> None:
+    door = Door()
+    [neighbour] = group_of(door)
+    with open("/proc/net/unix") as lines:
+        names = [line for line in lines if "@zerotrain-" in line]
+    assert any(neighbour.name.hex() in name for name in names)
+    assert not any(neighbour.token.hex() in name for name in names)
+    assert len(door.facts()) == FACTS_BYTES
+    door.close()
+
+
+def test_who_took_a_name_gets_nothing(memory: int) -> None:
+    """Another process of the same user listens under a rank's name, which the rank has just lost."""
+    own, lost = Door(), Door()
+    group = group_of(own, lost)
+    lost.close()
+    taker = subprocess.Popen(
+        [sys.executable, "-c", LISTENER, group[1].name.hex()], stdout=subprocess.PIPE, text=True
+    )
+    assert taker.stdout is not None
+    assert taker.stdout.readline() == "listening\n"
+    with pytest.raises(OSError, match=rf"process {taker.pid} .* listens under its name"):
+        own.trade(0, group, memory)
+    own.close()
+    said, _ = taker.communicate(timeout=60)
+    assert said == "got 0 0\n"
+
+
+def test_who_knocks_with_the_token_of_the_group_must_be_the_rank(memory: int) -> None:
+    own, other = Door(), Door()
+    group = group_of(own, other)
+    group = [group[0], replace(group[1], pid=1)]
+    knock(group, memory, token=group[0].token)
+    with pytest.raises(OSError, match="knocked in its place, where process 1 "):
+        own._take(group)
+    own.close()
+    other.close()
+
+
+@pytest.mark.parametrize("rank", [-1, 2, 1 << 40])
+def test_a_rank_that_is_not_there_is_refused(rank: int, memory: int) -> None:
+    own, other = Door(), Door()
+    group = group_of(own, other)
+    knock(group, memory, token=group[0].token, rank=rank)
+    with pytest.raises(OSError, match="not of this group"):
+        own._take(group)
+    own.close()
+    other.close()
+
+
+def test_without_the_token_nothing_is_taken(memory: int) -> None:
+    own, other = Door(), Door()
+    group = group_of(own, other)
+    for token in (group[0].name, group[1].token):
+        knock(group, memory, token=token)
+        with pytest.raises(OSError, match="not of this group"):
+            own._take(group)
+    own.close()
+    other.close()
+
+
+def knock(group: list[Neighbour], memory: int, *, token: bytes, rank: int = 1) -> None:
+    """As rank 1 at the door of rank 0."""
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(b"\0zerotrain-" + group[0].name.hex().encode())
+        socket.send_fds(peer, [struct.pack("16sq", token, rank)], [memory])
