@@ -71,7 +71,7 @@ def telemetry(jobs: list[tuple[JobKey, Json]], *, leads: bool = True) -> Telemet
 
 def with_status(**status: Any) -> Json:
     body = job(resourceVersion="1")
-    body["spec"]["queueName"] = "research"
+    body["spec"]["scheduling"] = {"queueName": "research"}
     body["spec"]["hangPolicy"] = {"startupTimeoutSeconds": 7200}
     body["metadata"]["creationTimestamp"] = "2026-01-31T09:00:00Z"
     return body | {"status": STATUS | status}

@@ -9,14 +9,18 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from zerotrain.contract.metrics import JOB_METRICS
+from zerotrain.contract.metrics import JOB_METRICS, OPERATOR_METRICS
 from zerotrain.contract.metrics.operator import HANG_PHASES, RESTART_CAUSES
+from zerotrain.contract.metrics.sizing import MAX_FAILURE_KINDS, samples_of_a_job
+from zerotrain.operator.api.queue import queue_in
 from zerotrain.operator.cluster.api import Json
+from zerotrain.operator.cluster.series_bounds import OTHER, Chosen, choose
 from zerotrain.operator.cluster.store import JobKey
 from zerotrain.operator.reconcile.clock import parse_time
 from zerotrain.operator.reconcile.hangs import DEFAULT_FACTOR, MAX_LIMIT_S, HangLimits
@@ -44,6 +48,9 @@ _EXCEPTION = re.compile(rf"\b({'|'.join(EXCEPTIONS)}):")
 _RUNNING = ("Starting", "Running")
 """Phases in which a rank can hang: of a job that has ended, waits or stands still none does."""
 _NONE: Mapping[str, str] = {}
+_WITHOUT_SERIES = next(
+    spec for spec in OPERATOR_METRICS if spec.name == "zerotrain_operator_jobs_without_series"
+)
 _SINCE = {
     "Suspended": ("Suspended",),
     "Running": ("Progressing", "RendezvousComplete"),
@@ -71,7 +78,8 @@ class JobCollector(Collector):
             for spec in JOB_METRICS
         }
         kept = {}
-        for key, job in self._jobs if self._leads() else ():
+        chosen = choose(self._jobs if self._leads() else ())
+        for key, job in chosen.jobs:
             version = f"{job['metadata']['uid']} {job['metadata']['resourceVersion']}"
             known, samples = self._kept.get(key, ("", []))
             if known != version:
@@ -80,13 +88,22 @@ class JobCollector(Collector):
             for sample in samples:
                 families[sample.name].samples.append(sample)
         self._kept = kept
-        return iter(families.values())
+        return iter((*families.values(), _left_out(chosen)))
+
+
+def _left_out(chosen: Chosen) -> Metric:
+    found = Metric(_WITHOUT_SERIES.name, _WITHOUT_SERIES.help, _WITHOUT_SERIES.kind.value)
+    none = {("", OTHER): 0}
+    for (namespace, phase), count in (chosen.left_out or none).items():
+        found.add_sample(found.name, {"job_namespace": namespace, "phase": phase}, count)
+    return found
 
 
 def _samples(key: JobKey, job: Json) -> list[Sample]:
     labels = {"namespace": key.namespace, "job_name": key.name}
     try:
-        return [Sample(name, {**labels, **own}, number) for name, own, number in values_of(job)]
+        values = islice(values_of(job), samples_of_a_job())
+        return [Sample(name, {**labels, **own}, number) for name, own, number in values]
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         log.warning("%s: no metrics, as its status cannot be read: %r", key, error)
         return []
@@ -99,7 +116,7 @@ def values_of(job: Json) -> Iterator[Value]:
     stage = status.get("zeroStage")
     facts = {
         "zero_stage": "" if stage is None else str(int(stage)),
-        "queue": str(spec.get("queueName") or ""),
+        "queue": queue_in(job) or "",
     }
     yield "zerotrain_job_info", facts, 1.0
     yield "zerotrain_job_phase", {"phase": phase}, 1.0
@@ -203,7 +220,8 @@ def _failures(status: Json) -> Iterator[Value]:
         )
         if unix_s is not None:
             newest[kind] = max(newest.get(kind, 0.0), unix_s)
-    for (reason, exit_code, exception), unix_s in newest.items():
+    last = sorted(newest.items(), key=lambda item: -item[1])[:MAX_FAILURE_KINDS]
+    for (reason, exit_code, exception), unix_s in last:
         labels = {"reason": reason, "exit_code": exit_code, "exception": exception}
         yield "zerotrain_job_failure_timestamp_seconds", labels, unix_s
 

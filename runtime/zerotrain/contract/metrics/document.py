@@ -9,7 +9,17 @@ import sys
 from collections.abc import Iterator
 
 from . import ALL_METRICS
-from .sizing import OWN_SAMPLES, buckets_of_a_rank, samples_of_a_pod, samples_of_a_rank
+from .sizing import (
+    MAX_EXPORTED_JOBS,
+    MAX_EXPORTED_JOBS_OF_NAMESPACE,
+    OPERATOR_SCRAPE_LIMIT,
+    OWN_SAMPLES,
+    buckets_of_a_rank,
+    samples_of_a_job,
+    samples_of_a_pod,
+    samples_of_a_rank,
+    samples_of_the_operator,
+)
 from .spec import Kind, MetricSpec, Source
 
 SCRAPE_LIMIT = 20_000
@@ -121,6 +131,13 @@ exceeded", and `ZeroTrainMetricsAbsent` fires where it was the job's only one. I
 
 The default of {SCRAPE_LIMIT:,} is enough for {ranks} ranks that add {OWN_SAMPLES} each. For more, raise it,
 or drop buckets: the limit counts what is left after them.
+
+The operator serves at most {samples_of_the_operator():,} samples, whatever jobs there are; the chart's
+`serviceMonitor.sampleLimit` ({OPERATOR_SCRAPE_LIMIT:,}) stands above that, so that no tenant can have
+the whole scrape dropped. Of {MAX_EXPORTED_JOBS:,} jobs, {MAX_EXPORTED_JOBS_OF_NAMESPACE:,} in a namespace,
+there are series of their own, at most {samples_of_a_job()} each. Where there are more, all namespaces have
+the same share; jobs that ended go first, then idle ones, the oldest before the others, and
+`zerotrain_operator_jobs_without_series` counts them.
 
 `podMonitor.buckets: firstRank` keeps the buckets of histograms of rank 0 alone, `_sum` and `_count` of every
 rank. Means, stragglers and every alert go on; quantiles (`ZeroTrainAllGatherP99`,

@@ -62,6 +62,13 @@ OPERATOR_METRICS: tuple[MetricSpec, ...] = (
         verb=VERBS,
     ),
     _own.gauge("zerotrain_operator_jobs", "Jobs by phase.", phase=JOB_PHASES),
+    _own.gauge(
+        "zerotrain_operator_jobs_without_series",
+        "Jobs beyond the bounds of a scrape, by namespace and phase: they have no series of their own, the "
+        "oldest that ended or are idle first. `job_namespace` is empty for further namespaces together.",
+        job_namespace=(),
+        phase=(*JOB_PHASES, "other"),
+    ),
     _own.gauge("zerotrain_operator_leader", "1 while this replica holds the lease."),
     _own.gauge("zerotrain_operator_loop_lag_seconds", "How late the event loop woke up at the last check."),
     _own.gauge(

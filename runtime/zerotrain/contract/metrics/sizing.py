@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .launcher import LAUNCHER_METRICS, WORKER_METRICS
+from .operator import JOB_METRICS, JOB_PHASES
 from .ranks import RANK_METRICS
 from .spec import Kind, MetricSpec
 
@@ -11,6 +12,19 @@ OPEN_LABEL_VALUES = 4
 
 OWN_SAMPLES = 200
 """Room for what each rank's program adds by itself."""
+
+MAX_EXPORTED_JOBS = 4000
+"""Jobs with series of their own; further ones are counted by namespace and phase."""
+MAX_EXPORTED_JOBS_OF_NAMESPACE = 1000
+MAX_NAMED_NAMESPACES = 200
+"""Namespaces that are named with what they have beyond that; further ones are counted together."""
+MAX_FAILURE_KINDS = 8
+"""Of one job: the newest."""
+OPERATOR_SCRAPE_LIMIT = 200_000
+"""The chart's `serviceMonitor.sampleLimit`: above all that the operator can serve, since a scrape beyond it
+is dropped whole."""
+OWN_OPERATOR_SAMPLES = 20_000
+"""Room for what the operator tells of itself and the Python process: far more than it has."""
 
 
 def most_samples(spec: MetricSpec) -> int:
@@ -38,6 +52,19 @@ def buckets_of_a_rank() -> int:
 def samples_of_a_pod(ranks: int, *, own: int = OWN_SAMPLES) -> int:
     """At most, with `own` samples that each rank's program adds."""
     return ranks * (samples_of_a_rank() + own) + sum(map(most_samples, WORKER_METRICS))
+
+
+def samples_of_a_job() -> int:
+    """At most: of what the operator exports of one job."""
+    open_rows = {"zerotrain_job_failure_timestamp_seconds": MAX_FAILURE_KINDS}
+    single = {"zerotrain_job_info", "zerotrain_job_phase", "zerotrain_job_straggler_ratio"}
+    return sum(1 if spec.name in single else open_rows.get(spec.name, _rows(spec)) for spec in JOB_METRICS)
+
+
+def samples_of_the_operator() -> int:
+    """At most, whatever jobs there are."""
+    left_out = (MAX_NAMED_NAMESPACES + 1) * (len(JOB_PHASES) + 1)
+    return MAX_EXPORTED_JOBS * samples_of_a_job() + left_out + OWN_OPERATOR_SAMPLES
 
 
 def _rows(spec: MetricSpec) -> int:
