@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shutil
 import subprocess
@@ -16,6 +15,9 @@ from deploy.images.variants import Torch, TorchError, require, torch_in_wheels
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
+CONSTRAINTS = ROOT / "deploy" / "constraints.txt"
+REQUIREMENTS = HERE / "requirements"
+"""Versions and digests of what an image holds and of what builds it; `make upgrade` writes them."""
 SUMS = "SHA256SUMS"
 KEY = ".key"
 
@@ -72,6 +74,7 @@ IMAGES = {
 def collect_wheels(image: Image, folder: Path) -> Path:
     """Put all wheels of the image into `folder`, for this machine's Python, and their digests beside them.
 
+    Only files whose digests are in deploy/images/requirements, beside torch for CPUs and the project itself.
     What is there already is kept while nothing that chooses the versions has changed; the project's own wheel
     is always made anew.
     """
@@ -82,16 +85,33 @@ def collect_wheels(image: Image, folder: Path) -> Path:
     is_fresh = stamp.exists() and stamp.read_text() == key
     for old in folder.glob("zerotrain-*.whl" if is_fresh else "*.whl"):
         old.unlink()
-    _run([*pip, "--no-deps", *image.wheel_options, *place, str(ROOT)])
+    built = ("--no-deps", "--build-constraint", str(CONSTRAINTS), *image.wheel_options)
+    _run([*pip, *built, *place, str(ROOT)])
     if not is_fresh:
         stamp.unlink(missing_ok=True)
-        (wheel,) = folder.glob("zerotrain-*.whl")
-        _run([*pip, *place, f"{wheel}[{image.extras}]", "cyclonedx-bom", "pip"])
+        exactly = [*pip, *place, "--no-deps", "--only-binary", ":all:", "--require-hashes"]
+        _run([*exactly, *_listed("tools"), *_listed(image.name)])
+        if Torch.NONE not in image.budgets:
+            _run([*pip, *place, "--no-deps", "--only-binary", ":all:", _pinned_torch()])
+            if torch_among(folder) is Torch.CUDA:
+                _run([*exactly, *_listed("torch-cuda")])
         stamp.write_text(key)
     wheels = sorted(folder.glob("*.whl"))
     sums = (f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in wheels)
     (folder / SUMS).write_text("".join(sums))
     return folder
+
+
+def _listed(name: str) -> tuple[str, str]:
+    return "--requirement", str(REQUIREMENTS / f"{name}.txt")
+
+
+def _pinned_torch() -> str:
+    """Its version alone: a build for CPUs has digests that the common index does not know."""
+    found = re.search(r"^torch==[^\s;]+", CONSTRAINTS.read_text(), re.MULTILINE)
+    if found is None:
+        raise ImageError(f"{CONSTRAINTS} pins no torch: run `make upgrade`")
+    return found[0]
 
 
 def torch_among(wheels: Path) -> Torch:
@@ -112,13 +132,11 @@ def require_torch(wanted: Torch, wheels: Path) -> None:
 
 def wheels_key(image: Image) -> str:
     """Of everything that chooses the versions of dependencies, and with these the variant of torch."""
-    constraints = [Path(name) for name in os.environ.get("PIP_CONSTRAINT", "").split()]
     settings = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
     )
     parts = [
-        (ROOT / "pyproject.toml").read_text(),
-        *(path.read_text() for path in constraints if path.is_file()),
+        *(path.read_text() for path in sorted(REQUIREMENTS.glob("*.txt"))),
         *(image.name, image.extras, sys.version, settings.stdout),
     ]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
@@ -131,7 +149,8 @@ def default_wheels(image: Image) -> Path:
 
 def make_context(folder: Path, image: Image, *, wheels: Path | None) -> Path:
     """A copy of what the .dockerignore lets through; with `wheels` these and the scripts alone."""
-    patterns = ["deploy/images"] if wheels is not None else let_through(image)
+    scripts = ["deploy/images", "deploy/constraints.txt"]
+    patterns = scripts if wheels is not None else let_through(image)
     for name in patterns:
         source, target = ROOT / name, folder / name
         target.parent.mkdir(parents=True, exist_ok=True)

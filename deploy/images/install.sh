@@ -3,7 +3,7 @@
 #
 # Makes /opt/zerotrain, a virtual environment without pip, from this source and a package index, or, where PIP_ARGS says
 # --no-index, from the wheels in deploy/images/wheels/IMAGE alone; then writes down what is in it (CycloneDX) as
-# /opt/zerotrain/sbom.cdx.json.
+# /opt/zerotrain/sbom.cdx.json. Versions and digests of all packages are those of deploy/images/requirements.
 set -eu
 
 image=$1
@@ -11,6 +11,7 @@ extras=$2
 shift 2
 here=$(dirname "$0")
 wheels=$here/wheels/$image
+requirements=$here/requirements
 prefix=/opt/zerotrain
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore PYTHONDONTWRITEBYTECODE=1
 
@@ -40,13 +41,22 @@ else
     }
     pip="python3 $archive/pip"
 fi
-install() { # PREFIX REQUIREMENT...
+install() { # PREFIX ARGUMENT...
     into=$1
     shift
     # shellcheck disable=SC2086  # PIP_ARGS are words
     $pip --quiet --python "$into/bin/python" install --only-binary :all: --no-compile --find-links "$wheels" \
         ${PIP_ARGS:-} "$@"
 }
+exactly() { # PREFIX LIST: these files and no others, whatever the index says
+    install "$1" --no-deps --require-hashes --requirement "$requirements/$2.txt"
+}
+
+# pip itself and what else runs in this stage alone.
+tools=$(mktemp -d)
+python3 -m venv --without-pip "$tools"
+exactly "$tools" tools
+pip="$tools/bin/python -m pip"
 
 # The wheel that lies there may be an older source's.
 case " ${PIP_ARGS:-} " in
@@ -57,22 +67,30 @@ case " ${PIP_ARGS:-} " in
     }
     ;;
 *)
+    exactly "$tools" build
     made=$(mktemp -d)
-    # shellcheck disable=SC2086
-    $pip --quiet wheel ${PIP_ARGS:-} --no-deps --wheel-dir "$made" "$@" .
+    PATH="$tools/bin:$PATH" $pip --quiet wheel --no-build-isolation --no-deps --wheel-dir "$made" "$@" .
     wheel=$(ls "$made"/zerotrain-*.whl)
     ;;
 esac
 
 python3 -m venv --without-pip "$prefix"
-# shellcheck disable=SC2086  # EXTRA are words
-install "$prefix" "$wheel[$extras]" ${EXTRA:-}
+exactly "$prefix" "$image"
+case "${TORCH:-none}" in
+cuda) exactly "$prefix" torch-cuda ;;
+# Builds for CPUs alone come from another place than the index whose digests are known: the version is pinned.
+cpu) install "$prefix" --no-deps "$(sed -n 's/^\(torch==[^ ;]*\).*/\1/p' "$requirements/torch-cuda.txt")" ;;
+esac
 # Whatever index was asked: a training image without CUDA would fail as late as in the first pod with a GPU.
 python3 "$here/variants.py" "$prefix" "${TORCH:-none}"
+# The lists hold all that it needs: where pip may take nothing from anywhere, it says what is missing.
+$pip --quiet --python "$prefix/bin/python" install --no-index --no-compile "$wheel[$extras]"
+if [ -n "${EXTRA:-}" ]; then
+    # shellcheck disable=SC2086  # EXTRA are words
+    install "$prefix" --constraint "$here/../constraints.txt" $EXTRA
+fi
 
-python3 -m venv --without-pip /opt/sbom
-install /opt/sbom cyclonedx-bom
-/opt/sbom/bin/cyclonedx-py environment --output-reproducible --of JSON \
+"$tools/bin/cyclonedx-py" environment --output-reproducible --of JSON \
     --output-file "$prefix/sbom.cdx.json" "$prefix/bin/python"
 
 # The root folder is read-only in the pods, so that nothing could be compiled at the first import. Unchecked hashes keep

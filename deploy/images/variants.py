@@ -69,7 +69,7 @@ def require(wanted: Torch, found: Torch, place: str) -> None:
     if found is not wanted:
         raise TorchError(
             f"the image is to hold {_NAMES[wanted]}, and {place} holds {_NAMES[found]}. pip's settings "
-            "choose it (PIP_INDEX_URL, PIP_FIND_LINKS, PIP_CONSTRAINT, pip.conf; in a Dockerfile PIP_ARGS): "
+            "choose it (PIP_INDEX_URL, PIP_FIND_LINKS, pip.conf; in a Dockerfile PIP_ARGS): "
             "change them, or ask for the other variant (`python -m deploy.images build --torch cuda|cpu`, "
             "`--build-arg TORCH=cuda|cpu`)"
         )

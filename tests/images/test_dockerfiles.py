@@ -125,10 +125,12 @@ def write_down(folder: Path, *names: str) -> None:
     (folder / SUMS).write_text("".join(f"{digest}  {name}\n" for name in names))
 
 
-def install(here: Path, *, venv: int = 7, **environ: str) -> subprocess.CompletedProcess[str]:
-    """The script with a Python that writes down what it is asked, makes a wheel, and makes no environment.
+def install(
+    here: Path, *, venv: int = 7, variant: int = 9, **environ: str
+) -> subprocess.CompletedProcess[str]:
+    """The script with a Python that writes down what it is asked and makes a wheel, but no /opt/zerotrain.
 
-    Its exit status is `venv` where an environment is asked for, 9 where the variant of torch is.
+    Its exit status is `venv` where that is asked for, `variant` where the variant of torch is.
     """
     tools, calls = here.parent / "tools", here.parent / "calls"
     tools.mkdir()
@@ -136,15 +138,16 @@ def install(here: Path, *, venv: int = 7, **environ: str) -> subprocess.Complete
         f"""#!/bin/sh
 echo "$*" >>{calls}
 case "$*" in
-*variants.py*) exit 9 ;;
+*variants.py*) exit {variant} ;;
 *" wheel "*) while [ "$1" != --wheel-dir ]; do shift; done; echo >"$2/zerotrain-9-py3-none-any.whl" ;;
-"-m venv"*) exit {venv} ;;
+"-m venv"*/opt/zerotrain) exit {venv} ;;
+"-m venv"*) shift 3; mkdir "$1/bin"; for name in python cyclonedx-py; do ln -s {tools}/python3 "$1/bin/$name"; done ;;
 esac
 """
     )
     (tools / "python3").chmod(0o755)
     command = ["sh", str(here / "install.sh"), "operator", "operator"]
-    path = {"PATH": f"{tools}:{os.environ['PATH']}"}
+    path = {"PATH": f"{tools}:{os.environ['PATH']}", "TMPDIR": str(here.parent)}
     return subprocess.run(
         command, capture_output=True, text=True, check=False, timeout=60, env={**path, **environ}, cwd=here
     )
@@ -236,6 +239,44 @@ def test_the_variant_of_torch_is_looked_at_once_it_is_installed(
     assert " install " in installed
     assert last.split()[0].endswith("deploy/images/variants.py")
     assert last.split()[1:] == ["/opt/zerotrain", wanted]
+
+
+def installs(here: Path) -> list[str]:
+    """What follows `pip install` in each call, in order."""
+    return [line.split(" install ", 1)[1] for line in asked(here).splitlines() if " install " in line]
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("torch", ["none", "cpu", "cuda"])
+def test_only_listed_files_are_installed(here: Path, torch: str) -> None:
+    """By digest and without a resolver; what the project needs beside must then be there already."""
+    assert install(here, venv=0, variant=0, TORCH=torch).returncode == 127, "as far as compiling"
+    *listed, project = installs(here)
+    wanted = ["tools", "build", "operator", *(["torch-cuda"] if torch == "cuda" else [])]
+    if torch == "cpu":
+        pinned = listed.pop()
+        assert re.search(r" --no-deps torch==[0-9.]+$", pinned), "no index of ours knows its digest"
+    assert [re.findall(r"/requirements/(\S+)\.txt$", call) for call in listed] == [[name] for name in wanted]
+    for call in listed:
+        assert {"--no-deps", "--require-hashes", "--only-binary"} <= set(call.split())
+    assert {"--no-index", "--no-compile"} <= set(project.split())
+    assert project.endswith("/zerotrain-9-py3-none-any.whl[operator]")
+
+
+@pytest.mark.ranks
+def test_build_requirements_are_the_listed_ones(here: Path) -> None:
+    install(here)
+    (wheel,) = [line for line in asked(here).splitlines() if " wheel " in line]
+    assert "--no-build-isolation" in wheel.split(), "an isolated build would take the newest"
+
+
+@pytest.mark.ranks
+def test_further_packages_keep_to_the_pins(here: Path) -> None:
+    install(here, venv=0, variant=0, EXTRA="transformers tokenizers")
+    extra = installs(here)[-1].split()
+    assert extra[-2:] == ["transformers", "tokenizers"]
+    constraints = Path(extra[extra.index("--constraint") + 1])
+    assert constraints.samefile(here.parent / "constraints.txt")
 
 
 @pytest.mark.unit
