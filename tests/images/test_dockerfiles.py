@@ -141,7 +141,7 @@ case "$*" in
 *variants.py*) exit {variant} ;;
 *" wheel "*) while [ "$1" != --wheel-dir ]; do shift; done; echo >"$2/zerotrain-9-py3-none-any.whl" ;;
 "-m venv"*/opt/zerotrain) exit {venv} ;;
-"-m venv"*) shift 3; mkdir "$1/bin"; for name in python cyclonedx-py; do ln -s {tools}/python3 "$1/bin/$name"; done ;;
+"-m venv"*) mkdir "$4/bin"; for name in python cyclonedx-py; do ln -s {tools}/python3 "$4/bin/$name"; done ;;
 esac
 """
     )
