@@ -61,7 +61,7 @@ def run(console: Console, found: Cluster) -> int:
             _diagnose(console, kubectl)
             raise
     report.print_report(console, outcome)
-    report.save_curve(outcome.points, CURVE)
+    report.save_curve(outcome.points, CURVE, title=outcome.title)
     console.print(f"loss curve: {CURVE.relative_to(ROOT)}")
     failed = report.problems(outcome)
     for problem in failed:

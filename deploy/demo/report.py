@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from deploy.demo.facts import ran_as
 from deploy.demo.logs import LossPoint
 
 MAX_LAST_LOSS = 3.0
@@ -35,6 +36,8 @@ SHOWN_METRICS = (
 class Outcome:
     """Everything read back from the cluster when the job has ended."""
 
+    title: str
+    """Of the job and its data."""
     status: dict[str, Any]
     total_steps: int
     points: Sequence[LossPoint]
@@ -105,6 +108,7 @@ def table(outcome: Outcome) -> Table:
     causes = ", ".join(f"{cause} {count}" for cause, count in restarts.items() if cause in CAUSES and count)
     recovery = recovery_seconds(outcome)
     rows = [
+        ("ran as", ran_as(outcome.metrics) or "-"),
         ("steps", f"{points[-1].step if points else 0} of {outcome.total_steps}"),
         ("first loss", f"{points[0].loss:.3f}" if points else "-"),
         ("last loss", f"{points[-1].loss:.3f}" if points else "-"),
@@ -136,7 +140,7 @@ def print_report(console: Console, outcome: Outcome) -> None:
         console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
 
 
-def save_curve(points: Sequence[LossPoint], path: Path) -> None:
+def save_curve(points: Sequence[LossPoint], path: Path, title: str) -> None:
     """Draw the loss over the steps, one line per attempt."""
     import matplotlib
 
@@ -147,9 +151,7 @@ def save_curve(points: Sequence[LossPoint], path: Path) -> None:
     for attempt in sorted({point.attempt for point in points}):
         mine = [point for point in points if point.attempt == attempt]
         axes.plot([p.step for p in mine], [p.loss for p in mine], label=f"attempt {attempt}")
-    axes.set(
-        xlabel="step", ylabel="loss (nats per byte)", title="byte-level GPT on Python's standard library"
-    )
+    axes.set(xlabel="step", ylabel="loss (nats)", title=title)
     axes.legend()
     axes.grid(alpha=0.3)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from deploy.demo.facts import asked_for
 from deploy.demo.kubectl import Kubectl, KubectlError, wait_for
 from deploy.demo.logs import LossLog
 from deploy.demo.report import Outcome
@@ -58,12 +59,11 @@ class Story:
         """Apply the job and watch it to its end. Raises TimeoutError when there is none."""
         self.kubectl.run("apply", "-f", str(VOLUME))
         self.kubectl.run("apply", "-f", str(EXAMPLE))
-        self.view.say(
-            f"applied {EXAMPLE.relative_to(ROOT)}: {self.spec['spec']['workers']} workers, ZeRO-3, bf16"
-        )
+        self.view.say(f"applied {EXAMPLE.relative_to(ROOT)}: {asked_for(self.spec['spec'])}")
         wait_for("the job to end", self._tick, seconds=TIMEOUT_SECONDS, every=0.5)
         self.log.close()
         return Outcome(
+            title=f"{self.name}: {self.spec['spec']['data']['path']}",
             status=self._job().get("status", {}),
             total_steps=int(self.spec["spec"]["steps"]),
             points=tuple(self.log.points),
