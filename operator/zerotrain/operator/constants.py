@@ -94,6 +94,16 @@ MAX_WORKERS: Final = 10_000
 """Keeps the index of a pod name at four digits, which leaves the attempt six."""
 
 
+MAX_SPEC_BYTES: Final = 64 * 1024
+"""Of a spec as JSON. Beyond it, or beyond the two limits below, a job stalls and its spec is not kept."""
+
+MAX_SPEC_DEPTH: Final = 32
+"""Lists and objects within each other in one field of a spec."""
+
+MAX_SPEC_VALUES: Final = 4096
+"""Values in all lists and objects of a spec: each takes a hundred bytes of memory, however short it is."""
+
+
 class ConditionType(StrEnum):
     """Types in status.conditions. The first three follow kstatus, so that `helm --wait` understands them."""
 

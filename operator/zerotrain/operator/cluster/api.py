@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -18,6 +20,11 @@ from zerotrain.operator.cluster.errors import ApiError, NotLeading, Unavailable,
 from zerotrain.operator.cluster.rate import TokenBucket
 from zerotrain.operator.cluster.server_time import ServerTime
 from zerotrain.operator.cluster.telemetry import Telemetry
+
+log = logging.getLogger(__name__)
+
+MAX_LINE_BYTES = 32 << 20
+"""Of a watch. What etcd takes (1.5 MiB) may be six times as long with all its characters escaped."""
 
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
@@ -110,8 +117,16 @@ class Api:
                 await asyncio.sleep(self.backoff_s(attempt, error))
         raise AssertionError("unreachable: the loop returns or raises")
 
-    async def watch(self, path: str, params: Mapping[str, str], *, kind: str) -> AsyncIterator[Json]:
-        """The events of one watch, until the server ends it. Raises ApiError, aiohttp.ClientError."""
+    async def watch(
+        self,
+        path: str,
+        params: Mapping[str, str],
+        *,
+        kind: str,
+        read: Callable[[bytes], Json] = words.read,
+    ) -> AsyncIterator[Json]:
+        """The events of one watch, until the server ends it. Raises ApiError, aiohttp.ClientError. An event
+        that `read` raises ValueError for is passed over."""
         await self._bucket.take()
         headers = await self.connection.headers()
         url = self.connection.server + path
@@ -122,17 +137,45 @@ class Api:
             self.telemetry.request("WATCH", kind, response.status)
             if response.status >= 300:
                 raise error_of(f"WATCH {path}", response.status, await response.read())
-            buffer = b""
-            # Lines by hand: an object with its managed fields may exceed the reader's own line limit.
-            async for chunk in response.content.iter_any():
-                *lines, buffer = (buffer + chunk).split(b"\n")
-                for line in lines:
-                    if line.strip():
-                        yield words.read(line)
+            async for line in lines_of(response.content.iter_any()):
+                try:
+                    event = read(line)
+                except ValueError as error:
+                    log.warning("an event of %s is passed over: %s: %.200r", kind, error, line)
+                    continue
+                yield event
+
+    async def stream(self, request: Request) -> AsyncIterator[bytes]:
+        """The pieces of an answer as they come. Raises as `call` does; an answer that breaks off is not asked
+        for again."""
+        retries, has_begun = self.limits.retries, False
+        # A compressed piece may be a thousand times as long as it came.
+        headers = {"Accept-Encoding": "identity"}
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=self.limits.timeout_s)
+        for attempt in range(retries + 1):
+            try:
+                async with self._answer(request, timeout, headers) as response:
+                    async for piece in response.content.iter_any():
+                        has_begun = True
+                        yield piece
+                return
+            except Unavailable as error:
+                if has_begun or attempt == retries:
+                    raise
+                await asyncio.sleep(self.backoff_s(attempt, error))
 
     async def _try(self, request: Request) -> bytes:
+        timeout = aiohttp.ClientTimeout(total=self.limits.timeout_s)
+        async with self._answer(request, timeout, {}) as response:
+            return await response.read()
+
+    @asynccontextmanager
+    async def _answer(
+        self, request: Request, timeout: aiohttp.ClientTimeout, more_headers: Mapping[str, str]
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """One that is no error, whose body is still to be read."""
         await self._bucket.take(urgent=request.urgent)
-        headers = {**await self.connection.headers(), "Accept": request.answer.value}
+        headers = {**await self.connection.headers(), "Accept": request.answer.value, **more_headers}
         data = None
         if request.body is not None:
             data = words.write(request.body)
@@ -147,14 +190,14 @@ class Api:
                 params=request.params,
                 data=data,
                 headers=headers,
-                timeout=aiohttp.ClientTimeout(total=self.limits.timeout_s),
+                timeout=timeout,
             ) as response:
-                body = await response.read()
-                took_s = time.monotonic() - started
-                self.telemetry.request(request.method, request.kind, response.status, took_s)
-                self.time.heard(response.headers.get("Date"))
                 if response.status < 300:
-                    return body
+                    yield response
+                    self._count(request, response, started)
+                    return
+                body = await response.read()
+                self._count(request, response, started)
                 error = error_of(told, response.status, body)
                 if isinstance(error, Unavailable):
                     error.retry_after_s = _retry_after(response)
@@ -162,6 +205,11 @@ class Api:
         except (aiohttp.ClientError, TimeoutError, OSError) as cause:
             self.telemetry.request(request.method, request.kind, 0, time.monotonic() - started)
             raise Unavailable(f"{told}: no answer: {cause!r}") from cause
+
+    def _count(self, request: Request, response: aiohttp.ClientResponse, started: float) -> None:
+        took_s = time.monotonic() - started
+        self.telemetry.request(request.method, request.kind, response.status, took_s)
+        self.time.heard(response.headers.get("Date"))
 
     def _check_fence(self, request: Request, told: str) -> None:
         writes = request.method != "GET" and request.kind != "leases"
@@ -175,6 +223,21 @@ class Api:
         # Jitter, so that a thousand creations that were refused together do not come back together. What was
         # asked for is only made longer: whoever comes sooner spends a try on being refused again.
         return max(asked * random.uniform(1.0, 1.2), own * random.uniform(0.8, 1.2))
+
+
+async def lines_of(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The lines of a watch. By hand: an object may exceed the reader's own line limit. One that is longer
+    than any object can be is passed over."""
+    parts, size = list[bytes](), 0
+    async for piece in pieces:
+        *lines, rest = piece.split(b"\n")
+        for line in lines:
+            whole = b"".join([*parts, line]) if size <= MAX_LINE_BYTES else b""
+            parts, size = [], 0
+            if whole.strip():
+                yield whole
+        size += len(rest)
+        parts = [*parts, rest] if size <= MAX_LINE_BYTES else []
 
 
 def _retry_after(response: aiohttp.ClientResponse) -> float | None:

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from zerotrain.contract.strict_json import strict_json
 from zerotrain.contract.text import one_line, word
+from zerotrain.operator.cluster import words
 
 
 class ApiError(Exception):
@@ -95,7 +95,7 @@ def error_of(request: str, status: int, body: bytes) -> ApiError:
 def _status_object(body: bytes) -> dict[str, Any]:
     # A proxy or load balancer in between may answer with HTML or nothing at all.
     try:
-        parsed = strict_json(body)
+        parsed = words.read(body)
     except ValueError:
         return {}
     return parsed if isinstance(parsed, dict) else {}

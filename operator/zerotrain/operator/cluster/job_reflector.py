@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 
 from zerotrain.operator.cluster.api import Api, Json
+from zerotrain.operator.cluster.job_text import kept, read_event, read_job
 from zerotrain.operator.cluster.jobs import ALL_JOBS, JobCache, with_kind
-from zerotrain.operator.cluster.listwatch import ScopedWatch
+from zerotrain.operator.cluster.listwatch import Reader, ScopedWatch
 from zerotrain.operator.cluster.store import version_of
 from zerotrain.operator.constants import PLURAL
 
@@ -42,6 +43,7 @@ class JobReflector(ScopedWatch):
             kind=PLURAL,
             sink=lambda namespace: _Jobs(jobs, changed, deleted, namespace, self.settle),
             namespaces=namespaces,
+            reader=Reader(item=read_job, event=read_event),
         )
 
 
@@ -62,12 +64,14 @@ class _Jobs:
         """By UID, in the order of their first event."""
         self._is_listed = False
 
-    def put(self, item: Json) -> str:
-        uid = str(item["metadata"]["uid"])
+    def key(self, item: Json) -> str:
+        return str(item["metadata"]["uid"])
+
+    def put(self, item: Json) -> None:
         if not self._held:
             asyncio.get_running_loop().call_later(BATCH_S, self._hand_over)
-        self._held[uid] = with_kind(item)
-        return uid
+        # Reduced now: a thousand that wait for their turn must not be kept whole.
+        self._held[self.key(item)] = kept(with_kind(item))
 
     def remove(self, item: Json) -> None:
         self._held.pop(item["metadata"]["uid"], None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -12,6 +11,8 @@ from zerotrain.operator.api import ZeroTrainingJobStatus
 from zerotrain.operator.api.status import CheckpointStatus, ProgressStatus
 from zerotrain.operator.cluster.api import Answer, Api, Json, Request
 from zerotrain.operator.cluster.errors import NotFound, Unavailable
+from zerotrain.operator.cluster.job_text import kept, read_job
+from zerotrain.operator.cluster.paging import Listing
 from zerotrain.operator.cluster.scope import scoped
 from zerotrain.operator.cluster.store import JobKey, version_of
 from zerotrain.operator.constants import API_VERSION, GROUP, KIND, PLURAL, VERSION
@@ -19,7 +20,6 @@ from zerotrain.operator.constants import API_VERSION, GROUP, KIND, PLURAL, VERSI
 log = logging.getLogger(__name__)
 
 ALL_JOBS = f"/apis/{GROUP}/{VERSION}/{PLURAL}"
-PAGE = 500
 SERVED_AGAIN_S = 2.0
 """Between two questions whether our kind is served."""
 
@@ -75,7 +75,7 @@ class JobCache:
         # the first must not hide the second.
         if old is not None and version_of(job) <= version_of(old):
             return False
-        job = _compact(job)
+        job = kept(job)
         uid = job["metadata"]["uid"]
         self._doubted.discard(uid)
         if old is not None and old["metadata"]["uid"] != uid:
@@ -152,38 +152,6 @@ def key_of(job: Mapping[str, Any]) -> JobKey:
     return JobKey(job["metadata"]["namespace"], job["metadata"]["name"])
 
 
-_UNREAD = "managedFields"
-_UNREAD_ANNOTATION = "kubectl.kubernetes.io/last-applied-configuration"
-_SHORT = 32
-"""Characters; shorter values are much the same from job to job, longer ones (UIDs, messages) are not."""
-
-
-def _compact(job: Mapping[str, Any]) -> Json:
-    """The job as it is kept: without what nobody here reads, its words shared with all other jobs. A parser
-    makes each key and each value of each object anew."""
-    metadata = {name: value for name, value in job["metadata"].items() if name != _UNREAD}
-    if annotations := metadata.get("annotations"):
-        metadata["annotations"] = {
-            name: text for name, text in annotations.items() if name != _UNREAD_ANNOTATION
-        }
-    kept: Json = _shared({**job, "metadata": metadata})
-    return kept
-
-
-def _shared(part: Any) -> Any:
-    if isinstance(part, dict):
-        return {_one(name): _shared(value) for name, value in part.items()}
-    if isinstance(part, list):
-        return [_shared(item) for item in part]
-    return _one(part) if isinstance(part, str) and len(part) <= _SHORT else part
-
-
-@functools.lru_cache(maxsize=4096)
-def _one(text: str) -> str:
-    """The same object for the same text. Not sys.intern, which in Python 3.12 keeps what it saw for ever."""
-    return text
-
-
 def status_body(status: ZeroTrainingJobStatus) -> Json:
     """As the API server takes it. What says nothing and reads back as such is left out: the API server
     checks, copies and assigns every field to its manager at every write."""
@@ -201,10 +169,10 @@ _NOTHING = {"progress": ProgressStatus(), "checkpoint": CheckpointStatus()}
 
 def _without_empty_lists(part: Json) -> Json:
     """An empty part may stand for itself and stays."""
-    kept = {name: value for name, value in part.items() if value != []}
+    said = {name: value for name, value in part.items() if value != []}
     return {
         name: _without_empty_lists(value) if isinstance(value, dict) else value
-        for name, value in kept.items()
+        for name, value in said.items()
     }
 
 
@@ -243,7 +211,7 @@ class JobClient:
         return any(item["name"] == PLURAL for item in known.get("resources", ()))
 
     async def get(self, key: JobKey) -> Json:
-        return await self._api.call(Request(method="GET", path=job_path(key), kind=PLURAL))
+        return read_job(await self._api.call_raw(Request(method="GET", path=job_path(key), kind=PLURAL)))
 
     @property
     def scopes(self) -> tuple[str | None, ...]:
@@ -253,15 +221,11 @@ class JobClient:
     async def list(self, namespace: str | None = None) -> AsyncIterator[Json]:
         """The jobs of one scope."""
         (path,) = scoped(ALL_JOBS, () if namespace is None else (namespace,))
-        params = {"limit": str(PAGE)}
-        while True:
-            answer = await self._api.call(Request(method="GET", path=path, kind=PLURAL, params=params))
-            for job in answer.get("items", ()):
-                yield with_kind(job)
-            more = answer["metadata"].get("continue")
-            if not more:
-                return
-            params = {"limit": str(PAGE), "continue": more}
+        async for text in Listing(self._api, path=path, kind=PLURAL):
+            try:
+                yield with_kind(read_job(text))
+            except ValueError as error:
+                log.warning("a job that cannot be read is passed over: %s: %.200r", error, text)
 
     async def write_status(self, job: Json, status: ZeroTrainingJobStatus) -> Json:
         """Replace the status of exactly the version that was reconciled. Raises Conflict when it is not the
@@ -277,7 +241,7 @@ class JobClient:
         }
         path = f"{job_path(key_of(job))}/status"
         request = Request(method="PUT", path=path, kind=f"{PLURAL}/status", body=body, answer=Answer.METADATA)
-        answer = await self._api.call(request)
+        answer = read_job(await self._api.call_raw(request))
         return {**job, "metadata": answer["metadata"], "status": body["status"]}
 
     async def delete(self, job: Json) -> None:

@@ -21,10 +21,12 @@ from pydantic import ValidationError
 from zerotrain.contract.text import is_printable, one_line, word
 from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.api.core.meta import Toleration
+from zerotrain.operator.cluster import words
 from zerotrain.operator.cluster.api import Api, Json, Request
 from zerotrain.operator.cluster.discovery import discover
 from zerotrain.operator.cluster.errors import ApiError, Forbidden, Gone, NotFound, error_of
 from zerotrain.operator.cluster.memory import Memories
+from zerotrain.operator.cluster.paging import Listing
 from zerotrain.operator.cluster.scope import scoped
 from zerotrain.operator.cluster.store import JobKey, owner_key
 from zerotrain.operator.constants import ANNOTATION_MADE_FROM, LABEL_JOB, LABEL_JOB_UID
@@ -39,7 +41,6 @@ from zerotrain.operator.resources.kueue import (
 
 log = logging.getLogger(__name__)
 
-PAGE = 500
 WATCH_SECONDS = 300
 MAX_PAUSE_S = 10.0
 MAX_MESSAGE_CHARS = 500
@@ -232,26 +233,27 @@ class WorkloadWatch:
             await asyncio.sleep(MAX_PAUSE_S)
             return
         self._collection, self._api_version = self._path(apis.kueue), apis.kueue
-        listed: list[Json] = []
-        params = {"labelSelector": LABEL_JOB, "limit": str(PAGE)}
-        while True:
-            request = Request(method="GET", path=self._collection, kind="workloads", params=params)
-            answer = await self._api.call(request)
-            listed.extend(answer.get("items", ()))
-            more = answer["metadata"].get("continue")
-            if not more:
-                break
-            params = {**params, "continue": more}
-        found = {key: await self._view(item) for item in listed if (key := _owner(item)) is not None}
+        found, told = dict[str, QueueView](), dict[str, JobKey]()
+        listing = Listing(
+            self._api, path=self._collection, kind="workloads", params={"labelSelector": LABEL_JOB}
+        )
+        async for text in listing:
+            try:
+                item = words.read(text)
+                if (key := _owner(item)) is not None:
+                    found[key], told[key] = await self._view(item), _job_key(item)
+            except ApiError:
+                raise
+            except Exception:
+                log.exception("a Workload cannot be read and is passed over: %.200r", text)
         before = self._memories.queues
         self._memories.queues = {**self._of_others(before), **found}
         self._memories.queues_listed.add(self._namespace)
         self._refused, self._alive_at = False, time.monotonic()
-        for item in listed:
-            key = _owner(item)
-            if key is not None and before.get(key) != found[key]:
-                self._changed(_job_key(item))
-        self._version = answer["metadata"]["resourceVersion"]
+        for key, job_key in told.items():
+            if before.get(key) != found[key]:
+                self._changed(job_key)
+        self._version = str(listing.metadata["resourceVersion"])
 
     def _of_others(self, queues: Mapping[str, QueueView]) -> dict[str, QueueView]:
         """The views that the watches of other namespaces keep."""
@@ -272,7 +274,14 @@ class WorkloadWatch:
             if kind == "ERROR":
                 raise error_of("WATCH workloads", int(item.get("code", 500)), str(item).encode())
             if kind != "BOOKMARK":
-                await self._take(kind, item)
+                try:
+                    await self._take(kind, item)
+                except ApiError:
+                    raise
+                except Exception:
+                    log.exception(
+                        "a Workload cannot be read and is passed over: %.200r", item.get("metadata")
+                    )
             self._version = item["metadata"]["resourceVersion"]
 
     async def _take(self, kind: str, item: Json) -> None:

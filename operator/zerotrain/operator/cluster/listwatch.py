@@ -13,33 +13,48 @@ import logging
 import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import aiohttp
 
-from zerotrain.operator.cluster.api import Api, Json, Request
+from zerotrain.operator.cluster import words
+from zerotrain.operator.cluster.api import Api, Json
 from zerotrain.operator.cluster.errors import ApiError, Forbidden, Gone, NotFound, error_of
+from zerotrain.operator.cluster.paging import Listing
 from zerotrain.operator.cluster.scope import scoped
 from zerotrain.operator.cluster.store import version_of
 
 log = logging.getLogger(__name__)
 
-PAGE = 500
 WATCH_SECONDS = 300
 MAX_PAUSE_S = 10.0
+MAX_PASSED_OVER = 1000
+"""Objects that were complained about; of the oldest it may be said again."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reader:
+    """How the texts of one kind are read. Both raise ValueError."""
+
+    item: Callable[[bytes], Json] = words.read
+    event: Callable[[bytes], Json] = words.read
 
 
 class Sink(Protocol):
-    """Where the objects go."""
+    """Where the objects go. What `put` and `remove` raise is logged and costs no other object."""
 
-    def put(self, item: Json) -> str:
-        """An object that was listed, added or changed. Returns what tells it from all others."""
+    def key(self, item: Json) -> str:
+        """What tells an object from all others."""
+
+    def put(self, item: Json) -> None:
+        """An object that was listed, added or changed."""
 
     def remove(self, item: Json) -> None:
         """An object that was deleted."""
 
     def listed(self, keys: set[str], version: int) -> None:
-        """A full list is in, as of this version, and `put` returned these for all there are."""
+        """A full list is in, as of this version, and these are the keys of all there are."""
 
 
 class ListWatch:
@@ -54,8 +69,10 @@ class ListWatch:
         sink: Sink,
         label_selector: str = "",
         lost_sight: Callable[[], None] = lambda: None,
+        reader: Reader = Reader(),
     ) -> None:
         self._api, self._path, self._kind, self._sink = api, path, kind, sink
+        self._reader, self._passed_over = reader, dict[str, None]()
         self._selection = {"labelSelector": label_selector} if label_selector else {}
         self._version: str | None = None
         self._lost_sight = lost_sight
@@ -83,6 +100,10 @@ class ListWatch:
                 self._be_refused(error)
             except (ApiError, aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
                 log.warning("watch of %s: %r; trying again", self._kind, error)
+            except Exception:
+                # Nothing that somebody stored may end the loop.
+                log.exception("watch of %s; listing again", self._kind)
+                self._version = None
             failures = 0 if time.monotonic() - started > MAX_PAUSE_S else failures + 1
             pause = min(0.1 * 2.0 ** min(failures, 10), MAX_PAUSE_S)
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
@@ -98,23 +119,38 @@ class ListWatch:
             self._lost_sight()
 
     async def _list(self) -> None:
-        """Page by page into the sink: the JSON of 20,000 pods would be the operator's largest object."""
-        keys: set[str] = set()
-        params = {**self._selection, "limit": str(PAGE)}
-        while True:
-            request = Request(method="GET", path=self._path, kind=self._kind, params=params)
-            answer = await self._api.call(request)
-            keys.update(map(self._sink.put, answer.get("items", ())))
-            more = answer["metadata"].get("continue")
-            if not more:
-                break
-            params = {**params, "continue": more}
+        """Item by item into the sink: the JSON of 20,000 pods would be the operator's largest object."""
+        keys = set[str]()
+        listing = Listing(self._api, path=self._path, kind=self._kind, params=self._selection)
+        async for text in listing:
+            try:
+                item = self._reader.item(text)
+                keys.add(self._sink.key(item))
+            except Exception as error:
+                log.warning(
+                    "one of %s cannot be read and is passed over: %r: %.200r", self._kind, error, text
+                )
+                continue
+            self._take(self._sink.put, item)
         self._alive_at = time.monotonic()
         if self.refused:
             log.info("%s are seen again: %s", self._kind, self._path)
         self.refused = False
-        self._sink.listed(keys, version_of(answer))
-        self._version = answer["metadata"]["resourceVersion"]
+        self._version = str(listing.metadata["resourceVersion"])
+        self._sink.listed(keys, version_of({"metadata": listing.metadata}))
+
+    def _take(self, act: Callable[[Json], None], item: Json) -> None:
+        """What is wrong with one object is said once while it is, and costs no other."""
+        try:
+            act(item)
+        except Exception:
+            meta = item.get("metadata") or {}
+            key, name = str(meta.get("uid")), f"{meta.get('namespace', '')}/{meta.get('name', '')}"
+            if key not in self._passed_over:
+                log.exception("%s %.300s is passed over", self._kind, name)
+            self._passed_over[key] = None
+            if len(self._passed_over) > MAX_PASSED_OVER:
+                del self._passed_over[next(iter(self._passed_over))]
 
     async def _watch(self) -> None:
         params = {
@@ -122,15 +158,16 @@ class ListWatch:
             "resourceVersion": self._version or "",
             "timeoutSeconds": str(WATCH_SECONDS),
         }
-        async for event in self._api.watch(self._path, params, kind=self._kind):
+        events = self._api.watch(self._path, params, kind=self._kind, read=self._reader.event)
+        async for event in events:
             self._alive_at = time.monotonic()
             kind, item = event["type"], event["object"]
             if kind == "ERROR":
                 raise error_of(f"WATCH {self._kind}", int(item.get("code", 500)), json.dumps(item).encode())
             if kind == "DELETED":
-                self._sink.remove(item)
+                self._take(self._sink.remove, item)
             elif kind in ("ADDED", "MODIFIED"):
-                self._sink.put(item)
+                self._take(self._sink.put, item)
             self._version = item["metadata"]["resourceVersion"]
 
 
@@ -151,6 +188,7 @@ class ScopedWatch:
         namespaces: Sequence[str] = (),
         label_selector: str = "",
         lost_sight: Callable[[str | None], None] = lambda namespace: None,
+        reader: Reader = Reader(),
     ) -> None:
         self.synced = asyncio.Event()
         """Set when every namespace has been listed or was refused, and at least one was listed."""
@@ -165,6 +203,7 @@ class ScopedWatch:
                 sink=sink(namespace),
                 label_selector=label_selector,
                 lost_sight=functools.partial(self._lose_sight, namespace),
+                reader=reader,
             )
             for namespace, scope_path in paths
         }

@@ -42,11 +42,13 @@ class NodeStore:
         self._troubled: dict[str, NodeView] = {}
         self._known: set[str] = set()
 
-    def put(self, item: Json) -> str:
+    def key(self, item: Json) -> str:
+        return str(item["metadata"]["name"])
+
+    def put(self, item: Json) -> None:
         view = node_view(item)
         self._known.add(view.name)
         self._keep(view.name, None if is_well(view) else view)
-        return view.name
 
     def remove(self, item: Json) -> None:
         self._bury(item["metadata"]["name"])

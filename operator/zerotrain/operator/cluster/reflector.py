@@ -57,9 +57,11 @@ class _Pods:
         self._api, self._store, self._changed = api, store, changed
         self._namespace, self._told = namespace, listed
 
-    def put(self, item: Json) -> str:
-        self._tell(self._store.put(item, now=self._api.time.now()))
+    def key(self, item: Json) -> str:
         return str(item["metadata"]["uid"])
+
+    def put(self, item: Json) -> None:
+        self._tell(self._store.put(item, now=self._api.time.now()))
 
     def remove(self, item: Json) -> None:
         self._tell(self._store.remove(item, now=self._api.time.now()))

@@ -344,8 +344,11 @@ async def _list_again(hands: Controller, namespace: str | None) -> None:
     try:
         async for job in hands.client.list(namespace):
             alive.add(job["metadata"]["uid"])
-            if hands.jobs.put(job):
-                _expect(hands.store, job)
+            try:
+                if hands.jobs.put(job):
+                    _expect(hands.store, job)
+            except Exception:  # so does a job that is not understood
+                log.exception("the job with UID %s is passed over", job["metadata"]["uid"])
     except ApiError as error:  # one namespace that is refused costs no other its turn
         log.warning("listing the jobs again: %s", error)
         return

@@ -27,3 +27,8 @@ def unreadable(error: ValidationError) -> tuple[str, str]:
         f"spec.{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors()
     ]
     return str(Reason.INVALID_SPEC), one_line("; ".join(problems))
+
+
+def too_large(why: str) -> tuple[str, str]:
+    """A stored spec that is more than the operator reads of one."""
+    return str(Reason.INVALID_SPEC), why

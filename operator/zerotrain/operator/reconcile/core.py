@@ -18,11 +18,11 @@ from zerotrain.operator.api.planning import Planner, plan_job
 from zerotrain.operator.api.status import Count
 from zerotrain.operator.constants import MANAGER
 from zerotrain.operator.reconcile import giving_back, memory, protection, queueing, shared, verification
-from zerotrain.operator.reconcile.admit import unreadable
+from zerotrain.operator.reconcile.admit import too_large, unreadable
 from zerotrain.operator.reconcile.attempts import AttemptView
 from zerotrain.operator.reconcile.conditions import ACTIVE, FINISHED, update_conditions
 from zerotrain.operator.reconcile.draft import Draft, worker_selector
-from zerotrain.operator.reconcile.job import JobView, Known, identity_of
+from zerotrain.operator.reconcile.job import UNREAD, JobView, Known, identity_of
 from zerotrain.operator.reconcile.observe import Observed
 from zerotrain.operator.reconcile.phases import advance
 from zerotrain.operator.reconcile.plan import NOTHING, Plan
@@ -49,10 +49,13 @@ def reconcile(
         return NOTHING
     known = known or Known()
     status = known.read_status(job)
+    blank = JobView(identity=identity, spec=_EMPTY, status=status)
+    if UNREAD in job:
+        return _unreadable(blank, observed, now, too_large(job[UNREAD]))
     try:
         spec = known.read_spec(job)
     except ValidationError as error:
-        return _unreadable(JobView(identity=identity, spec=_EMPTY, status=status), observed, now, error)
+        return _unreadable(blank, observed, now, unreadable(error))
     draft = Draft(
         job=JobView(identity=identity, spec=spec, status=status),
         observed=observed,
@@ -92,9 +95,9 @@ _BETWEEN_ATTEMPTS = frozenset({Phase.QUEUED, Phase.RESTARTING, Phase.STALLED})
 """Phases in which no rank works: what a job waits for a person in them is not its active time."""
 
 
-def _unreadable(job: JobView, observed: Observed, now: datetime, error: ValidationError) -> Plan:
+def _unreadable(job: JobView, observed: Observed, now: datetime, why: tuple[str, str]) -> Plan:
     """Say so and touch nothing: pods that run were started from a spec that was readable."""
-    draft = Draft(job=job, observed=observed, now=now, status=job.status, stalled=unreadable(error))
+    draft = Draft(job=job, observed=observed, now=now, status=job.status, stalled=why)
     if job.status.attempt == 0:
         draft.set(phase=Phase.STALLED)
     if draft.status.phase in _BETWEEN_ATTEMPTS:

@@ -1,0 +1,178 @@
+"""Jobs as the API server sends them, read within bounds: of a spec that passes them only what says whose job
+it is. The rest of such a job is read as of any other: its status has to say why it stalls."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from zerotrain.contract.json_text import depth_of, members
+from zerotrain.operator.api import ZeroTrainingJobSpec
+from zerotrain.operator.cluster import words
+from zerotrain.operator.cluster.api import Json
+from zerotrain.operator.constants import MAX_SPEC_BYTES, MAX_SPEC_DEPTH, MAX_SPEC_VALUES
+from zerotrain.operator.reconcile import UNREAD
+
+_ROOT = ("apiVersion", "kind", "metadata", "spec", "status")
+_SPEC = tuple(str(field.alias) for field in ZeroTrainingJobSpec.model_fields.values())
+_METADATA = (
+    *("annotations", "creationTimestamp", "deletionGracePeriodSeconds", "deletionTimestamp", "finalizers"),
+    *("generateName", "generation", "labels", "managedFields", "name", "namespace", "ownerReferences"),
+    *("resourceVersion", "selfLink", "uid"),
+)
+_KEPT_METADATA = frozenset(_METADATA) - {"managedFields", "finalizers", "ownerReferences", "selfLink"}
+_KEPT_SPEC = ("managedBy", "suspend")
+_LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+_OURS = ("zerotrain.dev/", "kueue.x-k8s.io/")
+MAX_NOTES = 64
+"""Labels, and annotations, that are kept of one job: those that are read first."""
+MAX_NOTE = 1024
+"""Characters of one."""
+_SHORT = 32
+"""Characters; shorter values are much the same from job to job, longer ones (UIDs, messages) are not."""
+
+
+def read_job(text: bytes) -> Json:
+    """A job, or what an answer to a write tells of it. Raises ValueError."""
+    if len(text) <= MAX_SPEC_BYTES:
+        try:
+            return dict(words.read(text))
+        except ValueError:
+            pass  # too deep somewhere
+    parts = members(text, _ROOT)
+    fields = members(parts.get("metadata", b""), _METADATA)
+    if "uid" not in fields:
+        raise ValueError("an object without metadata")
+    job: Json = {name: words.read(parts[name]) for name in ("apiVersion", "kind") if name in parts}
+    job["metadata"] = {name: words.read(fields[name]) for name in fields if name in _KEPT_METADATA}
+    if "status" in parts:
+        job["status"] = words.read(parts["status"])
+    return job | _read_spec(parts["spec"]) if "spec" in parts else job
+
+
+def read_event(line: bytes) -> Json:
+    """An event of a watch of jobs. Raises ValueError."""
+    if len(line) <= MAX_SPEC_BYTES:
+        try:
+            return dict(words.read(line))
+        except ValueError:
+            pass
+    parts = members(line, ("type", "object"))
+    return {"type": words.read(parts.get("type", b"")), "object": read_job(parts.get("object", b""))}
+
+
+def _read_spec(text: bytes) -> Json:
+    if len(text) <= MAX_SPEC_BYTES:
+        try:
+            return {"spec": words.read(text)}
+        except ValueError:
+            pass
+    fields = members(text, _SPEC)
+    kept = {name: words.read(fields[name]) for name in _KEPT_SPEC if name in fields}
+    field = max(fields, key=lambda name: len(fields[name]), default="")
+    if len(text) > MAX_SPEC_BYTES:
+        told = _too_long(len(text), field, len(fields.get(field, b"")))
+    else:
+        field = max(fields, key=lambda name: depth_of(fields[name]), default="")
+        told = _too_deep(field)
+    return {"spec": kept, UNREAD: told}
+
+
+def kept(job: Mapping[str, Any]) -> Json:
+    """The job as it stays in memory: without what nobody here reads, its words shared with all other jobs (a
+    parser makes each key and each value of each object anew). A spec that is too much is left out."""
+    metadata = {name: value for name, value in job["metadata"].items() if name in _KEPT_METADATA}
+    metadata |= {name: _notes(metadata[name]) for name in ("labels", "annotations") if metadata.get(name)}
+    spec = job.get("spec")
+    rest = {name: value for name, value in job.items() if name not in ("metadata", "spec")}
+    found: Json = {**_Walk(left=MAX_STATUS_VALUES).shared(rest, 0), "metadata": metadata}
+    return found if spec is None else found | _shared_spec(spec)
+
+
+MAX_STATUS_VALUES = 1 << 20
+"""Far above what the operator writes."""
+
+
+def _shared_spec(spec: Mapping[str, Any]) -> Json:
+    walk, shared = _Walk(left=MAX_SPEC_VALUES), dict[str, Any]()
+    for name, value in spec.items():
+        try:
+            shared[_one(name)] = walk.shared(value, MAX_SPEC_DEPTH)
+        except _TooMuch:
+            told = _too_many(name) if walk.left < 0 else _too_deep(name)
+            return {"spec": {key: spec[key] for key in _KEPT_SPEC if key in spec}, UNREAD: told}
+    return {"spec": shared}
+
+
+class _TooMuch(Exception):
+    """More levels or values than a spec may have."""
+
+
+class _Walk:
+    """Through one value, within bounds."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+        """Values that may still come."""
+
+    def shared(self, part: Any, levels: int) -> Any:
+        """The same with shared words. `levels`: lists and objects that may lie within each other, 0: any."""
+        if isinstance(part, (dict, list)):
+            self.left -= len(part)
+            if levels == 1 and part and any(isinstance(item, (dict, list)) for item in _values(part)):
+                raise _TooMuch
+            if self.left < 0:
+                raise _TooMuch
+            if isinstance(part, dict):
+                return {_one(name): self.shared(value, levels - 1) for name, value in part.items()}
+            return [self.shared(item, levels - 1) for item in part]
+        return _one(part) if isinstance(part, str) and len(part) <= _SHORT else part
+
+
+def _values(part: Any) -> Any:
+    return part.values() if isinstance(part, dict) else part
+
+
+@functools.lru_cache(maxsize=4096)
+def _one(text: str) -> str:
+    """The same object for the same text. Not sys.intern, which in Python 3.12 keeps what it saw for ever."""
+    return text
+
+
+def _notes(texts: Mapping[str, str]) -> dict[str, str]:
+    """Labels or annotations, within bounds."""
+    read_first = sorted(texts, key=lambda name: not name.startswith(_OURS))
+    fit = [name for name in read_first if name != _LAST_APPLIED and len(texts[name]) <= MAX_NOTE]
+    return {_one(name): _shared_note(texts[name]) for name in fit[:MAX_NOTES]}
+
+
+def _shared_note(text: str) -> str:
+    return _one(text) if len(text) <= _SHORT else text
+
+
+_WAY_OUT = (
+    "Keep in the job what describes it, and mount or download data: a file of spec.podTemplate.volumes, the "
+    "image, or the program itself"
+)
+
+
+def _too_long(size: int, field: str, part: int) -> str:
+    return (
+        f"spec: {size:,} bytes of JSON, of which spec.{field} has {part:,}; a spec may have at most "
+        f"{MAX_SPEC_BYTES:,} and is not read. {_WAY_OUT}"
+    )
+
+
+def _too_deep(field: str) -> str:
+    return (
+        f"spec.{field}: lists and objects more than {MAX_SPEC_DEPTH} levels deep; a field may have at most "
+        f"so many, and the spec is not read. {_WAY_OUT}"
+    )
+
+
+def _too_many(field: str) -> str:
+    return (
+        f"spec.{field}: with it the spec has more than {MAX_SPEC_VALUES:,} values; it may have at most so "
+        f"many, and is not read. {_WAY_OUT}"
+    )

@@ -1,0 +1,55 @@
+"""Lists of the API server, item by item: a page is bounded by a number of items, never by their size."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+
+from zerotrain.contract.json_text import ItemSplitter
+from zerotrain.operator.cluster import words
+from zerotrain.operator.cluster.api import Api, Json, Request
+
+FIRST_PAGE = 100
+MOST = 500
+"""Items of a page."""
+PAGE_BYTES = 4 << 20
+"""About so much the API server is asked for at once."""
+
+
+class Listing:
+    """The texts of all items, to be iterated over once. Raises ApiError, ValueError.
+
+    One item is held at a time. The API server holds a page: where items are large it is asked for fewer.
+    """
+
+    def __init__(self, api: Api, *, path: str, kind: str, params: Mapping[str, str] | None = None) -> None:
+        self._api, self._path, self._kind = api, path, kind
+        self._params = dict(params or {})
+        self.metadata: Json = {}
+        """Of the last page, once all items are through."""
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        limit, place = FIRST_PAGE, dict[str, str]()
+        while True:
+            splitter, size = ItemSplitter(), 0
+            params = {**self._params, "limit": str(limit), **place}
+            request = Request(method="GET", path=self._path, kind=self._kind, params=params)
+            async for piece in self._api.stream(request):
+                size += len(piece)
+                for item in splitter.feed(piece):
+                    yield item
+                await asyncio.sleep(0)  # what has come already would be read without a pause
+            for item in splitter.finish():
+                yield item
+            self.metadata = dict(words.read(splitter.envelope)).get("metadata") or {}
+            more = self.metadata.get("continue")
+            if not more:
+                return
+            place, limit = {"continue": more}, next_limit(limit, size)
+
+
+def next_limit(limit: int, size: int) -> int:
+    """Items of the next page, where the last one had `limit` items and so many bytes."""
+    if size > PAGE_BYTES:
+        return max(limit * PAGE_BYTES // (2 * size), 1)
+    return min(limit * 4, MOST) if size < PAGE_BYTES // 4 else limit
