@@ -6,9 +6,10 @@ nothing is created; a field is never silently ignored.
 
 from __future__ import annotations
 
+import hashlib
 import json
+import threading
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 
 from zerotrain.contract.config import AutoValues, ConfigError, EngineConfig, load, resolve
 from zerotrain.contract.presets import PRESETS, auto_values
@@ -42,10 +43,31 @@ def engine_config(spec: ZeroTrainingJobSpec, *, world_size: int | None = None) -
     return _resolved(json.dumps(spec.config, sort_keys=True), world_size or spec.world_size, auto)
 
 
-@lru_cache(maxsize=256)
+MAX_OUTCOMES = 256
+"""Configurations whose outcome is kept, the newest ones."""
+
+_outcomes: dict[tuple[bytes, int, AutoValues], EngineConfig | ConfigError] = {}
+_outcomes_change = threading.Lock()
+
+
 def _resolved(config: str, world_size: int, auto: AutoValues) -> EngineConfig:
-    """Hundreds of keys are weighed for an answer that hundreds of jobs, and all attempts of one, share."""
-    return resolve(load(own_json(config)), world_size=world_size, auto=auto)
+    """Hundreds of keys are weighed for an answer that hundreds of jobs, and all attempts of one, share. So is
+    a refusal: its job comes back pass after pass. Raises ConfigError."""
+    key = (hashlib.sha256(config.encode(errors="surrogatepass")).digest(), world_size, auto)
+    found = _outcomes.get(key)
+    if found is None:
+        try:
+            found = resolve(load(own_json(config)), world_size=world_size, auto=auto)
+        except ConfigError as error:
+            found = error
+        with _outcomes_change:
+            while len(_outcomes) >= MAX_OUTCOMES:
+                del _outcomes[next(iter(_outcomes))]
+            _outcomes[key] = found
+    if isinstance(found, ConfigError):
+        # Without the frames of whoever was told before, which each raise would add to.
+        raise found.with_traceback(None)
+    return found
 
 
 def _configuration(spec: ZeroTrainingJobSpec) -> Iterator[Refusal]:

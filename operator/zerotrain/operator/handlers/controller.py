@@ -7,11 +7,16 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
+from pydantic import ValidationError
+
 from zerotrain.operator.api import ZeroTrainingJobStatus
+from zerotrain.operator.api.admission import refusals
 from zerotrain.operator.api.planning import PlanMissing, known_plan
+from zerotrain.operator.cluster import words
 from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.cluster.errors import ApiError, Conflict, Forbidden, NotFound, NotLeading, Unavailable
 from zerotrain.operator.cluster.events import EventWriter
@@ -25,7 +30,7 @@ from zerotrain.operator.handlers.pacing import Pace
 from zerotrain.operator.handlers.queue import WorkQueue
 from zerotrain.operator.handlers.shortages import older_in_shortage
 from zerotrain.operator.handlers.starts import StartLines
-from zerotrain.operator.reconcile import Plan, ProtectWorkers, RequestYield, can_wait, reconcile
+from zerotrain.operator.reconcile import Known, Plan, ProtectWorkers, RequestYield, can_wait, reconcile
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +104,8 @@ class Controller:
     a while finds its events as it left them."""
 
     planning: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
-    """Memory plans are made beside the event loop, one at a time: two would only slow each other down."""
+    """Memory plans are made beside the event loop, and large configurations judged, one at a time: two would
+    only slow each other down."""
 
     clock: Callable[[], datetime] = _now
     """The API server's time: the moments in status and on pods are its own."""
@@ -222,6 +228,12 @@ class Controller:
             job = self.jobs.get(key) or job
         uid = job["metadata"]["uid"]
         known = self.memories.known(uid)
+        if not known.has_read(job) and is_heavy(job):
+            async with self.planning:
+                await asyncio.to_thread(_judge, job, known)
+            if self.jobs.get(key) is not job:
+                self.queue.add(key)
+                return
         observed = self.memories.observe(key.namespace, uid, self.store)
         if (older := older_in_shortage(self.jobs, job)) is not None:
             observed = replace(observed, older_in_shortage=older)
@@ -337,6 +349,22 @@ class Controller:
         except ApiError as error:
             log.warning("%s: reading it again: %s", key, error)
             self.queue.add_after(key, MIN_BACKOFF_S)
+
+
+HEAVY_BYTES = 4096
+"""A configuration of so many bytes is read and judged beside the event loop the first time: at the limit of a
+spec that takes tens of milliseconds, and its writer may change it whenever they like."""
+
+
+def is_heavy(job: Json) -> bool:
+    config = job.get("spec", {}).get("config")
+    return config is not None and len(words.write(config)) > HEAVY_BYTES
+
+
+def _judge(job: Json, known: Known) -> None:
+    """Both remember their answers, refusals included, for the passes to come."""
+    with suppress(ValidationError):
+        refusals(known.read_spec(job))
 
 
 async def _list_again(hands: Controller, namespace: str | None) -> None:

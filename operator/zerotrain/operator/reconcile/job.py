@@ -48,6 +48,10 @@ class Known:
     version: str | None = None
     status: ZeroTrainingJobStatus | None = None
 
+    def has_read(self, job: Mapping[str, Any]) -> bool:
+        """Whether the spec costs nothing any more."""
+        return self.spec is not None and self.generation == job["metadata"].get("generation")
+
     def read_spec(self, job: Mapping[str, Any]) -> ZeroTrainingJobSpec:
         """Raises pydantic.ValidationError."""
         generation = job["metadata"].get("generation")

@@ -1,0 +1,68 @@
+"""A configuration is judged once, whatever the outcome, and a large one not on the event loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.operator.reconcile_builders import job
+from zerotrain.contract.config import ConfigError, load
+from zerotrain.operator.api import ZeroTrainingJobSpec, admission
+from zerotrain.operator.handlers.controller import HEAVY_BYTES, is_heavy
+
+pytestmark = pytest.mark.unit
+
+
+def spec(**config: Any) -> ZeroTrainingJobSpec:
+    return ZeroTrainingJobSpec.model_validate({**job()["spec"], "config": config})
+
+
+@pytest.fixture
+def judged(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Configurations that were weighed."""
+    seen: list[Any] = []
+
+    def counting(config: Any) -> Any:
+        seen.append(config)
+        return load(config)
+
+    monkeypatch.setattr(admission, "load", counting)
+    monkeypatch.setattr(admission, "_outcomes", {})
+    return seen
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_the_same_configuration_is_weighed_once(judged: list[Any], wrong: bool) -> None:
+    config = {"train_micro_batch_size_per_gpu": 1, **({"no_such_key": [[[]]]} if wrong else {})}
+    first = admission.refusals(spec(**config))
+    for _ in range(5):
+        assert admission.refusals(spec(**config)) == first
+    assert bool(first) == wrong
+    assert len(judged) == 1
+    admission.refusals(spec(**config, steps_per_print=3))
+    assert len(judged) == 2
+
+
+def test_a_refusal_does_not_gather_the_frames_of_those_who_were_told(judged: list[Any]) -> None:
+    def depth() -> int:
+        with pytest.raises(ConfigError) as caught:
+            admission.engine_config(spec(no_such_key=1))
+        return len(caught.traceback)
+
+    depth()
+    assert depth() == depth()
+
+
+def test_a_bounded_number_of_outcomes_is_kept(judged: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "MAX_OUTCOMES", 4)
+    for number in range(10):
+        admission.refusals(spec(train_micro_batch_size_per_gpu=number + 1))
+    assert len(admission._outcomes) == 4
+
+
+def test_large_configurations_are_told_from_usual_ones() -> None:
+    assert not is_heavy(job())
+    assert not is_heavy({"metadata": {}, "spec": {"config": None}})
+    assert not is_heavy({"metadata": {}})
+    assert is_heavy({"spec": {"config": {"note": "x" * HEAVY_BYTES}}})
