@@ -9,6 +9,7 @@ import pytest
 from tests.operator.reconcile_builders import job
 from zerotrain.contract.config import ConfigError, load
 from zerotrain.operator.api import ZeroTrainingJobSpec, admission
+from zerotrain.operator.api.outcomes import Outcomes
 from zerotrain.operator.handlers.controller import HEAVY_BYTES, is_heavy
 
 pytestmark = pytest.mark.unit
@@ -28,7 +29,7 @@ def judged(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return load(config)
 
     monkeypatch.setattr(admission, "load", counting)
-    monkeypatch.setattr(admission, "_outcomes", {})
+    monkeypatch.setattr(admission, "_outcomes", Outcomes(most=4))
     return seen
 
 
@@ -54,8 +55,7 @@ def test_a_refusal_does_not_gather_the_frames_of_those_who_were_told(judged: lis
     assert depth() == depth()
 
 
-def test_a_bounded_number_of_outcomes_is_kept(judged: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "MAX_OUTCOMES", 4)
+def test_a_bounded_number_of_outcomes_is_kept(judged: list[Any]) -> None:
     for number in range(10):
         admission.refusals(spec(train_micro_batch_size_per_gpu=number + 1))
     assert len(admission._outcomes) == 4

@@ -9,11 +9,11 @@ import pytest
 
 from tests.operator.reconcile_builders import NOW, job
 from zerotrain.operator.api import Phase
+from zerotrain.operator.api.job_text import MAX_NOTES, UNREAD, kept, read_event, read_job
 from zerotrain.operator.cluster import words
 from zerotrain.operator.cluster.api import Json
-from zerotrain.operator.cluster.job_text import MAX_NOTES, kept, read_event, read_job
 from zerotrain.operator.constants import MAX_SPEC_BYTES, MAX_SPEC_DEPTH, MAX_SPEC_VALUES
-from zerotrain.operator.reconcile import UNREAD, Observed, reconcile
+from zerotrain.operator.reconcile import Observed, reconcile
 
 pytestmark = pytest.mark.unit
 

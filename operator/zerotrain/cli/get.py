@@ -72,7 +72,7 @@ def _row(job: Job, form: Format) -> tuple[str, ...]:
     checkpoint = job.last_checkpoint
     row = (
         job.name,
-        job.phase or "-",
+        job.phase or ("Unreadable" if job.is_unread else "-"),
         f"{job.step}/{job.total_steps}" if job.total_steps else str(job.step),
         f"{job.ranks.ready}/{job.ranks.desired}" if job.ranks.desired else "-",
         str(job.zero_stage) if job.zero_stage is not None else "-",
@@ -94,6 +94,8 @@ def _why(job: Job) -> str:
     waiting = job.condition("Reconciling")
     if not told and waiting is not None and waiting.is_true:
         told = [waiting]
+    if not told and job.is_unread:
+        return "InvalidSpec"
     return told[0].reason if told else "-"
 
 

@@ -132,6 +132,11 @@ class Job:
         return found if isinstance(found, Mapping) else {}
 
     @property
+    def is_unread(self) -> bool:
+        """Whether its spec is too large or too deep to be read; the condition Stalled says what of it."""
+        return "unread" in self.raw
+
+    @property
     def reference(self) -> str:
         """`ml/gpt`, for messages."""
         return f"{self.namespace}/{self.name}"

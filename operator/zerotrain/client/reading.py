@@ -15,12 +15,12 @@ from zerotrain.client.job import Job
 from zerotrain.client.log_stream import MAX_FOLLOWED, LogRequest
 from zerotrain.client.logs import read_logs
 from zerotrain.client.observed import Event, JobProgress, LogLine, MetricFamily, Pod
+from zerotrain.client.paging import Listing
 from zerotrain.client.transport import Transport, find_server
 from zerotrain.client.waiting import changes, wait_for
 from zerotrain.client.watching import Watched, log_warning
 from zerotrain.operator.constants import GROUP, KIND, LABEL_JOB, PLURAL, VERSION
 
-PAGE = 500
 Json: TypeAlias = dict[str, Any]
 # Inside the class `list` is a method.
 Jobs: TypeAlias = list[Job]
@@ -59,7 +59,7 @@ class JobReader:
         """All jobs, by namespace and name."""
         path = job_path(None if all_namespaces else self.namespace)
         query = {"labelSelector": selector} if selector else {}
-        found = [Job.of(item) for item in _pages(self._transport, path, query, "jobs")]
+        found = [Job.of(item) for item in Listing(self._transport, path, query, what="jobs")]
         return sorted(found, key=lambda job: (job.namespace, job.name))
 
     def wait(self, name: str, *, until: str = "complete", timeout_s: float | None = None) -> Job:
@@ -102,9 +102,9 @@ class JobReader:
         uid = self.get(name).uid
         path, what = f"/api/v1/namespaces/{self.namespace}/events", f"events of {name}"
         about_job = {"fieldSelector": f"involvedObject.kind={KIND},involvedObject.uid={uid}"}
-        found = [Event.of(item) for item in _pages(self._transport, path, about_job, what)]
+        found = [Event.of(item) for item in Listing(self._transport, path, about_job, what=what)]
         if pods:
-            theirs = _pages(self._transport, path, {"fieldSelector": "involvedObject.kind=Pod"}, what)
+            theirs = Listing(self._transport, path, {"fieldSelector": "involvedObject.kind=Pod"}, what=what)
             mine = re.compile(rf"{re.escape(name)}-\d+-(\d+|[a-z]+-\d+)")
             found += [event for event in map(Event.of, theirs) if mine.fullmatch(event.name)]
         return sorted(found, key=lambda event: event.time.timestamp() if event.time else 0.0)
@@ -113,7 +113,7 @@ class JobReader:
         """The pods of the job that exist, of all attempts unless given: workers by index, then helpers."""
         path = f"/api/v1/namespaces/{self.namespace}/pods"
         query = {"labelSelector": f"{LABEL_JOB}={name}"}
-        found = [Pod.of(item) for item in _pages(self._transport, path, query, "pods")]
+        found = [Pod.of(item) for item in Listing(self._transport, path, query, what="pods")]
         kept = [pod for pod in found if attempt is None or pod.attempt == attempt]
         return sorted(kept, key=lambda pod: (pod.worker is None, pod.attempt, pod.worker or 0, pod.name))
 
@@ -172,18 +172,6 @@ class JobReader:
         else:
             step = "the namespace has no jobs; zerotrain get -A lists those of all namespaces"
         return JobNotFoundError(f"there is no job {name} in namespace {self.namespace}", next_step=step)
-
-
-def _pages(transport: Transport, path: str, query: dict[str, str], what: str) -> Iterator[Json]:
-    """All items of a list, read in pages."""
-    token = ""
-    while True:
-        page = {**query, "limit": str(PAGE), **({"continue": token} if token else {})}
-        answer = transport.get(path, page, what=what)
-        yield from answer.get("items") or ()
-        token = (answer.get("metadata") or {}).get("continue") or ""
-        if not token:
-            return
 
 
 def job_path(namespace: str | None, name: str | None = None) -> str:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from zerotrain.client.errors import ClientError, KubeconfigError
+from zerotrain.client.objects import read_object
 from zerotrain.client.trouble import failed_request, lost_connection
-from zerotrain.contract.strict_json import strict_json
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 CONNECT_TIMEOUT_S = 10.0
@@ -204,15 +204,12 @@ class Transport:
         with self._answer(method, path, query, body, kind, what, READ_TIMEOUT_S) as answer:
             text = _limited(answer, MAX_ANSWER_BYTES, what, self.server)
         try:
-            found = strict_json(text, max_bytes=MAX_ANSWER_BYTES, max_depth=MAX_ANSWER_DEPTH, finite=False)
-        except ValueError:
-            found = None
-        if not isinstance(found, dict):
+            return read_object(text)
+        except ValueError as error:
             raise ClientError(
                 f"{self.server.url} answered something else than Kubernetes would",
                 next_step="check the server of your kubeconfig: is there a proxy in front of it?",
-            )
-        return found
+            ) from error
 
     @contextmanager
     def _answer(

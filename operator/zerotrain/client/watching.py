@@ -22,13 +22,13 @@ from zerotrain.client.errors import (
     UnreachableError,
 )
 from zerotrain.client.fields import Fields
-from zerotrain.client.transport import MAX_ANSWER_BYTES, MAX_ANSWER_DEPTH, Transport
-from zerotrain.contract.strict_json import strict_json
+from zerotrain.client.objects import read_line
+from zerotrain.client.paging import Listing
+from zerotrain.client.transport import Transport
 
 WATCH_S = 240.0
 """The API server ends a watch after so long; the next one begins where it ended."""
 
-PAGE = 500
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 30.0
 LIST_EVERY_S = 10.0
 """For those who may list and not watch."""
@@ -86,16 +86,9 @@ class Watched:
 
     def _listed(self) -> Batch:
         """Everything that is there, and what was known and is not."""
-        token, found = "", dict[str, Json | None]()
-        while True:
-            page = {**self._query, "limit": str(PAGE), **({"continue": token} if token else {})}
-            answer = self._transport.get(self._path, page, what=self._what)
-            found |= {key_of(item): item for item in answer.get("items") or ()}
-            meta = Fields(answer).part("metadata")
-            token = meta.text("continue")
-            if not token:
-                break
-        self._version = meta.text("resourceVersion")
+        listing = Listing(self._transport, self._path, self._query, what=self._what)
+        found: dict[str, Json | None] = {key_of(item): item for item in listing}
+        self._version = listing.version
         gone: Batch = dict.fromkeys(self._keys - found.keys())
         self._keys = set(found)
         self._heard()
@@ -134,7 +127,7 @@ class Watched:
     def _understood(self, line: bytes) -> Batch:
         """What one line of a watch says. Raises ExpiredError, ServerError, UnreachableError."""
         try:
-            raw = strict_json(line, max_bytes=MAX_ANSWER_BYTES, max_depth=MAX_ANSWER_DEPTH, finite=False)
+            raw = read_line(line)
         except ValueError as error:
             raise UnreachableError(f"{self._what}: the watch broke off in the middle of a line") from error
         event = Fields(raw)

@@ -1,4 +1,4 @@
-"""JSON texts taken apart by their outermost levels, without parsing what lies below them.
+"""JSON texts read within bounds, or taken apart by their outermost levels without parsing what lies below.
 
 Free-form JSON of strangers may be megabytes of empty lists (fifty times as much in Python) or nested deeper
 than any parser goes. Here its text is looked at with searches of whole pieces alone, in memory and time that
@@ -12,6 +12,12 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, count
 from operator import sub
+from typing import Any
+
+from zerotrain.contract.strict_json import strict_json
+
+MAX_DEPTH = 512
+"""Lists and objects within each other that are read. Typed objects have a tenth of that."""
 
 _PIECE = 1 << 16
 _NO_BRACKET = bytes(set(range(256)) - set(b"{}[]"))
@@ -52,6 +58,12 @@ def depth_of(text: bytes) -> int:
     """The number of lists and objects around the innermost value."""
     nesting = Nesting()
     return max((nesting.deepest(piece) for piece in _pieces(text, 0, len(text))), default=0)
+
+
+def read_json(text: bytes) -> Any:
+    """The value of a text of any length that the API server sent. Raises JsonError where it is no JSON or too
+    deep for those who read it."""
+    return strict_json(text, max_bytes=len(text), max_depth=MAX_DEPTH, finite=False)
 
 
 def members(text: bytes, names: Sequence[str]) -> dict[str, bytes]:

@@ -6,16 +6,15 @@ nothing is created; a field is never silently ignored.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import threading
 from collections.abc import Callable, Iterator
 
-from zerotrain.contract.config import AutoValues, ConfigError, EngineConfig, load, resolve
+from zerotrain.contract.config import ConfigError, EngineConfig, load, resolve
 from zerotrain.contract.presets import PRESETS, auto_values
 from zerotrain.contract.strict_json import own_json
 from zerotrain.operator.constants import RESERVED_MOUNTS, Reason
 
+from .outcomes import Outcomes
 from .pod_rules import pod_template_refusals, taken_by
 from .quantity import format_bytes
 from .refusal import Refusal, invalid
@@ -40,34 +39,13 @@ def engine_config(spec: ZeroTrainingJobSpec, *, world_size: int | None = None) -
     preset = spec.model.preset if spec.model is not None else None
     auto = auto_values(d_model=gpt.d_model if gpt else None, preset=preset, steps=spec.steps)
     # As text, since True, 1 and 1.0 are one key but not one value.
-    return _resolved(json.dumps(spec.config, sort_keys=True), world_size or spec.world_size, auto)
+    text, ranks = json.dumps(spec.config, sort_keys=True), world_size or spec.world_size
+    return _outcomes.of(
+        text, (ranks, auto), lambda: resolve(load(own_json(text)), world_size=ranks, auto=auto)
+    )
 
 
-MAX_OUTCOMES = 256
-"""Configurations whose outcome is kept, the newest ones."""
-
-_outcomes: dict[tuple[bytes, int, AutoValues], EngineConfig | ConfigError] = {}
-_outcomes_change = threading.Lock()
-
-
-def _resolved(config: str, world_size: int, auto: AutoValues) -> EngineConfig:
-    """Hundreds of keys are weighed for an answer that hundreds of jobs, and all attempts of one, share. So is
-    a refusal: its job comes back pass after pass. Raises ConfigError."""
-    key = (hashlib.sha256(config.encode(errors="surrogatepass")).digest(), world_size, auto)
-    found = _outcomes.get(key)
-    if found is None:
-        try:
-            found = resolve(load(own_json(config)), world_size=world_size, auto=auto)
-        except ConfigError as error:
-            found = error
-        with _outcomes_change:
-            while len(_outcomes) >= MAX_OUTCOMES:
-                del _outcomes[next(iter(_outcomes))]
-            _outcomes[key] = found
-    if isinstance(found, ConfigError):
-        # Without the frames of whoever was told before, which each raise would add to.
-        raise found.with_traceback(None)
-    return found
+_outcomes = Outcomes()
 
 
 def _configuration(spec: ZeroTrainingJobSpec) -> Iterator[Refusal]:

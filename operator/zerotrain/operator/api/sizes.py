@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 from zerotrain.contract.config import AutoValues, ConfigError, EngineConfig, load, resolve
@@ -16,6 +15,7 @@ from zerotrain.contract.presets import auto_values
 from zerotrain.contract.strict_json import own_json
 
 from .job import ZeroTrainingJob
+from .outcomes import Outcomes
 from .spec import ZeroTrainingJobSpec
 
 
@@ -47,15 +47,16 @@ def resolved_at(spec: ZeroTrainingJobSpec, base: int, workers: int) -> EngineCon
     """The same, resolved: also what else of the configuration depends on the number of ranks was checked."""
     each = spec.num_ranks_per_worker
     # As text, since True, 1 and 1.0 are one key but not one value.
-    text = json.dumps(spec.config or {}, sort_keys=True)
-    return _resolved(text, base * each, workers * each, auto_of(spec))
+    text, auto = json.dumps(spec.config or {}, sort_keys=True), auto_of(spec)
+    base_ranks, ranks = base * each, workers * each
+
+    def resolved() -> EngineConfig:
+        return resolve(load(_scaled(own_json(text), base_ranks, ranks, auto)), world_size=ranks, auto=auto)
+
+    return _outcomes.of(text, (base_ranks, ranks, auto), resolved)
 
 
-@lru_cache(maxsize=256)
-def _resolved(text: str, base_ranks: int, ranks: int, auto: AutoValues) -> EngineConfig:
-    """A job that waits is asked about one size in every pass."""
-    config = _scaled(own_json(text), base_ranks, ranks, auto)
-    return resolve(load(config), world_size=ranks, auto=auto)
+_outcomes = Outcomes()
 
 
 def _scaled(config: dict[str, Any], base_ranks: int, ranks: int, auto: AutoValues) -> dict[str, Any]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
 
+from zerotrain.operator.api.job_text import kept, read_event, read_job
+from zerotrain.operator.cluster import words
 from zerotrain.operator.cluster.api import Api, Json
-from zerotrain.operator.cluster.job_text import kept, read_event, read_job
 from zerotrain.operator.cluster.jobs import ALL_JOBS, JobCache, with_kind
 from zerotrain.operator.cluster.listwatch import Reader, ScopedWatch
 from zerotrain.operator.cluster.store import version_of
@@ -43,7 +45,9 @@ class JobReflector(ScopedWatch):
             kind=PLURAL,
             sink=lambda namespace: _Jobs(jobs, changed, deleted, namespace, self.settle),
             namespaces=namespaces,
-            reader=Reader(item=read_job, event=read_event),
+            reader=Reader(
+                item=partial(read_job, read=words.read), event=partial(read_event, read=words.read)
+            ),
         )
 
 

@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from zerotrain.operator.api import ZeroTrainingJobStatus
+from zerotrain.operator.api.job_text import kept, read_job
 from zerotrain.operator.api.status import CheckpointStatus, ProgressStatus
+from zerotrain.operator.cluster import words
 from zerotrain.operator.cluster.api import Answer, Api, Json, Request
 from zerotrain.operator.cluster.errors import NotFound, Unavailable
-from zerotrain.operator.cluster.job_text import kept, read_job
 from zerotrain.operator.cluster.paging import Listing
 from zerotrain.operator.cluster.scope import scoped
 from zerotrain.operator.cluster.store import JobKey, version_of
@@ -211,7 +212,8 @@ class JobClient:
         return any(item["name"] == PLURAL for item in known.get("resources", ()))
 
     async def get(self, key: JobKey) -> Json:
-        return read_job(await self._api.call_raw(Request(method="GET", path=job_path(key), kind=PLURAL)))
+        text = await self._api.call_raw(Request(method="GET", path=job_path(key), kind=PLURAL))
+        return read_job(text, words.read)
 
     @property
     def scopes(self) -> tuple[str | None, ...]:
@@ -223,7 +225,7 @@ class JobClient:
         (path,) = scoped(ALL_JOBS, () if namespace is None else (namespace,))
         async for text in Listing(self._api, path=path, kind=PLURAL):
             try:
-                yield with_kind(read_job(text))
+                yield with_kind(read_job(text, words.read))
             except ValueError as error:
                 log.warning("a job that cannot be read is passed over: %s: %.200r", error, text)
 
@@ -241,7 +243,7 @@ class JobClient:
         }
         path = f"{job_path(key_of(job))}/status"
         request = Request(method="PUT", path=path, kind=f"{PLURAL}/status", body=body, answer=Answer.METADATA)
-        answer = read_job(await self._api.call_raw(request))
+        answer = read_job(await self._api.call_raw(request), words.read)
         return {**job, "metadata": answer["metadata"], "status": body["status"]}
 
     async def delete(self, job: Json) -> None:

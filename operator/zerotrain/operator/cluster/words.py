@@ -7,14 +7,11 @@ passes it on, the API server replaces it, and orjson refuses it; it must cost no
 from __future__ import annotations
 
 import json
-from typing import Any, NoReturn
+from typing import Any
 
 import orjson
 
-from zerotrain.contract.json_text import depth_of
-
-MAX_DEPTH = 512
-"""Lists and objects within each other. Typed objects have a tenth of that."""
+from zerotrain.contract.json_text import read_json
 
 
 def read(text: bytes) -> Any:
@@ -22,21 +19,7 @@ def read(text: bytes) -> Any:
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
-        return _read_patiently(text)
-
-
-def _read_patiently(text: bytes) -> Any:
-    depth = depth_of(text)
-    if depth > MAX_DEPTH:
-        raise ValueError(f"JSON that is nested {depth} deep; at most {MAX_DEPTH} levels are read")
-    try:
-        return json.loads(text, parse_constant=_refuse)
-    except RecursionError as error:  # from deep within the caller's own calls
-        raise ValueError(f"JSON that is nested {depth} deep") from error
-
-
-def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+        return read_json(text)
 
 
 def write(body: Any) -> bytes:

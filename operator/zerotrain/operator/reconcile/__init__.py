@@ -1,7 +1,7 @@
 """The decisions of the operator, pure: `reconcile(job, observed, now) -> Plan`."""
 
 from .core import reconcile
-from .job import UNREAD, Known
+from .job import Known
 from .nodes import NodeTaint, NodeView
 from .observe import (
     LogView,
@@ -44,7 +44,6 @@ from .writes import can_wait
 
 __all__ = [
     "NOTHING",
-    "UNREAD",
     "Action",
     "AskQueue",
     "AskStorageClass",

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from zerotrain.operator.api import Phase, ZeroTrainingJobSpec
+from zerotrain.operator.api.job_text import UNREAD
 from zerotrain.operator.api.lifecycle import CleanPodPolicy
 from zerotrain.operator.api.planning import Planner, plan_job
 from zerotrain.operator.api.status import Count
@@ -22,7 +23,7 @@ from zerotrain.operator.reconcile.admit import too_large, unreadable
 from zerotrain.operator.reconcile.attempts import AttemptView
 from zerotrain.operator.reconcile.conditions import ACTIVE, FINISHED, update_conditions
 from zerotrain.operator.reconcile.draft import Draft, worker_selector
-from zerotrain.operator.reconcile.job import UNREAD, JobView, Known, identity_of
+from zerotrain.operator.reconcile.job import JobView, Known, identity_of
 from zerotrain.operator.reconcile.observe import Observed
 from zerotrain.operator.reconcile.phases import advance
 from zerotrain.operator.reconcile.plan import NOTHING, Plan

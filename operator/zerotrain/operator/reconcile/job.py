@@ -9,9 +9,6 @@ from typing import Any
 from zerotrain.operator.api import ZeroTrainingJobSpec, ZeroTrainingJobStatus
 from zerotrain.operator.constants import ANNOTATION_IGNORE_MEMORY_PLAN
 
-UNREAD = "unread"
-"""On the body of a job whose spec passes the limits: why, in place of all but a few fields of the spec."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobIdentity:

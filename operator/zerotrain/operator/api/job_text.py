@@ -4,15 +4,20 @@ it is. The rest of such a job is read as of any other: its status has to say why
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from zerotrain.contract.json_text import depth_of, members
-from zerotrain.operator.api import ZeroTrainingJobSpec
-from zerotrain.operator.cluster import words
-from zerotrain.operator.cluster.api import Json
+from zerotrain.contract.json_text import depth_of, members, read_json
 from zerotrain.operator.constants import MAX_SPEC_BYTES, MAX_SPEC_DEPTH, MAX_SPEC_VALUES
-from zerotrain.operator.reconcile import UNREAD
+
+from .spec import ZeroTrainingJobSpec
+
+Json = dict[str, Any]
+Read = Callable[[bytes], Any]
+"""A parser that raises nothing but ValueError."""
+
+UNREAD = "unread"
+"""On the body of a job whose spec passes the limits: why, in place of all but a few fields of the spec."""
 
 _ROOT = ("apiVersion", "kind", "metadata", "spec", "status")
 _SPEC = tuple(str(field.alias) for field in ZeroTrainingJobSpec.model_fields.values())
@@ -33,43 +38,43 @@ _SHORT = 32
 """Characters; shorter values are much the same from job to job, longer ones (UIDs, messages) are not."""
 
 
-def read_job(text: bytes) -> Json:
+def read_job(text: bytes, read: Read = read_json) -> Json:
     """A job, or what an answer to a write tells of it. Raises ValueError."""
     if len(text) <= MAX_SPEC_BYTES:
         try:
-            return dict(words.read(text))
+            return dict(read(text))
         except ValueError:
             pass  # too deep somewhere
     parts = members(text, _ROOT)
     fields = members(parts.get("metadata", b""), _METADATA)
     if "uid" not in fields:
         raise ValueError("an object without metadata")
-    job: Json = {name: words.read(parts[name]) for name in ("apiVersion", "kind") if name in parts}
-    job["metadata"] = {name: words.read(fields[name]) for name in fields if name in _KEPT_METADATA}
+    job: Json = {name: read(parts[name]) for name in ("apiVersion", "kind") if name in parts}
+    job["metadata"] = {name: read(fields[name]) for name in fields if name in _KEPT_METADATA}
     if "status" in parts:
-        job["status"] = words.read(parts["status"])
-    return job | _read_spec(parts["spec"]) if "spec" in parts else job
+        job["status"] = read(parts["status"])
+    return job | _read_spec(parts["spec"], read) if "spec" in parts else job
 
 
-def read_event(line: bytes) -> Json:
+def read_event(line: bytes, read: Read = read_json) -> Json:
     """An event of a watch of jobs. Raises ValueError."""
     if len(line) <= MAX_SPEC_BYTES:
         try:
-            return dict(words.read(line))
+            return dict(read(line))
         except ValueError:
             pass
     parts = members(line, ("type", "object"))
-    return {"type": words.read(parts.get("type", b"")), "object": read_job(parts.get("object", b""))}
+    return {"type": read(parts.get("type", b"")), "object": read_job(parts.get("object", b""), read)}
 
 
-def _read_spec(text: bytes) -> Json:
+def _read_spec(text: bytes, read: Read) -> Json:
     if len(text) <= MAX_SPEC_BYTES:
         try:
-            return {"spec": words.read(text)}
+            return {"spec": read(text)}
         except ValueError:
             pass
     fields = members(text, _SPEC)
-    kept = {name: words.read(fields[name]) for name in _KEPT_SPEC if name in fields}
+    kept = {name: read(fields[name]) for name in _KEPT_SPEC if name in fields}
     field = max(fields, key=lambda name: len(fields[name]), default="")
     if len(text) > MAX_SPEC_BYTES:
         told = _too_long(len(text), field, len(fields.get(field, b"")))
