@@ -42,15 +42,16 @@ _live_files = pytest.StashKey[frozenset[Path]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """One record of the operators' requests for all workers of `pytest -n`, which inherit the variable."""
-    if FILE_VARIABLE not in os.environ:
-        folder = tempfile.TemporaryDirectory(prefix="zerotrain-calls-")
+    """One record of the operators' requests, and one of what is built, for all workers of `pytest -n`, which
+    inherit the variables."""
+    if builds.FOLDER_VARIABLE not in os.environ:
+        folder = tempfile.TemporaryDirectory(prefix="zerotrain-tests-")
         config.add_cleanup(folder.cleanup)
-        os.environ[FILE_VARIABLE] = str(Path(folder.name, "calls"))
-
+        os.environ[builds.FOLDER_VARIABLE] = folder.name
+        os.environ.setdefault(FILE_VARIABLE, str(Path(folder.name, "calls")))
     config.stash[_pool] = Pool(Devcluster())
     config.add_cleanup(config.stash[_pool].close)
-    config.stash[_builds] = builds.Builds()
+    config.stash[_builds] = builds.Builds(Path(os.environ[builds.FOLDER_VARIABLE]))
     config.add_cleanup(config.stash[_builds].stop)
     config.stash[_left_out] = []
     config.pluginmanager.register(tier_guard)
@@ -71,7 +72,9 @@ def pytest_runtest_setup() -> None:
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByCluster | None:
-    return ByCluster(config, log) if config.getoption("dist") == "loadfile" else None
+    if config.getoption("dist") != "loadfile":
+        return None
+    return ByCluster(config, log, built=config.stash[_builds].all_done)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

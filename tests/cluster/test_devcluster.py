@@ -57,14 +57,13 @@ def test_two_instances_run_side_by_side_and_leave_nothing_behind(
     assert not port_is_open(two.api_url)
 
 
+@pytest.mark.usefixtures("simulated_cluster")
 def test_up_is_idempotent_and_refuses_another_profile(devcluster: Devcluster) -> None:
     with devcluster.lease("control-plane") as cluster:
         pids = {c["name"]: c["pid"] for c in devcluster.status(cluster.name)["components"]}
         again = devcluster.up("control-plane", cluster.name)
         assert again == cluster
         assert {c["name"]: c["pid"] for c in devcluster.status(cluster.name)["components"]} == pids
-        if not (BIN / "kwok").exists():
-            pytest.skip("kwok is not built: run build.py tools --profile simulated")
         with pytest.raises(ClusterError, match="is running with --profile control-plane, not simulated"):
             devcluster.up("simulated", cluster.name)
 

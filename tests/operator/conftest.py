@@ -11,9 +11,7 @@ import pytest
 from tests.operator.kube_json import KubeJson
 from tests.operator.operator_process import install
 from tests.support.devcluster import Cluster
-
-LAST = "test_operator_rbac.py"
-"""Judges what the operators of all other tests did."""
+from tests.support.handout import LAST_FILE
 
 _deselected = pytest.StashKey[bool]()
 _collected = pytest.StashKey[frozenset[str]]()
@@ -31,7 +29,7 @@ def pytest_deselected(items: Sequence[pytest.Item]) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     config.stash[_collected] = frozenset(item.path.name for item in items)
-    items.sort(key=lambda item: item.path.name == LAST)
+    items.sort(key=lambda item: item.path.name == Path(LAST_FILE).name)
 
 
 @pytest.fixture

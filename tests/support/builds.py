@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -20,6 +21,12 @@ BUILD = ROOT / "deploy" / "devcluster" / "build.py"
 EVERY_S = 15.0
 QUIET_S = 5.0
 """What is cached is there before that, and is worth no line."""
+
+KEPT_LINES = 60
+"""Of a build's output, for the error of the tests that need it."""
+
+FOLDER_VARIABLE = "ZEROTRAIN_TEST_BUILDS"
+"""Names the folder of the session, in which its processes tell each other what is built."""
 
 STEPS = {
     "control-plane": ("tools", "--profile", "control-plane"),
@@ -34,7 +41,7 @@ STEPS = {
 
 OF_FIXTURE = {
     "control_plane": ("control-plane",),
-    "devcluster": ("control-plane", "simulated"),
+    "devcluster": ("control-plane",),
     "simulated_cluster": ("simulated",),
     "node_tools": ("node",),
     "node_cluster": ("node", "image"),
@@ -70,14 +77,18 @@ class Progress:
 
 
 class Builds:
-    """The builds of one process: each is made, or waited for, once."""
+    """The builds of one session: each process makes, or waits for, what its tests need.
 
-    def __init__(self, run: Sequence[str | Path] = (sys.executable, BUILD)) -> None:
-        self._command = [str(word) for word in run]
+    `folder` is the session's own: what one of its processes has finished, the others need not look at.
+    """
+
+    def __init__(self, folder: Path, *, command: Sequence[str | Path] = (sys.executable, BUILD)) -> None:
+        self._folder = folder
+        self._command = [str(word) for word in command]
         self._errors: dict[str, str | None] = {}
         self._terminal: int | None = None
         self._running: subprocess.Popen[str] | None = None
-        self._ended = False
+        self._stopped = False
         self._thread: threading.Thread | None = None
 
     def show_on(self, terminal: int) -> None:
@@ -91,16 +102,20 @@ class Builds:
 
     def stop(self) -> None:
         """End what is still being built; what was finished stays in the cache."""
-        self._ended = True
+        self._stopped = True
         if (running := self._running) is not None:
             running.terminate()
         if self._thread is not None:
             self._thread.join()
 
+    def all_done(self) -> bool:
+        """Whether everything that was started is built, or has failed."""
+        return (self._folder / "all-built").exists()
+
     def finish(self, name: str) -> None:
-        """Return when it is built, or its build failed. The build's lock lets one process build at a time."""
+        """Return when it is built, or its build failed. Of two processes that build the same, one waits."""
         if name not in self._errors:
-            self._errors[name] = self._make(name)
+            self._errors[name] = None if self._done(name).exists() else self._make(name)
 
     def require(self, name: str) -> None:
         """Raises ClusterError with what the build printed if it failed."""
@@ -110,14 +125,15 @@ class Builds:
 
     def _make_all(self, names: tuple[str, ...]) -> None:
         for name in names:
-            if self._ended:
+            if self._stopped:
                 return
             self._make(name, background=True)
+        (self._folder / "all-built").touch()
 
     def _make(self, name: str, *, background: bool = False) -> str | None:
         """Run one build to its end; what is wrong with it, or None."""
         command = [*self._command, *STEPS[name]]
-        progress, lines = Progress(self._write), []
+        progress, lines = Progress(self._write), deque[str](maxlen=KEPT_LINES)
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as build:
             if background:
                 self._running = build
@@ -125,8 +141,12 @@ class Builds:
                 lines.append(line)
                 progress.line(name, line)
         if build.returncode == 0:
+            self._done(name).touch()
             return None
-        return f"`{' '.join(command)}` ended with {build.returncode}:\n{''.join(lines[-60:])}"
+        return f"`{' '.join(command)}` ended with {build.returncode}:\n{''.join(lines)}"
+
+    def _done(self, name: str) -> Path:
+        return self._folder / f"built-{name}"
 
     def _write(self, text: str) -> None:
         if self._terminal is not None:

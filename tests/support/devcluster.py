@@ -138,12 +138,6 @@ def build_tools(profile: str) -> None:
     provider.build(profile, image=False)
 
 
-def build_image() -> Path:
-    """The host image as a docker-archive."""
-    provider.build("node", image=True)
-    return HOST_IMAGE
-
-
 class Devcluster:
     """Runs the supervisor's verbs for instances under one root."""
 

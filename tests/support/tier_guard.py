@@ -11,7 +11,7 @@ import builtins
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -90,6 +90,11 @@ def _install() -> None:
     time.sleep = asked_sleep
 
 
+def is_watching() -> bool:
+    """Whether a test is being watched now."""
+    return _current is not None
+
+
 @contextmanager
 def no_outside() -> Iterator[None]:
     """Raises NotUnit where the block starts a process or opens a socket."""
@@ -106,16 +111,25 @@ def no_outside() -> Iterator[None]:
 
 
 @contextmanager
-def short() -> Iterator[None]:
-    """Raises NotUnit where the block takes more than LIMIT_S of its own."""
+def short(limit_s: float = LIMIT_S) -> Iterator[None]:
+    """Raises NotUnit where the block takes longer by itself."""
     spent = OwnTime()
     with spent.without_imports():
         yield
-    if (seconds := spent.seconds()) > LIMIT_S:
+    if (seconds := spent.seconds()) > limit_s:
         raise NotUnit(
-            f"a unit test takes {seconds:.1f} s of its own, more than {LIMIT_S:g} s. Make it smaller (fewer "
+            f"a unit test takes {seconds:.1f} s of its own, more than {limit_s:g} s. Make it smaller (fewer "
             f"examples, smaller sizes, one fixture for the file), or mark it `ranks`"
         )
+
+
+def stalls_s() -> float | None:
+    """For how long something on this machine waited for a core, a drive or memory, where the kernel says."""
+    try:
+        lines = [file.read_text().splitlines()[0] for file in sorted(Path("/proc/pressure").iterdir())]
+        return sum(int(line.rpartition("total=")[2]) for line in lines if line.startswith("some ")) / 1e6
+    except OSError:
+        return None
 
 
 class OwnTime:
@@ -124,13 +138,18 @@ class OwnTime:
     Its wall clock counts as well where it says the same: nothing on the machine had to wait meanwhile.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        wall_s: Callable[[], float] = time.monotonic,
+        stalls_s: Callable[[], float | None] = stalls_s,
+    ) -> None:
         _install()
-        self._asked_s, self._wall_s, self._stalls_s = _asked_s(), time.monotonic(), _stalls_s()
+        self._wall_s, self._stalls_s = wall_s, stalls_s
+        self._asked_at, self._began_at, self._stalled_at = _asked_s(), wall_s(), stalls_s()
 
     def seconds(self) -> float:
-        asked, wall, stalls = _asked_s() - self._asked_s, time.monotonic() - self._wall_s, _stalls_s()
-        if self._stalls_s is None or stalls is None or stalls - self._stalls_s > QUIET_SHARE * wall:
+        asked, wall, stalled = _asked_s() - self._asked_at, self._wall_s() - self._began_at, self._stalls_s()
+        if self._stalled_at is None or stalled is None or stalled - self._stalled_at > QUIET_SHARE * wall:
             return asked
         return max(asked, wall)
 
@@ -143,13 +162,13 @@ class OwnTime:
             nonlocal inside
             if inside or threading.current_thread() is not threading.main_thread():
                 return original(*args, **kwargs)
-            inside, asked, wall = True, _asked_s(), time.monotonic()
+            inside, asked, wall = True, _asked_s(), self._wall_s()
             try:
                 return original(*args, **kwargs)
             finally:
                 inside = False
-                self._asked_s += _asked_s() - asked
-                self._wall_s += time.monotonic() - wall
+                self._asked_at += _asked_s() - asked
+                self._began_at += self._wall_s() - wall
 
         builtins.__import__ = load
         try:
@@ -160,15 +179,6 @@ class OwnTime:
 
 def _asked_s() -> float:
     return time.process_time() + _slept_s
-
-
-def _stalls_s() -> float | None:
-    """For how long something on this machine waited for a core, a drive or memory, where the kernel says."""
-    try:
-        lines = [file.read_text().splitlines()[0] for file in sorted(Path("/proc/pressure").iterdir())]
-        return sum(int(line.rpartition("total=")[2]) for line in lines if line.startswith("some ")) / 1e6
-    except OSError:
-        return None
 
 
 @pytest.hookimpl(wrapper=True)

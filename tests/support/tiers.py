@@ -143,6 +143,11 @@ def _holds(tree: ast.expr, markers: set[str]) -> bool:
     raise ValueError(ast.unparse(tree))
 
 
+def dearest_in(file: Path) -> str:
+    """The dearest tier that a test file names."""
+    return max(TIERS[:1] + tuple(markers_of(file.read_text()).intersection(TIERS)), key=TIERS.index)
+
+
 def is_left_out(file: Path, expression: str) -> bool:
     """`leaves_out` of a test file, which is read and not imported."""
     return bool(expression) and leaves_out(expression, markers_of(file.read_text()))
