@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ast
+import fnmatch
+import os
 import re
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
-
-pytestmark = pytest.mark.unit
-
 
 ROOT = Path(__file__).parent.parent
 SOURCE_ROOTS = ("operator", "runtime", "deploy")
@@ -31,15 +31,38 @@ TOP_LEVEL = {
 
 def tracked(*suffixes: str) -> list[Path]:
     """Files of the repository, the new ones that git does not ignore included."""
-    out = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    files = [ROOT / name for name in out.split("\0") if name.endswith(suffixes or "")]
-    return [file for file in files if file.is_file()]
+    return [file for file in listing() if file.name.endswith(suffixes or "")]
+
+
+@cache
+def listing() -> tuple[Path, ...]:
+    ignored = (ROOT / ".gitignore").read_text().split()
+    files: list[Path] = []
+    for base, folders, names in os.walk(ROOT):
+        here = Path(base)
+        folders[:] = sorted(name for name in folders if not is_ignored(here / name, ignored, "/"))
+        files += [here / name for name in sorted(names) if not is_ignored(here / name, ignored, "")]
+    return tuple(files)
+
+
+def is_ignored(path: Path, patterns: list[str], end: str) -> bool:
+    """By patterns of .gitignore: a name, with `/` in front of one at the top and behind one of a folder."""
+    if path.name == ".git":
+        return True
+    names = {
+        path.name,
+        path.name + end,
+        *([f"/{path.name}", f"/{path.name}{end}"] if path.parent == ROOT else []),
+    }
+    return any(fnmatch.fnmatchcase(name, pattern) for name in names for pattern in patterns)
+
+
+@pytest.mark.ranks
+def test_the_listing_is_gits() -> None:
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    listed = {ROOT / name for name in out.split("\0") if name}
+    assert set(tracked()) == {file for file in listed if file.is_file()}
 
 
 def line_limit(path: Path) -> int:
@@ -83,20 +106,36 @@ def is_command(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     return any("command" in ast.unparse(decorator) for decorator in node.decorator_list)
 
 
+@pytest.mark.unit
 def test_no_file_is_too_long() -> None:
     files = tracked(".py", ".cpp", ".hpp", ".inc", ".cu", ".go")
     assert len(files) > 20, "the listing found hardly anything: it checks nothing"
     assert too_long(files) == []
 
 
-def test_no_function_or_class_is_too_large() -> None:
-    found = []
-    for path in tracked(".py"):
-        if path.relative_to(ROOT).parts[0] in SOURCE_ROOTS:
-            found += oversized_definitions(path.read_text(), str(path.relative_to(ROOT)))
-    assert found == []
+PARTS = sorted(
+    {
+        path.parent.relative_to(ROOT).parts[:4]
+        for path in tracked(".py")
+        if path.parts[len(ROOT.parts)] in SOURCE_ROOTS
+    }
+)
+"""Folders of the product, so that no test looks at all of it."""
 
 
+def part(parts: tuple[str, ...]) -> dict[str, str]:
+    """Text of the Python files of one of PARTS."""
+    files = [path for path in tracked(".py") if path.parent.relative_to(ROOT).parts[:4] == parts]
+    return {str(path.relative_to(ROOT)): path.read_text() for path in files}
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("parts", PARTS, ids="/".join)
+def test_no_function_or_class_is_too_large(parts: tuple[str, ...]) -> None:
+    assert [fault for name, text in part(parts).items() for fault in oversized_definitions(text, name)] == []
+
+
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("source", "word"),
     [
@@ -109,11 +148,13 @@ def test_the_size_check_sees_a_violation(source: str, word: str) -> None:
     assert any(word in line for line in oversized_definitions(source, "planted.py"))
 
 
+@pytest.mark.unit
 def test_the_namespace_package_has_no_init() -> None:
     """`operator/__init__.py` would shadow the standard library's `operator`."""
     assert [f for f in NAMESPACE_FOLDERS if (ROOT / f / "__init__.py").exists()] == []
 
 
+@pytest.mark.unit
 def test_top_level_is_as_agreed() -> None:
     names = {path.relative_to(ROOT).parts[0] for path in tracked()}
     assert names <= TOP_LEVEL, f"unexpected at the top level: {sorted(names - TOP_LEVEL)}"
@@ -139,14 +180,11 @@ def unsafe_loads(source: str) -> list[str]:
     return found
 
 
-def test_no_pickle_in_the_product() -> None:
-    found = {}
-    for path in tracked(".py"):
-        if path.relative_to(ROOT).parts[0] in {"operator", "runtime"}:
-            hits = unsafe_loads(path.read_text())
-            if hits:
-                found[str(path.relative_to(ROOT))] = hits
-    assert found == {}
+@pytest.mark.unit
+@pytest.mark.parametrize("parts", [parts for parts in PARTS if parts[0] != "deploy"], ids="/".join)
+def test_no_pickle_in_the_product(parts: tuple[str, ...]) -> None:
+    found = {name: unsafe_loads(text) for name, text in part(parts).items()}
+    assert {name: hits for name, hits in found.items() if hits} == {}
 
 
 JSON_READERS = {
@@ -171,17 +209,14 @@ def bare_json_reads(source: str) -> list[str]:
     return found
 
 
-def test_json_is_read_by_the_strict_reader_alone() -> None:
-    found = {}
-    for path in tracked(".py"):
-        name = str(path.relative_to(ROOT))
-        if name.split("/")[0] in {"operator", "runtime"} and name not in JSON_READERS:
-            hits = bare_json_reads(path.read_text())
-            if hits:
-                found[name] = hits
-    assert found == {}, "use zerotrain.contract.strict_json"
+@pytest.mark.unit
+@pytest.mark.parametrize("parts", [parts for parts in PARTS if parts[0] != "deploy"], ids="/".join)
+def test_json_is_read_by_the_strict_reader_alone(parts: tuple[str, ...]) -> None:
+    found = {name: bare_json_reads(text) for name, text in part(parts).items() if name not in JSON_READERS}
+    assert {name: hits for name, hits in found.items() if hits} == {}, "use zerotrain.contract.strict_json"
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     "source",
     [
@@ -198,6 +233,7 @@ def test_the_json_check_sees_a_violation(source: str) -> None:
     assert bare_json_reads(source)
 
 
+@pytest.mark.unit
 def test_the_pickle_check_sees_a_violation() -> None:
     assert unsafe_loads("import torch\ntorch.load('x', weights_only=False)") == ["torch.load"]
     assert unsafe_loads("import torch\ntorch.load('x', weights_only=True)") == []
@@ -215,6 +251,7 @@ def unfit_for_busy_machines(text: str) -> list[str]:
     return [advice for pattern, advice in ON_BUSY_MACHINES.items() if re.search(pattern, text)]
 
 
+@pytest.mark.unit
 def test_no_test_depends_on_how_busy_the_machine_is() -> None:
     files = [path for path in tracked(".py") if path.is_relative_to(ROOT / "tests")]
     others = [path for path in files if "benchmarks" not in path.parts and path.name != "ports.py"]
@@ -222,6 +259,7 @@ def test_no_test_depends_on_how_busy_the_machine_is() -> None:
     assert found == {}
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     "text", [f'probe.bind(("127.0.0.1", {0}))', f"assert time.monotonic() {'-'} started < 5"]
 )
