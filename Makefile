@@ -51,15 +51,15 @@ upgrade: ## move deploy/constraints.txt and the images' requirements to the newe
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # The linters' words come after the tests', whichever ends first.
-check: venv ## format, lint, types and the unit tests: about a minute
+check: venv ## format, lint, types and the unit tests (ARGS="tests/cli")
 	@mkdir -p build; $(MAKE) --no-print-directory lint > build/lint.log 2>&1 & lint=$$!; failed=0; \
 	$(PYTEST) -m "unit and not slow" $(ARGS) || failed=1; \
 	wait $$lint || failed=1; cat build/lint.log; exit $$failed
 
-test: venv ## the tests, but for those that need tools or are slow: unit, ranks, cluster, node (ARGS="tests/cli -x")
+test: venv ## the tests, but for slow ones and those that need tools
 	$(PYTEST) -m "not tools and not slow" $(ARGS)
 
-test-all: venv ## every test
+test-all: venv ## every test, as CI does
 	$(PYTEST) $(ARGS)
 
 # The properties that a GPU could break; two or four ranks share one through NCCL, which is slow.
