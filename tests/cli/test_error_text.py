@@ -16,4 +16,4 @@ def test_an_error_holds_no_control_characters(capsys: pytest.CaptureFixture[str]
         )
     )
     told = capsys.readouterr().err
-    assert told == "error (64): first ?]0;owned?[bold]\nsecond ?2J?\nnext: type ?[2Jthis?\n"
+    assert told == "error (64): first [bold]\nsecond \nnext: type this?\n"

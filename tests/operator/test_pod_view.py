@@ -8,7 +8,7 @@ import pytest
 
 from tests.operator.reconcile_builders import ago
 from zerotrain.contract.progress import Termination
-from zerotrain.operator.reconcile import PodView, pod_view
+from zerotrain.operator.reconcile import PodState, PodView, pod_view
 
 pytestmark = pytest.mark.unit
 
@@ -82,13 +82,12 @@ def test_a_pod_lingers_while_something_outlives_its_worker(
     assert view(worker(state), phase=phase).lingers is lingers
 
 
-@pytest.mark.parametrize(("deleted", "code", "found"), [(True, 1, 1), (True, 143, 137), (False, 143, 1)])
-def test_an_init_container_that_a_deletion_killed_did_not_fail(deleted: bool, code: int, found: int) -> None:
-    """Its own codes mean nothing: those of the contract are the worker program's."""
-    seen = view(
-        phase="Failed", deleted=deleted, initContainerStatuses=[{"name": "fetch", "state": ended(code)}]
-    )
-    assert seen.exit_code == found
+@pytest.mark.parametrize("code", [1, 3, 65, 75, 82, 84, 137, 143])
+def test_an_init_container_that_failed_is_named_with_its_own_code(code: int) -> None:
+    """No code of its own is one of the worker's, whose table of exit codes is about its program alone."""
+    seen = view(phase="Failed", initContainerStatuses=[{"name": "fetch", "state": ended(code)}])
+    assert (seen.failed_container, seen.exit_code, seen.worker_code) == ("fetch", code, None)
+    assert seen.state is PodState.FAILED
 
 
 @pytest.mark.parametrize(("attempt", "told"), [(0, "no MASTER_ADDR"), (1, "no MASTER_ADDR"), (2, None)])
@@ -99,7 +98,7 @@ def test_a_launcher_that_could_not_read_its_attempt_is_heard(attempt: int, told:
     assert (found.exception if found else None) == told
 
 
-@pytest.mark.parametrize(("policy", "found"), [("Always", None), (None, 1)])
+@pytest.mark.parametrize(("policy", "found"), [("Always", None), (None, 143)])
 def test_a_sidecar_that_ended_with_its_pod_is_not_what_failed(policy: str | None, found: int | None) -> None:
     """A kubelet starts it again for as long as the pod lives, so that no pod fails by it."""
     sidecar = {"name": "proxy", **({"restartPolicy": policy} if policy else {})}

@@ -152,6 +152,8 @@ def _what_is_left(job: Job, asked: int, attempt: int, failure: Failure | None) -
     who = "one rank" if failure is None else f"pod {failure.pod}"
     if failure is not None and failure.rank is not None:
         who = f"rank {failure.rank}"
+    elif failure is not None and failure.container:
+        who = f"init container {failure.container} of pod {failure.pod}"
     return (
         f"{gone}; kept are the last lines (up to {KEPT_LINES}) of {who}, which failed in attempt {attempt}, "
         f"and no others. {elsewhere(job, attempt)}"

@@ -131,6 +131,8 @@ class Failure:
     time: datetime | None
     rank: int | None
     pod: str
+    container: str
+    """Init container that failed; empty where a rank did."""
     node: str
     exit_code: int | None
     reason: str
@@ -154,6 +156,7 @@ class Failure:
             time=fields.moment("time"),
             rank=fields.whole("rank"),
             pod=fields.text("pod"),
+            container=fields.text("container"),
             node=fields.text("node"),
             exit_code=fields.whole("exitCode"),
             reason=fields.text("reason"),

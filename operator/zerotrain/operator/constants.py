@@ -205,6 +205,7 @@ class Reason(StrEnum):
 
     # Failures of a worker
     RANK_FAILED = "RankFailed"
+    INIT_CONTAINER_FAILED = "InitContainerFailed"
     OUT_OF_MEMORY = "OutOfMemory"
     NODE_LOST = "NodeLost"
     PREEMPTED = "Preempted"

@@ -255,6 +255,11 @@ _FAILURES = {
         "the training program ended with a code that has no meaning of its own",
         "zerotrain logs NAME --rank N: its last lines have the exception",
     ),
+    "InitContainerFailed": (
+        "an init container of podTemplate failed before any rank started; the failure has its name, code and "
+        "words, and what exit codes of ranks mean does not hold for it",
+        "zerotrain logs NAME --attempt N: its last lines",
+    ),
     "OutOfMemory": (
         "the kernel ended a rank at the container's memory limit",
         "raise resources.memory, or offload less; zerotrain plan job.yaml has the bytes",

@@ -112,8 +112,15 @@ def _failed(case: Case) -> Iterator[Advice]:
         yield Advice(text="The job had runPolicy.activeDeadlineSeconds; submit it anew with a longer one.")
         return
     if newest is not None:
-        yield from _way_out(newest.exit_code)
-        if newest.reason == "OutOfMemory":
+        if newest.container:
+            yield Advice(
+                text=f"Init container {newest.container} of spec.podTemplate failed before any rank started: "
+                "correct it, or what it reads. The job's NetworkPolicy also binds init containers.",
+                command=case.kubectl(f"edit ztj {job.name}"),
+            )
+        else:
+            yield from _way_out(newest.exit_code)
+        if newest.reason == "OutOfMemory" and not newest.container:
             yield Advice(
                 text="Raise resources.memory (or take more ranks, offloading, or a smaller micro batch); the "
                 "plan says how much is needed.",
@@ -121,7 +128,7 @@ def _failed(case: Case) -> Iterator[Advice]:
             )
         if newest.log or newest.pod:
             yield Advice(
-                text="Read what the failing rank wrote last.",
+                text=f"Read what {newest.container or 'the failing rank'} wrote last.",
                 command=case.zerotrain("logs", f"--attempt {newest.attempt}"),
             )
     if reason == "FailedByRule":

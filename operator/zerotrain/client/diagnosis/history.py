@@ -60,6 +60,7 @@ def _is_a_start(event: Event) -> bool:
 def _failure(job: Job, failure: Failure) -> Happening:
     who = [f"rank {failure.rank}"] if failure.rank is not None else []
     who += [f"pod {failure.pod}"] if failure.pod else []
+    who += [f"init container {failure.container}"] if failure.container else []
     who += [f"node {failure.node}"] if failure.node else []
     at = f" at step {failure.step:,}" if failure.step is not None else ""
     place = f" ({', '.join(who)})" if who else ""
@@ -70,7 +71,8 @@ def _failure(job: Job, failure: Failure) -> Happening:
 def _details(job: Job, failure: Failure) -> Iterator[str]:
     if failure.message:
         yield failure.message
-    if failure.exit_code is not None and not failure.message.startswith("exit code"):
+    told = failure.container or failure.message.startswith("exit code")
+    if failure.exit_code is not None and not told:
         yield f"exit code {failure.exit_code}: {meaning_of(failure.exit_code).meaning}"
     if failure.last_line and failure.last_line not in failure.message:
         yield f"last line: {failure.last_line}"

@@ -32,6 +32,8 @@ class FailureReason(StrEnum):
 
     RANK_FAILED = "RankFailed"
     """The program ended with a code that has no meaning of its own."""
+    INIT_CONTAINER_FAILED = "InitContainerFailed"
+    """An init container of podTemplate ended with a code; the ranks never started."""
     OUT_OF_MEMORY = "OutOfMemory"
     OOM_KILLED = "OOMKilled"
     """The kubelet's name for OutOfMemory, for rules: the status shows OutOfMemory."""
@@ -89,7 +91,8 @@ class FailureRule(ApiModel):
         tuple[Annotated[Int, Field(ge=1, le=255)], ...],
         Field(min_length=1, max_length=64, json_schema_extra=SET),
     ] = ()
-    """Exit codes of the first failing rank, 1 to 255; one of them must be its code. Any unless given."""
+    """Exit codes of the first failing rank, or of the init container that failed before it started, 1 to
+    255; one of them must be its code. Any unless given."""
 
     on_reasons: Annotated[
         tuple[FailureReason, ...], Field(min_length=1, max_length=16, json_schema_extra=SET)

@@ -239,6 +239,9 @@ class Failure(ObservedModel):
     pod: str = ""
     """Pod that failed first."""
 
+    container: str = ""
+    """Init container of podTemplate that failed before the ranks started; empty where a rank did."""
+
     rank: Int | None = None
     """Rank that failed first, where the pod could tell."""
 
@@ -246,7 +249,7 @@ class Failure(ObservedModel):
     """Node of the pod."""
 
     exit_code: Int | None = None
-    """Exit code of the rank; 128+n for signal n."""
+    """Exit code of the rank, or of that container; 128+n for signal n."""
 
     reason: str = ""
     """One word: RankFailed, OutOfMemory, NodeLost, Preempted and so on."""

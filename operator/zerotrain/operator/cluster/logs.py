@@ -28,18 +28,18 @@ TIMEOUT_S = 5.0
 _OTHER_RANK = re.compile(r"\[rank \d+\] ")
 
 
-async def read_tail(api: Api, *, namespace: str, pod: str) -> str:
+async def read_tail(api: Api, *, namespace: str, pod: str, container: str = CONTAINER_NAME) -> str:
     """The container's last lines as text; a line in brackets says why there are none, or not the last."""
-    text, problem = await _read(api, namespace, pod, lines=TAIL_LINES)
+    text, problem = await _read(api, namespace, pod, container, lines=TAIL_LINES)
     if problem:  # too much, or too slow: the newest come last, so fewer are asked for
-        text, problem = await _read(api, namespace, pod, lines=MAX_LINES)
+        text, problem = await _read(api, namespace, pod, container, lines=MAX_LINES)
     return f"{text}({problem})\n" if problem else text
 
 
-async def _read(api: Api, namespace: str, pod: str, *, lines: int) -> tuple[str, str]:
+async def _read(api: Api, namespace: str, pod: str, container: str, *, lines: int) -> tuple[str, str]:
     """What was read, and why it is not all; the latter is empty where it is."""
     path = f"/api/v1/namespaces/{namespace}/pods/{pod}/log"
-    params = {"container": CONTAINER_NAME, "tailLines": str(lines)}
+    params = {"container": container, "tailLines": str(lines)}
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     kept, length, total = deque[bytes](), 0, 0
     problem = ""

@@ -48,6 +48,8 @@ class WorkerEnd:
     """Type and text of the exception that ended the rank, in its program's words."""
     node_lost: bool = False
     """The pod's node does not answer, was deleted or is out of service."""
+    by_init_container: bool = False
+    """What ended is an init container: the table of exit codes says nothing of its codes."""
     deleted: bool = False
     """Somebody other than this operator asked for the pod's deletion, or the pod is just not there."""
 
@@ -138,6 +140,12 @@ _PERMANENT = Judgement(
 _PLAIN = Judgement(
     cause=RestartCause.APP, reason=Reason.RANK_FAILED, verdict=Verdict.RESTART, evidence=Evidence.UNCLEAR
 )
+_INIT_FAILED = Judgement(
+    cause=RestartCause.APP,
+    reason=Reason.INIT_CONTAINER_FAILED,
+    verdict=Verdict.RESTART,
+    evidence=Evidence.SELF_INFLICTED,
+)
 HUNG = Judgement(
     cause=RestartCause.APP, reason=Reason.HANG, verdict=Verdict.RESTART, evidence=Evidence.SELF_INFLICTED
 )
@@ -160,8 +168,10 @@ def judge(end: WorkerEnd) -> Judgement:
     First match: a code that the user must answer; then what the cluster did to the pod; then the code. Where
     a code tells of files, the cluster comes first: a volume goes away with its node.
     """
-    retry = meaning_of(end.exit_code).retry if end.exit_code is not None else None
     by_cluster = _by_cluster(end)
+    if end.by_init_container:
+        return by_cluster or _of_init_container(end)
+    retry = meaning_of(end.exit_code).retry if end.exit_code is not None else None
     if by_cluster is not None and end.exit_code in ABOUT_FILES:
         return by_cluster
     if retry is RetryClass.NEVER:
@@ -183,6 +193,14 @@ def judge(end: WorkerEnd) -> Judgement:
     if signal_of(end.exit_code) is not None:
         return _KILLED
     return _OUT_OF_DEVICE_MEMORY if (end.exception or "").startswith(_MEMORY_ERRORS) else _PLAIN
+
+
+def _of_init_container(end: WorkerEnd) -> Judgement:
+    if end.exit_reason == "OOMKilled":
+        return _OOM
+    if end.exit_code is None or (end.deleted and signal_of(end.exit_code) is not None):
+        return _LOST
+    return _INIT_FAILED
 
 
 def blames_a_peer(exception: str | None) -> bool:

@@ -164,7 +164,7 @@ def _on_its_node(worker: Worker, losses: Mapping[str, Loss]) -> Worker:
     loss = losses.get(worker.pod.node or "") if losses and worker.pod is not None else None
     if loss is not None and worker.fate is Fate.FAILED and worker.pod is not None:
         # Its files may have gone before the node did.
-        return replace(worker, loss=loss) if worker.pod.exit_code in ABOUT_FILES else worker
+        return replace(worker, loss=loss) if worker.pod.worker_code in ABOUT_FILES else worker
     if loss is None or (worker.fate not in LIVE and worker.fate is not Fate.LOST):
         return worker
     return replace(worker, fate=Fate.LOST, loss=loss)
@@ -245,6 +245,7 @@ def _end_of(worker: Worker) -> WorkerEnd:
         disruption=pod.disruption,
         exception=pod.termination.exception if pod.termination is not None else None,
         node_lost=worker.loss is not None,
+        by_init_container=not lost and pod.failed_container is not None,
         deleted=lost or pod.deletion_at is not None,
     )
 
@@ -274,7 +275,7 @@ def cause_order(failure: Failure) -> tuple[int, bool, float, int]:
 def is_echo(failure: Failure) -> bool:
     """Whether the worker ended as those do that lost another one, whose own end is to come then."""
     pod = failure.worker.pod
-    aborted = pod is not None and pod.exit_code == ABORTED
+    aborted = pod is not None and pod.worker_code == ABORTED
     echo = aborted or failure.judgement.evidence is Evidence.ECHO or _blames_a_peer(failure)
     return echo and failure.judgement.evidence >= Evidence.UNCLEAR
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 from zerotrain.operator.api import Phase
-from zerotrain.operator.constants import Reason
+from zerotrain.operator.constants import CONTAINER_NAME, Reason
 from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.observe import PodView
 from zerotrain.operator.reconcile.plan import SaveLog
@@ -38,6 +38,8 @@ def save(draft: Draft) -> None:
     """Ask for the lines of the newest failure; to be put before the deletion of its pod."""
     failure = draft.status.failures[0]
     where = f"pod {failure.pod}, node {failure.node}"
+    if failure.container:
+        where += f", init container {failure.container}"
     code = f", exit code {failure.exit_code}" if failure.exit_code is not None else ""
     draft.act(
         SaveLog(
@@ -45,6 +47,7 @@ def save(draft: Draft) -> None:
             pod=failure.pod,
             rank=failure.rank,
             key=failure.log,
+            container=failure.container or CONTAINER_NAME,
             title=f"attempt {failure.attempt}, {where}: {failure.reason}{code}",
         )
     )

@@ -64,6 +64,7 @@ class PodView:
     waiting: str | None = None
     """Why the container does not start: `Reason: message` of its waiting state."""
     exit_code: int | None = None
+    """Of the worker's container, or of `failed_container`."""
     exit_reason: str | None = None
     """The container runtime's word on the end (`OOMKilled`, `Error`, ...)."""
     pod_reason: str | None = None
@@ -72,6 +73,11 @@ class PodView:
     disruption: str | None = None
     """Reason of the `DisruptionTarget` condition (`PreemptionByScheduler`, `DeletionByTaintManager`, ...)."""
     termination: Termination | None = None
+    failed_container: str | None = None
+    """The init container whose failure ended the pod before the worker's container started. Code, reason and
+    last words are its own, and the contract's meanings of codes do not hold for it."""
+    beside: str | None = None
+    """How a sidecar ended that did so before the worker failed."""
     finished_at: datetime | None = None
     deletion_at: datetime | None = None
     """When the grace of the requested deletion ends."""
@@ -80,11 +86,16 @@ class PodView:
     """When this operator first saw the end; for waiting, never for ordering causes."""
 
     @property
+    def worker_code(self) -> int | None:
+        """Exit code of the worker's own container."""
+        return self.exit_code if self.failed_container is None else None
+
+    @property
     def state(self) -> PodState:
         # A rank that came to its end says so, also where its node was just putting the pod out.
-        if self.exit_code == ExitCode.DONE:
+        if self.worker_code == ExitCode.DONE:
             return PodState.SUCCEEDED
-        if self.exit_code == ExitCode.YIELDED:
+        if self.worker_code == ExitCode.YIELDED:
             return PodState.YIELDED
         if self.exit_code is not None and self.pod_reason is None:
             return PodState.FAILED

@@ -9,6 +9,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from zerotrain.operator.api import AttemptShape, ZeroTrainingJobStatus
+from zerotrain.operator.constants import CONTAINER_NAME
 from zerotrain.operator.reconcile.queues import QueueStep
 
 
@@ -77,6 +78,8 @@ class SaveLog:
     key: str
     title: str
     """First line of what is kept."""
+    container: str = CONTAINER_NAME
+    """The worker's, or the init container that failed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -25,9 +25,6 @@ from zerotrain.operator.reconcile.clock import parse_time
 from zerotrain.operator.reconcile.observe import PodView
 from zerotrain.operator.resources.identity import pod_name
 
-KILLED = 128 + 9
-"""Code of a program that was made to end."""
-
 MAX_LAST_LINE_CHARS = 1000
 """Of a termination message that is none of ours."""
 
@@ -46,8 +43,10 @@ def pod_view(pod: Mapping[str, Any], *, seen_at: datetime) -> PodView | None:
     state = container.get("state", {})
     ended = state.get("terminated")
     code = None if ended is None else int(ended.get("exitCode", -1))
-    if ended is None and status.get("phase") == "Failed":
-        ended, code = _failed_init_container(pod)
+    before = _failed_init_container(pod) if ended is None and status.get("phase") == "Failed" else {}
+    if before:
+        ended = before["state"]["terminated"]
+        code = int(ended["exitCode"])
     finished = ended is not None or status.get("phase") in ("Failed", "Succeeded")
     return PodView(
         name=meta["name"],
@@ -63,13 +62,15 @@ def pod_view(pod: Mapping[str, Any], *, seen_at: datetime) -> PodView | None:
         unscheduled_reason=_unscheduled(conditions.get("PodScheduled")),
         refused_seen_at=seen_at if _is_refused(status, conditions.get("PodScheduled")) else None,
         started="running" in state or ended is not None,
-        waiting=_waiting(state.get("waiting")) or _waiting_before(status, state),
+        waiting=_waiting(state.get("waiting")) or _waiting_before(pod, state),
         exit_code=code,
         exit_reason=_word((ended or {}).get("reason")),
         pod_reason=_word(status.get("reason")),
         pod_message=one_line(status["message"]) if status.get("message") else None,
         disruption=_disruption(conditions.get("DisruptionTarget")),
-        termination=_termination((ended or {}).get("message"), attempt),
+        termination=_termination((ended or {}).get("message"), attempt, foreign=bool(before)),
+        failed_container=_word(before.get("name")),
+        beside=None if before else _failed_beside(pod, helper or CONTAINER_NAME, ended or {}),
         finished_at=parse_time((ended or {}).get("finishedAt")),
         deletion_at=parse_time(meta.get("deletionTimestamp")),
         deletion_grace_s=meta.get("deletionGracePeriodSeconds"),
@@ -103,17 +104,52 @@ def _container(status: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return {}
 
 
-def _failed_init_container(pod: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, int | None]:
-    """Its end, as a plain failure: the contract's meanings of codes are the worker program's alone. What the
-    deletion of its pod killed did not fail, and a sidecar among them fails no pod: it is started again."""
+def _failed_init_container(pod: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Its status; empty where none failed. A sidecar among them fails no pod: it is started again."""
+    beside = _sidecars(pod)
+    for item in pod.get("status", {}).get("initContainerStatuses", ()):
+        if item.get("name") not in beside and item.get("state", {}).get("terminated", {}).get("exitCode"):
+            return dict(item)
+    return {}
+
+
+def _sidecars(pod: Mapping[str, Any]) -> frozenset[str]:
     before = pod.get("spec", {}).get("initContainers", ())
-    sidecars = {item.get("name") for item in before if item.get("restartPolicy") == "Always"}
-    for item in pod["status"].get("initContainerStatuses", ()):
-        ended = item.get("state", {}).get("terminated")
-        if item.get("name") not in sidecars and ended is not None and (code := ended.get("exitCode")):
-            is_killed = "deletionTimestamp" in pod["metadata"] and signal_of(code) is not None
-            return ended, KILLED if is_killed else 1
-    return None, None
+    return frozenset(item["name"] for item in before if item.get("restartPolicy") == "Always")
+
+
+def _failed_beside(pod: Mapping[str, Any], worker: str, ended: Mapping[str, Any]) -> str | None:
+    """The container that failed last of those beside a worker that failed, and not after it: it may be what
+    the worker could not do without, as a proxy is."""
+    if not ended.get("exitCode"):
+        return None
+    status, beside = pod["status"], _sidecars(pod)
+    others = [item for item in status.get("initContainerStatuses", ()) if item.get("name") in beside]
+    others += [item for item in status.get("containerStatuses", ()) if item.get("name") != worker]
+    found: list[tuple[str, str]] = []
+    for item in others:
+        for state in ("state", "lastState"):
+            end = item.get(state, {}).get("terminated", {})
+            at, code = str(end.get("finishedAt") or ""), end.get("exitCode")
+            # Whoever was killed in the same second may have been so because the worker had ended.
+            if code and at and signal_of(code) is None and at <= str(ended.get("finishedAt") or ""):
+                found.append((at, f"sidecar {word(str(item.get('name')))}: {_ending(end)}"))
+    return max(found)[1] if found else None
+
+
+def _ending(end: Mapping[str, Any]) -> str:
+    """`exit code 3: no such bucket`, of a container that is not the worker's."""
+    code, reason, said = end.get("exitCode"), end.get("reason"), _last_line(end.get("message"))
+    number = signal_of(int(code or 0))
+    # "Error" is the runtime's word for any code but 0.
+    why = word(reason) if reason and reason != "Error" else f"killed by signal {number}" if number else ""
+    return f"exit code {code}{f' ({why})' if why else ''}{f': {said}' if said else ''}"
+
+
+def _last_line(message: str | None) -> str:
+    """What a program that is not ours left as its last words: a message, or the end of its log."""
+    lines = (message or "").strip().splitlines()
+    return one_line(lines[-1], MAX_LAST_LINE_CHARS) if lines else ""
 
 
 def _word(text: str | None) -> str | None:
@@ -160,28 +196,31 @@ def _waiting(state: Mapping[str, Any] | None) -> str | None:
     return _told(state["reason"], state.get("message"))
 
 
-def _waiting_before(status: Mapping[str, Any], state: Mapping[str, Any]) -> str | None:
-    """The same of the first init container that keeps the worker's from starting."""
+def _waiting_before(pod: Mapping[str, Any], state: Mapping[str, Any]) -> str | None:
+    """The same of the first init container or sidecar that keeps the worker's container from starting."""
     if "running" in state or "terminated" in state:
         return None
-    for item in status.get("initContainerStatuses", ()):
+    beside = _sidecars(pod)
+    for item in pod.get("status", {}).get("initContainerStatuses", ()):
         said = _waiting(item.get("state", {}).get("waiting"))
         if said is not None:
-            return f"init container {word(str(item.get('name')))}: {said}"
+            kind = "sidecar" if item.get("name") in beside else "init container"
+            last = item.get("lastState", {}).get("terminated")
+            before = f"; it ended with {_ending(last)}" if last else ""
+            return one_line(f"{kind} {word(str(item.get('name')))}: {said}{before}")
     return None
 
 
-def _termination(message: str | None, attempt: int) -> Termination | None:
+def _termination(message: str | None, attempt: int, *, foreign: bool) -> Termination | None:
+    """`foreign`: the words of a container that is not the worker's are no message of ours, whatever they
+    look like."""
     if not message or not message.strip():
         return None
     try:
-        parsed = Termination.from_json(message)
+        parsed = None if foreign else Termination.from_json(message)
     except ValueError:
-        # A program of the user's own, or a sidecar's text: the last line is still worth showing.
-        return Termination(
-            attempt=attempt,
-            code=-1,
-            last_line=one_line(message.strip().splitlines()[-1], MAX_LAST_LINE_CHARS),
-        )
+        parsed = None  # a program of the user's own: the last line is still worth showing
+    if parsed is None:
+        return Termination(attempt=attempt, code=-1, last_line=_last_line(message))
     # A launcher that could not read its environment does not know its attempt, and says 0.
     return parsed if parsed.attempt in (0, attempt) else None

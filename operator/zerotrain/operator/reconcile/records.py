@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain, islice
 
-from zerotrain.contract.exit_codes import ExitCode, meaning_of
+from zerotrain.contract.exit_codes import ExitCode, meaning_of, signal_of
 from zerotrain.operator.api import Failure as FailureRecord
 from zerotrain.operator.api import RestartCause
 from zerotrain.operator.api.failures import FailureAction
@@ -39,6 +39,7 @@ def record(
         attempt=attempt,
         time=draft.stamp,
         pod=pod.name if pod is not None else "",
+        container=(pod.failed_container or "") if pod is not None else "",
         rank=rank_of(draft, failure),
         node=(pod.node or "") if pod is not None else "",
         exit_code=pod.exit_code if pod is not None else None,
@@ -90,6 +91,8 @@ def rank_of(draft: Draft, failure: Failure) -> int | None:
         return failure.rank
     if pod is not None and pod.termination is not None and pod.termination.rank is not None:
         return pod.termination.rank
+    if pod is not None and pod.failed_container is not None:
+        return None
     return failure.worker.index if draft.job.spec.num_ranks_per_worker == 1 else None
 
 
@@ -101,15 +104,28 @@ def cause_text(draft: Draft, failure: Failure) -> str:
     if pod is None or (failure.worker.fate is Fate.LOST and not pod.ended):
         return _lost_text(draft, failure)
     parts = []
+    if pod.failed_container is not None:
+        parts.append(f"init container {pod.failed_container}")
     if pod.exit_code is not None:
-        # "Error" is the runtime's word for any code but 0.
-        known = pod.exit_reason if pod.exit_reason != "Error" else None
-        parts.append(f"exit code {pod.exit_code} ({known or meaning_of(pod.exit_code).meaning})")
+        parts.append(_code_text(pod))
     parts += [text for text in (pod.disruption, pod.pod_reason, pod.pod_message) if text]
     end = pod.termination
     if end is not None and (end.exception or end.last_line):
         parts.append(end.exception or end.last_line or "")
-    return ": ".join(parts) or f"pod phase {pod.phase}"
+    told = ": ".join(parts) or f"pod phase {pod.phase}"
+    return f"{told}; before it {pod.beside}" if pod.beside else told
+
+
+def _code_text(pod: PodView) -> str:
+    """The code with what it means. The contract's table is about the worker's program alone."""
+    code = pod.exit_code or 0
+    # "Error" is the runtime's word for any code but 0.
+    known = pod.exit_reason if pod.exit_reason != "Error" else None
+    if pod.failed_container is None:
+        known = known or meaning_of(code).meaning
+    elif known is None and (number := signal_of(code)) is not None:
+        known = f"killed by signal {number}"
+    return f"exit code {code} ({known})" if known else f"exit code {code}"
 
 
 def _lost_text(draft: Draft, failure: Failure) -> str:

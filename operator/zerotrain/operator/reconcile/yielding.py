@@ -136,7 +136,7 @@ def _without_saving(view: AttemptView) -> list[PodView]:
     """Pods that answered the request by stopping without a checkpoint: the channel deletes nothing, so their
     code alone says that they were told to."""
     ended = (worker.pod for worker in view.workers if worker.fate is Fate.FAILED)
-    return [pod for pod in ended if pod is not None and pod.exit_code == ExitCode.TERMINATED]
+    return [pod for pod in ended if pod is not None and pod.worker_code == ExitCode.TERMINATED]
 
 
 def _follows(failure: Failure, left_at: datetime | None) -> bool:
@@ -151,7 +151,7 @@ def _is_own(failure: Failure, view: AttemptView) -> bool:
     pod = failure.worker.pod
     if pod is None or pod.deletion_at is not None or pod.disruption:
         return False
-    if pod.exit_code == ExitCode.TERMINATED:
+    if pod.worker_code == ExitCode.TERMINATED:
         return False
     # Of a pod that is merely gone nobody knows who took it away.
     return pod.ended or any(pod is item for item in view.present)

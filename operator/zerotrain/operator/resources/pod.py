@@ -121,5 +121,7 @@ def _add_template(spec: Json, job: ZeroTrainingJob, template: PodTemplate) -> No
 def _extra_container(container: Container) -> Json:
     return {
         **as_written(container),
+        # Else all that is known of its failure is a number.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": container_security_context(container.security_context),
     }

@@ -22,7 +22,7 @@ async def save(hands: Hands, body: Json, action: SaveLog) -> None:
     An API server that does not answer at all raises: then nothing is deleted either.
     """
     job = ZeroTrainingJob.parse(body)
-    text = await read_tail(hands.api, namespace=job.namespace, pod=action.pod)
+    text = await read_tail(hands.api, namespace=job.namespace, pod=action.pod, container=action.container)
     kept = f"{action.title}\n{last_lines(text, action.rank)}"
     error = ""
     try:
