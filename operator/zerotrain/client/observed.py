@@ -75,6 +75,8 @@ class Pod:
     """Why it waits or how it ended: ImagePullBackOff, OOMKilled, Evicted and so on."""
     message: str
     deleting: bool
+    finalizers: tuple[str, ...]
+    """What keeps it from going."""
     created: datetime | None
     container: str
     raw: Mapping[str, Any] = field(repr=False, compare=False)
@@ -104,6 +106,7 @@ class Pod:
             reason=next((part.text("reason") for part in told if part.text("reason")), ""),
             message=next((part.text("message") for part in told if part.text("reason")), ""),
             deleting=bool(meta.text("deletionTimestamp")),
+            finalizers=meta.texts("finalizers"),
             created=meta.moment("creationTimestamp"),
             container=container.text("name") or labels.get(LABEL_HELPER) or CONTAINER_NAME,
             raw=raw,

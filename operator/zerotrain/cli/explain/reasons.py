@@ -149,6 +149,14 @@ _ATTEMPT = {
         "zerotrain top NAME; a rank that waits for data or disk stands out",
     ),
     "Restarting": ("the pods of the ended attempt go away before the next one", NOTHING),
+    "PodNotStarting": (
+        "a pod has a node, and the kubelet has not set up its volumes for 30 s, or pulls for 5 minutes",
+        "zerotrain describe NAME: the kubelet's words; create the ConfigMap, Secret or claim that is missing",
+    ),
+    "PodHeld": (
+        "a pod that was deleted is kept by somebody's finalizer; no other attempt starts before it is gone",
+        "zerotrain describe NAME: pod and finalizer; its owner has to remove it",
+    ),
     "TerminatingPods": ("pods are on their way out", NOTHING),
     "HoldOff": ("the next attempt waits a while after repeated failures", "correct the cause meanwhile"),
     "NotSuspended": ("the job is not suspended", NOTHING),

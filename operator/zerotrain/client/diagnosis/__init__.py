@@ -3,7 +3,7 @@
 Pure functions of the job, its events and its pods; they ask nobody.
 """
 
-from .advice import Advice
+from .case import Advice
 from .diagnose import Diagnosis, diagnose
 from .history import Happening
 

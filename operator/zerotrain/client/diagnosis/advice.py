@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 
+from zerotrain.client.diagnosis.case import Advice, Case
+from zerotrain.client.diagnosis.pods import held, late, refused, unstarted
 from zerotrain.client.fields import Fields
-from zerotrain.client.job import Job, command
+from zerotrain.client.job import Job
 from zerotrain.client.observed import Event, Pod
 from zerotrain.contract.exit_codes import EXIT_CODES, meaning_of
 from zerotrain.operator.constants import ANNOTATION_IGNORE_MEMORY_PLAN, MANAGER
@@ -19,41 +20,6 @@ UNREAD_S = 300.0
 """The same for an edit of a job that is older."""
 
 MAX_ADVICE = 6
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Advice:
-    """One thing to do."""
-
-    text: str
-    command: str = ""
-    """To type, where there is one."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Case:
-    """What the rules look at."""
-
-    job: Job
-    events: Sequence[Event]
-    pods: Sequence[Pod]
-    now: datetime
-
-    def has(self, reason: str) -> bool:
-        """Whether an event with this reason was told."""
-        return any(event.reason == reason for event in self.events)
-
-    def reason(self, kind: str, status: str) -> str:
-        """Of the condition, where it has this status."""
-        found = self.job.condition(kind)
-        return found.reason if found is not None and found.status == status else ""
-
-    def zerotrain(self, verb: str, options: str = "") -> str:
-        """A command about the job."""
-        return command(self.job, verb, options)
-
-    def kubectl(self, words: str) -> str:
-        return f"kubectl -n {self.job.namespace} {words}"
 
 
 def advice_for(job: Job, events: Sequence[Event], pods: Sequence[Pod], now: datetime) -> Iterator[Advice]:
@@ -172,34 +138,8 @@ def _waiting(case: Case) -> Iterator[Advice]:
             text="Its queue decides; look at the queue's own words.",
             command=case.kubectl(f"get workloads.kueue.x-k8s.io -l zerotrain.dev/job={job.name}"),
         )
-    if reasons & {"QuotaExceeded", "ApiRefused", "NameTaken"}:
-        yield Advice(
-            text="The API server refuses the job's objects; the message says which and why.",
-            command=case.kubectl("describe resourcequota"),
-        )
-    yield from _unstarted(case)
-
-
-def _unstarted(case: Case) -> Iterator[Advice]:
-    """Pods that have a node and whose container does not start."""
-    words = {pod.reason for pod in case.pods if pod.attempt == case.job.attempt and not pod.started}
-    first = next((pod.name for pod in case.pods if pod.reason in words and not pod.started), "")
-    if words & {"ImagePullBackOff", "ErrImagePull", "ErrImageNeverPull", "InvalidImageName"}:
-        yield Advice(
-            text=f"The image {case.job.spec.get('image')} cannot be pulled: correct its name, or add "
-            "podTemplate.imagePullSecrets.",
-            command=case.kubectl(f"describe pod {first}"),
-        )
-    elif words & {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}:
-        yield Advice(
-            text="A volume, ConfigMap or command of the pod is wrong.",
-            command=case.kubectl(f"describe pod {first}"),
-        )
-    if any("unbound" in pod.message or "persistentvolumeclaim" in pod.message for pod in case.pods):
-        yield Advice(
-            text="A claim of the job does not exist or is not bound.",
-            command=case.kubectl("get persistentvolumeclaims"),
-        )
+    yield from refused(case, reasons)
+    yield from unstarted(case)
 
 
 def _held_up(case: Case) -> Iterator[Advice]:
@@ -269,7 +209,9 @@ _RULES: tuple[Callable[[Case], Iterator[Advice]], ...] = (
     _operator,
     _stalled,
     _failed,
+    held,
     _waiting,
+    late,
     _held_up,
     _checkpoints,
     _memory,

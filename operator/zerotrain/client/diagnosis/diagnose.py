@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from zerotrain.client.diagnosis.advice import Advice, advice_for
+from zerotrain.client.diagnosis.advice import advice_for
+from zerotrain.client.diagnosis.case import Advice
 from zerotrain.client.diagnosis.history import Happening, happenings
 from zerotrain.client.diagnosis.now import headline, situation
 from zerotrain.client.job import Job

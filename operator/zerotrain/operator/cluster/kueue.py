@@ -30,8 +30,8 @@ from zerotrain.operator.cluster.paging import Listing
 from zerotrain.operator.cluster.scope import scoped
 from zerotrain.operator.cluster.store import JobKey, owner_key
 from zerotrain.operator.constants import ANNOTATION_MADE_FROM, LABEL_JOB, LABEL_JOB_UID
-from zerotrain.operator.reconcile.draft import few
 from zerotrain.operator.reconcile.queues import QueueStep, QueueView
+from zerotrain.operator.reconcile.words import few
 from zerotrain.operator.resources.kueue import (
     TOPOLOGY_GATE,
     excluded_by,

@@ -15,7 +15,7 @@ from zerotrain.operator.api import Condition, Phase, ZeroTrainingJobStatus
 from zerotrain.operator.api.lifecycle import VerificationState
 from zerotrain.operator.api.status import ConditionStatus
 from zerotrain.operator.constants import ConditionType, Reason
-from zerotrain.operator.reconcile import hangs, privileges
+from zerotrain.operator.reconcile import hangs, privileges, stuck
 from zerotrain.operator.reconcile.attempts import AttemptView, Fate
 from zerotrain.operator.reconcile.draft import MAX_TEXT, Draft, stored
 from zerotrain.operator.reconcile.observe import PodView
@@ -25,6 +25,12 @@ ACTIVE = frozenset({Phase.PENDING, Phase.STARTING, Phase.RUNNING})
 FINISHED = frozenset({Phase.COMPLETED, Phase.FAILED})
 _ASKED = frozenset({Phase.SUSPENDING, Phase.YIELDING})
 """In which ranks were asked to checkpoint and stop."""
+
+
+_ENDING = frozenset(
+    {Phase.RESTARTING, Phase.YIELDING, Phase.SUSPENDING, Phase.SUSPENDED, Phase.QUEUED, Phase.STALLED}
+)
+"""In which pods go, and what comes then waits for the last of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +138,8 @@ def _activity(facts: Facts) -> Finding:
     status, problem = facts.status, facts.draft.observed.problem
     if problem is not None and facts.phase not in FINISHED:
         return Finding(None, problem.reason, problem.message)
+    if facts.phase in _ENDING and (held := stuck.first_held(facts.draft)) is not None:
+        return Finding(None, Reason.POD_HELD, held)
     match facts.phase:
         case Phase.PENDING | Phase.STARTING:
             return _start_up(facts)
@@ -172,8 +180,13 @@ def _start_up(facts: Facts) -> Finding:
     waiting = _first(view, lambda pod: pod.waiting)
     if waiting is not None:
         return Finding(None, Reason.CONTAINER_WAITING, waiting)
+    late = _first(view, lambda pod: stuck.starts_late(facts.draft, pod))
+    if late is not None:
+        return Finding(None, Reason.POD_NOT_STARTING, late)
     if view.count(Fate.PENDING):
-        return Finding(None, Reason.WAITING_FOR_PODS, f"{view.count(Fate.PENDING)} pods have not started")
+        before = _first(view, stuck.runs_before)
+        told = f"{view.count(Fate.PENDING)} pods have not started{f'; {before}' if before else ''}"
+        return Finding(None, Reason.WAITING_FOR_PODS, told)
     return Finding(None, Reason.WAITING_FOR_RANKS, "all pods run; the ranks have not all met yet")
 
 

@@ -5,7 +5,7 @@ Nothing here talks to the cluster; the finished draft becomes a `Plan`, with a s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -151,12 +151,6 @@ class Draft:
 def stored(text: str, limit: int = MAX_TEXT) -> str:
     """A text as status and events hold it: on one line, and its middle left out where it is too long."""
     return one_line(text, limit)
-
-
-def few(names: Sequence[str], most: int = 3) -> str:
-    """`a, b, c and 4 more`."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{', '.join(names[:most])}{more}"
 
 
 def worker_selector(job_name: str, job_uid: str) -> str:

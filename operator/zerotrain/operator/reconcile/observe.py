@@ -33,6 +33,17 @@ class PodState(Enum):
     FAILED = "Failed"
 
 
+class Stage(Enum):
+    """How far the start of a pod is that has a node."""
+
+    MOUNTING = "Mounting"
+    """The kubelet sets up its volumes, then its network."""
+    PULLING = "Pulling"
+    """It creates the containers, for which images may have to be pulled."""
+    INITIALIZING = "Initializing"
+    """An init container runs."""
+
+
 ENDED = frozenset({PodState.SUCCEEDED, PodState.YIELDED, PodState.FAILED})
 
 _TERMINAL = frozenset({"Succeeded", "Failed"})
@@ -63,6 +74,12 @@ class PodView:
     """The worker's container runs now or has run."""
     waiting: str | None = None
     """Why the container does not start: `Reason: message` of its waiting state."""
+    stage: Stage | None = None
+    """None without a node, and once the worker's container has started."""
+    needs: str = ""
+    """ConfigMaps, Secrets and claims that its volumes are made of; the init container that runs."""
+    bound_at: datetime | None = None
+    """When it got its node, while it starts."""
     exit_code: int | None = None
     """Of the worker's container, or of `failed_container`."""
     exit_reason: str | None = None
@@ -82,6 +99,8 @@ class PodView:
     deletion_at: datetime | None = None
     """When the grace of the requested deletion ends."""
     deletion_grace_s: int | None = None
+    finalizers: tuple[str, ...] = ()
+    """What keeps a pod from going whose deletion was asked for."""
     ended_seen_at: datetime | None = None
     """When this operator first saw the end; for waiting, never for ordering causes."""
 

@@ -25,6 +25,7 @@ from zerotrain.operator.reconcile import (
     records,
     sizing,
     stragglers,
+    stuck,
     unstarted,
     verification,
     volumes,
@@ -201,6 +202,7 @@ def _follow(draft: Draft, view: AttemptView) -> None:
     if absent:
         privileges.tell_refusal(draft)
         draft.act(CreateWorkers(attempt=view.number, indices=absent))
+    stuck.tell_start(draft, view)
     for worker in view.workers:
         if worker.fate is Fate.GOING and worker.pod is not None and worker.pod.deletion_at is not None:
             # A node that died with the pod sends no event: look again when the pod counts as lost.

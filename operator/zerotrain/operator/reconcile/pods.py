@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, TypedDict
 
 from zerotrain.contract.exit_codes import signal_of
 from zerotrain.contract.progress import Termination
@@ -22,11 +22,23 @@ from zerotrain.operator.constants import (
     LABEL_RANK,
 )
 from zerotrain.operator.reconcile.clock import parse_time
-from zerotrain.operator.reconcile.observe import PodView
+from zerotrain.operator.reconcile.observe import PodView, Stage
+from zerotrain.operator.reconcile.words import few
 from zerotrain.operator.resources.identity import pod_name
 
 MAX_LAST_LINE_CHARS = 1000
 """Of a termination message that is none of ours."""
+
+MAX_SOURCES = 8
+MAX_FINALIZERS = 4
+"""That are named of a pod."""
+
+_SOURCES = (
+    ("ConfigMap", "configMap", "name"),
+    ("Secret", "secret", "secretName"),
+    ("Secret", "secret", "name"),  # in a projected volume
+    ("claim", "persistentVolumeClaim", "claimName"),
+)
 
 
 def pod_view(pod: Mapping[str, Any], *, seen_at: datetime) -> PodView | None:
@@ -63,6 +75,7 @@ def pod_view(pod: Mapping[str, Any], *, seen_at: datetime) -> PodView | None:
         refused_seen_at=seen_at if _is_refused(status, conditions.get("PodScheduled")) else None,
         started="running" in state or ended is not None,
         waiting=_waiting(state.get("waiting")) or _waiting_before(pod, state),
+        **_start(pod, conditions, state),
         exit_code=code,
         exit_reason=_word((ended or {}).get("reason")),
         pod_reason=_word(status.get("reason")),
@@ -74,6 +87,7 @@ def pod_view(pod: Mapping[str, Any], *, seen_at: datetime) -> PodView | None:
         finished_at=parse_time((ended or {}).get("finishedAt")),
         deletion_at=parse_time(meta.get("deletionTimestamp")),
         deletion_grace_s=meta.get("deletionGracePeriodSeconds"),
+        finalizers=_finalizers(meta),
         ended_seen_at=seen_at if finished else None,
     )
 
@@ -150,6 +164,50 @@ def _last_line(message: str | None) -> str:
     """What a program that is not ours left as its last words: a message, or the end of its log."""
     lines = (message or "").strip().splitlines()
     return one_line(lines[-1], MAX_LAST_LINE_CHARS) if lines else ""
+
+
+class _Start(TypedDict, total=False):
+    stage: Stage
+    needs: str
+    bound_at: datetime | None
+
+
+def _start(pod: Mapping[str, Any], conditions: Mapping[str, Any], state: Mapping[str, Any]) -> _Start:
+    """How far the start is; empty without a node, and once the worker's container has started."""
+    spec, status = pod.get("spec", {}), pod.get("status", {})
+    is_over = status.get("phase") in ("Failed", "Succeeded")
+    if not spec.get("nodeName") or "running" in state or "terminated" in state or is_over:
+        return {}
+    bound_at, beside = (
+        parse_time(conditions.get("PodScheduled", {}).get("lastTransitionTime")),
+        _sidecars(pod),
+    )
+    for item in status.get("initContainerStatuses", ()):
+        if "running" in item.get("state", {}) and item.get("name") not in beside:
+            return {"stage": Stage.INITIALIZING, "needs": word(str(item["name"])), "bound_at": bound_at}
+    sandbox = conditions.get("PodReadyToStartContainers")
+    if sandbox is None:  # nobody has looked at it, or the kubelet does not say
+        return {}
+    if _is_true(sandbox):
+        return {"stage": Stage.PULLING, "bound_at": bound_at}
+    return {"stage": Stage.MOUNTING, "needs": _sources(spec), "bound_at": bound_at}
+
+
+def _sources(spec: Mapping[str, Any]) -> str:
+    """`ConfigMap ds, claim data`: what volumes are made of and cannot do without."""
+    found: dict[str, None] = {}
+    for volume in spec.get("volumes", ()):
+        for part in (volume, *volume.get("projected", {}).get("sources", ())):
+            for kind, source, key in _SOURCES:
+                item = part.get(source) or {}
+                if item.get(key) and not item.get("optional"):
+                    found[f"{kind} {word(item[key])}"] = None
+    return few(list(found), MAX_SOURCES)
+
+
+def _finalizers(meta: Mapping[str, Any]) -> tuple[str, ...]:
+    names = meta.get("finalizers", ()) if meta.get("deletionTimestamp") else ()
+    return tuple(word(str(name)) for name in names[:MAX_FINALIZERS])
 
 
 def _word(text: str | None) -> str | None:

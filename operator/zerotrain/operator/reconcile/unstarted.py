@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from zerotrain.contract.exit_codes import ExitCode
 from zerotrain.operator.constants import Reason
 from zerotrain.operator.failure_policy import NOT_STARTED, Judgement
+from zerotrain.operator.reconcile import stuck
 from zerotrain.operator.reconcile.attempts import AttemptView, Failure, Fate, Worker
 from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.hangs import is_met, stack_sources
@@ -141,4 +142,5 @@ def _waits_for(draft: Draft, worker: Worker) -> str:
         return pod.waiting
     if not pod.scheduled and not pod.node:
         return pod.unscheduled_reason or "it has no node yet"
-    return "its image, volumes or init containers are not ready"
+    told = stuck.starts_late(draft, pod) or stuck.runs_before(pod)
+    return told or "its image, volumes or init containers are not ready"

@@ -1,0 +1,99 @@
+"""Pods that do not start although they have a node, and pods that do not go although all in them has ended.
+
+The operator may not read events, in which the kubelet says what fails: it tells how far the pod is and what
+it needs for the next step. `zerotrain describe` shows the kubelet's own words beside that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+from zerotrain.operator.constants import ConditionType, Reason
+from zerotrain.operator.reconcile.attempts import AttemptView, Fate
+from zerotrain.operator.reconcile.draft import Draft
+from zerotrain.operator.reconcile.observe import PodView, Stage
+
+PATIENCE = {Stage.MOUNTING: timedelta(seconds=30), Stage.PULLING: timedelta(minutes=5)}
+"""So long each may take; a kubelet mounts a volume in seconds, and pulls an image in minutes. Nobody knows
+how long an init container may run."""
+
+
+def starts_late(draft: Draft, pod: PodView) -> str | None:
+    """What the pod is at, where it should be further by now."""
+    due = _due(pod)
+    if due is None or draft.now < due or pod.bound_at is None:
+        return None
+    since = f"since {pod.bound_at:%H:%M:%S} UTC the kubelet of node {pod.node}"
+    if pod.stage is Stage.PULLING:
+        return f"{since} has not started its containers: it may still pull an image"
+    needs = f"; it needs {pod.needs}: does each exist in the namespace?" if pod.needs else ""
+    return f"{since} has not set up its volumes or its network{needs}"
+
+
+def runs_before(pod: PodView) -> str | None:
+    """The init container that runs."""
+    return f"init container {pod.needs} runs" if pod.stage is Stage.INITIALIZING else None
+
+
+def tell_start(draft: Draft, view: AttemptView) -> None:
+    """One event when a start begins to hang, or a container cannot be started."""
+    pods = [worker.pod for worker in view.workers if worker.fate is Fate.PENDING and worker.pod is not None]
+    for pod in pods:
+        due = _due(pod)
+        if due is not None and due > draft.now:
+            draft.wake(due)
+    _tell_first(draft, pods, Reason.CONTAINER_WAITING, lambda pod: pod.waiting)
+    _tell_first(draft, pods, Reason.POD_NOT_STARTING, lambda pod: starts_late(draft, pod))
+
+
+def held(draft: Draft, pod: PodView) -> str | None:
+    """The finalizers that keep the pod, where they are all that is left of it."""
+    due = _held_from(draft, pod)
+    if due is None or draft.now < due:
+        return None
+    names = ", ".join(pod.finalizers)
+    return (
+        f"pod {pod.name} cannot go: it is held by finalizer {names}, which its owner has to remove; until "
+        "then no other attempt starts"
+    )
+
+
+def first_held(draft: Draft) -> str | None:
+    """The same of the first pod, and how many more there are."""
+    found = [told for pod in draft.observed.pods if (told := held(draft, pod)) is not None]
+    more = f" (and {len(found) - 1} more pods)" if len(found) > 1 else ""
+    return f"{found[0]}{more}" if found else None
+
+
+def tell_held(draft: Draft, pods: list[PodView]) -> None:
+    """One event when a pod begins to be held."""
+    for pod in pods:
+        due = _held_from(draft, pod)
+        if due is not None and due > draft.now:
+            draft.wake(due)
+    _tell_first(draft, pods, Reason.POD_HELD, lambda pod: held(draft, pod))
+
+
+def _due(pod: PodView) -> datetime | None:
+    patience = PATIENCE.get(pod.stage) if pod.stage is not None else None
+    return pod.bound_at + patience if patience is not None and pod.bound_at is not None else None
+
+
+def _held_from(draft: Draft, pod: PodView) -> datetime | None:
+    if not pod.finalizers or pod.deletion_at is None:
+        return None
+    timeout = timedelta(seconds=draft.job.spec.run_policy.termination_timeout_seconds)
+    return pod.deletion_at if pod.is_over else pod.deletion_at + timeout
+
+
+def _tell_first(
+    draft: Draft, pods: list[PodView], reason: Reason, text: Callable[[PodView], str | None]
+) -> None:
+    before = {item.type: item for item in draft.job.status.conditions}.get(str(ConditionType.RECONCILING))
+    if before is not None and before.reason == reason:
+        return  # told when it began
+    pod = min((pod for pod in pods if text(pod)), key=lambda pod: pod.index, default=None)
+    if pod is not None:
+        place = f"worker {pod.index} (pod {pod.name})"
+        draft.emit(reason, f"attempt {pod.attempt}: {place}: {text(pod)}", warning=True)

@@ -1,0 +1,165 @@
+"""A start that hangs and a pod that does not go are told with what they hang on, once, and in conditions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.operator.reconcile_builders import NOW, ago, ended, job, running, seen, stamp, status
+from zerotrain.operator.reconcile import Plan, PodView, pod_view, reconcile
+
+pytestmark = pytest.mark.unit
+
+Json = dict[str, Any]
+VOLUMES: list[Json] = [
+    {
+        "name": "zerotrain-job",
+        "projected": {
+            "sources": [{"secret": {"name": "gpt-1"}}, {"configMap": {"name": "ds", "items": []}}],
+        },
+    },
+    {"name": "tmp", "emptyDir": {}},
+    {"name": "keys", "secret": {"secretName": "hub-token"}},
+    {"name": "maybe", "configMap": {"name": "not-needed", "optional": True}},
+    {"name": "data", "persistentVolumeClaim": {"claimName": "corpus"}},
+]
+NEEDS = "Secret gpt-1, ConfigMap ds, Secret hub-token, claim corpus"
+
+
+def starting(
+    s_ago: float,
+    *,
+    sandbox: str | None = "False",
+    before: list[Json] | None = None,
+    waiting: str = "ContainerCreating",
+    message: str = "",
+) -> PodView:
+    """Worker 0, which got its node so many seconds ago."""
+    labels = {"zerotrain.dev/job": "gpt", "zerotrain.dev/attempt": "1", "zerotrain.dev/rank": "0"}
+    bound = {"type": "PodScheduled", "status": "True", "lastTransitionTime": stamp(ago(s_ago))}
+    ready = {"type": "PodReadyToStartContainers", "status": sandbox}
+    found = pod_view(
+        {
+            "metadata": {"name": "gpt-1-0", "uid": "pod-1-0", "labels": labels},
+            "spec": {"nodeName": "node-0", "volumes": VOLUMES},
+            "status": {
+                "phase": "Pending",
+                "conditions": [bound, *([ready] if sandbox else [])],
+                "initContainerStatuses": before or [],
+                "containerStatuses": [
+                    {"name": "worker", "state": {"waiting": {"reason": waiting, "message": message}}}
+                ],
+            },
+        },
+        seen_at=ago(s_ago),
+    )
+    assert found is not None
+    return found
+
+
+def passed(first: PodView, *, conditions: list[Json] | None = None) -> Plan:
+    made = job(status=status("Pending", conditions=conditions or []))
+    return reconcile(made, seen(first, running(1)), NOW)
+
+
+def ready(plan: Plan) -> tuple[str, str]:
+    assert plan.status is not None
+    found = next(item for item in plan.status.conditions if item.type == "Ready")
+    return found.reason, found.message
+
+
+def told(plan: Plan, reason: str) -> list[str]:
+    return [event.message for event in plan.events if event.reason == reason]
+
+
+def test_volumes_that_are_not_set_up_are_named() -> None:
+    plan = passed(starting(31))
+    since = (
+        f"since {ago(31):%H:%M:%S} UTC the kubelet of node node-0 has not set up its volumes or its network"
+    )
+    message = f"worker 0 (pod gpt-1-0): {since}; it needs {NEEDS}: does each exist in the namespace?"
+    assert ready(plan) == ("PodNotStarting", message)
+    assert told(plan, "PodNotStarting") == [f"attempt 1: {message}"]
+
+
+def test_nothing_is_told_before_and_a_pass_comes_when_it_is() -> None:
+    plan = passed(starting(20))
+    assert ready(plan)[0] == "WaitingForPods"
+    assert not told(plan, "PodNotStarting")
+    assert plan.wake_at is not None
+    assert (plan.wake_at - NOW).total_seconds() == 10
+
+
+@pytest.mark.parametrize(("s_ago", "reason"), [(60, "WaitingForPods"), (301, "PodNotStarting")])
+def test_a_pull_may_take_minutes(s_ago: float, reason: str) -> None:
+    assert ready(passed(starting(s_ago, sandbox="True")))[0] == reason
+
+
+def test_an_init_container_may_run_for_as_long_as_it_likes_and_is_named() -> None:
+    runs = {"name": "fetch-data", "state": {"running": {}}}
+    plan = passed(starting(7200, sandbox="True", before=[runs], waiting="PodInitializing"))
+    assert ready(plan) == (
+        "WaitingForPods",
+        "1 pods have not started; worker 0 (pod gpt-1-0): init container fetch-data runs",
+    )
+    assert not plan.events
+
+
+def test_a_kubelet_that_says_nothing_is_not_accused() -> None:
+    assert ready(passed(starting(3600, sandbox=None)))[0] == "WaitingForPods"
+
+
+def test_it_is_told_once() -> None:
+    before = {
+        "type": "Reconciling", "status": "True", "reason": "PodNotStarting", "message": "",
+        "lastTransitionTime": stamp(ago(60)),
+    }  # fmt: skip
+    assert not told(passed(starting(120), conditions=[before]), "PodNotStarting")
+
+
+def test_a_container_that_cannot_start_makes_an_event() -> None:
+    plan = passed(starting(5, sandbox="True", waiting="ImagePullBackOff", message="no such image"))
+    assert ready(plan)[0] == "ContainerWaiting"
+    assert told(plan, "ContainerWaiting") == [
+        "attempt 1: worker 0 (pod gpt-1-0): ImagePullBackOff: no such image"
+    ]
+
+
+def deleted(index: int, *, s_ago: float, over: bool) -> PodView:
+    """Its grace ended so many seconds ago."""
+    gone = {"deletion_at": ago(s_ago), "deletion_grace_s": 1, "finalizers": ("example.com/audit",)}
+    return ended(index, 1, **gone) if over else running(index, **gone)
+
+
+def restarting(*pods: PodView) -> Plan:
+    failure = {"attempt": 1, "time": stamp(ago(300)), "pod": "gpt-1-1", "reason": "RankFailed"}
+    return reconcile(job(status=status("Restarting", failures=[failure])), seen(*pods), NOW)
+
+
+@pytest.mark.parametrize(
+    ("s_ago", "over", "named"),
+    [
+        pytest.param(1, True, True, id="all-in-it-has-ended"),
+        pytest.param(1, False, False, id="it-still-ends"),
+        pytest.param(3600, False, True, id="its-time-is-over"),
+    ],
+)
+def test_a_finalizer_is_named_once_it_is_all_that_is_left(s_ago: float, over: bool, named: bool) -> None:
+    plan = restarting(deleted(0, s_ago=s_ago, over=over))
+    reason, message = ready(plan)
+    assert (reason == "PodHeld") is named
+    assert ("pod gpt-1-0 cannot go: it is held by finalizer example.com/audit" in message) is named
+    assert len(told(plan, "PodHeld")) == named
+
+
+def test_finalizers_count_for_pods_that_are_to_go() -> None:
+    meta = {
+        "name": "gpt-1-0", "uid": "u", "finalizers": ["example.com/audit"],
+        "labels": {"zerotrain.dev/job": "gpt", "zerotrain.dev/attempt": "1", "zerotrain.dev/rank": "0"},
+    }  # fmt: skip
+    kept = pod_view({"metadata": meta, "spec": {}, "status": {}}, seen_at=NOW)
+    going = pod_view({"metadata": {**meta, "deletionTimestamp": stamp(NOW)}, "spec": {}}, seen_at=NOW)
+    assert kept is not None
+    assert going is not None
+    assert (kept.finalizers, going.finalizers) == ((), ("example.com/audit",))
