@@ -78,6 +78,18 @@ CASES: list[tuple[str, dict[str, Any], Sequence[Event], Sequence[Pod], list[str]
         ["needs 90 GiB", "zerotrain plan", "zerotrain.dev/ignore-memory-plan=true"],
     ),
     (
+        "a part",
+        {
+            "phase": "Restarting",
+            "conditions": [
+                condition("PodsScheduled", "False", "GaveBack", "for 60 s 3 of 8 pods are refused")
+            ],
+        },
+        (),
+        (),
+        ["gave it back", "describe resourcequota"],
+    ),
+    (
         "a queue",
         {"phase": "Queued", "conditions": [condition("Admitted", "False", "Queued", "waits for quota")]},
         (),

@@ -173,6 +173,11 @@ _QUEUES = {
         "wait, or raise its priority",
     ),
     "Admitted": ("the queue admitted the job, or its gang scheduler was found", NOTHING),
+    "GaveBack": (
+        "the attempt held a part of its pods or nodes, was refused the rest, and let go of all, so that "
+        "others can start; the next one comes after a hold-off, and no budget is charged",
+        "wait; if it repeats, raise the quota, add nodes, ask for less, or let Kueue queue the jobs",
+    ),
     "QueueMissing": ("queueName is given and the cluster has no Kueue", "install Kueue or remove queueName"),
     "GangMissing": (
         "the cluster does not have the wished pod group",

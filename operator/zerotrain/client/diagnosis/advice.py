@@ -114,7 +114,7 @@ def _way_out(code: int | None) -> Iterator[Advice]:
 
 def _waiting(case: Case) -> Iterator[Advice]:
     job = case.job
-    if job.phase not in ("Queued", "Pending", "Starting"):
+    if job.phase not in ("Queued", "Pending", "Starting", "Restarting"):
         return
     reasons = {case.reason("Admitted", "False"), case.reason("PodsScheduled", "False")}
     reasons.add(case.reason("Reconciling", "True"))
@@ -126,6 +126,12 @@ def _waiting(case: Case) -> Iterator[Advice]:
         yield Advice(
             text=f"The cluster has no room for all workers at once. Wait, add nodes, or {less}.",
             command="kubectl describe nodes | grep -A8 'Allocated resources'",
+        )
+    if "GaveBack" in reasons:
+        yield Advice(
+            text="The job got a part of its pods or nodes and gave it back; it tries again by itself. If "
+            "that repeats, raise the quota, add nodes, ask for less, or give it a queue (queueName).",
+            command=case.kubectl("describe resourcequota"),
         )
     if "QueueMissing" in reasons:
         yield Advice(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from itertools import islice
 
 from zerotrain.operator.api import AttemptShape, Phase, YieldReason
 from zerotrain.operator.api.lifecycle import CleanPodPolicy
@@ -405,12 +406,16 @@ def _behind(draft: Draft) -> str:
         return f"; {problem.reason}: {problem.message}"
     if given is not None:
         return f"; {Reason.GAVE_BACK}: {given.message}"
-    ready = {item.type: item for item in draft.job.status.conditions}.get(str(ConditionType.READY))
-    if ready is None or ready.status is not ConditionStatus.FALSE or not ready.message:
-        return ""
-    last = draft.status.failures[0] if draft.status.failures else None
-    after = f" after {last.reason}: {last.message}" if last and draft.status.phase is Phase.RESTARTING else ""
-    return f"; {ready.reason}: {ready.message}{after}"
+    if draft.status.phase is Phase.RESTARTING and draft.status.failures:
+        last = draft.status.failures[0]
+        return f"; attempt {last.attempt} ended with {last.reason}: {last.message}"
+    said = (
+        item
+        for kind in (ConditionType.PODS_SCHEDULED, ConditionType.READY)
+        for item in draft.job.status.conditions
+        if item.type == kind and item.status is ConditionStatus.FALSE and item.message
+    )
+    return "".join(f"; {item.reason}: {item.message}" for item in islice(said, 1))
 
 
 def _termination_timeout(draft: Draft) -> timedelta:
