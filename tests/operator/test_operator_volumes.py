@@ -74,6 +74,40 @@ def test_no_pod_before_the_class_declares_its_encryption(
         assert missing.status()["attempt"] == 0
 
 
+def test_no_pod_before_the_class_of_the_checkpoints_claim_declares_its_encryption(
+    control_plane: Cluster,
+    namespace: str,
+    operator_kubeconfig: Path,
+    api: KubeJson,
+    tmp_path: Path,
+    plain_class: str,
+) -> None:
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "ckpt"},
+        "spec": {
+            "accessModes": ["ReadWriteMany"],
+            "resources": {"requests": {"storage": "1Gi"}},
+            "storageClassName": plain_class,
+        },
+    }
+    volume = {"persistentVolumeClaim": {"claimName": "ckpt"}}
+    checkpoint = {"volume": volume, "everySteps": 20, "requireEncryptedVolume": True}
+    with operator(operator_kubeconfig, tmp_path) as process, kubelet(api, namespace, KEY, steps=10) as double:
+        job = LiveJob(control_plane, namespace, checkpoint=checkpoint)
+        assert "claim ckpt cannot be read" in stalled(job, "StorageClassUnknown")
+        api.post(f"/api/v1/namespaces/{namespace}/persistentvolumeclaims", claim)
+        process.kill()  # a new one reads the claim at once, the old one after a minute
+        process.start()
+        assert f"StorageClass {plain_class} of claim ckpt" in stalled(job, "VolumeNotEncrypted")
+        assert not double.created
+        control_plane.kubectl("annotate", "storageclass", plain_class, "zerotrain.dev/encrypted-volumes=true")
+        process.kill()
+        process.start()
+        job.wait_for("Completed")
+
+
 def test_rdma_in_a_namespace_that_refuses_it_is_a_stall_with_a_way_out(
     control_plane: Cluster, namespace: str, operator_kubeconfig: Path, api: KubeJson, tmp_path: Path
 ) -> None:

@@ -87,14 +87,16 @@ _SPEC = {
         "expect OutOfMemory, or remove the annotation",
     ),
     "VolumeNotEncrypted": (
-        "spec.nvme.requireEncryptedVolume is true and the StorageClass does not declare encryption; no pod "
-        "was created",
+        "requireEncryptedVolume of spec.nvme or spec.checkpoint is true and the volume's StorageClass does "
+        "not declare encryption; no pod was created",
         "take a class that declares it, or have its owner annotate it: "
         "kubectl annotate storageclass NAME zerotrain.dev/encrypted-volumes=true",
     ),
     "StorageClassUnknown": (
-        "spec.nvme.requireEncryptedVolume is true and the StorageClass is missing or may not be read",
-        "name a class that exists, or grant the operator get on storageclasses.storage.k8s.io",
+        "requireEncryptedVolume of spec.nvme or spec.checkpoint is true and the StorageClass, or the claim "
+        "that names it, is missing or may not be read",
+        "name one that exists, or grant the operator get on storageclasses.storage.k8s.io and "
+        "persistentvolumeclaims",
     ),
     "IpcLockAdded": (
         'for spec.resources.rdma the workers ask for IPC_LOCK, which Pod Security "restricted" forbids',

@@ -111,10 +111,26 @@ class Verify(StrEnum):
     ON_COMPLETION = "OnCompletion"
 
 
+def _names_a_class(checkpoint: Checkpoint) -> bool:
+    made = checkpoint.volume.ephemeral
+    if made is not None:
+        return made.volume_claim_template.spec.storage_class_name is not None
+    return checkpoint.volume.persistent_volume_claim is not None
+
+
 class Checkpoint(ApiModel):
     """When checkpoints are taken, where they go and how many are kept."""
 
     RULES = (
+        rule(
+            "!has(self.requireEncryptedVolume) || !self.requireEncryptedVolume "
+            "|| has(self.volume.persistentVolumeClaim) || (has(self.volume.ephemeral) "
+            "&& has(self.volume.ephemeral.volumeClaimTemplate.spec.storageClassName))",
+            "requireEncryptedVolume needs a persistentVolumeClaim, or ephemeral with a storageClassName: "
+            "nothing declares that any other volume is encrypted",
+            holds=lambda self: not self.require_encrypted_volume or _names_a_class(self),
+            field_path=".requireEncryptedVolume",
+        ),
         rule(
             "!has(self.verify) || self.verify == 'Never' || has(self.volume.persistentVolumeClaim) "
             "|| has(self.volume.nfs)",
@@ -127,6 +143,10 @@ class Checkpoint(ApiModel):
     volume: CheckpointVolume
     """Volume of the checkpoints. The job writes below <volume>/<its name> (nfs: <volume>/<namespace>/<its
     name>); a new job of the same name resumes from there, unless resumeFrom says otherwise. Immutable."""
+
+    require_encrypted_volume: Bool | None = None
+    """When true, no pod is made unless the StorageClass of the volume (the one that an existing claim names)
+    declares that its volumes are encrypted; as nvme.requireEncryptedVolume. False unless given."""
 
     every_steps: Annotated[Int, Field(ge=1, le=10**9)] | None = None
     """Checkpoint after every so many steps. With neither everySteps nor everySeconds only on termination

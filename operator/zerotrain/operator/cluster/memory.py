@@ -60,7 +60,8 @@ class JobMemory:
     stacks: StacksView | None = None
     log: LogView | None = None
     room: Room | None = None
-    storage_class: StorageClassView | None = None
+    storage_classes: dict[str, StorageClassView] = field(default_factory=dict)
+    """By the part of the job whose volume it is."""
     ensured: int | None = None
     """Hash of the shared objects that are known to exist as they should for one attempt."""
     shared_at: datetime | None = None
@@ -154,7 +155,7 @@ class Memories:
             follows_queues=self.queues_wanted.is_set(),
             limits=self.limits,
             room=memory.room,
-            storage_class=memory.storage_class,
+            storage_classes=tuple(memory.storage_classes.values()),
         )
 
     def _acts_since(self, seen: datetime | None) -> datetime | None:

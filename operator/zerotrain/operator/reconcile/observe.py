@@ -192,15 +192,22 @@ class LogView:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StorageClassView:
-    """What a StorageClass says of its volumes."""
+    """What a StorageClass says of its volumes, as the answer to an AskStorageClass."""
 
     name: str
+    """Empty where a claim that was asked about names none, or could not be read."""
     at: datetime
     """When it was read."""
     encryption: str | None = None
     """What declares that its volumes are encrypted; None when nothing does."""
     problem: str | None = None
     """Why it could not be read, in the API server's words."""
+    field: str = "spec.nvme"
+    claim: str = ""
+
+    def answers(self, field: str, claim: str, name: str) -> bool:
+        """Whether that was the question."""
+        return (self.field, self.claim) == (field, claim) and (bool(claim) or self.name == name)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -259,7 +266,7 @@ class Observed:
     up for jobs that are, or gave back."""
     room: Room | None = None
     """The last reading of the cluster's free room; None where none was made."""
-    storage_class: StorageClassView | None = None
+    storage_classes: tuple[StorageClassView, ...] = ()
     """What the class that was asked about declares; None when nobody asked."""
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
     """By name, those that hold pods of this job and are not simply well; empty while they are not known."""

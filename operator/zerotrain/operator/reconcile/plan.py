@@ -155,7 +155,12 @@ class DiscoverApis:
 class AskStorageClass:
     """Find out what a StorageClass declares of its volumes."""
 
-    name: str
+    field: str = "spec.nvme"
+    """The part of the job whose volume it is."""
+    name: str = ""
+    """The class; empty where the claim names it."""
+    claim: str = ""
+    """PersistentVolumeClaim of the job's namespace."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

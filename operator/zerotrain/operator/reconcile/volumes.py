@@ -1,15 +1,16 @@
-"""spec.nvme.requireEncryptedVolume at the gate: no pod before the StorageClass declares its encryption.
+"""requireEncryptedVolume at the gate: no pod before the StorageClass of the volume declares its encryption.
 
-The class is read once before the job's first attempt of this operator's life, and again where that was a
-while ago: parameters of a class never change, but it may be deleted and made anew, and annotations change.
+A class is read once before the job's first attempt of this operator's life, and again where that was a while
+ago: parameters of a class never change, but it may be deleted and made anew, and annotations change.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Final
 
-from zerotrain.operator.api import Phase
+from zerotrain.operator.api import Phase, ZeroTrainingJobSpec
 from zerotrain.operator.constants import ANNOTATION_ENCRYPTED_VOLUMES, Reason
 from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.observe import StorageClassView
@@ -20,52 +21,82 @@ LOOK_AGAIN: Final = timedelta(seconds=60)
 
 
 def awaits_class(draft: Draft, *, max_age: timedelta | None = None) -> bool:
-    """Whether the class must be read first; asks for it. Without `max_age` any earlier reading will do."""
-    wanted = _wanted(draft)
-    if wanted is None:
-        return False
-    view = _view(draft, wanted)
-    if view is not None and (max_age is None or draft.now - view.at <= max_age):
-        return False
-    draft.act(AskStorageClass(name=wanted))
-    draft.set(phase=draft.status.phase or Phase.PENDING)
-    return True
+    """Whether a class must be read first; asks for it. Without `max_age` any earlier reading will do."""
+    waits = False
+    for wanted in _wanted(draft.job.spec):
+        view = _view(draft, wanted)
+        if view is None or (max_age is not None and draft.now - view.at > max_age):
+            draft.act(wanted)
+            waits = True
+    if waits:
+        draft.set(phase=draft.status.phase or Phase.PENDING)
+    return waits
 
 
 def refusal(draft: Draft) -> tuple[str, str] | None:
-    """Reason and message where the class was read and the volume would not be encrypted for sure."""
-    wanted = _wanted(draft)
-    view = _view(draft, wanted) if wanted is not None else None
-    if wanted is None or view is None or view.encryption is not None:
-        return None
-    due = view.at + LOOK_AGAIN
-    if draft.now < due:
-        draft.wake(due)
-    else:
-        draft.act(AskStorageClass(name=wanted))
-    if view.problem is not None:
-        return str(Reason.STORAGE_CLASS_UNKNOWN), _unknown(wanted, view.problem)
-    return str(Reason.VOLUME_NOT_ENCRYPTED), (
-        f"spec.nvme.requireEncryptedVolume: StorageClass {wanted} does not declare that its volumes are "
-        "encrypted, by no parameter that its driver is known for. Take a class that does, or, if its volumes "
-        f"are encrypted all the same, have its owner say so: kubectl annotate storageclass {wanted} "
+    """Reason and message where a class was read and its volume would not be encrypted for sure."""
+    for wanted in _wanted(draft.job.spec):
+        view = _view(draft, wanted)
+        if view is None or view.encryption is not None:
+            continue
+        due = view.at + LOOK_AGAIN
+        if draft.now < due:
+            draft.wake(due)
+        else:
+            draft.act(wanted)
+        if view.problem is not None:
+            return str(Reason.STORAGE_CLASS_UNKNOWN), _unknown(wanted, view)
+        return str(Reason.VOLUME_NOT_ENCRYPTED), _plain(wanted, view)
+    return None
+
+
+def _plain(wanted: AskStorageClass, view: StorageClassView) -> str:
+    field = f"{wanted.field}.requireEncryptedVolume"
+    if not view.name:
+        return (
+            f"{field}: claim {wanted.claim} has no StorageClass, so nothing declares that its volume is "
+            "encrypted. Take a claim with a class that does"
+        )
+    behind = f" of claim {wanted.claim}" if wanted.claim else ""
+    return (
+        f"{field}: StorageClass {view.name}{behind} does not declare that its volumes are encrypted, by no "
+        "parameter that its driver is known for. Take a class that does, or, if its volumes are encrypted "
+        f"all the same, have its owner say so: kubectl annotate storageclass {view.name} "
         f"{ANNOTATION_ENCRYPTED_VOLUMES}=true"
     )
 
 
-def _unknown(wanted: str, problem: str) -> str:
+def _unknown(wanted: AskStorageClass, view: StorageClassView) -> str:
+    field = f"{wanted.field}.requireEncryptedVolume"
+    if not view.name:
+        return (
+            f"{field}: claim {wanted.claim} cannot be read: {view.problem}. Make it, or name one that "
+            "exists; where the operator may not read it, grant its account get on persistentvolumeclaims"
+        )
     return (
-        f"spec.nvme.requireEncryptedVolume: StorageClass {wanted} cannot be read: {problem}. Name one that "
-        "exists; where the operator may not read it, grant its account the verb get on "
-        "storageclasses.storage.k8s.io in a ClusterRole, or make the job anew without requireEncryptedVolume"
+        f"{field}: StorageClass {view.name} cannot be read: {view.problem}. Name one that exists; where the "
+        "operator may not read it, grant its account the verb get on storageclasses.storage.k8s.io in a "
+        "ClusterRole, or make the job anew without requireEncryptedVolume"
     )
 
 
-def _wanted(draft: Draft) -> str | None:
-    nvme = draft.job.spec.nvme
-    return nvme.storage_class_name if nvme is not None and nvme.require_encrypted_volume else None
+def _wanted(spec: ZeroTrainingJobSpec) -> Iterator[AskStorageClass]:
+    """What must be read for the job; the rules of the spec see to it that a claim or a class is named."""
+    nvme, checkpoint = spec.nvme, spec.checkpoint
+    if nvme is not None and nvme.require_encrypted_volume and nvme.storage_class_name is not None:
+        yield AskStorageClass(field="spec.nvme", name=nvme.storage_class_name)
+    if checkpoint is None or not checkpoint.require_encrypted_volume:
+        return
+    claim, made = checkpoint.volume.persistent_volume_claim, checkpoint.volume.ephemeral
+    if claim is not None:
+        yield AskStorageClass(field="spec.checkpoint", claim=claim.claim_name)
+    elif made is not None and made.volume_claim_template.spec.storage_class_name is not None:
+        yield AskStorageClass(
+            field="spec.checkpoint", name=made.volume_claim_template.spec.storage_class_name
+        )
 
 
-def _view(draft: Draft, name: str) -> StorageClassView | None:
-    view = draft.observed.storage_class
-    return view if view is not None and view.name == name else None
+def _view(draft: Draft, wanted: AskStorageClass) -> StorageClassView | None:
+    """The answer to this very question."""
+    views = draft.observed.storage_classes
+    return next((view for view in views if view.answers(wanted.field, wanted.claim, wanted.name)), None)

@@ -1,4 +1,4 @@
-"""Reading the StorageClass of volumes that must be encrypted."""
+"""Reading the StorageClass of volumes that must be encrypted, and the claim that names it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,29 @@ PATH = "/apis/storage.k8s.io/v1/storageclasses"
 
 
 async def read_class(hands: Hands, body: Json, action: AskStorageClass) -> None:
-    """The answer is in memory for the next pass; a refusal and a class that is missing are answers, too."""
-    request = Request(method="GET", path=f"{PATH}/{action.name}", kind="storageclasses")
-    encryption = problem = None
+    """The answer is in memory for the next pass; a refusal and what is missing are answers, too."""
+    name, encryption, problem = action.name, None, None
     try:
-        encryption = declared_encryption(await hands.api.call(request))
+        if action.claim:
+            name = await _class_of_claim(hands, body["metadata"]["namespace"], action.claim)
+        if name:
+            request = Request(method="GET", path=f"{PATH}/{name}", kind="storageclasses")
+            encryption = declared_encryption(await hands.api.call(request))
     except (Forbidden, NotFound) as error:
         problem = str(error)
-    memory = hands.memories.of(body["metadata"]["uid"])
-    memory.storage_class = StorageClassView(
-        name=action.name, at=hands.api.time.now(), encryption=encryption, problem=problem
+    hands.memories.of(body["metadata"]["uid"]).storage_classes[action.field] = StorageClassView(
+        field=action.field,
+        claim=action.claim,
+        name=name,
+        at=hands.api.time.now(),
+        encryption=encryption,
+        problem=problem,
     )
+
+
+async def _class_of_claim(hands: Hands, namespace: str, claim: str) -> str:
+    """Empty where it names none: then an administrator made its volume by hand. What the claim says of itself
+    beyond that is a tenant's word."""
+    path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{claim}"
+    found = await hands.api.call(Request(method="GET", path=path, kind="persistentvolumeclaims"))
+    return str((found.get("spec") or {}).get("storageClassName") or "")
