@@ -1,4 +1,4 @@
-"""What the operator reads of a claim whose class must declare encryption: the name of its class, nothing else."""
+"""What the operator reads of a claim whose class must declare encryption: the name of its class alone."""
 
 from __future__ import annotations
 
