@@ -17,7 +17,7 @@ from deploy.chart.reference import table
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "zerotrain"
 KUSTOMIZE = ROOT / "deploy" / "kustomize"
-GENERATED_FOLDERS = ("crds", "rbac", "rules", "dashboards")
+GENERATED_FOLDERS = ("crds", "policy", "rbac", "rules", "dashboards")
 """Below CHART/files; nothing else lies in them."""
 
 CLUSTER_SCOPED = frozenset({"nodes", "priorityclasses", "resourceflavors", "storageclasses"})
@@ -33,6 +33,7 @@ def generated() -> dict[Path, str]:
     found = {
         files / "crds" / path.name: path.read_text() for path in (ROOT / "crds").glob("zerotrain.dev_*.yaml")
     }
+    found[files / "policy" / "jobs.yaml"] = (ROOT / "deploy" / "policy" / "jobs.yaml").read_text()
     found[files / "rbac" / "operator.yaml"] = _operator_rules()
     found[files / "rbac" / "lease.yaml"] = _lease_rules()
     found[files / "rbac" / "users.yaml"] = _user_roles()

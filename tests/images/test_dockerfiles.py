@@ -234,7 +234,7 @@ def test_without_an_index_the_wheel_must_be_there(here: Path) -> None:
 def test_the_variant_of_torch_is_looked_at_once_it_is_installed(
     here: Path, given: dict[str, str], wanted: str
 ) -> None:
-    assert install(here, venv=0, **given).returncode == 9, "the build fails with it"
+    assert install(here, venv=0, variant=9, **given).returncode == 9, "the build fails with it"
     *_, installed, last = asked(here).splitlines()
     assert " install " in installed
     assert last.split()[0].endswith("deploy/images/variants.py")

@@ -19,7 +19,7 @@ from tests.support.jobs import job_json
 pytestmark = pytest.mark.cluster
 
 JOBS = "/apis/zerotrain.dev/v1alpha1/namespaces/{}/zerotrainingjobs"
-FAT = 40
+FAT = 30
 MAX_GROWTH = 64 << 20
 
 HOSTILE = {
@@ -92,7 +92,7 @@ def test_hostile_specs_cost_nobody_else_anything(
         store(cluster, tmp_path, namespace, f"fat-{number}", FAT_CONFIG, suspend=True)
     process.log.write_text("")
     with (
-        operator(operator_kubeconfig, tmp_path, {"ZEROTRAIN_OPERATOR_RESYNC_SECONDS": "5"}) as process,
+        operator(operator_kubeconfig, tmp_path, {"ZEROTRAIN_OPERATOR_RESYNC_SECONDS": "20"}) as process,
         other_tenant(cluster, "second"),
     ):
         judge(cluster, namespace, process, [*HOSTILE, "fat-0", f"fat-{FAT - 1}"])

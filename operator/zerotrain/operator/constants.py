@@ -97,7 +97,7 @@ MAX_WORKERS: Final = 10_000
 MAX_SPEC_BYTES: Final = 64 * 1024
 """Of a spec as JSON. Beyond it, or beyond the two limits below, a job stalls and its spec is not kept."""
 
-MAX_SPEC_DEPTH: Final = 32
+MAX_SPEC_DEPTH: Final = 16
 """Lists and objects within each other in one field of a spec."""
 
 MAX_SPEC_VALUES: Final = 4096

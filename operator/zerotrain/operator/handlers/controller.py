@@ -7,7 +7,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from zerotrain.operator.api import ZeroTrainingJobStatus
 from zerotrain.operator.api.admission import refusals
+from zerotrain.operator.api.job_text import UNREAD
 from zerotrain.operator.api.planning import PlanMissing, known_plan
 from zerotrain.operator.cluster import words
 from zerotrain.operator.cluster.api import Json
@@ -45,6 +46,9 @@ RECHECK_S = 1.0
 
 LINE_RECHECK_S = 5.0
 """Who stands in line, or was refused, looks at the clock no more often than this."""
+
+LARGE_RECHECK_S = 1.0
+"""A job that passes the limits of a spec looks so often whether it is its turn."""
 
 MIN_BACKOFF_S, MAX_BACKOFF_S = 1.0, 60.0
 
@@ -106,6 +110,10 @@ class Controller:
     planning: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     """Memory plans are made beside the event loop, and large configurations judged, one at a time: two would
     only slow each other down."""
+
+    writing_large: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
+    """Jobs whose specs pass the limits get their status one by one: the API server reads and checks all of an
+    object at each write, and a few dozen of a megabyte at once are seconds in which it answers nobody."""
 
     clock: Callable[[], datetime] = _now
     """The API server's time: the moments in status and on pods are its own."""
@@ -187,9 +195,13 @@ class Controller:
         if not self.leads():
             self.queue.add_after(key, RECHECK_S)  # the next renewal says whether the lease is still ours
             return
+        if UNREAD in job and self.writing_large.locked():
+            self.queue.add_after(key, LARGE_RECHECK_S)
+            return
         started = time.monotonic()
         try:
-            await self._reconcile(key, job)
+            async with self.writing_large if UNREAD in job else nullcontext():
+                await self._reconcile(key, job)
             memory = self.memories.of(job["metadata"]["uid"])
             memory.failures = memory.conflicts = 0
         except Conflict as error:

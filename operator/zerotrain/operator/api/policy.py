@@ -1,0 +1,112 @@
+"""`python -m zerotrain.operator.api.policy > deploy/policy/jobs.yaml`
+
+Prints the ValidatingAdmissionPolicy that bounds the free-form parts of a job before it is stored. The
+operator bears whatever is stored without it; with it the writer hears at once.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from zerotrain.operator.constants import GROUP, MAX_SPEC_DEPTH, PLURAL, VERSION
+
+NAME = "zerotrain-jobs"
+MAX_ENTRIES = 1024
+"""Of one list or object in the free-form parts."""
+MAX_TEXT = 8192
+"""Characters of one key or text in the free-form parts."""
+_HEADER = """\
+# Generated from operator/zerotrain/operator/api/policy.py; do not edit. For Kubernetes 1.30 and newer.
+"""
+_PARTS = {
+    "config": "has({0}.spec.config) ? {0}.spec.config : {{}}",
+    "args": "has({0}.spec.model) && has({0}.spec.model.factory) && has({0}.spec.model.factory.args) ? "
+    "{0}.spec.model.factory.args : {{}}",
+}
+_PATHS = {"config": "spec.config", "args": "spec.model.factory.args"}
+
+
+def _inner(value: str) -> str:
+    """The values of a list or an object; none of anything else."""
+    return f"(type({value}) == map ? {value}.map(k, {value}[k]) : type({value}) == list ? {value} : [])"
+
+
+def bounds(value: str, levels: int) -> str:
+    """That no more lists and objects lie within each other, that each has a bounded number of entries, and
+    each key and text a bounded length. CEL knows no recursion: one loop for each level. The sizes come first,
+    so that nothing large is looked through."""
+    rule = "false"
+    for level in range(levels, 0, -1):
+        name = f"v{level}"
+        above = f"v{level - 1}" if level > 1 else value
+        is_composed = f"(type({name}) == map || type({name}) == list)"
+        inner = f"(type({name}) == string ? size({name}) <= {MAX_TEXT} : !{is_composed} || {rule})"
+        keys = f"(type({above}) != map || {above}.all(k, size(k) <= {MAX_TEXT}))"
+        rule = f"(size({above}) <= {MAX_ENTRIES} && {keys} && {_inner(above)}.all({name}, {inner}))"
+    return rule
+
+
+def policy() -> list[dict[str, Any]]:
+    """The policy and its binding."""
+    unchanged = " && ".join(
+        f"({part.format('oldObject')}) == ({part.format('object')})" for part in _PARTS.values()
+    )
+    validations = [
+        {
+            "expression": bounds(f"variables.{name}", MAX_SPEC_DEPTH),
+            "message": f"{path}: lists and objects may lie {MAX_SPEC_DEPTH} levels deep, each may have "
+            f"{MAX_ENTRIES} entries, and a key or text {MAX_TEXT} characters. Mount or download data, and "
+            "keep in the job what describes it",
+        }
+        for name, path in _PATHS.items()
+    ]
+    rules = [
+        {
+            "apiGroups": [GROUP],
+            "apiVersions": [VERSION],
+            "operations": ["CREATE", "UPDATE"],
+            "resources": [PLURAL],
+        }
+    ]
+    return [
+        {
+            "apiVersion": "admissionregistration.k8s.io/v1",
+            "kind": "ValidatingAdmissionPolicy",
+            "metadata": {"name": NAME},
+            "spec": {
+                "failurePolicy": "Fail",
+                "matchConstraints": {"resourceRules": rules},
+                "matchConditions": [
+                    {"name": "free-form-parts-change", "expression": f"oldObject == null || !({unchanged})"}
+                ],
+                "variables": [
+                    {"name": name, "expression": part.format("object")} for name, part in _PARTS.items()
+                ],
+                "validations": validations,
+            },
+        },
+        {
+            "apiVersion": "admissionregistration.k8s.io/v1",
+            "kind": "ValidatingAdmissionPolicyBinding",
+            "metadata": {"name": NAME},
+            "spec": {"policyName": NAME, "validationActions": ["Deny"]},
+        },
+    ]
+
+
+def render() -> str:
+    """Both as YAML text."""
+    yaml: Any = YAML(typ="safe", pure=True)
+    yaml.default_flow_style = False
+    yaml.width = 110
+    text = io.StringIO()
+    yaml.dump_all(policy(), text)
+    return _HEADER + text.getvalue()
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render())
