@@ -103,6 +103,9 @@ MAX_SPEC_DEPTH: Final = 16
 MAX_SPEC_VALUES: Final = 4096
 """Values in all lists and objects of a spec: each takes a hundred bytes of memory, however short it is."""
 
+MAX_FREE_ENTRIES: Final = 1024
+"""Of one list or object where a job takes any JSON: more of them are refused when they are stored."""
+
 
 class ConditionType(StrEnum):
     """Types in status.conditions. The first three follow kstatus, so that `helm --wait` understands them."""

@@ -12,11 +12,9 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from zerotrain.operator.constants import GROUP, MAX_SPEC_DEPTH, PLURAL, VERSION
+from zerotrain.operator.constants import GROUP, MAX_FREE_ENTRIES, MAX_SPEC_DEPTH, PLURAL, VERSION
 
 NAME = "zerotrain-jobs"
-MAX_ENTRIES = 1024
-"""Of one list or object in the free-form parts."""
 MAX_TEXT = 8192
 """Characters of one key or text in the free-form parts."""
 _HEADER = """\
@@ -46,7 +44,7 @@ def bounds(value: str, levels: int) -> str:
         is_composed = f"(type({name}) == map || type({name}) == list)"
         inner = f"(type({name}) == string ? size({name}) <= {MAX_TEXT} : !{is_composed} || {rule})"
         keys = f"(type({above}) != map || {above}.all(k, size(k) <= {MAX_TEXT}))"
-        rule = f"(size({above}) <= {MAX_ENTRIES} && {keys} && {_inner(above)}.all({name}, {inner}))"
+        rule = f"(size({above}) <= {MAX_FREE_ENTRIES} && {keys} && {_inner(above)}.all({name}, {inner}))"
     return rule
 
 
@@ -59,8 +57,8 @@ def policy() -> list[dict[str, Any]]:
         {
             "expression": bounds(f"variables.{name}", MAX_SPEC_DEPTH),
             "message": f"{path}: lists and objects may lie {MAX_SPEC_DEPTH} levels deep, each may have "
-            f"{MAX_ENTRIES} entries, and a key or text {MAX_TEXT} characters. Mount or download data, and "
-            "keep in the job what describes it",
+            f"{MAX_FREE_ENTRIES} entries, and a key or text {MAX_TEXT} characters. Mount or download data, "
+            "and keep in the job what describes it",
         }
         for name, path in _PATHS.items()
     ]

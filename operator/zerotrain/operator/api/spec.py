@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints
 
-from zerotrain.operator.constants import MANAGER, MAX_WORKERS
+from zerotrain.operator.constants import MANAGER, MAX_FREE_ENTRIES, MAX_WORKERS
 
 from .base import ATOMIC, ApiModel, Argument, Bool, Int, Rule, one_for_changes, one_of, rule
 from .compute import Resources
@@ -204,7 +204,7 @@ class ZeroTrainingJobSpec(ApiModel):
     args: Annotated[tuple[Argument, ...], Field(max_length=256, json_schema_extra=ATOMIC)] = ()
     """Arguments of command. Changes only while suspended."""
 
-    config: dict[str, Any] | None = None
+    config: Annotated[dict[str, Any], Field(max_length=MAX_FREE_ENTRIES)] | None = None
     """A DeepSpeed-style configuration, inline; the same keys as in its JSON file. Either this or
     configFrom. Changes only while suspended."""
 

@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import Field, StringConstraints
 
+from zerotrain.operator.constants import MAX_FREE_ENTRIES
+
 from .base import ApiModel, FileKey, Int, ObjectName, one_of, rule
 from .paths import DataPath, FilePath
 
@@ -65,7 +67,7 @@ class Factory(ApiModel):
     """`package.module:function`. It returns an nn.Module whose call on a batch of token ids returns the
     loss."""
 
-    args: dict[str, Any] | None = None
+    args: Annotated[dict[str, Any], Field(max_length=MAX_FREE_ENTRIES)] | None = None
     """Keyword arguments of the function, any JSON; none unless given."""
 
     context: Annotated[Int, Field(ge=2, le=1_048_576)] | None = None
