@@ -190,10 +190,19 @@ class Arena:
         assert not wrong, "\n".join(wrong[:MOST_TOLD]) + more
 
     def clean(self) -> None:
-        """Take the tenant's objects away, and what was said of them."""
+        """Take the objects of tenant and neighbour away, and what was said of them."""
         self.tenant.clean()
-        self.admin.send("DELETE", f"/apis/events.k8s.io/v1/namespaces/{self.tenant.namespace}/events")
-        self.tenant.wait_until_empty(self.cluster)
+        self.admin.send("DELETE", JOBS.format(self.neighbour))
+        for namespace in (self.tenant.namespace, self.neighbour):
+            self.admin.send("DELETE", f"/apis/events.k8s.io/v1/namespaces/{namespace}/events")
+        wait_until(lambda: not self._left(), "the objects of tenant and neighbour to go")
+
+    def _left(self) -> list[str]:
+        names = [
+            self.cluster.kubectl("get", "ztj,pods", "-n", namespace, "-o", "name").stdout.split()
+            for namespace in (self.tenant.namespace, self.neighbour)
+        ]
+        return [*names[0], *names[1]]
 
 
 def _controller(item: Json) -> str:

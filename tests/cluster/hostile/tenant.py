@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from tests.cluster.hostile.bodies import COLLECTIONS, Post
-from tests.support.devcluster import PATIENCE_S, Cluster, wait_until
+from tests.support.devcluster import Cluster, wait_until
 
 ACCOUNT = "mallory"
 MERGE = "application/merge-patch+json"
@@ -118,9 +118,3 @@ class Tenant:
             answer = self._client.send("DELETE", f"{self.collection(kind)}?gracePeriodSeconds=0")
             if not answer.accepted:
                 raise RuntimeError(f"deleting every {kind}: {answer}")
-
-    def wait_until_empty(self, cluster: Cluster, *, timeout_s: float = PATIENCE_S) -> None:
-        """Until no job and no pod is left in the namespace."""
-        names = ("get", "ztj,pods", "-n", self.namespace, "-o", "name")
-        wait_until(lambda: not cluster.kubectl(*names).stdout.split(), "the tenant's objects to go",
-                   timeout_s=timeout_s)  # fmt: skip

@@ -54,7 +54,6 @@ def attack(stage: Arena, cases: Sequence[Case], mode: str) -> None:
             stage.note(f"{case.name} {mode}", answers, stage.work())
         stage.wait_until_judged([post for post in posts if not post.name.startswith(UNSEEN)])
         stage.expect(judged(stage, cases))
-        stage.dismiss(victim)
 
 
 def answered(case: Case, victim: Bystander, answers: list[Answer]) -> list[tuple[Post, Answer]]:

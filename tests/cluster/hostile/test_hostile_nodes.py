@@ -59,8 +59,6 @@ def test_a_quota_of_zero_keeps_no_node(stage: Arena, gang: str) -> None:
         told = json.dumps(statuses(stage.cluster, "-n", stage.neighbour))
         assert "hog-" not in told, "a neighbour reads names of this tenant's jobs"
         stage.expect(stage.complaints())
-        stage.dismiss(first)
-        stage.dismiss(second)
 
 
 def placed(stage: Arena, name: str) -> int:
