@@ -81,10 +81,10 @@ def _install() -> None:
     _posixsubprocess.fork_exec = fork_exec
     sleep = time.sleep
 
-    def asked_sleep(seconds: float) -> None:
+    def asked_sleep(seconds: Any) -> None:
         global _slept_s
         if threading.current_thread() is threading.main_thread():
-            _slept_s += seconds
+            _slept_s += float(seconds)
         sleep(seconds)
 
     time.sleep = asked_sleep
