@@ -248,7 +248,7 @@ def a_storage_class(text: str) -> tuple[Json, Observed]:
         "parameters": {"disk-encryption-kms-key": text},
     }
     view = StorageClassView(name="fast", at=ago(1), encryption=declared_encryption(found), problem=None)
-    return job(), seen(storage_class=view)
+    return job(), seen(storage_classes=(view,))
 
 
 def taints_of_a_node(text: str) -> tuple[Json, Observed]:

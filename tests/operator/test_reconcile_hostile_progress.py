@@ -101,7 +101,7 @@ def test_of_damaged_checkpoints_the_newest_are_read() -> None:
     assert read.rejected_checkpoints[0].path == "/ckpt/10000"
 
 
-LONG = "\x01" * 1_000_000
+LONG = "\x01" * 300_000
 
 
 @pytest.mark.parametrize("kind", [Progress, Termination])

@@ -136,7 +136,7 @@ DEADLINE = [
         stuck(1),
         id="before the deadline: looks again when it is over",
         began_s_ago=590,
-        want=Want(phase="Pending", events=(), wake_in_s=10),
+        want=Want(phase="Pending", events=("ContainerWaiting",), wake_in_s=10),
     ),
     starting(
         running(0),
@@ -144,7 +144,7 @@ DEADLINE = [
         id="without the field pods may wait for ever",
         limit_s=None,
         began_s_ago=10_000_000,
-        want=Want(phase="Pending", actions=(), events=()),
+        want=Want(phase="Pending", actions=(), events=("ContainerWaiting",)),
     ),
     starting(
         running(0),
@@ -159,7 +159,7 @@ DEADLINE = [
         id="time in which no operator looked does not count",
         began_s_ago=10_000,
         synced_at=ago(590),
-        want=Want(phase="Pending", events=(), wake_in_s=10),
+        want=Want(phase="Pending", events=("ContainerWaiting",), wake_in_s=10),
     ),
     starting(
         ended(0, 1, s_ago=60),

@@ -52,6 +52,7 @@ class Telemetry:
         self._watch_age_seconds = self._gauge("zerotrain_operator_watch_age_seconds")
         self._unreadable = self._gauge("zerotrain_operator_unreadable")
         self._unheard = self._gauge("zerotrain_operator_unheard_jobs")
+        self.unwritten_jobs = self._gauge("zerotrain_operator_unwritten_jobs")
         self.count_jobs({})
         self.set_watch_ages(dict.fromkeys(WATCHES, 0.0))
         self._info = Info(

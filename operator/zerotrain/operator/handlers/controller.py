@@ -19,7 +19,15 @@ from zerotrain.operator.api.job_text import UNREAD
 from zerotrain.operator.api.planning import PlanMissing, known_plan
 from zerotrain.operator.cluster import words
 from zerotrain.operator.cluster.api import Json
-from zerotrain.operator.cluster.errors import ApiError, Conflict, Forbidden, NotFound, NotLeading, Unavailable
+from zerotrain.operator.cluster.errors import (
+    ApiError,
+    Conflict,
+    Forbidden,
+    NotFound,
+    NotLeading,
+    Unavailable,
+    Unprocessable,
+)
 from zerotrain.operator.cluster.events import EventWriter
 from zerotrain.operator.cluster.executor import ActionRefused, Executor, Unfinished
 from zerotrain.operator.cluster.jobs import JobCache, JobClient, phase_of, status_body
@@ -31,6 +39,7 @@ from zerotrain.operator.handlers.pacing import Pace
 from zerotrain.operator.handlers.queue import WorkQueue
 from zerotrain.operator.handlers.shortages import older_in_shortage
 from zerotrain.operator.handlers.starts import StartLines
+from zerotrain.operator.handlers.status_writes import StatusHeld, StatusWrites
 from zerotrain.operator.reconcile import Known, Plan, ProtectWorkers, RequestYield, can_wait, reconcile
 
 log = logging.getLogger(__name__)
@@ -107,6 +116,9 @@ class Controller:
     """Whether nobody else can have the lease yet; asked before every pass, as a process that was stopped for
     a while finds its events as it left them."""
 
+    writes: StatusWrites = field(default_factory=StatusWrites)
+    """Statuses that the API server refuses."""
+
     planning: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
     """Memory plans are made beside the event loop, and large configurations judged, one at a time: two would
     only slow each other down."""
@@ -134,6 +146,7 @@ class Controller:
         self.store.forget(owner_key(job["metadata"]["namespace"], uid))
         self.memories.forget(uid)
         self.pace.settled(uid)
+        self.writes.settled(uid)
 
     def pods_changed(self, key: JobKey) -> None:
         job = self.jobs.get(key)
@@ -180,6 +193,7 @@ class Controller:
             self.store.prune({owner_key(key.namespace, uid) for uid, key in known.items()})
             self.memories.prune(known.keys())
             self.pace.prune(known.keys())
+            self.writes.prune(known.keys())
             self.telemetry.count_jobs(self.phases())
             self.all_changed()
 
@@ -217,13 +231,15 @@ class Controller:
             self.queue.add_after(key, MIN_BACKOFF_S)
         except ActionRefused as error:
             self._retry(key, job, error)
+        except StatusHeld as error:
+            log.debug("%s: %s", key, error)  # its next try is in the queue
         except NotLeading as error:
             # Whoever leads decides anew; so do we, where the next renewal shows that nobody took the lease.
             log.info("%s: %s", key, error)
             self.queue.add_after(key, RECHECK_S)
         except Exception as error:
             self.telemetry.reconcile_errors.inc()
-            expected = isinstance(error, (Unavailable, Forbidden))
+            expected = isinstance(error, (Unavailable, Forbidden, Unprocessable))
             log.log(
                 logging.WARNING if expected else logging.ERROR, "%s: %s", key, error, exc_info=not expected
             )
@@ -265,6 +281,7 @@ class Controller:
         is_busy = False
         if status is None:
             self.pace.settled(uid)
+            self.writes.settled(uid)
         else:
             patient, began = plan.status is None or can_wait(before, plan), time.monotonic()
             job = await self._keep(key, job, plan, status, patient)
@@ -295,14 +312,18 @@ class Controller:
         if early:
             job = self.jobs.owe(job, status_body(status))
         starts = status.phase in STARTING
-        wait_s = self.pace.wait_s(uid, starts=starts) if patient or early else 0.0
-        if wait_s > 0:  # for company; the pass that it waits for is then on its way
+        wait_s = self.writes.wait_s(uid)
+        if patient or early:  # for company
+            wait_s = max(wait_s, self.pace.wait_s(uid, starts=starts))
+        if wait_s > 0:  # the pass that it waits for is then on its way
             self.queue.add_after(key, wait_s)
+            if not (patient or early):
+                raise StatusHeld(f"its status was refused and is tried again in {wait_s:.0f} s")
             if not early:
                 return job
         else:
             self.pace.settled(uid)
-            job = await self.client.write_status(job, status)
+            job = await self.writes.tried(uid, key, self.client.write_status(job, status))
             self.jobs.wrote(job)
         self.memories.known(uid).keep_status(job, status)
         owner = owner_key(key.namespace, uid)

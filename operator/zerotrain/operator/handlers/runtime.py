@@ -224,7 +224,7 @@ class Runtime:
             self.config.http_address,
             problems=self._problems,
             synced=self._is_synced,
-            unreadable=lambda: unreadable_lines(self._refused()),
+            unreadable=lambda: [*unreadable_lines(self._refused()), *self.controller.writes.lines()],
             registry=self.telemetry.registry,
             before_scrape=self._measure,
         )
@@ -251,6 +251,7 @@ class Runtime:
         ages = {name: watch.age_s for name, watch in self._watches.items()}
         queues = [age for watch in self._queues if (age := watch.age_s) is not None]
         self.telemetry.set_watch_ages(ages | {"workloads": max(queues, default=0.0)})
+        self.telemetry.unwritten_jobs.set(len(self.controller.writes))
         self.telemetry.queue_depth.set(len(self.controller.queue))
         self.telemetry.queue_oldest_age_seconds.set(self.controller.queue.oldest_age_s)
         self.telemetry.count_jobs(self.controller.phases())

@@ -91,6 +91,11 @@ OPERATOR_METRICS: tuple[MetricSpec, ...] = (
         "Jobs whose worker 0 runs and has not answered the operator for two minutes: a hang of theirs is not "
         "found.",
     ),
+    _own.gauge(
+        "zerotrain_operator_unwritten_jobs",
+        "Jobs whose status the API server refuses to store: what is shown of them is old. /readyz has the "
+        "API server's words.",
+    ),
     _own.info("zerotrain_operator_info", "The operator's version.", "version"),
 )
 

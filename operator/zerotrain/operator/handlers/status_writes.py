@@ -1,0 +1,88 @@
+"""Statuses that the API server refuses: when each is tried again, and who is told.
+
+A refusal lasts until somebody changes a role or applies the CustomResourceDefinition of this version, and
+passes come all the time: the pause between two tries is counted here, whatever the passes in between do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Set
+from dataclasses import dataclass
+
+from zerotrain.contract.text import cut
+from zerotrain.operator.cluster.api import Json
+from zerotrain.operator.cluster.errors import ApiError
+from zerotrain.operator.cluster.store import JobKey
+
+MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
+MAX_TOLD_CHARS = 300
+"""Of one refusal, for whoever asks whether the operator is ready."""
+
+
+class StatusHeld(Exception):
+    """The status has to be written before anything else is done, and was refused a moment ago."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Refusal:
+    key: JobKey
+    message: str
+    times: int
+    """In a row."""
+    due: float
+
+
+class StatusWrites:
+    """The statuses that were refused, by the UID of their job."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._refused: dict[str, _Refusal] = {}
+
+    def __len__(self) -> int:
+        """How many cannot be written."""
+        return len(self._refused)
+
+    def wait_s(self, uid: str) -> float:
+        """How long not to try again."""
+        found = self._refused.get(uid)
+        return max(found.due - self._clock(), 0.0) if found is not None else 0.0
+
+    async def tried(self, uid: str, key: JobKey, write: Awaitable[Json]) -> Json:
+        """The answer to a write. What it raises goes through; a refusal is remembered."""
+        try:
+            written = await write
+        except ApiError as error:
+            if error.is_refusal:
+                self.refused(uid, key, error)
+            raise
+        self.settled(uid)
+        return written
+
+    def refused(self, uid: str, key: JobKey, error: ApiError) -> None:
+        before = self._refused.get(uid)
+        times = before.times + 1 if before is not None else 1
+        pause_s = min(MIN_PAUSE_S * 2.0 ** min(times - 1, 10), MAX_PAUSE_S)
+        message = cut(str(error), MAX_TOLD_CHARS)
+        self._refused[uid] = _Refusal(key=key, message=message, times=times, due=self._clock() + pause_s)
+
+    def settled(self, uid: str) -> None:
+        """It is written, nothing of it has to be, or the job is gone."""
+        self._refused.pop(uid, None)
+
+    def prune(self, alive: Set[str]) -> None:
+        self._refused = {uid: found for uid, found in self._refused.items() if uid in alive}
+
+    def lines(self) -> list[str]:
+        """One line for people; empty where all can be written."""
+        if not self._refused:
+            return []
+        first = next(iter(self._refused.values()))
+        count = len(self._refused)
+        jobs = "1 job" if count == 1 else f"{count} jobs"
+        return [
+            f"the status of {jobs} cannot be written, and what is shown of them is old; "
+            f"{first.key.namespace}/{first.key.name}: {first.message}. Is the CustomResourceDefinition that "
+            "of this version, and may the operator update zerotrainingjobs/status?"
+        ]

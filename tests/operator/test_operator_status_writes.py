@@ -1,0 +1,115 @@
+"""A status that the API server refuses is tried again ever later, and people are told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import aiohttp
+import pytest
+
+from tests.operator.api_double import ApiDouble, failure, served
+from tests.operator.reconcile_builders import UID
+from tests.operator.test_operator_controller import KEY, PATH, controller, stored
+from tests.support.ports import free_port
+from zerotrain.operator.api import Phase, ZeroTrainingJobStatus
+from zerotrain.operator.api.status import Count
+from zerotrain.operator.cluster.errors import Forbidden, Unprocessable
+from zerotrain.operator.cluster.store import JobKey
+from zerotrain.operator.cluster.telemetry import Telemetry
+from zerotrain.operator.handlers import controller as module
+from zerotrain.operator.handlers.health import serve
+from zerotrain.operator.handlers.pacing import Pace
+from zerotrain.operator.handlers.status_writes import StatusWrites
+from zerotrain.operator.reconcile import Plan
+
+pytestmark = pytest.mark.ranks
+
+PUT = f"PUT {PATH}/status"
+DUE = [1, 3, 5, 9, 17, 33, 65, 125, 185]
+"""Seconds of the tries, 1, 2, 4 ... 60 s apart. At second 2 there is a change that may wait for company."""
+
+
+@pytest.mark.parametrize("status", [403, 422])
+async def test_passes_in_between_bring_no_try_forward(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
+    """One a second, in turn with a change that may wait for company and with one that may not."""
+    now = 0
+
+    def changing(*_: object) -> Plan:
+        attempt = 2 if now % 2 else 1
+        state = ZeroTrainingJobStatus(phase=Phase.RUNNING, attempt=attempt, workers=Count(ready=now))
+        return Plan(status=state, events=(), actions=(), wake_at=None)
+
+    monkeypatch.setattr(module, "reconcile", changing)
+    double, tried = ApiDouble(), list[int]()
+    double.on(PUT, failure(status, "Invalid", "Unsupported value"))
+    async with served(double) as api:
+        hands = replace(
+            controller(api),
+            writes=StatusWrites(clock=lambda: float(now)),
+            pace=Pace(clock=lambda: float(now)),
+        )
+        hands.job_changed({**stored(), "status": {"phase": "Running", "attempt": 1}})
+        for now in range(200):
+            before = double.asked(PUT)
+            await hands._pass(KEY)
+            tried += [now] * (double.asked(PUT) - before)
+        assert tried == DUE
+        (line,) = hands.writes.lines()
+        assert line.startswith(
+            "the status of 1 job cannot be written, and what is shown of them is old; ml/gpt: "
+        )
+        assert "Unsupported value" in line
+
+
+async def test_a_status_that_is_written_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def changing(*_: object) -> Plan:
+        status = ZeroTrainingJobStatus(phase=Phase.RUNNING, attempt=2)
+        return Plan(status=status, events=(), actions=(), wake_at=None)
+
+    monkeypatch.setattr(module, "reconcile", changing)
+    double, now = ApiDouble(), 0.0
+    double.on(
+        PUT, failure(422, "Invalid"), (200, {"metadata": {**stored()["metadata"], "resourceVersion": "2"}})
+    )
+    async with served(double) as api:
+        hands = replace(controller(api), writes=StatusWrites(clock=lambda: now))
+        hands.job_changed({**stored(), "status": {"phase": "Running", "attempt": 1}})
+        await hands._pass(KEY)
+        assert len(hands.writes) == 1
+        await hands._pass(KEY)
+        assert double.asked(PUT) == 1
+        now = 1.0
+        await hands._pass(KEY)
+        assert (double.asked(PUT), len(hands.writes), hands.writes.lines()) == (2, 0, [])
+
+
+def test_a_job_that_is_gone_is_told_of_no_more() -> None:
+    writes, error = StatusWrites(clock=lambda: 0.0), Unprocessable("PUT status: 422", status=422)
+    for uid in ("a", "b"):
+        writes.refused(uid, JobKey("ml", uid), error)
+    assert "the status of 2 jobs cannot be written" in writes.lines()[0]
+    writes.prune({"b"})
+    assert "the status of 1 job cannot be written" in writes.lines()[0]
+    writes.settled("b")
+    assert writes.lines() == []
+
+
+async def test_readyz_says_it_and_stays_ready() -> None:
+    """One tenant's object must not make the operator unready for all."""
+    writes = StatusWrites()
+    writes.refused(UID, KEY, Forbidden("PUT status: 403 may not", status=403))
+    port = free_port()
+    stop = await serve(
+        f"127.0.0.1:{port}",
+        problems=list,
+        synced=lambda: True,
+        unreadable=writes.lines,
+        registry=Telemetry().registry,
+        before_scrape=lambda: None,
+    )
+    url = f"http://127.0.0.1:{port}/readyz"
+    async with aiohttp.ClientSession() as session, session.get(url) as answer:
+        lines = (await answer.text()).splitlines()
+        assert (answer.status, lines[0], len(lines)) == (200, "ok", 2)
+        assert "PUT status: 403 may not" in lines[1]
+    await stop()
