@@ -32,7 +32,13 @@ def refused(case: Case, reasons: set[str]) -> Iterator[Advice]:
     found = case.job.condition("Reconciling")
     if "NameTaken" in reasons and found is not None:
         kind, name, *_ = (*found.message.split(" "), "", "")
-        if _NAME.fullmatch(f"{kind}/{name}"):
+        if _NAME.fullmatch(f"{kind}/{name}") and " is left over from an earlier job " in found.message:
+            yield Advice(
+                text=f"{kind} {name} is a leftover of an earlier job of this name: see whether its pods "
+                "still run before you delete it.",
+                command=case.kubectl(f"get pods -l zerotrain.dev/job={case.job.name} --show-labels"),
+            )
+        elif _NAME.fullmatch(f"{kind}/{name}"):
             # Whose it is decides whether it may go: no command here deletes it unseen.
             yield Advice(
                 text=f"{kind} {name} stands where the job's own has to be: look whose it is, then delete "

@@ -132,9 +132,14 @@ def _lost_text(draft: Draft, failure: Failure) -> str:
     pod = failure.worker.pod
     if pod is not None and failure.worker.loss is not None:
         return _node_text(draft, pod)
-    stuck = pod is not None and pod.deletion_at is not None
-    gone = "its node does not finish the deletion of the pod" if stuck else "the pod is gone"
-    return f"{gone}{f' ({pod.disruption})' if pod is not None and pod.disruption else ''}"
+    why = f" ({pod.disruption})" if pod is not None and pod.disruption else ""
+    if pod is None or pod.deletion_at is None:
+        return f"the pod is gone{why}"
+    if all(item.uid != pod.uid for item in draft.observed.pods):
+        return f"the pod was deleted{why or ', not by the operator'}"
+    if pod.finalizers:
+        return f"the pod was deleted and is held by finalizer {', '.join(pod.finalizers)}{why}"
+    return f"its node does not finish the deletion of the pod{why}"
 
 
 def _node_text(draft: Draft, pod: PodView) -> str:

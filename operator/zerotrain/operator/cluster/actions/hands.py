@@ -15,7 +15,7 @@ from zerotrain.operator.cluster.creations import Creations
 from zerotrain.operator.cluster.errors import AlreadyExists, ApiError, Conflict, Forbidden, NotFound
 from zerotrain.operator.cluster.memory import Memories
 from zerotrain.operator.cluster.store import PodStore, owner_key
-from zerotrain.operator.constants import LABEL_ATTEMPT, Reason
+from zerotrain.operator.constants import LABEL_ATTEMPT, LABEL_JOB, LABEL_JOB_UID, Reason
 from zerotrain.operator.reconcile import Problem
 from zerotrain.operator.resources import ResourceOptions
 from zerotrain.operator.resources.security import IPC_LOCK
@@ -245,9 +245,34 @@ def _refusal(error: Forbidden, item: Json) -> ActionRefused:
             "without it, or let the namespace allow it"
         )
     said, namespace = told[told.index("violates PodSecurity") :], item["metadata"]["namespace"]
-    label = "pod-security.kubernetes.io/enforce=privileged"
+    label = f"pod-security.kubernetes.io/enforce={_least_level(said)}"
     command = f"kubectl label namespace {namespace} {label} --overwrite"
     return ActionRefused(Reason.POD_SECURITY, f"{said}. {way_out}: {command}")
+
+
+_BEYOND_BASELINE = (
+    IPC_LOCK,
+    "host namespaces",
+    "hostPath volume",
+    "hostPort",
+    "hostProcess",
+    "non-default capabilities",
+    "privileged (",
+    "/proc mount",
+    "procMount",
+    "forbidden sysctls",
+    "seLinux",
+    "forbidden AppArmor",
+)
+"""What the level baseline forbids, too, in the words of Pod Security's checks."""
+
+
+def _least_level(said: str) -> str:
+    """The strictest level that lets the pods in which this refuses."""
+    is_restricted = said.startswith('violates PodSecurity "restricted')
+    return (
+        "baseline" if is_restricted and not any(word in said for word in _BEYOND_BASELINE) else "privileged"
+    )
 
 
 def _replacing(found: Json, wanted: Json) -> Json:
@@ -284,9 +309,17 @@ def owned(item: Json, job_uid: str) -> bool:
 
 
 def name_taken(item: Json) -> ActionRefused:
-    meta = item["metadata"]
+    meta, kind = item["metadata"], item.get("kind") or "object"
+    labels = meta.get("labels") or {}
+    name, uid = labels.get(LABEL_JOB), labels.get(LABEL_JOB_UID)
+    if name and uid and not meta.get("ownerReferences"):
+        # As `kubectl delete --cascade=orphan` leaves it. A NetworkPolicy that goes opens the pods it is for.
+        told = (
+            f"{kind} {meta['name']} is left over from an earlier job {name} (uid {uid}), whose pods may "
+            f"still run: end them (kubectl delete pods -l {LABEL_JOB_UID}={uid}), then delete it"
+        )
+        return ActionRefused(Reason.NAME_TAKEN, told)
     leaving = " and is being deleted" if meta.get("deletionTimestamp") else "; delete it or rename the job"
-    kind = item.get("kind") or "object"
     return ActionRefused(Reason.NAME_TAKEN, f"{kind} {meta['name']} belongs to somebody else{leaving}")
 
 

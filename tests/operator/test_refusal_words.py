@@ -1,0 +1,81 @@
+"""What people are told names the least that helps, and blames nobody who did nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.operator.reconcile_builders import NOW, going, job, ready, seen, status
+from zerotrain.operator.cluster.actions.hands import _refusal, name_taken
+from zerotrain.operator.cluster.errors import Forbidden
+from zerotrain.operator.reconcile import PodView, reconcile
+
+pytestmark = pytest.mark.unit
+
+Json = dict[str, Any]
+
+
+@pytest.mark.parametrize(
+    ("level", "said", "least"),
+    [
+        ("restricted", 'restricted volume types (volume "d" uses restricted volume type "nfs")', "baseline"),
+        ("restricted", "runAsNonRoot != true (pod must set securityContext.runAsNonRoot=true)", "baseline"),
+        ("restricted", 'unrestricted capabilities (container must not include "IPC_LOCK")', "privileged"),
+        ("restricted", 'hostPath volumes (volume "x"), restricted volume types (...)', "privileged"),
+        ("restricted", "host namespaces (hostNetwork=true)", "privileged"),
+        ("baseline", 'non-default capabilities (container must not include "IPC_LOCK")', "privileged"),
+    ],
+)
+def test_the_least_level_of_pod_security_that_suffices(level: str, said: str, least: str) -> None:
+    told = f'pods "gpt-1-0" is forbidden: violates PodSecurity "{level}:latest": {said}'
+    item = {"kind": "Pod", "metadata": {"name": "gpt-1-0", "namespace": "ml"}}
+    refused = _refusal(Forbidden(told, status=403), item)
+    assert f"enforce={least} --overwrite" in refused.problem.message
+
+
+def policy(labels: Json, **meta: Any) -> Json:
+    return {"kind": "NetworkPolicy", "metadata": {"name": "gpt", "labels": labels, **meta}}
+
+
+def test_a_leftover_of_an_earlier_job_is_told_from_what_is_somebody_elses() -> None:
+    """An orphan's policy still binds pods that may train: whoever deletes it first opens them."""
+    labels = {"zerotrain.dev/job": "gpt", "zerotrain.dev/job-uid": "old"}
+    told = name_taken(policy(labels)).problem.message
+    assert told.startswith("NetworkPolicy gpt is left over from an earlier job gpt (uid old)")
+    assert "kubectl delete pods -l zerotrain.dev/job-uid=old" in told
+    for other in (policy({}), policy(labels, ownerReferences=[{"uid": "other"}])):
+        assert "belongs to somebody else" in name_taken(other).problem.message
+
+
+def lost(*pods: PodView, gone: PodView | None = None) -> str:
+    made = job(status=status("Running"))
+    plan = reconcile(made, seen(*pods, gone=(gone,) if gone is not None else ()), NOW)
+    assert plan.status is not None
+    return plan.status.failures[0].message
+
+
+@pytest.mark.parametrize(
+    ("pod", "told"),
+    [
+        (going(0, asked_s_ago=5), "the pod was deleted, not by the operator"),
+        (
+            going(0, asked_s_ago=5, disruption="EvictionByEvictionAPI"),
+            "the pod was deleted (EvictionByEvictionAPI)",
+        ),
+        (ready(0), "the pod is gone"),
+    ],
+)
+def test_a_pod_that_somebody_deleted_is_not_blamed_on_its_node(pod: PodView, told: str) -> None:
+    assert lost(ready(1), gone=pod) == told
+
+
+@pytest.mark.parametrize(
+    ("finalizers", "told"),
+    [
+        ((), "its node does not finish the deletion of the pod"),
+        (("example.com/audit",), "the pod was deleted and is held by finalizer example.com/audit"),
+    ],
+)
+def test_of_one_that_does_not_go_it_is_said_what_keeps_it(finalizers: tuple[str, ...], told: str) -> None:
+    assert lost(going(0, asked_s_ago=200, finalizers=finalizers), ready(1)) == told
