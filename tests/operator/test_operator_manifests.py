@@ -61,3 +61,13 @@ def test_the_api_server_takes_them_without_a_warning(
     applied = control_plane.kubectl("apply", "--dry-run=server", "-k", str(FOLDER))
     assert "Warning" not in applied.stderr
     assert "deployment.apps/zerotrain-operator created" in applied.stdout
+
+
+@pytest.mark.cluster
+def test_server_side_apply_takes_them_over_from_client_side_apply(
+    control_plane: Cluster, operator_kubeconfig: Path
+) -> None:
+    """A value that is left out here and filled in by the API server makes a conflict where it is atomic."""
+    control_plane.kubectl("apply", "-k", str(FOLDER))
+    taken = control_plane.kubectl("apply", "--server-side", "-k", str(FOLDER), check=False)
+    assert (taken.returncode, taken.stderr) == (0, "")
