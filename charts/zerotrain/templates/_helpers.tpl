@@ -123,6 +123,7 @@ seccompProfile:
   "NAMESPACES" (join "," .Values.watch.namespaces)
   "MONITORING_NAMESPACE" .Values.monitoring.prometheusNamespace
   "EXTRA_EGRESS_CIDRS" (join "," .Values.jobs.extraEgressCidrs)
+  "ALLOWED_EGRESS_CIDRS" (join "," .Values.jobs.allowedEgressCidrs)
   "EXTRA_HTTP_CIDRS" (join "," .Values.jobs.extraHttpCidrs)
   "IMAGE_PULL_POLICY" .Values.jobs.imagePullPolicy
   "RENDEZVOUS_TIMEOUT_SECONDS" .Values.jobs.rendezvousTimeoutSeconds

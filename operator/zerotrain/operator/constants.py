@@ -136,6 +136,9 @@ class Reason(StrEnum):
     NOT_SUPPORTED = "NotSupported"
     """The field is part of the API but this version has no behaviour for it."""
 
+    EGRESS_NOT_ALLOWED = "EgressNotAllowed"
+    """spec.network asks for more than the installation allows."""
+
     # Volumes that must be encrypted
     VOLUME_NOT_ENCRYPTED = "VolumeNotEncrypted"
     """The StorageClass does not declare that its volumes are encrypted."""

@@ -72,6 +72,11 @@ _SPEC = {
         "the field is part of the API but this version has no behaviour for it",
         "remove the field, or do what the message proposes",
     ),
+    "EgressNotAllowed": (
+        "spec.network.egressCidrs names networks beyond what the installation allows jobs to reach",
+        "name parts of what the message lists, have the chart's jobs.allowedEgressCidrs widened, or give a "
+        "NetworkPolicy of your own for the label zerotrain.dev/job",
+    ),
     "SpecAccepted": ("the spec is valid", NOTHING),
     "DoesNotFit": (
         "by the memory planner's numbers a worker cannot hold its part; no pod was created",

@@ -11,7 +11,8 @@ from zerotrain.client.fields import Fields
 from zerotrain.client.job import Job
 from zerotrain.client.observed import Event, Pod
 from zerotrain.contract.exit_codes import EXIT_CODES, meaning_of
-from zerotrain.operator.constants import ANNOTATION_IGNORE_MEMORY_PLAN, MANAGER
+from zerotrain.contract.unreachable import tells_unreachable
+from zerotrain.operator.constants import ANNOTATION_IGNORE_MEMORY_PLAN, LABEL_JOB, MANAGER
 
 UNSEEN_S = 30.0
 """After so long without an operator's word there is something wrong with the operator."""
@@ -103,6 +104,20 @@ def _failed(case: Case) -> Iterator[Advice]:
     yield Advice(
         text=f"Then submit it again under the same name: delete this one first; checkpoints stay.{kept}",
         command=case.zerotrain("delete"),
+    )
+
+
+def _unreachable(case: Case) -> Iterator[Advice]:
+    """The newest failure is a program, or an init container, that could not connect."""
+    newest = case.job.failures[0] if case.job.failures else None
+    if newest is None or not (tells_unreachable(newest.message) or tells_unreachable(newest.last_line)):
+        return
+    yield Advice(
+        text="The program could not reach the network: the job's NetworkPolicy lets its pods out to their "
+        "ranks and DNS alone. Name the network in spec.network.egressCidrs (within the chart's "
+        "jobs.allowedEgressCidrs), or add a NetworkPolicy of your own for pods with the label "
+        f"{LABEL_JOB}={case.job.name}: policies add up.",
+        command=case.kubectl(f"get networkpolicy {case.job.name} -o yaml"),
     )
 
 
@@ -214,6 +229,7 @@ def _calm(case: Case) -> Iterator[Advice]:
 _RULES: tuple[Callable[[Case], Iterator[Advice]], ...] = (
     _operator,
     _stalled,
+    _unreachable,
     _failed,
     held,
     _waiting,

@@ -15,6 +15,7 @@ from .elastic import Elastic
 from .failures import FailureAction, FailurePolicy
 from .hangs import HangPolicy
 from .lifecycle import RunPolicy
+from .network import Network
 from .pod_template import PodTemplate
 from .scheduling import Scheduling
 from .storage import Checkpoint, Nvme, Scratch
@@ -234,6 +235,10 @@ class ZeroTrainingJobSpec(ApiModel):
     nvme: Nvme | None = None
     """A fast local volume of each worker for state that is spilled out of memory. None unless given.
     Immutable."""
+
+    network: Network | None = None
+    """Connections of the job's pods to others than its own ranks and DNS; none unless given. May be changed
+    at any time."""
 
     scratch: Scratch | None = None
     """Limits of what each worker keeps on its node's own disk. May be changed at any time; counts from the

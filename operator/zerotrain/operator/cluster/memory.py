@@ -81,6 +81,8 @@ class Memories:
     acting_since: datetime | None = None
     """When this replica began to lead. None where nobody elects."""
     limits: StartLimits = field(default_factory=StartLimits)
+    egress_bounds: tuple[str, ...] = ()
+    """Networks that jobs may ask for in spec.network."""
     nodes: NodeStore = field(default_factory=NodeStore)
     reads_logs: bool = False
     """False on simulated nodes, which have none."""
@@ -155,6 +157,7 @@ class Memories:
             follows_queues=self.queues_wanted.is_set(),
             limits=self.limits,
             room=memory.room,
+            egress_bounds=self.egress_bounds,
             storage_classes=tuple(memory.storage_classes.values()),
         )
 

@@ -8,6 +8,7 @@ import secrets
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -87,6 +88,7 @@ class OperatorConfig:
                 dns_labels=read.get("DNS_LABELS", _labels, resources.dns_labels),
                 dns_cidrs=read.get("DNS_CIDRS", _names, ()),
                 extra_egress_cidrs=read.get("EXTRA_EGRESS_CIDRS", _names, ()),
+                allowed_egress_cidrs=read.get("ALLOWED_EGRESS_CIDRS", _networks, ()),
                 extra_http_cidrs=read.get("EXTRA_HTTP_CIDRS", _names, ()),
                 image_pull_policy=read.get("IMAGE_PULL_POLICY", str, None),
                 rendezvous_timeout_s=read.get(
@@ -170,6 +172,13 @@ def _labels(text: str) -> dict[str, str]:
             raise ValueError(f"{part!r} is no label; give key=value, with commas in between")
         labels[key] = value
     return labels
+
+
+def _networks(text: str) -> tuple[str, ...]:
+    names = _names(text)
+    for name in names:
+        ip_network(name, strict=False)  # raises ValueError
+    return names
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -140,7 +140,10 @@ class Runtime:
         silent = isinstance(channel, SilentChannel)
         store = PodStore()
         memories = Memories(
-            reads_logs=not silent, keep_shared_s=self.config.resync_s, limits=self.config.starts
+            reads_logs=not silent,
+            keep_shared_s=self.config.resync_s,
+            limits=self.config.starts,
+            egress_bounds=self.config.resources.allowed_egress_cidrs,
         )
         creations = Creations()
         executor = Executor(

@@ -20,7 +20,7 @@ from zerotrain.operator.failure_policy import (
     decide,
     ruling_of,
 )
-from zerotrain.operator.reconcile import exclusions, records, sizing
+from zerotrain.operator.reconcile import egress, exclusions, records, sizing
 from zerotrain.operator.reconcile.attempts import (
     MOVED_JUDGEMENT,
     OVER,
@@ -91,6 +91,8 @@ def after_failure(draft: Draft, failure: Failure) -> None:
     ruling = _ruling(draft, failure)
     decision = _decide(draft, failure.judgement, ruling)
     told = records.describe(draft, failure)
+    if (way_out := egress.hint(draft, records.facts_of(draft, failure).texts)) is not None:
+        told = f"{told}; {way_out}"
     cause = failure.judgement.cause if decision.restart else None
     records.record(draft, failure, cause=cause, ruling=ruling, action=decision.action)
     if not decision.restart:

@@ -266,6 +266,8 @@ class Observed:
     up for jobs that are, or gave back."""
     room: Room | None = None
     """The last reading of the cluster's free room; None where none was made."""
+    egress_bounds: tuple[str, ...] = ()
+    """Networks that jobs of this installation may ask for in spec.network."""
     storage_classes: tuple[StorageClassView, ...] = ()
     """What the class that was asked about declares; None when nobody asked."""
     nodes: Mapping[str, NodeView] = field(default_factory=dict)

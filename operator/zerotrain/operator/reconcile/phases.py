@@ -14,6 +14,7 @@ from zerotrain.operator.api.status import ConditionStatus
 from zerotrain.operator.constants import ConditionType, Reason
 from zerotrain.operator.reconcile import (
     completion,
+    egress,
     endings,
     exclusions,
     giving_back,
@@ -125,7 +126,7 @@ def _stalls(draft: Draft) -> bool:
         if refusal is not None and sizing.give_up_choice(draft):
             # The other size was the operator's idea, not the user's.
             refusal = wish.judge(draft) or memory.does_not_fit(draft)
-    refusal = refusal or volumes.refusal(draft)
+    refusal = refusal or egress.refusal(draft) or volumes.refusal(draft)
     if refusal is None:
         return False
     if draft.status.phase is not Phase.STALLED:

@@ -53,6 +53,9 @@ class ResourceOptions:
     extra_egress_cidrs: tuple[str, ...] = ()
     """Further destinations for every worker, such as an object store: networks in CIDR form, all ports."""
 
+    allowed_egress_cidrs: tuple[str, ...] = ()
+    """What jobs may ask for in spec.network, each for its own pods."""
+
     extra_http_cidrs: tuple[str, ...] = ()
     """Networks that may call the workers' HTTP, such as the API server's when the operator runs outside."""
 

@@ -3,7 +3,8 @@
 The rendezvous store and the collectives of torch have neither authentication nor encryption, so the network
 must keep strangers out: in come the ranks of the same job, the operator and the monitoring namespace (these
 two on the HTTP port only); out go the ranks of the same job and DNS. Volumes are mounted by the node and need
-no rule; a job that streams from an object store needs ResourceOptions.extra_egress_cidrs.
+no rule; what a job or one of its init containers reads from a hub or a bucket stands in spec.network, within
+ResourceOptions.allowed_egress_cidrs.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 
 from zerotrain.contract.launch import WORKER_HTTP_PORT
 from zerotrain.operator.api import ZeroTrainingJob
+from zerotrain.operator.api.network import is_within
 
 from .identity import Json, ResourceOptions, common_labels, metadata, selector
 
@@ -37,8 +39,8 @@ def network_policy(job: ZeroTrainingJob, options: ResourceOptions) -> Json:
             "ports": _DNS,
         },
     ]
-    if options.extra_egress_cidrs:
-        egress.append({"to": _networks(options.extra_egress_cidrs)})
+    if networks := (*options.extra_egress_cidrs, *_asked(job, options)):
+        egress.append({"to": _networks(networks)})
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
@@ -50,6 +52,12 @@ def network_policy(job: ZeroTrainingJob, options: ResourceOptions) -> Json:
             "egress": egress,
         },
     }
+
+
+def _asked(job: ZeroTrainingJob, options: ResourceOptions) -> tuple[str, ...]:
+    """What the job may have of what it asks for: the bounds may have become narrower under a running one."""
+    asked = job.spec.network.egress_cidrs if job.spec.network is not None else ()
+    return tuple(cidr for cidr in asked if is_within(cidr, options.allowed_egress_cidrs))
 
 
 def _pods(namespace: str, labels: Mapping[str, str]) -> Json:

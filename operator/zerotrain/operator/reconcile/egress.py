@@ -1,0 +1,37 @@
+"""spec.network at the gate, and the word of the job's NetworkPolicy where a program could not connect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from zerotrain.contract.unreachable import tells_unreachable
+from zerotrain.operator.api.network import is_within
+from zerotrain.operator.constants import LABEL_JOB, Reason
+from zerotrain.operator.reconcile.draft import Draft
+
+
+def refusal(draft: Draft) -> tuple[str, str] | None:
+    """Reason and message where the job asks for more than its installation allows."""
+    network, bounds = draft.job.spec.network, draft.observed.egress_bounds
+    asked = network.egress_cidrs if network is not None else ()
+    beyond = [cidr for cidr in asked if not is_within(cidr, bounds)]
+    if not beyond:
+        return None
+    allowed = ", ".join(bounds[:8]) or "none"
+    return str(Reason.EGRESS_NOT_ALLOWED), (
+        f"spec.network.egressCidrs: {', '.join(beyond[:8])} is not within what this installation allows jobs "
+        f"({allowed}). Name parts of that, have the chart's jobs.allowedEgressCidrs widened, or remove the "
+        "field and give a NetworkPolicy of your own for pods with the label "
+        f"{LABEL_JOB}={draft.job.identity.name}"
+    )
+
+
+def hint(draft: Draft, texts: Iterable[str]) -> str | None:
+    """What to do where one of the texts says that something could not be reached."""
+    if not any(tells_unreachable(text) for text in texts):
+        return None
+    return (
+        "it could not reach the network: the job's NetworkPolicy lets its pods, init containers too, reach "
+        "its ranks, DNS and spec.network.egressCidrs alone; name the network there, or add a NetworkPolicy "
+        f"of your own for pods with the label {LABEL_JOB}={draft.job.identity.name} (policies add up)"
+    )
