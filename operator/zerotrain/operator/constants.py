@@ -196,6 +196,7 @@ class Reason(StrEnum):
     CHECKPOINT_DURABLE = "CheckpointDurable"
     NO_CHECKPOINT = "NoCheckpoint"
     CHECKPOINT_REJECTED = "CheckpointRejected"
+    CHECKPOINT_OF_ANOTHER_JOB = "CheckpointOfAnotherJob"
     CHECKPOINT_VERIFIED = "CheckpointVerified"
     CHECKPOINT_DAMAGED = "CheckpointDamaged"
     CHECKPOINT_OUTDATED = "CheckpointOutdated"

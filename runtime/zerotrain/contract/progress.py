@@ -132,6 +132,9 @@ class Progress:
     checkpoint: CheckpointProgress | None = None
     resumed_from: int | None = None
     """Step that this attempt started from; None when it started afresh."""
+    resumed_job: str | None = None
+    """UID of the job that wrote that checkpoint: empty for one that no job wrote (imported, or of a local
+    run), None where it is not known."""
     rejected_checkpoints: tuple[RejectedCheckpoint, ...] = ()
     """Newest first."""
     memory_peak_bytes: int = 0
@@ -197,6 +200,9 @@ class Termination:
     """First rank that failed; None when none did."""
     signal: int | None = None
     step: int = 0
+    resumed_from: int | None = None
+    """As in Progress, as is the next one: an attempt that had nothing left to do may end unasked."""
+    resumed_job: str | None = None
     checkpoint: CheckpointProgress | None = None
     exception: str | None = None
     """Type and text of the exception that ended the rank."""
@@ -219,7 +225,8 @@ class Termination:
             text = _dump({**asdict(whole), "also_failed": _rank_ends(self.also_failed, reason)})
             if len(text.encode()) <= MAX_TERMINATION_BYTES:
                 return text
-        bare = {name: getattr(self, name) for name in ("attempt", "code", "rank", "signal", "step")}
+        small = ("attempt", "code", "rank", "signal", "step", "resumed_from")
+        bare = {name: getattr(self, name) for name in small}
         return _dump({**bare, "also_failed": _rank_ends(self.also_failed, 0)})
 
     @classmethod

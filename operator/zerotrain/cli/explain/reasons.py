@@ -233,6 +233,12 @@ _CHECKPOINTS = {
         "a damaged checkpoint was passed over; the job went on from an older one",
         "look after the volume; zerotrain checkpoint verify FOLDER names the damaged file",
     ),
+    "CheckpointOfAnotherJob": (
+        "the attempt began with a checkpoint that this job did not write: its folder holds those of an "
+        "earlier job, of the same name for instance",
+        "nothing, where that is meant; otherwise give the job a folder of its own (spec.checkpoint.volume, "
+        "another name), or checkpoint.resumeFrom: None",
+    ),
     "CheckpointVerified": ("every byte of the last checkpoint is as it was written", NOTHING),
     "CheckpointDamaged": (
         "the last checkpoint is not as it was written, or not there any more",

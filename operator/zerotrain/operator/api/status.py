@@ -201,6 +201,10 @@ class CheckpointStatus(ObservedModel):
     resumed_from_step: Int | None = None
     """Step that the current attempt resumed from; absent when it started afresh."""
 
+    resumed_from_job: str | None = None
+    """UID of the other job that wrote that checkpoint: empty where no job did (imported, or of a local run),
+    absent where this job wrote it itself."""
+
     verification: Verification | None = None
     """What became of checkpoint.verify; absent until the job completed."""
 

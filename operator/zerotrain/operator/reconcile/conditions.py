@@ -19,7 +19,7 @@ from zerotrain.operator.reconcile import hangs, privileges, stuck
 from zerotrain.operator.reconcile.attempts import AttemptView, Fate
 from zerotrain.operator.reconcile.draft import MAX_TEXT, Draft, stored
 from zerotrain.operator.reconcile.observe import PodView
-from zerotrain.operator.reconcile.progress import unsaved_steps
+from zerotrain.operator.reconcile.progress import origin_of, trained_nothing, unsaved_steps
 
 ACTIVE = frozenset({Phase.PENDING, Phase.STARTING, Phase.RUNNING})
 FINISHED = frozenset({Phase.COMPLETED, Phase.FAILED})
@@ -285,7 +285,9 @@ def _checkpoint(facts: Facts) -> Finding:
         return Finding(False, Reason.CHECKPOINT_OUTDATED, told)
     if verified is not None and verified.state is VerificationState.VERIFIED:
         return Finding(True, Reason.CHECKPOINT_VERIFIED, f"step {verified.step}, every byte was read")
-    return Finding(True, Reason.CHECKPOINT_DURABLE, f"step {checkpoint.last.step}")
+    origin = origin_of(facts.status)
+    told = f"; the attempt began at step {checkpoint.resumed_from_step}, {origin}" if origin else ""
+    return Finding(True, Reason.CHECKPOINT_DURABLE, f"step {checkpoint.last.step}{told}")
 
 
 def _is_answered(facts: Facts) -> bool:
@@ -305,7 +307,8 @@ def _suspended(facts: Facts) -> Finding:
 
 def _complete(facts: Facts) -> Finding:
     if facts.phase is Phase.COMPLETED:
-        return Finding(True, Reason.COMPLETED)
+        idle = trained_nothing(facts.status)
+        return Finding(True, Reason.COMPLETED, f"no step was trained: {idle}" if idle else "")
     return Finding(False, Reason.NOT_FINISHED)
 
 

@@ -33,13 +33,15 @@ from zerotrain.operator.reconcile.attempts import (
 from zerotrain.operator.reconcile.budgets import charge, history_of
 from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.nodes import lost_at
-from zerotrain.operator.reconcile.progress import newest_step, unsaved_steps
+from zerotrain.operator.reconcile.progress import newest_step, trained_nothing, unsaved_steps
 
 
 def complete(draft: Draft, told: str = "") -> None:
     draft.set(phase=Phase.COMPLETED, completion_time=draft.stamp)
     progress = draft.status.progress
     steps = f" after {progress.step} steps" if progress.step else ""
+    if idle := trained_nothing(draft.status):
+        steps = f" without training a step: {idle}"
     draft.emit(Reason.COMPLETED, f"attempt {draft.status.attempt} completed the job{steps}{told}")
 
 

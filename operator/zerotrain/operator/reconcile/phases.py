@@ -163,7 +163,9 @@ def _count_up(draft: Draft, shape: AttemptShape) -> None:
         attempt_start_time=draft.stamp,
         next_attempt_time=None,
         pods_created=False,
-        checkpoint=draft.status.checkpoint.model_copy(update={"resumed_from_step": None}),
+        checkpoint=draft.status.checkpoint.model_copy(
+            update={"resumed_from_step": None, "resumed_from_job": None}
+        ),
     )
 
 

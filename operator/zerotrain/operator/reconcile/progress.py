@@ -6,6 +6,8 @@ Records of another attempt never count: a late answer of a dying pod must not mo
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from zerotrain.contract.progress import (
@@ -29,6 +31,8 @@ another reason takes it along."""
 HEARTBEAT_WRITE_S = 30
 """The same for a heartbeat alone."""
 
+_UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
+
 
 def merge_progress(draft: Draft) -> None:
     """Take over rank 0's record, and what the ended pods said about their last checkpoint."""
@@ -47,6 +51,7 @@ def merge_progress(draft: Draft) -> None:
     last_words = _last_words(draft)
     candidates += [words.checkpoint for words in last_words]
     _take_checkpoint(draft, [item for item in candidates if item is not None])
+    _take_origin(draft, [*([progress] if progress is not None and current else []), *last_words])
     _take_last_step(draft, max((words.step for words in last_words), default=0))
 
 
@@ -81,9 +86,50 @@ def _take_progress(draft: Draft, progress: Progress) -> None:
     )
     draft.set(progress=new)
     draft.progress_is_news = _is_news(old, new)
-    if progress.resumed_from != draft.status.checkpoint.resumed_from_step:
-        resumed = {"resumed_from_step": progress.resumed_from}
-        draft.set(checkpoint=draft.status.checkpoint.model_copy(update=resumed))
+
+
+def _take_origin(draft: Draft, told: Sequence[Progress | Termination]) -> None:
+    """Where the attempt began, from whoever of its ranks says so: the worker may have ended before it was
+    asked. People are told when the checkpoint is another job's, of an earlier namesake for instance."""
+    found = next((item for item in told if item.resumed_from is not None), None)
+    if found is None or found.resumed_from is None:
+        return
+    step, checkpoint = _possible(draft, found.resumed_from), draft.status.checkpoint
+    origin = {"resumed_from_step": step, "resumed_from_job": _other_job(draft, found.resumed_job)}
+    if (checkpoint.resumed_from_step, checkpoint.resumed_from_job) == tuple(origin.values()):
+        return
+    draft.set(checkpoint=checkpoint.model_copy(update=origin))
+    if origin["resumed_from_job"] is not None:
+        draft.emit(
+            Reason.CHECKPOINT_OF_ANOTHER_JOB,
+            f"attempt {draft.status.attempt} began at step {step}: {origin_of(draft.status)}",
+        )
+
+
+def _other_job(draft: Draft, uid: str | None) -> str | None:
+    """As `resumedFromJob`. The word is the tenant's program's: what is no UID is not passed on."""
+    if uid is None or uid == draft.job.identity.uid:
+        return None
+    return uid if _UID.fullmatch(uid) else ""
+
+
+def origin_of(status: ZeroTrainingJobStatus) -> str:
+    """Whose checkpoint the current attempt began with; empty where it was the job's own, or none."""
+    uid = status.checkpoint.resumed_from_job
+    if uid is None:
+        return ""
+    return (
+        f"that checkpoint was written by another job (uid {uid})" if uid else "no job wrote that checkpoint"
+    )
+
+
+def trained_nothing(status: ZeroTrainingJobStatus) -> str:
+    """Of a job that ended well: why its last attempt trained no step; empty where it trained."""
+    began = status.checkpoint.resumed_from_step
+    if began is None or status.progress.step > began:
+        return ""
+    origin = origin_of(status)
+    return f"it began at step {began}, where nothing was left to do" + (f"; {origin}" if origin else "")
 
 
 def _is_news(old: ProgressStatus, new: ProgressStatus) -> bool:

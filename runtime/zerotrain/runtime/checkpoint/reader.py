@@ -53,6 +53,8 @@ class LoadResult:
     """Unix seconds at which the checkpoint was written."""
     world_size: int = 0
     """Ranks that wrote it."""
+    job_uid: str = ""
+    """Of the job that wrote it; empty where none did."""
     client_state: dict[str, Any] = field(default_factory=dict)
     rejected: tuple[tuple[Path, str], ...] = ()
     """Checkpoints that were passed over, with the reason, newest first."""
@@ -170,6 +172,7 @@ def _try_load(state: CheckpointState, path: Path, group: RankGroup, how: _How) -
         attempt=manifest.attempt,
         time=manifest.created_at,
         world_size=manifest.world_size,
+        job_uid=manifest.job_uid,
         client_state=dict(manifest.client_state),
         rng_restored=restored,
     )

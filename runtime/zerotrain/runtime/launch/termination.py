@@ -15,6 +15,7 @@ def compose(verdict: Verdict, board: Board, *, last_line: str | None) -> Termina
     report = board.report()
     culprit = verdict.culprit
     slowest = report.slowest
+    resumed = next((rank for rank in report.ranks if rank.resumed_from is not None), None)
     return Termination(
         attempt=report.attempt,
         code=verdict.code,
@@ -23,6 +24,8 @@ def compose(verdict: Verdict, board: Board, *, last_line: str | None) -> Termina
         exception=None if culprit is None else board.failure_of(culprit.rank)[0],
         last_line=None if culprit is None else last_line,
         step=0 if slowest is None else slowest.step,
+        resumed_from=None if resumed is None else resumed.resumed_from,
+        resumed_job=None if resumed is None else resumed.resumed_job,
         checkpoint=report.checkpoint,
         also_failed=tuple(
             RankEnd(rank=item.rank, code=item.code, reason=board.failure_of(item.rank)[0] or "")

@@ -144,7 +144,12 @@ class Reporter:
         if self.progress.step_at:  # it went back; what is newest does not change by that
             self._publish(step=result.step)
         else:
-            self._publish(step=result.step, resumed_from=result.step, checkpoint=durable(result))
+            self._publish(
+                step=result.step,
+                resumed_from=result.step,
+                resumed_job=result.job_uid,
+                checkpoint=durable(result),
+            )
 
     def rejected(self, checkpoints: tuple[RejectedCheckpoint, ...]) -> None:
         """Damaged checkpoints were passed over."""
