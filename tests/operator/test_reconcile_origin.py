@@ -85,9 +85,7 @@ def test_a_worker_that_ended_before_it_was_asked_tells_in_its_message() -> None:
     assert plan.status.checkpoint.resumed_from_job == OTHER
     assert len(texts(plan, "CheckpointOfAnotherJob")) == 1
     [text] = texts(plan, "Completed")
-    assert text.startswith(
-        "attempt 1 completed the job without training a step: it began at step 100, where "
-    )
+    assert text.startswith("attempt 1 completed the job without training a step: it began at step 100, ")
     assert OTHER in text
     assert condition(plan, "Complete").startswith("no step was trained: it began at step 100")
 

@@ -18,7 +18,6 @@ from prometheus_client.samples import Sample
 from zerotrain.contract.metrics import JOB_METRICS, OPERATOR_METRICS
 from zerotrain.contract.metrics.operator import HANG_PHASES, RESTART_CAUSES
 from zerotrain.contract.metrics.sizing import MAX_FAILURE_KINDS, samples_of_a_job
-from zerotrain.operator.api.queue import queue_in
 from zerotrain.operator.cluster.api import Json
 from zerotrain.operator.cluster.series_bounds import OTHER, Chosen, choose
 from zerotrain.operator.cluster.store import JobKey
@@ -116,7 +115,7 @@ def values_of(job: Json) -> Iterator[Value]:
     stage = status.get("zeroStage")
     facts = {
         "zero_stage": "" if stage is None else str(int(stage)),
-        "queue": queue_in(job) or "",
+        "queue": str((spec.get("scheduling") or {}).get("queueName") or ""),
     }
     yield "zerotrain_job_info", facts, 1.0
     yield "zerotrain_job_phase", {"phase": phase}, 1.0
