@@ -41,7 +41,8 @@ PLACES = [
         keeps_off("node-0", "node-1"),
         seen(apis=KUEUE, queue=QueueView()),
         Want(
-            actions=(ask(QueueStep.CREATE, workers=2, excluded_nodes=("node-0", "node-1")),), **held("Queued")
+            actions=(ask(QueueStep.CREATE, workers=2, queue="team-a", excluded_nodes=("node-0", "node-1")),),
+            **held("Queued"),
         ),
     ),
     case(

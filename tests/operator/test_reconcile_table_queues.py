@@ -101,7 +101,10 @@ QUEUES = [
         "makes-one-workload",
         queued(),
         seen(apis=KUEUE, queue=QueueView()),
-        Want(actions=(ask(QueueStep.CREATE, workers=2),), **held("Queued", "waits for queue team-a")),
+        Want(
+            actions=(ask(QueueStep.CREATE, workers=2, queue="team-a"),),
+            **held("Queued", "waits for queue team-a"),
+        ),
     ),
     case(
         "waits-and-says-what-the-queue-says",

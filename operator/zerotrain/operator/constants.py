@@ -36,6 +36,9 @@ LABEL_ATTEMPT: Final = f"{GROUP}/attempt"
 LABEL_RANK: Final = f"{GROUP}/rank"
 """Index of the worker pod (the node rank), 0-based; its processes are ranks of their own."""
 
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+"""On a job: means the same as spec.scheduling.queueName."""
+
 ANNOTATION_IGNORE_MEMORY_PLAN: Final = f"{GROUP}/ignore-memory-plan"
 """On jobs: "true" starts the job although its memory plan says DoesNotFit."""
 
@@ -183,6 +186,7 @@ class Reason(StrEnum):
     RESIZE_REFUSED = "ResizeRefused"
     """The size asked for cannot keep the global batch or does not fit the memory; the job keeps its own."""
     QUEUE_EVICTED = "QueueEvicted"
+    QUEUE_CHANGED = "QueueChanged"
 
     # Memory planner
     DOES_NOT_FIT = "DoesNotFit"

@@ -185,6 +185,10 @@ _QUEUES = {
         "others can start; the next one comes after a hold-off, and no budget is charged",
         "wait; if it repeats, raise the quota, add nodes, ask for less, or let Kueue queue the jobs",
     ),
+    "QueueChanged": (
+        "the label kueue.x-k8s.io/queue-name names another queue than the job is in",
+        "nothing: it counts from the job's next suspension",
+    ),
     "QueueMissing": ("queueName is given and the cluster has no Kueue", "install Kueue or remove queueName"),
     "GangMissing": (
         "the cluster does not have the wished pod group",

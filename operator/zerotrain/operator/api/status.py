@@ -382,6 +382,14 @@ class ZeroTrainingJobStatus(ObservedModel):
     given_back: GivenBack | None = None
     """Attempts in a row that gave back what they held; absent once all ranks of one have met."""
 
+    queue_name: str | None = None
+    """Queue that the label kueue.x-k8s.io/queue-name named when the job began, or was last suspended; absent
+    where spec.scheduling.queueName names it, and without a queue."""
+
+    next_queue_name: str | None = None
+    """What the label says by now, for when the job is suspended next: empty where it was removed, absent
+    while it says the same."""
+
     completion_time: datetime | None = None
     """When the job completed or failed. ttlSecondsAfterFinished counts from it."""
 

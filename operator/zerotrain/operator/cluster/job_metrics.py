@@ -115,7 +115,7 @@ def values_of(job: Json) -> Iterator[Value]:
     stage = status.get("zeroStage")
     facts = {
         "zero_stage": "" if stage is None else str(int(stage)),
-        "queue": str((spec.get("scheduling") or {}).get("queueName") or ""),
+        "queue": str((spec.get("scheduling") or {}).get("queueName") or status.get("queueName") or ""),
     }
     yield "zerotrain_job_info", facts, 1.0
     yield "zerotrain_job_phase", {"phase": phase}, 1.0

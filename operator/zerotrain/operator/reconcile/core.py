@@ -28,6 +28,7 @@ from zerotrain.operator.reconcile.observe import Observed
 from zerotrain.operator.reconcile.phases import advance
 from zerotrain.operator.reconcile.plan import NOTHING, Plan
 from zerotrain.operator.reconcile.progress import merge_progress
+from zerotrain.operator.reconcile.queue_name import take_label
 from zerotrain.operator.reconcile.teardown import end_strays
 
 
@@ -64,6 +65,7 @@ def reconcile(
         status=status,
         plan_job=planner,
     )
+    take_label(draft)
     merge_progress(draft)
     memory.observe_peaks(draft)
     all_go = spec.run_policy.clean_pod_policy is CleanPodPolicy.ALL

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zerotrain.operator.api import ZeroTrainingJobSpec, ZeroTrainingJobStatus
-from zerotrain.operator.constants import ANNOTATION_IGNORE_MEMORY_PLAN
+from zerotrain.operator.constants import ANNOTATION_IGNORE_MEMORY_PLAN, QUEUE_LABEL
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,6 +21,8 @@ class JobIdentity:
     deleting: bool
     ignores_memory_plan: bool = False
     """The user's annotation: start it whatever the planner says."""
+    queue_label: str = ""
+    """Of Kueue: the name of a queue; empty without it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,5 +78,6 @@ def identity_of(job: Mapping[str, Any]) -> JobIdentity:
         uid=meta["uid"],
         generation=int(meta.get("generation", 0)),
         deleting=meta.get("deletionTimestamp") is not None,
+        queue_label=str((meta.get("labels") or {}).get(QUEUE_LABEL) or ""),
         ignores_memory_plan=meta.get("annotations", {}).get(ANNOTATION_IGNORE_MEMORY_PLAN) == "true",
     )

@@ -23,6 +23,7 @@ from zerotrain.operator.reconcile import (
     logs,
     memory,
     privileges,
+    queue_name,
     queueing,
     records,
     sizing,
@@ -126,7 +127,7 @@ def _stalls(draft: Draft) -> bool:
         if refusal is not None and sizing.give_up_choice(draft):
             # The other size was the operator's idea, not the user's.
             refusal = wish.judge(draft) or memory.does_not_fit(draft)
-    refusal = refusal or egress.refusal(draft) or volumes.refusal(draft)
+    refusal = refusal or egress.refusal(draft) or volumes.refusal(draft) or queue_name.refusal(draft)
     if refusal is None:
         return False
     if draft.status.phase is not Phase.STALLED:

@@ -179,6 +179,8 @@ class AskQueue:
     """For CREATE."""
     excluded_nodes: tuple[str, ...] = ()
     """For CREATE: where the queue must not place the workers."""
+    queue: str = ""
+    """For CREATE: its name."""
     message: str = ""
 
 

@@ -1,6 +1,6 @@
 """Waiting for admission: queues, and which pod group the cluster takes.
 
-In this order, before every attempt: Kueue admits the job (spec.scheduling.queueName), then the gang mechanism
+In this order, before every attempt: Kueue admits the job (`queue_name`), then the gang mechanism
 is found. What was decided goes into the shape of the attempt. Kueue's admission outlives an attempt: a
 restart after a failure does not queue again.
 """
@@ -17,6 +17,7 @@ from zerotrain.operator.reconcile import exclusions
 from zerotrain.operator.reconcile.attempts import AttemptView
 from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.plan import AskQueue, DiscoverApis
+from zerotrain.operator.reconcile.queue_name import queue_name
 from zerotrain.operator.reconcile.queues import QueueStep, QueueView
 from zerotrain.operator.resources.gang import GROUPS, has_group
 from zerotrain.operator.resources.kueue import made_from
@@ -36,8 +37,7 @@ _ORDER = (Gang.NATIVE, Gang.VOLCANO, Gang.COSCHEDULING)
 def hold(draft: Draft, shape: AttemptShape) -> tuple[str, str] | None:
     """Reason and message of what the next attempt waits for; None when it may start. Asks for the objects
     that make it move."""
-    scheduling = _scheduling(draft)
-    if scheduling.queue_name is not None and (waits := _queue(draft, shape)) is not None:
+    if queue_name(draft) is not None and (waits := _queue(draft, shape)) is not None:
         return waits
     return _gang_api(draft, shape)
 
@@ -59,7 +59,7 @@ def shaped(draft: Draft, shape: AttemptShape) -> AttemptShape:
 
 def admission(draft: Draft, shape: AttemptShape) -> str:
     """Who let the next attempt in, for the event."""
-    queue, name = draft.observed.queue, _scheduling(draft).queue_name
+    queue, name = draft.observed.queue, queue_name(draft)
     gang = _gang(draft, shape)
     if name is not None and queue is not None:
         told = f"admitted by queue {name} (ClusterQueue {queue.cluster_queue})"
@@ -73,7 +73,7 @@ def admission(draft: Draft, shape: AttemptShape) -> str:
 def evicted(draft: Draft, view: AttemptView) -> str | None:
     """Why the running attempt has to give its resources back; None when it may go on."""
     queue = draft.observed.queue
-    if _scheduling(draft).queue_name is None or queue is None:
+    if queue_name(draft) is None or queue is None:
         return None
     if queue.evicted is not None:
         return f"evicted by the queue: {queue.evicted}"
@@ -95,7 +95,7 @@ def settle(draft: Draft) -> None:
 
 def in_queue(draft: Draft) -> bool:
     """Whether a queue decides how much room the job may have."""
-    return _scheduling(draft).queue_name is not None
+    return queue_name(draft) is not None
 
 
 def waits_in_queue(draft: Draft) -> bool:
@@ -109,7 +109,7 @@ def _scheduling(draft: Draft) -> Scheduling:
 
 
 def _queue(draft: Draft, shape: AttemptShape) -> tuple[str, str] | None:
-    name, queue = _scheduling(draft).queue_name, draft.observed.queue
+    name, queue = queue_name(draft), draft.observed.queue
     apis = draft.observed.apis
     if apis is None or (apis.kueue is None and _look_again(draft)):
         draft.act(DiscoverApis())
@@ -119,7 +119,7 @@ def _queue(draft: Draft, shape: AttemptShape) -> tuple[str, str] | None:
         return (
             Reason.QUEUE_MISSING,
             "the cluster serves no kueue.x-k8s.io workloads: install Kueue, or remove "
-            "spec.scheduling.queueName while the job is suspended",
+            "the queue's name (spec.scheduling.queueName or the label) while the job is suspended",
         )
     if queue is None:
         if not draft.observed.follows_queues:
@@ -128,7 +128,9 @@ def _queue(draft: Draft, shape: AttemptShape) -> tuple[str, str] | None:
         return Reason.QUEUED, f"asking queue {name}"
     if not queue.exists:
         off = exclusions.current(draft)
-        draft.act(AskQueue(step=QueueStep.CREATE, workers=shape.workers, excluded_nodes=off))
+        draft.act(
+            AskQueue(step=QueueStep.CREATE, workers=shape.workers, excluded_nodes=off, queue=name or "")
+        )
     elif queue.finished or _is_of_others(draft, shape, queue) or _is_outdated(draft, queue):
         # Its pods and its priority cannot be changed: a job of other pods or another priority queues anew.
         draft.act(AskQueue(step=QueueStep.DELETE))
@@ -150,7 +152,7 @@ def _queue(draft: Draft, shape: AttemptShape) -> tuple[str, str] | None:
 def _is_of_others(draft: Draft, shape: AttemptShape, queue: QueueView) -> bool:
     """Whether the Workload stands in another queue, or for other pods than the next attempt has. The spec of
     pods is edited under a suspension, and one that ends while the ranks still yield deletes no Workload."""
-    if queue.workers != shape.workers or queue.queue != _scheduling(draft).queue_name:
+    if queue.workers != shape.workers or queue.queue != queue_name(draft):
         return True
     return queue.made_from not in ("", made_from(draft.job.spec))
 

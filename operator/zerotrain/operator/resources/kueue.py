@@ -45,14 +45,17 @@ def made_from(spec: ZeroTrainingJobSpec) -> str:
     return spec_hash(spec, parts=_INPUTS, but={"scheduling": {"priority_class_name"}})
 
 
-def workload(job: ZeroTrainingJob, version: str, workers: int, worker: Json, priority: int | None) -> Json:
-    """`worker` is one worker pod; `priority` the value of its class, if it has one."""
+def workload(
+    job: ZeroTrainingJob, version: str, workers: int, worker: Json, priority: int | None, *, queue: str = ""
+) -> Json:
+    """`worker` is one worker pod; `priority` the value of its class, if it has one; `queue` the name of the
+    queue where a label gives it and not the spec."""
     scheduling = job.spec.scheduling
     spec: Json = {"podSets": [_pod_set(worker, workers)]}
-    if scheduling is not None:
-        spec["queueName"] = scheduling.queue_name
-        if scheduling.priority_class_name is not None and priority is not None:
-            spec |= _priority(version, scheduling.priority_class_name, priority)
+    if named := queue or (scheduling.queue_name if scheduling is not None else None):
+        spec["queueName"] = named
+    if scheduling is not None and scheduling.priority_class_name is not None and priority is not None:
+        spec |= _priority(version, scheduling.priority_class_name, priority)
     labels = {**common_labels(job), f"{KUEUE_GROUP}/job-uid": job.uid}
     meta = metadata(job, workload_name(job.name, job.uid), labels)
     meta["annotations"] = {ANNOTATION_MADE_FROM: made_from(job.spec)}

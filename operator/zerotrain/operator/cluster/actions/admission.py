@@ -32,7 +32,9 @@ async def ask_queue(hands: Hands, body: Json, action: AskQueue) -> None:
         shape = AttemptShape(workers=action.workers, excluded_nodes=action.excluded_nodes)
         shaped = with_shape(job, shape)
         worker = worker_pod(shaped, job.status.attempt + 1, 0, hands.options)
-        await hands.ensure(job, workload(shaped, version, action.workers, worker, priority))
+        await hands.ensure(
+            job, workload(shaped, version, action.workers, worker, priority, queue=action.queue)
+        )
     elif action.step is QueueStep.DELETE:
         await client.delete()
     else:

@@ -1,0 +1,87 @@
+"""Which Kueue queue the job is in: `spec.scheduling.queueName`, or the label that Kueue's own jobs have.
+
+The schema lets the field change only while the job is suspended; its rules do not see labels. So a job that
+is on its way keeps the queue that its label named at the start, in status, until it is suspended.
+"""
+
+from __future__ import annotations
+
+import re
+
+from zerotrain.operator.api import Phase
+from zerotrain.operator.api.base import DNS_LABEL
+from zerotrain.operator.constants import QUEUE_LABEL, Reason
+from zerotrain.operator.reconcile.draft import Draft
+
+_AT_REST = frozenset({Phase.SUSPENDED, Phase.STALLED})
+_ON_ITS_WAY = frozenset(
+    {Phase.PENDING, Phase.STARTING, Phase.RUNNING, Phase.RESTARTING, Phase.YIELDING, Phase.SUSPENDING}
+)
+"""Phases in which another label counts from the next suspension."""
+
+_DNS_LABEL = re.compile(DNS_LABEL)
+_MAX_NAME_CHARS = 63
+
+
+def queue_name(draft: Draft) -> str | None:
+    """The queue that decides on the job; None without one."""
+    return _field(draft) or draft.status.queue_name
+
+
+def take_label(draft: Draft) -> None:
+    """At the start of a pass: a job that has not begun, or is suspended, takes the label's queue; of one that
+    is on its way a change is remembered, and told once."""
+    label, field, status = _label(draft), _field(draft), draft.status
+    if status.attempt == 0 or status.phase in _AT_REST:
+        taken = None if field is not None else label
+        if (status.queue_name, status.next_queue_name) != (taken, None):
+            draft.set(queue_name=taken, next_queue_name=None)
+        return
+    if status.phase not in _ON_ITS_WAY:
+        return
+    now = queue_name(draft)
+    asked = label or ("" if field is None else field)
+    changed = None if asked == (now or "") else asked
+    if changed == status.next_queue_name:
+        return
+    draft.set(next_queue_name=changed)
+    if changed is not None:
+        draft.emit(
+            Reason.QUEUE_CHANGED,
+            f"label {QUEUE_LABEL}: {_shown(changed)} counts from the next suspension of the job; until then "
+            f"it is in {_shown(now or '')}",
+        )
+
+
+def refusal(draft: Draft) -> tuple[str, str] | None:
+    """Why no attempt may start; None where label and field agree. A change that waits for a suspension is
+    none."""
+    label, field = _label(draft), _field(draft)
+    if label is None or draft.status.next_queue_name is not None:
+        return None
+    if field is not None and field != label:
+        return (
+            Reason.INVALID_SPEC,
+            f"spec.scheduling.queueName is {field!r} and label {QUEUE_LABEL} is {label!r}: both name the "
+            "job's queue, so they must be equal; remove one of them",
+        )
+    if not _DNS_LABEL.fullmatch(label) or len(label) > _MAX_NAME_CHARS:
+        return (
+            Reason.INVALID_SPEC,
+            f"label {QUEUE_LABEL} is {label!r}, which no LocalQueue can be called; give lower-case letters, "
+            "digits and dashes",
+        )
+    return None
+
+
+def _field(draft: Draft) -> str | None:
+    scheduling = draft.job.spec.scheduling
+    return None if scheduling is None else scheduling.queue_name
+
+
+def _label(draft: Draft) -> str | None:
+    return draft.job.identity.queue_label or None
+
+
+def _shown(name: str) -> str:
+    return f"queue {name}" if name else "no queue"
