@@ -133,8 +133,8 @@ def test_pages_grow_and_shrink_with_what_comes() -> None:
     assert next_limit(FIRST_PAGE, 10_000) == 4 * FIRST_PAGE
     assert next_limit(MOST, 10_000) == MOST
     assert next_limit(1, 100 << 20) == 1
-    assert next_limit(100, 135 << 20) == 1
-    assert next_limit(100, PAGE_BYTES // 2) == 100
+    assert next_limit(100, 135 << 20) == 2
+    assert next_limit(100, PAGE_BYTES) == 100
 
 
 async def test_a_line_without_an_end_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

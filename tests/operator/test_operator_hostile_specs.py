@@ -16,10 +16,10 @@ from tests.operator.operator_process import OperatorProcess, operator
 from tests.support.devcluster import Cluster, wait_until
 from tests.support.jobs import job_json
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 JOBS = "/apis/zerotrain.dev/v1alpha1/namespaces/{}/zerotrainingjobs"
-FAT = 30
+FAT = 12
 MAX_GROWTH = 64 << 20
 
 HOSTILE = {
@@ -100,7 +100,7 @@ def test_hostile_specs_cost_nobody_else_anything(
             store(cluster, tmp_path, namespace, f"late-{name}", config, suspend=True)
         with other_tenant(cluster, "third"):
             judge(cluster, namespace, process, [f"late-{name}" for name in HOSTILE])
-        cluster.kubectl("label", "ztj", "--all", "-n", namespace, "touched=yes")
+        cluster.kubectl("label", "ztj", *HOSTILE, "fat-0", "-n", namespace, "touched=yes")
         cluster.kubectl("delete", "ztj", "late-deep", "-n", namespace)
         with other_tenant(cluster, "fourth"):
             judge(cluster, namespace, process, list(HOSTILE))

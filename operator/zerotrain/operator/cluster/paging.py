@@ -50,6 +50,4 @@ class Listing:
 
 def next_limit(limit: int, size: int) -> int:
     """Items of the next page, where the last one had `limit` items and so many bytes."""
-    if size > PAGE_BYTES:
-        return max(limit * PAGE_BYTES // (2 * size), 1)
-    return min(limit * 4, MOST) if size < PAGE_BYTES // 4 else limit
+    return max(min(limit * PAGE_BYTES // max(size, 1), limit * 4, MOST), 1)
