@@ -16,7 +16,11 @@ from tests.operator.operator_process import OperatorProcess, operator
 from tests.support.devcluster import Cluster, wait_until
 from tests.support.jobs import job_json
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+SIBLING = (
+    "tests/operator/test_operator_bad_objects.py::"
+    "test_jobs_behind_one_that_is_deep_and_one_that_is_fat_are_listed"
+)
+pytestmark = [pytest.mark.cluster, pytest.mark.slow(cheaper=SIBLING)]
 
 JOBS = "/apis/zerotrain.dev/v1alpha1/namespaces/{}/zerotrainingjobs"
 FAT = 12
