@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.hostile.bodies import Post
+from tests.cluster.hostile.bodies import COLLECTIONS, Post
 from tests.cluster.hostile.cases import Bystander, Case
 from tests.cluster.hostile.judge import operator_complaints, statuses, stored_complaints
 from tests.cluster.hostile.report import MIB, Report, Row, summed
@@ -38,7 +38,7 @@ MOST_GROWTH = 64 * MIB
 
 POLICIES = "validatingadmissionpolicies,validatingadmissionpolicybindings"
 OURS = "app.kubernetes.io/name=zerotrain"
-JOBS = "/apis/zerotrain.dev/v1alpha1/namespaces/{}/zerotrainingjobs"
+JOBS = COLLECTIONS["ZeroTrainingJob"]
 PODS = "/api/v1/namespaces/{}/pods?labelSelector=zerotrain.dev/job={}"
 
 
@@ -132,7 +132,9 @@ class Arena:
 
     def complaints(self) -> list[str]:
         """What is wrong now, beyond the case at hand: see `judge`."""
-        found = operator_complaints(self.operator) + stored_complaints(self.cluster, self.tenant.namespace)
+        found = operator_complaints(self.operator) + stored_complaints(
+            self.cluster, self.api, self.tenant.namespace
+        )
         grown = self.peak() - self.baseline
         if grown > MOST_GROWTH:
             found.append(
@@ -198,11 +200,17 @@ class Arena:
         wait_until(lambda: not self._left(), "the objects of tenant and neighbour to go")
 
     def _left(self) -> list[str]:
-        names = [
-            self.cluster.kubectl("get", "ztj,pods", "-n", namespace, "-o", "name").stdout.split()
+        return [
+            name
             for namespace in (self.tenant.namespace, self.neighbour)
+            for kind in ("ZeroTrainingJob", "Pod")
+            for name in self.admin.names(COLLECTIONS[kind].format(namespace))
         ]
-        return [*names[0], *names[1]]
+
+    def job_names(self) -> list[str]:
+        """Of both namespaces."""
+        places = (self.tenant.namespace, self.neighbour)
+        return [name for place in places for name in self.admin.names(JOBS.format(place))]
 
 
 def _controller(item: Json) -> str:

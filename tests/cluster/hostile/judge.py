@@ -10,6 +10,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cluster.hostile.texts import FORGED, raw_characters, raw_texts
+from tests.operator.kube_json import KubeJson
 from tests.operator.operator_process import OperatorProcess
 from tests.support.commands import zerotrain
 from tests.support.devcluster import Cluster
@@ -34,18 +35,18 @@ def statuses(cluster: Cluster, *where: str) -> dict[str, Json]:
     return found
 
 
-def stored_complaints(cluster: Cluster, namespace: str) -> list[str]:
+def stored_complaints(cluster: Cluster, api: KubeJson, namespace: str) -> list[str]:
     """Raw text in the status of any job, in events of jobs, and in objects that the operator wrote."""
     found = [
         f"status of {name}: {wrong}"
         for name, status in statuses(cluster).items()
         for wrong in raw_texts(status)
     ]
-    for event in cluster.get("events.events.k8s.io", "-A")["items"]:
+    for event in api.get("/apis/events.k8s.io/v1/events")["items"]:
         if event.get("regarding", {}).get("kind") == "ZeroTrainingJob":
             told = {key: event.get(key) for key in ("note", "reason", "action", "reportingInstance")}
             found += [f"event {event['metadata']['name']}: {wrong}" for wrong in raw_texts(told)]
-    for item in cluster.get("configmaps", "-n", namespace)["items"]:
+    for item in api.get(f"/api/v1/namespaces/{namespace}/configmaps")["items"]:
         if _is_ours(item):
             found += [f"{item['metadata']['name']}: {wrong}" for wrong in raw_texts(item.get("data", {}))]
     return found

@@ -50,12 +50,27 @@ class Client:
         # Else the answer is the whole of what was sent, or of all that is there.
         shape = "PartialObjectMetadata" if body else "PartialObjectMetadataList"
         headers["Accept"] = f"application/json;as={shape};g=meta.k8s.io;v=v1"
+        code, text = self._exchange(method, path, body, headers)
+        return Answer(code=code, words=_words(code, text))
+
+    def names(self, path: str) -> list[str]:
+        """Of the objects in a collection; nothing else of them is read. Raises RuntimeError when refused."""
+        headers = {"Authorization": f"Bearer {self._token}"}
+        headers["Accept"] = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+        code, text = self._exchange("GET", path, None, headers)
+        if code >= 300:
+            raise RuntimeError(f"GET {path}: {code} {_words(code, text)}")
+        return [str(item["metadata"]["name"]) for item in json.loads(text)["items"]]
+
+    def _exchange(
+        self, method: str, path: str, body: bytes | None, headers: dict[str, str]
+    ) -> tuple[int, bytes]:
         for attempt in (1, 2):
             connection = self._connection()
             try:
                 connection.request(method, path, body, headers)
                 response = connection.getresponse()
-                return Answer(code=response.status, words=_words(response.status, response.read()))
+                return response.status, response.read()
             except (http.client.HTTPException, OSError):
                 self._local.connection = None
                 if attempt == 2 or method == "POST":

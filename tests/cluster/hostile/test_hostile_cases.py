@@ -12,7 +12,7 @@ from tests.cluster.hostile import case_names, case_sizes, case_texts
 from tests.cluster.hostile.arena import Arena, all_at_once
 from tests.cluster.hostile.bodies import Post
 from tests.cluster.hostile.cases import CASES, Bystander, Case, batches
-from tests.cluster.hostile.judge import command_complaints, statuses
+from tests.cluster.hostile.judge import command_complaints
 from tests.cluster.hostile.tenant import Answer
 
 pytestmark = pytest.mark.cluster
@@ -67,8 +67,7 @@ def judged(stage: Arena, cases: Sequence[Case]) -> list[str]:
         pods = stage.pods_of(stage.tenant.namespace, case.name) if case.never_starts else []
         wrong += [f"{pod['metadata']['name']} exists" for pod in pods]
         wrong += case.check(stage.api, stage.tenant.namespace)
-    names = [name.partition("/")[2] for name in statuses(stage.cluster)]
-    return wrong + command_complaints(stage.cluster, names, "get", "-A")
+    return wrong + command_complaints(stage.cluster, stage.job_names(), "get", "-A")
 
 
 @pytest.mark.parametrize("cases", batches(), ids=lambda cases: cases[0].name)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.cluster.hostile.arena import Arena
 from tests.cluster.hostile.bodies import Post, job
-from tests.cluster.hostile.judge import command_complaints, statuses
+from tests.cluster.hostile.judge import command_complaints
 from tests.cluster.hostile.schema_values import Variant, variants
 from tests.cluster.hostile.schema_walk import places, spec_with
 from tests.cluster.hostile.tenant import Answer
@@ -58,6 +58,5 @@ def test_without_the_policy(stage: Arena, number: int) -> None:
             if not answer.accepted:
                 untried.append(f"{variant}: {answer}")
         stage.note(f"batch {number}", answers, stage.work())
-        names = [name.partition("/")[2] for name in statuses(stage.cluster)]
-        wrong = stage.complaints() + command_complaints(stage.cluster, names, "get", "-A")
+        wrong = stage.complaints() + command_complaints(stage.cluster, stage.job_names(), "get", "-A")
         stage.expect(wrong + untried)
