@@ -128,7 +128,7 @@ def test_a_container_that_cannot_start_makes_an_event() -> None:
 
 def deleted(index: int, *, s_ago: float, over: bool) -> PodView:
     """Its grace ended so many seconds ago."""
-    gone = {"deletion_at": ago(s_ago), "deletion_grace_s": 1, "finalizers": ("example.com/audit",)}
+    gone: Json = {"deletion_at": ago(s_ago), "deletion_grace_s": 1, "finalizers": ("example.com/audit",)}
     return ended(index, 1, **gone) if over else running(index, **gone)
 
 
