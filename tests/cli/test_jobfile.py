@@ -39,18 +39,18 @@ def value_of(text: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def kubectl(devcluster: Devcluster) -> str:
-    return str(devcluster.program.with_name("kubectl"))
+def kubectl(devcluster: Devcluster) -> tuple[str, ...]:
+    return str(devcluster.program), "kubectl"
 
 
 @pytest.mark.cluster
-def test_values_are_what_kubectl_sends(kubectl: str, tmp_path: Path) -> None:
+def test_values_are_what_kubectl_sends(kubectl: tuple[str, ...], tmp_path: Path) -> None:
     """kubectl itself turns the file into JSON, without a cluster."""
     file = tmp_path / "values.yaml"
     lines = [f"  v{index}: {text}" for index, text in enumerate(SAME_FOR_KUBECTL)]
     file.write_text("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: x}\nspec:\n" + "\n".join(lines) + "\n")
     out = subprocess.run(
-        [kubectl, "annotate", "--local", "-f", str(file), "a=b", "-o", "json"],
+        [*kubectl, "annotate", "--local", "-f", str(file), "a=b", "-o", "json"],
         capture_output=True,
         text=True,
         check=True,
