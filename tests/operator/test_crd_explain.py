@@ -55,8 +55,9 @@ def test_short_name_and_category(crd: Cluster, jobs_namespace: str) -> None:
     apply_all(crd, [applied_job("listed", jobs_namespace, {})])
     assert "zerotrainingjob.zerotrain.dev/listed" in crd.kubectl("get", "all", "-n", jobs_namespace).stdout
     wide = crd.kubectl("get", "ztj", "-n", jobs_namespace, "-o", "wide").stdout
-    assert wide.split()[:10] == [
-        *("NAME", "PHASE", "STEP", "RANKS", "STAGE", "LOSS", "TOKENS/S", "RESTARTS", "CHECKPOINT", "AGE"),
+    assert wide.split()[:11] == [
+        *("NAME", "PHASE", "REASON", "STEP", "RANKS", "STAGE", "LOSS", "TOKENS/S", "RESTARTS"),
+        *("CHECKPOINT", "AGE"),
     ]
 
 

@@ -46,7 +46,7 @@ def test_columns_for_kubectl_get() -> None:
     version = custom_resource_definition()["spec"]["versions"][0]
     columns = [column["name"] for column in version["additionalPrinterColumns"]]
     assert columns == [
-        *("Phase", "Step", "Ranks", "Stage", "Loss"),
+        *("Phase", "Reason", "Step", "Ranks", "Stage", "Loss"),
         *("Tokens/s", "Restarts", "Checkpoint", "Age"),
     ]
 
@@ -57,7 +57,7 @@ def test_every_column_and_scale_path_names_a_field() -> None:
     paths = [column["jsonPath"] for column in version["additionalPrinterColumns"]]
     for path in [*paths, *version["subresources"]["scale"].values()]:
         place = schema
-        for name in path.removeprefix(".").split("."):
+        for name in path.removeprefix(".").replace('[?(@.type=="Ready")]', "").split("."):
             if name == "metadata":
                 break
-            place = place["properties"][name]
+            place = place.get("items", place)["properties"][name]

@@ -23,7 +23,8 @@ from tests.support.devcluster import Cluster, Devcluster, wait_until
 from tests.support.jobs import ABSENT
 from tests.support.ports import free_port
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+SIBLING = "tests/operator/test_reconcile_table_giving_back.py::test_giving_back"
+pytestmark = [pytest.mark.cluster, pytest.mark.slow(cheaper=SIBLING)]
 
 NODES = 8
 SOON = {

@@ -132,7 +132,7 @@ QUOTA = [
         id="a quota that refuses every pod refuses a smaller attempt, too: it waits",
         job=changed(starting(4, s_ago=9000), podsCreated=False),
         seen=seen(problem=OVER_QUOTA, room=room(4, asked=4)),
-        want=Want(phase="Pending", events=(), fields=STAYS),
+        want=Want(phase="Pending", events=("QuotaExceeded",), fields=STAYS),
     ),
 ]
 

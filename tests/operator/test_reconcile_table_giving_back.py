@@ -87,7 +87,7 @@ CREATION = [
         **LATE,
         want=Want(
             phase="Pending",
-            events=(),
+            events=("QuotaExceeded",),
             actions=(CreateWorkers(attempt=1, indices=(1,)),),
             fields={"shortage.reason": "QuotaExceeded", "shortage.since": stamp(NOW)},
             wake_in_s=10,
@@ -169,7 +169,7 @@ CREATION = [
         short=("QuotaExceeded", 60),
         older=None,
         **LATE,
-        want=Want(phase="Pending", events=(), fields={"shortage.reason": "QuotaExceeded"}),
+        want=Want(phase="Pending", events=("QuotaExceeded",), fields={"shortage.reason": "QuotaExceeded"}),
     ),
     case(
         running(0),
@@ -291,7 +291,7 @@ NODES = [
         problem=QUOTA,
         **LATE,
         **KUEUE,
-        want=Want(phase="Pending", events=(), fields={"givenBack": None, "shortage": None}),
+        want=Want(phase="Pending", events=("QuotaExceeded",), fields={"givenBack": None, "shortage": None}),
     ),
 ]
 

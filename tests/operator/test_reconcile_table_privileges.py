@@ -12,7 +12,9 @@ pytestmark = pytest.mark.unit
 
 RDMA = {"resources": {"rdma": {"resourceName": "rdma/hca"}}, "scheduling": {"gang": "None"}}
 CREATE = CreateWorkers(attempt=1, indices=ALL)
-REFUSED = Problem(reason="PodSecurity", message='violates PodSecurity "restricted:latest": ... IPC_LOCK')
+REFUSED = Problem(
+    reason="PodSecurity", message='violates PodSecurity "restricted:latest": ... IPC_LOCK', lasting=True
+)
 PENDING = status("Pending", podsCreated=False)
 TOLD = {
     "type": "Stalled",
@@ -64,12 +66,6 @@ ROWS = [
         ),
     ),
     Row(
-        id="told already",
-        job=job(spec=RDMA, status={**PENDING, "conditions": [TOLD]}),
-        seen=seen(problem=REFUSED),
-        want=Want(actions=(CREATE,), events=(), conditions={"Stalled": ("True", "PodSecurity")}),
-    ),
-    Row(
         id="allowed meanwhile",
         job=job(spec=RDMA, status={**PENDING, "conditions": [TOLD]}),
         seen=seen(pending(0), pending(1)),
@@ -80,15 +76,6 @@ ROWS = [
         job=job(spec={**RDMA, "suspend": True}, status={"phase": "Suspended", "attempt": 1}),
         seen=seen(problem=REFUSED),
         want=Want(phase="Suspended", conditions={"Stalled": ("False", "SpecAccepted")}),
-    ),
-    Row(
-        id="another refusal is no stall",
-        job=job(spec=RDMA, status=PENDING),
-        seen=seen(problem=Problem(reason="QuotaExceeded", message="pods: limited to 10")),
-        want=Want(
-            conditions={"Stalled": ("False", "SpecAccepted"), "Reconciling": ("True", "QuotaExceeded")},
-            events=(),
-        ),
     ),
     Row(
         id="a running job keeps the word on its pods",

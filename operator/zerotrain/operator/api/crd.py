@@ -32,6 +32,12 @@ _OBJECT_FIELDS: dict[str, str] = {
 PRINTER_COLUMNS: tuple[Schema, ...] = (
     {"name": "Phase", "type": "string", "jsonPath": ".status.phase", "description": "Where the job stands."},
     {
+        "name": "Reason",
+        "type": "string",
+        "jsonPath": '.status.conditions[?(@.type=="Ready")].reason',
+        "description": "What it waits for, or why it ended.",
+    },
+    {
         "name": "Step",
         "type": "integer",
         "jsonPath": ".status.progress.step",

@@ -81,8 +81,9 @@ class Executor(Hands):
             except ApiError as error:
                 if not error.is_refusal:
                     raise
-                raise ActionRefused(Reason.API_REFUSED, str(error)) from error
+                lasting = error.status < 500  # else a webhook or the server itself is down
+                raise ActionRefused(Reason.API_REFUSED, str(error), lasting=lasting) from error
             except ConfigError as error:
                 # The gate judges what is rendered; where it took more than that, its user must know why.
                 told = f"spec.config: {error} It can be changed while spec.suspend is true."
-                raise ActionRefused(Reason.INVALID_SPEC, told) from error
+                raise ActionRefused(Reason.INVALID_SPEC, told, lasting=True) from error

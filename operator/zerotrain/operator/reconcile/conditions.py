@@ -15,7 +15,7 @@ from zerotrain.operator.api import Condition, Phase, ZeroTrainingJobStatus
 from zerotrain.operator.api.lifecycle import VerificationState
 from zerotrain.operator.api.status import ConditionStatus
 from zerotrain.operator.constants import ConditionType, Reason
-from zerotrain.operator.reconcile import hangs, privileges, stuck
+from zerotrain.operator.reconcile import hangs, privileges, refusals, stuck
 from zerotrain.operator.reconcile.attempts import AttemptView, Fate
 from zerotrain.operator.reconcile.draft import MAX_TEXT, Draft, stored
 from zerotrain.operator.reconcile.observe import PodView
@@ -128,7 +128,7 @@ def _ready(facts: Facts) -> Finding:
 def _reconciling(facts: Facts) -> Finding:
     at_rest = {*FINISHED, Phase.SUSPENDED, Phase.STALLED, Phase.RUNNING}
     activity = _activity(facts)
-    if privileges.refusal(facts.draft) is not None:
+    if refusals.lasting(facts.draft) is not None:
         return Finding(False, activity.reason, activity.message)
     return Finding(facts.phase not in at_rest, activity.reason, activity.message)
 
@@ -196,7 +196,7 @@ def _stalled(facts: Facts) -> Finding:
     if facts.phase is Phase.FAILED:
         failed = _failed(facts)
         return Finding(True, failed.reason, failed.message)
-    if (refused := privileges.refusal(facts.draft)) is not None:
+    if (refused := refusals.lasting(facts.draft)) is not None:
         return Finding(True, refused.reason, refused.message)
     return Finding(False, Reason.SPEC_ACCEPTED)
 

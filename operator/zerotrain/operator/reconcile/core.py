@@ -18,7 +18,15 @@ from zerotrain.operator.api.lifecycle import CleanPodPolicy
 from zerotrain.operator.api.planning import Planner, plan_job
 from zerotrain.operator.api.status import Count
 from zerotrain.operator.constants import MANAGER
-from zerotrain.operator.reconcile import giving_back, memory, protection, queueing, shared, verification
+from zerotrain.operator.reconcile import (
+    giving_back,
+    memory,
+    protection,
+    queueing,
+    refusals,
+    shared,
+    verification,
+)
 from zerotrain.operator.reconcile.admit import too_large, unreadable
 from zerotrain.operator.reconcile.attempts import AttemptView
 from zerotrain.operator.reconcile.conditions import ACTIVE, FINISHED, update_conditions
@@ -74,6 +82,7 @@ def reconcile(
         end_strays(draft)
     advance(draft)
     giving_back.settle(draft)
+    refusals.tell(draft)
     queueing.settle(draft)
     view = draft.view()
     shared.settle(draft, view)

@@ -149,6 +149,8 @@ class Problem:
     reason: str
     """CamelCase, as a condition's reason (`QuotaExceeded`, `NameTaken`, ...)."""
     message: str
+    lasting: bool = False
+    """Only people can change it: it does not pass by itself, as a quota that is used up may."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -205,7 +205,6 @@ def _active(draft: Draft) -> None:
 def _follow(draft: Draft, view: AttemptView) -> None:
     absent = view.indices(Fate.ABSENT)
     if absent:
-        privileges.tell_refusal(draft)
         draft.act(CreateWorkers(attempt=view.number, indices=absent))
     stuck.tell_start(draft, view)
     for worker in view.workers:

@@ -41,10 +41,11 @@ _EXCEEDED = "exceeded quota"
 class ActionRefused(Exception):
     """The API server does not let an action happen; the pass ends and the job's conditions say why."""
 
-    def __init__(self, reason: Reason, message: str) -> None:
+    def __init__(self, reason: Reason, message: str, *, lasting: bool = False) -> None:
+        """`lasting`: only people can change what is refused."""
         message = one_line(message)
         super().__init__(message)
-        self.problem = Problem(reason=str(reason), message=message)
+        self.problem = Problem(reason=str(reason), message=message, lasting=lasting)
 
     @property
     def may_exist(self) -> bool:
@@ -224,7 +225,7 @@ class Hands:
             raise ActionRefused(_OF_OTHERS[item["kind"]], f"{item['apiVersion']} is gone: {error}") from error
         except ApiError as error:
             if error.status in (400, 422):
-                raise ActionRefused(Reason.API_REFUSED, str(error)) from error
+                raise ActionRefused(Reason.API_REFUSED, str(error), lasting=True) from error
             raise
 
 
@@ -237,7 +238,7 @@ def _refusal(error: Forbidden, item: Json) -> ActionRefused:
     if _EXCEEDED in told:
         return ActionRefused(Reason.QUOTA_EXCEEDED, told[told.index(_EXCEEDED) :])
     if "violates PodSecurity" not in told:
-        return ActionRefused(Reason.API_REFUSED, told)
+        return ActionRefused(Reason.API_REFUSED, told, lasting=True)
     way_out = "Take out of the job what it names, or let the namespace allow it"
     if IPC_LOCK in told:
         way_out = (
@@ -247,7 +248,7 @@ def _refusal(error: Forbidden, item: Json) -> ActionRefused:
     said, namespace = told[told.index("violates PodSecurity") :], item["metadata"]["namespace"]
     label = f"pod-security.kubernetes.io/enforce={_least_level(said)}"
     command = f"kubectl label namespace {namespace} {label} --overwrite"
-    return ActionRefused(Reason.POD_SECURITY, f"{said}. {way_out}: {command}")
+    return ActionRefused(Reason.POD_SECURITY, f"{said}. {way_out}: {command}", lasting=True)
 
 
 _BEYOND_BASELINE = (
@@ -318,9 +319,10 @@ def name_taken(item: Json) -> ActionRefused:
             f"{kind} {meta['name']} is left over from an earlier job {name} (uid {uid}), whose pods may "
             f"still run: end them (kubectl delete pods -l {LABEL_JOB_UID}={uid}), then delete it"
         )
-        return ActionRefused(Reason.NAME_TAKEN, told)
+        return ActionRefused(Reason.NAME_TAKEN, told, lasting=True)
     leaving = " and is being deleted" if meta.get("deletionTimestamp") else "; delete it or rename the job"
-    return ActionRefused(Reason.NAME_TAKEN, f"{kind} {meta['name']} belongs to somebody else{leaving}")
+    told = f"{kind} {meta['name']} belongs to somebody else{leaving}"
+    return ActionRefused(Reason.NAME_TAKEN, told, lasting=not meta.get("deletionTimestamp"))
 
 
 def delete_options(grace_s: int | None) -> Json:

@@ -1,0 +1,101 @@
+"""reconcile when the API server refuses what a job needs: one event, and Stalled if only people can help."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.operator.reconcile_builders import (
+    Row,
+    Want,
+    check,
+    job,
+    pending,
+    ready,
+    run,
+    seen,
+    settled,
+    status,
+)
+from zerotrain.operator.api import Phase
+from zerotrain.operator.reconcile import Problem
+
+pytestmark = pytest.mark.unit
+
+BEGUN = {"phase": "Pending", "attempt": 1, "podsCreated": False}
+QUOTA = Problem(reason="QuotaExceeded", message="exceeded quota: q, used: pods=12, limited: pods=12")
+DOWN = Problem(reason="ApiRefused", message="500 failed calling webhook x: connection refused")
+LIMIT = Problem(reason="ApiRefused", message="maximum cpu usage per Pod is 2, but limit is 4", lasting=True)
+CLASS = Problem(reason="ApiRefused", message="no PriorityClass with name high was found", lasting=True)
+TAKEN = Problem(reason="NameTaken", message="Service gpt belongs to somebody else", lasting=True)
+
+
+def refused(problem: Problem, **stored: Any) -> Row:
+    return Row(id="", job=job(status={**BEGUN, **stored}), seen=seen(problem=problem), want=Want())
+
+
+@pytest.mark.parametrize("problem", [LIMIT, CLASS, TAKEN])
+def test_what_only_people_can_change_stalls_the_job(problem: Problem) -> None:
+    want = Want(
+        events=(problem.reason,),
+        conditions={
+            "Stalled": ("True", problem.reason),
+            "Reconciling": ("False", problem.reason),
+            "Ready": ("False", problem.reason),
+        },
+        says={"Stalled": problem.message, "event": problem.message},
+    )
+    check(replace(refused(problem), want=want))
+
+
+@pytest.mark.parametrize("problem", [QUOTA, DOWN])
+def test_what_may_pass_by_itself_does_not(problem: Problem) -> None:
+    want = Want(
+        events=(problem.reason,),
+        conditions={"Stalled": ("False", "SpecAccepted"), "Reconciling": ("True", problem.reason)},
+    )
+    check(replace(refused(problem), want=want))
+
+
+@pytest.mark.parametrize("problem", [LIMIT, QUOTA, TAKEN, DOWN])
+def test_it_is_told_once(problem: Problem) -> None:
+    row = refused(problem)
+    again, _ = run(replace(row, job=settled(row.job, row.seen)))
+    assert again.events == ()
+    assert again.status is None
+
+
+def test_other_numbers_are_the_same_refusal() -> None:
+    row = refused(QUOTA)
+    later = replace(QUOTA, message=QUOTA.message.replace("12", "11"))
+    plan, _ = run(replace(row, job=settled(row.job, row.seen), seen=seen(problem=later)))
+    assert plan.events == ()
+
+
+def test_another_refusal_of_the_same_reason_is_told_as_well() -> None:
+    row = refused(LIMIT)
+    plan, _ = run(replace(row, job=settled(row.job, row.seen), seen=seen(problem=CLASS)))
+    assert [event.message for event in plan.events] == [CLASS.message]
+
+
+def test_it_is_over_when_the_pods_exist() -> None:
+    row = refused(LIMIT)
+    want = Want(conditions={"Stalled": ("False", "SpecAccepted")}, events=())
+    there = seen(pending(0), pending(1))
+    check(replace(row, job=settled(row.job, row.seen), seen=there, want=want))
+
+
+@pytest.mark.parametrize("phase", [Phase.COMPLETED, Phase.FAILED, Phase.SUSPENDED])
+def test_nothing_is_told_of_a_job_that_wants_nothing(phase: Phase) -> None:
+    spec = {"suspend": phase is Phase.SUSPENDED}
+    body = job(spec=spec, status={"phase": phase, "attempt": 1, "podsCreated": True})
+    plan, _ = run(Row(id="", job=body, seen=seen(problem=TAKEN), want=Want()))
+    assert plan.events == ()
+
+
+def test_a_job_that_trains_is_not_stalled_by_what_it_is_refused_beside() -> None:
+    body = job(status=status("Running"))
+    want = Want(phase="Running", events=("NameTaken",), conditions={"Stalled": ("False", "SpecAccepted")})
+    check(Row(id="", job=body, seen=seen(ready(0), ready(1), problem=TAKEN), want=want))
