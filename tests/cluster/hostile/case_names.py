@@ -8,8 +8,8 @@ from tests.cluster.hostile.texts import DIRT, filled
 from tests.support.jobs import ABSENT
 from zerotrain.operator.constants import LABEL_ATTEMPT, LABEL_HELPER, LABEL_JOB, LABEL_JOB_UID, LABEL_RANK
 
-MEGABYTE = filled(DIRT, 240_000)
-"""With its escapes about a megabyte of JSON; annotations may hold 256 KiB together."""
+FAT = filled(DIRT, 140_000)
+"""About as much as annotations may hold together, 256 KiB; with its escapes more than twice that as JSON."""
 
 NOBODY = "00000000-0000-0000-0000-000000000000"
 PORTS = {"ports": [{"port": 80}]}
@@ -33,16 +33,17 @@ add_jobs(
             **config(train_batch_size=200, train_micro_batch_size_per_gpu=1),
         }, {}),
         ("gpu-hog", {"spec.workers": 50, "spec.resources": {"memory": "8Gi", "gpus": {"count": 8}}}, {}),
-    ]
+    ],
+    alone=False,
 )  # fmt: skip
 
 
-@case("name-of-worker-0")
+@case("name-of-worker-0", alone=False)
 def _name_of_worker_0(bystander: Bystander) -> list[Post]:
     return [pod("name-of-worker-0-1-0"), job("name-of-worker-0", PAIR)]
 
 
-@case("names-of-objects")
+@case("names-of-objects", alone=False)
 def _names_of_objects(bystander: Bystander) -> list[Post]:
     """Every name that the operator could use for this job and that can be known before."""
     name = "names-of-objects"
@@ -57,7 +58,7 @@ def _names_of_objects(bystander: Bystander) -> list[Post]:
     ]
 
 
-@case("forged-worker")
+@case("forged-worker", alone=False)
 def _forged_worker(bystander: Bystander) -> list[Post]:
     """A pod here that says it belongs to a job there."""
     labels = labels_of(bystander.name, bystander.uid)
@@ -69,7 +70,7 @@ def _forged_worker(bystander: Bystander) -> list[Post]:
     ]
 
 
-@case("forged-numbers")
+@case("forged-numbers", alone=False)
 def _forged_numbers(bystander: Bystander) -> list[Post]:
     odd = ("-1", "x", "999999999999999999999999", "1e9", "0x1", "", "01")
     return [
@@ -79,19 +80,19 @@ def _forged_numbers(bystander: Bystander) -> list[Post]:
     ]
 
 
-@case("forged-fat")
+@case("forged-fat", alone=False)
 def _forged_fat(bystander: Bystander) -> list[Post]:
     """Anybody may set the label that the operator watches pods by."""
-    fat = {"annotations": {"x": MEGABYTE}}
+    fat = {"annotations": {"x": FAT}}
     return [pod(f"forged-fat-{number}", labels=labels_of("x", NOBODY), **fat) for number in range(30)]
 
 
-@case("forged-many")
+@case("forged-many", alone=False)
 def _forged_many(bystander: Bystander) -> list[Post]:
     return [pod(f"forged-many-{number}", labels=labels_of("x", f"u{number}")) for number in range(100)]
 
 
-@case("forged-config-owner")
+@case("forged-config-owner", alone=False)
 def _forged_config_owner(bystander: Bystander) -> list[Post]:
     """Objects of a job that does not exist, and of one elsewhere."""
     owners = [owner(bystander.name, bystander.uid)]
@@ -99,7 +100,7 @@ def _forged_config_owner(bystander: Bystander) -> list[Post]:
     return [core("ConfigMap", name, meta={"ownerReferences": owners}, data={"x": DIRT}) for name in names]
 
 
-@case("map-fat")
+@case("map-fat", alone=False)
 def _map_fat(bystander: Bystander) -> list[Post]:
     """1 MB of keys, none of which is the one that the job names."""
     source = {"configMapKeyRef": {"name": "map-fat", "key": "c.json"}}
@@ -110,7 +111,7 @@ def _map_fat(bystander: Bystander) -> list[Post]:
     ]
 
 
-@case("map-binary")
+@case("map-binary", alone=False)
 def _map_binary(bystander: Bystander) -> list[Post]:
     source = {"configMapKeyRef": {"name": "map-binary", "key": "c.json"}}
     return [
@@ -119,7 +120,7 @@ def _map_binary(bystander: Bystander) -> list[Post]:
     ]
 
 
-@case("map-missing")
+@case("map-missing", alone=False)
 def _map_missing(bystander: Bystander) -> list[Post]:
     source = {"configMapKeyRef": {"name": "nobody", "key": "c.json"}}
     return [job("map-missing", {"spec.config": ABSENT, "spec.configFrom": source})]

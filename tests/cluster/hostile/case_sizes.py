@@ -133,7 +133,7 @@ CONFIG_TEXTS = (
 
 
 def _with_map(name: str, text: str) -> None:
-    @case(name)
+    @case(name, alone=False)
     def posts(bystander: Bystander) -> list[Post]:
         source = {"configMapKeyRef": {"name": name, "key": "c.json"}}
         return [

@@ -60,7 +60,7 @@ class Client:
         code, text = self._exchange("GET", path, None, headers)
         if code >= 300:
             raise RuntimeError(f"GET {path}: {code} {_words(code, text)}")
-        return [str(item["metadata"]["name"]) for item in json.loads(text)["items"]]
+        return [str(item["metadata"]["name"]) for item in json.loads(text)["items"] or ()]
 
     def _exchange(
         self, method: str, path: str, body: bytes | None, headers: dict[str, str]

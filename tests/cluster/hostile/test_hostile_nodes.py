@@ -20,8 +20,8 @@ NODES, GPUS = 4, 8
 """Of the cluster, and of each of its nodes."""
 
 GANGS = openapi_schema()["properties"]["spec"]["properties"]["scheduling"]["properties"]["gang"]["enum"]
-NOT_SERVED = ("Volcano", "Coscheduling")
-"""Need schedulers of others."""
+NOT_SERVED = ("Native", "Volcano", "Coscheduling")
+"""What the development cluster has neither API nor scheduler for."""
 
 WHOLE_NODES = {"spec.resources": {"cpu": "1", "memory": "8Gi", "gpus": {"count": GPUS, "memory": "80Gi"}}}
 
