@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import ssl
 import threading
 from collections.abc import Iterable
@@ -14,6 +15,7 @@ from tests.cluster.hostile.bodies import COLLECTIONS, Post
 from tests.support.devcluster import Cluster, wait_until
 
 ACCOUNT = "mallory"
+_NAME = re.compile(rb'"metadata":\s*\{\s*"name":\s*"([^"]+)"')
 MERGE = "application/merge-patch+json"
 
 
@@ -54,13 +56,14 @@ class Client:
         return Answer(code=code, words=_words(code, text))
 
     def names(self, path: str) -> list[str]:
-        """Of the objects in a collection; nothing else of them is read. Raises RuntimeError when refused."""
+        """Of the objects in a collection. Not parsed: owners of fields nest as deep as the objects. Raises
+        RuntimeError when refused."""
         headers = {"Authorization": f"Bearer {self._token}"}
         headers["Accept"] = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
         code, text = self._exchange("GET", path, None, headers)
         if code >= 300:
             raise RuntimeError(f"GET {path}: {code} {_words(code, text)}")
-        return [str(item["metadata"]["name"]) for item in json.loads(text)["items"] or ()]
+        return [found.decode() for found in _NAME.findall(text)]
 
     def _exchange(
         self, method: str, path: str, body: bytes | None, headers: dict[str, str]
