@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.operator.call_record import FILE_VARIABLE
 from tests.support import background, builds, tier_guard, tiers
@@ -96,6 +97,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         found += tiers.too_many_slow(items)
     if found:
         raise pytest.UsageError(*found)
+    if any(item.get_closest_marker("hypothesis") for item in items):
+        _fill_hypothesis_tables()
     for item in items:
         if "node_cluster" in _fixtures(item) and _name(item) not in NODE_FILES:
             raise pytest.UsageError(f"{item.nodeid} uses node_cluster: name its file in handout.NODE_FILES")
@@ -118,6 +121,16 @@ def _asks_for(item: pytest.Item) -> set[str]:
     """What has to be built before this test."""
     asked = set(builds.needed(_fixtures(item)))
     return asked if existing() is None else asked - builds.CLUSTERS
+
+
+def _fill_hypothesis_tables() -> None:
+    """Have hypothesis make its tables of Unicode, which takes a second in a fresh clone, before any test."""
+
+    @settings(max_examples=1)
+    @given(st.text())
+    def draw(_: str) -> None: ...
+
+    draw()
 
 
 @pytest.hookimpl(wrapper=True)

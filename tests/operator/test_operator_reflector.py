@@ -208,7 +208,7 @@ def test_a_code_of_an_init_container_is_no_word_of_the_worker(code: int) -> None
     ended = [{"name": "fetch", "state": {"terminated": {"exitCode": code}}}]
     store.put(pod_json(0, version=1, phase="Failed", initContainerStatuses=ended), now=NOW)
     view = store.of_job(OWNER)[0][0]
-    assert (view.state.value, view.exit_code) == ("Failed", 1)
+    assert (view.state.value, view.exit_code, view.failed_container) == ("Failed", code, "fetch")
 
 
 @pytest.mark.unit

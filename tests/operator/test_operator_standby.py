@@ -81,10 +81,14 @@ def test_time_without_a_leader_is_none_in_which_pods_could_start() -> None:
 @pytest.mark.parametrize(("acts_s", "ends"), [(30, 0), (700, 1)])
 def test_a_start_deadline_counts_from_when_somebody_acts(acts_s: float, ends: int) -> None:
     shape = {"workers": 2, "gracePeriodSeconds": 60, "generation": 1}
-    stored = status("Pending", 2, podsCreated=False, attemptStartTime=stamp(ago(1200)), shape=shape)
+    stored = status("Pending", 2, podsCreated=True, attemptStartTime=stamp(ago(1200)), shape=shape)
     memories = Memories(acting_since=ago(acts_s))
     store = PodStore()
     store.sight.gained(None, now=ago(86_400))
+    for index in (0, 1):  # on their nodes, where their containers do not start
+        pod = of_attempt(2, index, 50 + index, "Pending")
+        conditions = [{"type": "PodScheduled", "status": "True"}]
+        store.put({**pod, "status": {"phase": "Pending", "conditions": conditions}}, now=ago(1200))
     body = job(status=stored, spec={"runPolicy": {"startDeadlineSeconds": 600}})
     plan = reconcile(body, memories.observe("ml", UID, store), NOW)
     assert plan.status is not None

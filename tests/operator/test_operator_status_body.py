@@ -9,6 +9,7 @@ import pytest
 
 from tests.operator.reconcile_builders import job, status
 from zerotrain.operator.api import ZeroTrainingJobStatus
+from zerotrain.operator.cluster import words
 from zerotrain.operator.cluster.jobs import JobClient, status_body
 
 pytestmark = pytest.mark.unit
@@ -18,9 +19,9 @@ class _Recorder:
     def __init__(self) -> None:
         self.body: dict[str, Any] = {}
 
-    async def call(self, request: Any) -> dict[str, Any]:
+    async def call_raw(self, request: Any) -> bytes:
         self.body = request.body
-        return {"metadata": self.body["metadata"]}
+        return words.write({"metadata": self.body["metadata"]})
 
 
 def test_empty_lists_are_left_out_and_zeros_are_not() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from tests.operator.reconcile_builders import NOW, UID
 from tests.support.devcluster import PATIENCE_S
+from zerotrain.operator.cluster import words
 from zerotrain.operator.cluster.api import Json, Request
 from zerotrain.operator.cluster.errors import Forbidden, NotFound
 from zerotrain.operator.cluster.kueue import MAX_PAUSE_S, WorkloadWatch, workload_watches
@@ -53,7 +54,10 @@ class Server:
             return {"metadata": {"resourceVersion": "5"}, "items": self.items}
         raise NotFound(request.path, status=404)
 
-    async def watch(self, path: str, params: Any, *, kind: str) -> AsyncIterator[Json]:
+    async def stream(self, request: Request) -> AsyncIterator[bytes]:
+        yield words.write(await self.call(request))
+
+    async def watch(self, path: str, params: Any, **_: Any) -> AsyncIterator[Json]:
         self.asked[f"watch {path}"] += 1
         if not path.startswith(f"/apis/{self.served}/"):
             raise NotFound(path, status=404)
@@ -108,7 +112,7 @@ def test_the_age_begins_with_the_first_list_and_ends_with_a_refusal(monkeypatch:
     bookmark = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "5"}}}
 
     class Streaming(Server):
-        async def watch(self, path: str, params: Any, *, kind: str) -> AsyncIterator[Json]:
+        async def watch(self, path: str, params: Any, **_: Any) -> AsyncIterator[Json]:
             yield bookmark
 
     watch, _, _ = watch_of(Streaming(workload()))
@@ -257,7 +261,7 @@ async def test_a_flavor_that_could_not_be_read_is_looked_at_again() -> None:
                 raise Forbidden("no role", status=403)
             return await super().call(request)
 
-        async def watch(self, path: str, params: Any, *, kind: str) -> AsyncIterator[Json]:
+        async def watch(self, path: str, params: Any, **_: Any) -> AsyncIterator[Json]:
             self.granted = True
             self.watched.set()
             yield {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "6"}}}

@@ -24,6 +24,9 @@ LIMIT_S = 1.0
 QUIET_SHARE = 0.1
 """Of a test's wall clock: with stalls below it, the wall clock is the test's own time."""
 
+BUSY_FACTOR = 2.0
+"""By so much more processor time may the same work take where caches and cores are shared with others."""
+
 FORBIDDEN = {
     **dict.fromkeys(("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn"), "starts a process"),
     **dict.fromkeys(("os.system", "os.exec", "os.spawn", "pty.spawn"), "starts a process"),
@@ -135,7 +138,8 @@ def stalls_s() -> float | None:
 class OwnTime:
     """What a test takes by itself, however busy the machine is: its processor time and the sleep it asks for.
 
-    Its wall clock counts as well where it says the same: nothing on the machine had to wait meanwhile.
+    Its wall clock counts as well where it says the same: nothing on the machine had to wait meanwhile. Where
+    something had to, processor time counts half.
     """
 
     def __init__(
@@ -145,13 +149,15 @@ class OwnTime:
     ) -> None:
         _install()
         self._wall_s, self._stalls_s = wall_s, stalls_s
-        self._asked_at, self._began_at, self._stalled_at = _asked_s(), wall_s(), stalls_s()
+        self._computed_at, self._slept_at = time.process_time(), _slept_s
+        self._began_at, self._stalled_at = wall_s(), stalls_s()
 
     def seconds(self) -> float:
-        asked, wall, stalled = _asked_s() - self._asked_at, self._wall_s() - self._began_at, self._stalls_s()
+        computed, slept = time.process_time() - self._computed_at, _slept_s - self._slept_at
+        wall, stalled = self._wall_s() - self._began_at, self._stalls_s()
         if self._stalled_at is None or stalled is None or stalled - self._stalled_at > QUIET_SHARE * wall:
-            return asked
-        return max(asked, wall)
+            return computed / BUSY_FACTOR + slept
+        return max(computed + slept, wall)
 
     @contextmanager
     def without_imports(self) -> Iterator[None]:
@@ -162,12 +168,13 @@ class OwnTime:
             nonlocal inside
             if inside or threading.current_thread() is not threading.main_thread():
                 return original(*args, **kwargs)
-            inside, asked, wall = True, _asked_s(), self._wall_s()
+            inside, computed, slept, wall = True, time.process_time(), _slept_s, self._wall_s()
             try:
                 return original(*args, **kwargs)
             finally:
                 inside = False
-                self._asked_at += _asked_s() - asked
+                self._computed_at += time.process_time() - computed
+                self._slept_at += _slept_s - slept
                 self._began_at += self._wall_s() - wall
 
         builtins.__import__ = load
@@ -175,10 +182,6 @@ class OwnTime:
             yield
         finally:
             builtins.__import__ = original
-
-
-def _asked_s() -> float:
-    return time.process_time() + _slept_s
 
 
 @pytest.hookimpl(wrapper=True)
