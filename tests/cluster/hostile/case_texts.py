@@ -120,7 +120,7 @@ def unswitched(name: str) -> Callable[[KubeJson, str], list[str]]:
         given = {entry["name"]: entry.get("value", "") for entry in worker["env"]}
         own, switched = LaunchSpec.from_env(given), LaunchSpec.from_env({**SWITCHES, **given})
         found = [] if own == switched else [f"{name} decides {switched}, the operator {own}"]
-        if switched.nvme_encryption != "AEAD":
+        if switched.nvme_encryption not in (None, "AEAD"):
             found.append(f"{name}: the spill's encryption is {switched.nvme_encryption}")
         return found
 

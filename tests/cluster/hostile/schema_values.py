@@ -75,7 +75,7 @@ def _dirty_keys() -> Iterator[str]:
 def texts(schema: Schema, limit: int = BUDGETS[0]) -> Iterator[str]:
     """Strings that the schema takes, by its pattern and lengths, the worst first."""
     if "enum" in schema:
-        yield str(schema["enum"][-1])
+        yield from reversed(schema["enum"])
         return
     length = min(schema.get("maxLength", limit), limit)
     for text in _candidates(length):
@@ -109,8 +109,9 @@ def _lists(schema: Schema) -> Iterator[str]:
     is_set = schema.get("x-kubernetes-list-type") == "set"
     for budget in BUDGETS:
         count = schema.get("maxItems", min(MOST_ENTRIES, budget // 20))
-        if is_set and "enum" in items:
-            count = min(count, len(items["enum"]))
+        if "enum" in items:
+            yield json.dumps(items["enum"][:count])
+            continue
         if items.get("type") != "string":
             yield json.dumps([least(items, at) for at in range(min(count, budget // 10))])
             continue

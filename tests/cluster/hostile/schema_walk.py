@@ -17,6 +17,7 @@ ITEM, VALUE = "[]", "{}"
 """Steps of a path into a list and into a map; every other step is the name of a property."""
 
 _UNION = re.compile(r"\[((?:has\(self\.\w+\)(?:, )?)+)\]\.exists_one")
+_ANY = re.compile(r"has\(self\.\w+\)( \|\| has\(self\.\w+\))+")
 _PLAIN_TEXTS = ("a", "/a", "a/a", "m:f", "1", "Exists", "metadata.name")
 """The first that a pattern takes stands where a string is required beside the one in question."""
 
@@ -153,10 +154,10 @@ def _required(schema: Schema) -> Iterator[tuple[str, Schema]]:
 
 
 def union(schema: Schema) -> list[str]:
-    """Properties of which the schema's rules want exactly one."""
+    """Properties of which the schema's rules want exactly one, or at least one."""
     for item in schema.get("x-kubernetes-validations", ()):
-        if found := _UNION.match(item["rule"]):
-            return re.findall(r"self\.(\w+)", found[1])
+        if found := _UNION.match(item["rule"]) or _ANY.fullmatch(item["rule"]):
+            return re.findall(r"self\.(\w+)", found[0])
     return []
 
 

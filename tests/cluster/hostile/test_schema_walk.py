@@ -59,6 +59,10 @@ def test_of_alternatives_one_is_given(name: str, around: dict[str, Any]) -> None
     (volume,) = spec_with(SPEC, BASE, PLACES[name], "V")["podTemplate"]["volumes"]
     assert volume.keys() == around.keys()
     assert union(SPEC["properties"]["model"]) == ["gpt", "preset", "path", "factory"]
+    (rule,) = spec_with(SPEC, BASE, PLACES["spec.failurePolicy.rules[].action"], "V")["failurePolicy"][
+        "rules"
+    ]
+    assert rule.keys() == {"action", "onExitCodes"}
 
 
 def test_texts_fit_the_pattern_and_are_as_long_as_may_be() -> None:
