@@ -83,12 +83,12 @@ def fat_asleep(name: str) -> Post:
     return job(name, {**config(x="MARK"), **SUSPENDED}, {"MARK": listed("{}")})
 
 
-@case("fat-twenty")
-def _fat_twenty(bystander: Bystander) -> list[Post]:
-    return [fat_asleep(f"fat-twenty-{number}") for number in range(20)]
+@case("fat-eight")
+def _fat_eight(bystander: Bystander) -> list[Post]:
+    return [fat_asleep(f"fat-eight-{number}") for number in range(8)]
 
 
-@case("slow-touched", touches=12)
+@case("slow-touched", touches=4)
 def _slow_touched(bystander: Bystander) -> list[Post]:
     change, raw = in_config(listed("[[[[]]]]"))
     return [job(f"slow-touched-{number}", change, raw) for number in range(4)]
