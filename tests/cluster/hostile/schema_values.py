@@ -101,6 +101,9 @@ def _candidates(length: int) -> Iterator[str]:
     yield "a/" + "a" * min(length - 2, 63)
     yield "a" * min(length, 63)
     yield "9" * min(length, 18)
+    # Networks.
+    yield "f" * (length - 4) + "/999"
+    yield "::/0"
     yield "a"
 
 

@@ -18,7 +18,7 @@ ITEM, VALUE = "[]", "{}"
 
 _UNION = re.compile(r"\[((?:has\(self\.\w+\)(?:, )?)+)\]\.exists_one")
 _ANY = re.compile(r"has\(self\.\w+\)( \|\| has\(self\.\w+\))+")
-_PLAIN_TEXTS = ("a", "/a", "a/a", "m:f", "1", "Exists", "metadata.name")
+_PLAIN_TEXTS = ("a", "/a", "a/a", "m:f", "1", "Exists", "metadata.name", "::/1")
 """The first that a pattern takes stands where a string is required beside the one in question."""
 
 
