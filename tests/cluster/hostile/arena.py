@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.hostile.bodies import COLLECTIONS, Post
+from tests.cluster.hostile.bodies import COLLECTIONS, Post, job, nested_objects
 from tests.cluster.hostile.cases import Bystander, Case
 from tests.cluster.hostile.judge import operator_complaints, statuses, stored_complaints
 from tests.cluster.hostile.report import MIB, Report, Row, summed
@@ -36,8 +36,7 @@ MOST_TOLD = 15
 MOST_GROWTH = 64 * MIB
 """Of the operator's resident memory over a whole run of attacks."""
 
-POLICIES = "validatingadmissionpolicies,validatingadmissionpolicybindings"
-OURS = "app.kubernetes.io/name=zerotrain"
+POLICY = REPOSITORY / "deploy" / "policy" / "jobs.yaml"
 JOBS = COLLECTIONS["ZeroTrainingJob"]
 PODS = "/api/v1/namespaces/{}/pods?labelSelector=zerotrain.dev/job={}"
 
@@ -164,14 +163,13 @@ class Arena:
             self.work()
         self.baseline = self.peak()
 
-    def use_policy(self, wanted: bool) -> int:
-        """Install the admission policy or take it away; returns how many objects of it there are."""
-        if wanted:
-            self.cluster.kubectl("apply", "-k", str(REPOSITORY / "deploy" / "kustomize"))
-            self.cluster.kubectl("delete", "deployment", "zerotrain-operator", "-n", "zerotrain-system")
-        else:
-            self.cluster.kubectl("delete", POLICIES, "-l", OURS, "--ignore-not-found")
-        return len(self.cluster.kubectl("get", POLICIES, "-l", OURS, "-o", "name").stdout.split())
+    def use_policy(self) -> None:
+        """Put the admission policy in front of the operator, and wait until the API server goes by it."""
+        self.cluster.kubectl("apply", "-f", str(POLICY))
+        deep = job("too-deep", {"spec.config": {"x": "MARK"}}, {"MARK": nested_objects(100)})
+        wait_until(
+            lambda: not self.tenant.create(deep, dry_run=True).accepted, "the policy to refuse a deep job"
+        )
 
     @contextmanager
     def round(self) -> Iterator[None]:

@@ -27,7 +27,6 @@ BATCHES = range(-(-len(VARIANTS) // BATCH))
 
 @pytest.fixture(scope="module")
 def stage(fresh: Arena) -> Arena:
-    fresh.use_policy(False)
     fresh.measure_baseline()
     return fresh
 
