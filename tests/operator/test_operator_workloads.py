@@ -20,7 +20,7 @@ from zerotrain.operator.cluster.memory import Memories
 from zerotrain.operator.cluster.store import JobKey, PodStore
 from zerotrain.operator.reconcile.queues import ClusterApis, QueueView
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.ranks
 
 
 VERSION = "kueue.x-k8s.io/v1beta1"
