@@ -194,6 +194,8 @@ class Arena:
         self.tenant.clean()
         self.admin.send("DELETE", JOBS.format(self.neighbour))
         for namespace in (self.tenant.namespace, self.neighbour):
+            # The garbage collector of a new cluster takes half a minute to learn of a new kind of owners.
+            self.admin.send("DELETE", f"{COLLECTIONS['Pod'].format(namespace)}?gracePeriodSeconds=0")
             self.admin.send("DELETE", f"/apis/events.k8s.io/v1/namespaces/{namespace}/events")
         wait_until(lambda: not self._left(), "the objects of tenant and neighbour to go")
 
