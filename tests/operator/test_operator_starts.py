@@ -7,7 +7,16 @@ import pytest
 from tests.operator.reconcile_builders import pending, seen
 from zerotrain.operator.handlers.beginnings import has_begun, pods_to_create
 from zerotrain.operator.handlers.config import OperatorConfig
-from zerotrain.operator.handlers.starts import LARGE, MAX_LARGE, MAX_LARGE_OF_ONE, TIGHT_S, StartLines, Starts
+from zerotrain.operator.handlers.starts import (
+    LARGE,
+    MAX_LARGE,
+    MAX_LARGE_OF_ONE,
+    MAX_STARTS,
+    MAX_STARTS_OF_ONE,
+    TIGHT_S,
+    StartLines,
+    Starts,
+)
 from zerotrain.operator.reconcile import CreateWorkers, Plan
 
 pytestmark = pytest.mark.unit
@@ -62,6 +71,16 @@ def test_large_jobs_and_small_ones_do_not_wait_for_each_other() -> None:
     assert not starts.enter("b", pods=LARGE)
     assert starts.leave("large") == []
     assert starts.leave("a") == ["b"]
+
+
+def test_the_small_jobs_of_a_namespace_that_hangs_leave_places_to_others() -> None:
+    """Behind a webhook that does not answer nobody leaves."""
+    starts = Starts[str](lane=lambda key: key[0], room=lambda lane: 1000)
+    entered = [starts.enter(f"a{number}", pods=4) for number in range(40)]
+    assert sum(entered) == MAX_STARTS_OF_ONE
+    assert starts.enter("b0", pods=4)
+    assert starts.leave("a0") == [f"a{MAX_STARTS_OF_ONE}"], "in the order of asking"
+    assert OperatorConfig().workers > MAX_STARTS + MAX_LARGE, "passes are left for what creates nothing"
 
 
 def test_the_large_jobs_of_a_namespace_that_hangs_hold_few_passes() -> None:
@@ -172,7 +191,7 @@ def test_a_job_of_many_pods_is_never_alone() -> None:
 
 def test_a_slow_namespace_keeps_no_other_waiting() -> None:
     """Of one tenant every creation waits for a webhook that hangs; of the other none does."""
-    starts = Starts[str](least=2, lane=lambda key: key[0], room=lambda lane: 8 if lane == "a" else 80)
+    starts = Starts[str](8, least=2, lane=lambda key: key[0], room=lambda lane: 8 if lane == "a" else 80)
     names = ["a1", "a2", "a3", "a4", "b1", "b2", "b3", "b4", "b5", "b6", "b7"]
     assert [name for name in names if starts.enter(name, pods=10)] == [
         "a1",

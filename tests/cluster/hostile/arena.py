@@ -129,11 +129,10 @@ class Arena:
         said = summed([str(answer) for answer in answers])
         self.report.rows.append(Row(name=name, answers=said, waited_s=waited_s, resident=self.resident()))
 
-    def complaints(self) -> list[str]:
+    def complaints(self, *, may_say: str = "") -> list[str]:
         """What is wrong now, beyond the case at hand: see `judge`."""
-        found = operator_complaints(self.operator) + stored_complaints(
-            self.cluster, self.api, self.tenant.namespace
-        )
+        found = operator_complaints(self.operator, may_say=may_say)
+        found += stored_complaints(self.cluster, self.api, self.tenant.namespace)
         grown = self.peak() - self.baseline
         if grown > MOST_GROWTH:
             found.append(

@@ -133,6 +133,8 @@ class Tenant:
     def clean(self, kinds: Iterable[str] = ("ZeroTrainingJob", "Pod", "ConfigMap", "Secret")) -> None:
         """Delete all of these kinds. Jobs go one by one: no list of them is read here."""
         for kind in kinds:
-            answer = self._client.send("DELETE", f"{self.collection(kind)}?gracePeriodSeconds=0")
-            if not answer.accepted:
-                raise RuntimeError(f"deleting every {kind}: {answer}")
+            path = f"{self.collection(kind)}?gracePeriodSeconds=0"
+            # A policy that forbids it stays in the API server's cache for a moment after it is gone.
+            wait_until(
+                lambda path=path: self._client.send("DELETE", path).accepted, f"every {kind} to be deleted"
+            )

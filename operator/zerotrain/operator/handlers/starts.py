@@ -15,8 +15,12 @@ from typing import Generic, TypeVar
 
 K = TypeVar("K")
 
-MAX_STARTS = 8
-"""Enough to keep all creations that are allowed at once in flight."""
+MAX_STARTS = 16
+"""Of all namespaces."""
+
+MAX_STARTS_OF_ONE = 8
+"""Of one namespace: enough to keep all creations that are allowed at once in flight. Behind a webhook that
+does not answer, each keeps its place for as long as a request is tried again."""
 
 MIN_STARTS = 4
 """Of each namespace, however slow its creations are: while some jobs write what their pods need, those of the
@@ -46,10 +50,12 @@ class Starts(Generic[K]):
         limit: int = MAX_STARTS,
         *,
         least: int = MIN_STARTS,
+        most: int = MAX_STARTS_OF_ONE,
         lane: Callable[[K], str] = lambda key: "",
         room: Callable[[str], float] = lambda lane: math.inf,
     ) -> None:
-        self._limit, self._least, self._lane, self._room = limit, least, lane, room
+        self._limit, self._least, self._most = limit, least, most
+        self._lane, self._room = lane, room
         self._busy: dict[K, int] = {}
         """Pods of each."""
         self._staying: set[K] = set()
@@ -131,6 +137,8 @@ class Starts(Generic[K]):
             return False
         busy = [pods for key, pods in self._busy.items() if self._lane(key) == lane]
         called = sum(1 for key in self._called if self._lane(key) == lane)
+        if len(busy) + called >= self._most:
+            return False
         return len(busy) + called < self._least or sum(busy) + called * self._latest < self._room(lane)
 
 
