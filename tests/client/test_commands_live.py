@@ -103,12 +103,12 @@ def test_from_submit_over_a_failure_and_a_suspension_to_delete(
     wait_until(lambda: len(double.trainings()) == 2, "the second attempt")
     told = ok(run("describe", "gpt"))
     assert re.search(r"! attempt 1 ended at step \d+: RankFailed \(rank 2, pod gpt-1-1, node double-", told)
-    assert "RuntimeError: ?[2Jboom" in told
+    assert "RuntimeError: boom" in told
     assert f"zerotrain logs gpt -n {namespace} --attempt 1" in told
     assert "\x1b" not in told
 
     kept = run("logs", "gpt", "--attempt", "1", "--rank", "2")
-    assert kept.out.splitlines()[-1].endswith("line 39 of rank 2?]0;x?")
+    assert kept.out.splitlines()[-1].endswith("line 39 of rank 2")
     assert "\x1b" not in kept.out
     assert "has no pods any more" in kept.err
 
@@ -134,11 +134,11 @@ def test_lines_of_all_ranks_come_in_the_order_of_time(
     node[1].texts |= {f"gpt-1-{worker}": log_of(worker, 3) for worker in (0, 1)}
     lines = ok(run("logs", "gpt")).splitlines()
     assert lines == [
-        f"[rank {rank}] line {line} of rank {rank}?]0;x?" for line in range(3) for rank in range(4)
+        f"[rank {rank}] line {line} of rank {rank}" for line in range(3) for rank in range(4)
     ]
-    assert ok(run("logs", "gpt", "--rank", "3", "--tail", "1")) == "line 2 of rank 3?]0;x?\n"
+    assert ok(run("logs", "gpt", "--rank", "3", "--tail", "1")) == "line 2 of rank 3\n"
     stamped = ok(run("logs", "gpt", "--rank", "0,2-3", "--timestamps")).splitlines()
-    assert stamped[1] == "2026-03-01T10:00:00.100000 [rank 2] line 0 of rank 2?]0;x?"
+    assert stamped[1] == "2026-03-01T10:00:00.100000 [rank 2] line 0 of rank 2"
 
 
 def test_following_goes_on_into_the_next_attempt(

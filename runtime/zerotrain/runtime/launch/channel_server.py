@@ -61,7 +61,8 @@ class ChannelServer:
             while line := await reader.readline():
                 if not line.endswith(b"\n"):
                     break  # the sender died within a message
-                peer = self._accept(peer, strict_json(line, max_bytes=MAX_MESSAGE_BYTES))
+                # A metric that nobody has set yet, or a loss that diverged, is NaN.
+                peer = self._accept(peer, strict_json(line, max_bytes=MAX_MESSAGE_BYTES, finite=False))
         except (ValueError, KeyError, TypeError) as error:
             # ValueError: also a line above the limit (asyncio) and bytes that are no JSON.
             say(f"message of rank {None if peer is None else peer.rank} refused: {str(error)[:300]}")
