@@ -15,7 +15,7 @@ from tests.support.devcluster import REPOSITORY
 from zerotrain.client.job import Job
 from zerotrain.client.jobfile import load_job
 from zerotrain.operator.api import ZeroTrainingJobStatus
-from zerotrain.operator.api.memory_plan import MemoryPlan
+from zerotrain.operator.api.memory_plan import MOST_BYTES, MemoryPlan
 from zerotrain.operator.cluster.jobs import status_body
 from zerotrain.operator.constants import ANNOTATION_IGNORE_MEMORY_PLAN
 from zerotrain.operator.reconcile import reconcile
@@ -261,3 +261,14 @@ def test_a_running_job_keeps_the_plan_of_an_earlier_operator() -> None:
     assert plan.status is not None, "its conditions are news"
     assert plan.actions == ()
     assert status_body(plan.status)["memoryPlan"] == OLD
+
+
+def test_a_limit_beyond_what_the_api_can_hold_is_written_as_the_largest_number() -> None:
+    resources = {"gpus": {"count": 8, "memory": "9" * 30 + "Ei"}, "memory": "64Gi"}
+    job = {**changed(LARGE, resources=resources), "status": {}}
+    job["metadata"] = {**job["metadata"], "namespace": "ml", "uid": "u", "generation": 1}
+    plan = reconcile(job, seen(), NOW)
+    assert plan.status is not None
+    assert plan.status.memory_plan is not None
+    (gpu,) = [tier for tier in plan.status.memory_plan.tiers if tier.tier == "gpu"]
+    assert gpu.limit_bytes == gpu.margin_bytes == MOST_BYTES

@@ -88,7 +88,7 @@ def _fat_eight(bystander: Bystander) -> list[Post]:
     return [fat_asleep(f"fat-eight-{number}") for number in range(8)]
 
 
-@case("slow-touched", touches=2)
+@case("slow-touched", touches=1)
 def _slow_touched(bystander: Bystander) -> list[Post]:
     change, raw = in_config(listed("[[[[]]]]"))
     return [job(f"slow-touched-{number}", change, raw) for number in range(4)]

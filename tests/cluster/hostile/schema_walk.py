@@ -111,7 +111,7 @@ def least(schema: Schema, number: int = 0) -> Any:
     if "default" in schema:
         return schema["default"]
     if "enum" in schema:
-        return schema["enum"][number % len(schema["enum"])]
+        return schema["enum"][0]
     if is_quantity(schema):
         return 1 + number
     kind = schema.get("type")

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from .base import ATOMIC, Int, Number, ObservedModel
+
+MOST_BYTES = 2**63 - 1
+"""What an integer of the API holds. A job may name a larger limit, and a status with that would be refused."""
+
+
+def _in_range(count: int) -> int:
+    return max(-MOST_BYTES, min(count, MOST_BYTES))
+
+
+Bytes = Annotated[Int, AfterValidator(_in_range)]
 
 MAX_TIERS = 8
 MAX_PHASES = 8
@@ -20,13 +30,13 @@ class MemoryPeaks(ObservedModel):
     attempt: Int = 0
     """Attempt that reported it. Peaks of earlier attempts, which may have had another size, do not count."""
 
-    gpu_bytes: Int | None = None
+    gpu_bytes: Bytes | None = None
     """Device memory allocated by the rank, without the driver's context; absent on CPUs."""
 
-    host_bytes: Int | None = None
+    host_bytes: Bytes | None = None
     """Resident host memory of the rank's process."""
 
-    nvme_bytes: Int | None = None
+    nvme_bytes: Bytes | None = None
     """Spilled bytes of the rank; absent when nothing is spilled."""
 
 
@@ -39,13 +49,13 @@ class PlannedTier(ObservedModel):
     per: str = ""
     """What the sizes are of: rank (each has a GPU of its own), or worker (all of its ranks together)."""
 
-    needed_bytes: Int = 0
+    needed_bytes: Bytes = 0
     """At the peak, estimates included."""
 
-    limit_bytes: Int | None = None
+    limit_bytes: Bytes | None = None
     """What there is; absent where nothing says so."""
 
-    margin_bytes: Int | None = None
+    margin_bytes: Bytes | None = None
     """limitBytes - neededBytes; below zero where it does not fit."""
 
 
@@ -58,16 +68,16 @@ class PlannedPhase(ObservedModel):
     name: str = ""
     """between steps, forward, backward, or step."""
 
-    engine_bytes: Int = 0
+    engine_bytes: Bytes = 0
     """Weights, gradients, states and buffers, by formula."""
 
-    activation_bytes: Int | None = None
+    activation_bytes: Bytes | None = None
     """Estimated; absent where there are none."""
 
-    host_bytes: Int | None = None
+    host_bytes: Bytes | None = None
     """Host memory beside that: what is offloaded, its buffers, activations that are kept there."""
 
-    network_bytes: Int | None = None
+    network_bytes: Bytes | None = None
     """Payload of the collectives that the phase waits for."""
 
 
@@ -109,25 +119,25 @@ class MemoryPlan(ObservedModel):
     ranks: Int | None = None
     """World size that was planned for."""
 
-    gpu_bytes: Int | None = None
+    gpu_bytes: Bytes | None = None
     """Device memory of a rank."""
 
-    host_bytes: Int | None = None
+    host_bytes: Bytes | None = None
     """Host memory of a rank, pinned and shared memory included."""
 
-    pinned_bytes: Int | None = None
+    pinned_bytes: Bytes | None = None
     """Page-locked part of the host memory."""
 
-    shared_bytes: Int | None = None
+    shared_bytes: Bytes | None = None
     """Part of the host memory that the ranks of a worker read from each other."""
 
-    nvme_bytes: Int | None = None
+    nvme_bytes: Bytes | None = None
     """Spilled bytes of a rank."""
 
-    network_bytes: Int | None = None
+    network_bytes: Bytes | None = None
     """Payload that a rank's collectives carry in one optimizer step."""
 
-    activation_bytes: Int | None = None
+    activation_bytes: Bytes | None = None
     """Part of the device or host memory that is activations: an estimate."""
 
     tiers: Tiers | None = None
