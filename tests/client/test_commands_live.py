@@ -133,9 +133,7 @@ def test_lines_of_all_ranks_come_in_the_order_of_time(
     assert waiting.code == CommandExit.NOT_FOUND or "no lines" in waiting.err
     node[1].texts |= {f"gpt-1-{worker}": log_of(worker, 3) for worker in (0, 1)}
     lines = ok(run("logs", "gpt")).splitlines()
-    assert lines == [
-        f"[rank {rank}] line {line} of rank {rank}" for line in range(3) for rank in range(4)
-    ]
+    assert lines == [f"[rank {rank}] line {line} of rank {rank}" for line in range(3) for rank in range(4)]
     assert ok(run("logs", "gpt", "--rank", "3", "--tail", "1")) == "line 2 of rank 3\n"
     stamped = ok(run("logs", "gpt", "--rank", "0,2-3", "--timestamps")).splitlines()
     assert stamped[1] == "2026-03-01T10:00:00.100000 [rank 2] line 0 of rank 2"

@@ -120,11 +120,11 @@ def _lists(schema: Schema) -> Iterator[str]:
             continue
         size = max(budget // count // 3, 1)
         for text in texts(items, size):
-            marks = (_told_apart(text, at) for at in range(count)) if is_set else (text for _ in range(count))
+            marks = (_numbered(text, at) for at in range(count)) if is_set else (text for _ in range(count))
             yield json.dumps(list(marks))
 
 
-def _told_apart(text: str, number: int) -> str:
+def _numbered(text: str, number: int) -> str:
     """Of the same length and kind."""
     mark = f"a{number}"
     return text[: -len(mark)] + mark if len(text) > len(mark) else mark

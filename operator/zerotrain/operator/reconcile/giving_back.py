@@ -35,7 +35,7 @@ _STARTING = frozenset({Phase.PENDING, Phase.STARTING})
 _OVER = frozenset({Phase.RUNNING, Phase.SUSPENDED, Phase.COMPLETED, Phase.FAILED})
 
 
-def told(draft: Draft, view: AttemptView) -> str | None:
+def reason(draft: Draft, view: AttemptView) -> str | None:
     """Why the attempt has to end; None while it holds nothing, or lacks nothing, or may hope still."""
     if draft.status.phase not in _STARTING:
         return None
@@ -72,8 +72,8 @@ def conclude(draft: Draft, why: str) -> None:
         given_back=given,
         start_time=None,
     )
-    told = f"attempt {attempt} gives back what it holds: {why}; attempt {attempt + 1} starts"
-    draft.emit(Reason.GAVE_BACK, f"{told} in {hold_off.total_seconds():.0f} s", warning=True)
+    message = f"attempt {attempt} gives back what it holds: {why}; attempt {attempt + 1} starts"
+    draft.emit(Reason.GAVE_BACK, f"{message} in {hold_off.total_seconds():.0f} s", warning=True)
 
 
 def waits_for_older(draft: Draft) -> bool:

@@ -185,7 +185,7 @@ def _active(draft: Draft) -> None:
     elif draft.job.spec.suspend:
         yielding.ask(draft, YieldReason.SUSPEND, "spec.suspend is true")
         _yielding(draft)
-    elif (why := giving_back.told(draft, view)) is not None:
+    elif (why := giving_back.reason(draft, view)) is not None:
         giving_back.conclude(draft, why)
         _go_on(draft)
     elif _ended_badly(draft, view):

@@ -214,7 +214,7 @@ def _word(text: str | None) -> str | None:
     return word(text) if text else None
 
 
-def _told(reason: str, message: str | None) -> str:
+def _worded(reason: str, message: str | None) -> str:
     """`Reason: message`, as conditions and waiting states have them."""
     return one_line(f"{word(reason)}: {message or ''}".rstrip(": "))
 
@@ -233,7 +233,7 @@ def _is_true(condition: Mapping[str, Any] | None) -> bool:
 def _unscheduled(condition: Mapping[str, Any] | None) -> str | None:
     if condition is None or condition.get("status") != "False":
         return None
-    return _told(condition.get("reason", "Unschedulable"), condition.get("message"))
+    return _worded(condition.get("reason", "Unschedulable"), condition.get("message"))
 
 
 def _is_refused(status: Mapping[str, Any], condition: Mapping[str, Any] | None) -> bool:
@@ -251,7 +251,7 @@ def _waiting(state: Mapping[str, Any] | None) -> str | None:
     # ContainerCreating and PodInitializing are the ordinary way to a start, not something to report.
     if state is None or state.get("reason") in (None, "ContainerCreating", "PodInitializing"):
         return None
-    return _told(state["reason"], state.get("message"))
+    return _worded(state["reason"], state.get("message"))
 
 
 def _waiting_before(pod: Mapping[str, Any], state: Mapping[str, Any]) -> str | None:
