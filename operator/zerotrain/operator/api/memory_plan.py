@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field
 from .base import ATOMIC, Int, Number, ObservedModel
 
 MOST_BYTES = 2**63 - 1
-"""What an integer of the API holds. A job may name a larger limit, and a status with that would be refused."""
+"""What an integer of the API holds. A job may name a larger limit, but no status may hold that."""
 
 
 def _in_range(count: int) -> int:
