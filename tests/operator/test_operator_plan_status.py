@@ -270,5 +270,5 @@ def test_a_limit_beyond_what_the_api_can_hold_is_written_as_the_largest_number()
     plan = reconcile(job, seen(), NOW)
     assert plan.status is not None
     assert plan.status.memory_plan is not None
-    (gpu,) = [tier for tier in plan.status.memory_plan.tiers if tier.tier == "gpu"]
+    (gpu,) = [tier for tier in plan.status.memory_plan.tiers or () if tier.tier == "gpu"]
     assert gpu.limit_bytes == gpu.margin_bytes == MOST_BYTES
