@@ -123,7 +123,7 @@ def test_a_full_status_is_stored_as_written(crd: Cluster, jobs_namespace: str) -
         assert stored["status"][key] == value
     assert ZeroTrainingJob.parse(stored).status.ranks.summary == "4/4"
     row = crd.kubectl("get", "ztj", "reported", *where, "-o", "wide", "--no-headers").stdout.split()
-    assert row[:9] == ["reported", "Running", "60", "4/4", "3", "2.25", "1200.5", "1", "60"]
+    assert row[:10] == ["reported", "Running", "NoStepYet", "60", "4/4", "3", "2.25", "1200.5", "1", "60"]
 
 
 def test_numbers_mean_the_same_to_kubectl_and_to_us(crd: Cluster, jobs_namespace: str) -> None:
