@@ -26,9 +26,10 @@ def test_runs_to_completion_and_goes_without_a_trace(
         running = job.wait_for("Running")
         assert running["attempt"] == 1
         assert running["ranks"] == {"desired": 4, "running": 4, "ready": 4, "summary": "4/4"}
-        policy, *pods, secret = job.owned()
+        policy, *pods, secret, service = job.owned()
         assert (policy, pods) == ("NetworkPolicy/gpt", ["Pod/gpt-1-0", "Pod/gpt-1-1"])
         assert secret.startswith("Secret/gpt-1-files-")
+        assert service.startswith("Service/gpt-")
         double.may_end.set()
         done = job.wait_for("Completed")
         assert done["checkpoint"]["last"]["step"] == 60
