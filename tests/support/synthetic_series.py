@@ -23,6 +23,7 @@ OPEN_LABELS: Mapping[str, tuple[str, ...]] = {
     "verb": ("GET", "PATCH"),
     "resource": ("pods", "zerotrainingjobs"),
     "watched_namespace": ("",),
+    "job_namespace": ("",),
     "code": ("200", "409"),
     "rank": ("0",),
     "reason": ("RankFailed",),
