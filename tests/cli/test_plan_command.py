@@ -146,7 +146,7 @@ def test_a_cost_needs_every_rate(tmp_path: Path) -> None:
     assert "per billion tokens" in plan(*args, "--rate", "network=50").output
 
 
-@pytest.mark.unit
+@pytest.mark.ranks
 @pytest.mark.parametrize(
     ("spec", "args", "words"),
     [
