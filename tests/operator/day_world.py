@@ -230,7 +230,7 @@ class DayWorld:
                     self.scratch.heard[str(pod.node)] = self.now
         return dict(self.scratch.heard)
 
-    def _read_room(self, workers: int) -> Room:
+    def _capacity_hint(self, workers: int) -> Room:
         fits = sum(self._free(name) for name in self.machines) + sum(
             1 for pod in self.pods.values() if pod.node is not None and self.machines[pod.node].open
         )
@@ -271,7 +271,7 @@ class DayWorld:
             case RequestYield(attempt=attempt, pod=name):
                 self._request_yield(attempt, name)
             case ReadRoom(shape=shape):
-                self.scratch.room = self._read_room(shape.workers)
+                self.scratch.room = self._capacity_hint(shape.workers)
             case ProtectWorkers(attempt=attempt):
                 self.budgets.add(attempt)
                 self.scratch.protection = Protection(attempt=attempt, exists=True)

@@ -51,7 +51,7 @@ def test_the_greatest_depth_is_read() -> None:
     assert found["spec"]["config"] == json.loads(deep(MAX_SPEC_DEPTH))
 
 
-def test_a_job_is_told_which_field_is_how_large() -> None:
+def test_the_message_names_the_largest_field_and_its_size() -> None:
     text = text_of('{"x":[' + ",".join(["{}"] * 450_000) + "]}", status=STATUS)
     found = bounded(text)
     for said in ("spec.config", "1,350,", f"{MAX_SPEC_BYTES:,}", "mount"):

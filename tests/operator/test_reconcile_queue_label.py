@@ -82,7 +82,7 @@ def test_a_label_that_is_no_name_of_a_queue_stalls_the_job(label: str) -> None:
         ("team-b", None, {}, "queue team-b"),
     ],
 )
-def test_a_change_while_it_runs_counts_later_and_is_told_once(
+def test_a_label_changed_while_the_job_runs_counts_later_with_one_event(
     label: str | None, field: str | None, stored: dict[str, Any], told: str
 ) -> None:
     plan = running(label, field, **stored)

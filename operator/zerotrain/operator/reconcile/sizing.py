@@ -150,7 +150,7 @@ def _while_starting(draft: Draft, view: AttemptView, elastic: Elastic) -> str | 
         if due is not None:
             draft.wake(due)
         return None
-    smaller = _lose(draft, size, _room_left(draft, view, refused))
+    smaller = _lose(draft, size, _placeable_workers(draft, view, refused))
     if smaller is None:
         return None
     return f"no room for {size} workers within {elastic.shrink_after_s} s: going on with {smaller}"
@@ -167,7 +167,7 @@ def _shrinks_at(draft: Draft, view: AttemptView, elastic: Elastic, refused: int)
     return due if stands_at is None else max(due, stands_at)
 
 
-def _room_left(draft: Draft, view: AttemptView, refused: int) -> int:
+def _placeable_workers(draft: Draft, view: AttemptView, refused: int) -> int:
     """How many workers there seems to be room for: as many as ran before, where those are fewer, else what
     the scheduler and the quota leave."""
     state = draft.status.elastic
@@ -190,7 +190,7 @@ def _as_wished(draft: Draft) -> str | None:
     size, target = draft.size, wish.target(draft)
     # Free nodes are not quota: with a queue the user's word is enough, and the queue decides.
     if target > size and not in_queue(draft):
-        room = _room(draft, target)
+        room = _capacity_hint(draft, target)
         if room is None:
             return None
         if room.fits is not None and room.fits < target:
@@ -212,7 +212,7 @@ def _growth(draft: Draft, elastic: Elastic) -> str | None:
         draft.wake(due)
         return None
     full = wish.full(draft)
-    room = _room(draft, full)
+    room = _capacity_hint(draft, full)
     if room is None:
         return None
     larger = wish.largest(draft, full if room.fits is None else room.fits) or size
@@ -226,7 +226,7 @@ def _growth(draft: Draft, elastic: Elastic) -> str | None:
     return f"there {found} room for {larger} workers again: growing from {size}"
 
 
-def _room(draft: Draft, workers: int) -> Room | None:
+def _capacity_hint(draft: Draft, workers: int) -> Room | None:
     """A hint on whether there is room for so many workers; None while it is read."""
     room, elastic = draft.observed.room, draft.job.spec.elastic
     again = timedelta(seconds=elastic.grow_after_s if elastic is not None else 0)

@@ -64,7 +64,7 @@ class Slots(Generic[K]):
         """Give a new connection a slot, perhaps that of another one."""
         with self._lock:
             displaced = None
-            if not self._has_room(peer):
+            if not self._has_free_slot(peer):
                 displaced = self._to_displace(peer)
                 if displaced is None:
                     return Admission(admitted=False)
@@ -100,7 +100,7 @@ class Slots(Generic[K]):
                 del self._open[connection]
             return late
 
-    def _has_room(self, peer: str) -> bool:
+    def _has_free_slot(self, peer: str) -> bool:
         of_peer = sum(found.peer == peer for found in self._open.values())
         if peer in self._trusted:
             return len(self._open) < MAX_CONNECTIONS + KEPT_CONNECTIONS
