@@ -16,8 +16,9 @@ DEVCLUSTER := build/devcluster/bin/devcluster
 PINNED ?= 1
 # pytest arguments, for example: make test ARGS="tests/runtime -k resume"
 ARGS ?=
-# Test processes, each with files of its own. WORKERS=0 is one process with everything.
-WORKERS ?= 2
+# Test processes, each with files of its own; twice the cores, as ranks and clusters mostly wait. WORKERS=0 is one
+# process with everything.
+WORKERS ?= 4
 
 .PHONY: help demo check test test-all test-gpu lint bench bench-offload bench-operator bench-suspend chaos images monitoring-up monitoring-down cluster-up cluster-down clean generate venv upgrade
 help: ## list the targets
@@ -48,9 +49,10 @@ upgrade: ## move deploy/constraints.txt and the images' requirements to the newe
 	UV=build/upgrade/bin/uv deploy/upgrade.sh
 	rm -rf build/upgrade
 
-PYTEST := $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+PYTEST = $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-# The linters' words come after the tests', whichever ends first.
+# The linters' words come after the tests', whichever ends first. Unit tests wait for nothing but the processor.
+check: WORKERS = 2
 check: venv ## format, lint, types and the unit tests (ARGS="tests/cli")
 	@mkdir -p build; $(MAKE) --no-print-directory lint > build/lint.log 2>&1 & lint=$$!; failed=0; \
 	$(PYTEST) -m "unit and not slow" $(ARGS) || failed=1; \
