@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from zerotrain.contract import json_text
-from zerotrain.contract.json_text import ItemSplitter, depth_of, members
+from zerotrain.contract import json_depth
+from zerotrain.contract.json_text import ItemSplitter, members
 
 pytestmark = pytest.mark.unit
 
@@ -32,26 +32,20 @@ def value(chance: random.Random, depth: int = 0) -> Any:
     return {chance.choice(keys): value(chance, depth + 1) for _ in range(chance.randrange(4))}
 
 
-def depth(part: Any) -> int:
-    inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else None
-    return 0 if inner is None else 1 + max(map(depth, inner), default=0)
-
-
-@pytest.fixture(params=[3, 64, json_text._PIECE])
+@pytest.fixture(params=[3, 64, json_depth._PIECE])
 def piece(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Escapes and strings lie across the ends of pieces."""
-    monkeypatch.setattr(json_text, "_PIECE", request.param)
+    monkeypatch.setattr(json_depth, "_PIECE", request.param)
     return int(request.param)
 
 
 @pytest.mark.parametrize("separators", SEPARATORS)
-def test_members_and_depth_are_those_that_a_parser_finds(piece: int, separators: tuple[str, str]) -> None:
+def test_members_are_those_that_a_parser_finds(piece: int, separators: tuple[str, str]) -> None:
     chance = random.Random(piece)
     for _ in range(150):
         names = chance.sample(ROOT, chance.randrange(len(ROOT) + 1))
         whole = {name: value(chance) for name in names}
         text = json.dumps(whole, separators=separators).encode()
-        assert depth_of(text) == depth(whole)
         assert {name: json.loads(part) for name, part in members(text, ROOT).items()} == whole
 
 
@@ -103,7 +97,6 @@ def test_a_list_that_breaks_off_is_an_error() -> None:
 
 def test_no_depth_is_too_deep_for_it() -> None:
     deep = b'{"metadata":{"name":"a"},"spec":' + b'{"spec":' * 9000 + b"1" + b"}" * 9001
-    assert depth_of(deep) == 9001
     assert members(deep, ROOT)["metadata"] == b'{"name":"a"}'
 
 

@@ -10,54 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, count
-from operator import sub
 from typing import Any
 
+from zerotrain.contract.json_depth import Nesting, is_cut, pieces
 from zerotrain.contract.strict_json import strict_json
 
 MAX_DEPTH = 512
 """Lists and objects within each other that are read. Typed objects have a tenth of that."""
-
-_PIECE = 1 << 16
-_NO_BRACKET = bytes(set(range(256)) - set(b"{}[]"))
-_STEPS = bytes.maketrans(b"{[}]", b"\2\2\0\0")
-
-
-class Nesting:
-    """How deep a place of a text lies. The text comes in pieces; none may end within an escape sequence."""
-
-    def __init__(self) -> None:
-        self.depth = 0
-        self.in_string = False
-
-    def feed(self, text: bytes) -> None:
-        outside = self._brackets(text)
-        opened = outside.count(b"{") + outside.count(b"[")
-        self.depth += 2 * opened - len(outside)
-
-    def _brackets(self, text: bytes) -> bytes:
-        """Those that are no part of a string."""
-        if b"\\" in text:
-            text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
-        parts = text.split(b'"')
-        outside = b"".join(parts[self.in_string :: 2])
-        self.in_string ^= len(parts) % 2 == 0
-        return outside.translate(None, _NO_BRACKET)
-
-    def deepest(self, text: bytes) -> int:
-        """As `feed`; the greatest depth on the way."""
-        outside = self._brackets(text).translate(_STEPS)
-        levels = list(map(sub, accumulate(outside), count(1)))
-        before = self.depth
-        self.depth += levels[-1] if levels else 0
-        return before + max(levels, default=0)
-
-
-def depth_of(text: bytes) -> int:
-    """The number of lists and objects around the innermost value."""
-    nesting = Nesting()
-    return max((nesting.deepest(piece) for piece in _pieces(text, 0, len(text))), default=0)
 
 
 def read_json(text: bytes) -> Any:
@@ -72,27 +31,13 @@ def members(text: bytes, names: Sequence[str]) -> dict[str, bytes]:
     either = "|".join(re.escape(name) for name in names).encode()
     nesting, at, found = Nesting(), 0, list[tuple[str, int, int]]()
     for match in re.finditer(rb'[{,] ?"(' + either + rb')":', text):
-        for piece in _pieces(text, at, match.start() + 1):
+        for piece in pieces(text, at, match.start() + 1):
             nesting.feed(piece)
         at = match.start() + 1
         if nesting.depth == 1 and not nesting.in_string:
             found.append((match[1].decode(), match.start(), match.end()))
     ends = [start for _, start, _ in found] + [len(text.rstrip()) - 1]
     return {name: text[begin:end] for (name, _, begin), end in zip(found, ends[1:], strict=True)}
-
-
-def _pieces(text: bytes, start: int, end: int) -> Iterator[bytes]:
-    """The text between two places, in pieces that end within no escape sequence."""
-    while start < end:
-        piece = bytes(text[start : min(start + _PIECE, end)])
-        piece = piece[: len(piece) - _is_cut(piece)] or piece
-        yield piece
-        start += len(piece)
-
-
-def _is_cut(piece: bytes) -> int:
-    """1 where the last byte begins an escape sequence."""
-    return (len(piece) - len(piece.rstrip(b"\\"))) % 2
 
 
 _FIRST = rb' ?"(?:apiVersion|kind|metadata)":'
@@ -181,8 +126,8 @@ class ItemSplitter:
         return iter(())
 
     def _advance(self, place: int) -> None:
-        for piece in _pieces(self._text, self._seen, place):
-            if _is_cut(piece):
+        for piece in pieces(self._text, self._seen, place):
+            if is_cut(piece):
                 return
             self._nesting.feed(piece)
             self._seen += len(piece)

@@ -14,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NoReturn
 
+from zerotrain.contract.json_depth import depth_of
 from zerotrain.contract.regular_file import read_regular
 
 MAX_BYTES = 4 << 20
@@ -25,8 +26,6 @@ MAX_DEPTH = 64
 MAX_MODEL_CONFIG_BYTES = 4 << 20
 """Of a model folder's `config.json`; the largest in use have a few hundred KiB."""
 
-_BRACKETS = bytes.maketrans(b"{}", b"[]")
-_NO_BRACKETS = bytes(code for code in range(256) if code not in b"[]{}")
 _SHOWN_DIGITS = 40
 
 
@@ -105,25 +104,8 @@ def own_json(text: str | bytes) -> Any:
         raise JsonError("is nested too deeply") from None
 
 
-def nesting(text: str | bytes, *, limit: int) -> int:
-    """How deep the lists and objects of a JSON text go: exact up to `limit`, and at most `limit + 1`.
-
-    Of a text that is no JSON it is an upper bound of how deep a parser gets before it notices.
-    """
-    data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
-    # Brackets within strings do not count: without escapes, every second part between quotes is a string.
-    bare = data.replace(b"\\\\", b"").replace(b'\\"', b"")
-    left = b"".join(bare.split(b'"')[::2]).translate(_BRACKETS, _NO_BRACKETS)
-    for depth in range(limit + 1):
-        inner = left.replace(b"[]", b"")  # one level, wherever it is
-        if len(inner) == len(left):
-            return min(depth + left.count(b"["), limit + 1)
-        left = inner
-    return limit + 1
-
-
 def _check_depth(data: str, max_depth: int) -> None:
-    if data.count("[") + data.count("{") > max_depth and nesting(data, limit=max_depth) > max_depth:
+    if data.count("[") + data.count("{") > max_depth and depth_of(data, limit=max_depth) > max_depth:
         raise JsonError(f"is nested more than {max_depth} deep")
 
 

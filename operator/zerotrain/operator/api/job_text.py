@@ -7,7 +7,8 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from zerotrain.contract.json_text import depth_of, members, read_json
+from zerotrain.contract.json_depth import depth_of
+from zerotrain.contract.json_text import members, read_json
 from zerotrain.operator.constants import MAX_SPEC_BYTES, MAX_SPEC_DEPTH, MAX_SPEC_VALUES
 
 from .spec import ZeroTrainingJobSpec

@@ -1,0 +1,75 @@
+"""How deep the lists and objects of a JSON text go, without parsing it.
+
+The text is looked at with searches of whole pieces alone: memory grows with a piece and time with the text,
+whatever stands in it and however deep it goes. Of a text that is no JSON the depth is an upper bound of how
+deep a parser gets before it notices.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from itertools import accumulate, count
+from operator import sub
+
+_PIECE = 1 << 16
+_NO_BRACKET = bytes(set(range(256)) - set(b"{}[]"))
+_STEPS = bytes.maketrans(b"{[}]", b"\2\2\0\0")
+
+
+class Nesting:
+    """How deep a place of a text lies. The text comes in pieces; none may end within an escape sequence."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.in_string = False
+
+    def feed(self, text: bytes) -> None:
+        outside = self._brackets(text)
+        opened = outside.count(b"{") + outside.count(b"[")
+        self.depth += 2 * opened - len(outside)
+
+    def _brackets(self, text: bytes) -> bytes:
+        """Those that are no part of a string."""
+        if b"\\" in text:
+            text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
+        parts = text.split(b'"')
+        outside = b"".join(parts[self.in_string :: 2])
+        self.in_string ^= len(parts) % 2 == 0
+        return outside.translate(None, _NO_BRACKET)
+
+    def deepest(self, text: bytes) -> int:
+        """As `feed`; the greatest depth on the way."""
+        outside = self._brackets(text).translate(_STEPS)
+        levels = list(map(sub, accumulate(outside), count(1)))
+        before = self.depth
+        self.depth += levels[-1] if levels else 0
+        return before + max(levels, default=0)
+
+
+def depth_of(text: str | bytes | bytearray, *, limit: int = sys.maxsize) -> int:
+    """The number of lists and objects around the innermost value; a scalar has depth 0.
+
+    It is exact up to `limit`: of a text that is deeper only so much is looked at as shows that.
+    """
+    data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    nesting, found = Nesting(), 0
+    for piece in pieces(data, 0, len(data)):
+        found = max(found, nesting.deepest(piece))
+        if found > limit:
+            break
+    return found
+
+
+def pieces(text: bytes | bytearray, start: int, end: int) -> Iterator[bytes]:
+    """The text between two places, in pieces that end within no escape sequence."""
+    while start < end:
+        piece = bytes(text[start : min(start + _PIECE, end)])
+        piece = piece[: len(piece) - is_cut(piece)] or piece
+        yield piece
+        start += len(piece)
+
+
+def is_cut(piece: bytes) -> int:
+    """1 where the last byte begins an escape sequence."""
+    return (len(piece) - len(piece.rstrip(b"\\"))) % 2
