@@ -35,6 +35,7 @@ OPERATOR = frozenset(
         "ZeroTrainOperatorDown",
         "ZeroTrainOperatorReconcileErrors",
         "ZeroTrainOperatorNoLeader",
+        "ZeroTrainOperatorStatusRefused",
         "ZeroTrainWorkersUnreachable",
     }
 )
@@ -46,7 +47,7 @@ GoodputBudgetBurn Straggler AllGatherP99 ReduceScatterP99 NonFinite GradNormSpik
 OptimizerShareHigh DataStarved CheckpointStale CheckpointFailed CheckpointVerifyFailed SpillFillingUp
 SpillIOErrors SpillAuthFailure SpillNotEncrypted SpillBandwidthBelowCalibration ReplicaDivergence
 HostMemoryNearLimit GpuMemoryHeadroomLow GpuFault GpuThrottled OperatorDown OperatorReconcileErrors
-OperatorNoLeader WorkersUnreachable"""
+OperatorNoLeader OperatorStatusRefused WorkersUnreachable"""
 
 
 def problems(rule: Rule) -> list[str]:

@@ -108,6 +108,18 @@ _HEALTH = Row(
             alerts=("WorkersUnreachable",),
         ),
         Panel(
+            title="Statuses refused",
+            description="""Jobs whose status the API server refuses to store. Healthy is 0: what is shown of
+            them is old, and they are neither started nor restarted.""",
+            kind=Kind.STAT,
+            unit=Unit.COUNT,
+            width=4,
+            height=4,
+            thresholds=at_least(1, Level.WARNING),
+            queries=(Query(expr="max(zerotrain_operator_unwritten_jobs{OPERATOR})", legend="jobs"),),
+            alerts=("OperatorStatusRefused",),
+        ),
+        Panel(
             title="Version",
             description="""Versions of the replicas that run. Two at once only while an upgrade rolls.""",
             kind=Kind.STAT,

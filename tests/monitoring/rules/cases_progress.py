@@ -305,6 +305,21 @@ def operator() -> tuple[Case, ...]:
             quiet_at_s=(300, 600, 900, 1200),
         ),
         Case(
+            alert="ZeroTrainOperatorStatusRefused",
+            name="a role that is taken away for ten minutes, and the other replica writes nothing",
+            series=merged(
+                replica("zerotrain_operator_unwritten_jobs", [*flat(0, 10), *flat(1, 20), *flat(0, 20)]),
+                replica("zerotrain_operator_unwritten_jobs", flat(0, 50), pod="op-1"),
+            ),
+            fires=(Firing(labels=here, from_s=600, until_s=900),),
+        ),
+        Case(
+            alert="ZeroTrainOperatorStatusRefused",
+            name="an upgrade that applies its CustomResourceDefinition after the operator",
+            series=replica("zerotrain_operator_unwritten_jobs", [*flat(0, 5), *flat(3, 9), *flat(0, 10)]),
+            quiet_at_s=(300, 390, 420, 600),
+        ),
+        Case(
             alert="ZeroTrainOperatorReconcileErrors",
             name="every fifth pass fails for half an hour",
             series=merged(
