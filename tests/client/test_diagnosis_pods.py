@@ -54,6 +54,13 @@ def test_each_refusal_has_its_own_next_step(reason: str, message: str, command: 
     assert ("resourcequota" in told) == (reason == "QuotaExceeded")
 
 
+def test_an_init_container_that_runs_for_long_may_wait_for_the_network() -> None:
+    told = advice("Pending", "InitContainerRuns", "worker 0 (pod gpt-2-0): init container fetch runs")
+    assert "An init container has run for minutes" in told
+    assert "spec.network.egressCidrs" in told
+    assert "kubectl -n ml get networkpolicy gpt -o yaml" in told
+
+
 @pytest.mark.parametrize("message", ["", "NetworkPolicy", "Network;rm -rf gpt x", "NetworkPolicy $(id) x"])
 def test_no_command_is_made_of_what_is_no_name(message: str) -> None:
     assert "kubectl" not in advice("Pending", "NameTaken", message)

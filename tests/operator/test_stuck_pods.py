@@ -96,26 +96,53 @@ def test_a_pull_may_take_minutes(s_ago: float, reason: str) -> None:
     assert ready(passed(starting(s_ago, sandbox="True")))[0] == reason
 
 
-def test_an_init_container_may_run_for_as_long_as_it_likes_and_is_named() -> None:
-    runs = {"name": "fetch-data", "state": {"running": {}}}
-    plan = passed(starting(7200, sandbox="True", before=[runs], waiting="PodInitializing"))
+FETCHING: Json = {"name": "fetch-data", "state": {"running": {}}}
+
+
+def fetching(s_ago: float, conditions: list[Json] | None = None) -> Plan:
+    first = starting(s_ago, sandbox="True", before=[FETCHING], waiting="PodInitializing")
+    return passed(first, conditions=conditions)
+
+
+def test_an_init_container_may_run_for_minutes_and_is_named() -> None:
+    plan = fetching(240)
     assert ready(plan) == (
         "WaitingForPods",
         "1 pods have not started; worker 0 (pod gpt-1-0): init container fetch-data runs",
     )
     assert not plan.events
+    assert plan.wake_at is not None
+    assert (plan.wake_at - NOW).total_seconds() == 60
+
+
+def test_one_that_runs_for_longer_may_wait_for_packets_that_the_policy_drops() -> None:
+    """It says nothing itself, and may as well be at work: no warning, and it goes on."""
+    plan = fetching(301)
+    reason, message = ready(plan)
+    assert reason == "InitContainerRuns"
+    assert "worker 0 (pod gpt-1-0): init container fetch-data runs" in message
+    assert "the job's NetworkPolicy" in message
+    assert "spec.network.egressCidrs" in message
+    assert "zerotrain.dev/job=gpt" in message
+    assert told(plan, reason) == [f"attempt 1: {message}"]
+    assert [str(event.type) for event in plan.events] == ["Normal"]
+    assert plan.actions == ()
+    before = {**TOLD_BEFORE, "reason": reason}
+    assert not told(fetching(301, [before]), reason), "once"
 
 
 def test_a_kubelet_that_says_nothing_is_not_accused() -> None:
     assert ready(passed(starting(3600, sandbox=None)))[0] == "WaitingForPods"
 
 
+TOLD_BEFORE: Json = {
+    "type": "Reconciling", "status": "True", "reason": "PodNotStarting", "message": "",
+    "lastTransitionTime": stamp(ago(60)),
+}  # fmt: skip
+
+
 def test_it_is_told_once() -> None:
-    before = {
-        "type": "Reconciling", "status": "True", "reason": "PodNotStarting", "message": "",
-        "lastTransitionTime": stamp(ago(60)),
-    }  # fmt: skip
-    assert not told(passed(starting(120), conditions=[before]), "PodNotStarting")
+    assert not told(passed(starting(120), conditions=[TOLD_BEFORE]), "PodNotStarting")
 
 
 def test_a_container_that_cannot_start_makes_an_event() -> None:

@@ -160,6 +160,8 @@ class Reason(StrEnum):
     WAITING_FOR_PODS = "WaitingForPods"
     POD_NOT_STARTING = "PodNotStarting"
     """A pod has a node, and its volumes or images are not there for long."""
+    INIT_CONTAINER_RUNS = "InitContainerRuns"
+    """An init container has run for minutes."""
     POD_HELD = "PodHeld"
     """A finalizer keeps a pod that was deleted."""
     PODS_RUNNING = "PodsRunning"

@@ -160,6 +160,11 @@ _ATTEMPT = {
         "a pod has a node, and the kubelet has not set up its volumes for 30 s, or pulls for 5 minutes",
         "zerotrain describe NAME: the kubelet's words; create the ConfigMap, Secret or claim that is missing",
     ),
+    "InitContainerRuns": (
+        "an init container has run for minutes, and no rank starts before it ends",
+        "zerotrain logs NAME; the job's NetworkPolicy drops its packets but to ranks, DNS and "
+        "spec.network.egressCidrs, without an answer",
+    ),
     "PodHeld": (
         "a pod that was deleted is kept by somebody's finalizer; no other attempt starts before it is gone",
         "zerotrain describe NAME: pod and finalizer; its owner has to remove it",

@@ -112,8 +112,12 @@ def _unreachable(case: Case) -> Iterator[Advice]:
     newest = case.job.failures[0] if case.job.failures else None
     if newest is None or not (tells_unreachable(newest.message) or tells_unreachable(newest.last_line)):
         return
-    yield Advice(
-        text="The program could not reach the network: the job's NetworkPolicy lets its pods out to their "
+    yield _egress(case, "The program could not reach the network")
+
+
+def _egress(case: Case, finding: str) -> Advice:
+    return Advice(
+        text=f"{finding}: the job's NetworkPolicy lets its pods out to their "
         "ranks and DNS alone. Name the network in spec.network.egressCidrs (within the chart's "
         "jobs.allowedEgressCidrs), or add a NetworkPolicy of your own for pods with the label "
         f"{LABEL_JOB}={case.job.name}: policies add up.",
@@ -159,6 +163,8 @@ def _waiting(case: Case) -> Iterator[Advice]:
             text="Its queue decides; look at the queue's own words.",
             command=case.kubectl(f"get workloads.kueue.x-k8s.io -l zerotrain.dev/job={job.name}"),
         )
+    if "InitContainerRuns" in reasons:
+        yield _egress(case, "An init container has run for minutes. It may wait for packets that are dropped")
     yield from refused(case, reasons)
     yield from unstarted(case)
 

@@ -183,6 +183,9 @@ def _start_up(facts: Facts) -> Finding:
     late = _first(view, lambda pod: stuck.starts_late(facts.draft, pod))
     if late is not None:
         return Finding(None, Reason.POD_NOT_STARTING, late)
+    long = _first(view, lambda pod: stuck.runs_long(facts.draft, pod))
+    if long is not None:
+        return Finding(None, Reason.INIT_CONTAINER_RUNS, long)
     if view.count(Fate.PENDING):
         before = _first(view, stuck.runs_before)
         told = f"{view.count(Fate.PENDING)} pods have not started{f'; {before}' if before else ''}"

@@ -30,8 +30,13 @@ def hint(draft: Draft, texts: Iterable[str]) -> str | None:
     """What to do where one of the texts says that something could not be reached."""
     if not any(tells_unreachable(text) for text in texts):
         return None
+    return f"it could not reach the network: {way_out(draft)}"
+
+
+def way_out(draft: Draft) -> str:
+    """What the job's policy lets through, and how to open more."""
     return (
-        "it could not reach the network: the job's NetworkPolicy lets its pods, init containers too, reach "
+        "the job's NetworkPolicy lets its pods, init containers too, reach "
         "its ranks, DNS and spec.network.egressCidrs alone; name the network there, or add a NetworkPolicy "
         f"of your own for pods with the label {LABEL_JOB}={draft.job.identity.name} (policies add up)"
     )

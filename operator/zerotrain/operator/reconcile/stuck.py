@@ -10,19 +10,24 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from zerotrain.operator.constants import ConditionType, Reason
+from zerotrain.operator.reconcile import egress
 from zerotrain.operator.reconcile.attempts import AttemptView, Fate
 from zerotrain.operator.reconcile.draft import Draft
 from zerotrain.operator.reconcile.observe import PodView, Stage
 
-PATIENCE = {Stage.MOUNTING: timedelta(seconds=30), Stage.PULLING: timedelta(minutes=5)}
+PATIENCE = {
+    Stage.MOUNTING: timedelta(seconds=30),
+    Stage.PULLING: timedelta(minutes=5),
+    Stage.INITIALIZING: timedelta(minutes=5),
+}
 """So long each may take; a kubelet mounts a volume in seconds, and pulls an image in minutes. Nobody knows
-how long an init container may run."""
+how long an init container may run, but one that waits for packets that a policy drops says nothing itself."""
 
 
 def starts_late(draft: Draft, pod: PodView) -> str | None:
     """What the pod is at, where it should be further by now."""
     due = _due(pod)
-    if due is None or draft.now < due or pod.bound_at is None:
+    if due is None or draft.now < due or pod.bound_at is None or pod.stage is Stage.INITIALIZING:
         return None
     since = f"since {pod.bound_at:%H:%M:%S} UTC the kubelet of node {pod.node}"
     if pod.stage is Stage.PULLING:
@@ -36,6 +41,15 @@ def runs_before(pod: PodView) -> str | None:
     return f"init container {pod.needs} runs" if pod.stage is Stage.INITIALIZING else None
 
 
+def runs_long(draft: Draft, pod: PodView) -> str | None:
+    """The init container that has run for minutes, and what it may wait for."""
+    due, before = _due(pod), runs_before(pod)
+    if before is None or due is None or draft.now < due:
+        return None
+    since = f"{before}, and the pod has had its node since {pod.bound_at:%H:%M:%S} UTC"
+    return f"{since}. If it waits for the network: {egress.way_out(draft)}"
+
+
 def tell_start(draft: Draft, view: AttemptView) -> None:
     """One event when a start begins to hang, or a container cannot be started."""
     pods = [worker.pod for worker in view.workers if worker.fate is Fate.PENDING and worker.pod is not None]
@@ -45,6 +59,7 @@ def tell_start(draft: Draft, view: AttemptView) -> None:
             draft.wake(due)
     _tell_first(draft, pods, Reason.CONTAINER_WAITING, lambda pod: pod.waiting)
     _tell_first(draft, pods, Reason.POD_NOT_STARTING, lambda pod: starts_late(draft, pod))
+    _tell_first(draft, pods, Reason.INIT_CONTAINER_RUNS, lambda pod: runs_long(draft, pod), warning=False)
 
 
 def held(draft: Draft, pod: PodView) -> str | None:
@@ -88,7 +103,12 @@ def _held_from(draft: Draft, pod: PodView) -> datetime | None:
 
 
 def _tell_first(
-    draft: Draft, pods: list[PodView], reason: Reason, text: Callable[[PodView], str | None]
+    draft: Draft,
+    pods: list[PodView],
+    reason: Reason,
+    text: Callable[[PodView], str | None],
+    *,
+    warning: bool = True,
 ) -> None:
     before = {item.type: item for item in draft.job.status.conditions}.get(str(ConditionType.RECONCILING))
     if before is not None and before.reason == reason:
@@ -96,4 +116,4 @@ def _tell_first(
     pod = min((pod for pod in pods if text(pod)), key=lambda pod: pod.index, default=None)
     if pod is not None:
         place = f"worker {pod.index} (pod {pod.name})"
-        draft.emit(reason, f"attempt {pod.attempt}: {place}: {text(pod)}", warning=True)
+        draft.emit(reason, f"attempt {pod.attempt}: {place}: {text(pod)}", warning=warning)
