@@ -100,9 +100,10 @@ async def test_a_problem_ends_with_the_wish_that_caused_it(monkeypatch: pytest.M
         assert hands.memories.of(UID).problem is None
 
 
-def elsewhere(uid: str) -> Json:
+def elsewhere(uid: str, namespace: str = "open") -> Json:
     found = job(resourceVersion="1")
-    found["metadata"] = {**found["metadata"], "namespace": "open", "uid": uid}
+    name = "gpt" if namespace == "open" else uid
+    found["metadata"] = {**found["metadata"], "namespace": namespace, "name": name, "uid": uid}
     return found
 
 
@@ -254,6 +255,40 @@ async def test_a_job_that_has_pods_left_goes_on_at_once_in_its_place(monkeypatch
     assert memory.failures == 0
     assert making == [False, True, True, False]
     assert problems[:3] == [True, True, False], "some were let in"
+
+
+@pytest.mark.parametrize("pods", [2, LARGE + 1], ids=["small", "large"])
+async def test_passes_that_hang_in_some_namespaces_keep_no_pass_of_others(
+    pods: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More of them than there are passes at once; what they wait for, as a webhook, never answers."""
+    hanging, done = list[str](), asyncio.Event()
+
+    async def perform(_: Executor, body: Json, __: object) -> None:
+        namespace = body["metadata"]["namespace"]
+        if namespace == "other":
+            done.set()
+            return
+        hanging.append(namespace)
+        await asyncio.Event().wait()
+
+    create = CreateWorkers(attempt=1, indices=tuple(range(pods)))
+    plan = Plan(status=None, events=(), actions=(create,), wake_at=None)
+    monkeypatch.setattr(module, "reconcile", lambda *_: plan)
+    monkeypatch.setattr(module, "LATE_S", 0.01)
+    monkeypatch.setattr(Executor, "perform", perform)
+    async with served(ApiDouble()) as api:
+        starts = StartLines[JobKey](lane=lambda key: key.namespace)
+        hands = replace(controller(api), starts=starts, queue=WorkQueue(lambda key: key.namespace))
+        for number in range(80):
+            hands.job_changed(elsewhere(f"gpt-{number}", f"slow-{number % 10}"))
+        hands.job_changed(elsewhere("last", "other"))
+        worker = asyncio.create_task(hands.work(2))
+        async with asyncio.timeout(60):
+            await done.wait()
+        worker.cancel()
+        await asyncio.gather(worker, return_exceptions=True)
+    assert len(hanging) > 2
 
 
 async def test_who_stands_in_line_still_looks_at_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from itertools import count
@@ -11,7 +12,16 @@ from typing import Any
 
 import pytest
 
-from zerotrain.operator.cluster.creations import LEAST, MOST, MOST_OF_ONE, REST_S, SOON_S, Creations, Turn
+from zerotrain.operator.cluster.creations import (
+    FEW,
+    LEAST,
+    MOST,
+    MOST_OF_ONE,
+    REST_S,
+    SOON_S,
+    Creations,
+    Turn,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -335,6 +345,43 @@ async def test_a_namespace_whose_creations_hang_keeps_no_other_waiting() -> None
     async with asyncio.timeout(10):
         await asyncio.gather(*(create(number) for number in range(MOST)))
     assert made == list(range(MOST))
-    for task in hanging:
+    await cancelled(hanging)
+
+
+async def cancelled(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
         task.cancel()
-    await asyncio.gather(*hanging, return_exceptions=True)
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@pytest.mark.parametrize("namespaces", [2, 5, 60])
+async def test_nor_do_several_however_many(namespaces: int) -> None:
+    """More places than there are for all; a few that hang must not be all that a namespace ever gets."""
+    creations, hung, made = Creations(hangs_s=0.01), Counter[str](), list[str]()
+    all_hang = asyncio.Event()
+
+    async def hang(namespace: str) -> None:
+        async with creations.one(namespace):
+            hung[namespace] += 1
+            if len(hung) == namespaces:
+                all_hang.set()
+            await asyncio.Event().wait()
+
+    async def create(namespace: str) -> None:
+        async with creations.one(namespace):
+            made.append(namespace)
+
+    hanging = [
+        asyncio.create_task(hang(f"slow-{number % namespaces}")) for number in range(namespaces * MOST_OF_ONE)
+    ]
+    async with asyncio.timeout(30):
+        for namespace in ("other", "another"):
+            await asyncio.gather(*(create(namespace) for _ in range(MOST)))
+        await all_hang.wait()
+    assert made == ["other"] * MOST + ["another"] * MOST
+    assert max(hung.values()) <= LEAST, "its own bound holds for what hangs as well"
+    assert sum(hung.values()) <= 2 * MOST + FEW * namespaces
+    await cancelled(hanging)
+    async with asyncio.timeout(30):
+        await asyncio.gather(*(create("slow-0") for _ in range(MOST)))
+    assert len(made) == 3 * MOST, "all places came back"

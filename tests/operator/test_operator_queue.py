@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from zerotrain.operator.handlers.queue import MAX_VOID, WorkQueue
+from zerotrain.operator.handlers.queue import MAX_BESIDE_LATE, MAX_VOID, WorkQueue
 from zerotrain.operator.handlers.runtime import dead_tasks
 
 pytestmark = pytest.mark.unit
@@ -139,3 +139,37 @@ async def test_what_is_thrown_out_of_the_queue_is_void() -> None:
         queue.add_after(key + MAX_VOID, 0.01)
     taken = [await asyncio.wait_for(queue.get(), 60) for _ in range(2 * MAX_VOID)]
     assert sorted(taken) == list(range(2 * MAX_VOID))
+
+
+async def test_a_namespace_in_which_a_pass_takes_long_has_no_more_than_so_many_at_once() -> None:
+    queue = WorkQueue[str](lambda key: key[0])
+    names = [f"a{number:02}" for number in range(MAX_BESIDE_LATE + 4)]
+    for name in (*names, "b"):
+        queue.add(name)
+    running = [await take(queue) for _ in range(MAX_BESIDE_LATE + 1)]
+    assert running == names[: MAX_BESIDE_LATE + 1], "none takes long yet"
+    queue.lanes.late("a00")
+    assert await take(queue) == "b"
+    await nothing(queue)
+    assert len(queue) == 3
+    assert not queue.done("a01")
+    await nothing(queue)
+    queue.add("a02")
+    assert not queue.done("a02"), "one place, which the first in line gets"
+    assert await take(queue) == names[-3]
+    await nothing(queue)
+    assert queue.done("a00"), "it was the one that took long"
+    assert sorted([await take(queue), await take(queue), await take(queue)]) == ["a02", *names[-2:]]
+
+
+async def test_whoever_waits_for_a_key_hears_of_those_that_stood_aside() -> None:
+    queue = WorkQueue[str](lambda key: key[0])
+    for number in range(MAX_BESIDE_LATE + 2):
+        queue.add(f"a{number:02}")
+    running = [await take(queue) for _ in range(MAX_BESIDE_LATE)]
+    queue.lanes.late("a00")
+    waiters = [asyncio.create_task(take(queue)) for _ in range(2)]
+    await asyncio.sleep(0)
+    for name in running:
+        queue.done(name)
+    assert sorted([await waiter for waiter in waiters]) == ["a16", "a17"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from tests.operator.reconcile_builders import pending, seen
@@ -205,6 +207,36 @@ def test_a_slow_namespace_keeps_no_other_waiting() -> None:
     ]
     assert starts.leave("b1") == ["b7"]
     assert starts.leave("a1") == ["a3"]
+
+
+@pytest.mark.parametrize("pods", [4, 1000], ids=["small", "large"])
+def test_namespaces_whose_passes_take_long_have_no_places_of_others(pods: int) -> None:
+    """A webhook hangs in as many namespaces as there are places."""
+    starts = StartLines[str](lane=lambda key: key[0])
+    slow = [f"{tenant}{number}" for tenant in "ABCDEFGHIJKLMNOP" for number in range(MAX_STARTS_OF_ONE + 4)]
+    inside = [name for name in slow if starts.enter(name, pods=pods)]
+    assert not starts.enter("z0", pods=pods), "all places are taken"
+    called = list[str]()
+    for name in inside:  # grows by those that are called
+        assert name in called or starts.enter(name, pods=pods)
+        following = starts.late(name)
+        called += following
+        inside += [other for other in following if other != "z0" and starts.enter(other, pods=pods)]
+    assert "z0" in called
+    of_one = MAX_STARTS_OF_ONE if pods == 4 else MAX_LARGE_OF_ONE
+    assert set(Counter(name[0] for name in inside).values()) == {of_one}, "each keeps to its own bound"
+    assert starts.enter("y0", pods=pods)
+
+
+def test_places_of_a_namespace_count_again_when_its_passes_are_over() -> None:
+    starts = Starts[str](limit=2, lane=lambda key: key[0])
+    assert [starts.enter(key, pods=4) for key in ("a0", "a1", "b0")] == [True, True, False]
+    assert starts.late("a0") == ["b0"], "nor does the other one of its namespace count"
+    assert [starts.enter(key, pods=4) for key in ("b0", "c0")] == [True, True]
+    assert not starts.enter("d0", pods=4), "b0 and c0"
+    assert starts.leave("a0") == []
+    assert starts.leave("b0") == [], "a1 and c0"
+    assert starts.leave("a1") == ["d0"]
 
 
 def test_namespaces_take_turns() -> None:

@@ -38,18 +38,22 @@ def policy(namespace: str, group: str, resource: str, operations: list[str], mes
     ]
 
 
-def dead_webhook(namespace: str) -> Json:
+def dead_webhook(*namespaces: str, url: str = "https://127.0.0.1:1/", timeout_s: int = 1) -> Json:
     """Whoever creates a pod there waits for nobody, and is refused."""
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "operations": ["CREATE"]}
     hook = {
         "name": "hostile.example.com",
-        "clientConfig": {"url": "https://127.0.0.1:1/"},
+        "clientConfig": {"url": url},
         "rules": [rule],
         "failurePolicy": "Fail",
         "sideEffects": "None",
         "admissionReviewVersions": ["v1"],
-        "timeoutSeconds": 1,
-        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+        "timeoutSeconds": timeout_s,
+        "namespaceSelector": {
+            "matchExpressions": [
+                {"key": "kubernetes.io/metadata.name", "operator": "In", "values": list(namespaces)}
+            ]
+        },
     }
     kind = {"apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration"}
     return {**kind, "metadata": {"name": "hostile"}, "webhooks": [hook]}

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.cluster.hostile.arena import Arena
 from tests.cluster.hostile.bodies import COLLECTIONS, Post, job
-from tests.cluster.hostile.surroundings import surroundings
+from tests.cluster.hostile.surroundings import dead_webhook, surroundings
 from tests.support.devcluster import wait_until
 
 pytestmark = pytest.mark.cluster
@@ -65,6 +68,65 @@ def test_a_namespace_with(stage: Arena, name: str) -> None:
         if name not in SILENT:
             stage.wait_until_judged(posts)
         stage.expect(stage.complaints(may_say=TOLD.get(name, "")))
+
+
+class Silent:
+    """A webhook that takes every connection and says nothing."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener, self._held = listener, list[socket.socket]()
+        self.url = f"https://127.0.0.1:{listener.getsockname()[1]}/"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def calls(self) -> int:
+        return len(self._held)
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                self._held.append(self._listener.accept()[0])
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        for connection in self._held:
+            connection.close()
+
+
+@contextmanager
+def silent_webhook(stage: Arena, namespaces: list[str]) -> Iterator[Silent]:
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=1024))
+        found = stack.enter_context(closing(Silent(listener)))
+        hook = dead_webhook(*namespaces, url=found.url, timeout_s=30)
+        stack.enter_context(around(stage, [hook]))
+        yield found
+
+
+def errors_of_passes(stage: Arena) -> float:
+    """Passes of the operator that failed so far."""
+    families = text_string_to_metric_families(stage.operator.get("/metrics"))
+    name = "zerotrain_operator_reconcile_errors"
+    return next(sample.value for family in families if family.name == name for sample in family.samples)
+
+
+def test_namespaces_whose_webhook_hangs(stage: Arena) -> None:
+    """All of them together ask for more creations, and more passes, than the operator has at once. Each hangs
+    for as long as it is tried again, which is minutes: the neighbour does not wait for a single one."""
+    with stage.round(), ExitStack() as stack:
+        namespaces = [stack.enter_context(stage.cluster.namespace()) for _ in range(3)]
+        webhook = stack.enter_context(silent_webhook(stage, namespaces))
+        stage.work()
+        failed = errors_of_passes(stage)
+        posts = [*greedy_jobs(), *(job(f"more-{number}", {"spec.workers": 4}) for number in range(20))]
+        for post in posts:
+            for namespace in namespaces:
+                path = COLLECTIONS["ZeroTrainingJob"].format(namespace)
+                assert stage.admin.send("POST", path, post.body(namespace)).accepted
+        wait_until(lambda: webhook.calls >= 24, "creations that hang")
+        stage.note("webhook hangs", [], max(stage.work() for _ in range(3)))
+        assert errors_of_passes(stage) == failed, "the neighbour waited for creations that hang"
+        stage.expect(stage.complaints())
 
 
 def test_a_namespace_that_ends(stage: Arena) -> None:

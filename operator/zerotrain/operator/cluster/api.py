@@ -69,7 +69,8 @@ class Request:
     retries: int | None = None
     """Fewer than the limits' where waiting is worse than failing."""
     urgent: bool = False
-    """Goes before all that wait for the client's own rate limit."""
+    """Goes before all that wait for the client's own rate limit, and over a connection that is kept for it:
+    the renewal of the lease does not wait for requests that hang."""
 
 
 class Api:
@@ -85,21 +86,26 @@ class Api:
         pass must not finish it after another one took over."""
         self._bucket = TokenBucket(rate=limits.requests_per_second, burst=limits.burst)
         self._session: aiohttp.ClientSession | None = None
+        self._urgent: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Api:
-        self._session = self.connection.session()
+        self._session, self._urgent = self.connection.session(), self.connection.session(limit=2)
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        for session in (self._session, self._urgent):
+            if session is not None:
+                await session.close()
+        self._session = self._urgent = None
 
     @property
     def session(self) -> aiohttp.ClientSession:
         if self._session is None:
             raise RuntimeError("the API client is not open; use it as `async with Api(...) as api`")
         return self._session
+
+    def _session_of(self, request: Request) -> aiohttp.ClientSession:
+        return self._urgent if request.urgent and self._urgent is not None else self.session
 
     async def call(self, request: Request) -> Json:
         """The answer's JSON. Raises ApiError; 429, 5xx and lost connections only after all retries."""
@@ -184,7 +190,7 @@ class Api:
         self._check_fence(request, told)
         started = time.monotonic()
         try:
-            async with self.session.request(
+            async with self._session_of(request).request(
                 request.method,
                 self.connection.server + request.path,
                 params=request.params,

@@ -14,7 +14,8 @@ from pathlib import Path
 import aiohttp
 from kubernetes.aio import client, config
 
-MAX_CONNECTIONS = 100
+MAX_CONNECTIONS = 256
+"""As many creations as may be in flight, as many again that hang, what other passes ask, and watches."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,8 @@
 Those that it cannot work on yet would wait there instead of here, in the middle of passes, and with them the
 requests of everybody else. Additive increase and multiplicative decrease, as TCP's congestion control does it
 (Jacobson 1988, "Congestion Avoidance and Control"; with its slow start), by the time of an answer. By
-namespace, since what makes an answer late may be one tenant's alone: a slow admission webhook.
+namespace, since what makes an answer late may be one tenant's alone: a slow admission webhook. A creation
+that hangs there leaves its place among those of all namespaces to others.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from typing import Final, TypeVar
 T = TypeVar("T")
 
 MOST: Final = 40
-"""Over all namespaces: more queue up inside the API server, each with a connection."""
+"""Over all namespaces, without those that hang: more queue up inside the API server, each with a
+connection."""
 MOST_OF_ONE: Final = 24
 """Of one namespace: what is slow there must leave some for the others."""
 LEAST: Final = 8
@@ -30,6 +32,10 @@ SOON_S: Final = 0.2
 """An answer that takes longer has waited: alone, a creation takes a tenth of it or less."""
 MOST_SOON_S: Final = 1.0
 """Where every one takes long, as through slow webhooks, twice the shortest is soon; but no more than this."""
+HANGS_S: Final = 1.0
+"""What has no answer after so long waits for something behind the API server, and does not keep it busy."""
+FEW: Final = 2
+"""Of one namespace while as many creations hang as may be in flight: nobody is left without."""
 REST_S: Final = 60.0
 """What was learned of a namespace is forgotten after so long without a creation there."""
 _CUT: Final = 0.8
@@ -45,6 +51,7 @@ class _Lane:
     """None while no answer was late: then each one that was not counts, instead of each round of them."""
     shortest_s: float = math.inf
     held: int = 0
+    """Those that hang as well."""
     waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
     """In the order of asking."""
     used_at: float = 0.0
@@ -102,8 +109,10 @@ class _Part:
 class Turn:
     """Leave to create."""
 
+    began: float
     void: bool = False
     """Set by a holder that did not use it: its time says nothing."""
+    hangs: bool = False
 
 
 @dataclass(slots=True)
@@ -122,14 +131,21 @@ class _Tally:
 
 
 class Creations:
-    """Not thread-safe: one event loop owns it. `clock`: seconds that never jump."""
+    """Not thread-safe: one event loop owns it. `clock`: seconds that never jump. `hangs_s`: of the event
+    loop's own clock."""
 
     def __init__(
-        self, most: int = MOST, *, least: int = LEAST, clock: Callable[[], float] = time.monotonic
+        self,
+        most: int = MOST,
+        *,
+        least: int = LEAST,
+        clock: Callable[[], float] = time.monotonic,
+        hangs_s: float = HANGS_S,
     ) -> None:
-        self._most, self._clock = most, clock
+        self._most, self._clock, self._hangs_s = most, clock, hangs_s
         self._most_of_one, self._least = min(MOST_OF_ONE, most), min(least, most)
-        self._held = 0
+        self._held = self._hanging = 0
+        """In flight, of all namespaces: the second hang, and are not among the first."""
         self._lanes: dict[str, _Lane] = {}
         self._queue: dict[_Lane, None] = {}
         """Lanes in which somebody waits; the next to be served first."""
@@ -149,14 +165,16 @@ class Creations:
         namespace; those that may have more take turns."""
         lane = self._lane(namespace)
         await self._enter(lane)
-        began, turn, answered = self._clock(), Turn(), False
+        turn, answered = Turn(self._clock()), False
+        alarm = asyncio.get_running_loop().call_later(self._hangs_s, self._hangs, lane, turn)
         try:
             yield turn
             answered = not turn.void
         finally:
+            alarm.cancel()
             if not turn.void:
-                self._learn(lane, began, answered)
-            self._leave(lane)
+                self._learn(lane, turn.began, answered)
+            self._leave(lane, turn)
 
     async def spread(
         self,
@@ -224,7 +242,8 @@ class Creations:
         return lane
 
     def _is_open(self, lane: _Lane) -> bool:
-        return self._held < self._most and lane.held < int(lane.allowed)
+        few = FEW if self._hanging >= self._most else self._most
+        return self._held < self._most and lane.held < min(int(lane.allowed), few)
 
     async def _enter(self, lane: _Lane) -> None:
         if not lane.waiting and self._is_open(lane):
@@ -238,15 +257,24 @@ class Creations:
             await turn  # who wakes us has counted us already
         except asyncio.CancelledError:
             if not turn.cancelled():  # its turn had just come
-                self._leave(lane)
+                self._leave(lane, Turn(self._clock()))
             raise
 
     def _take(self, lane: _Lane) -> None:
         self._held += 1
         lane.held += 1
 
-    def _leave(self, lane: _Lane) -> None:
+    def _hangs(self, lane: _Lane, turn: Turn) -> None:
+        """Its place is somebody else's now, and its namespace has it still."""
+        turn.hangs = True
         self._held -= 1
+        self._hanging += 1
+        self._cut(lane, turn.began)
+        self._wake()
+
+    def _leave(self, lane: _Lane, turn: Turn) -> None:
+        self._held -= not turn.hangs
+        self._hanging -= turn.hangs
         lane.held -= 1
         lane.used_at = self._clock()
         self._wake()
@@ -258,11 +286,14 @@ class Creations:
         if answered:
             lane.shortest_s = min(lane.shortest_s, took)
         if took > min(max(SOON_S, 2 * lane.shortest_s), MOST_SOON_S):
-            if lane.cut_at is None or began >= lane.cut_at:  # once for all that were in flight together
-                lane.allowed, lane.cut_at = max(self._least, lane.allowed * _CUT), now
+            self._cut(lane, began)
         elif answered and lane.is_used:
             more = 1.0 if lane.cut_at is None else 1 / lane.allowed
             lane.allowed = min(self._most_of_one, lane.allowed + more)
+
+    def _cut(self, lane: _Lane, began: float) -> None:
+        if lane.cut_at is None or began >= lane.cut_at:  # once for all that were in flight together
+            lane.allowed, lane.cut_at = max(self._least, lane.allowed * _CUT), self._clock()
 
     def _wake(self) -> None:
         while (lane := next(filter(self._is_open, self._queue), None)) is not None:

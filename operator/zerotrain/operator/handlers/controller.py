@@ -59,6 +59,9 @@ LINE_RECHECK_S = 5.0
 LARGE_RECHECK_S = 1.0
 """A job that passes the limits of a spec looks so often whether it is its turn."""
 
+LATE_S = 2.0
+"""A pass that takes longer waits for something that hangs, as a rule a webhook of its namespace."""
+
 MIN_BACKOFF_S, MAX_BACKOFF_S = 1.0, 60.0
 
 FREE_CONFLICTS = 3
@@ -167,17 +170,12 @@ class Controller:
             if namespace in (None, key.namespace):
                 self.queue.add(key)
 
-    async def work(self) -> None:
-        """Take keys until cancelled."""
-        while True:
-            key = await self.queue.get()
-            try:
-                await self._pass(key)
-            finally:
-                for following in self.starts.leave(key):
-                    self.queue.add(following)
-                self.queue.done(key)
-                self.telemetry.queue_depth.set(len(self.queue))
+    async def work(self, passes: int = 1) -> None:
+        """Take keys until cancelled, so many at once without those that are late: what hangs in one namespace
+        keeps no pass of another waiting for longer than that."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(passes):
+                group.create_task(_take_keys(self, group))
 
     async def resync(self, every_s: float) -> None:
         """List all jobs now and then: a watch that died silently must not cost a job."""
@@ -398,6 +396,29 @@ def _judge(job: Json, known: Known) -> None:
     """Both remember their answers, refusals included, for the passes to come."""
     with suppress(ValidationError):
         refusals(known.read_spec(job))
+
+
+async def _take_keys(hands: Controller, group: asyncio.TaskGroup) -> None:
+    was_late = False
+    while not was_late:
+        key = await hands.queue.get()
+        alarm = asyncio.get_running_loop().call_later(LATE_S, _replace, hands, key, group)
+        try:
+            await hands._pass(key)
+        finally:
+            alarm.cancel()
+            for following in hands.starts.leave(key):
+                hands.queue.add(following)
+            was_late = hands.queue.done(key)
+            hands.telemetry.queue_depth.set(len(hands.queue))
+
+
+def _replace(hands: Controller, key: JobKey, group: asyncio.TaskGroup) -> None:
+    """Somebody else takes keys instead of whoever is held up by this one."""
+    hands.queue.lanes.late(key)
+    for following in hands.starts.late(key):
+        hands.queue.add(following)
+    group.create_task(_take_keys(hands, group))
 
 
 async def _list_again(hands: Controller, namespace: str | None) -> None:

@@ -1,7 +1,7 @@
 """The work queue: keys that need a pass, now or at a moment. One key is never handled twice at once.
 
 Level-triggered: a key that is added while it waits is one key; one that is added while its pass runs gets
-another pass afterwards.
+another pass afterwards. A namespace in which a pass takes long has no more than so many passes at once.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import heapq
 import time
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
@@ -18,10 +19,51 @@ MAX_VOID = 64
 """So many void entries the heap may have beyond one for each key before they are thrown out."""
 
 
-class WorkQueue(Generic[K]):
-    """For one event loop. `get` and `done` belong together."""
+MAX_BESIDE_LATE = 16
+"""Passes at once of a namespace in which one takes long: enough for an API server that is slow to all."""
 
-    def __init__(self) -> None:
+
+class Lanes(Generic[K]):
+    """The passes of each namespace. `lane` tells that of a key."""
+
+    def __init__(self, lane: Callable[[K], str]) -> None:
+        self._lane = lane
+        self._running: Counter[str] = Counter()
+        self._late: dict[K, str] = {}
+        """Keys whose passes take long, and their namespaces."""
+        self._aside: dict[str, list[K]] = {}
+        """Keys that were ready while their namespace had no more passes, in order."""
+
+    def begin(self, key: K) -> bool:
+        """Whether the key may have a pass now; else it is put aside."""
+        lane = self._lane(key)
+        if self._is_full(lane):
+            self._aside.setdefault(lane, []).append(key)
+            return False
+        self._running[lane] += 1
+        return True
+
+    def late(self, key: K) -> None:
+        """The key's pass takes long. Until its end its namespace has no more than MAX_BESIDE_LATE at once."""
+        self._late[key] = self._lane(key)
+
+    def end(self, key: K) -> tuple[bool, list[K]]:
+        """The key's pass is over: whether it was late, and the keys that need no longer stand aside."""
+        lane, was_late = self._lane(key), self._late.pop(key, None) is not None
+        self._running[lane] -= 1
+        if not self._running[lane]:
+            del self._running[lane]
+        return was_late, [] if self._is_full(lane) else self._aside.pop(lane, [])
+
+    def _is_full(self, lane: str) -> bool:
+        return self._running[lane] >= MAX_BESIDE_LATE and lane in self._late.values()
+
+
+class WorkQueue(Generic[K]):
+    """For one event loop. `get` and `done` belong together. `lane` tells the namespace of a key."""
+
+    def __init__(self, lane: Callable[[K], str] = lambda key: "") -> None:
+        self.lanes = Lanes(lane)
         self._ready: deque[K] = deque()
         self._waiting: dict[K, float] = {}
         """Keys in `_ready`, plus those that became due while their pass runs; since when."""
@@ -72,21 +114,29 @@ class WorkQueue(Generic[K]):
         """The next key; it is busy until `done`."""
         while True:
             self._ripen()
-            if self._ready and not self._closed:
+            while self._ready and not self._closed:
                 key = self._ready.popleft()
+                if not self.lanes.begin(key):
+                    continue
                 self._waiting.pop(key, None)
                 self._busy.add(key)
                 self._quiet.clear()
                 return key
             await self._woken()
 
-    def done(self, key: K) -> None:
+    def done(self, key: K) -> bool:
+        """The key's pass is over. Returns whether it was late (`lanes.late`)."""
+        was_late, freed = self.lanes.end(key)
         self._busy.discard(key)
         if not self._busy:
             self._quiet.set()
         if key in self._waiting:
             self._ready.append(key)
             self._wake()
+        self._ready.extendleft(reversed(freed))
+        for _ in freed:
+            self._wake()
+        return was_late
 
     async def drain(self, limit_s: float) -> int:
         """Give out no key any more and wait until no pass runs; how many still ran at the limit."""

@@ -117,8 +117,7 @@ class Runtime:
         self._nodes = nodes
         self._spawn("nodes", nodes.run())
         self._spawn("loop lag", self._lag.run())
-        for number in range(self.config.workers):
-            self._spawn(f"worker {number}", controller.work())
+        self._spawn("workers", controller.work(self.config.workers))
         self._started = True
         if self.config.http_address:
             await self._serve()
@@ -156,7 +155,7 @@ class Runtime:
             creations=creations,
         )
         return Controller(
-            queue=WorkQueue[JobKey](),
+            queue=WorkQueue(_namespace),
             jobs=JobCache(),
             store=store,
             memories=memories,

@@ -2,7 +2,8 @@
 
 Creations of all jobs share the API server. A thousand jobs that begin together would each wait for the pods
 of all others in the middle of a pass, and hold a worker meanwhile that a failure elsewhere waits for. So a
-few begin, and the others stand in line without a pass: one line for each namespace, which take turns.
+few begin, and the others stand in line without a pass: one line for each namespace, which take turns. Where
+a pass takes long, as behind a webhook that hangs, the places of its namespace are not those of others.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Generic, TypeVar
 K = TypeVar("K")
 
 MAX_STARTS = 16
-"""Of all namespaces."""
+"""Of all namespaces but those in which a pass takes long."""
 
 MAX_STARTS_OF_ONE = 8
 """Of one namespace: enough to keep all creations that are allowed at once in flight. Behind a webhook that
@@ -62,6 +63,8 @@ class Starts(Generic[K]):
         """Of `_busy`, until `leave`."""
         self._latest = 0
         """Pods of the job that came last: the best guess for those that were called."""
+        self._late: dict[K, str] = {}
+        """Keys whose passes take long, and their namespaces."""
         self._called: set[K] = set()
         """Keys whose turn it is and that did not come back yet: their places are kept."""
         self._lines: OrderedDict[str, OrderedDict[K, None]] = OrderedDict()
@@ -112,8 +115,18 @@ class Starts(Generic[K]):
             self._busy.pop(key, None)
             self._called.discard(key)
         self._staying.discard(key)
+        self._late.pop(key, None)
+        return self._call()
+
+    def late(self, key: K) -> list[K]:
+        """The key's pass, whether it creates or not, takes long: until its end the places of its namespace
+        are not counted among those of all. Returns those whose turn it is now."""
+        self._late[key] = self._lane(key)
+        return self._call()
+
+    def _call(self) -> list[K]:
         following: list[K] = []
-        while self._has_any and (lane := next(filter(self._has_place, self._lines), None)) is not None:
+        while (lane := self._next_lane()) is not None:
             self._lines.move_to_end(lane)
             waiting = next(iter(self._lines[lane]))
             self._step_out(waiting)
@@ -128,12 +141,20 @@ class Starts(Generic[K]):
         if not line:
             self._lines.pop(lane, None)
 
-    @property
-    def _has_any(self) -> bool:
-        return len(self._busy) + len(self._called) < self._limit
+    def _next_lane(self) -> str | None:
+        if not self._late and not self._has_any(""):
+            return None
+        return next(filter(self._has_place, self._lines), None)
+
+    def _has_any(self, lane: str) -> bool:
+        slow = set(self._late.values())
+        if not slow:
+            return len(self._busy) + len(self._called) < self._limit
+        counted = sum(self._lane(key) not in slow for keys in (self._busy, self._called) for key in keys)
+        return lane in slow or counted < self._limit
 
     def _has_place(self, lane: str) -> bool:
-        if not self._has_any:
+        if not self._has_any(lane):
             return False
         busy = [pods for key, pods in self._busy.items() if self._lane(key) == lane]
         called = sum(1 for key in self._called if self._lane(key) == lane)
@@ -203,3 +224,7 @@ class StartLines(Generic[K]):
         """As `Starts.leave`."""
         self._entered.pop(key, None)
         return [*self._small.leave(key), *self._large.leave(key)]
+
+    def late(self, key: K) -> list[K]:
+        """As `Starts.late`."""
+        return [*self._small.late(key), *self._large.late(key)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from datetime import timedelta
 
@@ -30,6 +31,9 @@ log = logging.getLogger(__name__)
 
 SHARED_FRESH = timedelta(seconds=10)
 """What the pods of an attempt share is not asked for again within this."""
+
+DELETIONS = 16
+"""Of one job, at once: those of a thousand pods must not take every connection."""
 
 LIVE_PODS = "status.phase!=Succeeded,status.phase!=Failed"
 """Field selector of the pods that have not ended, judged by the API server when it is asked."""
@@ -75,7 +79,13 @@ async def delete_attempt(hands: Hands, body: Json, action: DeleteWorkers) -> Non
 
 
 async def delete_pods(hands: Hands, body: Json, action: DeletePods) -> None:
-    await together(*(_delete(hands, body, name, uid, action.grace_s) for name, uid in action.names_uids))
+    places = asyncio.Semaphore(DELETIONS)
+
+    async def delete(name: str, uid: str) -> None:
+        async with places:
+            await _delete(hands, body, name, uid, action.grace_s)
+
+    await together(*(delete(name, uid) for name, uid in action.names_uids))
 
 
 async def _ensure_shared(hands: Hands, job: ZeroTrainingJob, attempt: int) -> bool:
