@@ -32,7 +32,12 @@ def names_tiers(source: str) -> bool:
     tree = ast.parse(source)
     assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
     of_file = [tiers_in(node.value) for node in assigned if ast.unparse(node.targets[0]) == "pytestmark"]
-    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    # Those that pytest collects; to walk through the bodies of all functions takes longer than to read them.
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    bodies = [tree.body, *(node.body for node in classes)]
+    functions = [
+        node for body in bodies for node in body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
     own = [
         [tier for mark in node.decorator_list for tier in tiers_in(mark)]
         for node in functions

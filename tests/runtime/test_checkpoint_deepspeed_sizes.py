@@ -11,6 +11,7 @@ import torch
 
 from tests.support import deepspeed_files
 from zerotrain.runtime.checkpoint import CheckpointError
+from zerotrain.runtime.checkpoint.from_deepspeed.__main__ import SPARE_BYTES
 from zerotrain.runtime.checkpoint.from_deepspeed.pickles import UnsafeCheckpoint, load_file, plain
 from zerotrain.runtime.checkpoint.from_deepspeed.spawn import import_checkpoint
 
@@ -56,14 +57,15 @@ def test_members_that_share_their_bytes_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_pickle_that_asks_for_memory_ends_the_import_and_not_the_rank(tmp_path: Path) -> None:
-    """The unpickler makes byte arrays of any size that is named."""
+    """The unpickler makes byte arrays of any size that is named: here of less than a machine has, and of more
+    than the files can be the reason for."""
     source = deepspeed_files.write(tmp_path / "ds", stage=1, world_size=1)
     model = next(source.rglob("*model_states.pt"))
     parts = members(module={})
     [name] = [name for name in parts if name.endswith("data.pkl")]
     asks = (
         b"\x80\x02}X\x01\x00\x00\x00acbuiltins\nbytearray\n\x8a\x06"
-        + (64 * GIB).to_bytes(6, "little")
+        + (SPARE_BYTES + GIB).to_bytes(6, "little")
         + b"\x85Rs."
     )
     written(model, {**parts, name: asks})
