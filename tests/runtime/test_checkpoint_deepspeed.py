@@ -13,7 +13,13 @@ import torch
 from tests.support import deepspeed_files
 from tests.support.checkpoint_states import ThreadRanks, good, layout_for, make_state, on_ranks
 from zerotrain.contract.exit_codes import ExitCode
-from zerotrain.runtime.checkpoint import CheckpointDamaged, CheckpointError, CheckpointMismatch, load
+from zerotrain.runtime.checkpoint import (
+    CheckpointDamaged,
+    CheckpointError,
+    CheckpointMismatch,
+    SingleRank,
+    load,
+)
 from zerotrain.runtime.checkpoint.from_deepspeed.convert import convert
 from zerotrain.runtime.checkpoint.from_deepspeed.partitions import flat_pieces, sharded_pieces
 from zerotrain.runtime.checkpoint.from_deepspeed.pickles import UnsafeCheckpoint, load_file
@@ -21,6 +27,24 @@ from zerotrain.runtime.checkpoint.from_deepspeed.recognise import deepspeed_path
 from zerotrain.runtime.checkpoint.from_deepspeed.spawn import import_checkpoint, readable
 from zerotrain.runtime.checkpoint.intervals import check_coverage
 from zerotrain.runtime.zero.state import whole
+
+
+def wrapped_name(name: str) -> str:
+    """As a compiled model with checkpoint_wrapper around its blocks has it."""
+    return "_orig_mod." + name.replace("blocks.0.", "blocks.0._checkpoint_wrapped_module.")
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_names_are_those_of_the_plain_model(tmp_path: Path, stage: int) -> None:
+    source = deepspeed_files.write(tmp_path / "ds", stage=stage, world_size=2, named=wrapped_name)
+    convert(source, tmp_path / "ours", tag=None)
+    layout = layout_for(1)
+    state, expected = make_state(0, layout, filled=False), make_state(0, layout)
+    load(state, tmp_path / "ours", group=SingleRank())
+    for key, stream in expected.streams.items():
+        assert torch.equal(whole(state.streams[key]), whole(stream)), key
+    assert torch.equal(state.buffers["norm.mean"], torch.arange(4.0))
 
 
 @pytest.mark.unit

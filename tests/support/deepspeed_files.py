@@ -11,7 +11,7 @@ import contextlib
 import sys
 import types
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +52,16 @@ def made_up_classes() -> Iterator[types.SimpleNamespace]:
                 del sys.modules[name]
 
 
-def write(folder: Path, *, stage: int, world_size: int, extra: dict[str, Any] | None = None) -> Path:
-    """A whole checkpoint below `folder`; returns the folder of the tag. `extra` is client state."""
+def write(
+    folder: Path,
+    *,
+    stage: int,
+    world_size: int,
+    extra: dict[str, Any] | None = None,
+    named: Callable[[str], str] = str,
+) -> Path:
+    """A whole checkpoint below `folder`; returns the folder of the tag. `extra` is client state, `named` what
+    the run called a parameter or buffer."""
     path = folder / f"global_step{STEP}"
     path.mkdir(parents=True)
     (folder / "latest").write_text(path.name)
@@ -78,10 +86,25 @@ def write(folder: Path, *, stage: int, world_size: int, extra: dict[str, Any] | 
             torch.save(optimizer, path / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
             if stage == 3:
                 name = f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt"
-                torch.save(_model(stage, rank, world_size) | (extra or {}), path / name)
+                torch.save(_named(_model(stage, rank, world_size), named) | (extra or {}), path / name)
         if stage < 3:
-            torch.save(_model(stage, 0, world_size) | (extra or {}), path / "mp_rank_00_model_states.pt")
+            model = _named(_model(stage, 0, world_size), named)
+            torch.save(model | (extra or {}), path / "mp_rank_00_model_states.pt")
     return path
+
+
+def _named(model: dict[str, Any], named: Callable[[str], str]) -> dict[str, Any]:
+    def renamed(values: Any) -> Any:
+        return None if values is None else type(values)((named(key), value) for key, value in values.items())
+
+    return model | {
+        "module": renamed(model["module"]),
+        "buffer_names": [named(name) for name in model["buffer_names"]],
+        "param_shapes": [renamed(group) for group in model["param_shapes"]],
+        "frozen_param_shapes": renamed(model["frozen_param_shapes"]),
+        "frozen_param_fragments": renamed(model["frozen_param_fragments"]),
+        "shared_params": {named(alias): named(owner) for alias, owner in model["shared_params"].items()},
+    }
 
 
 def whole(fqn: str, kind: str, shape: tuple[int, ...]) -> torch.Tensor:

@@ -65,11 +65,13 @@ def zero_to_fp32(
     model: Model = None,
     exclude_frozen_parameters: WithoutFrozen = False,
 ) -> None:
-    """Write a checkpoint's fp32 weights as safetensors, as DeepSpeed's zero_to_fp32.py does with pickles."""
+    """Write a checkpoint's fp32 weights as safetensors, as DeepSpeed's zero_to_fp32.py does with pickles;
+    tied ones by each of their names."""
     _run(
         checkpoint,
         output,
         dtype="fp32",
+        every_name=True,
         max_shard_size=max_shard_size,
         tag=tag,
         model=model,
@@ -86,6 +88,7 @@ def _run(
     tag: str | None,
     model: Path | None,
     exclude_frozen: bool,
+    every_name: bool = False,
 ) -> None:
     if output.suffix in (".bin", ".pt", ".pth"):
         raise CliError(
@@ -112,6 +115,7 @@ def _run(
             max_bytes=parse_size(max_shard_size),
             tag=tag,
             exclude_frozen=exclude_frozen,
+            every_name=every_name,
             model=_checked_model(model),
         )
         done = export_checkpoint(request)

@@ -18,6 +18,7 @@ from zerotrain.runtime.zero.build import build_unit
 from zerotrain.runtime.zero.core import Core
 from zerotrain.runtime.zero.gradients import UnitGradients
 from zerotrain.runtime.zero.layout import LayoutError, ModelLayout
+from zerotrain.runtime.zero.names import named_parameters
 from zerotrain.runtime.zero.plan import parameters_by_fqn
 from zerotrain.runtime.zero.regroup import TakenApart
 from zerotrain.runtime.zero.unit import Unit
@@ -62,7 +63,7 @@ class Relayout:
         members = (each for module in model.modules() for each in module._parameters.values())
         if not known.issuperset(id(each) for each in members if each is not None):
             names = {segment.fqn for unit in units for segment in unit.layout.segments}
-            for name, each in model.named_parameters():
+            for name, each in named_parameters(model):
                 if id(each) not in known and (name in names or each.requires_grad):
                     found.append(name)
         return found

@@ -28,10 +28,13 @@ from zerotrain.runtime.zero.core import Core, CoreOptions
 from zerotrain.runtime.zero.hierarchy import ErrorFeedback
 from zerotrain.runtime.zero.layout import DTYPE_BYTES, LayoutError, ModelLayout
 from zerotrain.runtime.zero.live import LiveLimits
+from zerotrain.runtime.zero.names import check_names, named_parameters
 from zerotrain.runtime.zero.placeholder import owner_of
 from zerotrain.runtime.zero.plan import MIN_UNIT_NUMEL, SmallParameters, plan_layout
 from zerotrain.runtime.zero.plus import ZeroPlusPlus
+from zerotrain.runtime.zero.ties import refuse_shared_memory
 from zerotrain.runtime.zero.unit import Placement
+from zerotrain.runtime.zero.wrapped import refuse_wrapped
 
 
 def join_ranks(mpu: object | None = None) -> Comm:
@@ -111,7 +114,9 @@ def configure_activations(config: EngineConfig, mpu: object | None) -> None:
 
 def check_model(model: nn.Module) -> None:
     """Raise LayoutError for models whose parameters cannot be partitioned."""
-    for fqn, parameter in model.named_parameters():
+    refuse_wrapped(model)
+    check_names(model)
+    for fqn, parameter in named_parameters(model):
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise LayoutError(
                 f"parameter {fqn!r} is lazy; run one forward pass before zerotrain.runtime.initialize"
@@ -126,6 +131,7 @@ def check_model(model: nn.Module) -> None:
                 f"parameter {fqn!r} belongs to an engine already; close() that one first, as it would train "
                 "nothing any more"
             )
+    refuse_shared_memory(model)
     origins_of(model)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise LayoutError("the model has no trainable parameter; set requires_grad on what should be trained")

@@ -11,13 +11,16 @@ from zerotrain.runtime.zero.state import MASTER, PARAM, CheckpointState, is_opti
 
 
 def stored_tensors(manifest: Manifest, layout: ModelLayout, unit_name: str) -> Mapping[str, TensorEntry]:
-    """The stored entry of every parameter of a unit, found by name whatever unit held it then."""
+    """The stored entry of every parameter of a unit, found by name whatever unit held it then; tied ones by
+    any of their names."""
     found = {}
     for segment in layout.unit(unit_name).segments:
-        owner = manifest.aliases.get(segment.fqn, segment.fqn)
-        entry = manifest.tensors.get(owner)
-        if entry is not None:
-            found[segment.fqn] = entry
+        further = (alias for alias, owner in layout.aliases.items() if owner == segment.fqn)
+        for name in (segment.fqn, *further):
+            entry = manifest.tensors.get(manifest.aliases.get(name, name))
+            if entry is not None:
+                found[segment.fqn] = entry
+                break
     return found
 
 
@@ -70,7 +73,8 @@ def check_match(manifest: Manifest, state: CheckpointState, *, strict: bool = Tr
 def _check_names(manifest: Manifest, state: CheckpointState) -> None:
     model = {segment.fqn for unit in state.layout.units for segment in unit.segments}
     stored = set(manifest.tensors)
-    missing = sorted(fqn for fqn in model if manifest.aliases.get(fqn, fqn) not in stored)
+    found = {fqn for unit in state.layout.units for fqn in stored_tensors(manifest, state.layout, unit.name)}
+    missing = sorted(model - found)
     if missing:
         frozen = {part.fqn for unit in state.layout.units if not unit.trainable for part in unit.segments}
         way_out = "the model must be the one that was saved"

@@ -15,6 +15,7 @@ from torch.nn.modules import module as module_hooks
 from zerotrain.contract.config import EngineConfig, load
 from zerotrain.runtime.construct.log import ConstructionLog, NoValues, TensorRef
 from zerotrain.runtime.construct.recorder import HostTensors, Recorder
+from zerotrain.runtime.zero.names import all_modules, holder_of, joined
 
 
 class Origin(Protocol):
@@ -110,8 +111,7 @@ def replayed_origin(
 
     Raises NoValues when its construction never gave it any.
     """
-    path, _, attribute = name.rpartition(".")
-    registered = _registered.get(model.get_submodule(path), {}).get(attribute)
+    registered = _registered.get(holder_of(model, name), {}).get(name.rpartition(".")[2])
     candidates = [TensorRef.of(tensor)]
     if registered is not None and registered.size == tuple(tensor.shape):
         candidates.append(registered)
@@ -134,7 +134,7 @@ def forget(model: nn.Module) -> None:
 def bound_origins(model: nn.Module) -> dict[str, Origin]:
     """What was bound to the model or a module of it, by name in `model`."""
     found: dict[str, Origin] = {}
-    for prefix, module in model.named_modules():
+    for prefix, module in all_modules(model):
         for name, origin in _bound.get(module, {}).items():
-            found[f"{prefix}.{name}" if prefix else name] = origin
+            found[joined(prefix, name)] = origin
     return found

@@ -17,6 +17,7 @@ from zerotrain.runtime.construct.log import NoValues
 from zerotrain.runtime.zero.buffer import flat_zeros, return_free_memory
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
 from zerotrain.runtime.zero.layout import LayoutError, UnitLayout
+from zerotrain.runtime.zero.names import all_modules, joined, named_buffers, named_parameters
 
 _NAMED = 5
 _TRIM_BYTES = 1 << 22
@@ -28,8 +29,8 @@ def origins_of(model: nn.Module) -> dict[str, Origin]:
     Raises LayoutError naming parameters on the meta device that nothing gives values to.
     """
     bound, logs = bound_origins(model), logs_of(model)
-    tensors: list[tuple[str, torch.Tensor]] = [*model.named_parameters(remove_duplicate=False)]
-    tensors += model.named_buffers(remove_duplicate=False)
+    tensors: list[tuple[str, torch.Tensor]] = [*named_parameters(model, remove_duplicate=False)]
+    tensors += named_buffers(model, remove_duplicate=False)
     by_tensor: dict[int, Origin] = {id(tensor): bound[name] for name, tensor in tensors if name in bound}
     found: dict[str, Origin] = {}
     lost: list[str] = []
@@ -135,12 +136,12 @@ def take_values(model: nn.Module, comm: Comm) -> ModelValues:
     """
     origins = origins_of(model)
     _agree_on_seeds(model, comm)
-    for name, parameter in model.named_parameters():
+    for name, parameter in named_parameters(model):
         if parameter.is_meta:
             _become_empty(parameter, name, comm.device)
     _fill_buffers(model, origins, comm.device)
     _move_buffers(model, comm.device)
-    for name, buffer in model.named_buffers():
+    for name, buffer in named_buffers(model):
         comm.broadcast(buffer, label=name)
     forget(model)
     return ModelValues(comm, origins)
@@ -152,7 +153,7 @@ def materialize(model: nn.Module, device: torch.device | str = "cpu") -> nn.Modu
     For inference or inspection of models that do fit. Raises LayoutError as `initialize` does.
     """
     origins = origins_of(model)
-    for name, parameter in model.named_parameters():
+    for name, parameter in named_parameters(model):
         origin = origins.get(name)
         if origin is None:
             continue
@@ -205,9 +206,9 @@ def _move_buffers(model: nn.Module, device: torch.device) -> None:
 @torch.no_grad()
 def _fill_buffers(model: nn.Module, origins: Mapping[str, Origin], device: torch.device) -> None:
     filled: dict[int, torch.Tensor] = {}
-    for prefix, module in model.named_modules():
+    for prefix, module in all_modules(model):
         for name, buffer in module._buffers.items():
-            origin = origins.get(f"{prefix}.{name}" if prefix else name)
+            origin = origins.get(joined(prefix, name))
             if buffer is None or origin is None:
                 continue
             if id(buffer) not in filled:

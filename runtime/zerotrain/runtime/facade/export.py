@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zerotrain.runtime.facade.parts import EngineParts
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
@@ -18,7 +18,22 @@ if TYPE_CHECKING:
 
 
 class Exports(EngineParts):
-    """Folders that transformers loads."""
+    """State dicts, and folders that transformers loads."""
+
+    def module_state_dict(self) -> dict[str, Any]:
+        """The model's state dict as copies in host memory, on every rank, with the plain model's names
+        (without what torch.compile and checkpoint_wrapper add). Collective.
+
+        Values are in the compute precision, and tied weights are one tensor under several names. Units are
+        gathered one after the other. `get_full_fp32` reads masters, `save_16bit_model` writes files without
+        holding the whole model.
+
+        Raises RuntimeError in forward and backward and after `close`.
+        """
+        from zerotrain.runtime.weights.whole import whole_state
+
+        self.check_open("module_state_dict()")
+        return whole_state(self.core)
 
     def save_16bit_model(
         self,

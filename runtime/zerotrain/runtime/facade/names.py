@@ -12,11 +12,8 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from zerotrain.runtime.facade.parts import EngineParts
 from zerotrain.runtime.optim.schedule import Schedule
-from zerotrain.runtime.zero.access import full_parameters
 
 Getter = Callable[[Any], Any]
 
@@ -223,17 +220,6 @@ class StateNames(EngineParts):
     def get_data_parallel_rank(self) -> int:
         """This rank among the data-parallel ones."""
         return self.rank
-
-    def module_state_dict(self) -> dict[str, torch.Tensor]:
-        """The whole model's state dict as copies in host memory, on every rank. Collective.
-
-        Values are in the compute precision; `get_full_fp32` reads masters, `save_16bit_model` writes files
-        without holding the whole model.
-        """
-        with full_parameters(self.module):
-            return {
-                name: value.detach().to("cpu", copy=True) for name, value in self.module.state_dict().items()
-            }
 
     def allreduce_gradients(self, bucket_size: int = 0) -> None:
         """Nothing: `backward` and `step` reduce. Here for scripts that call it between them."""

@@ -11,6 +11,7 @@ from torch import nn
 from zerotrain.contract.config import OptimizerConfig
 from zerotrain.runtime.optim.rules import Hyper
 from zerotrain.runtime.zero.layout import ModelLayout, UnitLayout
+from zerotrain.runtime.zero.names import named_parameters
 
 GROUP_KEYS = ("lr", "weight_decay", "betas", "eps", "momentum")
 
@@ -42,7 +43,7 @@ def build_groups(
     for group in given:
         assert isinstance(group, Mapping)  # made so above
         append_group(groups, index_of, group, names=names, config=config, is_foreign=is_foreign)
-    trained = {fqn for fqn, parameter in model.named_parameters() if parameter.requires_grad}
+    trained = {fqn for fqn, parameter in named_parameters(model) if parameter.requires_grad}
     missing = sorted(trained - index_of.keys())
     if missing:
         raise GroupError(
@@ -74,7 +75,7 @@ def listed(
 
 def names_of(model: nn.Module) -> dict[int, str]:
     """Name by the parameter's id."""
-    return {id(parameter): fqn for fqn, parameter in model.named_parameters()}
+    return {id(parameter): fqn for fqn, parameter in named_parameters(model)}
 
 
 def append_group(

@@ -41,6 +41,8 @@ class Request:
     tag: str | None = None
     """Name of the step folder; the newest unless given."""
     exclude_frozen: bool = False
+    every_name: bool = False
+    """Store tied parameters under each of their names, which plain `load_state_dict` wants."""
     model: Path | None = None
     """Folder whose config.json and tokenizer are put beside the weights."""
 
@@ -121,7 +123,9 @@ def _tensors(manifest: Manifest, pieces: _Pieces, request: Request) -> Iterator[
             continue
         stored = pieces.dtype(entry)
         dtype = request.dtype if stored.is_floating_point else stored
-        yield ExportTensor(name=name, shape=entry.shape, dtype=dtype)
+        aliases = [alias for alias, owner in manifest.aliases.items() if owner == name]
+        for each in (name, *(aliases if request.every_name else ())):
+            yield ExportTensor(name=each, shape=entry.shape, dtype=dtype)
     for name in manifest.buffers:
         shape, dtype = pieces.buffer(name)
         yield ExportTensor(name=name, shape=shape, dtype=dtype)
@@ -161,7 +165,7 @@ class _Pieces:
     def copy(self, tensor: ExportTensor, target: WeightFolder) -> None:
         """Move one tensor over, in tiles. Raises CheckpointDamaged when a file was cut short."""
         try:
-            entry = self._manifest.tensors.get(tensor.name)
+            entry = self._manifest.tensors.get(self._manifest.aliases.get(tensor.name, tensor.name))
             if entry is None:
                 target.write(tensor.name, 0, self._file(0).read(_BUFFER + tensor.name).reshape(-1))
                 return

@@ -21,6 +21,7 @@ from zerotrain.runtime.weights.folder import WeightFolder
 from zerotrain.runtime.weights.plan import ExportTensor
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
 from zerotrain.runtime.zero.layout import ModelLayout, UnitLayout
+from zerotrain.runtime.zero.names import all_modules, innermost
 from zerotrain.runtime.zero.plan import persistent_buffers
 from zerotrain.runtime.zero.state import StateStream, windows
 
@@ -53,9 +54,10 @@ def export(source: Source, directory: Path, options: ExportOptions, group: RankG
     ranks."""
     prefix, folder = _origin(source.module)
     units = [unit for unit in source.layout.units if unit.trainable or not options.exclude_frozen]
-    buffers = persistent_buffers(source.module)
+    buffers, tied = _distinct(persistent_buffers(source.module))
     tensors = [*_parameters(units, options.dtype, prefix), *_buffers(buffers, prefix)]
-    aliases = {_short(alias, prefix): _short(owner, prefix) for alias, owner in source.layout.aliases.items()}
+    ties = {**source.layout.aliases, **tied}
+    aliases = {_short(alias, prefix): _short(owner, prefix) for alias, owner in ties.items()}
     target = WeightFolder(
         directory, tensors, max_bytes=options.max_bytes, aliases=aliases, single=options.single
     )
@@ -90,7 +92,7 @@ def export(source: Source, directory: Path, options: ExportOptions, group: RankG
 
 def _origin(module: nn.Module) -> tuple[str, Path | None]:
     """Name of the submodule that came from a folder ("" = the module itself), and the folder."""
-    for name, part in module.named_modules():
+    for name, part in all_modules(module):
         folder = folder_of(part)
         if folder is not None:
             return name, folder
@@ -99,6 +101,7 @@ def _origin(module: nn.Module) -> tuple[str, Path | None]:
 
 def _own_config(module: nn.Module) -> Mapping[str, Any] | None:
     """The configuration that a transformers model carries."""
+    module = innermost(module)  # whose class config.json names
     to_dict = getattr(getattr(module, "config", None), "to_dict", None)
     if not callable(to_dict) or not hasattr(module, "save_pretrained"):
         return None
@@ -117,6 +120,15 @@ def _parameters(units: list[UnitLayout], dtype: torch.dtype, prefix: str) -> Ite
 def _buffers(buffers: Mapping[str, torch.Tensor], prefix: str) -> Iterator[ExportTensor]:
     for name, buffer in buffers.items():
         yield ExportTensor(name=_short(name, prefix), shape=tuple(buffer.shape), dtype=buffer.dtype)
+
+
+def _distinct(buffers: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Every buffer by its first name, and its further names with that one."""
+    owners: dict[int, str] = {}
+    for name, buffer in buffers.items():
+        owners.setdefault(id(buffer), name)
+    stored = {name: buffer for name, buffer in buffers.items() if owners[id(buffer)] == name}
+    return stored, {name: owners[id(each)] for name, each in buffers.items() if name not in stored}
 
 
 def _short(name: str, prefix: str) -> str:

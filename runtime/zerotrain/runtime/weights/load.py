@@ -13,6 +13,7 @@ from torch import nn
 from zerotrain.runtime.construct.context import Origin, bind
 from zerotrain.runtime.weights.errors import WeightsError
 from zerotrain.runtime.weights.files import StoredTensor, WeightFiles
+from zerotrain.runtime.zero.names import named_parameters, without_wrappers
 from zerotrain.runtime.zero.plan import persistent_buffers
 
 _NAMED = 8
@@ -61,20 +62,20 @@ def load_weights(model: nn.Module, path: Path | str, *, strict: bool = True) -> 
     """
     files = WeightFiles(path)
     stored = _renamed(files.tensors, model)
-    parameters = _names_of(model)
     buffers = persistent_buffers(model)
     origins: dict[str, Origin] = {}
     problems: list[str] = []
     missing: list[str] = []
     used: set[str] = set()
-    for names, tensor in (*parameters, *(([name], buffer) for name, buffer in buffers.items())):
+    for names, tensor in _names_of((*named_parameters(model, remove_duplicate=False), *buffers.items())):
         found = [name for name in names if name in stored]
         used.update(found)
         if not found:
             missing.append(names[0])
             continue
         key = stored[found[0]]
-        problems += _misfit(found[0], tensor, files.tensors[key])
+        for name in found:
+            problems += _misfit(name, tensor, files.tensors[stored[name]])
         origins[names[0]] = FromFile(files, key)
     derived = {name for name in stored if _DERIVED.search(name)}
     unexpected = sorted(set(stored) - used - derived)
@@ -93,13 +94,14 @@ def load_weights(model: nn.Module, path: Path | str, *, strict: bool = True) -> 
     return LoadedWeights(files=files, missing=tuple(missing), unexpected=tuple(unexpected))
 
 
-def _names_of(model: nn.Module) -> Iterator[tuple[list[str], torch.Tensor]]:
-    """Every distinct parameter with all its names."""
-    names: dict[nn.Parameter, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(parameter, []).append(name)
-    for parameter, found in names.items():
-        yield found, parameter
+def _names_of(tensors: Sequence[tuple[str, torch.Tensor]]) -> Iterator[tuple[list[str], torch.Tensor]]:
+    """Every distinct tensor with all its names."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in tensors:
+        names.setdefault(id(tensor), []).append(name)
+    for name, tensor in tensors:
+        if names[id(tensor)][0] == name:
+            yield names[id(tensor)], tensor
 
 
 def _misfit(name: str, tensor: torch.Tensor, stored: StoredTensor) -> Sequence[str]:
@@ -111,14 +113,22 @@ def _misfit(name: str, tensor: torch.Tensor, stored: StoredTensor) -> Sequence[s
 
 
 def _renamed(tensors: Mapping[str, StoredTensor], model: nn.Module) -> dict[str, str]:
-    """The model's name -> the name in the files, whether or not they carry the base model's prefix."""
-    known = {name for name, _ in model.named_parameters(remove_duplicate=False)} | set(
-        persistent_buffers(model)
-    )
+    """The model's name -> the name in the files, whether or not they carry the base model's prefix or what
+    wrappers add."""
+    known = {name for name, _ in named_parameters(model, remove_duplicate=False)}
+    known |= set(persistent_buffers(model))
     found: dict[str, str] = {}
-    for name in tensors:
-        candidates = [name]
-        for prefix in _BASE_PREFIXES:
-            candidates += [prefix + name, name.removeprefix(prefix)]
-        found[next((other for other in candidates if other in known), name)] = name
+    for name in sorted(tensors, key=lambda name: name not in known):  # what needs no other name comes first
+        fitting = (other for other in _names_like(name) if other in known and other not in found)
+        found[next(fitting, name)] = name
     return found
+
+
+def _names_like(name: str) -> Iterator[str]:
+    """The name, without what wrappers of torch's add to names, with and without the base model's prefix."""
+    bare = without_wrappers(name)
+    for each in dict.fromkeys((name, bare, bare.removeprefix("module."))):
+        yield each
+        for prefix in _BASE_PREFIXES:
+            yield prefix + each
+            yield each.removeprefix(prefix)

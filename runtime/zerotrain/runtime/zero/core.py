@@ -24,6 +24,7 @@ from zerotrain.runtime.zero.hooks import COMPILER, Boundary, BoundaryHooks, Wind
 from zerotrain.runtime.zero.layout import ModelLayout
 from zerotrain.runtime.zero.ledger import MemoryLedger
 from zerotrain.runtime.zero.live import LiveLimits, LiveWeights
+from zerotrain.runtime.zero.names import accept_plain_keys, named_modules
 from zerotrain.runtime.zero.order import RecordedOrder
 from zerotrain.runtime.zero.pending import PendingUpdates
 from zerotrain.runtime.zero.placeholder import fqn_of
@@ -127,6 +128,7 @@ class Core:
         self._boundaries: dict[str, Boundary] = {}
         self._handles: list[RemovableHandle] = []
         units = build_units(self, layout, values, on_made)
+        self._handles += accept_plain_keys(model)
         made = [UnitGradients(unit, self.ledger) for unit in units if unit.layout.trainable]
         self.replace_units(layout, units, {each.unit.name: each for each in made})
 
@@ -144,7 +146,7 @@ class Core:
             reduces_early=self.reducer.reduces_early,
             just_in_time=self.options.just_in_time,
         )
-        modules = dict(self.model.named_modules())
+        modules = dict(named_modules(self.model))
         for boundary in self._boundaries.values():
             boundary.units = busy.get(boundary.name, [])
         for name in [name for name in busy if name not in self._boundaries]:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from zerotrain.contract.config import LeafModuleConfig
+from zerotrain.runtime.zero import names as plain
 from zerotrain.runtime.zero.dtypes import dtype_name
 from zerotrain.runtime.zero.layout import (
     ALIGN,
@@ -90,7 +91,7 @@ def plan_layout(
         _build(key, facts, world_size=world_size, align=align, taken=members)
         for key, facts in members.items()
     ]
-    order = {name: index for index, (name, _) in enumerate(model.named_modules())}
+    order = {name: index for index, (name, _) in enumerate(plain.walk(model))}
     units.sort(key=lambda unit: (order[unit.module], not unit.trainable))
     return ModelLayout(units=tuple(units), world_size=world_size, align=align, aliases=aliases)
 
@@ -128,7 +129,7 @@ def _build(
 def _parameters_with_names(model: nn.Module) -> Iterator[tuple[list[str], nn.Parameter]]:
     """Every distinct parameter with all its fqns; the first one owns it."""
     names: dict[nn.Parameter, list[str]] = {}
-    for fqn, parameter in model.named_parameters(remove_duplicate=False):
+    for fqn, parameter in plain.named_parameters(model, remove_duplicate=False):
         names.setdefault(parameter, []).append(fqn)
     for parameter, fqns in names.items():
         yield fqns, parameter
@@ -181,27 +182,31 @@ def _numel(module: nn.Module, *, recurse: bool) -> int:
 
 
 def _default_boundaries(model: nn.Module, min_unit_numel: int) -> Iterator[str]:
-    def visit(module: nn.Module, name: str) -> Iterator[str]:
-        if name and _numel(module, recurse=False) >= min_unit_numel:
+    def visit(layers: plain.Layers, name: str) -> Iterator[str]:
+        if name and sum(_numel(layer, recurse=False) for layer in layers) >= min_unit_numel:
             yield name
-        for child_name, child in module.named_children():
-            fqn = f"{name}.{child_name}" if name else child_name
-            is_block = isinstance(module, nn.ModuleList) and type(child).forward is not nn.Module.forward
+        is_list = isinstance(layers[-1], nn.ModuleList)
+        children: dict[nn.Module, str] = {}
+        for child_name, child in plain.children_of(layers):
+            children.setdefault(child, child_name)
+        for child, child_name in children.items():
+            fqn, inside = plain.joined(name, child_name), plain.layers_of(child)
+            is_block = is_list and type(inside[-1]).forward is not nn.Module.forward
             if is_block and _numel(child, recurse=True) >= min_unit_numel:
                 yield fqn
             else:
-                yield from visit(child, fqn)
+                yield from visit(inside, fqn)
 
-    yield from visit(model, "")
+    yield from visit(plain.layers_of(model), "")
 
 
 def _chosen_boundaries(model: nn.Module, wanted: Sequence[str | type[nn.Module]]) -> Iterator[str]:
-    modules = dict(model.named_modules())
+    modules = list(plain.all_modules(model))
     for entry in wanted:
-        found = [name for name, module in modules.items() if name and _matches(name, module, entry)]
+        found = [name for name, module in modules if name and _matches(name, module, entry)]
         if not found:
             shown = entry if isinstance(entry, str) else entry.__name__
-            classes = sorted({type(module).__name__ for module in modules.values()})
+            classes = sorted({type(module).__name__ for _, module in modules})
             raise LayoutError(
                 f"unit_modules names {shown!r}, which is neither a module of the model nor one of its "
                 f"classes {classes}"
@@ -212,7 +217,7 @@ def _chosen_boundaries(model: nn.Module, wanted: Sequence[str | type[nn.Module]]
 def _with_leaves(model: nn.Module, boundaries: set[str], leaves: LeafModuleConfig) -> set[str]:
     """Leaf modules are units, and nothing inside of one is."""
     found: set[str] = set()
-    for name, module in model.named_modules():  # outer ones first
+    for name, module in plain.all_modules(model):  # outer ones first
         if name and _is_leaf(name, module, leaves) and not _is_below(name, found):
             found.add(name)
     return found | {name for name in boundaries if not _is_below(name, found)}
@@ -239,14 +244,14 @@ def _matches(name: str, module: nn.Module, entry: str | type[nn.Module]) -> bool
 
 def parameters_by_fqn(model: nn.Module) -> dict[str, nn.Parameter]:
     """Every parameter under every name it has."""
-    return dict(model.named_parameters(remove_duplicate=False))
+    return dict(plain.named_parameters(model, remove_duplicate=False))
 
 
 def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
     """Buffers that a state dict would hold, by fqn."""
     kept = {}
-    for prefix, module in model.named_modules():
+    for prefix, module in plain.all_modules(model):
         for name, buffer in module.named_buffers(recurse=False):
             if name not in module._non_persistent_buffers_set:
-                kept[f"{prefix}.{name}" if prefix else name] = buffer
+                kept[plain.joined(prefix, name)] = buffer
     return kept

@@ -14,6 +14,7 @@ from zerotrain.runtime.checkpoint.fence import Owner, read_fence
 from zerotrain.runtime.checkpoint.from_deepspeed.content import Contents, contents_of
 from zerotrain.runtime.checkpoint.from_deepspeed.pickles import Inert, load_file, plain
 from zerotrain.runtime.checkpoint.from_deepspeed.recognise import files_of
+from zerotrain.runtime.checkpoint.from_deepspeed.renaming import with_plain_names
 from zerotrain.runtime.checkpoint.manifest import FileEntry, Manifest
 from zerotrain.runtime.checkpoint.names import BUFFER_PREFIX, check_tag, step_folder
 from zerotrain.runtime.checkpoint.stepfolder import StepFolder
@@ -35,7 +36,7 @@ def convert(path: Path, destination: Path, *, tag: str | None) -> tuple[Path, li
     `tag` None = the usual name of the step. Raises CheckpointError and its kinds, OSError.
     """
     files = files_of(path)
-    models = [load_file(file) for file in files.model_files]
+    models = [with_plain_names(load_file(file)) for file in files.model_files]
     optimizers = [load_file(file) for file in files.optimizer_files]
     contents = contents_of(models, optimizers)
     client_state, notices = _client_state(models[0])

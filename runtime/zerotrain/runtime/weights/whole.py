@@ -1,0 +1,81 @@
+"""The state dict of a sharded model as copies in host memory, put together unit by unit.
+
+Called by `engine.module_state_dict` and for PEFT adapters. Beside the copies it takes the memory of one unit.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import nn
+
+from zerotrain.runtime.zero.access import full_parameters
+from zerotrain.runtime.zero.core import Core
+from zerotrain.runtime.zero.fragments import get_full_fp32
+from zerotrain.runtime.zero.names import named_parameters, plain_key
+from zerotrain.runtime.zero.placeholder import ParameterSharded
+
+
+def whole_state(
+    core: Core, *, without: Collection[int] = (), dtype: torch.dtype | None = None
+) -> dict[str, Any]:
+    """`model.state_dict()` with the plain model's names; what tensors are shared is one tensor under several
+    names. Collective, the same on every rank.
+
+    Args:
+        without: ids of parameters to leave out; units of which nothing else is asked are not gathered.
+        dtype: of floating-point parameters, from the masters where those are closer; None = as computed with.
+
+    Raises RuntimeError while the model is in forward or backward.
+    """
+    core.check_idle("a whole state dict")
+    core.updates.settle_all()
+    model = core.model
+    try:
+        state = model.state_dict(keep_vars=True)
+    except ParameterSharded:  # a module or hook of the model's reads weights for its state dict
+        with full_parameters(model):
+            state = {key: _on_host(value) for key, value in model.state_dict().items()}
+    left_out = {name for name, each in named_parameters(model, remove_duplicate=False) if id(each) in without}
+    wanted = {plain_key(model, key): value for key, value in state.items() if id(value) not in without}
+    wanted = {key: value for key, value in wanted.items() if key not in left_out}
+    copies = _gathered(core, {id(value) for value in wanted.values()}, dtype)
+    for value in wanted.values():
+        if id(value) not in copies:
+            copies[id(value)] = _on_host(value)
+    return {key: copies[id(value)] for key, value in wanted.items()}
+
+
+def _gathered(core: Core, wanted: Collection[int], dtype: torch.dtype | None) -> dict[int, torch.Tensor]:
+    """Copies of the units' parameters of these ids, by id."""
+    copies: dict[int, torch.Tensor] = {}
+    for unit in core.units:
+        members = [parameter for parameter in unit.parameters if id(parameter) in wanted]
+        if not members:
+            continue
+        casts = dtype not in (None, unit.dtype) and unit.dtype.is_floating_point
+        if casts and unit.layout.trainable:
+            copies.update((id(each), get_full_fp32(each).to("cpu", dtype, copy=True)) for each in members)
+            continue
+        with full_parameters(members):  # this unit alone
+            for parameter in members:
+                values = parameter.detach()
+                copies[id(parameter)] = values.to("cpu", dtype if casts else values.dtype, copy=True)
+    return copies
+
+
+def _on_host(value: Any) -> Any:
+    """A copy; what is no tensor (extra state) as it is in memory."""
+    return value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else copy.deepcopy(value)
+
+
+def frozen_parameters(model: nn.Module, *, but: Collection[int] = ()) -> set[int]:
+    """Ids of the parameters that are not trained, without those of `but`."""
+    return {
+        id(parameter)
+        for parameter in model.parameters()
+        if not parameter.requires_grad and id(parameter) not in but
+    }
