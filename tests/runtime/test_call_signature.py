@@ -149,7 +149,7 @@ def test_a_loop_of_ones_own(stage: int) -> None:
 def forgotten_scale() -> None:
     settings = {**CONFIG, "fp16": {"enabled": True}}
     model, optimizer = zt.shard(nn.Linear(2, 2), settings)
-    model(torch.ones(1, 2)).sum().backward()
+    model(torch.ones(1, 2).half()).sum().backward()
     optimizer.step()
 
 

@@ -238,7 +238,7 @@ def dtype_seen(auto_cast: bool | None) -> str:
 
 def test_auto_cast_decides_about_inputs() -> None:
     seen = [dtype_seen(value) for value in (None, True, False)]
-    assert seen == ["torch.float16", "torch.float16", "torch.float32"]
+    assert seen == ["torch.float32", "torch.float16", "torch.float32"]
 
 
 def own_backward(stage: int) -> tuple[float, float]:

@@ -120,13 +120,15 @@ def inputs_are_cast() -> list[str]:
     model = torch.nn.Linear(4, 4)
     seen: list[str] = []
     model.register_forward_pre_hook(lambda module, args: seen.append(str(args[0].dtype)))
-    engine, *_ = zt.initialize(model=model, config={"train_batch_size": 1, "bf16": {"enabled": True}})
-    engine(torch.ones(1, 4))
+    for bf16 in ({"enabled": True}, {"enabled": True, "auto_cast": True}):
+        engine, *_ = zt.initialize(model=model, config={"train_batch_size": 1, "bf16": bf16})
+        engine(torch.ones(1, 4, dtype=torch.float32 if "auto_cast" in bf16 else torch.bfloat16))
+        engine.close()
     return seen
 
 
-def test_floating_inputs_take_the_compute_dtype() -> None:
-    assert run_ranks(1, inputs_are_cast) == [["torch.bfloat16"]]
+def test_floating_inputs_take_the_compute_dtype_where_asked() -> None:
+    assert run_ranks(1, inputs_are_cast) == [["torch.bfloat16", "torch.bfloat16"]]
 
 
 def narrow_wire(dtype: str) -> Outcome:

@@ -20,6 +20,7 @@ from zerotrain.contract.config import EngineConfig
 from zerotrain.runtime.clock import StepClock
 from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.facade.accumulation import Accumulation
+from zerotrain.runtime.facade.argument_dtypes import watch_arguments
 from zerotrain.runtime.facade.arguments import Arguments, ConfigSource, taking
 from zerotrain.runtime.facade.checkpoints import Checkpoints
 from zerotrain.runtime.facade.export import Exports
@@ -105,10 +106,12 @@ class Engine(Accumulation, Checkpoints, Exports, Inspection, ConfigNames, StateN
         self.core.at_boundary = self.reduces_now
         self.relayout = Relayout(self.core, optimizer, plan)
         self.core.before_pass = self._before_pass
+        self._argument_watch = watch_arguments(self.core, config.precision)
         self._begin_inspection()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's forward. fp32 tensors among the arguments are cast to the compute precision."""
+        """The model's forward. fp32 tensors among the arguments are cast to the compute precision where
+        `auto_cast` asks for it."""
         self.check_open("a forward pass")
         began = self.clock.now()
         self.memory.enter("forward")
@@ -145,11 +148,14 @@ class Engine(Accumulation, Checkpoints, Exports, Inspection, ConfigNames, StateN
             )
         began = self.clock.now()
         self.memory.enter("backward")
+        begins = not self.core.has_gradients
         self.core.begin_backward()
         try:
-            scaled = self._scaled(loss, divided=scale_wrt_gas)
+            scaled = self._scaled(loss, divided=scale_wrt_gas, begins=begins)
             scaled.backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
-        except BaseException:
+        except BaseException as error:
+            if self._argument_watch is not None:
+                self._argument_watch.explain_backward(error)
             self.core.is_torn = True
             if not has_lost_spill(self.core):  # else this rank goes no further, and the others learn it so
                 self.core.finish_backward()
@@ -169,6 +175,7 @@ class Engine(Accumulation, Checkpoints, Exports, Inspection, ConfigNames, StateN
         return loss.float() * scaler.scale if scaler.is_active else loss  # fp16 would overflow here already
 
     def _check_scaled(self) -> None:
+        self.pipeline.division.settle(self.core.gradients.values())
         if self.pipeline.scaler.is_active and not self._has_scaled:
             raise RuntimeError(
                 "fp16 gradients need a scaled loss: call engine.backward(loss), or scale(loss).backward() of "
@@ -183,10 +190,10 @@ class Engine(Accumulation, Checkpoints, Exports, Inspection, ConfigNames, StateN
         name = self.config.precision.autocast_dtype
         return torch.autocast(self.device.type, TORCH_DTYPES[name]) if name else nullcontext()
 
-    def _scaled(self, loss: torch.Tensor, *, divided: bool) -> torch.Tensor:
+    def _scaled(self, loss: torch.Tensor, *, divided: bool, begins: bool) -> torch.Tensor:
         """The loss that backward starts from: divided by accumulation steps, times the fp16 loss scale."""
-        loss = self.scale(loss)
-        return loss / self.config.batch.gradient_accumulation_steps if divided else loss
+        steps = self.config.batch.gradient_accumulation_steps if divided else None
+        return self.pipeline.division.divide(self.scale(loss), steps, begins=begins)
 
     def step(self) -> StepResult:
         """End a micro-batch; at the accumulation boundary, clip, update and clear the gradients.

@@ -24,6 +24,7 @@ from zerotrain.runtime.comm.model_parallel import is_divided
 from zerotrain.runtime.comm.sums import sums_of_squares
 from zerotrain.runtime.offload.transfer import DeviceLink
 from zerotrain.runtime.offload.updater import Updater
+from zerotrain.runtime.optim.loss_division import LossDivision
 from zerotrain.runtime.optim.loss_scale import LossScaler
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
 from zerotrain.runtime.optim.updating import Updating
@@ -41,6 +42,10 @@ STOP, LATE_GRADIENTS = 1, 2
 
 SAVE_STAGE = 4
 """Flags of a step record: factor of the stage (0 to 3) of a checkpoint that is written in the background."""
+
+REST = 32
+"""Flags of a step record: factor of what the gradients are still to be divided by
+(optim/loss_division.py)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,7 +83,7 @@ class StepRecord:
     sum_squares: float
     not_finite: float
     flags: float
-    """Sum of `STOP`, `LATE_GRADIENTS` and `SAVE_STAGE` times the stage."""
+    """Sum of `STOP`, `LATE_GRADIENTS`, `SAVE_STAGE` times the stage and `REST` times the rest."""
     sequence: float
     unit_order: float
     step_seconds: float
@@ -132,7 +137,8 @@ class StepPipeline:
         core.updates.publish_numel = config.zero.allgather_bucket_size
         self.updating = Updating(core, optimizer, updater=updater, link=link)
         self.scaler = LossScaler(precision)
-        core.gradient_scale = lambda: self.scaler.scale
+        self.division = LossDivision(precision)
+        core.gradient_scale = lambda: self.scaler.scale * self.division.rest
         self._core = core
         self._optimizer = optimizer
         self._comm = comm
@@ -147,11 +153,12 @@ class StepPipeline:
         self._core.updates.settle_all()  # of a step that no forward pass followed
         lap = self._clock.take_lap()
         phases = lap.passes
-        rows, waited = self._settle_gradients(phases, STOP * stop + SAVE_STAGE * save_stage)
+        flags = STOP * stop + SAVE_STAGE * save_stage + REST * self.division.rest
+        rows, waited = self._settle_gradients(phases, flags)
         began = perf_counter()
         loss_scale = self.scaler.scale
         verdict = self.decide(rows)
-        norm = verdict.sum_squares**0.5 / loss_scale
+        norm = verdict.sum_squares**0.5 / self._core.gradient_scale()
         if self._optimizer.is_local:
             norm /= len(rows) ** 0.5
         overflow = verdict.overflow
@@ -179,7 +186,7 @@ class StepPipeline:
         return StepOutcome(
             result=result,
             stop=verdict.stop,
-            save_stages=tuple(int(row.flags) // SAVE_STAGE for row in rows),
+            save_stages=tuple(int(row.flags) % (4 * SAVE_STAGE) // SAVE_STAGE for row in rows),
         )
 
     def _settle_gradients(self, phases: dict[str, float], flags: int) -> tuple[list[StepRecord], float]:
@@ -267,18 +274,23 @@ class StepPipeline:
                 f"ranks {odd} issued other collectives than rank 0 since the last step; "
                 "the model must call the same modules in the same order on every rank"
             )
+        if len({int(row.flags) // REST for row in rows}) > 1:
+            raise CommError(
+                "some ranks began the step with a bfloat16 loss and others with one of another dtype; return "
+                "a loss of one dtype on every rank, for example loss.float()"
+            )
         if len({row.unit_order for row in rows}) == 1:
             self._core.reducer.adopt_seen_order()
         return rows
 
     def grad_scale(self, norm: float) -> float:
-        """Factor on the gradients that takes the loss scale out and bounds their global norm, which is known
-        where they are reduced."""
+        """Factor on the gradients that takes the loss scale and what is left of the losses' division out and
+        bounds their global norm, which is known where they are reduced."""
         if self._clip_norm <= 0.0 or self._optimizer.is_local:
-            return 1.0 / self.scaler.scale
+            return 1.0 / self._core.gradient_scale()
         factor = self._clip_norm / (norm + CLIP_EPSILON)
         # One that is not a number goes on, as in torch: nothing was bounded by it.
-        return (1.0 if factor > 1.0 else factor) / self.scaler.scale
+        return (1.0 if factor > 1.0 else factor) / self._core.gradient_scale()
 
     def drop(self) -> None:
         """Forget what backward passes since the last step computed, also one that raised."""
@@ -290,6 +302,7 @@ class StepPipeline:
     def clear(self, *, everything: bool = False) -> None:
         """Forget the gradients of this step; `everything`: also those that were not reduced."""
         self._core.has_gradients = self._core.is_torn = False
+        self.division.rest = 1
         for gradients in self._core.gradients.values():
             if gradients.unit not in self._core.updates:  # those are read, and cleared when they are settled
                 gradients.clear(everything=everything)

@@ -118,7 +118,7 @@ def _precision(draft: Draft) -> PrecisionConfig:
         consecutive_hysteresis=draft.value("fp16.consecutive_hysteresis"),
         min_loss_scale=draft.value("fp16.min_loss_scale"),
         raise_error_at_min_scale=draft.value("fp16.raise_error_at_min_scale"),
-        cast_inputs=not (compute == "fp16" and draft.value("fp16.auto_cast") is False),
+        cast_inputs=compute != "fp32" and bool(draft.value(f"{compute}.auto_cast")),
         autocast_dtype=draft.value("torch_autocast.dtype") if draft.value("torch_autocast.enabled") else None,
         gradient_predivision=_predivision(draft),
     )

@@ -302,8 +302,8 @@ class PrecisionConfig:
     autocast_dtype: Dtype | None = None
     """Forward runs under torch.autocast with this dtype; None = it does not."""
 
-    cast_inputs: bool = True
-    """Cast fp32 arguments of the model to the compute dtype."""
+    cast_inputs: bool = False
+    """Cast fp32 arguments of the model to the compute dtype (`auto_cast`)."""
 
     gradient_predivision: float = 1.0
     """Gradients are divided by this before they travel; the rest of the division comes after the sum."""

@@ -353,6 +353,11 @@ def _make_reducer(options: CoreOptions, comm: Comm, ledger: MemoryLedger) -> Red
     )
 
 
+def until_closed(core: Core, handle: RemovableHandle) -> None:
+    """Remove a hook when the core is closed."""
+    core._handles.append(handle)
+
+
 def unit_of(core: Core, parameter: nn.Parameter) -> Unit:
     """The unit that holds a parameter of this model."""
     return next(unit for unit in core.units if any(parameter is member for member in unit.parameters))

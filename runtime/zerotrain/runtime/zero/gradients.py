@@ -204,6 +204,15 @@ class UnitGradients:
             self.attach()
 
 
+@torch.no_grad()
+def scale_gradients(gradients: UnitGradients, factor: float) -> None:
+    """Multiply what a step accumulated, what is not in the sum yet included. Between passes."""
+    if not gradients._is_blank:
+        gradients._sum.mul_(factor)
+    if gradients._flat is not None:
+        gradients._flat.mul_(factor)
+
+
 def shard_on(gradients: UnitGradients, device: torch.device) -> torch.Tensor:
     """`shard` where it is read on that device; the caller may overwrite it."""
     shard = gradients.shard

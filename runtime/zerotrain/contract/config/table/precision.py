@@ -39,6 +39,14 @@ PRECISION: tuple[Key, ...] = (
         effect="Skip a step whose gradients are not finite; false = apply it. Always on in fp16 and fp32.",
     ),
     Key(
+        path="bf16.auto_cast",
+        kind=Kind.BOOL,
+        default=False,
+        needs="bf16.enabled",
+        effect="Cast fp32 arguments of the model to bf16, nested ones too; false = they arrive as they are. "
+        "Not a key of DeepSpeed, which never casts them in bf16.",
+    ),
+    Key(
         path="bf16.store_param_remainders",
         kind=Kind.BOOL,
         default=None,
@@ -74,9 +82,9 @@ PRECISION: tuple[Key, ...] = (
     Key(
         path="fp16.auto_cast",
         kind=Kind.BOOL,
-        default=None,
+        default=False,
         needs="fp16.enabled",
-        effect="Cast fp32 arguments of the model to fp16; absent = true (DeepSpeed: false).",
+        effect="Cast fp32 arguments of the model to fp16, nested ones too; false = they arrive as they are.",
     ),
     Key(
         path="fp16.loss_scale",
