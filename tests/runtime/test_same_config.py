@@ -56,7 +56,7 @@ def test_every_setting_is_compared() -> None:
     config = resolve(load({**BASE, "scheduler": {"type": "WarmupLR", "params": {}}}), world_size=1)
     paths = [path for path, _ in settings_of(config)]
     assert paths == [path for path, _ in settings_of(resolve(load({"train_batch_size": 2}), world_size=1))]
-    free = {"notices", "unsupported", "report"}
+    free = {"notices", "unsupported", "report", "source"}
     assert {path.partition(".")[0].removesuffix(" (block)") for path in paths} == {
         item.name for item in fields(EngineConfig)
     } - free

@@ -41,8 +41,9 @@ _BLOCKS: Mapping[str, type] = {
     "aio": AioConfig,
     "checkpoint": CheckpointConfig,
 }
-_FREE = frozenset(("nvme_path", "paths", "notices", "unsupported", "report"))
-"""Folders may differ between machines; what the reader had to say is no setting."""
+_FREE = frozenset(("nvme_path", "paths", "notices", "unsupported", "report", "source"))
+"""Folders may differ between machines; neither what the reader had to say nor how it was written is a
+setting."""
 
 
 def check_same_config(config: EngineConfig, comm: Comm) -> None:

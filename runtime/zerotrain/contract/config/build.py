@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -43,8 +45,9 @@ _COUPLED_DECAY = ("SGD", "MuSGD", "Adagrad")
 """Optimizers whose weight decay is added to the gradient."""
 
 
-def build(draft: Draft, report: tuple[KeyReport, ...]) -> EngineConfig:
-    """The configuration; notices and refusals in the order in which they were found."""
+def build(draft: Draft, report: tuple[KeyReport, ...], written: Mapping[str, Any]) -> EngineConfig:
+    """The configuration; notices and refusals in the order in which they were found. `written` is the user's
+    JSON object."""
     zero: dict[str, Any] = {
         item.name: _offload(draft, item.name)
         if item.name in _OFFLOAD_BLOCKS
@@ -88,7 +91,21 @@ def build(draft: Draft, report: tuple[KeyReport, ...]) -> EngineConfig:
         notices=tuple(dict.fromkeys(draft.notices)),
         unsupported=tuple(dict.fromkeys(draft.unsupported)),
         report=report,
+        source=_without_auto(written, draft),
     )
+
+
+def _without_auto(written: Mapping[str, Any], draft: Draft) -> dict[str, Any]:
+    """A copy of what the user wrote, with the value that was computed in place of each "auto"."""
+    source: dict[str, Any] = copy.deepcopy(dict(written))
+    for path, given in draft.flat.given.items():
+        if isinstance(given.value, str) and given.value.casefold() == "auto" and path in draft.settled:
+            *blocks, name = given.written.split(".")
+            block = source
+            for part in blocks:
+                block = block[part]
+            block[name] = draft.settled[path].value
+    return source
 
 
 def _offload(draft: Draft, block: str) -> OffloadConfig | None:

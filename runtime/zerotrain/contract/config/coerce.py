@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .errors import ConfigError
-from .keys import Key, Kind
+from .keys import ENDLESS, Key, Kind
 
 _TRUTH = {"true": True, "false": False, 0: False, 1: True}
 _INT_LIMIT = 2**63  # what an engine counter or a tensor size can hold
@@ -55,6 +55,8 @@ class Coercer:
         raise self._error("must be true or false", value, "Write true or false without quotes.")
 
     def _int(self, value: Any) -> int:
+        if self._key.path in ENDLESS and value == math.inf:
+            return 0
         if isinstance(value, int) and not isinstance(value, bool):
             whole = value
         else:

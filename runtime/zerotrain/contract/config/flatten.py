@@ -123,11 +123,21 @@ class Flattener:
             self._enter(BLOCK_ALIASES[name], value, name, flat)
             return
         path = self._names.get(ZERO, {}).get(name)
+        if path is None and "." in name:
+            flat.notices.append(Notice(path=name, message=self._dotted(name)))
+            return
         if path is None:
             raise self.unknown(name, "", name, value)
         # People paste fragments of documentation without the object around them.
         flat.notices.append(Notice(path=name, message=f"Belongs inside {ZERO}; read as {path}."))
         self._enter(path, value, name, flat)
+
+    def _dotted(self, name: str) -> str:
+        """The notice for a top-level name with dots, which some programs write beside the blocks."""
+        block, _, key = name.rpartition(".")
+        known = block in self._blocks and key in self._names[block]
+        way_out = f"; write {key} within the object {block} instead" if known else ""
+        return f"Ignored, as in DeepSpeed: a dot in a name does not reach into an object{way_out}."
 
     def _legacy_offload(self, name: str, value: Any, written: str, flat: Flat) -> None:
         if value is None:

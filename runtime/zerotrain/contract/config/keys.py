@@ -134,6 +134,10 @@ def _fold(value: Any) -> Any:
     return value.casefold() if isinstance(value, str) else value
 
 
+ENDLESS = frozenset({"steps_per_print"})
+"""Keys that may be Infinity, which means never; Accelerate writes it."""
+
+
 BLOCK_ALIASES: Mapping[str, str] = {"bfloat16": "bf16"}
 """Older names of whole objects at the top level."""
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from zerotrain.contract.strict_json import JsonError, strict_json
 
 from .errors import ConfigError
+from .keys import ENDLESS
 
 MAX_DEPTH = 64
 """Nesting of objects and lists; real files use four. Far below the recursion limit of the JSON parser."""
@@ -96,7 +97,7 @@ def _tokenize(text: str, origin: str) -> list[Token]:
         elif text[at] == "#" or text.startswith(("//", "/*"), at):
             at = _skip_comment(text, at, origin)
         else:
-            token = _next_token(text, at, origin)
+            token = _next_token(text, at, origin, may_be_endless=_follows_endless_key(tokens))
             tokens.append(token)
             at += len(token.text)
     return tokens
@@ -122,7 +123,11 @@ def _skip_comment(text: str, at: int, origin: str) -> int:
     return end + 2
 
 
-def _next_token(text: str, at: int, origin: str) -> Token:
+def _follows_endless_key(tokens: list[Token]) -> bool:
+    return len(tokens) > 1 and tokens[-1].kind == ":" and tokens[-2].text.strip('"') in ENDLESS
+
+
+def _next_token(text: str, at: int, origin: str, *, may_be_endless: bool) -> Token:
     if text[at] in _PUNCTUATION:
         return Token(kind=text[at], start=at, text=text[at])
     if text[at] == '"':
@@ -137,7 +142,8 @@ def _next_token(text: str, at: int, origin: str) -> Token:
         return Token(kind="string", start=at, text=match.group())
     match = _BARE.match(text, at)
     word = match.group() if match else text[at]
-    if word not in _WORDS and not _NUMBER.fullmatch(word):
+    is_known = word in _WORDS or (may_be_endless and word == "Infinity")
+    if not is_known and not _NUMBER.fullmatch(word):
         raise ConfigError(
             position(origin, text, at),
             "a value must be a number, true, false, null, or a text in double quotes",

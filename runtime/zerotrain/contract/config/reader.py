@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 from zerotrain.contract.strict_json import JsonError, own_json, strict_json
 
 from .errors import ConfigError
+from .keys import ENDLESS
 from .lexer import MAX_DEPTH, position, to_strict_json
 
 MAX_BYTES = 4 << 20
@@ -135,7 +137,7 @@ def _decode_base64(source: str) -> str | None:
 def _from_mapping(source: Mapping[str, Any]) -> dict[str, Any]:
     """A deep copy through JSON, so that the caller's mapping is never shared and holds JSON types only."""
     try:
-        value: dict[str, Any] = own_json(json.dumps(_plain(source), allow_nan=False))
+        value: dict[str, Any] = own_json(json.dumps(_plain(source)))
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(
             "config", f"must hold JSON values only ({error})", type(source).__name__, "Use JSON types."
@@ -158,4 +160,13 @@ def _plain(value: Any, path: str = "", depth: int = 1) -> Any:
         return {key: _plain(item, f"{path}{key}.", depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item, path, depth + 1) for item in value]
+    _check_scalar(value, path.removesuffix("."))
     return value
+
+
+def _check_scalar(value: Any, path: str) -> None:
+    if not isinstance(value, str | int | float | None):
+        raise ConfigError(path, "must be a JSON value", type(value).__name__, "Use JSON types.")
+    is_endless = path in ENDLESS and value == math.inf
+    if isinstance(value, float) and not math.isfinite(value) and not is_endless:
+        raise ConfigError(path, "must be a finite number", value, "Write a finite number.")

@@ -57,7 +57,7 @@ def resolve(
     for rule in RULES:
         rule(draft)
     report = tuple(_verdict(draft, draft.keys[path]) for path in draft.keys if path in draft.settled)
-    return build(draft, report)
+    return build(draft, report, raw.values)
 
 
 def _settle(draft: Draft, key: Key, auto: AutoValues) -> None:

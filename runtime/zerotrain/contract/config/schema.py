@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from .written import WrittenMapping
+
 Dtype: TypeAlias = Literal["fp32", "bf16", "fp16"]
 OffloadDevice: TypeAlias = Literal["cpu", "nvme"]
 Encryption: TypeAlias = Literal["AEAD", "None"]
@@ -402,8 +404,11 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EngineConfig:
-    """Everything the engine needs, final. Refuse to run while `unsupported` is not empty."""
+class EngineConfig(WrittenMapping):
+    """Everything the engine needs, final. Refuse to run while `unsupported` is not empty.
+
+    As a mapping it is the JSON object as the user wrote it.
+    """
 
     world_size: int
     """Data-parallel ranks that the batch sizes were resolved for."""
@@ -463,3 +468,6 @@ class EngineConfig:
 
     report: tuple[KeyReport, ...] = ()
     """One entry per known key, in the order of the documentation."""
+
+    source: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    """The JSON object as the user wrote it, with computed values in place of `"auto"`."""

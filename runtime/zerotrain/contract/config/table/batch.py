@@ -112,7 +112,7 @@ LOGGING: tuple[Key, ...] = (
         default=None,
         minimum=0,
         effect="Steps between the engine's log lines on rank 0: step, skipped steps, rate, norm, loss scale, "
-        "time; 0 or absent = none, also where DeepSpeed prints every 10 steps.",
+        "time; 0, Infinity or absent = none, also where DeepSpeed prints every 10 steps.",
     ),
     Key(
         path="wall_clock_breakdown",
