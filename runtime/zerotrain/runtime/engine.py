@@ -26,6 +26,7 @@ from zerotrain.runtime.facade.checkpoints import Checkpoints
 from zerotrain.runtime.facade.export import Exports
 from zerotrain.runtime.facade.inspection import Inspection
 from zerotrain.runtime.facade.names import ConfigNames, StateNames
+from zerotrain.runtime.notices import say_where_gradients_are
 from zerotrain.runtime.offload.just_in_time import make_updater
 from zerotrain.runtime.optim.given import make_optimizer, make_schedule
 from zerotrain.runtime.optim.joint import JointRule
@@ -47,6 +48,7 @@ from zerotrain.runtime.zero.buffer import return_free_memory
 from zerotrain.runtime.zero.core import has_lost_spill
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
 from zerotrain.runtime.zero.layout import ModelLayout
+from zerotrain.runtime.zero.torch_calls import serve
 from zerotrain.runtime.zero.trees import replace_tensors
 
 
@@ -87,6 +89,7 @@ class Engine(Accumulation, Checkpoints, Exports, Inspection, ConfigNames, StateN
         self.memory = self.core.ledger
         optimizer.attach(self.core)
         optimizer.drop_gradients = self.zero_grad
+        serve(self.core)
         return_free_memory()  # what the model's own tensors took
         self.global_steps = 0
         self.skipped_steps = 0
@@ -208,6 +211,8 @@ class Engine(Accumulation, Checkpoints, Exports, Inspection, ConfigNames, StateN
         """
         self.check_open("step()")
         self.core.check_step()
+        if self.is_gradient_accumulation_boundary() and not self._in_no_sync:
+            self._before_update()
         if not self.end_micro_batch():
             return StepResult(step=self.global_steps, at_boundary=False)
         self.memory.enter("step")
@@ -239,8 +244,7 @@ class Engine(Accumulation, Checkpoints, Exports, Inspection, ConfigNames, StateN
         raised.
         """
         self.check_open("zero_grad()")
-        if self.core.has_gradients:
-            self.pipeline.drop()
+        self.pipeline.drop_any()
 
     def train(self, mode: bool = True) -> Engine:
         """Set the model's training mode."""
@@ -328,4 +332,5 @@ def _take_over(
     if asked.training_data is not None:
         loader = build_loader(asked.training_data, resolved, comm, asked.collate_fn)
     engine = Engine(model, resolved, comm=comm, optimizer=optimizer, scheduler=scheduler, plan=plan)
+    say_where_gradients_are(resolved, engine.core, comm)
     return engine, optimizer, loader, scheduler

@@ -6,18 +6,21 @@ For people who own their loop: `loss.backward(); optimizer.step(); optimizer.zer
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import torch
 from torch import nn
 
 from zerotrain.runtime.engine import Engine, initialize
 from zerotrain.runtime.facade.arguments import ConfigSource
+from zerotrain.runtime.optim.torch_face import TorchOptimizer, share_step_hooks
 from zerotrain.runtime.step import StepResult
 from zerotrain.runtime.zero.trees import replace_tensors
 
+Loss = TypeVar("Loss")
 
-class ShardedOptimizer:
+
+class ShardedOptimizer(TorchOptimizer):
     """What `shard` returns beside the model. All ranks call every method in the same order.
 
     Attributes:
@@ -26,10 +29,24 @@ class ShardedOptimizer:
     """
 
     def __init__(self, engine: Engine) -> None:
+        driven = engine.optimizer
+        super().__init__(driven.param_groups, driven.defaults)
         self.engine = engine
-        self.param_groups = engine.optimizer.param_groups
+        self.param_groups, self.state = driven.param_groups, driven.state
+        share_step_hooks(self, driven)
+        driven.followers.append(self)
+        driven.face = self
         engine.set_gradient_accumulation_boundary(True)  # every step() is one
         engine.core.at_boundary = lambda: False  # but nobody knows which backward is the last before it
+
+    @property
+    def num_updates(self) -> int:  # type: ignore[override]
+        """Steps that changed the weights; skipped ones do not count."""
+        return self.engine.optimizer.num_updates
+
+    def append_group(self, group: Mapping[str, Any]) -> None:
+        """See `add_param_group`."""
+        self.engine.optimizer.append_group(group)
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """The loss times the fp16 loss scale, to call `backward()` on; the loss itself otherwise.
@@ -38,28 +55,39 @@ class ShardedOptimizer:
         """
         return self.engine.scale(loss)
 
-    def step(self, closure: Callable[[], Any] | None = None) -> StepResult:
-        """Reduce, clip (as configured) and update by the gradients since the last `step` or `zero_grad`.
+    @overload  # type: ignore[override]  # torch's gives no result
+    def step(self, closure: None = None) -> StepResult: ...
 
-        `closure` computes loss and gradients, once.
+    @overload
+    def step(self, closure: Callable[[], Loss]) -> Loss: ...
+
+    def step(self, closure: Callable[[], Loss] | None = None) -> StepResult | Loss:
+        """Reduce, clip (as configured) and update by the gradients since the last `step` or `zero_grad`: a
+        `StepResult`.
+
+        `closure` computes loss and gradients, once; with one, its value is returned, as in torch, and the
+        result is `engine.last_step`.
         """
-        if closure is not None:
-            with torch.enable_grad():
-                closure()
-        return self.engine.step()
+        if closure is None:
+            return self.engine.step()
+        with torch.enable_grad():
+            loss = closure()
+        self.engine.step()
+        return loss
+
+    step.hooked = True  # type: ignore[attr-defined]  # torch wraps it otherwise; the engine calls the hooks
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients since the last step; `step()` does it, too."""
-        if self.engine.core.has_gradients:  # else an update in the background would be waited for
-            self.engine.pipeline.drop()
+        self.engine.pipeline.drop_any()
 
-    def state_dict(self) -> dict[str, Any]:
-        """JSON-able scalars; the tensors are sharded and go to `engine.save_checkpoint`."""
+    def scalars(self) -> dict[str, Any]:
+        """JSON-able state beside the tensors."""
         return self.engine.optimizer.scalars()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Undo `state_dict`."""
-        self.engine.optimizer.load_scalars(state)
+    def load_scalars(self, scalars: Mapping[str, Any]) -> None:
+        """Undo `scalars`."""
+        self.engine.optimizer.load_scalars(scalars)
 
 
 def shard(
@@ -67,16 +95,22 @@ def shard(
     config: ConfigSource,
     *,
     model_parameters: Iterable[nn.Parameter] | Iterable[Mapping[str, Any]] | None = None,
+    lr_scheduler: Any = None,
     unit_modules: Sequence[str | type[nn.Module]] | None = None,
 ) -> tuple[nn.Module, ShardedOptimizer]:
     """Partition a model over the ranks for a loop of your own: `(model, optimizer)`. Collective.
 
     The model is the same object. Call it, `loss.backward()`, `optimizer.step()`, `optimizer.zero_grad()` as
-    in plain PyTorch; divide losses by the number of micro-batches yourself. Arguments and errors as of
-    `initialize`.
+    in plain PyTorch; divide losses by the number of micro-batches yourself. `torch.nn.utils.clip_grad_norm_`,
+    `model.zero_grad()` and torch's schedules over the optimizer work; a schedule given as `lr_scheduler` is
+    moved on by `optimizer.step()`. Arguments and errors as of `initialize`.
     """
     engine, *_ = initialize(
-        model=model, config=config, model_parameters=model_parameters, unit_modules=unit_modules
+        model=model,
+        config=config,
+        model_parameters=model_parameters,
+        lr_scheduler=lr_scheduler,
+        unit_modules=unit_modules,
     )
     dtype = next(parameter.dtype for parameter in model.parameters() if parameter.requires_grad)
     if dtype is not torch.float32 and engine.config.precision.cast_inputs:

@@ -28,11 +28,9 @@ from zerotrain.runtime.optim.loss_division import LossDivision
 from zerotrain.runtime.optim.loss_scale import LossScaler
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
 from zerotrain.runtime.optim.updating import Updating
+from zerotrain.runtime.zero.clipping import clip_factor
 from zerotrain.runtime.zero.core import Core
 from zerotrain.runtime.zero.gradients import UnitGradients
-
-CLIP_EPSILON = 1e-6
-"""As in torch.nn.utils.clip_grad_norm_."""
 
 RELAYOUT_MARK = -1.0
 """In place of a step record's sum of squares: the rank did not come for a step, but rebuilds its units."""
@@ -194,6 +192,8 @@ class StepPipeline:
         seconds of waiting so far."""
         began = perf_counter()
         self._core.finish_backward()
+        for part in self._core.gradients.values():
+            part.settle()
         self._core.reducer.reduce_replicated()
         waited = 0.0
         while True:
@@ -288,9 +288,13 @@ class StepPipeline:
         bounds their global norm, which is known where they are reduced."""
         if self._clip_norm <= 0.0 or self._optimizer.is_local:
             return 1.0 / self._core.gradient_scale()
-        factor = self._clip_norm / (norm + CLIP_EPSILON)
-        # One that is not a number goes on, as in torch: nothing was bounded by it.
-        return (1.0 if factor > 1.0 else factor) / self._core.gradient_scale()
+        return clip_factor(self._clip_norm, norm) / self._core.gradient_scale()
+
+    def drop_any(self) -> None:
+        """`drop` where there is something; an update in the background is not waited for."""
+        parts = (part for part in self._core.gradients.values() if part.unit not in self._core.updates)
+        if self._core.has_gradients or any(part.is_touched for part in parts):
+            self.drop()
 
     def drop(self) -> None:
         """Forget what backward passes since the last step computed, also one that raised."""

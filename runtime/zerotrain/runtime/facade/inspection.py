@@ -40,6 +40,7 @@ class Inspection(EngineParts):
     """What the engine tells of itself."""
 
     _step_hooks: OrderedDict[int, StepHook]
+    _update_hooks: OrderedDict[int, StepHook]
     _step_log: StepLog
     _global_samples: int
     _traffic_of: tuple[ModelLayout, StepTraffic] | None
@@ -134,21 +135,33 @@ class Inspection(EngineParts):
             is_encrypted=spill is None or spill.encryption != "None",
         )
 
-    def register_step_hook(self, hook: StepHook) -> RemovableHandle:
+    def register_step_hook(self, hook: StepHook, *, before_update: bool = False) -> RemovableHandle:
         """Call `hook(result)` after every step boundary, skipped ones included; `handle.remove()` ends it.
 
         Hooks run in the order of their registration, when everything of the step is done: they may save,
-        evaluate or read states. What one raises comes out of `engine.step()`.
+        evaluate or read states. With `before_update` they run when the step begins and nothing has changed
+        yet: `get_full_grad` and `set_full_grad` work then, as does clipping; of the result, step, rate and
+        loss scale are known. What one raises comes out of `engine.step()`.
         """
-        handle = RemovableHandle(self._step_hooks)
-        self._step_hooks[handle.id] = hook
+        hooks = self._update_hooks if before_update else self._step_hooks
+        handle = RemovableHandle(hooks)
+        hooks[handle.id] = hook
         return handle
 
     def _begin_inspection(self) -> None:
-        self._step_hooks = OrderedDict()
+        self._step_hooks, self._update_hooks = OrderedDict(), OrderedDict()
         self._global_samples = 0
         self._traffic_of = None
         self._step_log = StepLog(self.config)
+
+    def _before_update(self) -> None:
+        """The step of a boundary begins."""
+        self.optimizer.before_step()
+        if self._update_hooks:
+            scale, lr = self.pipeline.scaler.scale, self.optimizer.lr
+            coming = StepResult(step=self.global_steps + 1, at_boundary=True, loss_scale=scale, lr=lr)
+            for hook in list(self._update_hooks.values()):
+                hook(coming)
 
     def _settle_device(self) -> None:
         """With `wall_clock_breakdown` on CUDA, a phase ends when the device is done with it."""
@@ -156,6 +169,7 @@ class Inspection(EngineParts):
             torch.cuda.synchronize(self.device)
 
     def _after_step(self, result: StepResult) -> None:
+        self.optimizer.after_step()
         samples = self.config.batch.train_batch_size
         self._global_samples += samples
         lines = self._step_log.add(

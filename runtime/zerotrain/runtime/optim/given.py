@@ -14,11 +14,12 @@ import torch
 from torch import nn
 
 from zerotrain.contract.config import ConfigError, EngineConfig, OptimizerConfig
-from zerotrain.runtime.optim.foreign import refuse_whole_tensor
-from zerotrain.runtime.optim.given_schedule import TorchSchedule, shadow_of
+from zerotrain.runtime.optim.foreign import ForeignRule, refuse_whole_tensor
+from zerotrain.runtime.optim.given_schedule import TorchSchedule
 from zerotrain.runtime.optim.groups import GroupError, listed
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
 from zerotrain.runtime.optim.schedule import LrSchedule, Schedule
+from zerotrain.runtime.optim.torch_face import refuse_step, share_step_hooks
 from zerotrain.runtime.zero.layout import ModelLayout
 
 Parameters = Iterable[nn.Parameter] | Iterable[Mapping[str, Any]]
@@ -56,8 +57,17 @@ def make_optimizer(
     if given is None:
         given = _made(optimizer, model, model_parameters)
     made = _adopt(given, model, layout, config)
-    given.param_groups = made.param_groups
+    _hand_over(given, made)
     return made
+
+
+def _hand_over(given: torch.optim.Optimizer, made: ZeroOptimizer) -> None:
+    """The script's object updates nothing any more; groups and hooks of either are those of both."""
+    given.param_groups = made.param_groups
+    made.followers.append(given)
+    if not isinstance(made.rule, ForeignRule):  # else it is a copy of it that steps, and calls them
+        share_step_hooks(made, given)
+    given.step = refuse_step  # type: ignore[method-assign]
 
 
 def make_schedule(optimizer: ZeroOptimizer, config: EngineConfig, lr_scheduler: Any = None) -> Schedule:
@@ -66,7 +76,7 @@ def make_schedule(optimizer: ZeroOptimizer, config: EngineConfig, lr_scheduler: 
     if lr_scheduler is None:
         return LrSchedule(optimizer.param_groups, config.scheduler)
     if isinstance(lr_scheduler, type) or not hasattr(lr_scheduler, "step"):
-        lr_scheduler = lr_scheduler(shadow_of(optimizer))
+        lr_scheduler = lr_scheduler(optimizer)
     return TorchSchedule(lr_scheduler, optimizer)
 
 

@@ -6,22 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
 
 from zerotrain.contract.config import ConfigError
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
 from zerotrain.runtime.optim.plain import from_plain, to_plain
-from zerotrain.runtime.optim.rules import SGDRule
-
-
-def shadow_of(optimizer: ZeroOptimizer) -> torch.optim.Optimizer:
-    """A torch optimizer for constructors of schedules: it shares the engine's groups and updates nothing."""
-    shadow = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.0)
-    shadow.param_groups = optimizer.param_groups
-    unused = "betas" if isinstance(optimizer.rule, SGDRule) else "momentum"
-    first = optimizer.param_groups[0]
-    shadow.defaults = {key: value for key, value in first.items() if key not in ("params", unused)}
-    return shadow
 
 
 class TorchSchedule:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -27,6 +27,7 @@ from zerotrain.runtime.optim.lamb import LambRule
 from zerotrain.runtime.optim.onebit import OneBitAdamRule
 from zerotrain.runtime.optim.plain import from_plain, to_plain
 from zerotrain.runtime.optim.rules import UpdateRule, rule_of
+from zerotrain.runtime.optim.torch_face import TorchOptimizer, refuse_step
 from zerotrain.runtime.optim.update import JointUpdate, SegmentStep, UnitKernel, Update, joint_update
 from zerotrain.runtime.zero.core import Core
 from zerotrain.runtime.zero.gradients import UnitGradients
@@ -66,7 +67,18 @@ def _json_values(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: list(group[key]) if key == "betas" else group[key] for key in GROUP_KEYS}
 
 
-class ZeroOptimizer:
+def _defaults(
+    config: OptimizerConfig, first: Mapping[str, Any], prototype: torch.optim.Optimizer | None
+) -> dict[str, Any]:
+    """As torch's optimizer of that kind has them: schedules that cycle momentum look for `betas` or
+    `momentum` in there."""
+    if prototype is not None:
+        return dict(prototype.defaults)
+    unused = {"SGD": ("betas",), "Adagrad": ("betas", "momentum")}.get(config.type, ("momentum",))
+    return {key: first[key] for key in GROUP_KEYS if key not in unused}
+
+
+class ZeroOptimizer(TorchOptimizer):
     """What `initialize` returns as the optimizer; `engine.step()` drives it.
 
     `param_groups` are plain dicts as in torch: schedules and users may set `lr`, `weight_decay`, `betas`,
@@ -91,7 +103,8 @@ class ZeroOptimizer:
         given = prototype.param_groups if prototype is not None else model_parameters
         is_foreign = is_torchs or prototype is not None
         self._config, self._names = config, names_of(model)
-        self.param_groups, group_of = build_groups(model, config, given, is_foreign=is_foreign)
+        groups, group_of = build_groups(model, config, given, is_foreign=is_foreign)
+        super().__init__(groups, _defaults(config, groups[0], prototype))
         self.rule = ForeignRule(prototype, self.param_groups) if prototype is not None else rule_for(config)
         # Before a schedule writes `lr`: a resume must tell what the user edited from what a run changed.
         self._configured = [_json_values(group) for group in self.param_groups]
@@ -136,26 +149,14 @@ class ZeroOptimizer:
         """The configuration of the optimizer that runs: the file's, or one for what the caller passed."""
         return self._config
 
-    def add_param_group(self, group: Mapping[str, Any]) -> None:
-        """A further group, of parameters that are frozen so far; they are trained from the step on that
-        follows their `requires_grad_()`. Call it before `load_checkpoint`, too.
-
-        Raises GroupError for parameters that have a group, and for an optimizer whose groups are fixed.
-        """
+    def append_group(self, group: Mapping[str, Any]) -> None:
+        """See `add_param_group`."""
         if isinstance(self.rule, (ForeignRule, OneBitAdamRule)):
             raise GroupError(
                 f"{type(self.rule).__name__} keeps the groups that it was made with; pass all to initialize"
             )
         append_group(self.param_groups, self.book.group_of, group, names=self._names, config=self._config)
         self._configured.append(_json_values(self.param_groups[-1]))
-
-    def update_all(self, parts: Sequence[UnitGradients], *, grad_scale: float) -> None:
-        """Update every unit's masters and weights with `gradient * grad_scale`. Overwrites the gradients.
-        Collective under a rule that works on all units together."""
-        update = self.begin_update(parts, grad_scale=grad_scale)
-        for name in update.order:
-            update.run(name)
-        update.finish()
 
     def begin_update(self, parts: Sequence[UnitGradients], *, grad_scale: float) -> Update | JointUpdate:
         """The next step's update of these units, in forward order, with the hyperparameters as they are now.
@@ -246,6 +247,8 @@ class ZeroOptimizer:
         """The same as `engine.zero_grad()`."""
         self.drop_gradients()
 
-    def step(self) -> None:
+    def step(self, closure: Callable[[], Any] | None = None) -> NoReturn:
         """Raise: the engine's step reduces, clips and updates together."""
-        raise RuntimeError("call engine.step() instead of optimizer.step(): it reduces, clips and updates")
+        refuse_step()
+
+    step.hooked = True  # type: ignore[attr-defined]  # torch wraps it otherwise; the engine calls the hooks

@@ -234,7 +234,8 @@ class Core:
         if self.is_torn or self._in_backward:
             raise RuntimeError(
                 "step() is not possible after a backward pass that raised, as the step's gradients are "
-                "incomplete; call zero_grad() on every rank and go on with another micro-batch"
+                "incomplete; call zero_grad() of the engine or the optimizer on every rank and go on with "
+                "another micro-batch"
             )
         stale = [unit.name for unit in self.holds if unit.placement.params_sharded]
         if stale:
@@ -331,6 +332,9 @@ class Core:
     def close(self) -> None:
         """Remove every hook and the spill file; the model keeps its parameters."""
         self.is_closed = True
+        for gradients in self.gradients.values():
+            if gradients.slots.are_hidden:
+                gradients.slots.empty()
         self.traffic.close()
         for handle in self._handles:
             handle.remove()

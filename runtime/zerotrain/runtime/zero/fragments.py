@@ -212,7 +212,9 @@ class _Place:
                 f"there is no gradient of {self.segment.fqn!r}: step() clears gradients; "
                 "read it between backward() and step()"
             )
-        return self.core.gradients[self.unit.name]
+        gradients = self.core.gradients[self.unit.name]
+        gradients.settle()
+        return gradients
 
     def master_part(self) -> torch.Tensor:
         """A copy of this rank's part of the master, or of the weight of a frozen parameter, on the device."""

@@ -3,18 +3,21 @@
 Autograd accumulates in place into `p.grad`, so `p.grad` are views of one flat buffer and no hook per
 parameter is needed. That buffer *is* the fp32 accumulator where dtype and placement allow it; otherwise it is
 a zero-filled buffer that exists from the first gradient of a backward pass to the reduction. Parameters that
-got no gradient keep zeros.
+got no gradient keep zeros. What `p.grad` is when that buffer is gone: `slots.py`.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from zerotrain.runtime.zero.buffer import flat_zeros
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
 from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
+from zerotrain.runtime.zero.slots import GradientSharded, GradientSlots
 from zerotrain.runtime.zero.unit import Unit
 
 
@@ -52,10 +55,11 @@ class UnitGradients:
         """Stages 0 and 1: the accumulator holds this step's sum over the ranks already."""
         self._flat: torch.Tensor | None = None
         self._views: list[torch.Tensor] = []
-        self._is_detached = False
+        self.slots = GradientSlots(unit, partial(parts_of, self))
         self.download: Callable[[], torch.Tensor] | None = None
         """Brings `shard` to host memory where the states are there and the gradients are not."""
         self._direct_views = unit.views_of(self._sum) if self.is_direct else []
+        self._clean_version = self._sum._version
         if self.is_direct:
             self.attach()
 
@@ -90,35 +94,43 @@ class UnitGradients:
         """Whether a buffer holds gradients that are not in the accumulator yet."""
         return self._flat is not None
 
+    @property
+    def is_touched(self) -> bool:
+        """Whether anything was added since `clear`, also by a backward pass that no hook saw."""
+        if self.is_direct and self._sum._version != self._clean_version:
+            return True
+        return self.is_open or not (self.is_direct or self._is_blank) or self.slots.have_strays()
+
     def attach(self) -> None:
-        """Point every `p.grad` at its view; a gradient that is already there is kept."""
+        """Point every `p.grad` at its view; a gradient that is already there is kept, one that was there and
+        is not any more was dropped by the script."""
         writes_through = self.is_direct and not self.is_reduced
         if not writes_through and self._flat is None:
             layout = self.unit.layout
             self._flat = self.unit.comm.memory.borrow(layout.padded_numel, TORCH_DTYPES[layout.dtype])
             self._ledger.add(Kind.AUTOGRAD, layout.num_bytes)
             self._views = self.unit.views_of(self._flat)
-        self._is_detached = False
         views = self._direct_views if writes_through else self._views
-        with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
-            for parameter, view in zip(self.unit.parameters, views, strict=True):
-                found = parameter.grad
-                if found is not view:
-                    if found is not None:
-                        check_stray(self.unit, parameter)
-                        view.add_(found)
-                    parameter.grad = view
+        lost, strays = self.slots.fill(views)
+        for index in lost:
+            self.slots.change(index, torch.Tensor.zero_)
+        for index, found in strays:
+            check_stray(self.unit, index, is_assigned=index in lost)
+            with torch.no_grad():
+                views[index].add_(found)
 
-    def has_strays(self) -> bool:
-        """Whether autograd made a gradient of its own because the buffer was not attached."""
-        if self._flat is not None:
-            return False
-        with torch._C.DisableTorchFunctionSubclass():
-            found = [parameter.grad for parameter in self.unit.parameters]
-        if self.is_direct and not self.is_reduced:
-            pairs = zip(found, self._direct_views, strict=True)
-            return any(grad is not None and grad is not view for grad, view in pairs)
-        return any(grad is not None for grad in found)
+    def settle(self) -> None:
+        """Before the gradients are read and before the step: take in what scripts and autograd left in
+        `p.grad` since the last backward pass."""
+        shown, found = self.slots.shown, self.slots.found()
+        if shown is not None and all(map(operator.is_, found, shown)):
+            return
+        if self.slots.have_strays():
+            self.attach()
+        elif shown is not None:
+            lost, _ = self.slots.fill(shown)
+            for index in lost:
+                self.slots.change(index, torch.Tensor.zero_)
 
     def take(self) -> torch.Tensor:
         """Hand out the flat buffer of this backward pass (zeros if there is none) and detach from it."""
@@ -127,7 +139,7 @@ class UnitGradients:
         flat = self._flat
         assert flat is not None  # attach() made it: direct gradients are never taken
         self._flat, self._views = None, []
-        self.detach()
+        self.slots.hide()
         return flat
 
     def take_whole(self) -> torch.Tensor:
@@ -143,15 +155,8 @@ class UnitGradients:
         self.fold()
         self.is_reduced = True
         if self.is_direct:
-            self.detach()
+            self.slots.hide()
         return self.accumulator
-
-    def detach(self) -> None:
-        """Leave the parameters without gradients, until `clear` if autograd writes into the accumulator."""
-        self._is_detached = True
-        with torch._C.DisableTorchFunctionSubclass():
-            for parameter in self.unit.parameters:
-                parameter.grad = None
 
     def release(self, flat: torch.Tensor) -> None:
         """Count a buffer from `take` as gone; the caller drops it. An accumulator stays."""
@@ -175,7 +180,7 @@ class UnitGradients:
 
     def dispose(self) -> None:
         """Give all memory back, between steps; the parameters have no gradients then."""
-        self.detach()
+        self.slots.empty()
         self._ledger.add(Kind.GRADS, -self._sum.nbytes)
         if not self.unit.placement.grads_sharded:
             self.unit.comm.memory.drop(self._sum)
@@ -196,12 +201,29 @@ class UnitGradients:
         if everything:
             if self.is_open:
                 self.release(self.take())
-            self.detach()
+            self.slots.empty()
         if not is_wiped:
             self.wipe()
         self.is_reduced = False
-        if self.is_direct and self._is_detached:
+        if self.is_direct and self.slots.shown is not self._direct_views:
             self.attach()
+        elif not self.is_direct and self.slots.shown is not None:
+            self.slots.empty()
+        self._clean_version = self._sum._version
+
+
+def parts_of(gradients: UnitGradients, index: int) -> list[torch.Tensor]:
+    """What this rank has of one parameter's gradient: its part of the sum, and what is not in it yet."""
+    unit = gradients.unit
+    segment = unit.layout.segments[index]
+    low, high = (unit.start, unit.stop) if unit.placement.grads_sharded else (0, unit.layout.padded_numel)
+    start, stop = max(low, segment.start), min(high, segment.stop)
+    found = []
+    if start < stop and not gradients._is_blank:
+        found.append(gradients._sum[start - low : stop - low])
+    if gradients._flat is not None:
+        found.append(gradients._views[index])
+    return found
 
 
 @torch.no_grad()
@@ -232,8 +254,12 @@ def own_part_of(unit: Unit, gradients: torch.Tensor) -> torch.Tensor:
     return gradients if unit.placement.grads_sharded else gradients[unit.start : unit.stop]
 
 
-def check_stray(unit: Unit, parameter: torch.Tensor) -> None:
-    """Raise GradientOutsideModule for a gradient that autograd made when the weights were elsewhere."""
-    if unit.placement.params_sharded:
-        index = next(i for i, member in enumerate(unit.parameters) if member is parameter)
-        raise GradientOutsideModule(unit.layout.segments[index].fqn, unit.layout.module)
+def check_stray(unit: Unit, index: int, *, is_assigned: bool = False) -> None:
+    """Raise GradientOutsideModule for a gradient that autograd made when the weights were elsewhere,
+    GradientSharded for one that a script put in the place of the engine's."""
+    if not unit.placement.params_sharded:
+        return
+    fqn = unit.layout.segments[index].fqn
+    if is_assigned:
+        raise GradientSharded(fqn, "an assignment")
+    raise GradientOutsideModule(fqn, unit.layout.module)

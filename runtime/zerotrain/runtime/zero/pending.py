@@ -111,7 +111,7 @@ class PendingUpdates:
         self._publication = [unit for unit in publication if unit in tickets and _is_published(unit)]
         for unit in tickets:
             unit.pending = partial(self.settle, unit)
-            gradients[unit.name].detach()
+            gradients[unit.name].slots.empty()
             if not unit.placement.params_sharded:
                 conceal(unit)
 

@@ -1,0 +1,33 @@
+"""What scripts must know of a stage and nothing would tell them, said once at the start."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+
+from zerotrain.contract.config import EngineConfig
+from zerotrain.runtime.comm.group import Comm
+from zerotrain.runtime.zero.core import Core
+
+
+def where_gradients_are(config: EngineConfig, core: Core) -> str | None:
+    """How to reach gradients where `p.grad` never holds one after a backward pass; None where it does."""
+    if not any(part.unit.placement.grads_sharded for part in core.gradients.values()):
+        return None
+    return (
+        f"zero_optimization.stage {config.zero.stage}: p.grad holds no values after backward; read a "
+        "gradient with zerotrain.runtime.get_full_grad(parameter) on every rank, between backward and "
+        "step or in a hook of engine.register_step_hook(hook, before_update=True)"
+    )
+
+
+def say_where_gradients_are(config: EngineConfig, core: Core, comm: Comm) -> None:
+    """Log it once in the process, on rank 0."""
+    text = where_gradients_are(config, core)
+    if text is not None and comm.rank == 0:
+        _log(text)
+
+
+@cache
+def _log(text: str) -> None:
+    logging.getLogger("zerotrain").warning(text)

@@ -1,0 +1,173 @@
+"""The engine's optimizers as `torch.optim.Optimizer`s, so that torch's schedules and scalers, Lightning and
+Accelerate take them.
+
+The base class brings hooks, `defaults` and `param_groups`; whatever torch does with states or with a step of
+its own is done right here, or raises and says what to call. docs/adr/0050-gradients-of-others-code.md.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Mapping
+from itertools import chain
+from typing import Any, NoReturn
+
+import torch
+from torch.optim import optimizer as torchs
+
+from zerotrain.runtime.zero.clipping import clip_grad_norm_
+
+SCALARS = "zerotrain"
+"""Key of a state dict beside torch's `state` and `param_groups`."""
+
+
+class ShardedStates(defaultdict[torch.Tensor, Any]):
+    """`optimizer.state`: empty, as states are parts on the ranks. Looking a parameter up raises KeyError."""
+
+    def __missing__(self, key: Any) -> NoReturn:
+        raise KeyError(
+            "optimizer.state holds nothing, as optimizer states are divided among the ranks; read one with "
+            "zerotrain.runtime.get_full_optimizer_state(parameter, kind), on every rank, or this rank's part "
+            "with get_local_optimizer_state"
+        )
+
+
+class TorchOptimizer(torch.optim.Optimizer):
+    """What `initialize` and `shard` return as the optimizer.
+
+    Attributes:
+        param_groups: the very dicts that the engine reads at every step.
+        num_updates: steps that changed the weights.
+        followers: optimizers over the same groups, this one first; a schedule over any of them sees that a
+            step was taken.
+        face: the one that hooks are called with.
+    """
+
+    num_updates: int
+    _is_made = False
+
+    def __init__(self, groups: list[dict[str, Any]], defaults: dict[str, Any]) -> None:
+        """`groups` are taken as they are, also those of frozen parameters."""
+        super().__init__(groups, defaults)
+        self._is_made = True
+        self.state = ShardedStates()
+        self.followers: list[torch.optim.Optimizer] = [self]
+        self.face: torch.optim.Optimizer = self
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """A further group, of parameters that are frozen so far; they are trained from the step on that
+        follows their `requires_grad_()`. Call it before `load_checkpoint`, too.
+
+        Raises GroupError for parameters that have a group, and for an optimizer whose groups are fixed.
+        """
+        if self._is_made:
+            self.append_group(param_group)
+        else:
+            self.param_groups.append(param_group)
+
+    def append_group(self, group: Mapping[str, Any]) -> None:
+        """See `add_param_group`."""
+        raise NotImplementedError
+
+    def scalars(self) -> dict[str, Any]:
+        """JSON-able state beside the tensors."""
+        raise NotImplementedError
+
+    def load_scalars(self, scalars: Mapping[str, Any]) -> None:
+        """Undo `scalars`."""
+        raise NotImplementedError
+
+    def clip_grad_norm_(
+        self,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
+    ) -> torch.Tensor:
+        """Scale the gradients of this step so that their norm over all parameters and ranks is at most
+        `max_norm`, and give the norm that they had. Collective; between `backward` and `step`.
+
+        The arguments are those of `torch.nn.utils.clip_grad_norm_`; `foreach` changes nothing. Raises
+        RuntimeError for a norm that is not finite, if asked to, and in forward and backward.
+        """
+        parameters = chain.from_iterable(group["params"] for group in self.param_groups)
+        return clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite=error_if_nonfinite)
+
+    def state_dict(self) -> dict[str, Any]:
+        """torch's form, of plain values: groups and counts. `state` is empty, as moments are divided among
+        the ranks: they are in `engine.save_checkpoint`."""
+        return {**super().state_dict(), SCALARS: self.scalars()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over the groups' values of `state_dict`, into the dicts that are there.
+
+        Raises RuntimeError where moments would have to come along: load a checkpoint of the engine first.
+        Raises ValueError for other groups.
+        """
+        state = dict(state_dict)
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            changed = before(self, state)
+            state = state if changed is None else changed
+        groups: list[dict[str, Any]] = state["param_groups"]
+        self._check_loadable(state, groups)
+        if SCALARS in state:
+            self.load_scalars(state[SCALARS])
+        for mine, saved in zip(self.param_groups, groups, strict=True):
+            mine.update({key: copy.deepcopy(value) for key, value in saved.items() if key != "params"})
+        for after in self._optimizer_load_state_dict_post_hooks.values():
+            after(self)
+
+    def _check_loadable(self, state: Mapping[str, Any], groups: list[dict[str, Any]]) -> None:
+        sizes = [len(group["params"]) for group in groups]
+        mine = [len(group["params"]) for group in self.param_groups]
+        if sizes != mine:
+            raise ValueError(
+                f"the state dict has parameter groups of {sizes} parameters, this optimizer of {mine}; pass "
+                "the same model_parameters"
+            )
+        updates = int(state[SCALARS]["num_updates"]) if SCALARS in state else 0
+        if state["state"] or updates != self.num_updates:
+            raise RuntimeError(
+                f"load_state_dict cannot restore optimizer states ({updates} updates there, "
+                f"{self.num_updates} here): they are divided among the ranks. Save and load them with "
+                "engine.save_checkpoint and engine.load_checkpoint, or set those of a plain torch optimizer "
+                "with zerotrain.runtime.set_full_optimizer_state(parameter, kind, value) on every rank"
+            )
+
+    def before_step(self) -> None:
+        """Run the hooks of `register_step_pre_hook`; the engine calls it before each update."""
+        hooks = torchs._global_optimizer_pre_hooks, self._optimizer_step_pre_hooks
+        for hook in chain(*(list(each.values()) for each in hooks)):
+            hook(self.face, (), {})
+
+    def after_step(self) -> None:
+        """Run those of `register_step_post_hook`, and let schedules know that there was a step."""
+        for each in self.followers:
+            each._opt_called = True  # type: ignore[attr-defined]  # torch.optim.lr_scheduler's own mark
+        hooks = self._optimizer_step_post_hooks, torchs._global_optimizer_post_hooks
+        for hook in chain(*(list(each.values()) for each in hooks)):
+            hook(self.face, (), {})
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            "an engine drives this optimizer, so it cannot be copied or pickled; engine.save_checkpoint "
+            "saves its states, on every rank, and state_dict() gives its groups"
+        )
+
+
+def share_step_hooks(one: torch.optim.Optimizer, other: torch.optim.Optimizer) -> None:
+    """Hooks registered on either run with the engine's steps."""
+    one._optimizer_step_pre_hooks = other._optimizer_step_pre_hooks
+    one._optimizer_step_post_hooks = other._optimizer_step_post_hooks
+
+
+def refuse_step(*_: Any, **__: Any) -> NoReturn:
+    """`step()` of an optimizer that was passed to `initialize`: the weights are the engine's now."""
+    raise RuntimeError(
+        "call engine.step() instead of optimizer.step(): it reduces, clips and updates; an optimizer that "
+        "was passed to initialize() updates nothing by itself any more"
+    )
+
+
+refuse_step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # schedules warn of a replaced step()
