@@ -61,7 +61,7 @@ def test_the_fence_holds_for_the_background(tmp_path: Path) -> None:
 
 def test_state_without_a_durable_form_is_told_at_once(tmp_path: Path) -> None:
     for text in run_ranks(2, background_saves.cannot_be_stored, str(tmp_path)):
-        assert "client_state must be JSON: client_state.rng[1].x is object" in text
+        assert "client_state.rng[1].x is of type object" in text
 
 
 def test_saves_and_loads_wait_for_the_one_before(tmp_path: Path) -> None:

@@ -137,5 +137,5 @@ def test_client_state_that_could_not_be_read_back_is_refused_at_the_save(depth: 
     for _ in range(depth):
         nested = [nested]
     options = checkpoint.SaveOptions(owner=OWNER, client_state={"a": nested})
-    with pytest.raises(checkpoint.CheckpointError, match="client_state must be JSON"):
+    with pytest.raises(checkpoint.CheckpointError, match="nested more than"):
         checkpoint.save(make_state(0, layout_for(1)), folder, step=5, options=options, group=SingleRank())

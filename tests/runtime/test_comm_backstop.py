@@ -20,8 +20,9 @@ from tests.support.ranks import run_ranks
 from zerotrain.contract.launch import CommEnv, LaunchSpec, RankEnv
 from zerotrain.runtime.comm import watchdog
 from zerotrain.runtime.comm.group import DEFAULT_TIMEOUT, Comm, timeout_of
+from zerotrain.runtime.comm.judge import Progress
 from zerotrain.runtime.comm.start import init_distributed
-from zerotrain.runtime.comm.watchdog import Progress, Watchdog, own_store
+from zerotrain.runtime.comm.watchdog import Watchdog, own_store
 from zerotrain.runtime.train import rendezvous
 from zerotrain.runtime.zero.hierarchy import NodeHops
 from zerotrain.runtime.zero.ledger import MemoryLedger
@@ -159,8 +160,8 @@ def test_a_script_that_makes_the_group_itself_waits_as_long() -> None:
 
 
 def test_ranks_that_can_never_meet_are_told_as_soon_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert CommEnv().watchdog_seconds * watchdog.MISMATCH_SHARE == watchdog.MAX_MISMATCH_S
-    monkeypatch.setattr(watchdog, "MAX_MISMATCH_S", 0.2)
+    assert CommEnv().watchdog_seconds * watchdog.PATIENCE_SHARE > watchdog.MAX_PATIENCE_S
+    monkeypatch.setattr(watchdog, "MAX_PATIENCE_S", 0.2)
     verdicts: queue.Queue[str] = queue.Queue()
     store = dist.HashStore()  # type: ignore[attr-defined]
     store.set("zerotrain-watchdog/1", Progress(started=1, recent={1: "B"}, waiting_for=1).to_json())
@@ -235,7 +236,7 @@ _ABORTED: dict[str, threading.Event] = {}
 def part_as_on_gpus(port: int, hop: str) -> str:
     """What a rank is told whose rank 1 goes on to another collective than the subgroups'."""
     join_two_nodes(port)
-    watchdog.MAX_MISMATCH_S = 1.0
+    watchdog.MAX_PATIENCE_S = 1.0
     comm = Comm(device=torch.device("cpu"))
     hops = NodeHops(comm)
     setattr(dist, "all_to_all_single", lambda *_, group, async_op: UntilAborted(group))  # noqa: B010

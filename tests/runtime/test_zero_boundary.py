@@ -90,7 +90,7 @@ def poisoned(stage: int, poison: float, where: str) -> dict[str, Any]:
         seen["skipped"].append(result.skipped)
         if step == 2:
             seen["unchanged"] = state_bytes(engine) == before
-            seen["lr_steps"] = engine.scheduler.num_updates
+            seen["lr_steps"] = engine.schedule.num_updates
     seen["steps"] = (engine.global_steps, engine.skipped_steps)
     with zt.full_parameters(model):
         seen["finite"] = all(bool(torch.isfinite(p).all()) for p in model.parameters())

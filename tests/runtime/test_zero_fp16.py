@@ -138,7 +138,7 @@ def overflowing(stage: int, folder: str) -> dict[str, Any]:
         seen["skipped"].append(result.skipped)
         seen["norms"].append(result.grad_norm)
         seen["unchanged"].append(state_bytes(engine) == before)
-    seen["updates"] = engine.optimizer.num_updates, engine.scheduler.num_updates, engine.skipped_steps
+    seen["updates"] = engine.optimizer.num_updates, engine.schedule.num_updates, engine.skipped_steps
     return seen
 
 

@@ -56,7 +56,7 @@ def load_parts(folder: str) -> dict[str, Any]:
             "has moments": moments(fresh) > 0,
             "steps": fresh.global_steps,
             "updates": fresh.optimizer.num_updates,
-            "schedule": fresh.scheduler.state_dict()["num_updates"],
+            "schedule": fresh.schedule.state_dict()["num_updates"],
             "client": client,
             "own generators": torch.equal(random_before, torch.get_rng_state()),
         }

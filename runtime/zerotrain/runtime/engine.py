@@ -74,16 +74,17 @@ class Engine(Accumulation, Checkpoints, Exports, Inspection, ConfigNames, StateN
         *,
         comm: Comm,
         optimizer: ZeroOptimizer,
-        scheduler: Schedule,
+        schedule: Schedule,
         plan: Callable[[], ModelLayout],
     ) -> None:
-        """`plan` lays the model out as it is when called."""
+        """`schedule` may be a constant one that nobody asked for; `plan` lays the model out as it is when
+        called."""
         self.module = module
         self.config = config
         self.comm = comm
         self.rank, self.world_size, self.device = comm.rank, comm.world_size, comm.device
         self.optimizer = optimizer
-        self.scheduler = scheduler
+        self.schedule = schedule
         updater = make_updater(config, comm, is_elementwise=not isinstance(optimizer.rule, JointRule))
         self.core = build_core(module, config, optimizer, comm, just_in_time=updater is not None)
         self.memory = self.core.ledger
@@ -118,6 +119,7 @@ class Engine(Accumulation, Checkpoints, Exports, Inspection, ConfigNames, StateN
         self.check_open("a forward pass")
         began = self.clock.now()
         self.memory.enter("forward")
+        self.look_at_batch(args, kwargs)
         if self._compute_dtype is not torch.float32 and self.config.precision.cast_inputs:
             args, kwargs = replace_tensors(
                 (args, kwargs),
@@ -129,8 +131,12 @@ class Engine(Accumulation, Checkpoints, Exports, Inspection, ConfigNames, StateN
                 "the model was compiled after initialize(), whose hooks torch.compile cannot trace; call "
                 "torch.compile (or module.compile()) on the model or its blocks before initialize()"
             )
-        with self._autocast():
-            output = self.module(*args, **kwargs)
+        try:
+            with self._autocast():
+                output = self.module(*args, **kwargs)
+        except BaseException as error:
+            self.comm.note_error(error)
+            raise
         self._settle_device()
         self.clock.add("forward", since=began)
         return output
@@ -149,6 +155,7 @@ class Engine(Accumulation, Checkpoints, Exports, Inspection, ConfigNames, StateN
             raise ValueError(
                 f"loss must hold one element; got shape {tuple(loss.shape)}: reduce it, e.g. loss.mean()"
             )
+        self.check_batch(loss)
         began = self.clock.now()
         self.memory.enter("backward")
         begins = not self.core.has_gradients
@@ -159,6 +166,7 @@ class Engine(Accumulation, Checkpoints, Exports, Inspection, ConfigNames, StateN
         except BaseException as error:
             if self._argument_watch is not None:
                 self._argument_watch.explain_backward(error)
+            self.comm.note_error(error)
             self.core.is_torn = True
             if not has_lost_spill(self.core):  # else this rank goes no further, and the others learn it so
                 self.core.finish_backward()
@@ -169,11 +177,13 @@ class Engine(Accumulation, Checkpoints, Exports, Inspection, ConfigNames, StateN
         return loss
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
-        """The loss times the fp16 loss scale, to call `backward()` on instead of `engine.backward`.
+        """The loss times the fp16 loss scale and the batch's weight, to call `backward()` on instead of
+        `engine.backward`.
 
         The loss itself where nothing is scaled. It is not divided by the accumulation steps.
         """
         self._has_scaled = True
+        loss = self.weighted(loss)
         scaler = self.pipeline.scaler
         return loss.float() * scaler.scale if scaler.is_active else loss  # fp16 would overflow here already
 
@@ -183,6 +193,11 @@ class Engine(Accumulation, Checkpoints, Exports, Inspection, ConfigNames, StateN
             raise RuntimeError(
                 "fp16 gradients need a scaled loss: call engine.backward(loss), or scale(loss).backward() of "
                 "the engine or of the sharded optimizer, instead of loss.backward()"
+            )
+        if self.batch_weight != 1.0 and not self._has_scaled:
+            raise RuntimeError(
+                'with uneven_inputs "join" losses are weighted: call engine.backward(loss), or '
+                "scale(loss).backward() of the engine or of the sharded optimizer, instead of loss.backward()"
             )
 
     def _before_pass(self) -> None:
@@ -224,7 +239,7 @@ class Engine(Accumulation, Checkpoints, Exports, Inspection, ConfigNames, StateN
         if outcome.result.skipped:
             self.skipped_steps += 1
         else:
-            self.scheduler.step()
+            self.schedule.step()
         self.stop_agreed = outcome.stop
         self._settle_device()
         self.clock.restart()
@@ -276,7 +291,7 @@ class Engine(Accumulation, Checkpoints, Exports, Inspection, ConfigNames, StateN
 
 
 @taking(Arguments)
-def initialize(asked: Arguments) -> tuple[Engine, ZeroOptimizer, DataLoader[Any] | None, Schedule]:
+def initialize(asked: Arguments) -> tuple[Engine, ZeroOptimizer, DataLoader[Any] | None, Schedule | None]:
     """Take a model over for training on all ranks: `(engine, optimizer, loader, scheduler)`. Collective.
 
     The arguments are DeepSpeed's, in its order, and `unit_modules`; name them. `model` and a configuration
@@ -286,10 +301,11 @@ def initialize(asked: Arguments) -> tuple[Engine, ZeroOptimizer, DataLoader[Any]
         args: an object whose `deepspeed_config` names the configuration, where `config` does not.
         model: built normally on every rank (rank 0's values are used) or on the meta device within
             `init_context`. It moves to this rank's device.
-        optimizer, lr_scheduler: torch's, or functions that make them; None = as configured.
+        optimizer, lr_scheduler: torch's, or functions that make them; None = as configured. Where neither
+            gives a schedule, the fourth value is None and every group keeps its rate.
         model_parameters: parameters or parameter groups as for a torch optimizer; None = all trainable ones.
-        training_data: a map-style dataset; the loader gives each rank its part in micro-batches. None = no
-            loader.
+        training_data: a map-style or iterable data set; the loader gives each rank its part in micro-batches,
+            in a new order in every epoch. None = no loader.
         distributed_port: of the rendezvous, where the environment sets no MASTER_PORT.
         mpu: object with the groups of tensor parallelism, as Megatron's.
         dist_init_required: False = the process group must exist already.
@@ -309,14 +325,15 @@ def initialize(asked: Arguments) -> tuple[Engine, ZeroOptimizer, DataLoader[Any]
     comm = join_ranks(asked.mpu)
     try:
         return _take_over(model, source, asked, comm)
-    except BaseException:
+    except BaseException as error:
+        comm.note_error(error)
         comm.close()
         raise
 
 
 def _take_over(
     model: nn.Module, source: ConfigSource, asked: Arguments, comm: Comm
-) -> tuple[Engine, ZeroOptimizer, DataLoader[Any] | None, Schedule]:
+) -> tuple[Engine, ZeroOptimizer, DataLoader[Any] | None, Schedule | None]:
     """`initialize` from the groups on."""
     supplied = () if asked.mpu is None else ("mpu",)
     resolved = read_config(source, world_size=comm.world_size, model=model, supplied=supplied)
@@ -327,10 +344,9 @@ def _take_over(
         model, plan(), resolved, optimizer=asked.optimizer, model_parameters=asked.model_parameters
     )
     resolved = settle_encoding(resolved, optimizer)
-    scheduler = make_schedule(optimizer, resolved, asked.lr_scheduler)
-    loader = None
-    if asked.training_data is not None:
-        loader = build_loader(asked.training_data, resolved, comm, asked.collate_fn)
-    engine = Engine(model, resolved, comm=comm, optimizer=optimizer, scheduler=scheduler, plan=plan)
+    schedule = make_schedule(optimizer, resolved, asked.lr_scheduler)
+    loader = build_loader(asked.training_data, resolved, comm, asked.collate_fn)
+    engine = Engine(model, resolved, comm=comm, optimizer=optimizer, schedule=schedule, plan=plan)
     say_where_gradients_are(resolved, engine.core, comm)
-    return engine, optimizer, loader, scheduler
+    engine.follow_loader(loader)
+    return engine, optimizer, loader, engine.scheduler

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import Dataset
 
 from zerotrain.contract.config import AutoValues, ConfigError, EngineConfig, load, resolve
 from zerotrain.contract.config.encoding import REMAINDERS, can_split_master
@@ -19,6 +19,7 @@ from zerotrain.runtime.agreement import check_same_config
 from zerotrain.runtime.comm.group import Comm, pick_device
 from zerotrain.runtime.comm.model_parallel import ModelParallel
 from zerotrain.runtime.construct.values import origins_of, take_values
+from zerotrain.runtime.data.epochs import EpochLoader, make_loader
 from zerotrain.runtime.offload.fit import check_fit
 from zerotrain.runtime.offload.spill import make_param_tier, make_staging, open_vault
 from zerotrain.runtime.offload.tiers import make_tiers
@@ -240,20 +241,16 @@ def _check_agreement(layout: ModelLayout, comm: Comm) -> None:
 
 
 def build_loader(
-    data: Dataset[Any], config: EngineConfig, comm: Comm, collate_fn: Callable[[list[Any]], Any] | None
-) -> DataLoader[Any]:
-    """Micro-batches of this rank's part of a map-style dataset, shuffled the same way on every rank."""
-    sampler: DistributedSampler[Any] = DistributedSampler(
+    data: Dataset[Any] | None, config: EngineConfig, comm: Comm, collate_fn: Callable[[list[Any]], Any] | None
+) -> EpochLoader | None:
+    """Micro-batches of this rank's part of a data set, see `make_loader`; None where there is none."""
+    if data is None:
+        return None
+    return make_loader(
         data,
-        num_replicas=comm.world_size,
         rank=comm.rank,
-        shuffle=True,
+        world_size=comm.world_size,
+        micro_batch_size=config.batch.micro_batch_size,
         drop_last=config.dataloader_drop_last,
-    )
-    return DataLoader(
-        data,
-        batch_size=config.batch.micro_batch_size,
-        sampler=sampler,
         collate_fn=collate_fn,
-        drop_last=config.dataloader_drop_last,
     )

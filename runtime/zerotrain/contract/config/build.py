@@ -38,6 +38,7 @@ _TOP_LEVEL = (
     "wall_clock_breakdown",
     "memory_breakdown",
     "dataloader_drop_last",
+    "uneven_inputs",
 )
 _OPTIMIZER_FIELDS = ("lr", "betas", "eps", "weight_decay", "bias_correction", "momentum")
 _NATIVE = ("DeepSpeedCPUAdam", "CPUAdam")

@@ -460,6 +460,9 @@ class EngineConfig(WrittenMapping):
     dataloader_drop_last: bool = False
     """Drop the last incomplete batch of an epoch."""
 
+    uneven_inputs: Literal["error", "join"] = "error"
+    """What happens when ranks have unequal numbers of batches."""
+
     notices: tuple[Notice, ...] = ()
     """What was accepted with a different meaning."""
 

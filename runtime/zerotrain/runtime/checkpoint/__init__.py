@@ -51,7 +51,14 @@ _HOME = {
     "outcome": ("SaveResult",),
     "reader": ("LoadResult", "load"),
     "staging": ("Staging",),
-    "writer": ("SaveOptions", "begin", "open_attempt", "owner_from_environment", "save"),
+    "writer": (
+        "SaveOptions",
+        "begin",
+        "check_storable",
+        "open_attempt",
+        "owner_from_environment",
+        "save",
+    ),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
@@ -74,6 +81,7 @@ __all__ = [
     "SingleRank",
     "Staging",
     "begin",
+    "check_storable",
     "load",
     "open_attempt",
     "owner_from_environment",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -55,8 +55,9 @@ class SingleRank:
 class ProcessGroupRanks:
     """Ranks of a torch.distributed process group (gloo on the host, NCCL on the accelerator)."""
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        self._group = group
+    def __init__(self, group: dist.ProcessGroup | None = None, comm: Comm | None = None) -> None:
+        """`comm`: the engine's, whose watchdog looks after the waits then."""
+        self._group, self._comm = group, comm
         self.rank = dist.get_rank(group)
         self.world_size = dist.get_world_size(group)
         on_gpu = dist.get_backend(group) == "nccl"
@@ -65,7 +66,7 @@ class ProcessGroupRanks:
     def gather(self, values: Sequence[int]) -> list[tuple[int, ...]]:
         mine = torch.tensor(list(values), dtype=torch.int64, device=self._device)
         records = [torch.empty_like(mine) for _ in range(self.world_size)]
-        dist.all_gather(records, mine, group=self._group)
+        self._wait(dist.all_gather(records, mine, group=self._group, async_op=True), "gather")
         return [tuple(int(value) for value in record.tolist()) for record in records]
 
     def broadcast_text(self, text: str, *, source: int) -> str:
@@ -75,13 +76,20 @@ class ProcessGroupRanks:
             return ""
         content = bytearray(data if self.rank == source else bytes(length))
         buffer = torch.frombuffer(content, dtype=torch.uint8).to(self._device)
-        dist.broadcast(buffer, group=self._group, group_src=source)
+        work = dist.broadcast(buffer, group=self._group, group_src=source, async_op=True)
+        self._wait(work, "broadcast")
         return bytes(buffer.cpu().tolist()).decode()
+
+    def _wait(self, work: Any, operation: str) -> None:
+        """Raises CommError under an engine."""
+        if self._comm is not None:
+            work = self._comm.watch(work, f"{operation} for 'checkpoint'")
+        work.wait()
 
 
 def ranks_of(comm: Comm) -> RankGroup:
     """The ranks of an engine."""
-    return SingleRank() if comm.world_size == 1 else ProcessGroupRanks(comm.group)
+    return SingleRank() if comm.world_size == 1 else ProcessGroupRanks(comm.group, comm)
 
 
 def default_group() -> RankGroup:

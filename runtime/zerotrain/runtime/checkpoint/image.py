@@ -16,7 +16,8 @@ from zerotrain.runtime.checkpoint import rng
 from zerotrain.runtime.checkpoint.files import json_bytes
 from zerotrain.runtime.checkpoint.intervals import stored_pieces
 from zerotrain.runtime.checkpoint.manifest import FileEntry, Manifest, TensorEntry, UnitEntry
-from zerotrain.runtime.checkpoint.names import BUFFER_PREFIX, MAX_MANIFEST_BYTES
+from zerotrain.runtime.checkpoint.names import BUFFER_PREFIX, EXTRA_STATE, MAX_MANIFEST_BYTES
+from zerotrain.runtime.checkpoint.packing import pack
 from zerotrain.runtime.checkpoint.staging import Staging
 from zerotrain.runtime.checkpoint.stepfolder import StepFolder
 from zerotrain.runtime.checkpoint.tensorfile import Content, dtype_name, file_size
@@ -59,16 +60,21 @@ class Image:
             tensors |= {f"{BUFFER_PREFIX}{fqn}": buffer for fqn, buffer in sorted(state.buffers.items())}
         generators, rng_scalars = rng.capture()
         tensors |= generators
+        client = pack(client_state, "client_state")
+        extra = pack(state.extra, EXTRA_STATE)
+        if state.rank == 0:
+            tensors |= client.tensors | extra.tensors
         for key, tensor in tensors.items():
             dtype_name(tensor, key)
+        scalars = state.scalars | ({EXTRA_STATE: extra.json} if state.extra else {})
         return cls(
             layout=state.layout,
             rank=state.rank,
             tensors=tensors,
             kinds=kinds,
             rng=rng_scalars,
-            scalars=_by_value("scalars", state.scalars),
-            client_state=_by_value("client_state", client_state),
+            scalars=_by_value("scalars", scalars),
+            client_state=_by_value("client_state", client.json),
             buffers=tuple(sorted(state.buffers)),
         )
 
@@ -111,32 +117,22 @@ class Image:
         return UnitEntry(trainable=unit.trainable, kinds=self.kinds[unit.name])
 
 
+def check_values(client_state: Any, extra: Mapping[str, Any]) -> None:
+    """Raise ValueError for a client state or an extra state of a module that has no durable form."""
+    if not isinstance(client_state, Mapping):
+        raise ValueError(
+            f"client_state must be a dictionary; got {type(client_state).__name__}: pass {{'state': ...}}"
+        )
+    _by_value("client_state", pack(client_state, "client_state").json)
+    _by_value(EXTRA_STATE, pack(extra, EXTRA_STATE).json)
+
+
 def _by_value(what: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Through JSON, as they will come back (tuples as lists). Raises ValueError naming what does not pass."""
+    """Through JSON, as they will come back. Raises ValueError where they would not."""
     try:
         copy: dict[str, Any] = strict_json(
             json_bytes(values), max_bytes=MAX_MANIFEST_BYTES, max_depth=_STATE_DEPTH
         )
     except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(
-            f"{what} must be JSON: {_first_bad(values, what) or error}; "
-            "convert it to numbers, strings, lists and objects with text keys, and save tensors on their own"
-        ) from error
+        raise ValueError(f"{what} cannot be written as JSON ({error}); make it smaller or flatter") from error
     return copy
-
-
-def _first_bad(value: Any, path: str, depth: int = 0) -> str | None:
-    """Path and type of the first part that JSON cannot hold."""
-    if depth > _STATE_DEPTH:
-        return f"{path[:40]}... is nested more than {_STATE_DEPTH} deep"
-    if isinstance(value, Mapping):
-        found = (_first_bad(item, f"{path}.{key}", depth + 1) for key, item in value.items())
-    elif isinstance(value, (list, tuple)):
-        found = (_first_bad(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(value))
-    else:
-        try:
-            json_bytes({"": value})
-        except (ValueError, TypeError):
-            return f"{path} is {value if isinstance(value, float) else type(value).__name__}"
-        return None
-    return next((text for text in found if text is not None), None)

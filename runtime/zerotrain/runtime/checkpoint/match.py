@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from zerotrain.runtime.checkpoint.errors import CheckpointMismatch
 from zerotrain.runtime.checkpoint.manifest import Manifest, TensorEntry
+from zerotrain.runtime.checkpoint.names import EXTRA_STATE
 from zerotrain.runtime.zero.layout import ModelLayout
 from zerotrain.runtime.zero.state import MASTER, PARAM, CheckpointState, is_optional
 
@@ -44,6 +45,7 @@ def check_match(manifest: Manifest, state: CheckpointState, *, strict: bool = Tr
     """
     if strict:
         _check_names(manifest, state)
+        _check_extra(set(manifest.scalars.get(EXTRA_STATE, {})), set(state.extra))
     for unit_name, kind in state.streams:
         unit = state.layout.unit(unit_name)
         stored = stored_tensors(manifest, state.layout, unit_name)
@@ -68,6 +70,22 @@ def check_match(manifest: Manifest, state: CheckpointState, *, strict: bool = Tr
     missing = sorted(set(state.buffers) - set(manifest.buffers))
     if missing and strict:
         raise CheckpointMismatch(f"the checkpoint holds no buffer {missing[0]!r}; the model must be the same")
+
+
+def _check_extra(stored: set[str], wanted: set[str]) -> None:
+    """What modules add to a state dict (`get_extra_state`), by key."""
+    if missing := sorted(wanted - stored):
+        raise CheckpointMismatch(
+            f"the checkpoint holds no {missing[0]!r} ({len(missing)} missing in all), which the module's "
+            "set_extra_state wants; the model must be the one that was saved, or load with "
+            "load_module_strict=False"
+        )
+    if surplus := sorted(stored - wanted):
+        raise CheckpointMismatch(
+            f"the checkpoint holds {surplus[0]!r} ({len(surplus)} in all), and that module of the model has "
+            "no get_extra_state; the model must be the one that was saved, or load with "
+            "load_module_strict=False"
+        )
 
 
 def _check_names(manifest: Manifest, state: CheckpointState) -> None:

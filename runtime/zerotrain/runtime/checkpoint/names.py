@@ -28,6 +28,8 @@ COMMIT = "COMMIT"
 DAMAGED = "DAMAGED"
 BUFFER_PREFIX = "buffer/"
 """Start of a module buffer's key in the tensor file of rank 0."""
+EXTRA_STATE = "extra_state"
+"""Key of the manifest's scalars for what modules add to a state dict, by its key there."""
 TMP_PREFIX = ".tmp-"
 TRASH_PREFIX = ".trash-"
 MAX_RECORD_BYTES = 64 << 10

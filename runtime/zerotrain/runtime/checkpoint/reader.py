@@ -30,12 +30,14 @@ from zerotrain.runtime.checkpoint.manifest import Manifest, TensorEntry
 from zerotrain.runtime.checkpoint.match import check_match, source_kind, stored_tensors
 from zerotrain.runtime.checkpoint.names import (
     BUFFER_PREFIX,
+    EXTRA_STATE,
     MANIFEST,
     check_tag,
     folders,
     is_step_folder,
     read_commit,
 )
+from zerotrain.runtime.checkpoint.packing import unpack
 from zerotrain.runtime.checkpoint.rawfile import hash_file
 from zerotrain.runtime.checkpoint.retention import mark_damaged, reading
 from zerotrain.runtime.checkpoint.tensorfile import TensorFile
@@ -158,9 +160,11 @@ def _try_load(state: CheckpointState, path: Path, group: RankGroup, how: _How) -
             return _told(found, group)
         # A pure function of manifest and layout: every rank raises, or none.
         check_match(manifest, state, strict=how.strict)
+        state.accepts(manifest.scalars)
         restored = False
+        client_state: dict[str, Any] = {}
         try:
-            restored = _fill(state, manifest, path, restore_rng=how.restore_rng)
+            restored, client_state = _fill(state, manifest, path, restore_rng=how.restore_rng)
         except (OSError, ValueError) as error:
             problem = error
         found = _compare(group, problem, path)
@@ -173,7 +177,7 @@ def _try_load(state: CheckpointState, path: Path, group: RankGroup, how: _How) -
         time=manifest.created_at,
         world_size=manifest.world_size,
         job_uid=manifest.job_uid,
-        client_state=dict(manifest.client_state),
+        client_state=client_state,
         rng_restored=restored,
     )
 
@@ -210,9 +214,13 @@ def _verify_files(manifest: Manifest, path: Path, group: RankGroup) -> None:
             raise ValueError(f"{expected.name} does not have the digest that {MANIFEST} records")
 
 
-def _fill(state: CheckpointState, manifest: Manifest, path: Path, *, restore_rng: bool) -> bool:
-    """Read this rank's part; returns whether its random generators were restored."""
+def _fill(
+    state: CheckpointState, manifest: Manifest, path: Path, *, restore_rng: bool
+) -> tuple[bool, dict[str, Any]]:
+    """Read this rank's part; whether its random generators were restored, and the client state."""
     with _OpenFiles(manifest, path) as files:
+        client_state = unpack(dict(manifest.client_state), lambda key: files[0].read(key))
+        extra = unpack(manifest.scalars.get(EXTRA_STATE, {}), lambda key: files[0].read(key))
         for unit in state.layout.units:
             streams = {kind: stream for (name, kind), stream in state.streams.items() if name == unit.name}
             if streams:
@@ -227,9 +235,10 @@ def _fill(state: CheckpointState, manifest: Manifest, path: Path, *, restore_rng
             restored = bool(generators)  # an imported checkpoint has none
             if restored:
                 rng.restore(generators, manifest.files[state.rank].rng)
+    state.extra = {key: value for key, value in extra.items() if key in state.extra}
     state.scalars.clear()
     state.scalars.update(manifest.scalars)
-    return restored
+    return restored, client_state
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,7 +23,7 @@ from zerotrain.runtime.checkpoint.errors import CheckpointError
 from zerotrain.runtime.checkpoint.fence import Owner, take_over
 from zerotrain.runtime.checkpoint.files import remove_any
 from zerotrain.runtime.checkpoint.group import RankGroup, default_group
-from zerotrain.runtime.checkpoint.image import Image
+from zerotrain.runtime.checkpoint.image import Image, check_values
 from zerotrain.runtime.checkpoint.names import TMP_PREFIX, TRASH_PREFIX, check_tag, step_folder
 from zerotrain.runtime.checkpoint.outcome import Outcome, SaveResult, agree
 from zerotrain.runtime.checkpoint.retention import retain
@@ -39,7 +39,7 @@ class SaveOptions:
     tag: str | None = None
     """Name of the folder; None = by step and attempt."""
     client_state: Mapping[str, Any] | None = None
-    """The caller's own values; JSON-able (tuples come back as lists)."""
+    """The caller's own values, of the types that `packing` lists."""
     keep_last: int | None = None
     """Older step folders are removed after the commit; tagged ones never are. None = keep all."""
     save_latest: bool = True
@@ -162,6 +162,15 @@ def begin(
     assert image is not None  # otherwise the ranks agreed on an error
     copy = image.detached(staging or Staging())
     return BackgroundSave(copy, folder, group=group, keep_last=options.keep_last, started=started)
+
+
+def check_storable(
+    state: CheckpointState, directory: Path, client_state: Mapping[str, Any] | None, *, group: RankGroup
+) -> None:
+    """Raise CheckpointError on every rank where a value of the client state or of a module's extra state has
+    no durable form. Collective; nothing is written."""
+    outcome = Outcome.of(lambda: check_values(client_state or {}, state.extra), directory)
+    agree(group, directory, outcome)
 
 
 def _check_same_folder(group: RankGroup, folder: StepFolder) -> None:

@@ -73,9 +73,26 @@ class Accounts:
         self.cross_node_bytes[op] += bytes_each * (self.nodes.num_nodes - 1 if crossing is None else crossing)
         word = zlib.crc32(f"{op} {label} {num_bytes}".encode())
         self._sequence = (self._sequence * 1_000_003 + word) & _HASH_BITS
-        name = f"{op} for {label!r}"
-        watched = Watched(work, name, rank=self.rank, watchdog=self._watchdog, delays=self._delays)
-        return self._stopwatch.start(op, label, num_bytes, watched)
+        return self._stopwatch.start(op, label, num_bytes, self.watch(work, f"{op} for {label!r}"))
+
+    def watch(self, work: Any, name: str) -> Watched:
+        """A handle under the watchdog's eyes, outside of the accounts; `name` is the same on every rank."""
+        return Watched(work, name, rank=self.rank, watchdog=self._watchdog, delays=self._delays)
+
+    def check(self) -> None:
+        """Raise CommError where the watchdog has found that a wait cannot end well."""
+        if self._watchdog is not None:
+            self._watchdog.check()
+
+    def note_error(self, error: BaseException) -> None:
+        """A call of the engine raised on this rank: said to the other ranks if they miss it."""
+        if self._watchdog is not None:
+            self._watchdog.note_error(error)
+
+    def note_batch(self, epoch: int, batches: int, ended: bool) -> None:
+        """How far the engine's own loader is on this rank; see `EpochLoader.on_batch`."""
+        if self._watchdog is not None:
+            self._watchdog.batches = (epoch, batches, ended)
 
     def take_sequence(self) -> float:
         """The rolling hash of all collectives since the last call."""

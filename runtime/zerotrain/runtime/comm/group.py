@@ -26,6 +26,7 @@ from zerotrain.runtime.comm.accounts import Accounts
 from zerotrain.runtime.comm.delays import Delays
 from zerotrain.runtime.comm.errors import CommError
 from zerotrain.runtime.comm.exchange import Exchange
+from zerotrain.runtime.comm.meeting import Meetings
 from zerotrain.runtime.comm.model_parallel import ModelParallel
 from zerotrain.runtime.comm.nodes import NodeMap
 from zerotrain.runtime.comm.private import Memory, PrivateMemory
@@ -83,6 +84,8 @@ class Comm(Accounts):
         """Process groups of some of the ranks: whoever makes one puts it here, so that a verdict ends its
         collectives too, and takes it out before leaving it."""
         self._delays = Delays(options.delay_seconds, seed=self.rank)
+        self.meet = Meetings(self, store_name=f"zerotrain/{self._serial}/{self.global_ranks[0]}/meetings")
+        """`meet(name)`: wait until every rank has called the engine's method of that name."""
         self._watchdog = self._make_watchdog(options.watchdog_seconds)
         self._shared, self.transport_reason = self._share(options.transport, timeout)
         self.memory: Memory = PrivateMemory(device) if self._shared is None else self._shared.memory

@@ -1,68 +1,53 @@
 """Finds out, while a collective hangs, which rank is not in it; called by `group.py`.
 
-A thread writes to the group's store, every few seconds at most, how many collectives this rank has started
-and which the last ones were. Once a collective has been waited for too long, it compares: a rank that started
-another collective under the same number can never meet this one, which is an error soon; a rank that has
-started fewer may only be slow, which becomes an error when the bound has passed. The main thread raises it in
-its wait; on CUDA, where waits do not block the host, the group is aborted and the next wait raises. Nothing
-of this touches the store while collectives go through.
+A thread writes to the group's store how many collectives this rank has started and which the last ones were:
+every few seconds, and soon when the rank waits for long, or ends. Once a collective has been waited for two
+seconds, it compares (`judge`): a rank that started another collective under the same number, that raised or
+ended, or whose data ended can never meet this one, which is an error at once; a rank that has started fewer
+may only be slow, which becomes an error when the bound has passed. The main thread raises it in its wait; on
+CUDA, where waits do not block the host, the group is aborted and the next wait raises.
 """
 
 from __future__ import annotations
 
-import json
+import atexit
+import os
 import sys
 import threading
 import time
+import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from zerotrain.contract.strict_json import strict_json
 from zerotrain.runtime.comm.errors import CommError
+from zerotrain.runtime.comm.judge import ENDED, Progress, certain, judge
+from zerotrain.runtime.comm.notes import Notes
 
 KEPT = 64
 """Collectives that a rank remembers."""
 
-MISMATCH_SHARE = 0.1
-"""Part of the bound after which ranks that can never meet are reported."""
+PATIENCE_SHARE = 0.1
+"""Part of the bound that a rank waits before it compares."""
 
-MAX_MISMATCH_S = 60.0
-"""And at most so late: no bound, which is for ranks that may be slow, makes such ranks meet."""
+MAX_PATIENCE_S = 2.0
+"""And at most so long: what is certain need not wait for a bound, which is for ranks that may be slow."""
 
-STUCK_BOUNDS = 2.0
-"""Bounds after which a collective that nobody is missing from is reported; by then even a rank that came at
-the last moment has been in it for one bound."""
+SHOWN = 300
+"""Characters of another rank's error that are passed on."""
 
+LONGEST_SILENCE_S = 5.0
+"""Between two writes of a rank that goes on, at most."""
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Progress:
-    """How far a rank is."""
+TICK_S = 0.5
+"""Between two looks of the thread."""
 
-    started: int
-    """Collectives so far."""
-    recent: Mapping[int, str]
-    """The last of them by number, such as `all_gather for 'blocks.3'`."""
-    waiting_for: int | None
-    """Number of the collective that the rank waits for now."""
-
-    def to_json(self) -> str:
-        return json.dumps([self.started, list(self.recent.items()), self.waiting_for])
-
-    @classmethod
-    def from_json(cls, text: str) -> Progress:
-        started, recent, waiting_for = strict_json(text)
-        return cls(started=started, recent=dict(recent), waiting_for=waiting_for)
-
-    @property
-    def last(self) -> str:
-        found = self.recent.get(self.started)
-        return "has not started any collective" if found is None else f"last started {found}"
+RANKS_PER_TICK_S = 200.0
+"""Of more ranks, those that wait read the others' progress less often."""
 
 
 class Watchdog:
@@ -80,19 +65,25 @@ class Watchdog:
     ) -> None:
         """`store` is a c10d store of its own; `device` is the rank's; `on_verdict` is called in the thread,
         where waits do not block the host."""
-        self._store = store
         self._rank = rank
         self._world_size = world_size
         self._bound = bound_seconds
         self._device = device
-        self._patience = min(bound_seconds * MISMATCH_SHARE, MAX_MISMATCH_S)
+        self._patience = min(bound_seconds * PATIENCE_SHARE, MAX_PATIENCE_S)
+        every = min(max(bound_seconds * PATIENCE_SHARE / 2, 0.05), LONGEST_SILENCE_S)
+        self._notes = Notes(store, rank=rank, world_size=world_size, every=every)
         self._on_verdict = on_verdict
         self._recent: deque[tuple[int, str]] = deque(maxlen=KEPT)
         self._started = 0
         self._waiting: tuple[int, float] | None = None
         self._on_device: deque[tuple[int, float, Any]] = deque()
         self._verdict: str | None = None
-        self._published = ""
+        self._compared_at = 0.0
+        self.batches: tuple[int, int, bool] | None = None
+        """As of `Progress`; the engine's loader sets it."""
+        self._error = self._end = ""
+        self._process = os.getpid()
+        _OPEN.add(self)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="zerotrain-watchdog", daemon=True)
         self._thread.start()
@@ -127,25 +118,53 @@ class Watchdog:
         waiting = self._waiting
         return 0.0 if waiting is None else time.monotonic() - waiting[1]
 
+    @property
+    def has_verdict(self) -> bool:
+        """Whether `check` raises."""
+        return self._verdict is not None
+
     def check(self) -> None:
         """Raise CommError when the wait that runs cannot end well."""
         if self._verdict is not None:
             raise CommError(self._verdict)
 
+    def note_error(self, error: BaseException) -> None:
+        """The rank met an error in a call of the engine, which the program may still handle: said of it if
+        the rank is missing later."""
+        self._error = _described(error)
+
+    def end(self, what: str) -> None:
+        """Tell the other ranks that this one takes part in no further collective, and why."""
+        if not self._end and os.getpid() == self._process:  # a forked process is not the rank
+            self._end = what
+            with suppress(RuntimeError, OSError, ValueError):
+                self._notes.publish(self._progress())
+
     def close(self) -> None:
-        """End the thread."""
+        """End the thread, and tell the others."""
+        _OPEN.discard(self)
         self._stop.set()
         self._thread.join(timeout=5)
+        self.end("closed its engine")
 
-    @property
-    def _interval(self) -> float:
-        return min(max(self._patience / 2, 0.05), 5.0)
+    def explain(self, *, seconds: float = 0.0) -> str | None:
+        """Why the collective that this rank waits for failed, as far as the other ranks have told or their
+        processes ended; looks for so long."""
+        deadline = time.monotonic() + seconds
+        while True:
+            with suppress(RuntimeError, OSError, ValueError):
+                found = certain(self._progress(), self._notes.of_others(), rank=self._rank)
+                if found is not None:
+                    return found
+            if time.monotonic() >= deadline:
+                return None
+            time.sleep(0.1)
 
     def _run(self) -> None:
         if self._device is not None and self._device.type == "cuda":
             # A thread begins with the first GPU, where asking for a collective's end would take memory.
             torch.cuda.set_device(self._device)
-        while not self._stop.wait(self._interval):
+        while not self._stop.wait(min(max(self._patience / 2, 0.05), TICK_S)):
             # The store goes with rank 0; the collective then fails by itself.
             with suppress(RuntimeError, OSError, ValueError):
                 self._look()
@@ -157,18 +176,16 @@ class Watchdog:
             )
             self._waiting = next(pending, None)
         # Only what changed is written, and the others are read only from within a long wait.
-        mine = self._progress()
-        text = mine.to_json()
-        if text != self._published:
-            self._store.set(_key(self._rank), text)
-            self._published = text
-        waiting = self._waiting
-        if waiting is None or self._verdict is not None:
+        mine, waiting, now = self._progress(), self._waiting, time.monotonic()
+        waited = 0.0 if waiting is None else now - waiting[1]
+        self._notes.keep_up(mine, is_urgent=waited >= self._patience / 2)
+        if waiting is None or self._verdict is not None or waited < self._patience:
             return
-        waited = time.monotonic() - waiting[1]
-        if waited < self._patience:
+        if now - self._compared_at < self._world_size / RANKS_PER_TICK_S:
             return
-        verdict = judge(mine, self._others(), rank=self._rank, waited=waited, bound=self._bound)
+        self._compared_at = now
+        others = self._notes.of_others()
+        verdict = judge(mine, others, rank=self._rank, waited=waited, bound=self._bound)
         if verdict is not None and self._waiting == waiting:
             self._verdict = verdict
             if self._on_verdict is not None:
@@ -181,50 +198,10 @@ class Watchdog:
             started=self._started,
             recent=dict(tuple(self._recent)),
             waiting_for=None if waiting is None else waiting[0],
+            end=self._end,
+            error=self._error,
+            batches=self.batches,
         )
-
-    def _others(self) -> dict[int, Progress]:
-        found = {}
-        for rank in range(self._world_size):
-            if rank != self._rank and self._store.check([_key(rank)]):
-                found[rank] = Progress.from_json(self._store.get(_key(rank)).decode())
-        return found
-
-
-def judge(
-    mine: Progress, others: Mapping[int, Progress], *, rank: int, waited: float, bound: float
-) -> str | None:
-    """What is wrong with the collective that this rank waits for; None when it may still go through."""
-    number = mine.waiting_for
-    if number is None:
-        return None
-    what = mine.recent.get(number, f"collective {number}")
-    intro = f"{what} on rank {rank} has waited {waited:.0f} s"
-    for peer, theirs in others.items():
-        for shared in sorted(mine.recent.keys() & theirs.recent.keys()):
-            if mine.recent[shared] != theirs.recent[shared]:
-                return (
-                    f"{intro} and cannot end: as collective {shared} rank {peer} started "
-                    f"{theirs.recent[shared]}, rank {rank} {mine.recent[shared]}; the model must call the "
-                    "same modules in the same order on every rank"
-                )
-    if waited < bound:
-        return None
-    missing = {peer: theirs for peer, theirs in others.items() if theirs.started < number}
-    # A rank that is itself in a wait is held up by another one.
-    culprits = {peer: theirs for peer, theirs in missing.items() if theirs.waiting_for is None} or missing
-    if not culprits:
-        if waited < bound * STUCK_BOUNDS:
-            return None
-        return (
-            f"{intro} although every rank is in it or past it: the ranks do not mean the same data (such as "
-            "different parameters of one module), or the network does not carry it"
-        )
-    named = "; ".join(f"rank {peer} {theirs.last}" for peer, theirs in culprits.items())
-    return (
-        f"{intro} for ranks {sorted(culprits)}, which are doing something else ({named}); "
-        "raise ZEROTRAIN_WATCHDOG_SECONDS if that is meant to take so long"
-    )
 
 
 def own_store(prefix: str) -> Any:
@@ -236,5 +213,28 @@ def own_store(prefix: str) -> Any:
     return c10d.PrefixStore(prefix, store)
 
 
-def _key(rank: int) -> str:
-    return f"zerotrain-watchdog/{rank}"
+_OPEN: weakref.WeakSet[Watchdog] = weakref.WeakSet()
+"""Of this process."""
+
+
+def _described(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:SHOWN]}" if lines else type(error).__name__
+
+
+def _tell_of_exception(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    """The interpreter's hook for an exception that ends the program: the other ranks hear of it before the
+    process is gone, then the hook that was there before does its work."""
+    for watchdog in list(_OPEN):
+        watchdog.end(f"raised {_described(error)}")
+    _hook_before(kind, error, trace)
+
+
+def _tell_of_exit() -> None:
+    for watchdog in list(_OPEN):
+        watchdog.end(ENDED)
+
+
+_hook_before = sys.excepthook
+sys.excepthook = _tell_of_exception
+atexit.register(_tell_of_exit)

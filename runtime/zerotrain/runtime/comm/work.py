@@ -17,6 +17,11 @@ _LOOK_AFTER = timedelta(milliseconds=200)
 """How long a wait on gloo goes before it asks the watchdog, again and again."""
 
 
+EXPLAIN_S = 2.0
+"""How long a wait that failed in the backend looks for the rank that has ended: its process may still be
+going."""
+
+
 class Ready:
     """A handle whose wait is a function."""
 
@@ -69,9 +74,15 @@ class Watched:
                 self._work.wait()
                 if self._watchdog is not None:
                     self._watchdog.check()  # on CUDA an aborted collective ends without a word
-        except CommError:
-            raise
+        except CommError as error:
+            if self._watchdog is None or self._watchdog.has_verdict:
+                raise
+            known = self._watchdog.explain()
+            raise (error if known is None else CommError(f"{self._what} failed, because {known}")) from None
         except RuntimeError as error:
+            known = None if self._watchdog is None else self._watchdog.explain(seconds=EXPLAIN_S)
+            if known is not None:  # the backend's own words would name connections, not ranks
+                raise CommError(f"{self._what} failed, because {known}") from None
             raise CommError(
                 f"{self._what} failed, most likely because another rank ended: {error}"
             ) from error

@@ -14,7 +14,6 @@ from zerotrain.runtime.facade.parts import EngineParts
 class Accumulation(EngineParts):
     """Which backward pass is the last one before an update."""
 
-    _forced_boundary: bool | None = None
     _in_no_sync = False
 
     def is_gradient_accumulation_boundary(self) -> bool:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from zerotrain.runtime.facade.feeding import Feeding
 from zerotrain.runtime.facade.observer import NOBODY, EngineObserver
-from zerotrain.runtime.facade.parts import EngineParts
 from zerotrain.runtime.offload.settings import spills
+from zerotrain.runtime.optim.given_schedule import TorchSchedule
+from zerotrain.runtime.optim.members import match_stored, regrouped
 from zerotrain.runtime.snapshot import LoadChoice, reload_weights, streams_of
+from zerotrain.runtime.zero.extra import extra_states, restore_extra_states
 from zerotrain.runtime.zero.ledger import Kind
 from zerotrain.runtime.zero.plan import persistent_buffers
 from zerotrain.runtime.zero.state import CheckpointState
@@ -27,7 +31,7 @@ if TYPE_CHECKING:
     )
 
 
-class Checkpoints(EngineParts):
+class Checkpoints(Feeding):
     """Checkpoints that any number of ranks can load."""
 
     _claimed: set[Path]
@@ -72,34 +76,51 @@ class Checkpoints(EngineParts):
                 "global_steps": self.global_steps,
                 "skipped_steps": self.skipped_steps,
                 "optimizer": self.optimizer.scalars(),
-                "scheduler": self.scheduler.state_dict(),
+                "scheduler": self.schedule.state_dict(),
                 "loss_scale": self.pipeline.scaler.state_dict(),
+                **self.loader_scalars(),
             },
             buffers=persistent_buffers(self.module),
+            extra=extra_states(self.module),
+            accepts=partial(self._check_scalars, LoadChoice()),
         )
 
     def after_state_load(self, state: CheckpointState, choice: LoadChoice | None = None) -> None:
         """Take over a state that was overwritten in place. Collective.
 
-        Raises CheckpointMismatch when the optimizer has other parameter groups.
+        Raises CheckpointMismatch as `_check_scalars`.
         """
-        from zerotrain.runtime.checkpoint import CheckpointMismatch
-
         choice, scalars = choice or LoadChoice(), state.scalars
+        order = self._check_scalars(choice, scalars)
+        restore_extra_states(self.module, state.extra)
         if not choice.module_only:
+            self.restore_loader(scalars)
             self.global_steps = int(scalars["global_steps"])
             self.skipped_steps = int(scalars["skipped_steps"])
             self.micro_steps = self.global_steps * self.config.batch.gradient_accumulation_steps
         if choice.optimizer_states:
-            try:
-                self.optimizer.load_scalars(scalars["optimizer"])
-            except ValueError as error:
-                raise CheckpointMismatch(str(error)) from error
+            self.optimizer.load_scalars(scalars["optimizer"])
             self.pipeline.scaler.load_state_dict(scalars.get("loss_scale", {}))
         if choice.scheduler_states:
-            self.scheduler.load_state_dict(scalars["scheduler"])
+            self.schedule.load_state_dict(regrouped(scalars["scheduler"], order))
         reload_weights(self.core, self.optimizer, state.streams)
         self.pipeline.clear()
+
+    def _check_scalars(self, choice: LoadChoice, scalars: Mapping[str, Any]) -> list[int]:
+        """Raise CheckpointMismatch when the optimizer has other parameter groups than a checkpoint, or
+        another kind of schedule; the stored group of each of the groups."""
+        from zerotrain.runtime.checkpoint import CheckpointMismatch
+
+        num_groups = len(self.optimizer.param_groups)
+        order = list(range(num_groups))
+        try:
+            if choice.optimizer_states:
+                order = match_stored(scalars["optimizer"], self.optimizer.book.group_of, num_groups)
+            if choice.scheduler_states and isinstance(self.schedule, TorchSchedule):
+                self.schedule.check_state(scalars["scheduler"])
+        except ValueError as error:
+            raise CheckpointMismatch(str(error)) from error
+        return order
 
     @property
     def _ranks(self) -> RankGroup:
@@ -135,7 +156,9 @@ class Checkpoints(EngineParts):
         Args:
             save_dir: folder of the run's checkpoints; all ranks see the same one.
             tag: name of the checkpoint; None = by step. Tagged ones are never removed by `keep_last`.
-            client_state: the caller's own values; JSON-able (tuples come back as lists).
+            client_state: the caller's own values, a dictionary of numbers, texts, bytes, None, tensors, numpy
+                arrays and numbers, and lists, tuples, sets and dictionaries of them; they come back with
+                their types and keys. Rank 0's are stored.
             save_latest: whether loading without a tag may find it.
             exclude_frozen_parameters: leave them out; load with `load_module_strict=False` then.
             keep_last: how many checkpoints without a tag stay; None = all.
@@ -146,16 +169,21 @@ class Checkpoints(EngineParts):
 
         An error of the background comes out of the next `step`, `save_checkpoint`, `load_checkpoint`,
         `wait_for_checkpoint` or `close`, as the same error on every rank. Raises RuntimeError inside gradient
-        accumulation, CheckpointNoSpace, CheckpointNotWritable, CheckpointFenced, CheckpointError.
+        accumulation, CheckpointNoSpace, CheckpointNotWritable, CheckpointFenced, CheckpointError (before
+        anything is written, for a value without a durable form), CommError where a rank does something else.
         """
-        from zerotrain.runtime.checkpoint import SaveOptions
+        from zerotrain.runtime.checkpoint import SaveOptions, check_storable
 
+        folder = Path(save_dir).absolute()
+        self.check_open("saving or loading a checkpoint")
         with self.clock.standing_still(), self.observer.saving():
+            self.comm.meet("save_checkpoint")
             state = self.checkpoint_state()
+            check_storable(state, folder, client_state, group=self._ranks)
             self._end_of_save(lambda saving: saving.finish())
             if exclude_frozen_parameters:
                 state = without_frozen(state)
-            self.claim_checkpoints(save_dir)
+            self.claim_checkpoints(folder)
             options = SaveOptions(
                 tag=tag,
                 client_state=client_state,
@@ -165,7 +193,7 @@ class Checkpoints(EngineParts):
             )
             self._saves += 1
             in_background = self.config.checkpoint.asynchronous if asynchronous is None else asynchronous
-            return self._save(state, Path(save_dir), options, in_background=in_background)
+            return self._save(state, folder, options, in_background=in_background)
 
     def _save(
         self, state: CheckpointState, save_dir: Path, options: SaveOptions, *, in_background: bool
@@ -201,6 +229,7 @@ class Checkpoints(EngineParts):
         if self._saving is None:
             return None
         with self.clock.standing_still(), self.observer.saving():
+            self.comm.meet("wait_for_checkpoint")
             return self._end_of_save(lambda saving: saving.finish())
 
     @property
@@ -268,14 +297,16 @@ class Checkpoints(EngineParts):
             optimizer_states=load_optimizer_states and not load_module_only,
             scheduler_states=load_lr_scheduler_states and not load_module_only,
         )
+        self.check_open("saving or loading a checkpoint")
         with self.clock.standing_still():
+            self.comm.meet("load_checkpoint")
             state = self.checkpoint_state()
         self.wait_for_checkpoint()
-        began = monotonic()
+        began, path = monotonic(), Path(load_dir).absolute()
         with (
             self.clock.standing_still(),
             self.observer.loading(),
-            readable(Path(load_dir), tag, self._ranks) as (folder, name, foreign),
+            readable(path, tag, self._ranks) as (folder, name, foreign),
         ):
             result = self._load(state, folder, name, choice, strict=load_module_strict)
             self.last_load = replace(result, path=foreign) if foreign else result
@@ -289,6 +320,7 @@ class Checkpoints(EngineParts):
         from zerotrain.runtime.checkpoint import load
 
         state.streams = choice.streams(state.streams)
+        state.accepts = partial(self._check_scalars, choice)
         restores_rng = not choice.module_only
         result = load(state, folder, tag, group=self._ranks, strict=strict, restore_rng=restores_rng)
         if result.path is not None:

@@ -66,6 +66,8 @@ class Exports(EngineParts):
         from zerotrain.runtime.weights.plan import parse_size
 
         self.check_open("save_16bit_model()")
+        folder = Path(directory).absolute()
+        self.comm.meet("save_16bit_model")
         self.synchronize()
         adopt_writes(self.core.units)
         wanted = dtype or self.config.precision.compute_dtype
@@ -86,8 +88,8 @@ class Exports(EngineParts):
             rank=self.rank,
             stream_of=lambda unit: self._values_of(unit, options.dtype),
         )
-        export(source, Path(directory), options, ranks_of(self.comm))
-        return Path(directory)
+        export(source, folder, options, ranks_of(self.comm))
+        return folder
 
     def _values_of(self, layout: UnitLayout, dtype: torch.dtype) -> StateStream:
         """This rank's interval: the weights as computed with, or their masters where those are closer."""

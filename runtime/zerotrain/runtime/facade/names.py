@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from zerotrain.runtime.facade.parts import EngineParts
-from zerotrain.runtime.optim.schedule import Schedule
+from zerotrain.runtime.optim.schedule import Schedule, is_constant
 
 Getter = Callable[[Any], Any]
 
@@ -181,8 +181,13 @@ class StateNames(EngineParts):
         return int(os.environ.get("LOCAL_RANK", "0"))
 
     @property
-    def lr_scheduler(self) -> Schedule:
-        """What `initialize` gave as the scheduler."""
+    def scheduler(self) -> Schedule | None:
+        """What `initialize` gave as the scheduler: None where neither configuration nor caller named one."""
+        return None if is_constant(self.schedule) else self.schedule
+
+    @property
+    def lr_scheduler(self) -> Schedule | None:
+        """The same as `scheduler`."""
         return self.scheduler
 
     if not TYPE_CHECKING:  # a type checker would believe in every attribute

@@ -27,7 +27,8 @@ class EngineParts:
     config: EngineConfig
     comm: Comm
     optimizer: ZeroOptimizer
-    scheduler: Schedule
+    schedule: Schedule
+    """The engine's own use; constant where nobody asked for one."""
     core: Core
     memory: MemoryLedger
     pipeline: StepPipeline
@@ -44,6 +45,8 @@ class EngineParts:
     last_step: StepResult | None
     last_load: LoadResult | None
     stop_agreed: bool
+    _forced_boundary: bool | None = None
+    """What `set_gradient_accumulation_boundary` said; None = micro-batches are counted."""
 
     def check_open(self, what: str) -> None:
         """Raise RuntimeError after `close`, where `what` cannot be done."""

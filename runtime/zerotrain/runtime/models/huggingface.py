@@ -69,7 +69,7 @@ def load_pretrained(
     Raises WeightsError when files are missing or do not fit, UnsupportedModel when config.json asks for
     something that the implementation does not have.
     """
-    path, kind = Path(folder), Implementation(implementation)
+    path, kind = Path(folder).absolute(), Implementation(implementation)
     raw = read_model_config(path)
     has_library = _has_transformers()
     if kind is Implementation.TRANSFORMERS and not has_library:

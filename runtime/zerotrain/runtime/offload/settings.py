@@ -104,7 +104,7 @@ def _folders(config: EngineConfig, env: SpillEnv) -> tuple[tuple[Path, ...], str
     """The folders, and what names them."""
     zero = config.zero
     if zero.spill.paths:
-        return tuple(Path(folder) for folder in zero.spill.paths), f"{_ZERO}.spill.paths"
+        return tuple(Path(folder).absolute() for folder in zero.spill.paths), f"{_ZERO}.spill.paths"
     blocks = {"offload_optimizer": zero.offload_optimizer, "offload_param": zero.offload_param}
     named = {
         name: block.nvme_path
@@ -112,10 +112,10 @@ def _folders(config: EngineConfig, env: SpillEnv) -> tuple[tuple[Path, ...], str
         if block is not None and block.device == "nvme" and block.nvme_path
     }
     if named:
-        folders = tuple(Path(folder) for folder in dict.fromkeys(named.values()))
+        folders = tuple(Path(folder).absolute() for folder in dict.fromkeys(named.values()))
         return folders, f"{_ZERO}.{next(iter(named))}.nvme_path"
     if env.nvme_path is not None:
-        return (env.nvme_path,), "ZEROTRAIN_NVME_PATH"
+        return (env.nvme_path.absolute(),), "ZEROTRAIN_NVME_PATH"
     block = "offload_param" if zero.offload_optimizer is None else "offload_optimizer"
     raise ConfigError(
         f"{_ZERO}.{block}.nvme_path",

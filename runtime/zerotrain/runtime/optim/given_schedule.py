@@ -61,12 +61,17 @@ class TorchSchedule:
         state = self.scheduler.state_dict()
         return {"num_updates": self.num_updates, "scheduler": to_plain(state, type(self.scheduler).__name__)}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Undo `state_dict`. Raises ValueError for the state of a schedule of the configuration."""
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError for the state of a schedule of the configuration, or of none."""
         if "scheduler" not in state:
             raise ValueError(
-                "the checkpoint was written with a schedule from the configuration, this run passes "
-                f"lr_scheduler={type(self.scheduler).__name__}; keep the schedule as it was"
+                "the checkpoint was written without a torch schedule, this run passes "
+                f"lr_scheduler={type(self.scheduler).__name__}; keep the schedule as it was, or load with "
+                "load_lr_scheduler_states=False"
             )
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Undo `state_dict`. Raises ValueError as `check_state`."""
+        self.check_state(state)
         self.num_updates = int(state["num_updates"])
         self.scheduler.load_state_dict(from_plain(state["scheduler"], self.scheduler.state_dict()))

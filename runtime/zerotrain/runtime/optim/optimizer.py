@@ -24,6 +24,7 @@ from zerotrain.runtime.optim.groups import (
 )
 from zerotrain.runtime.optim.joint import CountingRule, JointRule, refuse_offload
 from zerotrain.runtime.optim.lamb import LambRule
+from zerotrain.runtime.optim.members import match_stored, members_of, regrouped
 from zerotrain.runtime.optim.onebit import OneBitAdamRule
 from zerotrain.runtime.optim.plain import from_plain, to_plain
 from zerotrain.runtime.optim.rules import UpdateRule, rule_of
@@ -216,6 +217,7 @@ class ZeroOptimizer(TorchOptimizer):
                 )
                 for index, group in enumerate(self.param_groups)
             ],
+            "members": members_of(self.book.group_of, len(self.param_groups)),
             "configured": [dict(values) for values in self._configured],
             **self.book.scalars(),
             **({"rule": self.rule.scalars()} if isinstance(self.rule, CountingRule) else {}),
@@ -224,24 +226,21 @@ class ZeroOptimizer(TorchOptimizer):
     def load_scalars(self, scalars: Mapping[str, Any]) -> None:
         """Undo `scalars`, but keep what the user configured otherwise since: an edited value wins.
 
-        Raises ValueError when the number of groups differs.
+        Raises ValueError when the groups differ, see `match_groups` of `members.py`.
         """
-        groups = scalars["groups"]
-        if len(groups) != len(self.param_groups):
-            raise ValueError(
-                f"the checkpoint has {len(groups)} parameter groups, this optimizer "
-                f"{len(self.param_groups)}; "
-                "pass the same model_parameters"
-            )
+        order = match_stored(scalars, self.book.group_of, len(self.param_groups))
+        groups = [scalars["groups"][index] for index in order]
         self.num_updates = int(scalars["num_updates"])
-        before = scalars.get("configured", self._configured)
+        configured = scalars.get("configured")
+        before = self._configured if configured is None else [configured[index] for index in order]
         for mine, saved, then, now in zip(self.param_groups, groups, before, self._configured, strict=True):
             edited = {key for key, value in now.items() if key in then and then[key] != value}
             restored = {key: from_plain(value, mine.get(key)) for key, value in saved.items()}
+            edited |= {"name"} & mine.keys()  # a label is the script's own, and moves with its members
             mine.update({key: value for key, value in restored.items() if key not in edited})
         self.book.load_scalars(scalars, [states.unit for states in self.states.values()], self.layout)
         if isinstance(self.rule, CountingRule) and "rule" in scalars:
-            self.rule.load_scalars(scalars["rule"])
+            self.rule.load_scalars(regrouped(scalars["rule"], order))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """The same as `engine.zero_grad()`."""

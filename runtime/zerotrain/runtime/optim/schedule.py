@@ -55,7 +55,7 @@ class LrSchedule:
 
     def __init__(self, groups: Sequence[dict[str, Any]], config: SchedulerConfig | None) -> None:
         """`config` None keeps every group's own rate."""
-        self._groups, self._config = groups, config
+        self._groups, self.config = groups, config
         self._base = [float(group["lr"]) for group in groups]
         self._curves = (
             [_curve_of(config, index, len(groups)) for index in range(len(groups))] if config else None
@@ -88,12 +88,17 @@ class LrSchedule:
     def _write(self) -> None:
         for index in range(len(self._base), len(self._groups)):  # groups that were added since
             self._base.append(float(self._groups[index]["lr"]))
-            if self._curves is not None and self._config is not None:
-                self._curves.append(_curve_of(self._config, index, len(self._groups)))
+            if self._curves is not None and self.config is not None:
+                self._curves.append(_curve_of(self.config, index, len(self._groups)))
         for group, base, curve in zip(self._groups, self._base, self._curves or (), strict=False):
             group["lr"] = curve.rate(self.num_updates, base)
             if curve.betas is not None:
                 group["betas"] = curve.betas(self.num_updates)
+
+
+def is_constant(schedule: Schedule) -> bool:
+    """Whether it only counts updates: neither the configuration nor the caller asked for a schedule."""
+    return isinstance(schedule, LrSchedule) and schedule.config is None
 
 
 def _curve_of(config: SchedulerConfig, group: int, num_groups: int) -> Curve:

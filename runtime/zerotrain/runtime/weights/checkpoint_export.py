@@ -7,9 +7,10 @@ tile.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -17,7 +18,8 @@ from zerotrain.runtime.checkpoint.errors import CheckpointDamaged, CheckpointErr
 from zerotrain.runtime.checkpoint.files import free_bytes
 from zerotrain.runtime.checkpoint.inspect import read_manifest, resolve, verify
 from zerotrain.runtime.checkpoint.manifest import Manifest, TensorEntry
-from zerotrain.runtime.checkpoint.names import COMMIT, check_tag, committed
+from zerotrain.runtime.checkpoint.names import COMMIT, EXTRA_STATE, check_tag, committed
+from zerotrain.runtime.checkpoint.packing import tensor_key
 from zerotrain.runtime.checkpoint.tensorfile import DTYPES, TILE_BYTES, TensorFile
 from zerotrain.runtime.weights.companions import companions_of
 from zerotrain.runtime.weights.files import SINGLE
@@ -126,9 +128,16 @@ def _tensors(manifest: Manifest, pieces: _Pieces, request: Request) -> Iterator[
         aliases = [alias for alias, owner in manifest.aliases.items() if owner == name]
         for each in (name, *(aliases if request.every_name else ())):
             yield ExportTensor(name=each, shape=entry.shape, dtype=dtype)
-    for name in manifest.buffers:
+    for name in (*manifest.buffers, *_extra_tensors(manifest)):
         shape, dtype = pieces.buffer(name)
         yield ExportTensor(name=name, shape=shape, dtype=dtype)
+
+
+def _extra_tensors(manifest: Manifest) -> dict[str, str]:
+    """Extra states of modules that are tensors: key in a state dict -> key in the file of rank 0."""
+    stored: Mapping[str, Any] = manifest.scalars.get(EXTRA_STATE, {})
+    keys = {name: tensor_key(value) for name, value in stored.items()}
+    return {name: key for name, key in keys.items() if key is not None}
 
 
 def _check_room(directory: Path, num_bytes: int) -> None:
@@ -144,6 +153,7 @@ class _Pieces:
     def __init__(self, manifest: Manifest, path: Path) -> None:
         self._manifest = manifest
         self._path = path
+        self._extra = _extra_tensors(manifest)
         self._open: dict[int, TensorFile] = {}
 
     def __enter__(self) -> _Pieces:
@@ -159,15 +169,15 @@ class _Pieces:
 
     def buffer(self, name: str) -> tuple[tuple[int, ...], torch.dtype]:
         """Shape and dtype of a buffer."""
-        file = self._file(0)
-        return file.shape(_BUFFER + name), file.dtype(_BUFFER + name)
+        file, key = self._file(0), self._key(name)
+        return file.shape(key), file.dtype(key)
 
     def copy(self, tensor: ExportTensor, target: WeightFolder) -> None:
         """Move one tensor over, in tiles. Raises CheckpointDamaged when a file was cut short."""
         try:
             entry = self._manifest.tensors.get(self._manifest.aliases.get(tensor.name, tensor.name))
             if entry is None:
-                target.write(tensor.name, 0, self._file(0).read(_BUFFER + tensor.name).reshape(-1))
+                target.write(tensor.name, 0, self._file(0).read(self._key(tensor.name)).reshape(-1))
                 return
             dtype, key = self.dtype(entry), f"{entry.unit}/{self._kind(entry)}"
             tile = TILE_BYTES // dtype.itemsize
@@ -178,6 +188,10 @@ class _Pieces:
                     target.write(tensor.name, piece.start + first, part)
         except ValueError as error:
             raise CheckpointDamaged(f"{self._path} cannot be read: {error}") from error
+
+    def _key(self, name: str) -> str:
+        """Of a buffer or an extra state."""
+        return self._extra.get(name, _BUFFER + name)
 
     def _kind(self, entry: TensorEntry) -> str:
         return MASTER if self._manifest.units[entry.unit].trainable else PARAM

@@ -20,6 +20,7 @@ from zerotrain.runtime.weights.companions import companions_of
 from zerotrain.runtime.weights.folder import WeightFolder
 from zerotrain.runtime.weights.plan import ExportTensor
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
+from zerotrain.runtime.zero.extra import exportable_extra_states
 from zerotrain.runtime.zero.layout import ModelLayout, UnitLayout
 from zerotrain.runtime.zero.names import all_modules, innermost
 from zerotrain.runtime.zero.plan import persistent_buffers
@@ -54,7 +55,7 @@ def export(source: Source, directory: Path, options: ExportOptions, group: RankG
     ranks."""
     prefix, folder = _origin(source.module)
     units = [unit for unit in source.layout.units if unit.trainable or not options.exclude_frozen]
-    buffers, tied = _distinct(persistent_buffers(source.module))
+    buffers, tied = _distinct(persistent_buffers(source.module) | exportable_extra_states(source.module))
     tensors = [*_parameters(units, options.dtype, prefix), *_buffers(buffers, prefix)]
     ties = {**source.layout.aliases, **tied}
     aliases = {_short(alias, prefix): _short(owner, prefix) for alias, owner in ties.items()}
@@ -72,7 +73,7 @@ def export(source: Source, directory: Path, options: ExportOptions, group: RankG
                     values = stream.read(start - low + first, start - low + last)
                     target.write(name, start - segment.start + first, values)
         for name, buffer in buffers.items() if is_first else ():
-            target.write(_short(name, prefix), 0, buffer.reshape(-1))
+            target.write(_short(name, prefix), 0, buffer.detach().reshape(-1))
         target.sync()
 
     def finish() -> None:

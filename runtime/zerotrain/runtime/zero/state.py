@@ -8,7 +8,7 @@ re-derive everything that is not stored: compute-precision weights, replicas, sc
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -143,6 +143,11 @@ class CheckpointState:
     contents."""
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     """Persistent module buffers by fqn; each rank holds them whole."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """What modules with `get_extra_state` add to a state dict, by its key there. `load` replaces it by what
+    the checkpoint has under these keys."""
+    accepts: Callable[[Mapping[str, Any]], object] = lambda _scalars: None
+    """Called with the scalars of a checkpoint before anything is overwritten; raises CheckpointMismatch."""
 
     @property
     def kinds(self) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zerotrain.contract.config.keys import Key, Kind, Status
+from zerotrain.contract.config.keys import Choice, Key, Kind, Status
 
 BATCH: tuple[Key, ...] = (
     Key(
@@ -54,6 +54,21 @@ BATCH: tuple[Key, ...] = (
         kind=Kind.BOOL,
         default=False,
         effect="Drop the last incomplete batch of an epoch when the engine builds the loader.",
+    ),
+    Key(
+        path="uneven_inputs",
+        kind=Kind.TEXT,
+        default="error",
+        choices=(
+            Choice(value="error", note="The ranks that wait end with an error that names the others."),
+            Choice(
+                value="join",
+                note="A rank without data repeats its last batch at weight zero, and every batch counts by "
+                "its samples: the gradient is the mean over all samples of a step. For the engine's loader "
+                "and `engine.join(loader)`; costs one small collective per step.",
+            ),
+        ),
+        effect="Not in DeepSpeed. When ranks have unequal numbers of batches or samples:",
     ),
 )
 

@@ -73,7 +73,8 @@ def log_dist(message: str, ranks: Sequence[int] | None = None, level: int = logg
 
 
 class RepeatingLoader:
-    """Starts over when a loader ends; set a new epoch on a sampler yourself."""
+    """Starts over when a loader ends: the one of `initialize` with the next epoch's order, another one as it
+    is; set the epoch of a sampler of yours yourself."""
 
     def __init__(self, loader: Iterable[Any]) -> None:
         self.loader = loader

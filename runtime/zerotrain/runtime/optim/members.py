@@ -1,0 +1,90 @@
+"""Parameter groups at a resume: which stored group is which of the groups now, by the parameters they hold.
+
+A script that lists its groups in another order, or the same parameters under another label, goes on with
+every parameter's own options; one that divides the parameters otherwise is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_PER_GROUP = frozenset(
+    {
+        "base_lrs",
+        "_last_lr",
+        "lr_lambdas",
+        "max_lrs",
+        "min_lrs",
+        "base_momentums",
+        "max_momentums",
+        "counts",
+    }
+)
+"""Lists with one value per group in the states of torch's schedules and of `ForeignRule`."""
+
+
+def members_of(group_of: Mapping[str, int], num_groups: int) -> list[list[str]]:
+    """Names of the parameters of every group."""
+    members: list[list[str]] = [[] for _ in range(num_groups)]
+    for fqn, index in group_of.items():
+        members[index].append(fqn)
+    return members
+
+
+def match_groups(
+    stored: Sequence[Sequence[str]] | None, num_stored: int, group_of: Mapping[str, int], num_groups: int
+) -> list[int]:
+    """For every group now, the index of the stored one with the same members.
+
+    Parameters that only one side has do not count: they are frozen on the other. Groups without a common
+    member are matched in their order; so are all groups of a checkpoint that holds no members (`stored`
+    None). Raises ValueError where the numbers differ, or the members do, with names.
+    """
+    if num_stored != num_groups:
+        raise ValueError(
+            f"the checkpoint has {num_stored} parameter groups, this optimizer {num_groups}; pass the same "
+            "model_parameters, and call add_param_group before the load for groups that were added later"
+        )
+    if stored is None:
+        return list(range(num_groups))
+    of_stored: dict[int, tuple[int, str]] = {}
+    of_mine: dict[int, tuple[int, str]] = {}
+    for index, members in enumerate(stored):
+        for fqn in members:
+            if (mine := group_of.get(fqn)) is None:
+                continue
+            known, first = of_stored.setdefault(index, (mine, fqn))
+            if known != mine:
+                raise _divided(fqn, first, "were in one parameter group", "are in different ones now")
+            known, first = of_mine.setdefault(mine, (index, fqn))
+            if known != index:
+                raise _divided(fqn, first, "were in different parameter groups", "are in one now")
+    left = (index for index in range(num_stored) if index not in of_stored)
+    return [of_mine[mine][0] if mine in of_mine else next(left) for mine in range(num_groups)]
+
+
+def match_stored(scalars: Mapping[str, Any], group_of: Mapping[str, int], num_groups: int) -> list[int]:
+    """`match_groups` for the scalars of an optimizer as a checkpoint has them."""
+    return match_groups(scalars.get("members"), len(scalars["groups"]), group_of, num_groups)
+
+
+def regrouped(state: Any, order: Sequence[int]) -> Any:
+    """The state of a schedule or a rule with its values per group in the order of the groups now."""
+    if isinstance(state, Mapping):
+        return {
+            key: [value[index] for index in order]
+            if key in _PER_GROUP and isinstance(value, (list, tuple)) and len(value) == len(order)
+            else regrouped(value, order)
+            for key, value in state.items()
+        }
+    if isinstance(state, list):
+        return [regrouped(item, order) for item in state]
+    return state
+
+
+def _divided(fqn: str, other: str, before: str, now: str) -> ValueError:
+    return ValueError(
+        f"parameters {other!r} and {fqn!r} {before} when the checkpoint was written and {now}; pass groups "
+        "of the same members in model_parameters (in any order), or load with load_optimizer_states=False"
+    )
