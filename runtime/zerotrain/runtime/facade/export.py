@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class Exports(EngineParts):
-    """State dicts, and folders that transformers loads."""
+    """State dicts, and folders that transformers and PEFT load."""
 
-    def module_state_dict(self) -> dict[str, Any]:
+    def module_state_dict(self, *, exclude_frozen_parameters: bool = False) -> dict[str, Any]:
         """The model's state dict as copies in host memory, on every rank, with the plain model's names
         (without what torch.compile and checkpoint_wrapper add). Collective.
 
@@ -28,12 +28,28 @@ class Exports(EngineParts):
         gathered one after the other. `get_full_fp32` reads masters, `save_16bit_model` writes files without
         holding the whole model.
 
+        Args:
+            exclude_frozen_parameters: leave out what is not trained, and gather none of it; what belongs to
+                PEFT adapters stays, trained or not, so that `model.save_pretrained(folder, state_dict=...)`
+                has all of it.
+
         Raises RuntimeError in forward and backward and after `close`.
         """
+        from zerotrain.runtime.weights.adapters import warn_of_wrapped_adapters
         from zerotrain.runtime.weights.whole import whole_state
 
         self.check_open("module_state_dict()")
-        return whole_state(self.core)
+        if not exclude_frozen_parameters:
+            return whole_state(self.core)
+        warn_of_wrapped_adapters(self.module)
+        return whole_state(self.core, without=self._base_parameters())
+
+    def _base_parameters(self) -> set[int]:
+        """Ids of what is neither trained nor a part of an adapter."""
+        from zerotrain.runtime.weights.adapters import adapter_parameters
+        from zerotrain.runtime.weights.whole import frozen_parameters
+
+        return frozen_parameters(self.module, but=adapter_parameters(self.module))
 
     def save_16bit_model(
         self,
@@ -53,7 +69,9 @@ class Exports(EngineParts):
             directory: made if need be; all ranks must see it.
             save_filename: name of the file when there is one; only `*.safetensors` counts, since others
                 (DeepSpeed's `pytorch_model.bin`) would be pickles.
-            exclude_frozen_parameters: store only what is trained.
+            exclude_frozen_parameters: store only what is trained. Of a PEFT model, write the files that
+                `PeftModel.from_pretrained` reads, with all adapters, besides; these are gathered for it, the
+                base model is not.
             dtype: "bf16", "fp16" or "fp32"; the compute precision unless given.
             max_shard_size: bytes of tensors in one file, as a number or a text such as "5GB".
 
@@ -89,7 +107,21 @@ class Exports(EngineParts):
             stream_of=lambda unit: self._values_of(unit, options.dtype),
         )
         export(source, folder, options, ranks_of(self.comm))
+        if exclude_frozen_parameters:
+            self._save_adapters(folder, options.dtype)
         return folder
+
+    def _save_adapters(self, directory: Path, dtype: torch.dtype) -> None:
+        """Write the adapters, if it is a PEFT model."""
+        from zerotrain.runtime.checkpoint.group import ranks_of
+        from zerotrain.runtime.weights.adapters import adapted, save_adapters
+        from zerotrain.runtime.weights.whole import whole_state
+
+        model = adapted(self.module)
+        if model is None:
+            return
+        state = whole_state(self.core, without=self._base_parameters(), dtype=dtype)
+        save_adapters(model, state, directory, ranks_of(self.comm))
 
     def _values_of(self, layout: UnitLayout, dtype: torch.dtype) -> StateStream:
         """This rank's interval: the weights as computed with, or their masters where those are closer."""

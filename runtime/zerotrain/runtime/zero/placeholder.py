@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -70,18 +70,55 @@ class ShardedParameter(nn.Parameter):
         if func is torch.Tensor.__repr__:
             owner = owner_of(args[0])
             if owner is None or not owner.settle_for_use(args[0]):
-                return _describe(args[0])
-        for parameter in list(_sharded_in((args, kwargs))):
+                return _text(fqn_of(args[0]), args[0])
+        hidden: list[nn.Parameter] = [*_found_in((args, kwargs), ShardedParameter)]
+        for parameter in hidden:
             if not isinstance(parameter, ShardedParameter):
                 continue  # shown with another one of its unit
             owner, fqn = owner_of(parameter), fqn_of(parameter)
             if owner is None or not owner.open_for_use(parameter):
+                if func is torch.Tensor.detach:
+                    return ShardedValues.of(parameter)
                 raise ParameterSharded(fqn, getattr(func, "__name__", str(func)))
         return func(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         _ = self.data  # raises unless it can be shown; then it has its own class again
         return copy.deepcopy(self, memo)
+
+
+class ShardedValues(torch.Tensor):
+    """What `detach` gives of a sharded parameter: shape and dtype can be asked for, values cannot.
+
+    `state_dict()` of any part of the model goes through it, and libraries call that for the keys alone.
+    """
+
+    fqn: str
+
+    @classmethod
+    def of(cls, parameter: nn.Parameter) -> ShardedValues:
+        with torch._C.DisableTorchFunctionSubclass():
+            values = parameter.detach().as_subclass(cls)
+        values.fqn = fqn_of(parameter)
+        return values
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func is torch.Tensor.detach:
+            return args[0]
+        if func is torch.Tensor.__repr__:
+            return _text(args[0].fqn, args[0])
+        if func in _HARMLESS:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        names = [each.fqn for each in _found_in((args, kwargs or {}), cls)]
+        raise ParameterSharded(names[0] if names else "?", getattr(func, "__name__", str(func)))
 
 
 def adopt(parameter: nn.Parameter, owner: Owner, fqn: str) -> None:
@@ -114,22 +151,24 @@ def show(parameter: nn.Parameter, original: type[nn.Parameter], values: torch.Te
     parameter.data = values
 
 
-def _describe(parameter: nn.Parameter) -> str:
+def _text(fqn: str, tensor: torch.Tensor) -> str:
     return (
-        f"ShardedParameter({fqn_of(parameter)!r}, shape={tuple(parameter.shape)}, dtype={parameter.dtype}, "
-        "values on other ranks)"
+        f"ShardedParameter({fqn!r}, shape={tuple(tensor.shape)}, dtype={tensor.dtype}, values on other ranks)"
     )
 
 
-def _sharded_in(tree: Any) -> Iterator[nn.Parameter]:
-    if isinstance(tree, ShardedParameter):
+Placeholder = TypeVar("Placeholder", bound=torch.Tensor)
+
+
+def _found_in(tree: Any, kind: type[Placeholder]) -> Iterator[Placeholder]:
+    if isinstance(tree, kind):
         yield tree
     elif isinstance(tree, (list, tuple)):
         for item in tree:
-            yield from _sharded_in(item)
+            yield from _found_in(item, kind)
     elif isinstance(tree, dict):
         for item in tree.values():
-            yield from _sharded_in(item)
+            yield from _found_in(item, kind)
 
 
 def _getters(*names: str) -> set[Any]:
