@@ -23,10 +23,12 @@ from zerotrain.runtime.facade.accumulation import Accumulation
 from zerotrain.runtime.facade.argument_dtypes import watch_arguments
 from zerotrain.runtime.facade.arguments import Arguments, ConfigSource, taking
 from zerotrain.runtime.facade.checkpoints import Checkpoints
+from zerotrain.runtime.facade.deepspeed_names import DeepSpeedNames
 from zerotrain.runtime.facade.export import Exports
 from zerotrain.runtime.facade.inspection import Inspection
+from zerotrain.runtime.facade.module_names import ModuleNames
 from zerotrain.runtime.facade.names import ConfigNames, StateNames
-from zerotrain.runtime.notices import say_where_gradients_are
+from zerotrain.runtime.notices import say_notices, say_where_gradients_are
 from zerotrain.runtime.offload.just_in_time import make_updater
 from zerotrain.runtime.optim.given import make_optimizer, make_schedule
 from zerotrain.runtime.optim.joint import JointRule
@@ -52,7 +54,9 @@ from zerotrain.runtime.zero.torch_calls import serve
 from zerotrain.runtime.zero.trees import replace_tensors
 
 
-class Engine(Accumulation, Checkpoints, Exports, Inspection, ConfigNames, StateNames):
+class Engine(
+    Accumulation, Checkpoints, Exports, Inspection, ConfigNames, StateNames, DeepSpeedNames, ModuleNames
+):
     """A model in training. Made by `initialize`; all ranks call every method in the same order.
 
     Attributes:
@@ -91,6 +95,8 @@ class Engine(Accumulation, Checkpoints, Exports, Inspection, ConfigNames, StateN
         optimizer.attach(self.core)
         optimizer.drop_gradients = self.zero_grad
         serve(self.core)
+        optimizer.read_loss_scale = self.loss_scale
+        optimizer.read_skipped = lambda: self.last_step is not None and self.last_step.skipped
         return_free_memory()  # what the model's own tensors took
         self.global_steps = 0
         self.skipped_steps = 0
@@ -337,6 +343,7 @@ def _take_over(
     """`initialize` from the groups on."""
     supplied = () if asked.mpu is None else ("mpu",)
     resolved = read_config(source, world_size=comm.world_size, model=model, supplied=supplied)
+    say_notices(resolved, source, comm)
     configure_activations(resolved, asked.mpu)
     check_model(model)
     plan = partial(make_layout, model, resolved, asked.unit_modules)

@@ -1,4 +1,5 @@
-"""What scripts must know of a stage and nothing would tell them, said once at the start."""
+"""What scripts must know of a stage or of their configuration and nothing would tell them, said once at the
+start."""
 
 from __future__ import annotations
 
@@ -26,6 +27,14 @@ def say_where_gradients_are(config: EngineConfig, core: Core, comm: Comm) -> Non
     text = where_gradients_are(config, core)
     if text is not None and comm.rank == 0:
         _log(text)
+
+
+def say_notices(config: EngineConfig, source: object, comm: Comm) -> None:
+    """Log once in the process, on rank 0, what was accepted with another meaning. Whoever passes a resolved
+    configuration as `source` shows it himself."""
+    if comm.rank == 0 and not isinstance(source, EngineConfig):
+        for notice in config.notices:
+            _log(f"{notice.path}: {notice.message}")
 
 
 @cache

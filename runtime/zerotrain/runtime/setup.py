@@ -28,6 +28,7 @@ from zerotrain.runtime.products import warn_of_slow_products
 from zerotrain.runtime.zero.core import Core, CoreOptions
 from zerotrain.runtime.zero.hierarchy import ErrorFeedback
 from zerotrain.runtime.zero.layout import DTYPE_BYTES, LayoutError, ModelLayout
+from zerotrain.runtime.zero.leaves import with_marked
 from zerotrain.runtime.zero.live import LiveLimits
 from zerotrain.runtime.zero.names import check_names, named_parameters
 from zerotrain.runtime.zero.placeholder import owner_of
@@ -148,7 +149,7 @@ def make_layout(
         compute_dtype=config.precision.compute_dtype,
         unit_modules=unit_modules,
         min_unit_numel=config.zero.module_granularity_threshold or MIN_UNIT_NUMEL,
-        leaves=config.zero.leaf_module,
+        leaves=with_marked(model, config.zero.leaf_module),
         small=SmallParameters(
             numel=config.zero.param_persistence_threshold, budget=config.zero.model_persistence_threshold
         )

@@ -4,7 +4,7 @@
 
 and likewise `from deepspeed.utils import ...` to `from zerotrain.runtime.deepspeed.utils import ...`. All is
 aliases; docs/deepspeed.md lists the names and what differs. What is not here is not part of zerotrain, and
-importing it fails at once.
+importing it fails at once, with the reason.
 """
 
 from __future__ import annotations
@@ -12,15 +12,29 @@ from __future__ import annotations
 from argparse import ArgumentParser
 
 from zerotrain.runtime.comm.start import init_distributed
-from zerotrain.runtime.deepspeed import accelerator, checkpointing, comm, ops, runtime, utils, zero
+from zerotrain.runtime.deepspeed import (
+    absent,
+    accelerator,
+    checkpoint,
+    checkpointing,
+    comm,
+    ops,
+    runtime,
+    utils,
+    zero,
+)
 from zerotrain.runtime.deepspeed.accelerator import get_accelerator
+from zerotrain.runtime.deepspeed.utils.init_on_device import OnDevice
 from zerotrain.runtime.engine import Engine as DeepSpeedEngine
 from zerotrain.runtime.engine import initialize
 
 __all__ = [
     "DeepSpeedEngine",
+    "OnDevice",
+    "__version__",
     "accelerator",
     "add_config_arguments",
+    "checkpoint",
     "checkpointing",
     "comm",
     "get_accelerator",
@@ -31,6 +45,12 @@ __all__ = [
     "utils",
     "zero",
 ]
+
+__version__ = "0.19.8+zerotrain"
+"""The DeepSpeed whose names and behaviour these are."""
+
+__getattr__ = absent.attributes_of(__name__)
+absent.install()
 
 
 def add_config_arguments(parser: ArgumentParser) -> ArgumentParser:

@@ -6,7 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-__all__ = ["Accelerator", "get_accelerator"]
+from zerotrain.runtime.deepspeed.absent import attributes_of
+
+__all__ = ["get_accelerator"]
+
+__getattr__ = attributes_of(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
 
 from zerotrain.runtime.construct.context import init_context
-from zerotrain.runtime.zero.access import full_parameters as GatheredParameters
+from zerotrain.runtime.deepspeed.absent import attributes_of
+from zerotrain.runtime.zero.access import full_parameters
+from zerotrain.runtime.zero.running import cores, gather_for_pass, is_running
 
 __all__ = [
     "GatheredParameters",
@@ -17,7 +20,10 @@ __all__ = [
     "unregister_external_parameter",
 ]
 
+__getattr__ = attributes_of(__name__)
 
+
+@contextmanager
 def Init(
     module: nn.Module | None = None,
     *,
@@ -25,11 +31,34 @@ def Init(
     config: Any = None,
     enabled: bool = True,
     **_other: Any,
-) -> AbstractContextManager[None]:
-    """`zerotrain.runtime.init_context`. `module` and the other arguments of DeepSpeed's have no meaning here:
-    `initialize` takes a model that is built already over as it is, on the device and in the precision that
-    the configuration says."""
-    return init_context(config_dict_or_path if config is None else config, enabled=enabled and module is None)
+) -> Iterator[None]:
+    """`zerotrain.runtime.init_context`. `module` and the other arguments of DeepSpeed's have no meaning
+    here: `initialize` takes a model that is built already over as it is, on the device and in the precision
+    that the configuration says. While a model of an engine is in forward or backward it does nothing: the
+    tensors that are made then are the pass's own."""
+    builds = enabled and module is None and not any(is_running(core) for core in cores())
+    with init_context(config_dict_or_path if config is None else config, enabled=builds):
+        yield
+
+
+@contextmanager
+def GatheredParameters(
+    params: nn.Module | nn.Parameter | Iterable[nn.Parameter],
+    modifier_rank: int | None = None,
+    fwd_module: nn.Module | None = None,
+    enabled: bool = True,
+) -> Iterator[None]:
+    """`zerotrain.runtime.full_parameters`. In forward and backward the parameters are whole until the pass
+    ends, which needs no context; writing them there (`modifier_rank`) raises RuntimeError. `fwd_module` has
+    no meaning here."""
+    if isinstance(params, nn.Module):
+        params = list(params.parameters())
+    found = [params] if isinstance(params, nn.Parameter) else list(params)
+    if not enabled or (modifier_rank is None and gather_for_pass(found)):
+        yield
+        return
+    with full_parameters(found, modifier_rank):
+        yield
 
 
 def register_external_parameter(module: nn.Module, parameter: nn.Parameter) -> None:

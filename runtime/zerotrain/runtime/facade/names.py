@@ -12,6 +12,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
+from zerotrain.runtime.facade.deepspeed_names import unknown_attribute
 from zerotrain.runtime.facade.parts import EngineParts
 from zerotrain.runtime.optim.schedule import Schedule, is_constant
 
@@ -197,7 +198,7 @@ class StateNames(EngineParts):
             module = self.__dict__.get("module")
             if module is not None and not name.startswith("_") and hasattr(module, name):
                 return getattr(module, name)
-            raise AttributeError(f"neither the engine nor its model has an attribute {name!r}")
+            raise unknown_attribute(self, name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The same as calling the engine."""

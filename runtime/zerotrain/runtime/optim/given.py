@@ -17,6 +17,7 @@ from zerotrain.contract.config import ConfigError, EngineConfig, OptimizerConfig
 from zerotrain.runtime.optim.foreign import ForeignRule, refuse_whole_tensor
 from zerotrain.runtime.optim.given_schedule import TorchSchedule
 from zerotrain.runtime.optim.groups import GroupError, listed
+from zerotrain.runtime.optim.named import NamedOptimizer
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
 from zerotrain.runtime.optim.schedule import LrSchedule, Schedule
 from zerotrain.runtime.optim.torch_face import refuse_step, share_step_hooks
@@ -113,6 +114,10 @@ def _adopt(
     given: torch.optim.Optimizer, model: nn.Module, layout: ModelLayout, config: EngineConfig
 ) -> ZeroOptimizer:
     refuse_whole_tensor(given)
+    if isinstance(given, NamedOptimizer):
+        return _replace(
+            given, given.update_name, given.shared_options, model=model, layout=layout, config=config
+        )
     known = _OWN.get(type(given))
     if known is not None and not _has_rare_options(given):
         return _replace(given, *known, model=model, layout=layout, config=config)
@@ -169,6 +174,7 @@ def _replace(
     own = OptimizerConfig(
         type=name,
         decoupled_weight_decay=name == "AdamW" or bool(first.get("decoupled_weight_decay")),
+        bias_correction=bool(first.get("bias_correction", True)),
         momentum=max(float(group.get("momentum") or 0.0) for group in given.param_groups),
         params={**{key: first.get(key) for key in shared}, "torch_adam": torch_adam},
     )

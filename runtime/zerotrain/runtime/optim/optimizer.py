@@ -28,6 +28,7 @@ from zerotrain.runtime.optim.members import match_stored, members_of, regrouped
 from zerotrain.runtime.optim.onebit import OneBitAdamRule
 from zerotrain.runtime.optim.plain import from_plain, to_plain
 from zerotrain.runtime.optim.rules import UpdateRule, rule_of
+from zerotrain.runtime.optim.scale_names import ScaleNames
 from zerotrain.runtime.optim.torch_face import TorchOptimizer, refuse_step
 from zerotrain.runtime.optim.update import JointUpdate, SegmentStep, UnitKernel, Update, joint_update
 from zerotrain.runtime.zero.core import Core
@@ -79,7 +80,7 @@ def _defaults(
     return {key: first[key] for key in GROUP_KEYS if key not in unused}
 
 
-class ZeroOptimizer(TorchOptimizer):
+class ZeroOptimizer(ScaleNames, TorchOptimizer):
     """What `initialize` returns as the optimizer; `engine.step()` drives it.
 
     `param_groups` are plain dicts as in torch: schedules and users may set `lr`, `weight_decay`, `betas`,

@@ -19,6 +19,8 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
+from zerotrain.runtime.zero.labels import ShardedLabels
+
 
 class ParameterSharded(RuntimeError):
     """A parameter was used while its values are partitioned over the ranks."""
@@ -52,7 +54,7 @@ _owners = WeakIdKeyDictionary()
 the owner."""
 
 
-class ShardedParameter(nn.Parameter):
+class ShardedParameter(ShardedLabels, nn.Parameter):
     """See [Note: one object, two classes]."""
 
     @classmethod
@@ -131,6 +133,12 @@ def owner_of(parameter: nn.Parameter) -> Owner | None:
     found = _owners.get(parameter)  # type: ignore[no-untyped-call]
     owner: Owner | None = None if found is None else found[0]()
     return owner
+
+
+def owners() -> list[Owner]:
+    """All that adopted a parameter which is still there, each once."""
+    found = (reference() for reference, _ in list(_owners.values()))  # type: ignore[no-untyped-call]
+    return list({id(owner): owner for owner in found if owner is not None}.values())
 
 
 def fqn_of(parameter: nn.Parameter) -> str:

@@ -6,7 +6,11 @@ from typing import Any
 
 import torch
 
+from zerotrain.runtime.deepspeed.absent import attributes_of
+
 __all__ = ["DeepSpeedCPUAdam", "FusedAdam"]
+
+__getattr__ = attributes_of(__name__)
 
 
 def FusedAdam(

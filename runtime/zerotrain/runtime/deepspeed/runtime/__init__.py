@@ -1,5 +1,8 @@
 """`deepspeed.runtime`: only what scripts import from it."""
 
-from zerotrain.runtime.deepspeed.runtime import utils
+from zerotrain.runtime.deepspeed.absent import attributes_of
+from zerotrain.runtime.deepspeed.runtime import engine, lr_schedules, utils, zero
 
-__all__ = ["utils"]
+__all__ = ["engine", "lr_schedules", "utils", "zero"]
+
+__getattr__ = attributes_of(__name__)

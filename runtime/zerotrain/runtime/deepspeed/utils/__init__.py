@@ -14,7 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from zerotrain.runtime.zero import fragments
+from zerotrain.runtime.deepspeed.absent import attributes_of
+from zerotrain.runtime.deepspeed.utils import groups, init_on_device, timer, zero_to_fp32
+from zerotrain.runtime.deepspeed.utils.init_on_device import OnDevice
+from zerotrain.runtime.zero import fragments, leaves
 from zerotrain.runtime.zero.fragments import get_full_fp32 as safe_get_full_fp32_param
 from zerotrain.runtime.zero.fragments import get_full_grad as safe_get_full_grad
 from zerotrain.runtime.zero.fragments import get_local_fp32 as safe_get_local_fp32_param
@@ -25,7 +28,11 @@ from zerotrain.runtime.zero.fragments import set_local_fp32 as safe_set_local_fp
 from zerotrain.runtime.zero.fragments import set_local_grad as safe_set_local_grad
 
 __all__ = [
+    "OnDevice",
     "RepeatingLoader",
+    "get_z3_leaf_modules",
+    "groups",
+    "init_on_device",
     "log_dist",
     "logger",
     "safe_get_full_fp32_param",
@@ -40,7 +47,15 @@ __all__ = [
     "safe_set_local_fp32_param",
     "safe_set_local_grad",
     "safe_set_local_optimizer_state",
+    "set_z3_leaf_module",
+    "set_z3_leaf_modules",
+    "timer",
+    "unset_z3_leaf_modules",
+    "z3_leaf_module",
+    "zero_to_fp32",
 ]
+
+__getattr__ = attributes_of(__name__)
 
 logger = logging.getLogger("zerotrain")
 
@@ -70,6 +85,50 @@ def log_dist(message: str, ranks: Sequence[int] | None = None, level: int = logg
     rank = dist.get_rank() if dist.is_initialized() else 0
     if not ranks or -1 in ranks or rank in ranks:
         logger.log(level, "[rank %d] %s", rank, message)
+
+
+def set_z3_leaf_modules(
+    model: nn.Module, leaf_module_classes: Sequence[type[nn.Module] | str], raise_if_not_found: bool = True
+) -> list[nn.Module]:
+    """Mark every module of these classes (or names of classes) as a unit that is gathered as a whole; those
+    marked. Call it before `initialize`.
+
+    Raises ValueError when none is found, RuntimeError for a model that an engine drives already.
+    """
+    return _mark(model, leaf_module_classes, raise_if_not_found, is_leaf=True)
+
+
+def unset_z3_leaf_modules(
+    model: nn.Module, leaf_module_classes: Sequence[type[nn.Module] | str], raise_if_not_found: bool = True
+) -> list[nn.Module]:
+    """Take the marks away; errors as of `set_z3_leaf_modules`."""
+    return _mark(model, leaf_module_classes, raise_if_not_found, is_leaf=False)
+
+
+def set_z3_leaf_module(model: nn.Module, flag: bool) -> None:
+    """Mark one module, or take its mark away; errors as of `set_z3_leaf_modules`."""
+    leaves.mark_leaf(model, is_leaf=flag)
+
+
+def get_z3_leaf_modules(model: nn.Module) -> list[nn.Module]:
+    """The marked modules of a model."""
+    return leaves.marked_in(model)
+
+
+def z3_leaf_module(model: nn.Module) -> bool:
+    """Whether this module is marked."""
+    return leaves.is_leaf(model)
+
+
+def _mark(
+    model: nn.Module, classes: Sequence[type[nn.Module] | str], must_exist: bool, *, is_leaf: bool
+) -> list[nn.Module]:
+    found = leaves.of_classes(model, classes)
+    if must_exist and not found:
+        raise ValueError(f"the model has no module of {list(classes)}")
+    for module in found:
+        leaves.mark_leaf(module, is_leaf=is_leaf)
+    return found
 
 
 class RepeatingLoader:

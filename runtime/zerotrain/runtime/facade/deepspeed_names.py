@@ -1,0 +1,86 @@
+"""Further names of DeepSpeed's engine that scripts and libraries call, and the answer to names that are not
+here."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from zerotrain.runtime.facade.instruments import Monitor, Timers
+from zerotrain.runtime.facade.parts import EngineParts
+from zerotrain.runtime.setup import build_loader
+
+DOCUMENT = "docs/deepspeed.md"
+
+
+class DeepSpeedNames(EngineParts):
+    """What is neither of the configuration nor of the state."""
+
+    @property
+    def data_parallel_group(self) -> Any:
+        """torch's process group of the data-parallel ranks; None for one rank that joined none."""
+        return self.comm.group
+
+    @cached_property
+    def timers(self) -> Timers:
+        """Stop watches for the script; the engine's own times are in `last_step.seconds`."""
+        return Timers()
+
+    @cached_property
+    def monitor(self) -> Monitor:
+        """A monitor that is off."""
+        return Monitor()
+
+    def deepspeed_io(
+        self,
+        dataset: Dataset[Any],
+        batch_size: int | None = None,
+        *,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+    ) -> DataLoader[Any]:
+        """A loader of micro-batches as `initialize(training_data=...)` makes it; `batch_size` None = the
+        micro batch size."""
+        batch = self.config.batch
+        size = batch.micro_batch_size if batch_size is None else batch_size
+        config = replace(self.config, batch=replace(batch, micro_batch_size=size))
+        return build_loader(dataset, config, self.comm, collate_fn)
+
+    def save_fp16_model(self, directory: Path | str, save_filename: str | None = None) -> Path:
+        """The older name of `save_16bit_model`."""
+        save = self.save_16bit_model  # type: ignore[attr-defined]  # Engine has it
+        folder: Path = save(directory, save_filename)
+        return folder
+
+    def _zero3_consolidated_16bit_state_dict(
+        self, exclude_frozen_parameters: bool = False
+    ) -> dict[str, torch.Tensor] | None:
+        """`module_state_dict` on rank 0, None elsewhere. Collective."""
+        gather = self.module_state_dict  # type: ignore[attr-defined]  # Engine has it
+        state: dict[str, torch.Tensor] = gather(
+            **({"exclude_frozen_parameters": True} if exclude_frozen_parameters else {})
+        )
+        return state if self.rank == 0 else None
+
+    def compile(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise: the model's hooks are in place, and torch.compile cannot trace them."""
+        raise RuntimeError(
+            "engine.compile() is not possible: initialize() has put hooks into the model that torch.compile "
+            "cannot trace; call torch.compile, or compile() of the model or its blocks, before initialize()"
+        )
+
+
+def unknown_attribute(engine: object, name: str) -> AttributeError:
+    """The error for a name that neither the engine nor its model has."""
+    text = f"neither the engine nor its model has an attribute {name!r}"
+    if name.startswith("_"):
+        return AttributeError(text)
+    near = difflib.get_close_matches(name, [each for each in dir(engine) if each[0] != "_"], n=1)
+    nearest = f"; the nearest of the engine's is {near[0]!r}" if near else ""
+    return AttributeError(f"{text}{nearest}. {DOCUMENT} lists the engine's names")

@@ -1,0 +1,111 @@
+"""`engine.timers` and `engine.monitor`: DeepSpeed's stop watches, and its monitor with nothing attached."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from time import perf_counter
+from typing import Any
+
+import torch
+
+logger = logging.getLogger("zerotrain")
+
+
+class Timer:
+    """One named stop watch; on a GPU it waits for the device at both ends."""
+
+    def __init__(self, name: str) -> None:
+        self.name_ = name
+        self.started_ = False
+        self._began = 0.0
+        self._laps: list[float] = []
+
+    def start(self) -> None:
+        """Begin a lap. Raises RuntimeError when one runs."""
+        if self.started_:
+            raise RuntimeError(f"timer {self.name_!r} runs already; call stop() first")
+        self.started_, self._began = True, _now()
+
+    def stop(self, reset: bool = False, record: bool = True) -> None:
+        """End the lap; `reset` forgets earlier ones, and without `record` this one. Raises RuntimeError
+        when none runs."""
+        if not self.started_:
+            raise RuntimeError(f"timer {self.name_!r} does not run; call start() first")
+        lap = _now() - self._began
+        self.started_ = False
+        if reset:
+            self._laps.clear()
+        if record:
+            self._laps.append(lap)
+
+    def reset(self) -> None:
+        """Forget all laps, and the one that runs."""
+        self.started_ = False
+        self._laps.clear()
+
+    def elapsed(self, reset: bool = True) -> float:
+        """Milliseconds of all laps; a timer that runs goes on with a new lap."""
+        runs = self.started_
+        if runs:
+            self.stop()
+        total = 1000.0 * sum(self._laps)
+        if reset:
+            self.reset()
+        if runs:
+            self.start()
+        return total
+
+    def mean(self) -> float:
+        """Mean milliseconds of a lap; 0.0 without one."""
+        return 1000.0 * sum(self._laps) / len(self._laps) if self._laps else 0.0
+
+
+class Timers:
+    """Stop watches by name: `engine.timers("data").start()`."""
+
+    def __init__(self) -> None:
+        self._timers: dict[str, Timer] = {}
+
+    def __call__(self, name: str) -> Timer:
+        return self._timers.setdefault(name, Timer(name))
+
+    def get_timers(self) -> dict[str, Timer]:
+        """All of them."""
+        return self._timers
+
+    def has_timer(self, name: str) -> bool:
+        """Whether it was ever asked for."""
+        return name in self._timers
+
+    def log(self, names: Iterable[str], normalizer: float = 1.0, reset: bool = True, **_: Any) -> None:
+        """Log the milliseconds of those that exist, divided by `normalizer`."""
+        known = [name for name in names if name in self._timers]
+        times = ", ".join(
+            f"{name}: {self._timers[name].elapsed(reset=reset) / normalizer:.2f}" for name in known
+        )
+        logger.info("time (ms) | %s", times)
+
+    def get_mean(self, names: Iterable[str], normalizer: float = 1.0, reset: bool = True) -> dict[str, float]:
+        """Mean milliseconds of a lap by name."""
+        means = {name: self._timers[name].mean() / normalizer for name in names if name in self._timers}
+        if reset:
+            for name in means:
+                self._timers[name].reset()
+        return means
+
+
+class Monitor:
+    """DeepSpeed's monitor with no backend enabled: metrics are at the worker's `/metrics` and nothing is sent
+    elsewhere."""
+
+    enabled = False
+
+    def write_events(self, event_list: Sequence[tuple[str, Any, int]]) -> None:
+        """Nothing, as in DeepSpeed without a backend; log to yours where you call this."""
+
+
+def _now() -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return perf_counter()

@@ -1,0 +1,32 @@
+"""The engines of this process, and parameters that are used while a pass runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import nn
+
+from zerotrain.runtime.zero.core import Core, unit_of
+from zerotrain.runtime.zero.placeholder import ShardedParameter, owner_of, owners
+from zerotrain.runtime.zero.unit import UnitState
+
+
+def cores() -> list[Core]:
+    """Those of open engines."""
+    return [owner for owner in owners() if isinstance(owner, Core) and not owner.is_closed]
+
+
+def is_running(core: Core) -> bool:
+    """Whether forward or backward of its model is under way."""
+    return core.in_forward or core._in_backward
+
+
+def gather_for_pass(parameters: Iterable[nn.Parameter]) -> bool:
+    """Make sharded parameters whole until the end of the forward or backward pass that runs; say whether one
+    runs. Collective: every rank does it at the same place of the pass."""
+    owned = [(parameter, owner_of(parameter)) for parameter in parameters]
+    found = [(parameter, core) for parameter, core in owned if isinstance(core, Core) and is_running(core)]
+    for parameter, core in found:
+        if isinstance(parameter, ShardedParameter) and not core.open_for_use(parameter):
+            unit_of(core, parameter).require(UnitState.BACKWARD)
+    return bool(found)
