@@ -24,6 +24,7 @@ from zerotrain.runtime.facade.argument_dtypes import watch_arguments
 from zerotrain.runtime.facade.arguments import Arguments, ConfigSource, taking
 from zerotrain.runtime.facade.checkpoints import Checkpoints
 from zerotrain.runtime.facade.deepspeed_names import DeepSpeedNames
+from zerotrain.runtime.facade.dtype_errors import explain_dtype_error
 from zerotrain.runtime.facade.export import Exports
 from zerotrain.runtime.facade.inspection import Inspection
 from zerotrain.runtime.facade.module_names import ModuleNames
@@ -117,6 +118,7 @@ class Engine(
         self.relayout = Relayout(self.core, optimizer, plan)
         self.core.before_pass = self._before_pass
         self._argument_watch = watch_arguments(self.core, config.precision)
+        self.core.on_forward_error = lambda error: explain_dtype_error(error, module, config)
         self._begin_inspection()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

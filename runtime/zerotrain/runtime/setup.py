@@ -18,6 +18,7 @@ from zerotrain.runtime.activation.settings import Settings, adopt
 from zerotrain.runtime.agreement import check_same_config
 from zerotrain.runtime.comm.group import Comm, pick_device
 from zerotrain.runtime.comm.model_parallel import ModelParallel
+from zerotrain.runtime.construct.buffers import BufferRules, check_buffers
 from zerotrain.runtime.construct.values import origins_of, take_values
 from zerotrain.runtime.data.epochs import EpochLoader, make_loader
 from zerotrain.runtime.offload.fit import check_fit
@@ -178,6 +179,7 @@ def build_core(
     is_cast = DTYPE_BYTES[wire] <= DTYPE_BYTES[source] and wire != source
     plus = _plus(config)
     _check_agreement(layout, comm)
+    check_buffers(model, comm)
     check_fit(model, config, layout, comm)
     vault = open_vault(config, comm)
     tier = make_param_tier(config, comm, vault)
@@ -206,14 +208,10 @@ def build_core(
         averages=config.precision.gradient_reduce_op == "mean",
     )
     optimizer.keep_states_in(make_tiers(config, vault), options.placement)
-    return Core(
-        model,
-        layout,
-        comm=comm,
-        options=options,
-        values=take_values(model, comm),
-        on_made=optimizer.make_states,
-    )
+    values = take_values(model, comm, BufferRules(layout=layout, precision=config.precision))
+    core = Core(model, layout, comm=comm, options=options, values=values, on_made=optimizer.make_states)
+    core.given_buffer_dtypes = values.given_dtypes
+    return core
 
 
 def _plus(config: EngineConfig) -> ZeroPlusPlus:

@@ -138,6 +138,8 @@ def _precision(draft: Draft) -> PrecisionConfig:
         raise_error_at_min_scale=draft.value("fp16.raise_error_at_min_scale"),
         cast_inputs=compute != "fp32" and bool(draft.value(f"{compute}.auto_cast")),
         autocast_dtype=draft.value("torch_autocast.dtype") if draft.value("torch_autocast.enabled") else None,
+        buffer_dtype=draft.value("data_types.buffer_dtype"),
+        keep_in_fp32_modules=tuple(draft.value("data_types.keep_in_fp32_modules") or ()),
         gradient_predivision=_predivision(draft),
     )
 

@@ -307,6 +307,13 @@ class PrecisionConfig:
     cast_inputs: bool = False
     """Cast fp32 arguments of the model to the compute dtype (`auto_cast`)."""
 
+    buffer_dtype: Dtype | None = None
+    """Dtype of floating-point buffers; None = that of the model. BatchNorm's statistics have that of its
+    weights."""
+
+    keep_in_fp32_modules: tuple[str, ...] = ()
+    """Parts or patterns of the names of buffers that are never cast."""
+
     gradient_predivision: float = 1.0
     """Gradients are divided by this before they travel; the rest of the division comes after the sum."""
 

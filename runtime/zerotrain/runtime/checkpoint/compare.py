@@ -108,11 +108,13 @@ def _of_tensors(
     numel = differing = 0
     largest = 0.0
     for ours, theirs in pairs:
-        if ours.shape != theirs.shape:
+        if ours.shape != theirs.shape or ours.is_complex() != theirs.is_complex():
             note = f"shape {list(ours.shape)} against {list(theirs.shape)}"
+            if ours.shape == theirs.shape:
+                note = f"{ours.dtype} against {theirs.dtype}"
             return Difference(fqn=fqn, kind=kind, numel=0, differing=0, max_abs=0.0, note=note)
         numel += ours.numel()
-        left, right = ours.double(), theirs.double()
+        left, right = _numbers(ours), _numbers(theirs)
         both_nan = left.isnan() & right.isnan()
         # Equal infinities have no difference that could be computed.
         gap = (left - right).abs().masked_fill((left == right) | both_nan, 0.0)
@@ -121,6 +123,13 @@ def _of_tensors(
             top = float(gap.max())
             largest = math.nan if math.isnan(top) or math.isnan(largest) else max(largest, top)
     return Difference(fqn=fqn, kind=kind, numel=numel, differing=differing, max_abs=largest)
+
+
+def _numbers(values: torch.Tensor) -> torch.Tensor:
+    """As fp64, complex numbers as pairs; a dtype without arithmetic as its bytes."""
+    if values.is_complex():
+        return torch.view_as_real(values).double()
+    return (values.view(torch.uint8) if values.dtype is torch.float4_e2m1fn_x2 else values).double()
 
 
 def _alone(fqn: str, kind: str, *, is_left: bool) -> Difference:

@@ -57,7 +57,7 @@ class Image:
             tensors[f"{unit}/{kind}"] = stream
             kinds.setdefault(unit, {})[kind] = dtype_name(stream, kind)
         if state.rank == 0:
-            tensors |= {f"{BUFFER_PREFIX}{fqn}": buffer for fqn, buffer in sorted(state.buffers.items())}
+            tensors |= {f"{BUFFER_PREFIX}{fqn}": state.stored_buffer(fqn) for fqn in sorted(state.buffers)}
         generators, rng_scalars = rng.capture()
         tensors |= generators
         client = pack(client_state, "client_state")

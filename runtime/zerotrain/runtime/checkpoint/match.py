@@ -39,7 +39,7 @@ def source_kind(manifest: Manifest, entry: TensorEntry, kind: str) -> str | None
 
 
 def check_match(manifest: Manifest, state: CheckpointState, *, strict: bool = True) -> None:
-    """Raise CheckpointMismatch naming the first parameter, state or buffer that does not fit.
+    """Raise CheckpointMismatch naming the first parameter or state that does not fit.
 
     Not `strict`: names that only the model or only the checkpoint has are passed over.
     """
@@ -67,9 +67,6 @@ def check_match(manifest: Manifest, state: CheckpointState, *, strict: bool = Tr
                     "keep optimizer and frozen parameters as they were, load with "
                     "load_optimizer_states=False, or start afresh"
                 )
-    missing = sorted(set(state.buffers) - set(manifest.buffers))
-    if missing and strict:
-        raise CheckpointMismatch(f"the checkpoint holds no buffer {missing[0]!r}; the model must be the same")
 
 
 def _check_extra(stored: set[str], wanted: set[str]) -> None:

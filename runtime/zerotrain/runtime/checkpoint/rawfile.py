@@ -31,8 +31,27 @@ DTYPE_BYTES: Mapping[str, int] = {
     "I8": 1,
     "U8": 1,
     "BOOL": 1,
+    "U64": 8,
+    "U32": 4,
+    "U16": 2,
+    "C64": 8,
+    "F8_E4M3": 1,
+    "F8_E4M3FNUZ": 1,
+    "F8_E5M2": 1,
+    "F8_E5M2FNUZ": 1,
+    "F8_E8M0": 1,
+    "complex128": 16,
+    "complex32": 4,
+    "float4_e2m1fn_x2": 1,
 }
-"""Dtypes that a checkpoint may hold, spelled as in the format."""
+"""Bytes per element of the dtypes that a checkpoint may hold, spelled as in the format or, where that has no
+such dtype, as in torch."""
+
+AS_BYTES = frozenset({"complex128", "complex32", "float4_e2m1fn_x2"})
+"""Dtypes that the format does not know. Such a tensor of shape S is stored as U8 of shape (*S, bytes per
+element), and the metadata has its dtype under METADATA_PREFIX and its key."""
+
+METADATA_PREFIX = "torch_dtype/"
 
 _CHUNK_BYTES = 8 << 20
 
@@ -63,7 +82,7 @@ class Entry:
     """One tensor of a file: its bytes are `[start, stop)` of the file itself."""
 
     dtype: str
-    """As in the format; also one that cannot be read here."""
+    """As in DTYPE_BYTES; also one of the format's that cannot be read here."""
     shape: tuple[int, ...]
     start: int
     stop: int
@@ -89,10 +108,17 @@ def read_header(descriptor: int) -> dict[str, Entry]:
         raise ValueError(f"not a safetensors file: its header {error}") from error
     if not isinstance(header, dict):
         raise ValueError("not a safetensors file: its header is no object")
+    metadata = header.pop("__metadata__", None)
+    dtypes = metadata if isinstance(metadata, dict) else {}
     entries = {
-        key: _entry(key, value, data_start=8 + length, size=size)
+        key: _entry(
+            key,
+            value,
+            data_start=8 + length,
+            size=size,
+            packed=dtypes.get(METADATA_PREFIX + key),
+        )
         for key, value in header.items()
-        if key != "__metadata__"
     }
     in_order = sorted(entries.items(), key=lambda item: (item[1].start, item[1].stop))
     for (before, first), (after, second) in pairwise(in_order):
@@ -101,7 +127,8 @@ def read_header(descriptor: int) -> dict[str, Entry]:
     return entries
 
 
-def _entry(key: str, value: Any, *, data_start: int, size: int) -> Entry:
+def _entry(key: str, value: Any, *, data_start: int, size: int, packed: Any) -> Entry:
+    """`packed` is the dtype that the metadata gives the tensor's bytes; None = none."""
     wrong = ValueError(f"the header's entry of {key!r} is wrong: {str(value)[:200]}")
     if not isinstance(value, dict):
         raise wrong
@@ -110,6 +137,15 @@ def _entry(key: str, value: Any, *, data_start: int, size: int) -> Entry:
         raise wrong
     if len(offsets) != 2 or not offsets[0] <= offsets[1] <= size - data_start:
         raise wrong
+    if packed is not None:
+        if (
+            not isinstance(packed, str)
+            or packed not in AS_BYTES
+            or dtype != "U8"
+            or shape[-1:] != [DTYPE_BYTES[packed]]
+        ):
+            raise wrong
+        dtype, shape = packed, shape[:-1]
     entry = Entry(
         dtype=dtype, shape=tuple(shape), start=data_start + offsets[0], stop=data_start + offsets[1]
     )

@@ -40,8 +40,10 @@ from zerotrain.runtime.checkpoint.names import (
 from zerotrain.runtime.checkpoint.packing import unpack
 from zerotrain.runtime.checkpoint.rawfile import hash_file
 from zerotrain.runtime.checkpoint.retention import mark_damaged, reading
+from zerotrain.runtime.checkpoint.stored_buffers import StoredBuffers
 from zerotrain.runtime.checkpoint.tensorfile import TensorFile
 from zerotrain.runtime.zero.state import CheckpointState, StateStream, TensorStream, windows
+from zerotrain.runtime.zero.strided import overwrite
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,6 +151,7 @@ def _try_load(state: CheckpointState, path: Path, group: RankGroup, how: _How) -
     with contextlib.ExitStack() as stack:
         manifest: Manifest | None = None
         problem: Exception | None = None
+        buffers: StoredBuffers | None = None
         try:
             stack.enter_context(reading(path))
             manifest = read_manifest(path)
@@ -158,9 +161,17 @@ def _try_load(state: CheckpointState, path: Path, group: RankGroup, how: _How) -
         found = _compare(group, problem, path)
         if found is not None or manifest is None:
             return _told(found, group)
-        # A pure function of manifest and layout: every rank raises, or none.
+        # Pure functions of what all ranks have and read: every rank raises, or none.
         check_match(manifest, state, strict=how.strict)
         state.accepts(manifest.scalars)
+        try:
+            buffers = StoredBuffers.read(manifest, path, state)
+        except (OSError, ValueError) as error:
+            problem = error
+        found = _compare(group, problem, path)
+        if found is not None or buffers is None:
+            return _told(found, group)
+        buffers.check(state, strict=how.strict)
         restored = False
         client_state: dict[str, Any] = {}
         try:
@@ -227,7 +238,7 @@ def _fill(
                 _UnitFill.of(state, manifest, unit.name).fill(streams, files)
         for fqn, buffer in state.buffers.items():
             if fqn in manifest.buffers:
-                buffer.copy_(files[0].read(f"{BUFFER_PREFIX}{fqn}"))
+                overwrite(buffer, files[0].read(f"{BUFFER_PREFIX}{fqn}"))
         restored = restore_rng and state.rank < manifest.world_size
         if restored:
             file = files[state.rank]

@@ -14,6 +14,7 @@ import torch
 from zerotrain.runtime.checkpoint.tensorfile import Content, num_bytes_of, stream_of
 from zerotrain.runtime.zero.layout import round_up
 from zerotrain.runtime.zero.state import windows
+from zerotrain.runtime.zero.strided import overwrite
 
 _START_BYTES = 64
 """Copies start at multiples of it."""
@@ -47,6 +48,9 @@ def _copy(content: Content, pages: mmap.mmap, offset: int) -> torch.Tensor:
     copy = torch.empty(0, dtype=stream.dtype)
     if stream.numel:
         copy = torch.frombuffer(pages, dtype=stream.dtype, count=stream.numel, offset=offset)
+    if isinstance(content, torch.Tensor):
+        overwrite(copy, stream.read(0, stream.numel))
+        return copy.view(content.shape)
     for start, stop in windows(stream.numel):
         copy[start:stop].copy_(stream.read(start, stop))
-    return copy.view(content.shape) if isinstance(content, torch.Tensor) else copy
+    return copy

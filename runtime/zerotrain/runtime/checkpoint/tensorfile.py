@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,13 +18,22 @@ from typing import Any
 import torch
 
 from zerotrain.contract.regular_file import open_regular
-from zerotrain.runtime.checkpoint.rawfile import WrittenFile, hash_file, read_header
+from zerotrain.runtime.checkpoint.rawfile import (
+    AS_BYTES,
+    DTYPE_BYTES,
+    METADATA_PREFIX,
+    WrittenFile,
+    hash_file,
+    read_header,
+)
 from zerotrain.runtime.zero.state import StateStream, TensorStream, windows
+from zerotrain.runtime.zero.strided import flat
 
 __all__ = [
     "Content",
     "TensorFile",
     "WrittenFile",
+    "add_entry",
     "dtype_name",
     "file_size",
     "hash_file",
@@ -53,12 +62,25 @@ DTYPES: Mapping[str, torch.dtype] = {
     "I8": torch.int8,
     "U8": torch.uint8,
     "BOOL": torch.bool,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "C64": torch.complex64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "complex128": torch.complex128,
+    "complex32": torch.complex32,
+    "float4_e2m1fn_x2": torch.float4_e2m1fn_x2,
 }
+"""torch's dtypes by the names of `rawfile.DTYPE_BYTES`."""
 DTYPE_NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def dtype_name(tensor: Content, key: str) -> str:
-    """The format's name of a tensor's dtype. Raises ValueError for one the format does not know."""
+    """A dtype's name in `rawfile.DTYPE_BYTES`. Raises ValueError for one that cannot be stored."""
     try:
         return DTYPE_NAMES[tensor.dtype]
     except KeyError:
@@ -66,8 +88,10 @@ def dtype_name(tensor: Content, key: str) -> str:
 
 
 def stream_of(content: Content) -> StateStream:
-    """Its elements one after the other."""
-    return TensorStream(content.detach().reshape(-1)) if isinstance(content, torch.Tensor) else content
+    """Its elements one after the other, those of a tensor of any strides, too."""
+    if not isinstance(content, torch.Tensor):
+        return content
+    return TensorStream(flat(content))
 
 
 def num_bytes_of(content: Content) -> int:
@@ -76,17 +100,25 @@ def num_bytes_of(content: Content) -> int:
     return numel * content.dtype.itemsize
 
 
+def add_entry(
+    header: dict[str, Any], key: str, *, dtype: str, shape: Sequence[int], offsets: tuple[int, int]
+) -> None:
+    """Describe one tensor in a file's header; `dtype` as in `rawfile.DTYPE_BYTES`, offsets in bytes."""
+    stored, sizes = dtype, list(shape)
+    if dtype in AS_BYTES:
+        header.setdefault("__metadata__", {})[METADATA_PREFIX + key] = dtype
+        stored, sizes = "U8", [*sizes, DTYPE_BYTES[dtype]]
+    header[key] = {"dtype": stored, "shape": sizes, "data_offsets": list(offsets)}
+
+
 def header_bytes(tensors: Mapping[str, Content]) -> bytes:
     """Length prefix and header for these tensors, padded with blanks to HEADER_ALIGN."""
     header: dict[str, Any] = {}
     end = 0
     for key, tensor in tensors.items():
         start, end = end, end + num_bytes_of(tensor)
-        header[key] = {
-            "dtype": dtype_name(tensor, key),
-            "shape": list(tensor.shape) if isinstance(tensor, torch.Tensor) else [tensor.numel],
-            "data_offsets": [start, end],
-        }
+        shape = tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else (tensor.numel,)
+        add_entry(header, key, dtype=dtype_name(tensor, key), shape=shape, offsets=(start, end))
     text = json.dumps(header, separators=(",", ":")).encode()
     padded = -(-(8 + len(text)) // HEADER_ALIGN) * HEADER_ALIGN - 8
     return padded.to_bytes(8, "little") + text.ljust(padded, b" ")

@@ -12,12 +12,14 @@ import torch
 from torch import nn
 
 from zerotrain.runtime.comm.group import Comm
+from zerotrain.runtime.construct.buffers import BufferRules, take_buffers
 from zerotrain.runtime.construct.context import Origin, bound_origins, forget, logs_of, replayed_origin
 from zerotrain.runtime.construct.log import NoValues
 from zerotrain.runtime.zero.buffer import flat_zeros, return_free_memory
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
 from zerotrain.runtime.zero.layout import LayoutError, UnitLayout
 from zerotrain.runtime.zero.names import all_modules, joined, named_buffers, named_parameters
+from zerotrain.runtime.zero.strided import converted
 
 _NAMED = 5
 _TRIM_BYTES = 1 << 22
@@ -74,7 +76,11 @@ def _refuse(lost: Sequence[str], empty: Sequence[str]) -> None:
 class ModelValues:
     """Gives units their values; lives while `initialize` runs."""
 
-    def __init__(self, comm: Comm, origins: Mapping[str, Origin]) -> None:
+    def __init__(
+        self, comm: Comm, origins: Mapping[str, Origin], given_dtypes: Mapping[str, torch.dtype]
+    ) -> None:
+        self.given_dtypes = given_dtypes
+        """Of the buffers that were cast: the dtypes that the model gave them, by each name."""
         self._comm = comm
         self._origins = origins
         self._untrimmed = 0
@@ -126,13 +132,13 @@ class ModelValues:
             return_free_memory()
 
 
-def take_values(model: nn.Module, comm: Comm) -> ModelValues:
+def take_values(model: nn.Module, comm: Comm, rules: BufferRules) -> ModelValues:
     """Put the model's buffers on this rank's device, and deferred parameters there without memory.
-    Collective.
+    Collective, after `check_buffers`.
 
     Other parameters follow unit by unit (`zero/build.py`): all together they may be more than a GPU has.
-    Deferred buffers get their values, and rank 0's buffers count. Every parameter stays the object it is.
-    Raises LayoutError as `origins_of`.
+    Deferred buffers get their values, and rank 0's buffers count, in the dtypes of `rules`. Every parameter
+    stays the object it is. Raises LayoutError as `origins_of`.
     """
     origins = origins_of(model)
     _agree_on_seeds(model, comm)
@@ -141,10 +147,9 @@ def take_values(model: nn.Module, comm: Comm) -> ModelValues:
             _become_empty(parameter, name, comm.device)
     _fill_buffers(model, origins, comm.device)
     _move_buffers(model, comm.device)
-    for name, buffer in named_buffers(model):
-        comm.broadcast(buffer, label=name)
+    given = take_buffers(model, comm, rules)
     forget(model)
-    return ModelValues(comm, origins)
+    return ModelValues(comm, origins, given)
 
 
 def materialize(model: nn.Module, device: torch.device | str = "cpu") -> nn.Module:
@@ -200,7 +205,9 @@ def _move_buffers(model: nn.Module, device: torch.device) -> None:
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.device != device:
                 # One that several modules share stays one.
-                module._buffers[name] = moved.setdefault(id(buffer), buffer.to(device))
+                if id(buffer) not in moved:
+                    moved[id(buffer)] = converted(buffer, buffer.dtype, device)
+                module._buffers[name] = moved[id(buffer)]
 
 
 @torch.no_grad()

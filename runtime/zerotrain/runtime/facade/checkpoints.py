@@ -83,6 +83,7 @@ class Checkpoints(Feeding):
             buffers=persistent_buffers(self.module),
             extra=extra_states(self.module),
             accepts=partial(self._check_scalars, LoadChoice()),
+            given_dtypes=self.core.given_buffer_dtypes,
         )
 
     def after_state_load(self, state: CheckpointState, choice: LoadChoice | None = None) -> None:
@@ -276,7 +277,9 @@ class Checkpoints(Feeding):
 
         Args:
             load_dir, tag: as given to `save_checkpoint`.
-            load_module_strict: False = parameters and buffers that the checkpoint lacks keep their values.
+            load_module_strict: False = parameters and buffers that the checkpoint lacks keep their values,
+                those that the model lacks are passed over, and floating buffers may be stored in another
+                floating dtype. Shapes must agree in any case.
             load_optimizer_states: False = weights alone; moments, rates and loss scale stay.
             load_lr_scheduler_states: False = the schedule goes on from where it is.
             load_module_only: weights and buffers alone; steps and random generators stay too.

@@ -25,6 +25,7 @@ from zerotrain.runtime.zero.layout import ModelLayout, UnitLayout
 from zerotrain.runtime.zero.names import all_modules, innermost
 from zerotrain.runtime.zero.plan import persistent_buffers
 from zerotrain.runtime.zero.state import StateStream, windows
+from zerotrain.runtime.zero.strided import flat
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +74,7 @@ def export(source: Source, directory: Path, options: ExportOptions, group: RankG
                     values = stream.read(start - low + first, start - low + last)
                     target.write(name, start - segment.start + first, values)
         for name, buffer in buffers.items() if is_first else ():
-            target.write(_short(name, prefix), 0, buffer.detach().reshape(-1))
+            target.write(_short(name, prefix), 0, flat(buffer))
         target.sync()
 
     def finish() -> None:

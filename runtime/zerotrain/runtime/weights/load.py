@@ -107,9 +107,16 @@ def _names_of(tensors: Sequence[tuple[str, torch.Tensor]]) -> Iterator[tuple[lis
 def _misfit(name: str, tensor: torch.Tensor, stored: StoredTensor) -> Sequence[str]:
     if tuple(tensor.shape) != stored.shape:
         return [f"{name!r} has shape {list(stored.shape)} in the file, {list(tensor.shape)} in the model"]
-    if tensor.dtype.is_floating_point != stored.dtype.is_floating_point:
+    if _kind(tensor.dtype) != _kind(stored.dtype):
         return [f"{name!r} is {stored.dtype} in the file, {tensor.dtype} in the model"]
     return []
+
+
+def _kind(dtype: torch.dtype) -> object:
+    """What may be cast into each other; floats of 8 bits and fewer mean nothing without their scales."""
+    if dtype.is_floating_point and dtype.itemsize == 1:
+        return dtype
+    return dtype.is_floating_point, dtype.is_complex
 
 
 def _renamed(tensors: Mapping[str, StoredTensor], model: nn.Module) -> dict[str, str]:

@@ -7,10 +7,11 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from zerotrain.runtime.checkpoint.tensorfile import DTYPE_NAMES, HEADER_ALIGN
+from zerotrain.runtime.checkpoint.tensorfile import DTYPE_NAMES, HEADER_ALIGN, add_entry
 
 DEFAULT_SHARD_SIZE = "5GB"
 
@@ -95,7 +96,7 @@ def parse_size(text: str | int) -> int:
 def _plan_file(tensors: Sequence[ExportTensor], aliases: Mapping[str, str]) -> PlannedFile:
     known = {tensor.name for tensor in tensors}
     ties = {alias: owner for alias, owner in aliases.items() if owner in known}
-    header: dict[str, object] = {"__metadata__": {"format": "pt", **ties}}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **ties}}
     starts: dict[str, int] = {}
     end = 0
     for tensor in sorted(tensors, key=lambda tensor: -tensor.dtype.itemsize):  # keeps every start aligned
@@ -104,11 +105,8 @@ def _plan_file(tensors: Sequence[ExportTensor], aliases: Mapping[str, str]) -> P
                 f"tensor {tensor.name!r} has dtype {tensor.dtype}, which safetensors cannot hold"
             )
         starts[tensor.name], end = end, end + tensor.num_bytes
-        header[tensor.name] = {
-            "dtype": DTYPE_NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [starts[tensor.name], end],
-        }
+        offsets = (starts[tensor.name], end)
+        add_entry(header, tensor.name, dtype=DTYPE_NAMES[tensor.dtype], shape=tensor.shape, offsets=offsets)
     text = json.dumps(header, separators=(",", ":")).encode()
     padded = -(-(8 + len(text)) // HEADER_ALIGN) * HEADER_ALIGN - 8
     prefix = padded.to_bytes(8, "little") + text.ljust(padded, b" ")

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -81,6 +82,8 @@ class Core:
     is_torn = False
     """A backward pass since the last step boundary raised, so the gradients are incomplete."""
     is_closed = False
+    given_buffer_dtypes: Mapping[str, torch.dtype] = MappingProxyType({})
+    """Of the buffers that the engine cast: the dtypes that the model gave them, by name."""
 
     def __init__(
         self,
@@ -107,6 +110,8 @@ class Core:
         """How many `full_parameters` contexts each unit is in."""
         self.on_own_backward: Callable[[], None] = lambda: None
         """Called when somebody else than the engine calls `backward`; no collectives."""
+        self.on_forward_error: Callable[[BaseException | None], None] = lambda _error: None
+        """Called with what the outermost forward call raises, before the caller gets it; no collectives."""
         self.gradient_scale: Callable[[], float] = lambda: 1.0
         """Factor of the loss scaling on the accumulated gradients."""
         self.at_boundary: Callable[[], bool] = lambda: False
@@ -193,6 +198,8 @@ class Core:
         if is_root:
             if sys.exc_info()[0] is None:  # else forward raised, maybe here alone: settle before backward
                 self.updates.settle_units()
+            else:
+                self.on_forward_error(sys.exc_info()[1])
             self.in_forward = False
             self.live.end_forward(keep=keep)
 

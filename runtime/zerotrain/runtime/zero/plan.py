@@ -251,7 +251,7 @@ def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
     """Buffers that a state dict would hold, by fqn."""
     kept = {}
     for prefix, module in plain.all_modules(model):
-        for name, buffer in module.named_buffers(recurse=False):
-            if name not in module._non_persistent_buffers_set:
+        for name, buffer in module._buffers.items():  # named_buffers would leave out a second name
+            if buffer is not None and name not in module._non_persistent_buffers_set:
                 kept[plain.joined(prefix, name)] = buffer
     return kept

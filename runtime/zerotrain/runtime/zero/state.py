@@ -148,6 +148,15 @@ class CheckpointState:
     the checkpoint has under these keys."""
     accepts: Callable[[Mapping[str, Any]], object] = lambda _scalars: None
     """Called with the scalars of a checkpoint before anything is overwritten; raises CheckpointMismatch."""
+    given_dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
+    """Of the buffers that the engine cast: the dtypes that the model gave them."""
+
+    def stored_buffer(self, fqn: str) -> torch.Tensor:
+        """The buffer as a checkpoint holds it: in the dtype that the model gave it, where that can hold what
+        training made of it, so that the checkpoint fits other compute dtypes, too."""
+        buffer, given = self.buffers[fqn], self.given_dtypes.get(fqn)
+        fits = given is not None and torch.promote_types(given, buffer.dtype) == given
+        return buffer.to(given) if fits else buffer
 
     @property
     def kinds(self) -> tuple[str, ...]:

@@ -180,30 +180,32 @@ PRECISION: tuple[Key, ...] = (
         ),
         effect="Dtype in which gradients of micro-batches are summed.",
     ),
-    *(
-        Key(
-            path=f"data_types.{name}",
-            kind=Kind.TEXT,
-            default=None,
-            choices=DTYPES,
-            status=Status.ACCEPTED,
-            note=note,
-            effect=note,
-        )
-        for name, note in (
-            ("param_dtype", "bf16.enabled and fp16.enabled alone decide."),
-            ("buffer_dtype", "Buffers keep the dtype the model gave them."),
-        )
+    Key(
+        path="data_types.param_dtype",
+        kind=Kind.TEXT,
+        default=None,
+        choices=DTYPES,
+        status=Status.ACCEPTED,
+        note="bf16.enabled and fp16.enabled alone decide.",
+        effect="bf16.enabled and fp16.enabled alone decide.",
+    ),
+    Key(
+        path="data_types.buffer_dtype",
+        kind=Kind.TEXT,
+        default=None,
+        choices=DTYPES,
+        effect="Cast the model's floating-point buffers to this dtype; absent = they keep theirs. Running "
+        "statistics of torch's BatchNorm take the dtype of its weights in any case.",
     ),
     Key(
         path="data_types.keep_in_fp32_modules",
         kind=Kind.TEXTS,
         default=None,
         off=([],),
-        status=Status.NOT_RUN,
-        note="Every parameter takes the compute dtype; master weights are fp32 in any case.",
-        way_out="Remove keep_in_fp32_modules, or leave bf16 and fp16 out.",
-        effect="Modules, by part of their name, whose parameters stay fp32.",
+        status=Status.ACCEPTED,
+        note="Buffers with such names are not cast; every parameter takes the compute dtype, with an fp32 "
+        "master weight.",
+        effect="Buffers that keep their dtype, by a part of their name or a pattern such as `*.rotary.*`.",
     ),
     Key(
         path="communication_data_type",
