@@ -188,6 +188,33 @@ def test_the_order_of_registration_does_not_matter() -> None:
     assert run_ranks(2, in_another_order) == [expected, expected]
 
 
+class Computed(nn.Module):
+    """What constructors of transformers do, without random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        angles = torch.outer(torch.arange(4.0), 10.0 ** -torch.arange(0.0, 1.0, 0.25))
+        phases = torch.polar(torch.ones_like(angles), angles)
+        self.register_buffer("phases", phases)
+        self.register_buffer("conjugate", phases.conj())
+        self.register_buffer("negative", phases.conj().imag)
+        self.register_buffer("expanded", (torch.ones(1) * 3).expand(5))
+        self.register_buffer("transposed", torch.arange(6.0).view(2, 3).t())
+        self.register_buffer("packed", torch.arange(6.0).to(torch.float8_e4m3fn))
+        self.register_buffer("tokens", torch.arange(6).to(torch.uint16))
+
+
+@pytest.mark.unit
+def test_deferred_buffers_are_computed_as_they_would_have_been() -> None:
+    expected = contents(Computed())
+    with zt.init_context():
+        models = [Computed(), Computed()]
+    assert contents(zt.materialize(models[0])) == expected
+    zt.initialize(model=models[1], config=sgd(3))
+    assert contents(models[1]) == expected
+
+
 @pytest.mark.unit
 def test_what_cannot_be_saved_is_refused_on_one_rank_too() -> None:
     for value, text in (

@@ -33,6 +33,9 @@ class TensorRef:
     size: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
+    is_conj: bool = False
+    is_neg: bool = False
+    """Lazy views: the storage holds the conjugate, or the negative."""
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorRef:
@@ -42,6 +45,8 @@ class TensorRef:
             tuple(tensor.shape),
             tensor.stride(),
             int(tensor.storage_offset()),
+            tensor.is_conj(),
+            tensor.is_neg(),
         )
 
     @property
@@ -180,7 +185,9 @@ def _mutated(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Iter
 def _view(ref: TensorRef, memory: dict[int, torch.UntypedStorage]) -> torch.Tensor:
     if ref.key not in memory:
         raise NoValues("a tensor that was made outside of init_context has no values")
-    return torch.empty(0, dtype=ref.dtype).set_(memory[ref.key], ref.offset, ref.size, ref.stride)
+    values = torch.empty(0, dtype=ref.dtype).set_(memory[ref.key], ref.offset, ref.size, ref.stride)
+    values = values.conj() if ref.is_conj else values
+    return torch._neg_view(values) if ref.is_neg else values
 
 
 def _storage_like(ref: TensorRef, real: torch.Tensor) -> torch.UntypedStorage:
