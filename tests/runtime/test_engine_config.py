@@ -77,8 +77,6 @@ def test_auto_takes_the_models_width(facts: dict[str, Any], hidden: int) -> None
 
 @pytest.mark.unit
 def test_models_that_cannot_be_sharded_are_refused() -> None:
-    with pytest.raises(LayoutError, match="no trainable parameter"):
-        zt.initialize(model=nn.Linear(2, 2).requires_grad_(False), config=config(0))
     with pytest.raises(LayoutError, match="'weight', 'bias': on the meta device"):
         zt.initialize(model=nn.Linear(2, 2, device="meta"), config=config(0))
     with pytest.raises(LayoutError, match="'weight' is lazy"):

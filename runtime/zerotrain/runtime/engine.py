@@ -25,7 +25,9 @@ from zerotrain.runtime.facade.arguments import Arguments, ConfigSource, taking
 from zerotrain.runtime.facade.checkpoints import Checkpoints
 from zerotrain.runtime.facade.deepspeed_names import DeepSpeedNames
 from zerotrain.runtime.facade.dtype_errors import explain_dtype_error
+from zerotrain.runtime.facade.evaluation import Evaluation, for_evaluation, optimizer_of, trains_on_ranks
 from zerotrain.runtime.facade.export import Exports
+from zerotrain.runtime.facade.generation import SyncedGeneration
 from zerotrain.runtime.facade.inspection import Inspection
 from zerotrain.runtime.facade.module_names import ModuleNames
 from zerotrain.runtime.facade.names import ConfigNames, StateNames
@@ -56,9 +58,18 @@ from zerotrain.runtime.zero.trees import replace_tensors
 
 
 class Engine(
-    Accumulation, Checkpoints, Exports, Inspection, ConfigNames, StateNames, DeepSpeedNames, ModuleNames
+    Accumulation,
+    Checkpoints,
+    Evaluation,
+    Exports,
+    Inspection,
+    ConfigNames,
+    StateNames,
+    DeepSpeedNames,
+    ModuleNames,
 ):
-    """A model in training. Made by `initialize`; all ranks call every method in the same order.
+    """A model in training, or in evaluation alone where every parameter is frozen. Made by `initialize`; all
+    ranks call every method in the same order.
 
     Attributes:
         module: the user's model; its parameters are partitioned as the configuration says.
@@ -88,11 +99,12 @@ class Engine(
         self.config = config
         self.comm = comm
         self.rank, self.world_size, self.device = comm.rank, comm.world_size, comm.device
-        self.optimizer = optimizer
+        self.zero_optimizer = optimizer
         self.schedule = schedule
         updater = make_updater(config, comm, is_elementwise=not isinstance(optimizer.rule, JointRule))
         self.core = build_core(module, config, optimizer, comm, just_in_time=updater is not None)
         self.memory = self.core.ledger
+        self.optimizer = optimizer_of(self)
         optimizer.attach(self.core)
         optimizer.drop_gradients = self.zero_grad
         serve(self.core)
@@ -113,12 +125,14 @@ class Engine(
             self.core, optimizer, comm=comm, config=config, clock=self.clock, updater=updater
         )
         self._has_scaled = False
-        self.core.on_own_backward = self._check_scaled
+        if not self.is_evaluation_only:
+            self.core.on_own_backward = self._check_scaled
         self.core.at_boundary = self.reduces_now
         self.relayout = Relayout(self.core, optimizer, plan)
         self.core.before_pass = self._before_pass
         self._argument_watch = watch_arguments(self.core, config.precision)
         self.core.on_forward_error = lambda error: explain_dtype_error(error, module, config)
+        self._generation = SyncedGeneration(self.core)
         self._begin_inspection()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -159,6 +173,7 @@ class Engine(
         for a loss that is not a scalar.
         """
         self.check_open("backward()")
+        self.check_trains("backward()")
         if loss.numel() != 1:
             raise ValueError(
                 f"loss must hold one element; got shape {tuple(loss.shape)}: reduce it, e.g. loss.mean()"
@@ -233,6 +248,7 @@ class Engine(
         backward pass that raised, within `full_parameters` and after `close`.
         """
         self.check_open("step()")
+        self.check_trains("step()")
         self.core.check_step()
         if self.is_gradient_accumulation_boundary() and not self._in_no_sync:
             self._before_update()
@@ -293,7 +309,8 @@ class Engine(
             self.observer.closing()
         finally:
             self.pipeline.updating.close()
-            self.optimizer.book.tiers.close()
+            self.zero_optimizer.book.tiers.close()
+            self._generation.detach()
             self.core.close()
             self.comm.close()
 
@@ -348,6 +365,8 @@ def _take_over(
     say_notices(resolved, source, comm)
     configure_activations(resolved, asked.mpu)
     check_model(model)
+    if not trains_on_ranks(model, comm):
+        resolved, asked = for_evaluation(resolved, asked)
     plan = partial(make_layout, model, resolved, asked.unit_modules)
     optimizer = make_optimizer(
         model, plan(), resolved, optimizer=asked.optimizer, model_parameters=asked.model_parameters
@@ -358,4 +377,4 @@ def _take_over(
     engine = Engine(model, resolved, comm=comm, optimizer=optimizer, schedule=schedule, plan=plan)
     say_where_gradients_are(resolved, engine.core, comm)
     engine.follow_loader(loader)
-    return engine, optimizer, loader, engine.scheduler
+    return engine, engine.optimizer, loader, engine.scheduler

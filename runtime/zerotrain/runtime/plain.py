@@ -6,7 +6,7 @@ For people who own their loop: `loss.backward(); optimizer.step(); optimizer.zer
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, cast, overload
 
 import torch
 from torch import nn
@@ -15,6 +15,7 @@ from zerotrain.runtime.engine import Engine, initialize
 from zerotrain.runtime.facade.arguments import ConfigSource
 from zerotrain.runtime.optim.torch_face import TorchOptimizer, share_step_hooks
 from zerotrain.runtime.step import StepResult
+from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
 from zerotrain.runtime.zero.trees import replace_tensors
 
 Loss = TypeVar("Loss")
@@ -103,7 +104,8 @@ def shard(
     The model is the same object. Call it, `loss.backward()`, `optimizer.step()`, `optimizer.zero_grad()` as
     in plain PyTorch; divide losses by the number of micro-batches yourself. `torch.nn.utils.clip_grad_norm_`,
     `model.zero_grad()` and torch's schedules over the optimizer work; a schedule given as `lr_scheduler` is
-    moved on by `optimizer.step()`. Arguments and errors as of `initialize`.
+    moved on by `optimizer.step()`. A frozen model has no optimizer: `(model, None)`. Arguments and errors as
+    of `initialize`.
     """
     engine, *_ = initialize(
         model=model,
@@ -112,10 +114,10 @@ def shard(
         lr_scheduler=lr_scheduler,
         unit_modules=unit_modules,
     )
-    dtype = next(parameter.dtype for parameter in model.parameters() if parameter.requires_grad)
+    dtype = TORCH_DTYPES[engine.config.precision.compute_dtype]
     if dtype is not torch.float32 and engine.config.precision.cast_inputs:
 
-        def cast(_: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        def narrow(_: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
             """As the engine's own call does."""
             wanted: tuple[Any, Any] = replace_tensors(
                 (args, kwargs),
@@ -124,5 +126,7 @@ def shard(
             )
             return wanted
 
-        model.register_forward_pre_hook(cast, prepend=True, with_kwargs=True)
+        model.register_forward_pre_hook(narrow, prepend=True, with_kwargs=True)
+    if engine.is_evaluation_only:
+        return model, cast(ShardedOptimizer, None)
     return model, ShardedOptimizer(engine)

@@ -85,6 +85,12 @@ class Relayout:
         changed = self.changed()
         if not changed:
             return
+        if not self._core.gradients:
+            raise LayoutError(
+                f"parameters {changed[:5]} were unfrozen, but every parameter was frozen when initialize "
+                "took the model over, so this engine is for evaluation only and has no optimizer for them; "
+                "set requires_grad on what should be trained before initialize (after close() of this engine)"
+            )
         self._core.updates.settle_all()  # also those of what is frozen now: the step came before
         self._agree(changed)
         layout = self._plan()

@@ -136,8 +136,6 @@ def check_model(model: nn.Module) -> None:
             )
     refuse_shared_memory(model)
     origins_of(model)
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise LayoutError("the model has no trainable parameter; set requires_grad on what should be trained")
 
 
 def make_layout(

@@ -149,6 +149,8 @@ def _exchange_transient(inputs: MemoryInputs) -> GpuTransient:
     is_alone = inputs.world_size == 1 and inputs.param_tier == "gpu"
     stage = 0 if is_alone else inputs.stage  # one rank has nothing to shard with
     gathered = _gathered_bytes(inputs, inputs.forward_live_numel) if stage == 3 else 0
+    if not inputs.trainable_numel:  # a model that is only evaluated
+        return GpuTransient(forward_bytes=gathered, backward_bytes=0, step_bytes=0)
     received = 0 if inputs.world_size == 1 else _received_bytes(inputs, n_max)
     overlaps = inputs.reduce_buffers > 1 and inputs.world_size > 1
     is_sent_as_made = overlaps and inputs.micro_steps == 1 and inputs.grad_bytes != c

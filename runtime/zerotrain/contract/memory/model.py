@@ -15,9 +15,8 @@ from .inputs import MemoryInputs
 from .live import LiveRules, replay_live
 from .modules import MIN_UNIT_NUMEL, ModuleSize, arrange_units
 from .moved import offload_tiers, offloaded_units, shards_parameters
-from .sizes import UnitSize
+from .sizes import DTYPE_BYTES, UnitSize
 
-DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 ACCUMULATOR_BYTES = 4
 """Gradients are stored in fp32."""
 MOMENT_BYTES = 4
@@ -57,10 +56,10 @@ def memory_inputs(
         stage=stage,  # type: ignore[arg-type]  # the table of keys allows 0 to 3
         world_size=config.world_size,
         trainable_numel=_total(unit for unit in units if unit.trainable),
-        frozen_numel=_total(unit for unit in units if not unit.trainable),
+        frozen_numel=_frozen(units, compute_bytes),
         largest_unit_numel=largest,
         root_numel=_total(unit for unit in whole if unit.trainable),
-        frozen_root_numel=_total(unit for unit in whole if not unit.trainable),
+        frozen_root_numel=_frozen(whole, compute_bytes),
         whole_pass_numel=whole_pass,
         whole_pass_grad_numel=_total(unit for unit in units if unit.whole_pass and unit.trainable),
         compute_bytes=compute_bytes,
@@ -207,3 +206,7 @@ def _kept_whole(config: EngineConfig, units: Sequence[UnitSize], on_host: bool) 
 
 def _total(units: Iterable[UnitSize]) -> int:
     return sum(unit.padded_numel for unit in units)
+
+
+def _frozen(units: Iterable[UnitSize], compute_bytes: int) -> int:
+    return sum(unit.weight_numel(compute_bytes) for unit in units if not unit.trainable)

@@ -13,7 +13,7 @@ from zerotrain.contract.config import EngineConfig
 from zerotrain.contract.config.schema import OffloadConfig
 
 from .inputs import Offloaded, Tier, fitting
-from .sizes import UnitSize
+from .sizes import DTYPE_BYTES, UnitSize
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,7 +76,8 @@ def offloaded_units(config: EngineConfig, units: Sequence[UnitSize], *, on_host:
     in_host, on_disk = _params(config, units, tiers)
     # Host memory beside an accelerator, or a disk, has weights that no update reaches where they are.
     has_left = on_disk if on_host else on_disk | in_host
-    sizes = [unit.padded_numel // config.world_size for unit in units]
+    compute_bytes = DTYPE_BYTES[config.precision.compute_dtype]
+    sizes = [unit.weight_numel(compute_bytes) // config.world_size for unit in units]
     return Offloaded(
         **_states(config, units, has_left if config.precision.compute_dtype == "fp32" else frozenset()),
         host_params=sum(sizes[index] for index in in_host),

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+"""Of compute precisions."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitSize:
@@ -24,3 +27,10 @@ class UnitSize:
 
     stays_whole: bool = False
     """Holds small parameters, which every rank keeps at stage 3."""
+
+    element_bytes: int | None = None
+    """Of a frozen weight in a dtype of its own; None = as in the compute precision."""
+
+    def weight_numel(self, compute_bytes: int) -> int:
+        """Elements of the compute precision that take as much memory as the weights."""
+        return self.padded_numel * (self.element_bytes or compute_bytes) // compute_bytes

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zerotrain.contract.config import EngineConfig
-from zerotrain.contract.memory.model import DTYPE_BYTES
+from zerotrain.contract.memory.sizes import DTYPE_BYTES
 from zerotrain.contract.memory.slots import num_slots
 
 from .shape import Block, ModelShape

@@ -110,6 +110,12 @@ class Accounts:
         nobody looks (one rank, or no watchdog)."""
         return None if self._watchdog is None else self._watchdog.waiting_seconds
 
+    def advise(self, text: str) -> None:
+        """End errors about ranks that part with this, from now on: what may be the reason, and the way
+        out."""
+        if self._watchdog is not None:
+            self._watchdog.advice = f"; {text}"
+
     def poll_timings(self) -> None:
         """Move measurements that finished on the device into `timings`; never waits."""
         self._stopwatch.poll()

@@ -77,6 +77,8 @@ class Watchdog:
         self._started = 0
         self._waiting: tuple[int, float] | None = None
         self._on_device: deque[tuple[int, float, Any]] = deque()
+        self.advice = ""
+        """What may be the reason where ranks part, after a semicolon; it ends every error."""
         self._verdict: str | None = None
         self._compared_at = 0.0
         self.batches: tuple[int, int, bool] | None = None
@@ -126,7 +128,7 @@ class Watchdog:
     def check(self) -> None:
         """Raise CommError when the wait that runs cannot end well."""
         if self._verdict is not None:
-            raise CommError(self._verdict)
+            raise CommError(self._verdict + self.advice)
 
     def note_error(self, error: BaseException) -> None:
         """The rank met an error in a call of the engine, which the program may still handle: said of it if

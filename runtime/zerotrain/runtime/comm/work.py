@@ -77,14 +77,18 @@ class Watched:
         except CommError as error:
             if self._watchdog is None or self._watchdog.has_verdict:
                 raise
-            known = self._watchdog.explain()
-            raise (error if known is None else CommError(f"{self._what} failed, because {known}")) from None
+            known, advice = self._watchdog.explain(), self._watchdog.advice
+            if known is None and not advice:
+                raise
+            text = str(error) if known is None else f"{self._what} failed, because {known}"
+            raise CommError(text + advice) from None
         except RuntimeError as error:
+            advice = "" if self._watchdog is None else self._watchdog.advice
             known = None if self._watchdog is None else self._watchdog.explain(seconds=EXPLAIN_S)
             if known is not None:  # the backend's own words would name connections, not ranks
-                raise CommError(f"{self._what} failed, because {known}") from None
+                raise CommError(f"{self._what} failed, because {known}{advice}") from None
             raise CommError(
-                f"{self._what} failed, most likely because another rank ended: {error}"
+                f"{self._what} failed, most likely because another rank ended: {error}{advice}"
             ) from error
 
     def _wait_watched(self, watchdog: Watchdog) -> None:
@@ -100,15 +104,16 @@ class Watched:
 
 
 def sendable(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory in a dtype that every backend carries: NCCL has no integers of 16 bits."""
-    return tensor.reshape(-1).view(torch.uint8) if tensor.dtype is torch.int16 else tensor
+    """The same memory in a dtype that every backend carries: NCCL has no int16, gloo no float8."""
+    is_float8 = tensor.dtype.itemsize == 1 and tensor.dtype.is_floating_point
+    return tensor.reshape(-1).view(torch.uint8) if is_float8 or tensor.dtype is torch.int16 else tensor
 
 
 def gather_by_broadcasts(full: torch.Tensor, shard: torch.Tensor, *, rank: int, group: Any) -> AllOf:
     """One broadcast per rank, straight into place: gloo's own all-gather goes through a copy of the whole."""
-    parts = full.view(dist.get_world_size(group), -1)
+    parts = sendable(full).view(dist.get_world_size(group), -1)
     if parts[rank].data_ptr() != shard.data_ptr():
-        parts[rank].copy_(shard)
+        parts[rank].copy_(sendable(shard))
     return AllOf(
         dist.broadcast(part, group_src=source, group=group, async_op=True)
         for source, part in enumerate(parts)

@@ -71,11 +71,11 @@ class Checkpoints(Feeding):
             layout=self.core.layout,
             rank=self.rank,
             world_size=self.world_size,
-            streams=streams_of(self.core, self.optimizer),
+            streams=streams_of(self.core, self.zero_optimizer),
             scalars={
                 "global_steps": self.global_steps,
                 "skipped_steps": self.skipped_steps,
-                "optimizer": self.optimizer.scalars(),
+                "optimizer": self.zero_optimizer.scalars(),
                 "scheduler": self.schedule.state_dict(),
                 "loss_scale": self.pipeline.scaler.state_dict(),
                 **self.loader_scalars(),
@@ -100,11 +100,11 @@ class Checkpoints(Feeding):
             self.skipped_steps = int(scalars["skipped_steps"])
             self.micro_steps = self.global_steps * self.config.batch.gradient_accumulation_steps
         if choice.optimizer_states:
-            self.optimizer.load_scalars(scalars["optimizer"])
+            self.zero_optimizer.load_scalars(scalars["optimizer"])
             self.pipeline.scaler.load_state_dict(scalars.get("loss_scale", {}))
         if choice.scheduler_states:
             self.schedule.load_state_dict(regrouped(scalars["scheduler"], order))
-        reload_weights(self.core, self.optimizer, state.streams)
+        reload_weights(self.core, self.zero_optimizer, state.streams)
         self.pipeline.clear()
 
     def _check_scalars(self, choice: LoadChoice, scalars: Mapping[str, Any]) -> list[int]:
@@ -112,11 +112,11 @@ class Checkpoints(Feeding):
         another kind of schedule; the stored group of each of the groups."""
         from zerotrain.runtime.checkpoint import CheckpointMismatch
 
-        num_groups = len(self.optimizer.param_groups)
+        num_groups = len(self.zero_optimizer.param_groups)
         order = list(range(num_groups))
         try:
             if choice.optimizer_states:
-                order = match_stored(scalars["optimizer"], self.optimizer.book.group_of, num_groups)
+                order = match_stored(scalars["optimizer"], self.zero_optimizer.book.group_of, num_groups)
             if choice.scheduler_states and isinstance(self.schedule, TorchSchedule):
                 self.schedule.check_state(scalars["scheduler"])
         except ValueError as error:
@@ -281,7 +281,8 @@ class Checkpoints(Feeding):
                 those that the model lacks are passed over, and floating buffers may be stored in another
                 floating dtype. Shapes must agree in any case.
             load_optimizer_states: False = weights alone; moments, rates and loss scale stay.
-            load_lr_scheduler_states: False = the schedule goes on from where it is.
+            load_lr_scheduler_states: False = the schedule goes on from where it is. Neither is there to be
+                loaded where nothing is trained.
             load_module_only: weights and buffers alone; steps and random generators stay too.
             custom_load_fn: must be None; weights are read in place, by interval.
 
@@ -295,10 +296,11 @@ class Checkpoints(Feeding):
                 "custom_load_fn must be None: every rank reads its own intervals in place, there is no whole "
                 "state dict to hand over; load, then change weights inside full_parameters(...)"
             )
+        takes_states = bool(self.core.gradients) and not load_module_only
         choice = LoadChoice(
             module_only=load_module_only,
-            optimizer_states=load_optimizer_states and not load_module_only,
-            scheduler_states=load_lr_scheduler_states and not load_module_only,
+            optimizer_states=load_optimizer_states and takes_states,
+            scheduler_states=load_lr_scheduler_states and takes_states,
         )
         self.check_open("saving or loading a checkpoint")
         with self.clock.standing_still():

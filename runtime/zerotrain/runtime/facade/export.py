@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +73,8 @@ class Exports(EngineParts):
             exclude_frozen_parameters: store only what is trained. Of a PEFT model, write the files that
                 `PeftModel.from_pretrained` reads, with all adapters, besides; these are gathered for it, the
                 base model is not.
-            dtype: "bf16", "fp16" or "fp32"; the compute precision unless given.
+            dtype: "bf16", "fp16" or "fp32", of all floating-point parameters; None = the compute precision,
+                and frozen ones as they are stored.
             max_shard_size: bytes of tensors in one file, as a number or a text such as "5GB".
 
         Raises ValueError for a wrong argument, CheckpointNoSpace or CheckpointNotWritable when the folder
@@ -88,7 +90,7 @@ class Exports(EngineParts):
         self.comm.meet("save_16bit_model")
         self.synchronize()
         adopt_writes(self.core.units)
-        wanted = dtype or self.config.precision.compute_dtype
+        wanted = dtype or self._own_dtype()
         if wanted not in ("bf16", "fp16", "fp32"):
             raise ValueError(f'dtype must be "bf16", "fp16" or "fp32"; got {dtype!r}')
         if save_filename is not None and Path(save_filename).name != save_filename:
@@ -99,6 +101,7 @@ class Exports(EngineParts):
             max_bytes=parse_size(max_shard_size),
             single=save_filename if is_named and save_filename is not None else SINGLE,
             exclude_frozen=exclude_frozen_parameters,
+            keeps_frozen=dtype is None,
         )
         source = Source(
             module=self.module,
@@ -123,10 +126,20 @@ class Exports(EngineParts):
         state = whole_state(self.core, without=self._base_parameters(), dtype=dtype)
         save_adapters(model, state, directory, ranks_of(self.comm))
 
+    def _own_dtype(self) -> str:
+        """The compute precision; where nothing is trained, that of most weights."""
+        units = self.core.layout.units
+        numel: Counter[str] = Counter()
+        for unit in units:
+            if unit.dtype in ("bf16", "fp16", "fp32"):
+                numel[unit.dtype] += unit.numel
+        trains = any(unit.trainable for unit in units)
+        return self.config.precision.compute_dtype if trains or not numel else numel.most_common(1)[0][0]
+
     def _values_of(self, layout: UnitLayout, dtype: torch.dtype) -> StateStream:
         """This rank's interval: the weights as computed with, or their masters where those are closer."""
         unit = next(unit for unit in self.core.units if unit.name == layout.name)
-        states = self.optimizer.states.get(unit.name)
+        states = self.zero_optimizer.states.get(unit.name)
         if states is None or unit.dtype == dtype:
             return unit.weight_stream
         return states.stream(MASTER)

@@ -215,13 +215,17 @@ class StateNames(EngineParts):
         return ended and last is not None and not last.skipped
 
     def get_lr(self) -> list[float]:
-        """Learning rate of every parameter group."""
-        return [float(group["lr"]) for group in self.optimizer.param_groups]
+        """Learning rate of every parameter group; none where nothing is trained."""
+        return [float(group["lr"]) for group in self._groups]
 
     def get_mom(self) -> list[Any]:
-        """Momentum (SGD) or betas of every parameter group."""
+        """Momentum (SGD) or betas of every parameter group; none where nothing is trained."""
         key = "momentum" if self.optimizer_name() == "SGD" else "betas"  # type: ignore[attr-defined]
-        return [group[key] for group in self.optimizer.param_groups]
+        return [group[key] for group in self._groups]
+
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        return self.zero_optimizer.param_groups if self.core.gradients else []
 
     def get_data_parallel_rank(self) -> int:
         """This rank among the data-parallel ones."""

@@ -27,6 +27,9 @@ class EngineParts:
     config: EngineConfig
     comm: Comm
     optimizer: ZeroOptimizer
+    """What `initialize` gave; None where it gave none (facade/evaluation.py)."""
+    zero_optimizer: ZeroOptimizer
+    """The engine's own use, also where nothing is trained."""
     schedule: Schedule
     """The engine's own use; constant where nobody asked for one."""
     core: Core

@@ -21,7 +21,7 @@ from zerotrain.contract.memory.nearest import Hardware, Needs, Proposal, nearest
 from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.offload.room import disk_free, memory_room
 from zerotrain.runtime.offload.settings import SpillSettings, possible_spill, spill_settings
-from zerotrain.runtime.zero.layout import ModelLayout
+from zerotrain.runtime.zero.layout import DTYPE_BYTES, ModelLayout
 
 GIB = 1 << 30
 _NO_LIMIT = -1.0
@@ -101,6 +101,7 @@ def unit_sizes(layout: ModelLayout) -> list[UnitSize]:
             trainable=unit.trainable,
             whole_pass=not unit.module,
             stays_whole=unit.stays_whole,
+            element_bytes=None if unit.trainable else DTYPE_BYTES[unit.dtype],
         )
         for unit in layout.units
     ]

@@ -34,6 +34,8 @@ class ExportOptions:
 
     dtype: torch.dtype
     """Of floating-point parameters; buffers and whole numbers keep theirs."""
+    keeps_frozen: bool = False
+    """Frozen parameters keep theirs, too."""
     max_bytes: int
     """Of one file's tensors."""
     single: str = "model.safetensors"
@@ -57,7 +59,7 @@ def export(source: Source, directory: Path, options: ExportOptions, group: RankG
     prefix, folder = _origin(source.module)
     units = [unit for unit in source.layout.units if unit.trainable or not options.exclude_frozen]
     buffers, tied = _distinct(persistent_buffers(source.module) | exportable_extra_states(source.module))
-    tensors = [*_parameters(units, options.dtype, prefix), *_buffers(buffers, prefix)]
+    tensors = [*_parameters(units, options, prefix), *_buffers(buffers, prefix)]
     ties = {**source.layout.aliases, **tied}
     aliases = {_short(alias, prefix): _short(owner, prefix) for alias, owner in ties.items()}
     target = WeightFolder(
@@ -111,10 +113,11 @@ def _own_config(module: nn.Module) -> Mapping[str, Any] | None:
     return config
 
 
-def _parameters(units: list[UnitLayout], dtype: torch.dtype, prefix: str) -> Iterator[ExportTensor]:
+def _parameters(units: list[UnitLayout], options: ExportOptions, prefix: str) -> Iterator[ExportTensor]:
     for unit in units:
         own = TORCH_DTYPES[unit.dtype]
-        stored = dtype if own.is_floating_point else own
+        is_kept = options.keeps_frozen and not unit.trainable
+        stored = options.dtype if own.is_floating_point and not is_kept else own
         for segment in unit.segments:
             yield ExportTensor(name=_short(segment.fqn, prefix), shape=segment.shape, dtype=stored)
 

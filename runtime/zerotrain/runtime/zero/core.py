@@ -330,7 +330,7 @@ class Core:
 
     def _start_pass(self) -> None:
         self.updates.settle_units()  # autograd writes into their gradients
-        self._in_backward = self.has_gradients = True
+        self._in_backward, self.has_gradients = True, bool(self.gradients)
         self.reducer.begin(at_boundary=self.at_boundary())
         self._backward_order.begin()
 

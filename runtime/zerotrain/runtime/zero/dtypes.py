@@ -1,8 +1,12 @@
-"""The one table between dtype names of the layout and torch's objects."""
+"""Dtypes of parameters: the one table between the layout's names and torch's objects, and which of them a
+parameter is stored in."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
+from torch import nn
 
 from zerotrain.runtime.zero.layout import LayoutError
 
@@ -17,6 +21,11 @@ TORCH_DTYPES = {
     "int32": torch.int32,
     "int64": torch.int64,
     "bool": torch.bool,
+    "float8_e4m3fn": torch.float8_e4m3fn,
+    "float8_e4m3fnuz": torch.float8_e4m3fnuz,
+    "float8_e5m2": torch.float8_e5m2,
+    "float8_e5m2fnuz": torch.float8_e5m2fnuz,
+    "float8_e8m0fnu": torch.float8_e8m0fnu,
 }
 _NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
@@ -29,3 +38,26 @@ def dtype_name(dtype: torch.dtype) -> str:
         raise LayoutError(
             f"parameters of {dtype} cannot be sharded; known are {sorted(TORCH_DTYPES)}"
         ) from None
+
+
+class StoredDtypes:
+    """In which dtype the parameters of a model are stored.
+
+    Trained ones take the compute precision, whole numbers keep their dtype. Frozen floating ones take the
+    compute precision where it is a narrow one, which a precision block asked for; in fp32, the default, they
+    keep their own, unless trained parameters of the same dtype are converted: layers of one dtype stay so.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], compute_dtype: str) -> None:
+        """`parameters`: all of the model."""
+        self._compute_dtype = compute_dtype
+        self._converted = {parameter.dtype for parameter in parameters if parameter.requires_grad}
+
+    def of(self, parameter: nn.Parameter) -> str:
+        """The layout's name of it. Raises LayoutError for a dtype that cannot be sharded."""
+        if not parameter.dtype.is_floating_point:
+            return dtype_name(parameter.dtype)
+        keeps = self._compute_dtype == "fp32" and not parameter.requires_grad
+        if keeps and parameter.dtype not in self._converted:
+            return dtype_name(parameter.dtype)
+        return self._compute_dtype

@@ -31,6 +31,11 @@ DTYPE_BYTES: Mapping[str, int] = {
     "int32": 4,
     "int64": 8,
     "bool": 1,
+    "float8_e4m3fn": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
 }
 
 

@@ -15,7 +15,7 @@ from torch import nn
 
 from zerotrain.contract.config import LeafModuleConfig
 from zerotrain.runtime.zero import names as plain
-from zerotrain.runtime.zero.dtypes import dtype_name
+from zerotrain.runtime.zero.dtypes import StoredDtypes
 from zerotrain.runtime.zero.layout import (
     ALIGN,
     LayoutError,
@@ -56,8 +56,8 @@ def plan_layout(
     leaves: LeafModuleConfig | None = None,
     small: SmallParameters | None = None,
 ) -> ModelLayout:
-    """Lay the model out for `world_size` ranks; trainable and frozen floating parameters take
-    `compute_dtype`.
+    """Lay the model out for `world_size` ranks; trainable floating parameters take `compute_dtype`, frozen
+    ones as `StoredDtypes` says.
 
     `unit_modules` lists module names (fqn), class names or classes. A parameter belongs to the innermost unit
     module above it; one that several units share (tied weights) belongs to the innermost module above all its
@@ -73,6 +73,7 @@ def plan_layout(
     small = small or SmallParameters()
     budget = small.budget
     aliases: dict[str, str] = {}
+    stored = StoredDtypes(model.parameters(), compute_dtype)
     members: dict[tuple[str, str, bool, str], list[ParameterFact]] = {}
     for names, parameter in _parameters_with_names(model):
         aliases.update(dict.fromkeys(names[1:], names[0]))
@@ -83,8 +84,7 @@ def plan_layout(
         if parameter.numel() <= min(small.numel, budget) and small.numel:
             module, unit = "", SMALL_UNIT
             budget -= parameter.numel()
-        floating = parameter.dtype.is_floating_point
-        dtype = compute_dtype if floating else dtype_name(parameter.dtype)
+        dtype = stored.of(parameter)
         fact = ParameterFact(fqn=names[0], shape=tuple(parameter.shape), dtype=dtype)
         members.setdefault((module, unit, parameter.requires_grad, dtype), []).append(fact)
     units = [
@@ -113,7 +113,7 @@ def _build(
         and any(other[1] == unit and other[0] != module for other in taken)
     ):
         name += SHARED_SUFFIX  # a module with tied parameters beside parameters of its own
-    if sum(other[:3] == key[:3] for other in taken) > 1:  # quantised weights beside floating ones
+    if sum(other[:3] == key[:3] for other in taken) > 1:  # frozen weights of several dtypes
         name = f"{name}.{dtype}"
     return build_unit(
         name=name,
