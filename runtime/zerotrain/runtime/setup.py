@@ -205,7 +205,8 @@ def build_core(
         predivision=config.precision.gradient_predivision,
         averages=config.precision.gradient_reduce_op == "mean",
     )
-    optimizer.keep_states_in(make_tiers(config, vault), options.placement)
+    tiers = make_tiers(config, vault, defers=optimizer.is_default)
+    optimizer.keep_states_in(tiers, options.placement)
     values = take_values(model, comm, BufferRules(layout=layout, precision=config.precision))
     core = Core(model, layout, comm=comm, options=options, values=values, on_made=optimizer.make_states)
     core.given_buffer_dtypes = values.given_dtypes

@@ -98,10 +98,13 @@ class Inspection(EngineParts):
     def probe_spill(self) -> float | None:
         """Bytes per second of a pass over a part of the spill file, as the drive gives them now; None where
         no optimizer state is spilled. Takes up to a second on a slow drive; not while an update is under way.
+        States that the first backward pass would make are made now.
         """
         from zerotrain.runtime.vault.probe import probe
 
         vault = used_vault(self.core)
+        if vault is not None:
+            self.zero_optimizer.book.make_deferred()
         return None if vault is None else probe(vault)
 
     def spill_space(self) -> VolumeSpace | None:

@@ -10,15 +10,19 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, cast
+
+import torch
 
 from zerotrain.contract.config import EngineConfig
 from zerotrain.contract.memory import kept_states
+from zerotrain.runtime.offload.deferred import DeferredStates, KeptOn
 from zerotrain.runtime.offload.device import ResidentStates, device_states
 from zerotrain.runtime.offload.host import HostStates
 from zerotrain.runtime.offload.states import Encoding, UnitStates, UnitUpdate
 from zerotrain.runtime.zero.layout import ModelLayout
-from zerotrain.runtime.zero.ledger import MemoryLedger
+from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
 from zerotrain.runtime.zero.unit import Unit
 
 if TYPE_CHECKING:  # the vault is compiled code, and nothing else here is
@@ -45,14 +49,20 @@ class StateTiers:
         ratio: float = 1.0,
         pinned: bool = True,
         vault: Vault | None = None,
+        defers: bool = False,
     ) -> None:
-        """`ratio`: the part of the elements that is offloaded, 0..1; `vault`: where, for VAULT."""
+        """`ratio`: the part of the elements that is offloaded, 0..1; `vault`: where, for VAULT; `defers`: see
+        the attribute."""
         assert (vault is not None) or name is not TierName.VAULT
         self.name = name
+        self.defers = defers
+        """States are added as `DeferredStates`. In the vault they have their place from the start."""
         self._ratio, self._pinned, self._vault = ratio, pinned, vault
         self._kept: frozenset[str] = frozenset()
         self._shelf: Shelf | None = None
         self._on_host: list[HostStates] = []
+        self._places: dict[Unit, VaultStates] = {}
+        """Of all units whose states are in the vault, also of those that are not made."""
 
     def plan(self, layout: ModelLayout, *, replicated: bool) -> None:
         """These are the units from now on: those at the start of forward stay on the device, as much as the
@@ -69,20 +79,43 @@ class StateTiers:
         unit.initial_master = None
         encoding = Encoding.of(unit)
         has_states = bool(kinds) or encoding.stored is not None
+        kept_on: KeptOn | None = KeptOn(device=unit.comm.device, kind=Kind.STATES, ledger=ledger)
         if self.name is TierName.DEVICE or unit.name in self._kept or not has_states:
-            return device_states(unit, kinds, encoding, initial, ledger)
-        states: UnitStates
-        if self.name is TierName.HOST:
-            states = HostStates(unit, kinds, encoding, initial=initial, ledger=ledger, pinned=self._pinned)
-            self._on_host.append(states)
+            build = partial(_on_device, unit, kinds, encoding, ledger)
+        elif self.name is TierName.HOST:
+            build = partial(self._on_the_host, unit, kinds, encoding, ledger)
+            kept_on = KeptOn(device=torch.device("cpu"), kind=Kind.HOST_STATES, ledger=ledger)
         else:
-            states = self._shelf_of(ledger).add(unit, kinds, encoding, initial.numel())
-            states.take_initial(initial)
+            # A place of its own now, so that a disk without room shows at the start.
+            spilled = self._shelf_of(ledger).add(unit, kinds, encoding, initial.numel())
+            self._places[unit] = spilled
+            build, kept_on = partial(_in_place, spilled), None
+        if not self.defers:
+            return build(initial)
+        states = DeferredStates(unit, kinds, encoding, build=build, kept_on=kept_on)
+        states.take_initial(initial)
+        return states.made or states
+
+    def _on_the_host(
+        self,
+        unit: Unit,
+        kinds: tuple[str, ...],
+        encoding: Encoding,
+        ledger: MemoryLedger,
+        initial: torch.Tensor,
+    ) -> UnitStates:
+        states = HostStates(unit, kinds, encoding, initial=initial, ledger=ledger, pinned=self._pinned)
+        self._on_host.append(states)
         return states
 
     def forget(self, states: UnitStates) -> None:
         """Give the memory, or the place in the vault, of states back."""
-        if isinstance(states, ResidentStates):
+        place = self._places.pop(states.unit, None)
+        if isinstance(states, DeferredStates):
+            states.drop()
+            if place is not None and self._shelf is not None:
+                self._shelf.forget(place)
+        elif isinstance(states, ResidentStates):
             states.drop()
             self._on_host = [other for other in self._on_host if other is not states]
         elif self._shelf is not None:
@@ -107,6 +140,17 @@ class StateTiers:
             assert self._vault is not None
             self._shelf = Shelf(self._vault, ledger)
         return self._shelf
+
+
+def _on_device(
+    unit: Unit, kinds: tuple[str, ...], encoding: Encoding, ledger: MemoryLedger, initial: torch.Tensor
+) -> UnitStates:
+    return device_states(unit, kinds, encoding, initial, ledger)
+
+
+def _in_place(states: VaultStates, initial: torch.Tensor) -> UnitStates:
+    states.take_initial(initial)
+    return states
 
 
 class UpdatePass:
@@ -144,9 +188,16 @@ class UpdatePass:
         return self._tiles
 
 
-def make_tiers(config: EngineConfig, vault: Vault | None) -> StateTiers:
-    """The tiers of a configuration; `vault` is this rank's, where anything is spilled."""
+def make_tiers(config: EngineConfig, vault: Vault | None, *, defers: bool = False) -> StateTiers:
+    """The tiers of a configuration; `vault` is this rank's, where anything is spilled; `defers` as of
+    `StateTiers`."""
     block = config.zero.offload_optimizer
     if block is None:
-        return StateTiers()
-    return StateTiers(name=TierName(block.device), ratio=block.ratio, pinned=block.pin_memory, vault=vault)
+        return StateTiers(defers=defers)
+    return StateTiers(
+        name=TierName(block.device),
+        ratio=block.ratio,
+        pinned=block.pin_memory,
+        vault=vault,
+        defers=defers,
+    )

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from zerotrain.runtime.offload.deferred import DeferredStates
 from zerotrain.runtime.offload.states import UnitStates
 from zerotrain.runtime.offload.tiers import StateTiers
 from zerotrain.runtime.optim.groups import GroupError, group_runs
@@ -44,10 +46,21 @@ class UnitBook:
     def add(
         self, unit: Unit, layout: ModelLayout, kinds: tuple[str, ...], ledger: MemoryLedger
     ) -> UnitStates:
-        """Make the states of a trainable unit: its values and zeros."""
+        """Make the states of a trainable unit, its values and zeros, or defer them."""
         states = self.states[unit.name] = self.tiers.add(unit, kinds, ledger)
+        if isinstance(states, DeferredStates):
+            states.on_made = partial(self.states.__setitem__, unit.name)
         self.index(unit, layout)
         return states
+
+    def make_deferred(self) -> None:
+        """Make the states that were not made so far; from now on none is deferred. No communication."""
+        if not self.tiers.defers:
+            return
+        for states in list(self.states.values()):
+            if isinstance(states, DeferredStates):
+                states.make()
+        self.tiers.defers = False
 
     def index(self, unit: Unit, layout: ModelLayout) -> None:
         """Look the groups and ages of a unit's parameters up, after one of them changed."""

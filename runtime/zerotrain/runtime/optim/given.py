@@ -52,7 +52,9 @@ def make_optimizer(
         configured = config.optimizer or OptimizerConfig(type="AdamW")
         maker = getattr(torch.optim, configured.type, None) if configured.is_untested else None
         if maker is None:
-            return ZeroOptimizer(model, layout, configured, model_parameters=model_parameters)
+            made = ZeroOptimizer(model, layout, configured, model_parameters=model_parameters)
+            made.is_default = config.optimizer is None
+            return made
         optimizer = _configured_maker(maker, configured)
     given = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
     if given is None:

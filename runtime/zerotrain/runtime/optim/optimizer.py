@@ -115,6 +115,8 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
         self.layout = layout
         self.book = UnitBook(group_of, takes_all=given is None)
         self.states = self.book.states
+        self.is_default = False
+        """Nobody named it: states are made at the first backward pass."""
         self.drop_gradients: Callable[[], None] = lambda: None
         """What `zero_grad` does; the engine puts its own here."""
 
@@ -144,6 +146,7 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
 
         core.on_weights_written.append(take)
         core.states = self.states
+        core.on_first_backward = self.book.make_deferred
         core.reducer.keeps_local = lambda: self.is_local
 
     @property

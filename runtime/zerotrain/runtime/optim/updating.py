@@ -39,6 +39,7 @@ class Updating:
         """Update every unit and bring replicas up to date; seconds spent on the latter. In the background
         where there is one, and then replicas follow when they are used."""
         core = self._core
+        self._optimizer.book.make_deferred()  # no hook saw a backward pass, as the model was not entered
         trained = [unit for unit in core.units if unit.layout.trainable]
         adopt_writes(trained)
         try:

@@ -112,6 +112,8 @@ class Core:
         """Called when somebody else than the engine calls `backward`; no collectives."""
         self.on_forward_error: Callable[[BaseException | None], None] = lambda _error: None
         """Called with what the outermost forward call raises, before the caller gets it; no collectives."""
+        self.on_first_backward: Callable[[], None] | None = None
+        """Called once, when the first backward pass begins; no collectives."""
         self.gradient_scale: Callable[[], float] = lambda: 1.0
         """Factor of the loss scaling on the accumulated gradients."""
         self.at_boundary: Callable[[], bool] = lambda: False
@@ -330,6 +332,9 @@ class Core:
 
     def _start_pass(self) -> None:
         self.updates.settle_units()  # autograd writes into their gradients
+        if self.on_first_backward is not None:
+            self.on_first_backward()
+            self.on_first_backward = None
         self._in_backward, self.has_gradients = True, bool(self.gradients)
         self.reducer.begin(at_boundary=self.at_boundary())
         self._backward_order.begin()
