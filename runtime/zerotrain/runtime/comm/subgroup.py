@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.comm.timing import Pending
-from zerotrain.runtime.comm.work import FLAT_ALL_GATHER
+from zerotrain.runtime.comm.work import FLAT_ALL_GATHER, sendable
 
 
 class SubGroup:
@@ -48,7 +48,8 @@ class SubGroup:
         if self._group is None:
             full.copy_(shard)
             return Pending.done()
-        work = self._comm.issue(lambda: FLAT_ALL_GATHER(full, shard, group=self._group, async_op=True))
+        whole, part = sendable(full), sendable(shard)
+        work = self._comm.issue(lambda: FLAT_ALL_GATHER(whole, part, group=self._group, async_op=True))
         return self._comm.account(
             "all_gather", label, shard.nbytes, work, receivers=self.world_size - 1, crossing=self._other_nodes
         )

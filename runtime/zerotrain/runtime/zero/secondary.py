@@ -57,7 +57,7 @@ class WeightTraffic:
 
     def rounds(self, dtype: torch.dtype) -> bool:
         """Whether what is gathered without `is_exact` is made of codes."""
-        return self._quantizer is not None and dtype.is_floating_point
+        return self._quantizer is not None and dtype.is_floating_point and dtype.itemsize > 1
 
     def invalidate(self) -> None:
         """The weights changed, or are about to."""
