@@ -53,7 +53,6 @@ REFUSED: dict[str, Way] = {
     "foreach": lambda model, p: torch._foreach_norm(list(model.parameters())),
     "aten": lambda model, p: torch.ops.aten.sum(p),
     "functional": lambda model, p: nn.functional.linear(torch.ones(1, 16), p),
-    "forward of a part": lambda model, p: nn.Linear.forward(first_of(model), torch.ones(1, 16)),
     "stack": lambda model, p: torch.stack([p, p]),
     "to vector": lambda model, p: nn.utils.parameters_to_vector(model.parameters()),
     "in place": lambda model, p: p.add_(1),
@@ -97,12 +96,6 @@ def torch_step(model: nn.Module, parameter: nn.Parameter) -> None:
 def only_nan(values: torch.Tensor) -> None:
     if not values.isnan().all():
         raise AssertionError(f"values appeared: {values}")
-
-
-def first_of(model: nn.Module) -> nn.Linear:
-    layer = model.get_submodule("0")
-    assert isinstance(layer, nn.Linear)
-    return layer
 
 
 def stack() -> nn.Sequential:

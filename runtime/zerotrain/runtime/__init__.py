@@ -43,10 +43,12 @@ if TYPE_CHECKING:
         set_local_optimizer_state,
     )
     from zerotrain.runtime.zero.placeholder import ParameterSharded
+    from zerotrain.runtime.zero.writes import OutsideWrite
 
 _HOME = {
     "Engine": "zerotrain.runtime.engine",
     "MemoryStatus": "zerotrain.runtime.facade.memory",
+    "OutsideWrite": "zerotrain.runtime.zero.writes",
     "ParameterSharded": "zerotrain.runtime.zero.placeholder",
     "ProgressReporter": "zerotrain.runtime.train.own_program",
     "ShardedOptimizer": "zerotrain.runtime.plain",
@@ -83,6 +85,7 @@ _HOME = {
 __all__ = [
     "Engine",
     "MemoryStatus",
+    "OutsideWrite",
     "ParameterSharded",
     "ProgressReporter",
     "ShardedOptimizer",

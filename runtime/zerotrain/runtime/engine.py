@@ -133,6 +133,7 @@ class Engine(
         self._argument_watch = watch_arguments(self.core, config.precision)
         self.core.on_forward_error = lambda error: explain_dtype_error(error, module, config)
         self._generation = SyncedGeneration(self.core)
+        self.core.on_new_gradients = lambda: self.observer.training_pass()
         self._begin_inspection()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -224,7 +225,8 @@ class Engine(
             )
 
     def _before_pass(self) -> None:
-        self.observer.training_pass()
+        if self.module.training:  # else it may be an evaluation
+            self.observer.training_pass()
         self.relayout.follow()
 
     def _autocast(self) -> AbstractContextManager[object]:
@@ -254,6 +256,8 @@ class Engine(
             self._before_update()
         if not self.end_micro_batch():
             return StepResult(step=self.global_steps, at_boundary=False)
+        if not self.core.passes.is_checked:
+            self.relayout.follow(at_step=True)
         self.memory.enter("step")
         self._has_scaled = False
         self.global_steps += 1

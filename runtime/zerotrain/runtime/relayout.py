@@ -1,6 +1,7 @@
 """Follows the user who freezes or unfreezes parameters between steps: their units are cut anew.
 
-Called by the engine when a forward pass begins after a step. Parameters that were trained before keep master
+Called by the engine when a forward pass begins after a step, and in the step where none was seen (modules
+without hooks were called). Parameters that were trained before keep master
 weight and optimizer states bit for bit; one that starts to be trained has zero states, as in torch.
 """
 
@@ -68,8 +69,9 @@ class Relayout:
                     found.append(name)
         return found
 
-    def follow(self) -> None:
-        """Rebuild the units of what changed, if anything did. Collective then.
+    def follow(self, *, at_step: bool = False) -> None:
+        """Rebuild the units of what changed, if anything did. Collective then. `at_step`: there may be
+        gradients of the step already, which are kept.
 
         Raises CommError when the ranks changed different parameters, GroupError when a parameter that is
         trained now is in no parameter group, LayoutError when nothing is left to train or a parameter is not
@@ -93,6 +95,7 @@ class Relayout:
             )
         self._core.updates.settle_all()  # also those of what is frozen now: the step came before
         self._agree(changed)
+        self._core.writes.take_over()  # nobody is in a pass any more
         layout = self._plan()
         if not any(unit.trainable for unit in layout.units):
             raise LayoutError("every parameter is frozen; set requires_grad on what should be trained")
@@ -100,7 +103,11 @@ class Relayout:
         self._optimizer.book.admit(
             segment.fqn for unit in layout.units if unit.trainable for segment in unit.segments
         )
-        self._rebuild(layout)
+        if at_step:
+            self._core.finish_backward()
+            for part in self._core.gradients.values():
+                part.settle()
+        self._rebuild(layout, keeps_gradients=at_step)
 
     def _agree(self, changed: list[str]) -> None:
         """A record of the size of a step's, so that ranks that go on to one get it and can tell."""
@@ -114,7 +121,7 @@ class Relayout:
                 f"ranks {odd} did not, or of others; freeze and unfreeze the same parameters on every rank"
             )
 
-    def _rebuild(self, layout: ModelLayout) -> None:
+    def _rebuild(self, layout: ModelLayout, *, keeps_gradients: bool) -> None:
         core, book = self._core, self._optimizer.book
         kept = {unit.layout: unit for unit in core.units if unit.layout in set(layout.units)}
         stale = [unit for unit in core.units if unit.layout not in kept]
@@ -131,6 +138,8 @@ class Relayout:
             leaving = [unit for unit in stale if unit.layout.module == module]
             for unit in leaving:
                 parts.add(unit, book.states.get(unit.name))
+                if keeps_gradients and unit.layout.trainable:
+                    parts.add_gradients(gradients[unit.name])
             core.comm.gather_record([0.0])  # nobody reads the old shards any more
             for unit in leaving:
                 if unit.layout.trainable:
@@ -140,7 +149,9 @@ class Relayout:
             for each in (each for each in fresh if each.module == module):
                 unit = made[each.name] = build_unit(core, each, layout, parameters, parts)
                 if each.trainable:
+                    parts.show_late_gradients(unit)
                     gradients[each.name] = UnitGradients(unit, core.ledger)
+                    parts.restore_gradients(gradients[each.name])
                     states = book.add(unit, layout, self._optimizer.rule.kinds, core.ledger)
                     new = parts.restore(unit, states)
                     book.born.update(dict.fromkeys(new, self._optimizer.num_updates))

@@ -19,7 +19,6 @@ from zerotrain.runtime.zero.state import (
     is_optional,
     whole,
 )
-from zerotrain.runtime.zero.unit import adopt_writes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +43,7 @@ def streams_of(core: Core, optimizer: ZeroOptimizer) -> dict[StreamKey, StateStr
 
     Collective under 1-bit Adam, whose errors are copies.
     """
-    adopt_writes(core.units)
+    core.writes.take_over()
     streams: dict[StreamKey, StateStream] = {}
     for unit in core.units:
         if not unit.layout.trainable:
@@ -75,3 +74,4 @@ def reload_weights(
             states.replicate()
         if not unit.placement.params_sharded:
             core.comm.all_gather(unit.full.tensor, unit.shard, label=unit.name).wait()
+    core.writes.forget(core.units)

@@ -41,6 +41,8 @@ STOP, LATE_GRADIENTS = 1, 2
 SAVE_STAGE = 4
 """Flags of a step record: factor of the stage (0 to 3) of a checkpoint that is written in the background."""
 
+OUTSIDE_WRITES = 16
+"""Flag of a step record: the rank wrote into parameters since the last step (see zero/writes.py)."""
 REST = 32
 """Flags of a step record: factor of what the gradients are still to be divided by
 (optim/loss_division.py)."""
@@ -81,7 +83,8 @@ class StepRecord:
     sum_squares: float
     not_finite: float
     flags: float
-    """Sum of `STOP`, `LATE_GRADIENTS`, `SAVE_STAGE` times the stage and `REST` times the rest."""
+    """Sum of `STOP`, `LATE_GRADIENTS`, `SAVE_STAGE` times the stage, `OUTSIDE_WRITES` and `REST` times the
+    rest."""
     sequence: float
     unit_order: float
     step_seconds: float
@@ -152,7 +155,10 @@ class StepPipeline:
         lap = self._clock.take_lap()
         phases = lap.passes
         flags = STOP * stop + SAVE_STAGE * save_stage + REST * self.division.rest
+        flags += OUTSIDE_WRITES * self._core.writes.found()
         rows, waited = self._settle_gradients(phases, flags)
+        if any(int(row.flags) & OUTSIDE_WRITES for row in rows):
+            self._core.writes.settle()
         began = perf_counter()
         loss_scale = self.scaler.scale
         verdict = self.decide(rows)
@@ -272,7 +278,9 @@ class StepPipeline:
         if odd:
             raise CommError(
                 f"ranks {odd} issued other collectives than rank 0 since the last step; "
-                "the model must call the same modules in the same order on every rank"
+                "the model must call the same modules in the same order on every rank (where ranks visit "
+                "different experts at stage 3, name the module that holds them in "
+                "zero_optimization.leaf_module)"
             )
         if len({int(row.flags) // REST for row in rows}) > 1:
             raise CommError(
@@ -307,6 +315,7 @@ class StepPipeline:
         """Forget the gradients of this step; `everything`: also those that were not reduced."""
         self._core.has_gradients = self._core.is_torn = False
         self.division.rest = 1
+        self._core.passes.end_step()
         for gradients in self._core.gradients.values():
             if gradients.unit not in self._core.updates:  # those are read, and cleared when they are settled
                 gradients.clear(everything=everything)

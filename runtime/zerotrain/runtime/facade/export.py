@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from zerotrain.runtime.facade.parts import EngineParts
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
 from zerotrain.runtime.zero.state import MASTER
-from zerotrain.runtime.zero.unit import adopt_writes
 
 if TYPE_CHECKING:
     import torch
@@ -89,7 +88,7 @@ class Exports(EngineParts):
         folder = Path(directory).absolute()
         self.comm.meet("save_16bit_model")
         self.synchronize()
-        adopt_writes(self.core.units)
+        self.core.writes.take_over()
         wanted = dtype or self._own_dtype()
         if wanted not in ("bf16", "fp16", "fp32"):
             raise ValueError(f'dtype must be "bf16", "fp16" or "fp32"; got {dtype!r}')

@@ -28,6 +28,7 @@ from zerotrain.runtime.step import StepResult
 from zerotrain.runtime.zero.core import has_lost_spill, used_vault
 from zerotrain.runtime.zero.layout import ModelLayout
 from zerotrain.runtime.zero.ledger import Kind, Tier
+from zerotrain.runtime.zero.watch import DataWatch
 
 if TYPE_CHECKING:  # compiled code, loaded only where something is spilled
     from zerotrain.runtime.vault.probe import VolumeSpace
@@ -151,6 +152,17 @@ class Inspection(EngineParts):
         hooks[handle.id] = hook
         return handle
 
+    def watch_data_writes(self, enabled: bool = True) -> None:
+        """Compare the weights at every step with what the engine made of them, to find writes through `.data`
+        (`p.data.clamp_()`), which torch does not count. For debugging: call it on every rank, between steps.
+
+        `step()` then raises OutsideWrite, naming parameters. Each look reads the weights once, and updates in
+        the background are waited for.
+        """
+        if self.core.writes.watch is not None:
+            self.core.writes.watch.end()
+        self.core.writes.watch = DataWatch(self.core) if enabled else None
+
     def _begin_inspection(self) -> None:
         self._step_hooks, self._update_hooks = OrderedDict(), OrderedDict()
         self._global_samples = 0
@@ -173,6 +185,8 @@ class Inspection(EngineParts):
 
     def _after_step(self, result: StepResult) -> None:
         self.optimizer.after_step()
+        if self.core.writes.watch is not None:
+            self.core.writes.watch.remember()
         samples = self.config.batch.train_batch_size
         self._global_samples += samples
         lines = self._step_log.add(

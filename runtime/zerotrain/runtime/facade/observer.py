@@ -19,7 +19,8 @@ class EngineObserver:
         """The engine closes; everything is settled, and may be looked at for the last time."""
 
     def training_pass(self) -> None:
-        """A forward pass with gradients begins, the first one of a step."""
+        """A step begins: with a forward pass in training mode, or with a backward pass; maybe told twice. An
+        evaluation is none."""
 
     def saving(self) -> AbstractContextManager[None]:
         """Around what training stands still for: a save, or the wait for one in the background."""

@@ -203,7 +203,8 @@ class UnitStates(UnitPlace, ABC):
 
         Under SPLIT a changed weight drops its remainder. Where weights were overwritten in place already
         (replicated ones), no change can be seen, and the old remainder stays: it is at most half a unit in
-        the last place of bf16, and the weight stays what was written.
+        the last place of bf16, and the weight stays what was written. (A remainder below zero would make a
+        zero no number, so it goes.)
         """
         if self.encoding is Encoding.WEIGHT:
             return
@@ -216,7 +217,9 @@ class UnitStates(UnitPlace, ABC):
                 new = new.to(old.device)
                 kept, value = old.to(new.dtype) == new, new.float()
             else:
-                kept = (self.read_weights(start, stop).to(new.device) == new).to(old.device)
+                new = new.to(old.device)
+                kept = self.read_weights(start, stop).to(old.device) == new
+                kept &= ~join(new, old).isnan()
                 value = torch.zeros_like(old)
             if not kept.all():
                 self.store(name, start, torch.where(kept, old, value))

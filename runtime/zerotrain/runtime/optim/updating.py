@@ -18,7 +18,6 @@ from zerotrain.runtime.optim.update import JointUpdate, Update
 from zerotrain.runtime.zero.core import Core, publication_order, update_order
 from zerotrain.runtime.zero.gradients import UnitGradients
 from zerotrain.runtime.zero.pending import publish_all
-from zerotrain.runtime.zero.unit import adopt_writes
 
 
 class Updating:
@@ -41,7 +40,7 @@ class Updating:
         core = self._core
         self._optimizer.book.make_deferred()  # no hook saw a backward pass, as the model was not entered
         trained = [unit for unit in core.units if unit.layout.trainable]
-        adopt_writes(trained)
+        core.writes.take_over(trained)
         try:
             if self.updater is not None:
                 self._update_in_background(self.updater, grad_scale)

@@ -27,15 +27,17 @@ def full_parameters(
         target: a module (with all below it), a parameter, or parameters. Those that no engine drives are left
             alone.
         modifier_rank: what this rank writes into the parameters (in place, under `torch.no_grad()`) reaches
-            weights and masters of all ranks when the context ends. None: changes are undefined.
+            weights and masters of all ranks when the context ends. None: what every rank writes alike into
+            whole weights lasts as outside of the context, and into partitioned ones is refused.
         write: the same as `modifier_rank=0`.
         enabled: False does nothing.
 
     Contexts may be nested, also over the same parameters. Whole units are gathered: a module's neighbours in
     the same unit are whole, too. Forward and backward may run inside; `engine.step()` may not.
 
-    Raises RuntimeError while the model is in forward or backward, ValueError for a rank that does not exist.
-    When the block raises, nothing is written back.
+    Raises RuntimeError while the model is in forward or backward, ValueError for a rank that does not exist,
+    OutsideWrite for written values that would be lost, on the ranks that own them. When the block raises,
+    nothing is written back.
     """
     if not enabled:
         yield
@@ -55,6 +57,10 @@ def full_parameters(
         if rank is not None:
             for unit, core in opened.items():
                 _write_back(unit, core, rank)
+        else:
+            for unit, core in opened.items():
+                if core.holds[unit] == 1:  # else the outer context may write back
+                    core.writes.check_held([unit])
     finally:
         for unit, core in opened.items():
             core.holds[unit] -= 1
@@ -98,3 +104,4 @@ def _write_back(unit: Unit, core: Core, rank: int) -> None:
         listener(unit, unit.full.tensor)
     unit.keep_written()
     unit.publish().wait()  # replicas made of others' shards are whole when all have written
+    core.writes.forget([unit])

@@ -21,19 +21,23 @@ from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.zero.build import build_units, busy_modules
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
 from zerotrain.runtime.zero.gradients import UnitGradients
-from zerotrain.runtime.zero.hooks import COMPILER, Boundary, BoundaryHooks, Window
+from zerotrain.runtime.zero.hooks import COMPILER, Boundary, BoundaryHooks, Window, in_graph_task
 from zerotrain.runtime.zero.layout import ModelLayout
 from zerotrain.runtime.zero.ledger import MemoryLedger
 from zerotrain.runtime.zero.live import LiveLimits, LiveWeights
+from zerotrain.runtime.zero.loading import wait_before_loading
 from zerotrain.runtime.zero.names import accept_plain_keys, named_modules
 from zerotrain.runtime.zero.order import RecordedOrder
+from zerotrain.runtime.zero.passes import Passes
 from zerotrain.runtime.zero.pending import PendingUpdates
-from zerotrain.runtime.zero.placeholder import fqn_of
+from zerotrain.runtime.zero.placeholder import Use, fqn_of
 from zerotrain.runtime.zero.plus import Traffic, ZeroPlusPlus
 from zerotrain.runtime.zero.reduce import Reducer
 from zerotrain.runtime.zero.shards import ParamTier, Staging
 from zerotrain.runtime.zero.state import StateTensors
 from zerotrain.runtime.zero.unit import InitialValues, Placement, Unit, UnitState
+from zerotrain.runtime.zero.uses import DirectUses, show_for_pass, unit_of
+from zerotrain.runtime.zero.writes import Writes
 
 if TYPE_CHECKING:
     from zerotrain.runtime.vault.store import Vault
@@ -74,10 +78,9 @@ class Core:
     units: list[Unit]
     gradients: dict[str, UnitGradients]
     """Of the trainable units, by name."""
-    in_forward = False
     has_gradients = False
     """A backward pass ran since the last step boundary."""
-    _in_backward = False
+    in_backward = False
     _ends_backward_itself = True
     is_torn = False
     """A backward pass since the last step boundary raised, so the gradients are incomplete."""
@@ -108,6 +111,8 @@ class Core:
         """Masters and optimizer states by unit; the optimizer puts its own mapping here."""
         self.holds: Counter[Unit] = Counter()
         """How many `full_parameters` contexts each unit is in."""
+        self.on_new_gradients: Callable[[], None] = lambda: None
+        """Called when the first backward pass of a step begins; no collectives."""
         self.on_own_backward: Callable[[], None] = lambda: None
         """Called when somebody else than the engine calls `backward`; no collectives."""
         self.on_forward_error: Callable[[BaseException | None], None] = lambda _error: None
@@ -126,14 +131,17 @@ class Core:
         self.traffic = Traffic(comm, self.ledger, options.plus)
         self.reducer = _make_reducer(options, comm, self.ledger)
         self.reducer.start_exchange = self.traffic.start_exchange
-        self._forward_order: RecordedOrder[Boundary] = RecordedOrder()
+        self.passes = Passes(self)
+        self.uses = DirectUses(self)
+        self.writes = Writes(self)
         self._backward_order: RecordedOrder[Boundary] = RecordedOrder()
         self.live = LiveWeights(options.live)
         self.updates = PendingUpdates()
         self._opened: list[Window] = []
         """Windows of the pass that runs; a graph that is retained may open them again."""
-        self._boundaries: dict[str, Boundary] = {}
-        self._handles: list[RemovableHandle] = []
+        self.boundaries: dict[str, Boundary] = {}
+        """By the name of their module."""
+        self._handles: list[RemovableHandle] = wait_before_loading(self)
         units = build_units(self, layout, values, on_made)
         self._handles += accept_plain_keys(model)
         made = [UnitGradients(unit, self.ledger) for unit in units if unit.layout.trainable]
@@ -145,6 +153,7 @@ class Core:
         """Work with these units from now on, between steps. Boundaries of modules that had units stay the
         objects they are, as a hook of the root may be the caller."""
         self.layout, self.units, self.gradients = layout, units, gradients
+        self.uses.forget()
         self.reducer.replace(list(gradients.values()))
         self.live.replace(units)
         busy = busy_modules(
@@ -154,11 +163,11 @@ class Core:
             just_in_time=self.options.just_in_time,
         )
         modules = dict(named_modules(self.model))
-        for boundary in self._boundaries.values():
+        for boundary in self.boundaries.values():
             boundary.units = busy.get(boundary.name, [])
-        for name in [name for name in busy if name not in self._boundaries]:
+        for name in [name for name in busy if name not in self.boundaries]:
             boundary = Boundary(modules[name], name, busy[name])
-            self._boundaries[name] = boundary
+            self.boundaries[name] = boundary
             self._handles += BoundaryHooks(self, boundary, is_root=not name).attach()
 
     # --- forward
@@ -166,27 +175,28 @@ class Core:
     def before_forward(self, boundary: Boundary, *, is_root: bool) -> Window | None:
         """Make the boundary's units whole and prefetch the next; the window of this call when it can have
         one."""
-        recompute = _in_graph_task()
-        if is_root and not recompute:
-            self._begin_forward()
+        recompute = in_graph_task()
+        if not recompute and (is_root or self.passes.entry is None):
+            self.passes.enter(boundary)
         for unit in boundary.units:
             unit.require(UnitState.BACKWARD if recompute else UnitState.FORWARD)
         if not recompute:
-            self._forward_order.visit(boundary)
-            self.live.prefetch(self._forward_order.upcoming())
+            order = self.passes.order
+            order.visit(boundary)
+            self.live.prefetch(order.upcoming())
         has_window = torch.is_grad_enabled() and bool(boundary.units or is_root)
         window = Window(self, boundary, is_recompute=recompute) if has_window else None
         boundary.calls.append(window)
         return window
 
-    def after_forward(self, boundary: Boundary, window: Window | None, *, is_root: bool) -> None:
+    def after_forward(self, boundary: Boundary, window: Window | None) -> None:
         """Free the units unless backward needs them at once; `window` None = no gradient can come back
         here."""
-        if _in_graph_task():
+        if in_graph_task():
             return
         if window is not None:
             boundary.expected_windows += 1
-        order = self._forward_order
+        order = self.passes.order
         keep = window is not None and order.is_known and self.live.keeps(boundary.units, order.upcoming())
         keep = keep or bool(boundary.calls)  # the module called itself and goes on
         for unit in boundary.units:
@@ -197,50 +207,50 @@ class Core:
         if self.updates:
             # Not before this boundary's own forward, which on a device is under way by now.
             self.live.prefetch(islice(order.upcoming(), 1), waits=True)
-        if is_root:
-            if sys.exc_info()[0] is None:  # else forward raised, maybe here alone: settle before backward
-                self.updates.settle_units()
-            else:
-                self.on_forward_error(sys.exc_info()[1])
-            self.in_forward = False
-            self.live.end_forward(keep=keep)
+        if boundary is self.passes.entry and not boundary.calls:
+            self.passes.leave(keep=keep)
 
-    def open_for_use(self, parameter: nn.Parameter) -> bool:
-        """A sharded parameter is used outside of its module (`F.linear(x, self.embed.weight)`) in forward.
+    def open_for_use(self, parameter: nn.Parameter, use: Use) -> bool:
+        """A sharded parameter is used outside of its module (`F.linear(x, self.embed.weight)`).
 
-        Its unit lives as long as the root's pass from now on. Every rank runs the same code, so all come
-        here.
+        In a call of the model its unit lives as long as the pass from now on; otherwise it is lent, if it
+        may (`uses.py`), and the parameter stays hidden. Every rank runs the same code, so all come here.
         """
-        if self.settle_for_use(parameter):
+        if self.settle_for_use(parameter, use):
             return True
-        unit = unit_of(self, parameter)
-        if not self.in_forward or not unit.placement.params_sharded:
+        unit, entry = unit_of(self, parameter), self.passes.entry
+        if not unit.placement.params_sharded:
             return False
-        unit.is_wide = True
-        unit.require(UnitState.BACKWARD if _in_graph_task() else UnitState.FORWARD)
+        if entry is None or entry.name:
+            return self.uses.lend(parameter, use)
+        show_for_pass(unit)
         return True
 
-    def settle_for_use(self, parameter: nn.Parameter) -> bool:
+    def settle_for_use(self, parameter: nn.Parameter, use: Use | None = None) -> bool:
         """A parameter that is hidden while it is updated is used from Python; say whether it may be now.
 
         Raises UpdatePending where that takes all ranks.
         """
-        unit, fqn = unit_of(self, parameter), fqn_of(parameter)
-        return self.updates.open_for_use(unit, fqn, in_forward=self.in_forward)
+        unit = unit_of(self, parameter)
+        if unit not in self.updates or unit.placement.params_sharded:
+            return False
+        is_common = self.passes.entry is not None or (use is not None and self.uses.allows(use))
+        return self.updates.open_for_use(unit, fqn_of(parameter), in_forward=is_common)
 
     def check_idle(self, what: str) -> None:
         """Raise RuntimeError while the model is in forward or backward, where `what` cannot be done, and
         after `close`."""
         if self.is_closed:
             raise RuntimeError(f"{what} is not possible: the engine of this model is closed")
-        if self.in_forward or self._in_backward:
-            phase = "forward" if self.in_forward else "backward"
+        self.passes.check_stale()
+        if self.passes.entry is not None or self.in_backward:
+            phase = "backward" if self.passes.entry is None else "forward"
             raise RuntimeError(f"{what} is not possible while the model is in {phase}; call it between them")
 
     def check_step(self) -> None:
         """Raise RuntimeError while whole sharded parameters are held, which an update would leave behind, and
         when a backward pass of the step raised."""
-        if self.is_torn or self._in_backward:
+        if self.is_torn or self.in_backward:
             raise RuntimeError(
                 "step() is not possible after a backward pass that raised, as the step's gradients are "
                 "incomplete; call zero_grad() of the engine or the optimizer on every rank and go on with "
@@ -252,17 +262,14 @@ class Core:
                 f"step() is not possible within full_parameters, which holds {stale[:5]}; leave it first"
             )
 
-    def _begin_forward(self) -> None:
-        if self._in_backward:  # the caller's own loss.backward() raised
+    def drop_leftovers(self) -> None:
+        """A pass begins: forget what one before left that raised or had no backward pass."""
+        if self.in_backward:  # the caller's own loss.backward() raised
             self.is_torn = True
             self.finish_backward()
-        self.live.free(self.units, everything=True)  # left over from a forward that raised
-        for boundary in self._boundaries.values():
-            boundary.calls.clear()  # likewise
-        if torch.is_grad_enabled() and not self.has_gradients:
-            self.before_pass()
-        self.in_forward = True
-        self._forward_order.begin()
+        self.live.free(self.units, everything=True)
+        for boundary in self.boundaries.values():
+            boundary.calls.clear()
 
     # --- backward
 
@@ -275,7 +282,7 @@ class Core:
         """A gradient reached an output of the window's module."""
         if window.is_open:
             return
-        if not self._in_backward:
+        if not self.in_backward:
             if self._ends_backward_itself:
                 self.on_own_backward()
             self._start_pass()
@@ -317,13 +324,13 @@ class Core:
     def finish_backward(self) -> None:
         """The backward pass is over: reduce the rest, free everything."""
         self._ends_backward_itself = True
-        if not self._in_backward:
-            if not self.in_forward:
+        if not self.in_backward:
+            if self.passes.entry is None:
                 self.live.free(self.units, everything=True)  # kept for a backward pass that did not come
             return
-        self._in_backward = False
+        self.in_backward = False
         self.reducer.finish()
-        for boundary in self._boundaries.values():
+        for boundary in self.boundaries.values():
             boundary.end_pass()
         for window in self._opened:
             window.is_open = window.is_closed = False
@@ -335,7 +342,10 @@ class Core:
         if self.on_first_backward is not None:
             self.on_first_backward()
             self.on_first_backward = None
-        self._in_backward, self.has_gradients = True, bool(self.gradients)
+        self.passes.begin_backward()
+        if not self.has_gradients:
+            self.on_new_gradients()
+        self.in_backward, self.has_gradients = True, bool(self.gradients)
         self.reducer.begin(at_boundary=self.at_boundary())
         self._backward_order.begin()
 
@@ -374,11 +384,6 @@ def until_closed(core: Core, handle: RemovableHandle) -> None:
     core._handles.append(handle)
 
 
-def unit_of(core: Core, parameter: nn.Parameter) -> Unit:
-    """The unit that holds a parameter of this model."""
-    return next(unit for unit in core.units if any(parameter is member for member in unit.parameters))
-
-
 def has_lost_spill(core: Core) -> bool:
     """Whether the spill file is of no use any more, which no other rank knows."""
     vault = used_vault(core)
@@ -396,15 +401,10 @@ def used_vault(core: Core) -> Vault | None:
 
 def update_order(core: Core) -> list[Unit]:
     """The trainable units in the order in which this rank's last forward pass used them, then the rest."""
-    used = [unit for boundary in core._forward_order.recorded() for unit in boundary.units]
+    used = [unit for boundary in core.passes.trained.recorded() for unit in boundary.units]
     return [unit for unit in dict.fromkeys([*used, *core.units]) if unit.name in core.gradients]
 
 
 def publication_order(core: Core) -> list[Unit]:
     """The trainable units, as far as the ranks agree on an order of forward: reductions go the other way."""
     return [gradients.unit for gradients in reversed(core.reducer.order)]
-
-
-def _in_graph_task() -> bool:
-    """Whether autograd is running backward right now, in which case a forward call is a recomputation."""
-    return torch._C._current_graph_task_id() != -1

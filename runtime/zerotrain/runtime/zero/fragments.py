@@ -19,7 +19,7 @@ from zerotrain.runtime.zero.layout import Segment
 from zerotrain.runtime.zero.placeholder import fqn_of
 from zerotrain.runtime.zero.reduce import reduced_copy
 from zerotrain.runtime.zero.state import MASTER, StateTensors
-from zerotrain.runtime.zero.unit import Unit, adopt_writes
+from zerotrain.runtime.zero.unit import Unit
 
 
 def get_full_fp32(parameter: nn.Parameter) -> torch.Tensor:
@@ -159,7 +159,7 @@ class _Place:
             core.updates.settle_all()
         else:
             core.updates.wait([unit])  # its masters and states; nothing here reads replicas
-        adopt_writes([unit])
+        core.writes.take_over([unit])
         _, segment = core.layout.find(fqn_of(parameter))
         start, stop = _overlap(segment, unit.start, unit.stop)
         return cls(core=core, unit=unit, segment=segment, start=start, stop=stop)

@@ -18,7 +18,7 @@ from zerotrain.runtime.zero.buffer import flat_zeros
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
 from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
 from zerotrain.runtime.zero.slots import GradientSharded, GradientSlots
-from zerotrain.runtime.zero.unit import Unit
+from zerotrain.runtime.zero.unit import Unit, UnitState
 
 
 class GradientOutsideModule(RuntimeError):
@@ -29,8 +29,8 @@ class GradientOutsideModule(RuntimeError):
             f"backward used parameter {fqn!r} outside of the backward of its module "
             f"{module or 'the model'!r}, when its "
             "values were on other ranks, so this gradient is wrong. It came through a tensor that the "
-            "module did not "
-            "return: return it, or store it as an attribute of the module itself"
+            "module did not return: return it, or store it as an attribute of the module itself; or run "
+            "forward and backward within full_parameters(model)"
         )
 
 
@@ -256,8 +256,9 @@ def own_part_of(unit: Unit, gradients: torch.Tensor) -> torch.Tensor:
 
 def check_stray(unit: Unit, index: int, *, is_assigned: bool = False) -> None:
     """Raise GradientOutsideModule for a gradient that autograd made when the weights were elsewhere,
-    GradientSharded for one that a script put in the place of the engine's."""
-    if not unit.placement.params_sharded:
+    GradientSharded for one that a script put in the place of the engine's. Within `full_parameters` the
+    weights are there."""
+    if not unit.placement.params_sharded or (unit.state is UnitState.HELD and not is_assigned):
         return
     fqn = unit.layout.segments[index].fqn
     if is_assigned:

@@ -116,14 +116,10 @@ class BoundaryHooks:
     def attach(self) -> list[RemovableHandle]:
         """Register; ours is the first hook before and the last one after forward that exists now."""
         module = self._boundary.module
-        handles = [
+        return [
             module.register_forward_pre_hook(_untraced(self._before), prepend=True, with_kwargs=True),
             module.register_forward_hook(_untraced(self._after), always_call=self._is_root),
         ]
-        if self._is_root:
-            handles.append(module.register_load_state_dict_pre_hook(self._loading))  # type: ignore[no-untyped-call]
-            handles.append(module.register_load_state_dict_post_hook(self._loaded))  # type: ignore[no-untyped-call]
-        return handles
 
     def __reduce_ex__(self, protocol: object) -> Any:
         raise TypeError(
@@ -149,21 +145,8 @@ class BoundaryHooks:
             for tensor in chain(tensors_with_grad(output), self._stored_tensors()):
                 tensor.register_hook(window.on_output_gradient)  # type: ignore[no-untyped-call]
                 num_hooked += 1
-        self._core.after_forward(self._boundary, window if num_hooked else None, is_root=self._is_root)
+        self._core.after_forward(self._boundary, window if num_hooked else None)
         return output
-
-    def _loading(self, *_: object) -> None:
-        """`model.load_state_dict` begins, on every rank."""
-        self._core.updates.settle_all()
-
-    def _loaded(self, _module: nn.Module, _incompatible: object) -> None:
-        """`model.load_state_dict` wrote replicated weights (sharded ones refuse): masters must follow."""
-        for unit in self._core.units:
-            if not unit.placement.params_sharded:
-                unit.before_write()
-                for listener in self._core.on_weights_written:
-                    listener(unit, unit.full.tensor)
-                unit.keep_written()
 
     def _stored_tensors(self) -> Iterator[torch.Tensor]:
         """Results that modules leave in attributes instead of returning them (`self.aux_loss = ...`)."""
@@ -180,7 +163,7 @@ class BoundaryHooks:
             return output
         return replace_tensors(
             output,
-            lambda tensor: any(_aliases(tensor, unit) for unit in units),
+            lambda tensor: any(aliases(tensor, unit) for unit in units),
             lambda tensors: [tensor.clone() for tensor in tensors],
         )
 
@@ -203,10 +186,15 @@ def _refuse_second_order(boundary: Boundary) -> None:
         )
 
 
-def _aliases(tensor: torch.Tensor, unit: Unit) -> bool:
+def aliases(tensor: torch.Tensor, unit: Unit) -> bool:
     """Whether the tensor shares memory with the unit's whole weights."""
     return bool(tensor.untyped_storage()._cdata == unit.full.tensor.untyped_storage()._cdata)
 
 
 def _needs_grad(tensor: torch.Tensor) -> bool:
     return tensor.requires_grad
+
+
+def in_graph_task() -> bool:
+    """Whether autograd is running backward right now, in which case a forward call is a recomputation."""
+    return torch._C._current_graph_task_id() != -1

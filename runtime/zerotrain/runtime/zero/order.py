@@ -30,6 +30,10 @@ class RecordedOrder(Generic[Item]):
         """The items of the last pass that visited any, in its order."""
         return list(self._now or self._last)
 
+    def adopt(self, other: RecordedOrder[Item]) -> None:
+        """The last pass was the one that the other record holds."""
+        self._now = other.recorded()
+
     def visit(self, item: Item) -> None:
         """Record an item."""
         self._now.append(item)

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
 from zerotrain.runtime.zero.labels import ShardedLabels
@@ -29,11 +31,34 @@ class ParameterSharded(RuntimeError):
         self.fqn = fqn
         super().__init__(
             f"parameter {fqn!r} is partitioned over the ranks and cannot be used here (in {use}). Its values "
-            "are whole "
-            "while the module that owns it runs; elsewhere, on every rank: `with "
-            "zerotrain.runtime.full_parameters"
-            "(model): ...`"
+            "are whole while code of the model runs (a module, or a method of one), and for what makes the "
+            "loss between the first forward call and its backward pass; elsewhere, on every rank: `with "
+            "zerotrain.runtime.full_parameters(model): ...`, around forward and backward where gradients are "
+            "to come through"
         )
+
+
+class Use(NamedTuple):
+    """A call of a function of torch's that gets hidden parameters."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Of the function."""
+        return getattr(self.function, "__name__", str(self.function))
+
+    @property
+    def has_data(self) -> bool:
+        """Whether it gets a tensor that is no hidden parameter."""
+        leaves = pytree.tree_leaves((self.args, self.kwargs))
+        return any(isinstance(leaf, torch.Tensor) and not isinstance(leaf, nn.Parameter) for leaf in leaves)
+
+    def run(self) -> Any:
+        """Call it."""
+        return self.function(*self.args, **self.kwargs)
 
 
 class Owner(Protocol):
@@ -44,8 +69,22 @@ class Owner(Protocol):
         was."""
         ...
 
-    def open_for_use(self, parameter: nn.Parameter) -> bool:
-        """Make the parameter whole if that is allowed now (the model is in forward); say whether it was."""
+    def open_for_use(self, parameter: nn.Parameter, use: Use) -> bool:
+        """Make the parameter whole if that is allowed now; say whether it was. One that is still hidden then
+        is lent: `uses` carries the use out."""
+        ...
+
+    @property
+    def uses(self) -> Lender:
+        """Runs functions on parameters that are lent."""
+        ...
+
+
+class Lender(Protocol):
+    """Shows parameters for one operation."""
+
+    def run(self, parameters: Sequence[nn.Parameter], use: Callable[[], Any]) -> Any:
+        """What `use()` gives while these are whole."""
         ...
 
 
@@ -73,16 +112,17 @@ class ShardedParameter(ShardedLabels, nn.Parameter):
             owner = owner_of(args[0])
             if owner is None or not owner.settle_for_use(args[0]):
                 return _text(fqn_of(args[0]), args[0])
+        use = Use(func, args, kwargs)
         hidden: list[nn.Parameter] = [*_found_in((args, kwargs), ShardedParameter)]
         for parameter in hidden:
             if not isinstance(parameter, ShardedParameter):
                 continue  # shown with another one of its unit
             owner, fqn = owner_of(parameter), fqn_of(parameter)
-            if owner is None or not owner.open_for_use(parameter):
+            if owner is None or not owner.open_for_use(parameter, use):
                 if func is torch.Tensor.detach:
                     return ShardedValues.of(parameter)
-                raise ParameterSharded(fqn, getattr(func, "__name__", str(func)))
-        return func(*args, **kwargs)
+                raise ParameterSharded(fqn, use.name)
+        return _run_on_lent(use.run, [each for each in hidden if isinstance(each, ShardedParameter)])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         _ = self.data  # raises unless it can be shown; then it has its own class again
@@ -121,6 +161,19 @@ class ShardedValues(torch.Tensor):
                 return func(*args, **(kwargs or {}))
         names = [each.fqn for each in _found_in((args, kwargs or {}), cls)]
         raise ParameterSharded(names[0] if names else "?", getattr(func, "__name__", str(func)))
+
+
+def _run_on_lent(use: Callable[[], Any], lent: Iterable[nn.Parameter]) -> Any:
+    """The operation, within the care of every owner that lends it parameters."""
+    of_owner: dict[int, tuple[Owner, list[nn.Parameter]]] = {}
+    for parameter in lent:
+        if (owner := owner_of(parameter)) is not None:
+            members = of_owner.setdefault(id(owner), (owner, []))[1]
+            if not any(parameter is member for member in members):
+                members.append(parameter)
+    for owner, members in of_owner.values():
+        use = partial(owner.uses.run, members, use)
+    return use()
 
 
 def adopt(parameter: nn.Parameter, owner: Owner, fqn: str) -> None:

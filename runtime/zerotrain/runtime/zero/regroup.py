@@ -13,6 +13,7 @@ from torch import nn
 from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.zero.buffer import flat_zeros
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
+from zerotrain.runtime.zero.gradients import UnitGradients
 from zerotrain.runtime.zero.layout import UnitLayout
 from zerotrain.runtime.zero.state import MASTER, StateTensors
 from zerotrain.runtime.zero.unit import Unit, UnitState
@@ -28,6 +29,8 @@ class TakenApart:
         self._comm = comm
         self._weights: dict[str, torch.Tensor] = {}
         self._streams: dict[tuple[str, str], torch.Tensor] = {}
+        self._gradients: dict[str, torch.Tensor] = {}
+        self._late: dict[str, torch.Tensor] = {}
 
     @torch.no_grad()
     def add(self, unit: Unit, states: StateTensors | None) -> None:
@@ -45,6 +48,24 @@ class TakenApart:
                 self._comm.all_gather(full, own, label=unit.name).wait()
             for segment in unit.layout.segments:
                 self._streams[segment.fqn, kind] = full[segment.start : segment.stop].clone()
+
+    @torch.no_grad()
+    def add_gradients(self, gradients: UnitGradients) -> None:
+        """Copy what a step has summed so far: the ranks' mean where it is there, else this rank's own sum;
+        and what is in no sum yet. Collective where ranks hold parts."""
+        if gradients.is_open:
+            flat = gradients.take()
+            views = zip(gradients.unit.layout.segments, gradients.unit.views_of(flat), strict=True)
+            self._late.update((segment.fqn, view.clone()) for segment, view in views)
+            gradients.release(flat)
+        unit, full = gradients.unit, gradients.accumulator
+        placement = unit.placement
+        if placement.grads_sharded or (placement.states_sharded and gradients.is_reduced):
+            own = gradients.own_part
+            full = flat_zeros(unit.layout.padded_numel, dtype=own.dtype, device=own.device)
+            self._comm.all_gather(full, own, label=unit.name).wait()
+        for segment in unit.layout.segments:
+            self._gradients[segment.fqn] = full[segment.start : segment.stop].clone()
 
     @torch.no_grad()
     def interval(
@@ -76,6 +97,28 @@ class TakenApart:
                 if begin < end:
                     states.write(kind, begin - low, values[begin - segment.start : end - segment.start])
         return fresh
+
+    def show_late_gradients(self, unit: Unit) -> None:
+        """Leave what was in no sum where autograd leaves gradients, for the new unit to find."""
+        with torch._C.DisableTorchFunctionSubclass():
+            for segment, parameter in zip(unit.layout.segments, unit.parameters, strict=True):
+                if (late := self._late.get(segment.fqn)) is not None:
+                    parameter.grad = late
+
+    @torch.no_grad()
+    def restore_gradients(self, gradients: UnitGradients) -> None:
+        """Add what `add_gradients` copied of a new unit's parameters. Local.
+
+        Where ranks keep whole gradients, a mean counts as every rank's own sum, and the step averages it.
+        """
+        unit, sums = gradients.unit, gradients.accumulator
+        low = unit.start if unit.placement.grads_sharded else 0
+        for segment in unit.layout.segments:
+            values = self._gradients.get(segment.fqn)
+            if values is not None:
+                begin, end = max(segment.start, low), min(segment.stop, low + sums.numel())
+                if begin < end:
+                    sums[begin - low : end - low] += values[begin - segment.start : end - segment.start]
 
 
 def _copy_part(values: torch.Tensor, start: int, flat: torch.Tensor, low: int) -> None:

@@ -6,9 +6,10 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from zerotrain.runtime.zero.core import Core, unit_of
+from zerotrain.runtime.zero.core import Core
 from zerotrain.runtime.zero.placeholder import ShardedParameter, owner_of, owners
 from zerotrain.runtime.zero.unit import UnitState
+from zerotrain.runtime.zero.uses import show_for_pass, unit_of
 
 
 def cores() -> list[Core]:
@@ -18,7 +19,7 @@ def cores() -> list[Core]:
 
 def is_running(core: Core) -> bool:
     """Whether forward or backward of its model is under way."""
-    return core.in_forward or core._in_backward
+    return core.passes.entry is not None or core.in_backward
 
 
 def gather_for_pass(parameters: Iterable[nn.Parameter]) -> bool:
@@ -27,6 +28,7 @@ def gather_for_pass(parameters: Iterable[nn.Parameter]) -> bool:
     owned = [(parameter, owner_of(parameter)) for parameter in parameters]
     found = [(parameter, core) for parameter, core in owned if isinstance(core, Core) and is_running(core)]
     for parameter, core in found:
-        if isinstance(parameter, ShardedParameter) and not core.open_for_use(parameter):
-            unit_of(core, parameter).require(UnitState.BACKWARD)
+        if isinstance(parameter, ShardedParameter) and not core.settle_for_use(parameter):
+            unit = unit_of(core, parameter)
+            show_for_pass(unit) if core.passes.entry is not None else unit.require(UnitState.BACKWARD)
     return bool(found)

@@ -227,6 +227,11 @@ class HasShard:
         return self._is_near or self.stored.read_ahead()
 
     @property
+    def is_exact(self) -> bool:
+        """Whether the whole weights are no decoded codes."""
+        return self._is_exact
+
+    @property
     def _is_near(self) -> bool:
         """Whether the next gather does not read the shard."""
         return self.weights is not None and self.weights.is_near(self.dtype, is_exact=self._is_exact)

@@ -5,7 +5,7 @@ Stages 0 to 3 are one code path; `Placement` holds the three booleans that tell 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
@@ -15,7 +15,6 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from zerotrain.runtime.comm.arena import has_copies
 from zerotrain.runtime.comm.group import Comm
 from zerotrain.runtime.comm.timing import Pending
 from zerotrain.runtime.zero.buffer import FlatBuffer, flat_copy
@@ -67,11 +66,19 @@ class UnitState(Enum):
     FORWARD = auto()  # whole; the end of its module's forward frees it
     BACKWARD = auto()  # whole; forward hooks (recomputation) leave it alone, the end of its backward frees it
     HELD = auto()  # whole for `full_parameters`; hooks leave it alone
+    LENT = auto()  # whole for uses outside of its module, each of which asks; see uses.py
 
 
 _NEXT = {
     UnitState.SHARDED: {UnitState.GATHERING},
-    UnitState.GATHERING: {UnitState.FORWARD, UnitState.BACKWARD, UnitState.HELD, UnitState.SHARDED},
+    UnitState.GATHERING: {
+        UnitState.FORWARD,
+        UnitState.BACKWARD,
+        UnitState.HELD,
+        UnitState.LENT,
+        UnitState.SHARDED,
+    },
+    UnitState.LENT: {UnitState.FORWARD, UnitState.BACKWARD, UnitState.HELD, UnitState.SHARDED},
     UnitState.FORWARD: {UnitState.BACKWARD, UnitState.HELD, UnitState.SHARDED},
     UnitState.BACKWARD: {UnitState.SHARDED},
     UnitState.HELD: {UnitState.SHARDED},
@@ -81,6 +88,11 @@ _NEXT = {
 class Unit(HasShard):
     """Weights of one flat buffer. `full` is the whole buffer, `stored` this rank's interval of it in compute
     precision."""
+
+    num_writes = 0
+    """By the engine."""
+    seen_versions: list[int]
+    """Of the parameters; see `accept_writes`."""
 
     def __init__(
         self,
@@ -141,6 +153,7 @@ class Unit(HasShard):
         _store(self, weights, kept, tier)
         self.initial_master = _initial_master(self, initial)
         self._show() if not placement.params_sharded else _hide(self.parameters, self._nan)
+        accept_writes(self)
 
     def __repr__(self) -> str:
         return f"Unit({self.layout.name!r}, {self.state.name})"
@@ -196,7 +209,7 @@ class Unit(HasShard):
         if not self.placement.params_sharded or self.state is UnitState.SHARDED:
             return
         self._pending.wait()  # a prefetch nobody used still writes into the buffer
-        if self.state is not UnitState.GATHERING:
+        if self.state not in (UnitState.GATHERING, UnitState.LENT):
             _hide(self.parameters, self._nan)
         self.full.release()
         self._become(UnitState.SHARDED)
@@ -210,6 +223,7 @@ class Unit(HasShard):
 
     def invalidate(self) -> None:
         """The shard was written or will be: copies of the weights elsewhere are out of date."""
+        self.num_writes += 1
         if self.weights is not None:
             self.weights.invalidate()
 
@@ -252,6 +266,20 @@ class Unit(HasShard):
             show(parameter, original, view)
 
 
+def versions_of(parameters: Sequence[nn.Parameter]) -> list[int]:
+    """How often each was written in place; giving a parameter other memory, as `show` does, is no write."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return list(map(_VERSION, parameters))
+
+
+def accept_writes(unit: Unit) -> None:
+    """What was written into the parameters so far is known; see writes.py."""
+    unit.seen_versions = versions_of(unit.parameters)
+
+
+_VERSION = vars(torch._C.TensorBase)["_version"].__get__
+
+
 def conceal(unit: Unit) -> None:
     """Hide replicated weights, as they are about to change in the background."""
     _hide(unit.parameters, unit._nan)
@@ -260,6 +288,25 @@ def conceal(unit: Unit) -> None:
 def reveal(unit: Unit) -> None:
     """Undo `conceal`."""
     unit._show()
+
+
+def lend(unit: Unit) -> None:
+    """Make the weights whole, unless they are, without showing the parameters: see `uncover`."""
+    if unit.state in (UnitState.SHARDED, UnitState.GATHERING):
+        unit.start_gather()
+        unit._pending.wait()
+        unit._become(UnitState.LENT)
+
+
+def uncover(unit: Unit, parameter: nn.Parameter) -> None:
+    """Show one parameter of a unit that is lent."""
+    place = next(index for index, member in enumerate(unit.parameters) if member is parameter)
+    show(parameter, unit._classes[place], unit._views[place])
+
+
+def cover(unit: Unit, parameter: nn.Parameter) -> None:
+    """Undo `uncover`."""
+    hide(parameter, unit._nan)
 
 
 def _store(unit: Unit, weights: torch.Tensor, kept: torch.Tensor | None, tier: ParamTier | None) -> None:
@@ -289,26 +336,6 @@ def _gather(unit: Unit, own: torch.Tensor) -> Pending:
     if traffic is None:
         return unit.comm.all_gather(full, own, label=unit.name)
     return traffic.gather(full, own, label=unit.name, is_exact=unit._is_exact)
-
-
-@torch.no_grad()
-def adopt_writes(units: Iterable[Unit]) -> None:
-    """What this rank wrote in place into its part of replicated weights, outside of `full_parameters`,
-    becomes its shard. Call it before the shards are read or updated; the ranks must have written the same.
-
-    Where shards are views of the whole weights they have it already. Where the whole weights map everybody's
-    shards, a write makes a private page, which the next publication would drop.
-    """
-    for unit in units:
-        if unit.placement.params_sharded:
-            continue  # the whole weights may have no memory
-        part = unit.full.tensor[unit.start : unit.stop]
-        if part.data_ptr() == unit.shard.data_ptr():
-            continue
-        if unit.pending is not None:
-            continue  # hidden since the update took over what had been written
-        if has_copies(part.data_ptr(), part.nbytes):
-            unit.shard.copy_(part)
 
 
 def _hide(parameters: Sequence[nn.Parameter], nan: torch.Tensor) -> None:

@@ -1,0 +1,38 @@
+"""What happens when the user loads a state dict into the model or a part of it."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.hooks import RemovableHandle
+
+if TYPE_CHECKING:
+    from zerotrain.runtime.zero.core import Core
+
+
+class WaitForUpdates:
+    """Hook before `load_state_dict` writes into a module: what an update in the background would still write
+    comes first. Does nothing in a copy of the module."""
+
+    __slots__ = ("_core",)
+
+    def __init__(self, core: Core | None) -> None:
+        self._core = None if core is None else weakref.ref(core)
+
+    def __call__(self, *_arguments: object) -> None:
+        core = None if self._core is None else self._core()
+        if core is not None and not core.is_closed:
+            core.updates.settle_all()
+
+    def __reduce__(self) -> Any:
+        return type(self), (None,)
+
+
+def wait_before_loading(core: Core) -> list[RemovableHandle]:
+    """Hook every module; calls of modules do not come here. What was written is found by `writes.py`."""
+    hook = WaitForUpdates(core)
+    return [
+        module.register_load_state_dict_pre_hook(hook)  # type: ignore[no-untyped-call]
+        for module in core.model.modules()
+    ]

@@ -1,0 +1,141 @@
+"""Uses of partitioned parameters outside of the calls of their modules: `hidden @ model.head.weight.t()`.
+
+Within a call of the model the whole unit is shown to the end of the pass (`Core.open_for_use`). Anywhere else
+nobody knows where the pass ends, so the unit is *lent*: whole, while every use still comes here. A use shows
+its parameters for one operation and hooks what comes out, so that backward finds the weights again wherever
+they went meanwhile. What comes out as a view of the weights is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from zerotrain.runtime.zero.callers import Caller, caller_in
+from zerotrain.runtime.zero.hooks import Boundary, Window, aliases, in_graph_task
+from zerotrain.runtime.zero.placeholder import Use
+from zerotrain.runtime.zero.trees import replace_tensors, tensors_with_grad
+from zerotrain.runtime.zero.unit import Unit, UnitState, cover, lend, uncover
+
+if TYPE_CHECKING:
+    from zerotrain.runtime.zero.core import Core
+
+
+class DirectUses:
+    """Of one model."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._boundaries: dict[Unit, Boundary] = {}
+
+    def forget(self) -> None:
+        """The units are others from now on."""
+        self._boundaries.clear()
+
+    def allows(self, use: Use) -> bool:
+        """Whether every rank may be expected to make this use, so that it can be waited for.
+
+        So it is in code of the model, in what makes the loss (with gradients on, between the first call of a
+        step and its backward pass), and where an evaluation goes on with what a module gave. A script's look
+        at a weight is not: often one rank alone takes it.
+        """
+        if in_graph_task():
+            return True
+        passes, computes = self._core.passes, _computes(use)
+        if torch.is_grad_enabled():
+            if computes and passes.expects_backward:
+                return True
+        elif computes and passes.is_continued() and use.has_data:
+            return True
+        caller = caller_in(self._core.model)
+        return caller is Caller.FORWARD or (computes and caller is Caller.METHOD)
+
+    def lend(self, parameter: nn.Parameter, use: Use) -> bool:
+        """Make the parameter's unit whole, if the use is allowed; say whether it is. The first use begins a
+        pass."""
+        if not self.allows(use):
+            return False
+        if not in_graph_task():
+            self._core.passes.begin_use()  # in which units may become others
+        unit = unit_of(self._core, parameter)
+        lend(unit)
+        if torch.is_grad_enabled():
+            unit.is_wide = True
+        return True
+
+    def run(self, parameters: Sequence[nn.Parameter], use: Callable[[], Any]) -> Any:
+        """One operation on parameters that are lent."""
+        pairs = [(parameter, unit_of(self._core, parameter)) for parameter in parameters]
+        for parameter, unit in pairs:
+            uncover(unit, parameter)
+        try:
+            result = use()
+        finally:
+            for parameter, unit in pairs:
+                if unit.state is UnitState.LENT:
+                    cover(unit, parameter)
+        if any(result is parameter for parameter in parameters):
+            return result
+        owners = list(dict.fromkeys(unit for _, unit in pairs))
+        result = replace_tensors(
+            result,
+            lambda tensor: any(aliases(tensor, unit) for unit in owners),
+            lambda tensors: [tensor.clone() for tensor in tensors],
+        )
+        self._hook(result, owners)
+        return result
+
+    def _hook(self, result: Any, units: Sequence[Unit]) -> None:
+        for unit in units:
+            boundary = self._boundaries.get(unit)
+            if boundary is None:
+                boundary = Boundary(self._core.model, unit.name, [unit])
+                self._boundaries[unit] = boundary
+            window = Window(self._core, boundary, is_recompute=False)
+            for tensor in tensors_with_grad(result):
+                if not tensor.is_leaf:
+                    tensor.register_hook(window.on_output_gradient)  # type: ignore[no-untyped-call]
+
+
+def show_for_pass(unit: Unit) -> None:
+    """Make a unit whole that is used outside of its module, until the pass that runs ends."""
+    unit.is_wide = True
+    unit.require(UnitState.BACKWARD if in_graph_task() else UnitState.FORWARD)
+
+
+def unit_of(core: Core, parameter: nn.Parameter) -> Unit:
+    """The unit that holds a parameter of this model."""
+    return next(unit for unit in core.units if any(parameter is member for member in unit.parameters))
+
+
+def _computes(use: Use) -> bool:
+    """Whether a tensor is computed from the values: nothing is written, or taken out of torch's sight."""
+    is_in_place = use.name.endswith("_") and not use.name.endswith("__")
+    return use.function not in _LEAVING and not is_in_place
+
+
+_LEAVING = {
+    vars(torch._C.TensorBase)["data"].__get__,
+    vars(torch._C.TensorBase)["data"].__set__,
+    torch.Tensor.detach,
+    torch.Tensor.numpy,
+    torch.Tensor.tolist,
+    torch.Tensor.item,
+    torch.Tensor.data_ptr,
+    torch.Tensor.untyped_storage,
+    torch.Tensor.storage,
+    torch.Tensor.__reduce_ex__,
+    torch.Tensor.__array__,
+    torch.Tensor.__setitem__,
+    torch.Tensor.__bool__,
+    torch.Tensor.__float__,
+    torch.Tensor.__int__,
+    torch.Tensor.__format__,
+    torch.Tensor.__repr__,
+    torch.Tensor.__deepcopy__,
+    torch.Tensor.__dlpack__,
+    torch.autograd.grad,
+}

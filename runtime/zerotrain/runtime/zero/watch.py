@@ -1,0 +1,106 @@
+"""Finds writes into parameters that torch does not count (`p.data.clamp_()`): for debugging, on request.
+
+What ranks hold whole is compared with what it was after the last step; what is gathered for a while, with the
+shard when it is freed. Each look reads the weights once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from zerotrain.runtime.zero.live import LiveLimits, LiveWeights
+from zerotrain.runtime.zero.unit import Unit, UnitState, versions_of
+from zerotrain.runtime.zero.writes import OutsideWrite, digests_of
+
+if TYPE_CHECKING:
+    from zerotrain.runtime.zero.core import Core
+
+_IN_USE = (UnitState.FORWARD, UnitState.BACKWARD, UnitState.LENT)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """One unit after a step."""
+
+    digests: list[int]
+    versions: list[int]
+    num_writes: int
+
+
+class DataWatch:
+    """Over the units of one engine, until `end`."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._seen: dict[Unit, _Seen] = {}
+        self.live = core.live = WatchedLiveWeights(core.options.live)
+        core.live.replace(core.units)
+        self.remember()
+
+    def end(self) -> None:
+        """Look no more."""
+        self._core.live = LiveWeights(self._core.options.live)
+        self._core.live.replace(self._core.units)
+
+    def remember(self) -> None:
+        """The weights are as the engine made them. Collective where an update is under way: it is waited
+        for."""
+        self._core.updates.settle_all()
+        whole = [unit for unit in self._core.units if not unit.placement.params_sharded]
+        self._seen = {
+            unit: _Seen(digests_of(unit), versions_of(unit.parameters), unit.num_writes) for unit in whole
+        }
+
+    def check(self) -> None:
+        """Raise OutsideWrite for parameters whose values changed though nobody wrote that the engine knows
+        of. No communication."""
+        changed = []
+        for unit, seen in self._seen.items():
+            if unit.num_writes != seen.num_writes:
+                continue  # by the engine, within full_parameters or through the state functions
+            now = zip(digests_of(unit), versions_of(unit.parameters), strict=True)
+            for segment, (digest, version), before in zip(
+                unit.layout.segments, now, zip(seen.digests, seen.versions, strict=True), strict=True
+            ):
+                if digest != before[0] and version == before[1]:
+                    changed.append(segment.fqn)
+        if changed:
+            raise OutsideWrite(_text(changed))
+
+
+class WatchedLiveWeights(LiveWeights):
+    """Compares gathered weights with this rank's shard before they are freed."""
+
+    def __init__(self, limits: LiveLimits) -> None:
+        super().__init__(limits)
+        self.changed: list[str] = []
+        """Names of parameters whose values were others."""
+
+    def free(self, units: Iterable[Unit], *, everything: bool = False) -> None:
+        units = list(units)
+        for unit in units:
+            if unit.placement.params_sharded and unit.state in _IN_USE and unit.is_exact:
+                self.changed += _changed(unit)
+        super().free(units, everything=everything)
+
+
+def _changed(unit: Unit) -> Iterator[str]:
+    """Parameters of which the gathered weights hold other values than this rank's shard."""
+    for segment in unit.layout.segments:
+        start, stop = max(unit.start, segment.start), min(unit.stop, segment.stop)
+        if start < stop:
+            shard = unit.read_weights(start - unit.start, stop - unit.start)
+            if not torch.equal(unit.full.tensor[start:stop], shard.to(unit.full.tensor.device)):
+                yield segment.fqn
+
+
+def _text(names: list[str]) -> str:
+    return (
+        f"values of parameters {names[:5]} were changed through .data, or through memory that they share, "
+        "which torch does not count and the engine does not keep everywhere; write into the parameter itself "
+        "under torch.no_grad(), or within full_parameters(model, modifier_rank=0)"
+    )

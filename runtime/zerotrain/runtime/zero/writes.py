@@ -1,0 +1,181 @@
+"""Writes into parameters from outside of the engine: found, and kept or refused.
+
+[Note: outside writes] `load_state_dict` of a part, `reset_parameters()`, `p.clamp_()` under `no_grad` and an
+`Embedding(max_norm=...)` write into the weights in use, which no hook sees; torch counts each in
+`p._version`, and the engine's own updates do not (they write the unit's buffer). So a look at the counters
+finds them. Where every rank holds whole weights, what was written becomes the master, once the ranks have
+found that they hold the same; the step's record says that somebody wrote, so nothing is exchanged otherwise.
+Where weights are partitioned, a write goes into what is freed after use: it is refused, by name.
+Writes through `.data` escape torch's counters; `watch.py` finds them on request.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from zerotrain.runtime.comm.arena import has_copies
+from zerotrain.runtime.zero.unit import Unit, accept_writes, versions_of
+
+if TYPE_CHECKING:
+    from zerotrain.runtime.zero.core import Core
+    from zerotrain.runtime.zero.watch import DataWatch
+
+WAY_OUT = (
+    "write within `with zerotrain.runtime.full_parameters(model, modifier_rank=0)`, which gives every rank "
+    "the values of one. An Embedding with max_norm writes into its weight in every forward pass: make it "
+    "without, and limit the norms like that after the step"
+)
+
+
+class OutsideWrite(RuntimeError):
+    """Values were written into parameters that the engine cannot keep."""
+
+
+class Writes:
+    """Into the parameters of one engine."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._is_unsettled = False
+        """Something was taken over here, and whether the ranks hold the same is not known yet."""
+        self.watch: DataWatch | None = None
+        """Finds what torch does not count, on request."""
+
+    def found(self) -> bool:
+        """Whether this rank wrote into a parameter since the last step. No communication."""
+        if self.watch is not None:
+            self.watch.check()
+            if self.watch.live.changed:
+                return True
+        return self._is_unsettled or any(_is_written(unit) for unit in self._core.units)
+
+    @torch.no_grad()
+    def take_over(self, units: Iterable[Unit] | None = None) -> None:
+        """Let masters and shards follow what this rank wrote into whole weights; None = all units. Call it
+        before they are read or updated. No communication.
+
+        Where shards are views of the whole weights they have it already. Where the whole weights map
+        everybody's shards, a write makes a private page, which the next publication would drop.
+        """
+        for unit in self._core.units if units is None else units:
+            if unit.placement.params_sharded:
+                continue  # the whole weights may have no memory
+            if unit.pending is not None:
+                continue  # hidden since the update took over what had been written
+            if is_written := _is_written(unit):
+                self._is_unsettled = True
+                accept_writes(unit)
+                for listener in self._core.on_weights_written:
+                    listener(unit, unit.full.tensor)
+            part = unit.full.tensor[unit.start : unit.stop]
+            if part.data_ptr() == unit.shard.data_ptr():
+                continue
+            if is_written or has_copies(part.data_ptr(), part.nbytes):
+                unit.shard.copy_(part)
+
+    def settle(self) -> None:
+        """Keep what was written, if every rank holds the same. Collective: when some rank has `found` any.
+
+        Raises OutsideWrite on every rank, naming parameters, where they differ or are partitioned.
+        """
+        lost = self._lost()
+        self._refuse(self._core.comm.gather_record([lost, self._digest()], label="writes from outside"))
+        self.take_over()
+        self._is_unsettled = False
+
+    def forget(self, units: Iterable[Unit]) -> None:
+        """Every rank has the same values of these now."""
+        for unit in units:
+            accept_writes(unit)
+
+    def check_held(self, units: Iterable[Unit]) -> None:
+        """Raise OutsideWrite for weights that were whole for a look and hold other values now than the shard:
+        on the ranks that own such values. No communication."""
+        changed = []
+        for unit in units:
+            if unit.placement.params_sharded and (names := _written(unit)):
+                accept_writes(unit)
+                if not torch.equal(
+                    unit.full.tensor[unit.start : unit.stop], unit.read_weights(0, unit.stop - unit.start)
+                ):
+                    changed += names
+        if changed:
+            raise OutsideWrite(
+                f"parameters {changed[:5]} were written within full_parameters, are partitioned over the "
+                "ranks, and no modifier_rank was given, so the values are lost; pass modifier_rank=0 (or "
+                "write=True), or put the old values back before the context ends"
+            )
+
+    def _lost(self) -> float:
+        """The place of the first partitioned parameter that this rank wrote, counted over all; -1 = none."""
+        lost = [] if self.watch is None else self.watch.live.changed
+        for unit in self._core.units:
+            if unit.placement.params_sharded:
+                lost = [*lost, *_written(unit)]
+                accept_writes(unit)  # refused now, so the next step may go on
+        if self.watch is not None:
+            self.watch.live.changed = []
+        return float(self._names().index(lost[0])) if lost else -1.0
+
+    def _names(self) -> list[str]:
+        return [segment.fqn for unit in self._core.units for segment in unit.layout.segments]
+
+    def _digest(self) -> float:
+        """Of the whole weights that this rank holds."""
+        return float(zlib.crc32(repr(self._digests()).encode()))
+
+    def _digests(self) -> list[float]:
+        """By parameter, in the layout's order; partitioned ones count as equal."""
+        if self._core.comm.world_size == 1:
+            return []
+        return [float(value) for unit in self._core.units for value in digests_of(unit)]
+
+    def _refuse(self, rows: Sequence[Sequence[float]]) -> None:
+        names = self._names()
+        ranks = [rank for rank, row in enumerate(rows) if row[0] >= 0]
+        if ranks:
+            raise OutsideWrite(
+                f"parameter {names[int(rows[ranks[0]][0])]!r} was written on ranks {ranks} while it was "
+                "whole for a pass; it is partitioned over the ranks, so the values are lost. Take "
+                f"zero_optimization.stage 2, or {WAY_OUT}"
+            )
+        if all(row[1] == rows[0][1] for row in rows):
+            return
+        digests = self._core.comm.gather_record(self._digests(), label="writes from outside")
+        odd = [
+            names[place] for place, values in enumerate(zip(*digests, strict=True)) if len(set(values)) > 1
+        ]
+        raise OutsideWrite(
+            f"parameters {odd[:5]} hold other values on some ranks than on others, as they were written "
+            "outside of the engine since the last step; write the same on every rank (a random "
+            f"initialisation with one seed), or {WAY_OUT}"
+        )
+
+
+def digests_of(unit: Unit) -> list[int]:
+    """A number per parameter that changes with its bits; zeros for what is partitioned."""
+    if unit.placement.params_sharded:
+        return [0] * len(unit.layout.segments)
+    return [_crc(unit.full.tensor[part.start : part.stop]) for part in unit.layout.segments]
+
+
+def _crc(values: torch.Tensor) -> int:
+    there = values.detach().cpu()
+    if not there.numel():
+        return 0
+    return zlib.crc32((ctypes.c_char * there.nbytes).from_address(there.data_ptr()))
+
+
+def _is_written(unit: Unit) -> bool:
+    return versions_of(unit.parameters) != unit.seen_versions
+
+
+def _written(unit: Unit) -> list[str]:
+    """Names of the parameters that were written since the last look."""
+    pairs = zip(unit.layout.segments, versions_of(unit.parameters), unit.seen_versions, strict=True)
+    return [segment.fqn for segment, version, seen in pairs if version != seen]
