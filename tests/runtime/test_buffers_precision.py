@@ -159,14 +159,14 @@ def trained(name: str, stage: int, precision: str, types: dict[str, Any]) -> Out
     engine, *_ = zt.initialize(model=model, config=config(stage, precision, **types))
     losses = []
     for step in range(STEPS):
-        loss = loss_of(engine, case.inputs(step, rank))
+        loss = loss_of(engine, case.inputs(step, rank).to(DTYPES[precision]))
         engine.backward(loss)
         engine.step()
         rows = engine.comm.gather_record([loss.item()])
         losses.append(sum(row[0] for row in rows) / len(rows))
     engine.eval()
     with torch.no_grad():
-        evaluated = loss_of(engine, case.inputs(STEPS, rank)).item()
+        evaluated = loss_of(engine, case.inputs(STEPS, rank).to(DTYPES[precision])).item()
     engine.close()
     return Outcome(losses, buffers_of(model), evaluated)
 
@@ -280,7 +280,7 @@ def unswitched() -> dict[tuple[str, int, str, str], tuple[str, str, str]]:
                 engine, *_ = zt.initialize(model=model, config=config(stage, precision))
                 call = engine  # type: ignore[assignment]
             try:
-                loss_of(call, CASES[name].inputs(0, 0))
+                loss_of(call, CASES[name].inputs(0, 0).to(DTYPES[precision]))
             except Exception as error:
                 found[name, stage, precision, entry] = type(error).__name__, str(error), str(error.__cause__)
             engine.close()
