@@ -27,7 +27,7 @@ def explain_dtype_error(error: BaseException | None, model: nn.Module, config: E
     errors, and those of models that have no such buffer, stay as they are.
     """
     compute = config.precision.compute_dtype
-    if compute == "fp32" or type(error) not in _KINDS:
+    if compute == "fp32" or not isinstance(error, _KINDS):
         return
     text = str(error)
     if SWITCH in text or not (_ABOUT_DTYPES.search(text) and _FLOATING.search(text)):
@@ -48,8 +48,10 @@ def explain_dtype_error(error: BaseException | None, model: nn.Module, config: E
     )
 
 
-def _add(error: BaseException | None, explanation: str) -> None:
-    assert error is not None
-    original = type(error)(*error.args).with_traceback(error.__traceback__)
-    error.args = (f"{str(error).rstrip('. ')}. {explanation}",)
+def _add(error: Exception, explanation: str) -> None:
+    kind = type(error) if type(error) in _KINDS else RuntimeError  # the compiler's errors are made of more
+    original = kind(str(error)).with_traceback(error.__traceback__)
+    error.args = (f"{str(error).rstrip('. ')}. {explanation}", *error.args[1:])
     error.__cause__ = original
+    if explanation not in str(error):
+        error.add_note(explanation)
