@@ -177,6 +177,19 @@ def test_a_norm_that_is_not_finite() -> None:
 
 
 @pytest.mark.unit
+def test_gradients_that_nobody_averages_are_refused() -> None:
+    one_bit = {"type": "OneBitAdam", "params": {"lr": 1e-3, "freeze_step": 1}}
+    made, optimizer = zt.shard(model(), {**config(stage=0), "optimizer": one_bit})
+    for _ in range(2):
+        made(inputs()).square().mean().backward()
+        optimizer.step()
+    made(inputs()).square().mean().backward()
+    with pytest.raises(RuntimeError, match="the 1-bit optimizer takes every rank's own gradient"):
+        clip_grad_norm_(made.parameters(), 1.0)
+    optimizer.engine.close()
+
+
+@pytest.mark.unit
 def test_a_scaler_is_refused_where_the_engine_scales() -> None:
     made, optimizer = zt.shard(model(), {**config(stage=0), "fp16": {"enabled": True}})
     scaler = torch.amp.GradScaler("cpu")

@@ -165,6 +165,8 @@ def train(stages: tuple[int, ...]) -> None:
         assert (engine.world_size, engine.rank) == (num_replicas, mpu.replica)
         for step in range(STEPS):
             engine.backward(engine(batch(step, mpu.replica)))
+            by_torch = nn.utils.clip_grad_norm_(model.parameters(), 1e6)
+            assert float(by_torch) == pytest.approx(norms[step], rel=1e-5)
             assert engine.step().grad_norm == pytest.approx(norms[step], rel=1e-5)
         for name, value in model.named_parameters():
             expected = own_part(name, weights[name], mpu.part)
