@@ -92,8 +92,10 @@ def test_tied_parameter_under_its_other_name(tmp_path: Path) -> None:
     assert torch.equal(whole(state.streams["head", "master"]), whole(expected.streams["embed", "master"]))
 
 
-@pytest.mark.parametrize("bad", [float("nan"), b"bytes", torch.zeros(1), {1, 2}])
-def test_client_state_that_json_cannot_hold_is_refused_whole(tmp_path: Path, bad: object) -> None:
+@pytest.mark.parametrize("bad", [object(), Path("a"), torch.zeros(1).to_sparse(), len, range(2)])
+def test_client_state_that_comes_back_from_no_checkpoint_is_refused_whole(
+    tmp_path: Path, bad: object
+) -> None:
     with pytest.raises(CheckpointError, match="the state cannot be stored"):
         checkpoint.save(make_state(0, SAVED), tmp_path, step=1, client_state={"x": bad}, group=SingleRank())
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
