@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper, checkpoint_wrapper
 
+import zerotrain.runtime
 from tests.support.tiny_models import TinyBlock, TinyGPT
 from tests.support.wrappers import WRAPPED, compiled
 from zerotrain.runtime.zero import names
@@ -143,6 +146,28 @@ def test_a_module_that_is_shared_has_the_names_it_has_in_the_plain_model() -> No
         found = [name for name, _ in names.named_parameters(model, remove_duplicate=once)]
         assert found == [name for name, _ in plain.named_parameters(remove_duplicate=once)]
     assert [name for name, _ in names.named_modules(model)] == [name for name, _ in plain.named_modules()]
+
+
+TORCHS = {"named_parameters", "named_modules", "named_buffers", "named_children"}
+RUNTIME = Path(zerotrain.runtime.__path__[0])
+
+
+def asks_torch(node: ast.AST) -> bool:
+    """Whether it calls torch's method on a module other than itself, for more than its own tensors."""
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in TORCHS):
+        return False
+    of_self = isinstance(node.func.value, ast.Name) and node.func.value.id in ("self", "plain", "names")
+    return not of_self and not any(keyword.arg == "recurse" for keyword in node.keywords)
+
+
+def test_nobody_else_asks_torch_for_names() -> None:
+    found = [
+        f"{path.relative_to(RUNTIME)}:{node.lineno}"
+        for path in RUNTIME.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and asks_torch(node)
+    ]
+    assert found == [], "names of torch's depend on wrappers: take zero/names.py"
 
 
 class Gated(CheckpointWrapper):
