@@ -135,10 +135,34 @@ def everything(folder: str) -> dict[str, Any]:
     return {
         **{name: saved(f"{folder}/{name}", *run) for name, run in RUNS.items()},
         "counted": counted(),
+        "whole": whole_model(f"{folder}/whole"),
         "masters": in_other_precision(f"{folder}/masters"),
         "compiled": wrapped(f"{folder}/compiled", compiled),
         "recomputed": wrapped(f"{folder}/recomputed", checkpoint_wrapper),
     }
+
+
+def whole_model(folder: str) -> np.ndarray[Any, Any]:
+    """A model with tied weights and without adapters, saved by transformers from its whole state dict."""
+    model = base("llama tied")
+    engine, *_ = zt.initialize(model=model, config=config(3))
+    state = engine.module_state_dict()
+    if world()[0] == 0:
+        model.save_pretrained(folder, state_dict=state)
+    with zt.full_parameters(model):
+        logits = logits_of(model)
+    engine.close()
+    return logits
+
+
+def test_transformers_stores_tied_weights_of_a_whole_state_once(found: dict[str, Any], folder: Path) -> None:
+    import transformers
+
+    there = folder / "whole"
+    names = load_file(there / "model.safetensors").keys()
+    assert len(names) == len(list(base("llama tied").parameters()))
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(there)
+    assert np.array_equal(logits_of(loaded), found["whole"])
 
 
 @pytest.fixture(scope="module")

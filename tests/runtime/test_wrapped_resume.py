@@ -164,21 +164,26 @@ def test_plain_state_dicts_load_into_a_running_model() -> None:
     assert run_ranks(2, plain_state_into_wrapped)[0] == []
 
 
-def compiled_whole_block(stage: int) -> tuple[int, int]:
-    """Graphs that dynamo made of one compiled block, and graph breaks."""
+def compiled_block(stage: int) -> tuple[int, int, list[float], list[float]]:
+    """Graphs that dynamo made of one compiled block, graph breaks, and losses with it and without."""
     from torch._dynamo.utils import counters
 
-    torch.compiler.reset()
-    counters.clear()
-    torch.manual_seed(0)
-    model = TinyGPT(layers=1)
-    model.blocks[0] = torch.compile(model.blocks[0], backend="aot_eager")  # type: ignore[assignment]
-    engine, *_ = zt.initialize(model=model, config=config(stage, "fp32"))
-    train(engine, 0, 2)
-    engine.close()
-    return counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())
+    losses = []
+    for compiles in (False, True):
+        torch.compiler.reset()
+        counters.clear()
+        torch.manual_seed(0)
+        model = TinyGPT(layers=1)
+        if compiles:
+            model.blocks[0] = torch.compile(model.blocks[0], backend="aot_eager")  # type: ignore[assignment]
+        engine, *_ = zt.initialize(model=model, config=config(stage, "fp32"))
+        losses.append(train(engine, 0, 3))
+        engine.close()
+    return counters["stats"]["unique_graphs"], sum(counters["graph_break"].values()), *losses
 
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_a_compiled_block_is_one_unit_without_a_graph_break(stage: int) -> None:
-    assert run_ranks(2, compiled_whole_block, stage)[0] == (1, 0)
+    graphs, breaks, plain, compiled = run_ranks(2, compiled_block, stage)[0]
+    assert (graphs, breaks) == (1, 0)
+    assert np.allclose(plain, compiled, rtol=0, atol=1e-6)
