@@ -8,6 +8,7 @@ carries nothing.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
@@ -26,12 +27,23 @@ class ZeroParamStatus(Enum):
     INFLIGHT = 3
 
 
+class Label:
+    """An attribute that a function computes; whoever assigns it puts a value of his own in its place."""
+
+    def __init__(self, read: Callable[[Any], Any]) -> None:
+        self._read = read
+        self.__doc__ = read.__doc__
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else self._read(instance)
+
+
 class ShardedLabels:
-    """Read-only attributes of a sharded parameter; base of the class that it has meanwhile."""
+    """Attributes of a sharded parameter; base of the class that it has meanwhile."""
 
     __slots__ = ()
 
-    @property
+    @Label
     def ds_id(self) -> int:
         """A number of its own in this process."""
         number: int | None = _numbers.get(self)  # type: ignore[no-untyped-call]
@@ -39,24 +51,22 @@ class ShardedLabels:
             number = _numbers[self] = next(_next_number)
         return number
 
-    @property
-    def ds_shape(self) -> torch.Size:
+    @Label
+    def ds_shape(self) -> Any:
         """Its shape when it is whole, which is also what `shape` says here."""
-        shape: torch.Size = _tensor(self).shape
-        return shape
+        return _tensor(self).shape
 
-    @property
-    def ds_numel(self) -> int:
+    @Label
+    def ds_numel(self) -> Any:
         """Its elements when it is whole."""
-        count: int = _tensor(self).numel()
-        return count
+        return _tensor(self).numel()
 
-    @property
+    @Label
     def ds_status(self) -> ZeroParamStatus:
         """NOT_AVAILABLE."""
         return ZeroParamStatus.NOT_AVAILABLE
 
-    @property
+    @Label
     def ds_tensor(self) -> torch.Tensor:
         """A copy of this rank's part in the parameter's dtype, 1-D; empty where it has none. No
         communication."""
