@@ -121,7 +121,7 @@ def run(steps: int, *, collectives: int, has_metrics: bool) -> Cost:
 def reporting(address: Path, folder: str, *, has_metrics: bool) -> tuple[Reporter, zt.Engine]:
     """A reporter whose channel is connected, and an engine that spills."""
     zero = {"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": folder}}
-    file = {"train_batch_size": 1, "bf16": {"enabled": True}, "zero_optimization": zero}
+    file = {"train_batch_size": 1, "bf16": {"enabled": True, "auto_cast": True}, "zero_optimization": zero}
     engine, *_ = zt.initialize(model=torch.nn.Linear(64, 64), config=file)
     channel = RankChannel(address, rank=0)
     reporter = Reporter.start(launch_spec(1), RankEnv(rank=0, local_rank=0, local_world_size=1), channel)

@@ -41,7 +41,7 @@ class Stack(nn.Module):
 def config(world_size: int) -> dict[str, Any]:
     return {
         "train_batch_size": world_size,
-        "bf16": {"enabled": True},
+        "bf16": {"enabled": True, "auto_cast": True},
         "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0},
     }
 

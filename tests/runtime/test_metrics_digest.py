@@ -19,7 +19,7 @@ def engine_of(stage: int, **changes: object) -> zt.Engine:
     model = nn.Sequential(nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 3, bias=False))
     file = {
         "train_micro_batch_size_per_gpu": 1,
-        "bf16": {"enabled": True},
+        "bf16": {"enabled": True, "auto_cast": True},
         "optimizer": {"type": "AdamW", "params": {"lr": 0.1}},
         "zero_optimization": {"stage": stage, **changes},
     }

@@ -96,7 +96,7 @@ def told_after_a_fault(folder: str) -> dict[str, float | None]:
     import zerotrain.runtime as zt
 
     block = {"stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": folder, "just_in_time": False}}
-    file = {"train_batch_size": 1, "bf16": {"enabled": True}, "zero_optimization": block}
+    file = {"train_batch_size": 1, "bf16": {"enabled": True, "auto_cast": True}, "zero_optimization": block}
     engine, *_ = zt.initialize(model=torch.nn.Linear(128, 64, bias=False), config=file)
     filled = engine.offload_totals()
     assert engine.probe_spill() is not None

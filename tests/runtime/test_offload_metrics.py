@@ -32,7 +32,7 @@ def reported(folder: str, encryption: str) -> dict[str, float | None]:
         "offload_optimizer": {"device": "nvme", "nvme_path": folder},
         "spill": {"encryption": encryption},
     }
-    file = {"train_batch_size": 1, "bf16": {"enabled": True}, "zero_optimization": block}
+    file = {"train_batch_size": 1, "bf16": {"enabled": True, "auto_cast": True}, "zero_optimization": block}
     engine, *_ = zt.initialize(model=nn.Linear(128, 64, bias=False), config=file)
     assert engine.spill_info is not None
     launch = LaunchSpec(

@@ -62,7 +62,7 @@ class Run:
         return {
             "train_micro_batch_size_per_gpu": 1,
             "gradient_clipping": CLIP,
-            self.dtype: {"enabled": True} if self.dtype != "bf16" else self._bf16(),
+            self.dtype: {"enabled": True, "auto_cast": True} if self.dtype != "bf16" else self._bf16(),
             "zero_optimization": {
                 "stage": self.stage,
                 "stage3_param_persistence_threshold": 100,
@@ -74,7 +74,7 @@ class Run:
 
     def _bf16(self) -> dict[str, Any]:
         extra = {} if self.splits is None else {"store_param_remainders": self.splits}
-        return {"enabled": True, **extra}
+        return {"enabled": True, "auto_cast": True, **extra}
 
 
 class Stack(nn.Module):

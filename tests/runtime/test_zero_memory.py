@@ -205,12 +205,13 @@ def resident(case: Case) -> tuple[int, int]:
     """(growth of resident memory over a small engine that was there before, bytes by the counters)."""
     _, world_size = world()
     warm, *_ = zt.initialize(model=nn.Linear(512, 512), config=case.config(world_size))
-    warm.backward(warm(torch.randn(2, 512)).float().square().mean())
+    values = torch.randn(2, 512).to(next(warm.module.parameters()).dtype)
+    warm.backward(warm(values).float().square().mean())
     warm.step()
     before = resident_bytes()
     engine, *_ = zt.initialize(model=Stack(), config=case.config(world_size))
     for _ in range(2):
-        engine.backward(engine(torch.randn(2, 512)).float().square().mean())
+        engine.backward(engine(values).float().square().mean())
         engine.step()
     engine.comm.gather_record([0.0])
     grown = resident_bytes() - before

@@ -58,12 +58,18 @@ class Run:
 
     def config(self, folder: str) -> dict[str, Any]:
         offload = {"device": self.tier, "nvme_path": folder, "just_in_time": self.just_in_time}
-        fp16 = {"enabled": True, "initial_scale_power": 32, "hysteresis": 1, "loss_scale_window": 4}
+        fp16 = {
+            "enabled": True,
+            "auto_cast": True,
+            "initial_scale_power": 32,
+            "hysteresis": 1,
+            "loss_scale_window": 4,
+        }
         return {
             "train_batch_size": SAMPLES * self.accumulation,
             "gradient_accumulation_steps": self.accumulation,
             "gradient_clipping": self.clip,
-            "bf16": {"enabled": self.dtype == "bf16"},
+            "bf16": {"enabled": self.dtype == "bf16", "auto_cast": True},
             **({"fp16": fp16} if self.dtype == "fp16" else {}),
             "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "weight_decay": 0.1}},
             "zero_optimization": {

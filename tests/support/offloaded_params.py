@@ -57,7 +57,7 @@ def config_of(case: Case, where: Where, spill: str) -> dict[str, Any]:
         if where.just_in_time is not None:
             zero["offload_optimizer"]["just_in_time"] = where.just_in_time
     if case.dtype == "bf16":
-        config["bf16"]["store_param_remainders"] = where.remainders
+        config["bf16"] |= {"store_param_remainders": where.remainders, "auto_cast": True}
     return config
 
 

@@ -90,7 +90,7 @@ def main() -> None:
         config = {
             "train_micro_batch_size_per_gpu": 1,
             "optimizer": {"type": "AdamW", "params": {"lr": 0.0, "betas": [0.9, 0.999], "weight_decay": 0.0}},
-            "bf16": {"enabled": True, "store_param_remainders": encoding == "remainder"},
+            "bf16": {"enabled": True, "auto_cast": True, "store_param_remainders": encoding == "remainder"},
             "zero_optimization": {
                 "stage": 3,
                 "offload_optimizer": {"device": "nvme", "nvme_path": folder},

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
+from zerotrain.runtime.data.epochs import EpochLoader
 from zerotrain.runtime.facade.instruments import Monitor, Timers
 from zerotrain.runtime.facade.parts import EngineParts
 from zerotrain.runtime.setup import build_loader
@@ -44,13 +45,15 @@ class DeepSpeedNames(EngineParts):
         batch_size: int | None = None,
         *,
         collate_fn: Callable[[list[Any]], Any] | None = None,
-    ) -> DataLoader[Any]:
+    ) -> EpochLoader:
         """A loader of micro-batches as `initialize(training_data=...)` makes it; `batch_size` None = the
         micro batch size."""
         batch = self.config.batch
         size = batch.micro_batch_size if batch_size is None else batch_size
         config = replace(self.config, batch=replace(batch, micro_batch_size=size))
-        return build_loader(dataset, config, self.comm, collate_fn)
+        loader = build_loader(dataset, config, self.comm, collate_fn)
+        assert loader is not None  # for a data set there is one
+        return loader
 
     def save_fp16_model(self, directory: Path | str, save_filename: str | None = None) -> Path:
         """The older name of `save_16bit_model`."""
@@ -63,9 +66,7 @@ class DeepSpeedNames(EngineParts):
     ) -> dict[str, torch.Tensor] | None:
         """`module_state_dict` on rank 0, None elsewhere. Collective."""
         gather = self.module_state_dict  # type: ignore[attr-defined]  # Engine has it
-        state: dict[str, torch.Tensor] = gather(
-            **({"exclude_frozen_parameters": True} if exclude_frozen_parameters else {})
-        )
+        state: dict[str, torch.Tensor] = gather(exclude_frozen_parameters=exclude_frozen_parameters)
         return state if self.rank == 0 else None
 
     def compile(self, *_: Any, **__: Any) -> NoReturn:

@@ -26,7 +26,11 @@ def gather_for_pass(parameters: Iterable[nn.Parameter]) -> bool:
     """Make sharded parameters whole until the end of the forward or backward pass that runs; say whether one
     runs. Collective: every rank does it at the same place of the pass."""
     owned = [(parameter, owner_of(parameter)) for parameter in parameters]
-    found = [(parameter, core) for parameter, core in owned if isinstance(core, Core) and is_running(core)]
+    found = [
+        (parameter, core)
+        for parameter, core in owned
+        if isinstance(core, Core) and not core.is_closed and is_running(core)
+    ]
     for parameter, core in found:
         if isinstance(parameter, ShardedParameter) and not core.settle_for_use(parameter):
             unit = unit_of(core, parameter)

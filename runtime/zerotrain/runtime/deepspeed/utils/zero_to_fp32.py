@@ -32,7 +32,7 @@ def get_fp32_state_dict_from_zero_checkpoint(
     lazy_mode: bool = False,
 ) -> dict[str, torch.Tensor]:
     """The fp32 weights and the buffers of a checkpoint in host memory, under the names of the model's state
-    dict.
+    dict; tied ones under each of theirs.
 
     Needs room for them in the folder of temporary files. `lazy_mode` changes nothing: tensors are read from
     that file when they are used. Raises CheckpointError when there is no such checkpoint or it is damaged.
@@ -79,6 +79,7 @@ def _export(checkpoint: str | Path, output: Path, tag: str | None, exclude_froze
             dtype=torch.float32,
             tag=tag,
             exclude_frozen=exclude_frozen,
+            every_name=True,
             **{"max_bytes": 1 << 62, **more},
         )
     )
