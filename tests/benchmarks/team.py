@@ -51,15 +51,19 @@ class Measured:
 class Team:
     """Ranks of one contender. `close()` ends the processes."""
 
-    def __init__(self, name: str, sizes: Sizes, *, python: Path, ranks: int, threads: int) -> None:
-        """Start the processes and build the contender while its memory is watched."""
+    def __init__(
+        self, name: str, sizes: Sizes, *, python: Path, ranks: int, threads: int, root: Path = ROOT
+    ) -> None:
+        """Start the processes and build the contender while its memory is watched.
+
+        `root` is the checkout whose code it runs."""
         self.name = name
         self.measured = Measured()
         self._folder = tempfile.TemporaryDirectory()
         task = {"name": name, "sizes": asdict(sizes), "world_size": ranks, "threads": threads}
         task["store"] = str(Path(self._folder.name) / "store")
         environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "runtime")]),
+            "PYTHONPATH": os.pathsep.join([str(root), str(root / "runtime")]),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": "29511",
             "OMP_NUM_THREADS": str(threads),
@@ -75,7 +79,7 @@ class Team:
                 stderr=self._log,
                 text=True,
                 env=environment,
-                cwd=ROOT,
+                cwd=root,
             )
             for rank in range(ranks)
         ]
