@@ -22,7 +22,7 @@ class TorchSchedule:
                 "lr_scheduler",
                 "must be a function of the number of steps, which is all that the engine knows",
                 type(scheduler).__name__,
-                "Keep it out of initialize and step it yourself on optimizer.param_groups.",
+                "Make it over the optimizer that initialize returns, and step it yourself.",
             )
         self.scheduler = scheduler
         self._groups = optimizer.param_groups
