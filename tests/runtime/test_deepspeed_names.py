@@ -84,6 +84,15 @@ def test_every_alias_module_answers_unknown_names() -> None:
             module.surely_unknown  # noqa: B018
 
 
+def test_every_difference_has_a_test() -> None:
+    rows = [row for row in re.split(r"^- ", section("What differs"), flags=re.MULTILINE) if row.strip()]
+    assert len(rows) > 20
+    for row in rows:
+        links = re.findall(r"\]\((\.\./tests/[\w/]+\.py)\)", row)
+        assert links, f"names no test: {row.strip()[:80]}"
+        assert all((Path(__file__).parents[2] / "docs" / link).is_file() for link in links), row
+
+
 def test_the_engines_names_are_those_of_the_table() -> None:
     listed = set(names_in_table("The engine"))
     engine = engine_with()
