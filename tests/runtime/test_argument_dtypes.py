@@ -206,6 +206,30 @@ def test_every_fp32_argument_is_named(enter: Callable[..., Any]) -> None:
     assert '"fp16": {"enabled": true, "auto_cast": true}' in text
 
 
+@pytest.mark.ranks
+def test_a_compiled_model_is_named_as_the_plain_one() -> None:
+    """Loading the compiler takes longer than a unit test may."""
+    for compiled in (compile_model, compile_in_place):
+        (text,) = run_ranks(1, failing_compiled, compiled)
+        assert "Takes.forward got float32 in features while its weights are bfloat16" in text
+
+
+def compile_model(model: nn.Module) -> Any:
+    return torch.compile(model, backend="eager")
+
+
+def compile_in_place(model: Any) -> Any:
+    model.layer.compile(backend="eager")
+    return model
+
+
+def failing_compiled(compiled: Callable[[nn.Module], Any]) -> str:
+    call = by_engine(compiled(Takes(nn.Linear(4, 4), through)), config("bf16"))
+    with pytest.raises(RuntimeError) as caught:
+        call(torch.ones(2, dtype=torch.int64), torch.ones(2, 4))
+    return str(caught.value)
+
+
 @pytest.mark.unit
 def test_the_way_out_works() -> None:
     call = by_engine(Takes(nn.Conv1d(4, 4, 3), through), config("bf16", auto_cast=True))

@@ -22,6 +22,7 @@ from zerotrain.contract.config import PrecisionConfig
 from zerotrain.runtime.zero.core import Core, until_closed
 from zerotrain.runtime.zero.dtypes import TORCH_DTYPES
 from zerotrain.runtime.zero.hooks import COMPILER
+from zerotrain.runtime.zero.names import innermost
 
 _ABOUT_DTYPES = re.compile(r"dtype|(scalar|data|input|weight|bias|same) type|type promoting", re.IGNORECASE)
 _FLOATING = re.compile(r"float|half", re.IGNORECASE)
@@ -59,7 +60,7 @@ class ArgumentWatch:
         leaves = pytree.tree_leaves((args, kwargs))
         has_any = any(isinstance(leaf, torch.Tensor) and leaf.dtype is torch.float32 for leaf in leaves)
         names = list(float32_arguments(module, args, kwargs)) if has_any else []
-        self._last = type(module).__name__, names
+        self._last = type(innermost(module)).__name__, names
 
     def explain_backward(self, error: BaseException) -> None:
         """The same for an error of the backward pass: a loss of bf16 outputs and fp32 targets may raise
@@ -83,7 +84,7 @@ def explain_argument_dtypes(
     """
     if _is_unexplained(error):
         names = list(float32_arguments(module, args, kwargs))
-        _explain(error, type(module).__name__, names, compute_dtype=compute_dtype)
+        _explain(error, type(innermost(module)).__name__, names, compute_dtype=compute_dtype)
 
 
 def _explain(error: Exception, model: str, names: list[str], *, compute_dtype: str) -> None:
@@ -120,10 +121,8 @@ def float32_arguments(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[
 
 
 def _positional_names(module: nn.Module, count: int) -> list[str]:
-    while isinstance(inner := getattr(module, "_orig_mod", None), nn.Module):  # of torch.compile(model)
-        module = inner
     try:
-        parameters = list(inspect.signature(module.forward).parameters.values())
+        parameters = list(inspect.signature(innermost(module).forward).parameters.values())
     except (TypeError, ValueError):  # compiled code without a signature
         parameters = []
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
