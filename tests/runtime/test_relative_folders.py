@@ -12,6 +12,7 @@ from torch import nn
 
 import zerotrain.runtime as zt
 from tests.support.ranks import run_ranks
+from zerotrain.runtime.zero.core import used_vault
 
 pytestmark = pytest.mark.ranks
 
@@ -55,7 +56,7 @@ def test_saves_loads_and_exports(tmp_path: Path) -> None:
     assert not any((tmp_path / "there").iterdir())
 
 
-def moved_while_spilling(folder: str, key: str) -> list[bool]:
+def moved_while_spilling(folder: str, key: str) -> list[str]:
     os.chdir(Path(folder) / "here")
     zero: dict[str, Any] = {"offload_optimizer": {"device": "nvme", "nvme_path": "spill"}}
     if key == "paths":
@@ -64,13 +65,17 @@ def moved_while_spilling(folder: str, key: str) -> list[bool]:
     train(engine)
     os.chdir(Path(folder) / "there")
     train(engine)
-    space = engine.spill_space()
-    return [(Path(folder) / "here" / "spill").is_dir(), space is not None, engine.probe_spill() is not None]
+    vault = used_vault(engine.core)
+    assert vault is not None
+    assert engine.spill_space() is not None
+    return [str(folder) for folder in vault.place.folders]
 
 
 @pytest.mark.parametrize("key", ["nvme_path", "paths"])
 def test_a_spill(tmp_path: Path, key: str) -> None:
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
-    assert run_ranks(2, moved_while_spilling, str(tmp_path), key) == [[True] * 3] * 2
+    found = run_ranks(2, moved_while_spilling, str(tmp_path), key)
+    assert found == [[str(tmp_path / "here" / "spill")]] * 2
+    assert (tmp_path / "here" / "spill").is_dir()
     assert not any((tmp_path / "there").iterdir())

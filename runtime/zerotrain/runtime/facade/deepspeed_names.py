@@ -53,6 +53,7 @@ class DeepSpeedNames(EngineParts):
         config = replace(self.config, batch=replace(batch, micro_batch_size=size))
         loader = build_loader(dataset, config, self.comm, collate_fn)
         assert loader is not None  # for a data set there is one
+        loader.steps_taken = lambda: self.step_calls  # an epoch of which something was trained is over
         return loader
 
     def save_fp16_model(self, directory: Path | str, save_filename: str | None = None) -> Path:
