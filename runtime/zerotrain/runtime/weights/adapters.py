@@ -27,12 +27,9 @@ _CARD = "README.md"
 
 
 def adapted(model: nn.Module) -> Any | None:
-    """The model itself, without wrappers around it, if its `save_pretrained` saves PEFT adapters; None for
-    any other."""
+    """The PEFT model itself, without wrappers around it; None for any other model."""
     inner = innermost(model)
-    # The latter: adapters that transformers made, model.add_adapter(...).
-    is_adapted = _is_peft_model(inner) or getattr(inner, "_hf_peft_config_loaded", False)
-    return inner if is_adapted else None
+    return inner if _is_peft_model(inner) else None
 
 
 def _is_peft_model(module: nn.Module) -> bool:
