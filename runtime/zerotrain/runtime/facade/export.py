@@ -69,9 +69,8 @@ class Exports(EngineParts):
             directory: made if need be; all ranks must see it.
             save_filename: name of the file when there is one; only `*.safetensors` counts, since others
                 (DeepSpeed's `pytorch_model.bin`) would be pickles.
-            exclude_frozen_parameters: store only what is trained. Of a PEFT model, write the files that
-                `PeftModel.from_pretrained` reads, with all adapters, besides; these are gathered for it, the
-                base model is not.
+            exclude_frozen_parameters: store only what is trained; of a PEFT model also all adapters, as
+                `PeftModel.from_pretrained` reads them: they are gathered for it, the base is not.
             dtype: "bf16", "fp16" or "fp32", of all floating-point parameters; None = the compute precision,
                 and frozen ones as they are stored.
             max_shard_size: bytes of tensors in one file, as a number or a text such as "5GB".
