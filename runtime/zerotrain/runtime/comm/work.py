@@ -75,13 +75,13 @@ class Watched:
                 if self._watchdog is not None:
                     self._watchdog.check()  # on CUDA an aborted collective ends without a word
         except CommError as error:
-            if self._watchdog is None or self._watchdog.has_verdict:
+            if self._watchdog is None:
                 raise
-            known, advice = self._watchdog.explain(), self._watchdog.advice
-            if known is None and not advice:
-                raise
+            known = None if self._watchdog.has_verdict else self._watchdog.explain()
             text = str(error) if known is None else f"{self._what} failed, because {known}"
-            raise CommError(text + advice) from None
+            if text == str(error) and text.endswith(self._watchdog.advice):
+                raise
+            raise CommError(text + self._watchdog.advice) from None
         except RuntimeError as error:
             advice = "" if self._watchdog is None else self._watchdog.advice
             known = None if self._watchdog is None else self._watchdog.explain(seconds=EXPLAIN_S)
