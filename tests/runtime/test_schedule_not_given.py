@@ -49,7 +49,9 @@ def test_none_is_returned_where_nobody_asked() -> None:
     assert train(engine, 2) == [0.3, 0.3]
 
 
-@pytest.mark.parametrize("given", [{"scheduler": WARMUP}, {"lr_scheduler": halving}], ids=str)
+@pytest.mark.parametrize(
+    "given", [{"scheduler": WARMUP}, {"lr_scheduler": halving}], ids=["configured", "given"]
+)
 def test_one_that_was_asked_for_is_returned(given: dict[str, Any]) -> None:
     engine, *_, scheduler = start(**given)
     assert scheduler is engine.scheduler is engine.lr_scheduler
