@@ -156,15 +156,17 @@ def reference(entry: Entry, world_size: int) -> tuple[list[float], dict[str, tor
     return losses, weights_of(model)
 
 
-def settings(stage: int) -> dict[str, Any]:
+def settings(stage: int, **zero: Any) -> dict[str, Any]:
     accumulation = {"gradient_accumulation_steps": MICRO_BATCHES}
-    return config(stage, optimizer={"type": "SGD", "params": {"lr": 0.1}}, **accumulation)
+    made = config(stage, optimizer={"type": "SGD", "params": {"lr": 0.1}}, **accumulation)
+    made["zero_optimization"].update(zero)
+    return made
 
 
-def with_engine(entry: Entry, stage: int) -> tuple[list[float], dict[str, torch.Tensor]]:
+def with_engine(entry: Entry, stage: int, **zero: Any) -> tuple[list[float], dict[str, torch.Tensor]]:
     """`engine.backward`, with an evaluation before every backward pass and after every micro-batch."""
     rank, model, losses = world()[0], build(), []
-    engine, *_ = zt.initialize(model=model, config=settings(stage))
+    engine, *_ = zt.initialize(model=model, config=settings(stage, **zero))
     for step in range(STEPS):
         for part in range(MICRO_BATCHES):
             loss = entry(model, batch(step, part, rank))
@@ -219,4 +221,32 @@ def differences() -> dict[str, float]:
 
 def test_every_entry_equals_torch() -> None:
     for found in run_ranks(2, differences):
+        assert {name: gap for name, gap in found.items() if not gap < 2e-6} == {}
+
+
+HOST = {"device": "cpu"}
+PLACES: dict[str, dict[str, Any]] = {
+    "just in time": {"offload_optimizer": {**HOST, "just_in_time": True}},
+    "parameters on the host": {"offload_optimizer": HOST, "offload_param": HOST},
+    "kept for reuse": {"stage3_max_reuse_distance": 1_000_000},
+    "small ones whole": {"stage3_param_persistence_threshold": 100},
+}
+CHOSEN = ("a method", "module by module", "the smallest module alone", "a parameter after a method")
+
+
+def differences_by_place() -> dict[str, float]:
+    found = {}
+    for name in CHOSEN:
+        losses, weights = reference(ENTRIES[name], world()[1])
+        for place, zero in PLACES.items():
+            for stage in (1, 2, 3) if place == "just in time" else (3,):
+                got_losses, got = with_engine(ENTRIES[name], stage, **zero)
+                gaps = [abs(a - b) for a, b in zip(losses, got_losses, strict=True)]
+                gaps += [float((got[key] - value).abs().max()) for key, value in weights.items()]
+                found[f"{name}, stage {stage}, {place}"] = max(gaps)
+    return found
+
+
+def test_entries_wherever_states_and_weights_are() -> None:
+    for found in run_ranks(2, differences_by_place):
         assert {name: gap for name, gap in found.items() if not gap < 2e-6} == {}

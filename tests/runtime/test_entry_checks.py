@@ -304,3 +304,35 @@ def look_at_weights() -> list[str]:
 
 def test_looks_from_a_script_are_refused() -> None:
     assert run_ranks(2, look_at_weights) == [[], []]
+
+
+def graphs_of_blocks() -> list[int]:
+    """Graphs of a compiled block: in a plain model, driven by an engine, and entered by itself."""
+    counts = []
+    for entry in ("plain", "the model", "a block"):
+        graphs = 0
+
+        def count(graph: Any, _: Any) -> Any:
+            nonlocal graphs
+            graphs += 1
+            return graph.forward
+
+        torch._dynamo.reset()
+        torch.manual_seed(4)
+        model = TinyGPT(layers=1)
+        model.blocks[0].compile(backend=count)
+        tokens, targets = token_batches(1, size=1)[0]
+        if entry == "plain":
+            model(tokens, targets)
+        else:
+            engine, *_ = zt.initialize(model=model, config=config(3))
+            if entry == "the model":
+                engine(tokens, targets)
+            else:
+                model.blocks[0](model.embed(tokens))
+        counts.append(graphs)
+    return counts
+
+
+def test_compiled_blocks_stay_one_graph() -> None:
+    assert run_ranks(2, graphs_of_blocks) == [[1, 1, 1]] * 2

@@ -40,7 +40,7 @@ class Updating:
         core = self._core
         self._optimizer.book.make_deferred()  # no hook saw a backward pass, as the model was not entered
         trained = [unit for unit in core.units if unit.layout.trainable]
-        core.writes.take_over(trained)
+        core.writes.take_private_pages(trained)  # counted writes were settled with the step's record
         try:
             if self.updater is not None:
                 self._update_in_background(self.updater, grad_scale)

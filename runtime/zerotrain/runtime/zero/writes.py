@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -57,26 +57,30 @@ class Writes:
     @torch.no_grad()
     def take_over(self, units: Iterable[Unit] | None = None) -> None:
         """Let masters and shards follow what this rank wrote into whole weights; None = all units. Call it
-        before they are read or updated. No communication.
-
-        Where shards are views of the whole weights they have it already. Where the whole weights map
-        everybody's shards, a write makes a private page, which the next publication would drop.
-        """
-        for unit in self._core.units if units is None else units:
-            if unit.placement.params_sharded:
-                continue  # the whole weights may have no memory
-            if unit.pending is not None:
-                continue  # hidden since the update took over what had been written
-            if is_written := _is_written(unit):
+        before they are read. No communication."""
+        for unit in _whole(self._core.units if units is None else units):
+            if _is_written(unit):
                 self._is_unsettled = True
                 accept_writes(unit)
                 for listener in self._core.on_weights_written:
                     listener(unit, unit.full.tensor)
-            part = unit.full.tensor[unit.start : unit.stop]
-            if part.data_ptr() == unit.shard.data_ptr():
-                continue
-            if is_written or has_copies(part.data_ptr(), part.nbytes):
-                unit.shard.copy_(part)
+                if not _has_views(unit):
+                    unit.shard.copy_(unit.full.tensor[unit.start : unit.stop])
+        self.take_private_pages(units)
+
+    @torch.no_grad()
+    def take_private_pages(self, units: Iterable[Unit] | None = None) -> None:
+        """Let shards follow what this rank wrote into its part of whole weights in any way; the ranks must
+        have written the same. Call it before shards are updated. No communication.
+
+        Where shards are views of the whole weights they have it already. Where the whole weights map
+        everybody's shards, a write makes a private page, which the next publication would drop.
+        """
+        for unit in _whole(self._core.units if units is None else units):
+            if not _has_views(unit):
+                part = unit.full.tensor[unit.start : unit.stop]
+                if has_copies(part.data_ptr(), part.nbytes):
+                    unit.shard.copy_(part)
 
     def settle(self) -> None:
         """Keep what was written, if every rank holds the same. Collective: when some rank has `found` any.
@@ -169,6 +173,16 @@ def _crc(values: torch.Tensor) -> int:
     if not there.numel():
         return 0
     return zlib.crc32((ctypes.c_char * there.nbytes).from_address(there.data_ptr()))
+
+
+def _whole(units: Iterable[Unit]) -> Iterator[Unit]:
+    """Those that every rank holds whole, and that no update hides."""
+    return (unit for unit in units if not unit.placement.params_sharded and unit.pending is None)
+
+
+def _has_views(unit: Unit) -> bool:
+    """Whether the shard is a part of the whole weights' memory."""
+    return unit.full.tensor.data_ptr() + unit.start * unit.dtype.itemsize == unit.shard.data_ptr()
 
 
 def _is_written(unit: Unit) -> bool:
