@@ -85,6 +85,18 @@ def test_who_took_a_name_gets_nothing(memory: int) -> None:
     assert said == "got 0 0\n"
 
 
+def test_a_process_of_another_user_is_not_the_rank(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have the number that the rank's process had."""
+    own, other = Door(), Door()
+    group = group_of(own, other)
+    here = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: here + 1)
+    with pytest.raises(OSError, match=f"of user {here} listens under its name.* of user {here + 1} "):
+        own.trade(0, group, memory)
+    own.close()
+    other.close()
+
+
 def test_who_knocks_with_the_token_of_the_group_must_be_the_rank(memory: int) -> None:
     own, other = Door(), Door()
     group = group_of(own, other)

@@ -80,6 +80,25 @@ def test_the_token_from_the_address_of_a_slow_client_stays() -> None:
         assert slots.admit(number, "node", 0.0).displaced != 0
 
 
+def test_nor_does_the_oldest_answer_go_where_it_was_asked_for_with_the_token() -> None:
+    """All come from one address, and all are answered."""
+    slots: Slots[int] = Slots()
+    for number in range(MAX_CONNECTIONS + KEPT_CONNECTIONS):
+        assert slots.admit(number, "node", 0.0).displaced is None
+        slots.request_came(number, 0.0, trusted=number == 0)
+    assert slots.admit(100, "node", 0.0).displaced == 1
+
+
+def test_a_stranger_takes_no_slot_of_an_address_that_the_token_came_from() -> None:
+    slots: Slots[int] = Slots()
+    for number in range(MAX_CONNECTIONS):
+        slots.admit(number, "operator", 0.0)
+        slots.request_came(number, 0.0, trusted=number == 0)
+    admission = slots.admit(100, "stranger", 0.0)
+    assert not admission.admitted
+    assert len(slots) == MAX_CONNECTIONS
+
+
 def test_deadlines_are_those_of_the_whole_request() -> None:
     slots: Slots[str] = Slots()
     slots.admit("slow", "a", 0.0)
