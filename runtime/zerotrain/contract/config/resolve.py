@@ -25,6 +25,8 @@ from .table import KEYS
 UNTESTED_OPTIMIZERS = ("RMSprop", "Adadelta", "Adamax", "NAdam", "RAdam", "ASGD", "Rprop")
 """Element-wise classes of torch.optim beside those of the table."""
 
+_FLATTENER = Flattener(KEYS)
+
 _TYPED_BLOCKS = {"optimizer.params": "optimizer.type", "scheduler.params": "scheduler.type"}
 
 
@@ -48,7 +50,7 @@ def resolve(
     """
     if world_size < 1:
         raise ConfigError("world_size", "must be at least 1", world_size, "Start at least one rank.")
-    flat = Flattener(keys).flatten(raw.values)
+    flat = (_FLATTENER if keys is KEYS else Flattener(keys)).flatten(raw.values)
     draft = Draft(keys={key.path: key for key in keys}, flat=flat, world_size=world_size)
     draft.notices.extend(flat.notices)
     for key in keys:
@@ -189,10 +191,11 @@ def _verdict(draft: Draft, key: Key) -> KeyReport:
 
 def _written_choice(draft: Draft, key: Key) -> Choice | None:
     """The choice that the user named; a name that stands for another one has its own verdict."""
+    if not key.choices:
+        return None
     given = draft.flat.given.get(key.path)
     from_file = draft.settled[key.path].origin == "file"
-    value = given.value if given is not None and from_file else draft.value(key.path)
-    return key.choice(value) if key.choices else None
+    return key.choice(given.value if given is not None and from_file else draft.value(key.path))
 
 
 def _judge(draft: Draft, key: Key, choice: Choice | None) -> str:
