@@ -49,13 +49,15 @@ upgrade: ## move deploy/constraints.txt and the images' requirements to the newe
 	UV=build/upgrade/bin/uv deploy/upgrade.sh
 	rm -rf build/upgrade
 
-PYTEST = $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Files of tests are compiled once, also where Python is told to keep nothing compiled: pytest rewrites their
+# assertions, which takes each process ten seconds.
+PYTEST = PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # The linters' words come after the tests', whichever ends first. Unit tests wait for nothing but the processor.
 check: WORKERS = 2
 check: venv ## format, lint, types and the unit tests (ARGS="tests/cli")
 	@mkdir -p build; $(MAKE) --no-print-directory lint > build/lint.log 2>&1 & lint=$$!; failed=0; \
-	$(PYTEST) -m "unit and not slow" $(ARGS) || failed=1; \
+	$(PYTEST) --max-worker-restart 0 -m "unit and not slow" $(ARGS) || failed=1; \
 	wait $$lint || failed=1; cat build/lint.log; exit $$failed
 
 test: venv ## the tests, but for slow ones and those that need tools

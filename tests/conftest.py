@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.operator.call_record import FILE_VARIABLE
-from tests.support import background, builds, tier_guard, tiers
+from tests.support import background, builds, parts, tier_guard, tiers
 from tests.support.devcluster import IMAGES, Cluster, Devcluster, Pool, UnsupportedError, existing, wait_until
 from tests.support.device import TRANSPORTS, hide_gpus
 from tests.support.handout import NODE_FILES, ByCluster, place
@@ -30,7 +30,12 @@ from tests.support.tools import promtool as promtool
 
 # The same examples at every run, and no limits of time: what a busy machine does is no finding.
 settings.register_profile(
-    "suite", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None
+    "suite",
+    max_examples=40,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    database=None,
 )
 settings.load_profile("suite")
 
@@ -39,6 +44,7 @@ hide_gpus()
 _pool = pytest.StashKey[Pool]()
 _builds = pytest.StashKey[builds.Builds]()
 _left_out = pytest.StashKey[list[Path]]()
+_part = pytest.StashKey[frozenset[Path]]()
 _live_files = pytest.StashKey[frozenset[Path]]()
 
 
@@ -50,6 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(folder.cleanup)
         os.environ[builds.FOLDER_VARIABLE] = folder.name
         os.environ.setdefault(FILE_VARIABLE, str(Path(folder.name, "calls")))
+        os.environ[parts.VARIABLE] = str(parts.number_of_parts(config))
     config.stash[_pool] = Pool(Devcluster())
     config.add_cleanup(config.stash[_pool].close)
     config.stash[_builds] = builds.Builds(Path(os.environ[builds.FOLDER_VARIABLE]))
@@ -68,24 +75,43 @@ def pytest_runtest_setup() -> None:
     background.forget()
     # Numbers that a test draws without a seed are not those of whichever tests ran before it.
     if (torch := sys.modules.get("torch")) is not None:
-        torch.manual_seed(0)
+        # torch.manual_seed notes a stack for every kind of device: a millisecond before each of 6,000 tests.
+        torch.default_generator.manual_seed(0)
+        if torch.cuda.is_initialized():
+            torch.cuda.manual_seed_all(0)
 
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByCluster | None:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByCluster | parts.EachItsOwn | None:
     if config.getoption("dist") != "loadfile":
         return None
+    if os.environ[parts.VARIABLE] != "1":
+        return parts.EachItsOwn(config, log)
     return ByCluster(config, log, built=config.stash[_builds].all_done)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not import a file of which `-m` selects no test: torch alone takes seconds."""
+    """Do not import a file of which `-m` selects no test, or another process runs them: torch alone takes
+    seconds."""
     if not collection_path.match("test_*.py") or not collection_path.is_file():
         return None
-    if not tiers.is_left_out(collection_path, config.option.markexpr):
+    if not tiers.is_left_out(collection_path, config.option.markexpr) and _is_of_this_part(
+        collection_path, config
+    ):
         return None
     config.stash[_left_out].append(collection_path)
     return True
+
+
+def _is_of_this_part(file: Path, config: pytest.Config) -> bool:
+    worker, number = os.environ.get("PYTEST_XDIST_WORKER"), int(os.environ.get(parts.VARIABLE, "1"))
+    if worker is None or number == 1:
+        return True
+    if _part not in config.stash:
+        every = sorted(config.rootpath.glob("tests/**/test_*.py"))
+        there = [path for path in every if not tiers.is_left_out(path, config.option.markexpr)]
+        config.stash[_part] = parts.part_of(there, int(worker.removeprefix("gw")), number)
+    return file in config.stash[_part]
 
 
 # Before pytest takes away what `-m` and `-k` leave out: a test's tier is judged whether or not it runs.

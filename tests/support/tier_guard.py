@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import _posixsubprocess
 import builtins
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -126,13 +128,23 @@ def short(limit_s: float = LIMIT_S) -> Iterator[None]:
         )
 
 
+@cache
+def _pressure_files() -> tuple[int, ...]:
+    """Descriptors that stay open: twice in each test they would be opened."""
+    try:
+        return tuple(os.open(file, os.O_RDONLY | os.O_CLOEXEC) for file in Path("/proc/pressure").iterdir())
+    except OSError:
+        return ()
+
+
 def stalls_s() -> float | None:
     """For how long something on this machine waited for a core, a drive or memory, where the kernel says."""
     try:
-        lines = [file.read_text().splitlines()[0] for file in sorted(Path("/proc/pressure").iterdir())]
-        return sum(int(line.rpartition("total=")[2]) for line in lines if line.startswith("some ")) / 1e6
+        lines = [os.pread(file, 4096, 0).partition(b"\n")[0] for file in _pressure_files()]
     except OSError:
         return None
+    found = [int(line.rpartition(b"total=")[2]) for line in lines if line.startswith(b"some ")]
+    return sum(found) / 1e6 if found else None
 
 
 class OwnTime:
@@ -161,18 +173,21 @@ class OwnTime:
 
     @contextmanager
     def without_imports(self) -> Iterator[None]:
-        """Modules that are loaded in the block, as by whichever test comes first, are nobody's time."""
+        """Modules that are loaded in the block, as by whichever test comes first, are nobody's time, and what
+        they do meanwhile is nobody's act: urllib3 looks for IPv6 with a socket."""
         original, inside = builtins.__import__, False
 
         def load(*args: Any, **kwargs: Any) -> Any:
+            global _current
             nonlocal inside
             if inside or threading.current_thread() is not threading.main_thread():
                 return original(*args, **kwargs)
             inside, computed, slept, wall = True, time.process_time(), _slept_s, self._wall_s()
+            around, _current = _current, None
             try:
                 return original(*args, **kwargs)
             finally:
-                inside = False
+                inside, _current = False, around
                 self._computed_at += time.process_time() - computed
                 self._slept_at += _slept_s - slept
                 self._began_at += self._wall_s() - wall
