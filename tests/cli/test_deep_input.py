@@ -19,22 +19,25 @@ from zerotrain.contract.exit_codes import ExitCode
 pytestmark = pytest.mark.unit
 
 DEEP = 1200
+DEEP_YAML = 500
+"""Its reader takes several frames for each level."""
+
 HEAD = "apiVersion: zerotrain.dev/v1alpha1\nkind: ZeroTrainingJob\nmetadata: {name: deep}\nspec:\n"
 
 
 def chain(first: str, step: str) -> str:
     """Aliases that name the one before."""
-    lines = [f"a0: &a0 {first}"] + [f"a{n}: &a{n} " + step.format(n - 1) for n in range(1, DEEP)]
+    lines = [f"a0: &a0 {first}"] + [f"a{n}: &a{n} " + step.format(n - 1) for n in range(1, DEEP_YAML)]
     return "\n".join(lines)
 
 
 HOSTILE = {
-    "lists": HEAD + "  workers: " + "[" * DEEP + "]" * DEEP,
-    "open lists": "[" * DEEP,
-    "mappings": HEAD + "  config: " + "{a: " * DEEP + "1" + "}" * DEEP,
-    "blocks": "".join(" " * level + "a:\n" for level in range(400)) + " " * 400 + "a: 1",
-    "dashes": "- " * DEEP + "1",
-    "keys": "? " * DEEP + "1",
+    "lists": HEAD + "  workers: " + "[" * DEEP_YAML + "]" * DEEP_YAML,
+    "open lists": "[" * DEEP_YAML,
+    "mappings": HEAD + "  config: " + "{a: " * DEEP_YAML + "1" + "}" * DEEP_YAML,
+    "blocks": "".join(" " * level + "a:\n" for level in range(300)) + " " * 300 + "a: 1",
+    "dashes": "- " * DEEP_YAML + "1",
+    "keys": "? " * DEEP_YAML + "1",
     "chained lists": chain("[1]", "[*a{}]"),
     "chained merges": chain("{b: 1}", "{{<<: *a{}}}"),
     "doubled merges": chain("{}", "{{<<: [*a{0}, *a{0}]}}"),
@@ -87,6 +90,15 @@ def test_model_folders(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         zerotrain("init", "job.yaml", "--model", "/models/m", "--model-config", tmp_path / "model"),
         "config.json",
     )
+
+
+def test_what_nothing_has_counted_before_ends_with_the_code_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    def endless(**more: str) -> None:
+        endless(**more)
+
+    monkeypatch.setattr("zerotrain.cli.main.app", endless)
+    done = zerotrain("plan", "job.yaml")
+    judge(done, "nests its values too deeply")
 
 
 def test_the_depth_that_is_allowed_is_read() -> None:

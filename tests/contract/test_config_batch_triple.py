@@ -36,10 +36,10 @@ def search(given: Sizes, ranks: int) -> tuple[int, int, int] | None:
     return None
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_every_combination_agrees_with_the_search(ranks: int) -> None:
-    options = (None, 1, 2, 6, 8)
-    for given in itertools.product((None, 1, 6, 8, 24), options, options):
+    options = (None, 1, 2, 6)
+    for given in itertools.product((None, 1, 6, 12), options, options):
         expected = search(given, ranks)
         if expected is None:
             with pytest.raises(ConfigError, match="train_batch_size"):

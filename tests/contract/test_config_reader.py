@@ -96,7 +96,7 @@ def test_only_objects(text: str) -> None:
 
 def test_endless_nesting_and_endless_numbers_are_refused() -> None:
     with pytest.raises(ConfigError, match="64 deep"):
-        loads('{"a":' + "[" * 100_000)
+        loads('{"a":' + "[" * 20_000)
     with pytest.raises(ConfigError, match="numbers that can be read"):
         loads('{"a": ' + "9" * 5000 + "}")
 

@@ -51,7 +51,7 @@ pieces = st.sampled_from(
 
 
 @given(objects, st.sampled_from([None, 1, "\t"]), st.booleans())
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_valid_json_reads_as_json_does(
     value: dict[str, Any], indent: int | str | None, ascii_only: bool
 ) -> None:
@@ -63,7 +63,7 @@ def test_valid_json_reads_as_json_does(
 
 
 @given(objects, st.lists(noise, min_size=1, max_size=30))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_noise_between_tokens_changes_nothing(value: dict[str, Any], extra: list[str]) -> None:
     if not _finite(value):
         return
@@ -76,7 +76,7 @@ def test_noise_between_tokens_changes_nothing(value: dict[str, Any], extra: list
 
 
 @given(st.text(max_size=60) | st.lists(pieces, max_size=25).map("".join))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_nothing_but_a_config_error(text: str) -> None:
     error = None
     try:
@@ -87,7 +87,7 @@ def test_nothing_but_a_config_error(text: str) -> None:
 
 
 @given(st.lists(pieces, max_size=20).map("".join) | st.binary(max_size=40).map(lambda raw: raw.hex()))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_any_source_text(text: str) -> None:
     with contextlib.suppress(ConfigError):
         load(text)
@@ -117,7 +117,7 @@ anything = st.recursive(
 
 
 @given(st.dictionaries(st.sampled_from(BLOCKS), anything, max_size=4), st.integers(1, 9))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_resolving_fails_with_a_config_error_only(value: dict[str, Any], world_size: int) -> None:
     if not _finite(value):
         return

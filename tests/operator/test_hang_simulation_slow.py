@@ -21,7 +21,7 @@ LIVES = {
         spread=0.1, outliers=(1, 2), start_s=(1260, 1700), first_step_s=None, every=10
     ),
 }
-FEW, MANY = range(2), range(20)
+FEW, MANY = range(1), range(20)
 FLOOR_S, FIRST_STEP_S, FACTOR = 300, 1800, 10
 """`minTimeoutSeconds`, `firstStepTimeoutSeconds` and `stepTimeoutFactor` unless given."""
 

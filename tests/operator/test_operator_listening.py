@@ -95,7 +95,7 @@ async def test_looks_at_all_workers_leave_calls_for_those_on_silent_nodes(nodes:
     await asyncio.gather(*cluster.puller.start_due())
     assert cluster.calls > WORKERS, "no look was begun"
     cluster.silence(nodes)
-    for _ in range(5):
+    for _ in range(2):
         asked_at = cluster.now()
         await cluster.go_on(LOST_AFTER_S / 2)
         heard = cluster.memories.of(UID).heard

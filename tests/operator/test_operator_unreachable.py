@@ -105,7 +105,7 @@ async def test_what_is_under_way_for_a_job_stays_bounded_and_the_others_are_aske
 @pytest.mark.unit
 async def test_looks_that_reach_nobody_ask_a_few_and_ever_later() -> None:
     workers = CutOff({"gpt-1-0": 7})
-    bench, looks = bench_of(workers, 1000), list[tuple[float, int]]()
+    bench, looks = bench_of(workers, 300), list[tuple[float, int]]()
     begun = bench.now
     while bench.now < begun + 1200:
         asked = await bench.after(MIN_INTERVAL_S)

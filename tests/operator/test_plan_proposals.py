@@ -258,10 +258,10 @@ KINDS: tuple[dict[str, Any], ...] = ({}, elastic(4), {"checkpoint": OWN})
 
 @pytest.mark.parametrize("stage", range(4))
 def test_so_is_every_other(stage: int) -> None:
-    """Stages, batches and optimizers in all combinations, over models and kinds of jobs in turn."""
+    """Stages and optimizers in all combinations, over batches, models and kinds of jobs in turn."""
     turns = itertools.cycle(itertools.product(SIZES, KINDS))
     told: set[str] = set()
-    for batch, kind in itertools.product(BATCHES, OPTIMIZERS):
+    for batch, kind in itertools.product(BATCHES[stage % 2 :: 2], OPTIMIZERS):
         size, others = next(turns)
         if kind == "OneBitAdam" and stage > 1:
             continue
