@@ -13,6 +13,7 @@ from zerotrain.runtime.zero.state import MASTER
 if TYPE_CHECKING:
     import torch
 
+    from zerotrain.runtime.weights.export import Source
     from zerotrain.runtime.zero.layout import UnitLayout
     from zerotrain.runtime.zero.state import StateStream
 
@@ -79,7 +80,7 @@ class Exports(EngineParts):
         cannot be written, the same on every rank.
         """
         from zerotrain.runtime.checkpoint.group import ranks_of
-        from zerotrain.runtime.weights.export import ExportOptions, Source, export
+        from zerotrain.runtime.weights.export import ExportOptions, export
         from zerotrain.runtime.weights.files import SINGLE
         from zerotrain.runtime.weights.plan import parse_size
 
@@ -101,16 +102,21 @@ class Exports(EngineParts):
             exclude_frozen=exclude_frozen_parameters,
             keeps_frozen=dtype is None,
         )
-        source = Source(
-            module=self.module,
-            layout=self.core.layout,
-            rank=self.rank,
-            stream_of=lambda unit: self._values_of(unit, options.dtype),
-        )
-        export(source, folder, options, ranks_of(self.comm))
+        export(self._source(options.dtype), folder, options, ranks_of(self.comm))
         if exclude_frozen_parameters:
             self._save_adapters(folder, options.dtype)
         return folder
+
+    def _source(self, dtype: torch.dtype) -> Source:
+        """What an export in that precision reads."""
+        from zerotrain.runtime.weights.export import Source
+
+        return Source(
+            module=self.module,
+            layout=self.core.layout,
+            rank=self.rank,
+            stream_of=lambda unit: self._values_of(unit, dtype),
+        )
 
     def _save_adapters(self, directory: Path, dtype: torch.dtype) -> None:
         """Write the adapters, if it is a PEFT model."""
