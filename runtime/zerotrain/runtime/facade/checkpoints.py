@@ -303,7 +303,7 @@ class Checkpoints(Feeding):
             scheduler_states=load_lr_scheduler_states and takes_states,
         )
         self.check_open("saving or loading a checkpoint")
-        with self.clock.standing_still():
+        with self.clock.standing_still(), self.observer.loading():
             self.comm.meet("load_checkpoint")
             state = self.checkpoint_state()
         self.wait_for_checkpoint()
