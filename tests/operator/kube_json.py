@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
+import time
 import urllib.error
 import urllib.request
 from typing import Any
@@ -13,9 +14,16 @@ from tests.support.devcluster import Cluster
 
 Json = dict[str, Any]
 
+PATIENCE_S = 60.0
+"""How long a look waits for the cache of a kind that was just installed, which answers 429 at first."""
+
 
 class ApiDown(Exception):
     """The API server does not answer, as while a test has stopped it."""
+
+
+class TooBusy(ApiDown):
+    """The API server answers 429."""
 
 
 class KubeJson:
@@ -26,7 +34,15 @@ class KubeJson:
         self._tls = ssl.create_default_context(cadata=cluster.ca.decode())
 
     def get(self, path: str) -> Json:
-        return self._call("GET", path)
+        """Ask again while the server answers 429, as clients of Kubernetes do."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return self._call("GET", path)
+            except TooBusy:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.5)
 
     def post(self, path: str, body: Json, *, exists_ok: bool = False, gone_ok: bool = False) -> Json:
         """Empty when the object exists, or what it is about does not, and that is all right."""
@@ -62,7 +78,8 @@ class KubeJson:
             if error.code in ignore:
                 return {}
             if error.code >= 500 or error.code == 429:
-                raise ApiDown(f"{method} {path}: {error.code}") from error
+                kind = TooBusy if error.code == 429 else ApiDown
+                raise kind(f"{method} {path}: {error.code} {said[:200]}") from error
             raise RuntimeError(f"{method} {path}: {error.code} {said[:1000]}") from error
         except (OSError, http.client.HTTPException) as error:  # refused, or broken off in the middle
             raise ApiDown(f"{method} {path}: {error}") from error
