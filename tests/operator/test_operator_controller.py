@@ -278,7 +278,7 @@ async def test_passes_that_hang_in_some_namespaces_keep_no_pass_of_others(
     monkeypatch.setattr(module, "LATE_S", 0.01)
     monkeypatch.setattr(Executor, "perform", perform)
     async with served(ApiDouble()) as api:
-        starts = StartLines[JobKey](lane=lambda key: key.namespace)
+        starts = StartLines[JobKey](namespace_of=lambda key: key.namespace)
         hands = replace(controller(api), starts=starts, queue=WorkQueue(lambda key: key.namespace))
         for number in range(80):
             hands.job_changed(elsewhere(f"gpt-{number}", f"slow-{number % 10}"))

@@ -355,7 +355,7 @@ async def cancelled(tasks: list[asyncio.Task[None]]) -> None:
 
 
 @pytest.mark.parametrize("namespaces", [2, 5, 60])
-async def test_nor_do_several_however_many(namespaces: int) -> None:
+async def test_many_hanging_namespaces_leave_places_to_others(namespaces: int) -> None:
     """More places than there are for all; a few that hang must not be all that a namespace ever gets."""
     creations, hung, made = Creations(hangs_s=0.01), Counter[str](), list[str]()
     all_hang = asyncio.Event()

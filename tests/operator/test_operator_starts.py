@@ -77,7 +77,7 @@ def test_large_jobs_and_small_ones_do_not_wait_for_each_other() -> None:
 
 def test_the_small_jobs_of_a_namespace_that_hangs_leave_places_to_others() -> None:
     """Behind a webhook that does not answer nobody leaves."""
-    starts = Starts[str](lane=lambda key: key[0], room=lambda lane: 1000)
+    starts = Starts[str](namespace_of=lambda key: key[0], room=lambda _: 1000)
     entered = [starts.enter(f"a{number}", pods=4) for number in range(40)]
     assert sum(entered) == MAX_STARTS_OF_ONE
     assert starts.enter("b0", pods=4)
@@ -87,7 +87,7 @@ def test_the_small_jobs_of_a_namespace_that_hangs_leave_places_to_others() -> No
 
 def test_the_large_jobs_of_a_namespace_that_hangs_hold_few_passes() -> None:
     """Nothing of it is answered, so nobody there leaves; more come than the operator has passes."""
-    starts = StartLines[str](lane=lambda key: key[0])
+    starts = StartLines[str](namespace_of=lambda key: key[0])
     names = [f"a{number}" for number in range(40)] + ["b0", "c0"]
     inside = [name for name in names if starts.enter(name, pods=1000)]
     assert inside == [*names[:MAX_LARGE_OF_ONE], "b0", "c0"]
@@ -96,13 +96,13 @@ def test_the_large_jobs_of_a_namespace_that_hangs_hold_few_passes() -> None:
 
 
 def test_all_namespaces_together_leave_passes_for_everything_else() -> None:
-    starts = StartLines[str](lane=lambda key: key[0])
+    starts = StartLines[str](namespace_of=lambda key: key[0])
     names = [f"{tenant}{number}" for tenant in "abcdefghijklm" for number in range(MAX_LARGE_OF_ONE)]
     assert sum(starts.enter(name, pods=1000) for name in names) == MAX_LARGE < OperatorConfig().workers / 2
 
 
 def test_two_large_attempts_of_a_namespace_do_not_interleave() -> None:
-    starts = StartLines[str](lane=lambda key: key[0])
+    starts = StartLines[str](namespace_of=lambda key: key[0])
     assert [starts.enter(name, pods=40) for name in ("a0", "a1", "b0")] == [True, False, True]
     starts.stay("a0")
     assert starts.leave("a0") == []
@@ -115,7 +115,7 @@ def test_two_large_attempts_of_a_namespace_do_not_interleave() -> None:
 
 def test_nor_do_small_ones_where_the_api_server_refused_some_a_while_ago() -> None:
     now = [0.0]
-    starts = StartLines[str](lane=lambda key: key[0], clock=lambda: now[0])
+    starts = StartLines[str](namespace_of=lambda key: key[0], clock=lambda: now[0])
     assert [starts.enter(name, pods=8) for name in ("a0", "a1")] == [True, True]
     starts.refused("a0")
     assert [starts.leave(name) for name in ("a0", "a1")] == [[], []]
@@ -165,7 +165,7 @@ def test_who_has_pods_already_goes_on_before_all_that_have_none() -> None:
 
 def test_few_large_jobs_or_many_small_ones_begin_together() -> None:
     room = 16
-    starts = Starts[str](least=2, room=lambda lane: room)
+    starts = Starts[str](least=2, room=lambda _: room)
     assert enters(starts, "abcde") == [True, True, True, True, False]
     assert starts.leave("a") == ["e"]
     assert starts.enter("e", pods=12)
@@ -179,7 +179,7 @@ def test_few_large_jobs_or_many_small_ones_begin_together() -> None:
 
 
 def test_those_who_were_called_are_taken_to_be_like_the_last() -> None:
-    starts = Starts[str](least=2, room=lambda lane: 25)
+    starts = Starts[str](least=2, room=lambda _: 25)
     assert [starts.enter(key, pods=10) for key in "abcdef"] == [True, True, True, False, False, False]
     assert starts.leave("a") == ["d"]
     assert starts.leave("b") == ["e"], "10 of c and 10 that d may have"
@@ -187,13 +187,15 @@ def test_those_who_were_called_are_taken_to_be_like_the_last() -> None:
 
 
 def test_a_job_of_many_pods_is_never_alone() -> None:
-    starts = Starts[str](least=2, room=lambda lane: 16)
+    starts = Starts[str](least=2, room=lambda _: 16)
     assert [starts.enter(key, pods=24) for key in "abc"] == [True, True, False]
 
 
 def test_a_slow_namespace_keeps_no_other_waiting() -> None:
     """Of one tenant every creation waits for a webhook that hangs; of the other none does."""
-    starts = Starts[str](8, least=2, lane=lambda key: key[0], room=lambda lane: 8 if lane == "a" else 80)
+    starts = Starts[str](
+        8, least=2, namespace_of=lambda key: key[0], room=lambda namespace: 8 if namespace == "a" else 80
+    )
     names = ["a1", "a2", "a3", "a4", "b1", "b2", "b3", "b4", "b5", "b6", "b7"]
     assert [name for name in names if starts.enter(name, pods=10)] == [
         "a1",
@@ -212,7 +214,7 @@ def test_a_slow_namespace_keeps_no_other_waiting() -> None:
 @pytest.mark.parametrize("pods", [4, 1000], ids=["small", "large"])
 def test_namespaces_whose_passes_take_long_have_no_places_of_others(pods: int) -> None:
     """A webhook hangs in as many namespaces as there are places."""
-    starts = StartLines[str](lane=lambda key: key[0])
+    starts = StartLines[str](namespace_of=lambda key: key[0])
     slow = [f"{tenant}{number}" for tenant in "ABCDEFGHIJKLMNOP" for number in range(MAX_STARTS_OF_ONE + 4)]
     inside = [name for name in slow if starts.enter(name, pods=pods)]
     assert not starts.enter("z0", pods=pods), "all places are taken"
@@ -229,7 +231,7 @@ def test_namespaces_whose_passes_take_long_have_no_places_of_others(pods: int) -
 
 
 def test_places_of_a_namespace_count_again_when_its_passes_are_over() -> None:
-    starts = Starts[str](limit=2, lane=lambda key: key[0])
+    starts = Starts[str](limit=2, namespace_of=lambda key: key[0])
     assert [starts.enter(key, pods=4) for key in ("a0", "a1", "b0")] == [True, True, False]
     assert starts.late("a0") == ["b0"], "nor does the other one of its namespace count"
     assert [starts.enter(key, pods=4) for key in ("b0", "c0")] == [True, True]
@@ -240,7 +242,7 @@ def test_places_of_a_namespace_count_again_when_its_passes_are_over() -> None:
 
 
 def test_namespaces_take_turns() -> None:
-    starts = Starts[str](limit=1, lane=lambda key: key[0])
+    starts = Starts[str](limit=1, namespace_of=lambda key: key[0])
     assert starts.enter("z0", pods=1)
     for name in ("a1", "a2", "a3", "b1", "c1"):
         assert not starts.enter(name, pods=1)

@@ -351,6 +351,6 @@ def without_room(spill: str) -> None:
     zt.initialize(model=Setting(stage=1).model(), config=config)
 
 
-def test_a_disk_without_room_shows_at_the_start(tmp_path: Path) -> None:
+def test_initialize_refuses_a_full_disk_for_states_made_later(tmp_path: Path) -> None:
     with pytest.raises(RankFailed, match="DoesNotFit"):
         run_ranks(1, without_room, str(tmp_path))

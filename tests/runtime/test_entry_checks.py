@@ -111,7 +111,7 @@ def all_phased() -> dict[str, float]:
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_freezing_is_followed_when_a_method_trains(world_size: int) -> None:
+def test_a_parameter_frozen_before_training_by_a_method_stays(world_size: int) -> None:
     for found in run_ranks(world_size, all_phased):
         assert {name: gap for name, gap in found.items() if not gap < 2e-5} == {}
 

@@ -115,7 +115,7 @@ def masters(engine: Engine) -> dict[str, torch.Tensor]:
     return {name: zt.get_full_fp32(value) for name, value in engine.module.named_parameters()}
 
 
-def fate(stage: int, precision: str, write: Callable[[Net], None], **zero: Any) -> str:
+def outcome(stage: int, precision: str, write: Callable[[Net], None], **zero: Any) -> str:
     """Train, so that masters are not their weights; write; take a step that moves nothing; look."""
     model, engine = engine_at(stage, precision, 0.01, **zero)
     train(engine, 2)
@@ -137,20 +137,20 @@ def fate(stage: int, precision: str, write: Callable[[Net], None], **zero: Any) 
     return f"lost {lost}" if lost else "kept"
 
 
-def fates(precisions: list[str]) -> dict[str, str]:
+def outcomes(precisions: list[str]) -> dict[str, str]:
     found = {}
     for precision in precisions:
         for stage in (0, 1, 2):
             for name, write in WRITES.items():
-                found[f"{name}, stage {stage}, {precision}"] = fate(stage, precision, write)
+                found[f"{name}, stage {stage}, {precision}"] = outcome(stage, precision, write)
     for stage in (1, 2) if "bf16" in precisions else ():
         place = {"offload_optimizer": {"device": "cpu"}}
         for name, write in WRITES.items():
-            found[f"{name}, stage {stage}, offloaded"] = fate(stage, "bf16", write, **place)
+            found[f"{name}, stage {stage}, offloaded"] = outcome(stage, "bf16", write, **place)
     return found
 
 
 @pytest.mark.parametrize("precisions", [["fp32", "fp16"], ["bf16"], ["bf16 remainders"]], ids="-".join)
 def test_replicated_weights_keep_what_is_written(precisions: list[str]) -> None:
-    for found in run_ranks(2, fates, precisions):
+    for found in run_ranks(2, outcomes, precisions):
         assert {name: each for name, each in found.items() if each != "kept"} == {}

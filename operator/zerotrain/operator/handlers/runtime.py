@@ -162,8 +162,8 @@ class Runtime:
             client=JobClient(api, self.config.namespaces),
             executor=executor,
             starts=StartLines(
-                Starts(lane=_namespace, room=lambda lane: PODS_PER_TURN * creations.limit(lane)),
-                lane=_namespace,
+                Starts(namespace_of=_namespace, room=lambda name: PODS_PER_TURN * creations.limit(name)),
+                namespace_of=_namespace,
             ),
             events=EventWriter(api, instance=self.config.identity),
             telemetry=self.telemetry,

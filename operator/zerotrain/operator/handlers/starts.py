@@ -42,8 +42,8 @@ TIGHT_S = 600.0
 class Starts(Generic[K]):
     """Places for jobs that create, and the lines in front of them.
 
-    `lane` tells the namespace of a key, `room` how many pods those who create there may have together before
-    the next one comes; the last to come may exceed it.
+    `namespace_of` gives the namespace of a key, `room` how many pods those who create there may
+    have together before the next one comes; the last to come may exceed it.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class Starts(Generic[K]):
         *,
         least: int = MIN_STARTS,
         most: int = MAX_STARTS_OF_ONE,
-        lane: Callable[[K], str] = lambda key: "",
-        room: Callable[[str], float] = lambda lane: math.inf,
+        namespace_of: Callable[[K], str] = lambda key: "",
+        room: Callable[[str], float] = lambda namespace: math.inf,
     ) -> None:
         self._limit, self._least, self._most = limit, least, most
-        self._lane, self._room = lane, room
+        self._namespace_of, self._room = namespace_of, room
         self._busy: dict[K, int] = {}
         """Pods of each."""
         self._staying: set[K] = set()
@@ -86,10 +86,10 @@ class Starts(Generic[K]):
     def stand(self, key: K, *, first: bool = False) -> bool:
         """Whether the key has to stand in line if it wants to create, and now does; spares it a pass that
         finds out. One that turns out to create nothing has waited for nothing."""
-        lane = self._lane(key)
-        if key in self._called or self._has_place(lane):
+        namespace = self._namespace_of(key)
+        if key in self._called or self._has_place(namespace):
             return False
-        line = self._lines.setdefault(lane, OrderedDict())
+        line = self._lines.setdefault(namespace, OrderedDict())
         line[key] = None
         if first:
             line.move_to_end(key, last=False)
@@ -121,46 +121,48 @@ class Starts(Generic[K]):
     def late(self, key: K) -> list[K]:
         """The key's pass, whether it creates or not, takes long: until its end the places of its namespace
         are not counted among those of all. Returns those whose turn it is now."""
-        self._late[key] = self._lane(key)
+        self._late[key] = self._namespace_of(key)
         return self._call()
 
     def _call(self) -> list[K]:
         following: list[K] = []
-        while (lane := self._next_lane()) is not None:
-            self._lines.move_to_end(lane)
-            waiting = next(iter(self._lines[lane]))
+        while (namespace := self._next_namespace()) is not None:
+            self._lines.move_to_end(namespace)
+            waiting = next(iter(self._lines[namespace]))
             self._step_out(waiting)
             self._called.add(waiting)
             following.append(waiting)
         return following
 
     def _step_out(self, key: K) -> None:
-        lane = self._lane(key)
-        line = self._lines.get(lane, OrderedDict())
+        namespace = self._namespace_of(key)
+        line = self._lines.get(namespace, OrderedDict())
         line.pop(key, None)
         if not line:
-            self._lines.pop(lane, None)
+            self._lines.pop(namespace, None)
 
-    def _next_lane(self) -> str | None:
+    def _next_namespace(self) -> str | None:
         if not self._late and not self._has_any(""):
             return None
         return next(filter(self._has_place, self._lines), None)
 
-    def _has_any(self, lane: str) -> bool:
+    def _has_any(self, namespace: str) -> bool:
         slow = set(self._late.values())
         if not slow:
             return len(self._busy) + len(self._called) < self._limit
-        counted = sum(self._lane(key) not in slow for keys in (self._busy, self._called) for key in keys)
-        return lane in slow or counted < self._limit
+        counted = sum(
+            self._namespace_of(key) not in slow for keys in (self._busy, self._called) for key in keys
+        )
+        return namespace in slow or counted < self._limit
 
-    def _has_place(self, lane: str) -> bool:
-        if not self._has_any(lane):
+    def _has_place(self, namespace: str) -> bool:
+        if not self._has_any(namespace):
             return False
-        busy = [pods for key, pods in self._busy.items() if self._lane(key) == lane]
-        called = sum(1 for key in self._called if self._lane(key) == lane)
+        busy = [pods for key, pods in self._busy.items() if self._namespace_of(key) == namespace]
+        called = sum(1 for key in self._called if self._namespace_of(key) == namespace)
         if len(busy) + called >= self._most:
             return False
-        return len(busy) + called < self._least or sum(busy) + called * self._latest < self._room(lane)
+        return len(busy) + called < self._least or sum(busy) + called * self._latest < self._room(namespace)
 
 
 class StartLines(Generic[K]):
@@ -174,20 +176,22 @@ class StartLines(Generic[K]):
         self,
         small: Starts[K] | None = None,
         *,
-        lane: Callable[[K], str] = lambda key: "",
+        namespace_of: Callable[[K], str] = lambda key: "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._small = small or Starts[K](lane=lane)
-        self._large = Starts[K](MAX_LARGE, least=MAX_LARGE_OF_ONE, lane=lane, room=lambda lane: 0)
+        self._small = small or Starts[K](namespace_of=namespace_of)
+        self._large = Starts[K](
+            MAX_LARGE, least=MAX_LARGE_OF_ONE, namespace_of=namespace_of, room=lambda _: 0
+        )
         self._entered: dict[K, Starts[K]] = {}
-        self._lane, self._clock = lane, clock
+        self._namespace_of, self._clock = namespace_of, clock
         self._refused_at: dict[str, float] = {}
         """By namespace, of the last TIGHT_S."""
 
     def enter(self, key: K, *, pods: int, begun: bool = False) -> bool:
         """As `Starts.enter`; a large job that has begun comes before those that have not, but not beside
         them: an operator that starts anew may find many."""
-        tight = pods > 1 and self._is_tight(self._lane(key))
+        tight = pods > 1 and self._is_tight(self._namespace_of(key))
         if pods > LARGE or tight or self._large.holds(key):  # to its last pod
             starts, may = self._large, self._large.enter(key, pods=pods, first=begun)
         else:
@@ -203,11 +207,11 @@ class StartLines(Generic[K]):
     def refused(self, key: K) -> None:
         """The API server refused pods of the key."""
         now = self._clock()
-        self._refused_at = {lane: at for lane, at in self._refused_at.items() if now - at < TIGHT_S}
-        self._refused_at[self._lane(key)] = now
+        self._refused_at = {namespace: at for namespace, at in self._refused_at.items() if now - at < TIGHT_S}
+        self._refused_at[self._namespace_of(key)] = now
 
-    def _is_tight(self, lane: str) -> bool:
-        at = self._refused_at.get(lane)
+    def _is_tight(self, namespace: str) -> bool:
+        at = self._refused_at.get(namespace)
         return at is not None and self._clock() - at < TIGHT_S
 
     def stay(self, key: K) -> None:

@@ -8,13 +8,14 @@ its own is done right here, or raises and says what to call. docs/adr/0050-gradi
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping
 from itertools import chain
 from typing import Any, NoReturn
 
 import torch
-from torch.optim import optimizer as torchs
+from torch.optim import optimizer as torch_optimizer
 
 from zerotrain.runtime.zero.clipping import clip_grad_norm_
 
@@ -33,7 +34,7 @@ class ShardedStates(defaultdict[torch.Tensor, Any]):
         )
 
 
-class TorchOptimizer(torch.optim.Optimizer):
+class TorchOptimizer(torch.optim.Optimizer, ABC):
     """What `initialize` and `shard` return as the optimizer.
 
     Attributes:
@@ -66,17 +67,17 @@ class TorchOptimizer(torch.optim.Optimizer):
         else:
             self.param_groups.append(param_group)
 
+    @abstractmethod
     def append_group(self, group: Mapping[str, Any]) -> None:
         """See `add_param_group`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def scalars(self) -> dict[str, Any]:
         """JSON-able state beside the tensors."""
-        raise NotImplementedError
 
+    @abstractmethod
     def load_scalars(self, scalars: Mapping[str, Any]) -> None:
         """Undo `scalars`."""
-        raise NotImplementedError
 
     def clip_grad_norm_(
         self,
@@ -137,7 +138,7 @@ class TorchOptimizer(torch.optim.Optimizer):
 
     def before_step(self) -> None:
         """Run the hooks of `register_step_pre_hook`; the engine calls it before each update."""
-        hooks = torchs._global_optimizer_pre_hooks, self._optimizer_step_pre_hooks
+        hooks = torch_optimizer._global_optimizer_pre_hooks, self._optimizer_step_pre_hooks
         for hook in chain(*(list(each.values()) for each in hooks)):
             hook(self.face, (), {})
 
@@ -145,7 +146,7 @@ class TorchOptimizer(torch.optim.Optimizer):
         """Run those of `register_step_post_hook`, and let schedules know that there was a step."""
         for each in self.followers:
             each._opt_called = True  # type: ignore[attr-defined]  # torch.optim.lr_scheduler's own mark
-        hooks = self._optimizer_step_post_hooks, torchs._global_optimizer_post_hooks
+        hooks = self._optimizer_step_post_hooks, torch_optimizer._global_optimizer_post_hooks
         for hook in chain(*(list(each.values()) for each in hooks)):
             hook(self.face, (), {})
 

@@ -91,10 +91,10 @@ def settle(core: Core, what: str) -> bool:
     return True
 
 
-def power_sum(core: Core, slots: Sequence[Slot], norm_type: float, *, what: str) -> float:
+def summed_norm_powers(core: Core, slots: Sequence[Slot], norm_type: float, *, what: str) -> float:
     """Sum over all ranks of |g| ** norm_type, the largest |g| for inf; without the loss scale. Collective."""
     parts = [part for slot in slots if (part := slot.counted(core)).numel()]
-    mine = _combined(_powers(parts, norm_type), norm_type)
+    mine = _combined(_norm_powers(parts, norm_type), norm_type)
     total = _combined([row[0] for row in core.comm.gather_record([mine], label=what)], norm_type)
     if (parallel := core.comm.model_parallel) is not None:
         total = _combined([row[0] for row in parallel.combine([total], core.comm.device)], norm_type)
@@ -103,7 +103,7 @@ def power_sum(core: Core, slots: Sequence[Slot], norm_type: float, *, what: str)
 
 
 def norm_of(powers: Sequence[float], norm_type: float) -> float:
-    """The norm of everything of which these are the `power_sum`s."""
+    """The norm of everything of which these are the `summed_norm_powers`s."""
     total = _combined(powers, norm_type)
     if math.isinf(norm_type) or not math.isfinite(total):
         return total
@@ -160,7 +160,7 @@ def total_norm(
     order = check_norm_type(norm_type)
     # Every engine settles before any is counted: the ranks must agree on what comes first.
     present = [(core, slots) for core, slots in owned.items() if settle(core, what)]
-    powers = [power_sum(core, slots, order, what=what) for core, slots in present]
+    powers = [summed_norm_powers(core, slots, order, what=what) for core, slots in present]
     rest = others()
     norm = norm_of([*powers, rest if math.isinf(order) else rest**order], order)
     if error_if_nonfinite and not math.isfinite(norm):
@@ -188,7 +188,7 @@ def unscale(owned: Owned, factor: float, *, what: str) -> bool:
     for core, slots in owned.items():
         if not settle(core, what):
             continue
-        sizes = _powers([part for slot in slots if (part := slot.own()).numel()], math.inf)
+        sizes = _norm_powers([part for slot in slots if (part := slot.own()).numel()], math.inf)
         mine = float(not all(map(math.isfinite, sizes)))
         rows = core.comm.gather_record([mine], label=what)
         if (parallel := core.comm.model_parallel) is not None:
@@ -214,7 +214,7 @@ def _slots_in(core: Core) -> dict[int, Slot]:
 
 
 @torch.no_grad()
-def _powers(parts: Sequence[torch.Tensor], norm_type: float) -> list[float]:
+def _norm_powers(parts: Sequence[torch.Tensor], norm_type: float) -> list[float]:
     if norm_type == 2.0:
         return sums_of_squares(parts)
     if math.isinf(norm_type):
