@@ -310,6 +310,23 @@ async def test_who_stands_in_line_still_looks_at_the_clock(monkeypatch: pytest.M
     assert waits == [module.LINE_RECHECK_S, pytest.approx(60, abs=10)]
 
 
+async def test_a_large_job_that_stands_in_line_says_so_in_its_status() -> None:
+    double = ApiDouble()
+    double.on(f"PUT {PATH}/status", (200, stored()))
+    large = stored()
+    large["spec"] = {**large["spec"], "workers": LARGE + 1}
+    async with served(double) as api:
+        hands = replace(controller(api), starts=full_of_large_jobs())
+        hands.job_changed(large)
+        await turn(hands)
+        assert not double.requests, "pods of an attempt are not announced before their turn"
+        await turn(hands)
+    (written,) = (body["status"] for body in double.bodies(f"PUT {PATH}/status"))
+    told = {item["type"]: item["message"] for item in written["conditions"]}
+    assert "start one at a time" in told["Reconciling"]
+    assert not written.get("attempt")
+
+
 async def test_a_refusal_is_told_before_the_next_one_gets_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
     told = list[Problem | None]()
 

@@ -374,6 +374,48 @@ QUIET = [
 ]
 
 
+IN_LINE_SAYS = {"Reconciling": "large jobs of one namespace start one at a time"}
+IN_LINE = [
+    Row(
+        id="a new job",
+        job=job(),
+        seen=seen(in_line=True),
+        want=Want(
+            phase="Pending",
+            attempt=0,
+            actions=(),
+            events=(),
+            conditions={"Reconciling": ("True", "CreatingPods")},
+            says=IN_LINE_SAYS,
+        ),
+    ),
+    Row(
+        id="one that goes on after a suspension",
+        job=job(spec={"suspend": False}, status=status("Suspended")),
+        seen=seen(in_line=True),
+        want=Want(phase="Restarting", attempt=1, actions=(), says=IN_LINE_SAYS),
+    ),
+    Row(
+        id="one that its queue admitted keeps the phase in which it waits for that",
+        job=job(status=status("Queued", attempt=0)),
+        seen=seen(in_line=True),
+        want=Want(phase="Queued", attempt=0, actions=(), events=(), says=IN_LINE_SAYS),
+    ),
+    Row(
+        id="one that is refused pods says so still",
+        job=job(),
+        seen=seen(in_line=True, problem=Problem(reason="QuotaExceeded", message="exceeded quota: q")),
+        want=Want(phase="Pending", actions=(), says={"Reconciling": "exceeded quota: q"}),
+    ),
+]
+"""Jobs that wait until others of their namespace have their pods."""
+
+
+@pytest.mark.parametrize("row", IN_LINE, ids=lambda row: row.id)
+def test_a_job_that_stands_in_line_says_so(row: Row) -> None:
+    check(row)
+
+
 @pytest.mark.parametrize("row", START + PROGRESS, ids=lambda row: row.id)
 def test_start_and_progress(row: Row) -> None:
     check(row)

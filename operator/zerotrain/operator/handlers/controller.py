@@ -263,6 +263,8 @@ class Controller:
         observed = self.memories.observe(key.namespace, uid, self.store)
         if (older := older_in_shortage(self.jobs, job)) is not None:
             observed = replace(observed, older_in_shortage=older)
+        if in_line := observed.problem is None and self.starts.is_in_line(key):
+            observed = replace(observed, in_line=True)
         try:
             plan = reconcile(job, observed, self.clock(), known, known_plan)
         except PlanMissing:
@@ -273,6 +275,8 @@ class Controller:
                 return
         if not self.starts.enter(key, pods=pods_to_create(plan), begun=has_begun(plan, observed)):
             self._wake(key, plan, at_least_s=LINE_RECHECK_S)  # a deadline ends also what stands in line
+            if observed.problem is None and not in_line and self.starts.is_in_line(key):
+                self.queue.add(key)  # to say so in its status
             return
         before = known.read_status(job)
         status = plan.status or (before if self.jobs.owes(uid) else None)

@@ -99,6 +99,10 @@ class Starts(Generic[K]):
         """It is gone for good; if it was called, the pass that comes of it finds out."""
         self._step_out(key)
 
+    def is_in_line(self, key: K) -> bool:
+        """Whether the key stands in line and was not called yet."""
+        return key in self._lines.get(self._namespace_of(key), ())
+
     def holds(self, key: K) -> bool:
         """Whether the key has a place."""
         return key in self._busy
@@ -203,6 +207,10 @@ class StartLines(Generic[K]):
     def stand(self, key: K) -> bool:
         """As `Starts.stand`, for a job of few pods."""
         return self._small.stand(key)
+
+    def is_in_line(self, key: K) -> bool:
+        """Whether the key stands in the line of large jobs, where others create for minutes."""
+        return self._large.is_in_line(key)
 
     def refused(self, key: K) -> None:
         """The API server refused pods of the key."""

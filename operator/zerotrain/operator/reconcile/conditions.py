@@ -32,6 +32,11 @@ _ENDING = frozenset(
 )
 """In which pods go, and what comes then waits for the last of them."""
 
+_STANDING = frozenset({Phase.QUEUED, Phase.PENDING, Phase.RESTARTING})
+"""In which an attempt may wait until other jobs have their pods."""
+
+IN_LINE = "waits until other jobs have their pods: large jobs of one namespace start one at a time"
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -138,6 +143,8 @@ def _activity(facts: Facts) -> Finding:
     status, problem = facts.status, facts.draft.observed.problem
     if problem is not None and facts.phase not in FINISHED:
         return Finding(None, problem.reason, problem.message)
+    if facts.draft.observed.in_line and facts.phase in _STANDING and status.given_back is None:
+        return Finding(None, Reason.CREATING_PODS, IN_LINE)
     if facts.phase in _ENDING and (held := stuck.first_held(facts.draft)) is not None:
         return Finding(None, Reason.POD_HELD, held)
     match facts.phase:

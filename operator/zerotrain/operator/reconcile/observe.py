@@ -254,6 +254,8 @@ class Observed:
     shared_due: datetime | None = None
     """From when the objects that pods share should be looked at again; None while nobody counts."""
     problem: Problem | None = None
+    in_line: bool = False
+    """The job's pods are not created yet: other jobs of its namespace create theirs first."""
     making: bool = False
     """The last pass left pods of the attempt to this one, though nothing kept it from them."""
     apis: ClusterApis | None = None

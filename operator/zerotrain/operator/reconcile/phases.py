@@ -114,6 +114,10 @@ def _gate(draft: Draft) -> None:
         return
     if volumes.awaits_class(draft, max_age=volumes.LOOK_AGAIN):
         return
+    if draft.observed.in_line:
+        if draft.status.phase is not Phase.QUEUED:  # which holds what it was admitted for
+            draft.set(phase=Phase.PENDING if draft.status.attempt == 0 else Phase.RESTARTING)
+        return
     if draft.status.phase is Phase.QUEUED:
         draft.emit(Reason.ADMITTED, queueing.admission(draft, shape))
     _start_attempt(draft, queueing.shaped(draft, shape))
