@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable
 
 import torch
+from torch import nn
 
 from zerotrain.runtime.comm.group import CommError
 from zerotrain.runtime.optim.optimizer import ZeroOptimizer
@@ -33,6 +34,9 @@ class Relayout:
         self._core = core
         self._optimizer = optimizer
         self._plan = plan
+        self._units: list[Unit] = []
+        self._known: set[int] = set()
+        """`id` of each parameter of `_units`."""
 
     def changed(self) -> list[str]:
         """Parameters that were frozen or unfrozen since the units were made; no communication."""
@@ -40,9 +44,10 @@ class Relayout:
         with torch._C.DisableTorchFunctionSubclass():
             for unit in self._core.units:
                 trained = unit.layout.trainable
-                for segment, parameter in zip(unit.layout.segments, unit.parameters, strict=True):
-                    if parameter.requires_grad is not trained:
-                        found.append(segment.fqn)
+                now = list(map(_REQUIRES_GRAD, unit.parameters))
+                if (not trained) in now:
+                    pairs = zip(unit.layout.segments, now, strict=True)
+                    found += [segment.fqn for segment, each in pairs if each is not trained]
         return found
 
     def moved(self) -> list[str]:
@@ -54,15 +59,14 @@ class Relayout:
         found: list[str] = []
         with torch._C.DisableTorchFunctionSubclass():
             for unit in units:
-                if unit.placement.params_sharded or unit.pending is not None:
-                    continue  # shown and hidden by us alone
-                base, size = unit.full.tensor.data_ptr(), unit.full.tensor.element_size()
-                for segment, parameter in zip(unit.layout.segments, unit.parameters, strict=True):
-                    if segment.numel and parameter.data_ptr() != base + size * segment.start:
-                        found.append(segment.fqn)
-        known = {id(parameter) for unit in units for parameter in unit.parameters}
-        members = (each for module in model.modules() for each in module._parameters.values())
-        if not known.issuperset(id(each) for each in members if each is not None):
+                # Those of other units are shown and hidden by us alone.
+                if not unit.placement.params_sharded and unit.pending is None:
+                    found += _elsewhere(unit)
+        if units is not self._units:
+            self._units = units
+            self._known = {id(parameter) for unit in units for parameter in unit.parameters}
+        known = self._known
+        if not known.issuperset(map(id, _members(model))):
             names = {segment.fqn for unit in units for segment in unit.layout.segments}
             for name, each in named_parameters(model):
                 if id(each) not in known and (name in names or each.requires_grad):
@@ -159,3 +163,33 @@ class Relayout:
         units = [kept[each] if each in kept else made[each.name] for each in layout.units]
         ordered = {unit.name: gradients[unit.name] for unit in units if unit.layout.trainable}
         core.replace_units(layout, units, ordered)
+
+
+# Every parameter is looked at in every step, so torch's getters are called without a frame of Python's.
+_REQUIRES_GRAD = vars(torch._C.TensorBase)["requires_grad"].__get__
+_DATA_PTR = torch.Tensor.data_ptr
+
+
+def _elsewhere(unit: Unit) -> list[str]:
+    """Parameters of a unit of whole weights that are not in its memory."""
+    base, size = unit.full.tensor.data_ptr(), unit.full.tensor.element_size()
+    segments = unit.layout.segments
+    now, due = list(map(_DATA_PTR, unit.parameters)), [base + size * each.start for each in segments]
+    if now == due:
+        return []
+    found = zip(segments, now, due, strict=True)
+    return [segment.fqn for segment, place, right in found if place != right and segment.numel]
+
+
+def _members(model: nn.Module) -> list[nn.Parameter]:
+    """The model's parameters, once for each module that has it; `modules()` would take twice as long."""
+    found: list[nn.Parameter | None] = []
+    seen: set[nn.Module] = set()
+    waiting: list[nn.Module | None] = [model]
+    while waiting:
+        module = waiting.pop()
+        if module is not None and module not in seen:
+            seen.add(module)
+            found += module._parameters.values()
+            waiting += module._modules.values()
+    return [each for each in found if each is not None]

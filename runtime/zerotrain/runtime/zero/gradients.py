@@ -127,6 +127,8 @@ class UnitGradients:
             return
         if self.slots.have_strays():
             self.attach()
+            if not self.unit.placement.grads_sharded:
+                self.fold()
         elif shown is not None:
             lost, _ = self.slots.fill(shown)
             for index in lost:

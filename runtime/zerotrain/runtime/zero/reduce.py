@@ -119,7 +119,7 @@ class Reducer:
             self._next = len(self.order)
         try:
             for gradients in self.order:
-                if gradients.is_open or gradients.slots.have_strays():
+                if gradients.is_open:
                     gradients.attach()
                     if not self._is_sharded:
                         gradients.fold()
