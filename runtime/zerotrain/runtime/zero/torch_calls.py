@@ -187,7 +187,8 @@ def _unscale(
     for core in owned:
         if core.gradient_scale() != 1.0:
             raise RuntimeError(
-                "torch.amp.GradScaler would scale a loss that the engine scales already, as fp16 computes; "
+                "torch.amp.GradScaler cannot unscale gradients that the engine holds with a scale of its own "
+                "(fp16's loss scale, or gradient_accumulation_steps that a bf16 loss is not divided by yet); "
                 "make it with enabled=False and call optimizer.scale(loss).backward() or "
                 "engine.backward(loss)"
             )
