@@ -1,6 +1,7 @@
-"""What a worker's end means, what the user's rules say about it, and whether there is another attempt.
+"""The failure policy: the meaning of a worker's end, the user's rules on it, and the decision on a restart.
 
-Pure. `reconcile` asks for jobs in the cluster, `zerotrain run` for those on this machine.
+All functions are pure. `reconcile` calls them for jobs in the cluster, `zerotrain run` for jobs on this
+machine.
 """
 
 from .budgets import MAX_HOLD_OFF_S, Budget, Decision, PastRestart, decide, still_counts

@@ -1,4 +1,7 @@
-"""May there be another attempt, and after how long? Counts restarts per cause, and those that led nowhere."""
+"""Restart budgets: whether another attempt may start, and after how many seconds.
+
+Restarts are counted per cause. Restarts that gained no step are counted as well.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from .rules import Ruling
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PastRestart:
-    """One restart of the job's history."""
+    """One restart in the job's history."""
 
     time: datetime
     cause: RestartCause
@@ -25,28 +28,28 @@ class PastRestart:
     step: int
     """Newest step known when the attempt ended."""
     charged: bool = True
-    """False for a restart that a rule took out of the budgets."""
+    """False for a restart that a rule of the user took out of the budgets."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
-    """`spec.failurePolicy`, as far as counting goes."""
+    """The fields of `spec.failurePolicy` that limit restarts."""
 
     max_restarts: int
     window_s: int
     max_infra_restarts: int = 20
     max_idle_restarts: int = 20
-    """Restarts in a row that gained no step."""
+    """Allowed restarts in a row that gain no step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
-    """Whether there is another attempt, after how long, and what else has to happen."""
+    """The decision on another attempt: whether it starts, after which hold-off, and by which action."""
 
     restart: bool
     hold_off_s: float = 0.0
     reason: Reason | None = None
-    """Why the job fails; None with a restart."""
+    """Reason why the job fails; None with a restart."""
     message: str = ""
     action: FailureAction = FailureAction.RESTART_ALL
 
@@ -59,7 +62,7 @@ class Decision:
 FIRST_HOLD_OFF_S = 5.0
 MAX_HOLD_OFF_S = 300.0
 QUIET_S = 3600.0
-"""An attempt that lasted so long was no failed start, whatever the window."""
+"""Seconds after which an attempt does not count as a failed start, even if the window is shorter."""
 
 
 def decide(
@@ -71,10 +74,11 @@ def decide(
     now: datetime,
     ruling: Ruling | None = None,
 ) -> Decision:
-    """Another attempt, or the end of the job. `history` is oldest first and does not hold this failure.
+    """Decide between another attempt and the end of the job.
 
-    In this order: the rule's action, or the built-in one where no rule matched; the budget of the cause,
-    unless the action leaves it alone; the restarts that led nowhere, which no action leaves alone.
+    `history` is oldest first and does not contain this failure. The checks run in this order: the action of
+    the rule, or the built-in action if no rule matched; the budget of the cause, unless the action is exempt
+    from it; the limit on restarts without progress, from which no action is exempt.
     """
     action = ruling.action if ruling is not None else _BUILT_IN[judgement.verdict]
     refusal = (
@@ -134,7 +138,10 @@ def _exhausted(
 def _led_nowhere(
     cause: RestartCause, history: Sequence[PastRestart], budget: Budget, *, step: int, now: datetime
 ) -> Decision | None:
-    """Being preempted is no fault of the job, so preemptions neither end it here nor count."""
+    """Return the end of the job if too many restarts in a row gained no step; None otherwise.
+
+    A preemption is not the job's fault, so preemptions neither end the job here nor count.
+    """
     idle = idle_restarts(history, budget, step=step, now=now)
     if cause is RestartCause.PREEMPTION or idle < budget.max_idle_restarts:
         return None
@@ -151,7 +158,10 @@ def _end(reason: Reason, message: str, action: FailureAction) -> Decision:
 
 
 def limit_of(cause: RestartCause, budget: Budget) -> int | None:
-    """Restarts allowed in the window; None is without limit: being preempted is no fault of the job."""
+    """Return how many restarts by `cause` the window allows.
+
+    None means no limit: a preemption is not the job's fault.
+    """
     if cause is RestartCause.PREEMPTION:
         return None
     return budget.max_infra_restarts if cause is RestartCause.INFRA else budget.max_restarts
@@ -160,7 +170,7 @@ def limit_of(cause: RestartCause, budget: Budget) -> int | None:
 def restarts_charged(
     history: Sequence[PastRestart], cause: RestartCause, budget: Budget, *, step: int, now: datetime
 ) -> int:
-    """How many restarts by `cause` count against its limit; `step` is the newest step known."""
+    """Return how many restarts by `cause` count against its limit; `step` is the newest step known."""
     counted = still_counts(history, budget, step=step, now=now)
     return sum(
         1
@@ -172,10 +182,10 @@ def restarts_charged(
 def still_counts(
     history: Sequence[PastRestart], budget: Budget, *, step: int, now: datetime
 ) -> tuple[bool, ...]:
-    """For each restart, oldest first: whether it is in the window, or no step was gained since.
+    """Return, for each restart (oldest first), whether it is in the window or no step was gained since.
 
-    The second part ends a job whose hold-offs spread its restarts wider than the window. A program that
-    reports no steps is judged by its pace: a restart followed by a long quiet time is not held against it.
+    The second condition ends a job whose hold-offs spread its restarts wider than the window. A program that
+    reports no steps is judged by its pace: a restart that was followed by a long quiet time does not count.
     """
     idle = _idle(history, budget, step=step, now=now)
     return tuple(
@@ -185,7 +195,7 @@ def still_counts(
 
 
 def idle_restarts(history: Sequence[PastRestart], budget: Budget, *, step: int, now: datetime) -> int:
-    """Restarts since the last one that gained a step; preemptions are passed over."""
+    """Return the number of restarts since the last one that gained a step; preemptions are not counted."""
     idle = _idle(history, budget, step=step, now=now)
     return sum(
         1
@@ -197,11 +207,12 @@ def idle_restarts(history: Sequence[PastRestart], budget: Budget, *, step: int, 
 def hold_off_s(
     history: Sequence[PastRestart], budget: Budget, *, step: int, now: datetime, reason: str = ""
 ) -> float:
-    """0 for the first restart and after an attempt that gained a step; doubles from 5 s to 300 s otherwise.
+    """Return the seconds to wait before the next attempt.
 
-    A job that gets ahead between failures is restarted at once, one that only fails does not burn the
-    cluster's time. Hangs are held off by their number whatever was gained between them: an alarm that is
-    wrong must come ever more rarely.
+    The hold-off is 0 for the first restart and after an attempt that gained a step. Otherwise it doubles from
+    5 s to 300 s. A job that makes progress between failures restarts at once; a job that only fails does not
+    waste the cluster's time. After a hang the hold-off grows with the number of hangs, whatever was gained
+    between them: a false alarm must become rarer each time.
     """
     repeats = sum(_idle(history, budget, step=step, now=now))
     if reason == Reason.HANG:
@@ -210,10 +221,10 @@ def hold_off_s(
 
 
 def _idle(history: Sequence[PastRestart], budget: Budget, *, step: int, now: datetime) -> tuple[bool, ...]:
-    """For each restart, oldest first: whether neither it nor any later one got beyond the furthest step.
+    """Return, for each restart (oldest first), whether neither it nor any later one gained a step.
 
-    Measured against the furthest step of all, not the last one: a job that fails around step 50 again and
-    again gains nothing by ending at 48 after 47.
+    A step is gained if it is beyond the furthest step of all earlier attempts, not only beyond the last one:
+    a job that fails around step 50 again and again gains nothing by ending at step 48 after step 47.
     """
     reached = [item.step for item in history] + [step]
     furthest, gained = 0, list[bool]()

@@ -1,7 +1,7 @@
-"""Why did a worker end, and which budget pays for it, before any rule of the user's.
+"""The cause of a worker's end and the budget that it is charged to, before any rule of the user applies.
 
-The table of exit codes is the contract's; this module adds what only the cluster knows: the pod's reason,
-a disruption, a node that is lost, a deletion by somebody else.
+The table of exit codes is part of the contract. This module adds what only the cluster knows: the pod's
+reason, a disruption, a lost node, a deletion by another client.
 """
 
 from __future__ import annotations
@@ -19,44 +19,45 @@ from zerotrain.operator.constants import Reason
 class Verdict(StrEnum):
     RESTART = "Restart"
     RESTART_ONCE = "RestartOnce"
-    """Another attempt unless this job already had one for the same reason."""
+    """Start another attempt, unless this job already had one for the same reason."""
     FAIL = "Fail"
 
 
 class Evidence(IntEnum):
-    """How surely a worker's end is the first cause and not the echo of a peer's. Lower is surer."""
+    """Certainty that a worker's end is the first cause and not a consequence of a peer's end; lower is
+    surer."""
 
     SELF_INFLICTED = 0
     """Codes that a lost peer cannot produce: bad input, divergence, damaged spill."""
     KILLED = 1
-    """A signal, the OOM killer, the node, the scheduler."""
+    """Killed by a signal, the OOM killer, the node or the scheduler."""
     UNCLEAR = 2
-    """A plain failure: a rank whose peer vanished ends like this too."""
+    """A plain failure; a rank whose peer vanished ends in the same way."""
     ECHO = 3
-    """A rendezvous that lacked a peer, a SIGTERM."""
+    """A consequence of another end: a rendezvous that lacked a peer, or a SIGTERM."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerEnd:
-    """How one worker ended, without the code's meaning."""
+    """The facts about the end of one worker, before the exit code is interpreted."""
 
     exit_code: int | None
     exit_reason: str | None = None
     pod_reason: str | None = None
     disruption: str | None = None
     exception: str | None = None
-    """Type and text of the exception that ended the rank, in its program's words."""
+    """Type and text of the exception that ended the rank, as its program reported them."""
     node_lost: bool = False
     """The pod's node does not answer, was deleted or is out of service."""
     by_init_container: bool = False
-    """What ended is an init container: the table of exit codes says nothing of its codes."""
+    """The container that ended is an init container; the table of exit codes does not apply to it."""
     deleted: bool = False
-    """Somebody other than this operator asked for the pod's deletion, or the pod is just not there."""
+    """Another client than this operator requested the pod's deletion, or the pod does not exist."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judgement:
-    """What a worker's end means."""
+    """The meaning of a worker's end."""
 
     cause: RestartCause
     reason: Reason
@@ -65,14 +66,17 @@ class Judgement:
 
 
 BY_KUBELET = "TerminationByKubelet"
-"""Says who, not why: the kubelet names it for a node that shuts down, for a critical pod that needs the room,
-and for a node that ran out of memory or disk. The last one alone comes with the pod's reason `Evicted`, and
-the job itself may have brought it about."""
+"""Reason of a disruption by the kubelet. It names the component, not the cause.
+
+The kubelet sets it when a node shuts down, when a critical pod needs the resources, and when a node runs out
+of memory or disk. Only in the last case does the pod have the reason `Evicted`, and then the job itself may
+be the cause.
+"""
 PREEMPTING_DISRUPTIONS = frozenset({"PreemptionByScheduler", "EvictionByEvictionAPI", BY_KUBELET})
 LOSING_DISRUPTIONS = frozenset({"DeletionByTaintManager", "DeletionByPodGC"})
 UNKNOWN_ENDS = frozenset({"ContainerStatusUnknown", "Unknown"})
-"""What the kubelet (code 137) and containerd (code 255) say of a container that they find gone, or dead
-without a witness, when they come back: its node was started anew."""
+"""Reasons that the kubelet (code 137) and containerd (code 255) give, after they come back, for a container
+that is gone or that ended unobserved: its node was restarted."""
 ABORTED = 128 + signal.SIGABRT
 
 _POD_REASONS: dict[str, Judgement] = {
@@ -89,7 +93,7 @@ _POD_REASONS: dict[str, Judgement] = {
         cause=RestartCause.INFRA, reason=Reason.NODE_LOST, verdict=Verdict.RESTART, evidence=Evidence.KILLED
     ),
 }
-# UnexpectedAdmissionError, NodeAffinity, OutOfcpu, Terminated (node shutdown): the node refused or dropped
+# UnexpectedAdmissionError, NodeAffinity, OutOfcpu, Terminated (node shutdown): the node rejected or dropped
 # the pod before or beside the program, so the program is not to blame.
 _OTHER_POD_REASON = Judgement(
     cause=RestartCause.INFRA, reason=Reason.POD_REJECTED, verdict=Verdict.RESTART, evidence=Evidence.KILLED
@@ -105,13 +109,13 @@ _EVICTED = _POD_REASONS["Evicted"]
 _OOM = Judgement(
     cause=RestartCause.APP, reason=Reason.OUT_OF_MEMORY, verdict=Verdict.RESTART, evidence=Evidence.KILLED
 )
-# A rank that ran out of memory takes no peer with it but by vanishing: no echo looks like this.
+# A rank that ran out of device memory affects its peers only by vanishing: no lost peer ends like this.
 _OUT_OF_DEVICE_MEMORY = replace(_OOM, evidence=Evidence.SELF_INFLICTED)
 _KILLED = Judgement(
     cause=RestartCause.APP, reason=Reason.KILLED, verdict=Verdict.RESTART, evidence=Evidence.KILLED
 )
 # NCCL's watchdog aborts a rank whose peer vanished, so an abort is no surer evidence than a plain failure.
-# The launcher says the same of ranks (`launch.verdict`).
+# The launcher classifies ranks in the same way (`launch.verdict`).
 _ABORTED = replace(_KILLED, evidence=Evidence.UNCLEAR)
 _RENDEZVOUS = Judgement(
     cause=RestartCause.INFRA,
@@ -149,24 +153,25 @@ _INIT_FAILED = Judgement(
 HUNG = Judgement(
     cause=RestartCause.APP, reason=Reason.HANG, verdict=Verdict.RESTART, evidence=Evidence.SELF_INFLICTED
 )
-"""Not asked of `judge`: a hung worker has not ended."""
+"""Judgement of a hung worker. `judge` does not return it, because a hung worker has not ended."""
 NOT_STARTED = Judgement(
     cause=RestartCause.INFRA,
     reason=Reason.START_DEADLINE_EXCEEDED,
     verdict=Verdict.RESTART,
     evidence=Evidence.KILLED,
 )
-"""Neither has one that never started."""
+"""Judgement of a worker that never started. `judge` does not return it, because such a worker has not
+ended."""
 _TERMINATED = Judgement(
     cause=RestartCause.APP, reason=Reason.KILLED, verdict=Verdict.RESTART, evidence=Evidence.ECHO
 )
 
 
 def judge(end: WorkerEnd) -> Judgement:
-    """The meaning of one worker's end. Not to be asked about codes 0 and 75, which are no failures.
+    """Return the meaning of one worker's end. Do not call it for codes 0 and 75, which are no failures.
 
-    First match: a code that the user must answer; then what the cluster did to the pod; then the code. Where
-    a code tells of files, the cluster comes first: a volume goes away with its node.
+    The first match decides: a code that the user must act on, then what the cluster did to the pod, then the
+    code. For codes about files the cluster comes first, because a volume goes away with its node.
     """
     by_cluster = _by_cluster(end)
     if end.by_init_container:
@@ -204,12 +209,14 @@ def _of_init_container(end: WorkerEnd) -> Judgement:
 
 
 def blames_a_peer(exception: str | None) -> bool:
-    """Whether a rank's last words are that it lost another one: our engine's, gloo's, NCCL's and sockets'."""
+    """Return whether a rank's exception says that it lost a peer, in the words of our engine, gloo, NCCL or
+    sockets."""
     return exception is not None and _LOST_A_PEER.search(exception) is not None
 
 
 def _by_cluster(end: WorkerEnd) -> Judgement | None:
-    """What was done to the pod or its node, whatever its program said."""
+    """Return the judgement on what was done to the pod or its node, whatever its program reported; None if
+    nothing was."""
     if end.node_lost or end.disruption in LOSING_DISRUPTIONS:
         return _NODE_LOST
     if end.disruption == BY_KUBELET and end.pod_reason == "Evicted":
@@ -218,15 +225,15 @@ def _by_cluster(end: WorkerEnd) -> Judgement | None:
         return _PREEMPTED
     if end.pod_reason is not None:
         return _POD_REASONS.get(end.pod_reason, _OTHER_POD_REASON)
-    # Of a pod that somebody deleted the kubelet may say the same.
+    # The kubelet may report the same reason for a pod that was deleted.
     return _NODE_LOST if end.exit_reason in UNKNOWN_ENDS and not end.deleted else None
 
 
 ABOUT_FILES = frozenset({ExitCode.BAD_DATA, ExitCode.CHECKPOINT_UNUSABLE})
-"""Codes that a lost volume brings about as well as a wrong path."""
+"""Exit codes that a lost volume causes as well as a wrong path."""
 
 _MEMORY_ERRORS = ("torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError", "OutOfMemoryError", "MemoryError")
-"""Exceptions of a rank that found no memory, the device's or the host's."""
+"""Names of exceptions of a rank that ran out of memory, on the device or on the host."""
 
 _LOST_A_PEER = re.compile(
     r"another rank ended|(closed|reset) by peer|broken pipe|remote process exit|ncclRemoteError",

@@ -1,4 +1,4 @@
-"""The user's rules: which one, if any, speaks about a failure. The first that matches decides."""
+"""The user's failure rules. The first rule that matches a failure decides."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from zerotrain.operator.api.patterns import compiled
 from zerotrain.operator.constants import Reason
 
 _SHOWN = {FailureReason.OOM_KILLED: FailureReason.OUT_OF_MEMORY}
-"""Names that rules may use for another one."""
+"""Aliases of reasons that rules may use."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailureFacts:
-    """What rules look at."""
+    """The facts about a failure that rules match on."""
 
     reason: Reason
     exit_code: int | None = None
     ranks: frozenset[int] = frozenset()
-    """The rank that failed; all ranks of the worker where nobody knows which."""
+    """The rank that failed; all ranks of the worker if the rank is not known."""
     texts: tuple[str, ...] = ()
-    """What the program and the cluster said, each of bounded length."""
+    """Messages of the program and of the cluster, each of bounded length."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ruling:
-    """What a rule says about a failure."""
+    """The decision of a rule on a failure."""
 
     index: int
-    """Of the rule in failurePolicy.rules."""
+    """Index of the rule in failurePolicy.rules."""
     action: FailureAction
 
 
 def ruling_of(rules: Sequence[FailureRule], facts: FailureFacts) -> Ruling | None:
-    """The first rule that matches; None leaves the failure to the built-in table."""
+    """Return the ruling of the first rule that matches; None leaves the failure to the built-in table."""
     for index, rule in enumerate(rules):
         if _matches(rule, facts):
             return Ruling(index=index, action=rule.action)
@@ -43,7 +43,7 @@ def ruling_of(rules: Sequence[FailureRule], facts: FailureFacts) -> Ruling | Non
 
 
 def _matches(rule: FailureRule, facts: FailureFacts) -> bool:
-    """Everything that the rule names must hold; of each list one item is enough."""
+    """Return whether every condition of the rule holds; one match in a list is enough for that list."""
     return (
         (not rule.on_exit_codes or facts.exit_code in rule.on_exit_codes)
         and (
