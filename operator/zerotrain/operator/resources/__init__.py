@@ -1,7 +1,7 @@
-"""The objects of a job as plain JSON, built by pure functions. `cluster` creates what these return.
+"""Pure functions that build the objects of a job as plain JSON. `cluster` creates them in the API server.
 
-One module per concern; `pod` puts the parts of a pod together. Nothing here talks to the API server
-or reads a clock: the same job, attempt and options give the same objects.
+There is one module per concern; `pod` assembles a pod. Nothing here calls the API server or reads a clock:
+the same job, attempt and options give the same objects.
 """
 
 from zerotrain.operator.api import ZeroTrainingJob
@@ -33,10 +33,11 @@ __all__ = [
 def shared_objects(
     job: ZeroTrainingJob, attempt: int, operator_key: bytes, options: ResourceOptions
 ) -> list[Json]:
-    """What the pods of an attempt need before they are made: the Service where there are several
-    workers, NetworkPolicy, the Secret with its files, the pod group of a gang.
+    """Return the objects that the pods of an attempt need before they are created.
 
-    Secret and group belong to the attempt and are never changed; the others belong to the job.
+    These are the Service (if there are several workers), the NetworkPolicy, the Secret with the attempt's
+    files and the pod group (if the attempt is a gang). Secret and group belong to the attempt and never
+    change; the others belong to the job.
     """
     headless = headless_service(job)
     group = pod_group(job, attempt, worker_pod(job, attempt, 0, options)) if job.shape.gang else None
@@ -49,6 +50,6 @@ def shared_objects(
 
 
 def build(job: ZeroTrainingJob, attempt: int, operator_key: bytes, options: ResourceOptions) -> list[Json]:
-    """Every object of an attempt, in the order of creation."""
+    """Return every object of an attempt, in the order of creation."""
     pods = worker_pods(job, attempt, range(job.shape.workers), options)
     return [*shared_objects(job, attempt, operator_key, options), *pods]

@@ -1,4 +1,7 @@
-"""What pods request, in exact thousandths of each resource: for pod groups, queues, the hint on room."""
+"""Resource requests of pods, in exact thousandths of each resource.
+
+They are used for pod groups, for queues and for the hint on free capacity.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +13,25 @@ from typing import Any
 from zerotrain.operator.api.quantity import Quantity
 
 Amounts = dict[str, int]
-"""Resource -> amount in thousandths."""
+"""Amount in thousandths, by resource name."""
 
 MILLI = 1000
 
 PODS = "pods"
-"""The resource that limits the number of pods of a node; every pod takes one."""
+"""Resource that limits the number of pods on a node; every pod takes one."""
 
 
 _OF_PODS = ("cpu", "memory")
 _HUGE_PAGES = "hugepages-"
-"""Beside those of `_OF_PODS`: resources that a pod may ask for as a whole."""
+"""Prefix of further resources, besides those of `_OF_PODS`, that a pod may request as a whole."""
 
 
 def requests_of(spec: Mapping[str, Any]) -> Amounts:
-    """What the scheduler counts for a pod: containers and sidecars together, or its largest init step. What
-    the pod asks for as a whole (`spec.resources`) stands in the place of its containers' part."""
+    """Return what the scheduler counts for a pod.
+
+    That is the larger of its containers together with its sidecars and its largest init step. A request for
+    the pod as a whole (`spec.resources`) replaces the sum over its containers.
+    """
     running: Amounts = {}
     for container in spec.get("containers", ()):
         add(running, _requests(container))
@@ -61,7 +67,7 @@ def times(amounts: Mapping[str, int], count: int) -> Amounts:
 
 
 def resource_list(amounts: Mapping[str, int]) -> dict[str, str]:
-    """As Kubernetes writes it: whole numbers where they are whole."""
+    """Return the amounts as Kubernetes writes quantities, with whole numbers where possible."""
     return {
         name: str(amount // MILLI) if amount % MILLI == 0 else f"{amount}m"
         for name, amount in sorted(amounts.items())
@@ -69,25 +75,28 @@ def resource_list(amounts: Mapping[str, int]) -> dict[str, str]:
 
 
 def at_least(amount: object) -> int:
-    """For requests: rounded up."""
+    """Return a requested amount in thousandths, rounded up."""
     return _milli(str(amount))[1]
 
 
 def at_most(amount: object) -> int:
-    """For what a node offers: rounded down."""
+    """Return an amount that a node offers in thousandths, rounded down."""
     return _milli(str(amount))[0]
 
 
 def _requests(container: Mapping[str, Any]) -> Amounts:
-    """A request that is not given is the limit, as the API server fills it in."""
+    """Return the requests of a container. A missing request is the limit, as the API server defaults it."""
     resources = container.get("resources", {})
     asked = {**resources.get("limits", {}), **resources.get("requests", {})}
     return {name: least for name, amount in asked.items() if (least := at_least(amount))}
 
 
 def _of_the_pod(resources: Mapping[str, Any], containers: Amounts) -> Amounts:
-    """Resources that the pod asks for as a whole. A limit without a request is one where no container asks
-    for the resource, as the API server fills it in; of huge pages, which are never overcommitted, always."""
+    """Return the resources that the pod requests as a whole.
+
+    A limit without a request counts as a request if no container requests the resource, as the API server
+    defaults it. For huge pages, which are never overcommitted, it always counts.
+    """
     asked = dict(resources.get("requests") or {})
     for name, amount in (resources.get("limits") or {}).items():
         if name not in containers or name.startswith(_HUGE_PAGES):
@@ -99,7 +108,7 @@ def _of_the_pod(resources: Mapping[str, Any], containers: Amounts) -> Amounts:
     }
 
 
-# A cluster repeats a handful of texts on thousands of pods, and exact fractions are slow.
+# A cluster repeats a few amounts on thousands of pods, and exact fractions are slow.
 @lru_cache(maxsize=4096)
 def _milli(text: str) -> tuple[int, int]:
     exact = Quantity(text).value * MILLI

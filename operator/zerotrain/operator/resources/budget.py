@@ -1,8 +1,8 @@
-"""The PodDisruptionBudget of one attempt: an eviction is refused for as long as all its workers train.
+"""The PodDisruptionBudget of one attempt: it blocks evictions while all workers train.
 
-A rank that is evicted takes all others down with it, so that the only useful budget is "none at a time".
-What makes room is the drain's other half: it cordons the node first, `reconcile.drains` sees that and moves
-the whole job through a checkpoint, and a pod that has ended no longer counts.
+The eviction of one rank ends all others, so the only useful budget is "none at a time". A node drain still
+succeeds: it cordons the node first, `reconcile.drains` notices the cordon and moves the whole job through a
+checkpoint, and a pod that has ended no longer counts.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ def budget_name(job_name: str, attempt: int) -> str:
 
 
 def disruption_budget(job: ZeroTrainingJob, attempt: int, workers: int) -> Json:
-    """For an attempt of so many workers."""
+    """Return the disruption budget of an attempt of `workers` workers."""
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
         "metadata": metadata(job, budget_name(job.name, attempt), attempt_labels(job, attempt)),
         "spec": {
-            # A number: for a percentage or maxUnavailable the cluster would ask our scale subresource, which
-            # counts what the job wishes and not what the attempt has.
+            # This is a number: for a percentage or maxUnavailable the cluster would read our scale
+            # subresource, which reports the requested workers and not those of the attempt.
             "minAvailable": workers,
             "selector": {"matchLabels": {**selector(job), LABEL_ATTEMPT: str(attempt)}},
-            # Pods that are not past their rendezvous have nothing to lose.
+            # Pods whose ranks have not completed the rendezvous have nothing to lose.
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
         },
     }

@@ -1,4 +1,4 @@
-"""The rendered configuration, ds_config.json and train.json: files of the attempt's Secret."""
+"""The rendered configuration files of the attempt's Secret: ds_config.json and train.json."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from zerotrain.operator.api.workload import Model
 
 
 def config_file_names(job: ZeroTrainingJob) -> tuple[str, ...]:
-    """The keys of `config_files` without rendering them."""
+    """Return the keys of `config_files` without rendering the files."""
     spec = job.spec
     trains = spec.model is not None and spec.data is not None and spec.steps is not None
     return (*((CONFIG_FILE,) if spec.config is not None else ()), *((TRAIN_SPEC_FILE,) if trains else ()))
 
 
 def config_files(job: ZeroTrainingJob) -> dict[str, str]:
-    """Texts by file name; without ds_config.json when the job refers to a ConfigMap of the user's."""
+    """Return the texts by file name; ds_config.json is missing if the job refers to a ConfigMap of the
+    user."""
     files: dict[str, str] = {}
     if job.spec.config is not None:
         files[CONFIG_FILE] = json.dumps(_config(job), indent=1, sort_keys=True, allow_nan=False)
@@ -38,14 +39,15 @@ def config_files(job: ZeroTrainingJob) -> dict[str, str]:
 
 
 def _config(job: ZeroTrainingJob) -> dict[str, Any]:
-    """As written; for an elastic job with the batch sizes of the attempt's number of ranks."""
+    """Return the configuration as the user wrote it; for an elastic job, with the batch sizes for the
+    attempt's ranks."""
     if job.spec.elastic is None or job.spec.config is None:
         return job.spec.config or {}
     return config_at(job.spec, base_workers(job), job.shape.workers)
 
 
 def train_spec(job: ZeroTrainingJob) -> TrainSpec | None:
-    """What the built-in trainer does; None for a program of the user's without model, data or steps."""
+    """Return the input of the built-in trainer; None for a user program without model, data or steps."""
     spec = job.spec
     if spec.model is None or spec.data is None or spec.steps is None:
         return None

@@ -28,25 +28,32 @@ from .volumes import MountedVolume, as_written, has_train_spec
 
 LAUNCHER: Final = ("python", "-m", "zerotrain.runtime.launch")
 DEFAULT_GRACE_S: Final = 30
-"""Grace of a job without a checkpoint: Kubernetes' own default, since there is nothing to save."""
+"""Grace period in seconds of a job without a checkpoint: the Kubernetes default, since there is nothing to
+save."""
 
 HANG_BACKSTOP_S: Final = 31 * 86_400.0
-"""Seconds after which ranks that wait for each other give up by themselves: later than any limit of
-`reconcile.hangs`, which are learned from the attempt, may be changed while it runs and end at 30 days. Only
-the operator sees which rank holds up the others; one that gave up before it would be blamed in its place."""
+"""Seconds after which ranks that wait for each other end by themselves.
+
+It is longer than any limit of `reconcile.hangs`. Those limits are learned from the attempt, may change while
+it runs and are at most 30 days. Only the operator sees which rank blocks the others; a rank that ended
+earlier would be blamed in its place.
+"""
 
 
 def worker_container(
     job: ZeroTrainingJob, options: ResourceOptions, volumes: tuple[MountedVolume, ...]
 ) -> Json:
-    """The container that `kubectl logs` shows without its environment; podTemplate's mounts are merged in."""
+    """Return the worker container, without its environment. It is the container that `kubectl logs` shows.
+
+    The mounts of podTemplate are merged in.
+    """
     container: Json = {
         "name": CONTAINER_NAME,
         "image": job.spec.image,
         "command": list(LAUNCHER),
         **_program(job),
         "resources": _resources(job),
-        # For those who scrape by the port's name; the other ports need no word to be open.
+        # The port has a name for scrapers that select it by name; other ports are open without being listed.
         "ports": [{"name": HTTP_PORT_NAME, "containerPort": WORKER_HTTP_PORT, "protocol": "TCP"}],
         "readinessProbe": {
             "httpGet": {"path": READY_PATH, "port": HTTP_PORT_NAME},
@@ -55,7 +62,7 @@ def worker_container(
             "failureThreshold": 2,
         },
         "terminationMessagePath": TERMINATION_LOG,
-        # A launcher that was killed wrote no message: then the last log lines tell why.
+        # A launcher that was killed wrote no message; the last log lines then show the reason.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": worker_security_context(job),
         "volumeMounts": [volume.mount for volume in volumes],
@@ -71,22 +78,24 @@ def worker_container(
 
 
 def grace_period_s(job: ZeroTrainingJob) -> int:
-    """Seconds from the request to stop to SIGKILL."""
+    """Return the seconds from the stop request to SIGKILL."""
     checkpoint = job.spec.checkpoint
     return checkpoint.grace_period_seconds if checkpoint is not None else DEFAULT_GRACE_S
 
 
 def hang_backstop_s(job: ZeroTrainingJob) -> float | None:
-    """HANG_BACKSTOP_S where the operator judges hangs; None leaves the ranks to the engine's own timeouts.
+    """Return HANG_BACKSTOP_S if the operator judges hangs; None leaves the ranks to the engine's own
+    timeouts.
 
-    The built-in trainer always reports. Whether a program of the user's does nobody knows before, and the
-    engine's watchdog is all that one has which does not. So there it takes a hangPolicy, be it empty.
+    The built-in trainer always reports its progress. Whether a user program does is not known in advance, and
+    for one that does not, the engine's watchdog is the only protection. So a user program needs a hangPolicy,
+    which may be empty.
     """
     return None if job.spec.command and job.spec.hang_policy is None else HANG_BACKSTOP_S
 
 
 def launch_spec(job: ZeroTrainingJob, attempt: int, options: ResourceOptions) -> LaunchSpec:
-    """What the launcher of worker 0 is told; the others differ in node_rank."""
+    """Return the launch specification of worker 0; the other workers differ only in node_rank."""
     spec = job.spec
     nvme = spec.nvme
     return LaunchSpec(
@@ -113,36 +122,40 @@ def launch_spec(job: ZeroTrainingJob, attempt: int, options: ResourceOptions) ->
 
 
 def checkpoint_dir(job: ZeroTrainingJob) -> Path | None:
-    """The job's own folder of the checkpoint volume, as the worker sees it; None without checkpoints."""
+    """Return the job's folder on the checkpoint volume, as the worker sees it; None without checkpoints."""
     checkpoint = job.spec.checkpoint
     return checkpoint_folder(job.namespace, job.name, checkpoint) if checkpoint is not None else None
 
 
 def checkpoint_folder(namespace: str, name: str, checkpoint: Checkpoint) -> Path:
-    """As `checkpoint_dir`, of the job of that name."""
-    # A claim belongs to one namespace; an NFS export may serve jobs of the same name in several.
+    """Return the checkpoint folder of the job with this namespace and name, as `checkpoint_dir` does."""
+    # A claim belongs to one namespace; an NFS export may serve jobs of the same name in several namespaces.
     tenant = [namespace] if checkpoint.volume.nfs is not None else []
     return Path(CHECKPOINT_MOUNT, *tenant, name)
 
 
 def master_address(job: ZeroTrainingJob, attempt: int) -> str:
-    """Name of worker 0's pod, stable within the attempt; a single worker needs no DNS to find itself."""
+    """Return the name of worker 0's pod, which is stable within the attempt; a single worker needs no DNS."""
     subdomain = domain(job)
-    # Short, so that the namespace's own search domain answers it with the first query.
+    # The name is short, so that the search domain of the namespace resolves it with the first query.
     return f"{pod_name(job.name, attempt, 0)}.{subdomain}" if subdomain is not None else "127.0.0.1"
 
 
 def _program(job: ZeroTrainingJob) -> Json:
-    """The launcher starts the built-in trainer when it is given no program."""
+    """Return the arguments of the launcher. Without a program it starts the built-in trainer."""
     if not job.spec.command:
         return {}
     return {"args": ["--", *job.spec.command, *job.spec.args]}
 
 
 def environment(job: ZeroTrainingJob, launch: LaunchSpec) -> list[Json]:
-    """podTemplate may replace what is not reserved; what it says of `SETTABLE` is folded in with the rest."""
+    """Return the environment of the worker container.
+
+    podTemplate may replace variables that are not reserved. Its values for `SETTABLE` variables are merged
+    into the launch variables.
+    """
     merged: dict[str, Json] = {
-        # Libraries that insist on a cache folder find a writable one there.
+        # Libraries that require a cache folder find a writable one there.
         "HOME": {"name": "HOME", "value": SCRATCH_DIR},
     }
     given = job.spec.pod_template.env if job.spec.pod_template is not None else ()
@@ -153,8 +166,11 @@ def environment(job: ZeroTrainingJob, launch: LaunchSpec) -> list[Json]:
 
 
 def _resources(job: ZeroTrainingJob) -> Json:
-    """Requests equal limits: a worker that is throttled or evicted stops all others. The disk is another
-    matter."""
+    """Return the resources of the worker container.
+
+    Requests equal limits, because a worker that is throttled or evicted stops all others. The disk is an
+    exception.
+    """
     resources = job.spec.resources
     limits: dict[str, str] = {}
     if resources is not None:
@@ -170,7 +186,8 @@ def _resources(job: ZeroTrainingJob) -> Json:
     limits[EPHEMERAL_STORAGE] = ephemeral_limit(job)
     nvme = job.spec.nvme
     spilled = nvme is not None and nvme.storage_class_name is None
-    # Lets the scheduler find a node with room for the volume. The rest is a limit alone: without a request of
-    # its own it would be one, too, and no node has room for what few programs use.
+    # The request lets the scheduler find a node with space for the volume. The rest of the disk has only a
+    # limit: without an explicit request the limit would count as one, and no node has space for what few
+    # programs use.
     requests[EPHEMERAL_STORAGE] = str(nvme.size) if nvme is not None and spilled else "0"
     return {"limits": limits, "requests": requests}

@@ -1,6 +1,6 @@
-"""The ConfigMap with what is kept of a job's failures: of the newest attempts, the last lines of a rank.
+"""The ConfigMap with the last log lines of the failed rank of the newest attempts.
 
-One for the job and not for the attempt: it goes with the job, and its size has an end.
+There is one per job, not per attempt: it is deleted with the job, and its size is bounded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def failures_config_map(job: ZeroTrainingJob, data: Mapping[str, str]) -> Json:
 
 
 def outdated_keys(keys: Iterable[str], newest: str) -> list[str]:
-    """Keys of attempts beyond as many as status.failures shows, with `newest` about to be added."""
+    """Return the keys of attempts beyond the number that status.failures shows, once `newest` is added."""
     attempts = {key: int(found[1]) for key in keys if (found := _KEY.match(key))}
     added = _KEY.match(newest)
     numbers = sorted({*attempts.values(), *([int(added[1])] if added else [])})

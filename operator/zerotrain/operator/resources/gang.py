@@ -1,7 +1,8 @@
-"""Pod groups: what tells a scheduler that the workers of an attempt are placed together or not at all.
+"""Pod groups: they tell a scheduler to place the workers of an attempt together or not at all.
 
-Three schedulers, several API versions. The attempt's shape names the version that was found when it started,
-so that a pod that is made again joins the same group. A group belongs to one attempt: its size never changes.
+Three schedulers are supported, with several API versions. The attempt's shape names the version that was
+found at its start, so that a recreated pod joins the same group. A group belongs to one attempt, and its size
+never changes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ VERSIONS: Final = {
     Gang.VOLCANO: ("v1beta1",),
     Gang.COSCHEDULING: ("v1alpha1",),
 }
-"""Those that this module can write, the newest first."""
+"""API versions that this module can write, newest first."""
 
 RESOURCE: Final = "podgroups"
 
@@ -38,12 +39,12 @@ def group_name(job_name: str, attempt: int) -> str:
 
 
 def has_group(version: str) -> bool:
-    """Whether a scheduler's pod group places the attempt."""
+    """Return whether a scheduler's pod group places the attempt."""
     return _mechanism(version) is not None
 
 
 def pod_group(job: ZeroTrainingJob, attempt: int, worker: Json) -> Json | None:
-    """The group object of an attempt whose workers look like `worker`; None without a scheduler's gang."""
+    """Return the pod group of an attempt whose workers look like `worker`; None without a gang scheduler."""
     version = job.shape.gang
     match _mechanism(version):
         case Gang.NATIVE:
@@ -86,7 +87,7 @@ def _mechanism(version: str) -> Gang | None:
 
 def _native(job: ZeroTrainingJob, version: str) -> Json:
     policy = {"gang": {"minCount": job.shape.workers}}
-    # Where the scheduler evicts one worker it may as well evict all: the others cannot go on without it.
+    # If the scheduler evicts one worker, it may as well evict all: the others cannot continue without it.
     mode: Any = "PodGroup" if version.endswith("/v1alpha2") else {"all": {}}
     spec: Json = {"schedulingPolicy": policy, "disruptionMode": mode}
     scheduling = job.spec.scheduling or Scheduling()

@@ -1,4 +1,4 @@
-"""Names, labels and owner of the objects of a job: how the operator finds them again after a restart."""
+"""Names, labels and owner of the objects of a job, by which the operator finds them after a restart."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from zerotrain.operator.constants import (
 )
 
 Json: TypeAlias = dict[str, Any]
-"""An object as the API server takes it."""
+"""An object in the form that the API server accepts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResourceOptions:
-    """What the objects of every job depend on beyond the job: how this operator was installed."""
+    """The options of the operator's installation that affect the objects of every job."""
 
     operator_namespace: str = "zerotrain-system"
-    """Namespace of the operator's pods; their HTTP calls to the workers are let in."""
+    """Namespace of the operator's pods, whose HTTP calls to the workers are allowed."""
 
     operator_labels: Mapping[str, str] = field(
         default_factory=lambda: {
@@ -45,7 +45,8 @@ class ResourceOptions:
 
     dns_namespace: str = "kube-system"
     dns_labels: Mapping[str, str] = field(default_factory=lambda: {"k8s-app": "kube-dns"})
-    """Pods that answer DNS; the only destination outside the job that workers may reach by default."""
+    """Labels of the pods that answer DNS, the only destination outside the job that workers may reach by
+    default."""
 
     dns_cidrs: tuple[str, ...] = ()
     """Networks that answer DNS without being pods, such as a cache on every node (169.254.20.10/32)."""
@@ -54,37 +55,43 @@ class ResourceOptions:
     """Further destinations for every worker, such as an object store: networks in CIDR form, all ports."""
 
     allowed_egress_cidrs: tuple[str, ...] = ()
-    """What jobs may ask for in spec.network, each for its own pods."""
+    """Networks that jobs may request in spec.network, each for its own pods."""
 
     extra_http_cidrs: tuple[str, ...] = ()
-    """Networks that may call the workers' HTTP, such as the API server's when the operator runs outside."""
+    """Networks that may call the workers' HTTP port, such as the API server's if the operator runs
+    outside."""
 
     image_pull_policy: str | None = None
-    """imagePullPolicy of the worker container; Kubernetes' own default when None."""
+    """imagePullPolicy of the worker container; the Kubernetes default if None."""
 
     rendezvous_timeout_s: float = 300.0
-    """How long a worker waits for the others before it exits with RENDEZVOUS_TIMEOUT."""
+    """Seconds that a worker waits for the others before it exits with RENDEZVOUS_TIMEOUT."""
 
 
 def pod_name(job_name: str, attempt: int, index: int) -> str:
-    """Never used twice: the attempt is part of it."""
+    """Return the name of a worker's pod. No name is used twice, because it contains the attempt."""
     return f"{job_name}-{attempt}-{index}"
 
 
 def secret_name(job: ZeroTrainingJob, attempt: int) -> str:
-    """One per attempt: a node may still hold the content of another one's under the same name. One per life
-    of the job and per spec, too: what is there by that name already is never read, so it must be the same."""
+    """Return the name of the attempt's Secret.
+
+    The name differs per attempt, because a node may still cache the content of another attempt's Secret under
+    the same name. It also differs per job UID and per spec: a Secret that already exists is never read, so
+    its name must imply the same content.
+    """
     made_from = f"{job.uid}/{job.shape.frozen_hash}"
     return f"{job.name}-{attempt}-files-{hashlib.sha256(made_from.encode()).hexdigest()[:8]}"
 
 
 def selector(job: ZeroTrainingJob) -> dict[str, str]:
-    """Labels that the pods of this job carry and no other pod does, whatever the attempt."""
+    """Return the labels that all pods of this job, and no other pods, carry in every attempt."""
     return {LABEL_JOB: job.name, LABEL_JOB_UID: job.uid}
 
 
 def shared_labels() -> dict[str, str]:
-    """Of what belongs to no single job, and to every job's objects besides their own."""
+    """Return the labels of objects that belong to no single job. The objects of every job carry them as
+    well."""
     return {
         "app.kubernetes.io/name": APP_NAME,
         "app.kubernetes.io/component": COMPONENT_WORKER,
@@ -102,7 +109,8 @@ def attempt_labels(job: ZeroTrainingJob, attempt: int) -> dict[str, str]:
 
 
 def worker_labels(job: ZeroTrainingJob, attempt: int, index: int) -> dict[str, str]:
-    """Those by which somebody looks for pods; each more costs the API server at every write of every pod."""
+    """Return the labels by which pods are looked up. Each further label costs the API server at every pod
+    write."""
     return {
         "app.kubernetes.io/name": APP_NAME,
         "app.kubernetes.io/component": COMPONENT_WORKER,
@@ -113,7 +121,7 @@ def worker_labels(job: ZeroTrainingJob, attempt: int, index: int) -> dict[str, s
 
 
 def metadata(job: ZeroTrainingJob, name: str, labels: Mapping[str, str]) -> Json:
-    """Metadata of an object that goes when the job goes."""
+    """Return the metadata of an object that is deleted with the job."""
     return {
         "name": name,
         "namespace": job.namespace,

@@ -1,7 +1,7 @@
-"""The job as Kueue sees it: one Workload whose only pod set is the workers.
+"""The job as a Kueue Workload with the workers as its only pod set.
 
-The template holds what Kueue counts and matches (requests, selectors, tolerations, priority), not the
-program: environment and volumes are nobody else's business.
+The template holds what Kueue counts and matches (requests, selectors, tolerations, priority). It leaves out
+the environment and the volumes of the program, which Kueue does not need.
 """
 
 from __future__ import annotations
@@ -19,37 +19,45 @@ from .identity import Json, common_labels, metadata
 
 KUEUE_GROUP: Final = "kueue.x-k8s.io"
 KUEUE_VERSIONS: Final = ("v1beta2", "v1", "v1beta1")
-"""Those that this module can write. The one that a real Kueue was tried with comes first."""
+"""API versions that this module can write. The version that was tested with a real Kueue comes first."""
 
 POD_SET: Final = "workers"
 TOPOLOGY_GATE: Final = f"{KUEUE_GROUP}/topology"
-"""Kueue takes it from a pod when it has written the pod's place into the node selector."""
+"""Scheduling gate that Kueue removes from a pod once it has written the pod's placement into the node
+selector."""
 
 _REQUIRED_TOPOLOGY = f"{KUEUE_GROUP}/podset-required-topology"
 _PREFERRED_TOPOLOGY = f"{KUEUE_GROUP}/podset-preferred-topology"
 _UNCONSTRAINED_TOPOLOGY = f"{KUEUE_GROUP}/podset-unconstrained-topology"
 _INPUTS = frozenset({"image", "resources", "nvme", "scheduling", "pod_template"})
-"""Fields of the spec that a worker is described by."""
+"""Fields of the spec that describe a worker."""
 
 _SCHEDULING = ("nodeSelector", "tolerations", "affinity", "priorityClassName", "schedulerName", "overhead")
 
 
 def workload_name(job: str, uid: str) -> str:
-    """Of this life of the job: a job that is made again must not find its namesake's admission."""
+    """Return the name of the job's Workload. A recreated job must not find the admission of its
+    predecessor."""
     return f"zerotrain-{job}-{uid[:8]}"
 
 
 def made_from(spec: ZeroTrainingJobSpec) -> str:
-    """Hash of what the pod set of a Workload depends on, beside the number of workers: where it differs, the
-    Workload describes other pods. The priority may change while quota is held, and is compared by itself."""
+    """Return a hash of what the pod set of a Workload depends on, besides the number of workers.
+
+    If it differs, the Workload describes other pods. The priority may change while quota is held, so it is
+    compared separately.
+    """
     return spec_hash(spec, parts=_INPUTS, but={"scheduling": {"priority_class_name"}})
 
 
 def workload(
     job: ZeroTrainingJob, version: str, workers: int, worker: Json, priority: int | None, *, queue: str = ""
 ) -> Json:
-    """`worker` is one worker pod; `priority` the value of its class, if it has one; `queue` the name of the
-    queue where a label gives it and not the spec."""
+    """Return the job's Workload.
+
+    `worker` is one worker pod. `priority` is the value of its priority class, if it has one. `queue` is the
+    name of the queue if a label sets it instead of the spec.
+    """
     scheduling = job.spec.scheduling
     spec: Json = {"podSets": [_pod_set(worker, workers)]}
     if named := queue or (scheduling.queue_name if scheduling is not None else None):
@@ -78,7 +86,11 @@ def _pod_set(worker: Json, workers: int) -> Json:
 
 
 def _topology(annotations: Mapping[str, str]) -> Json:
-    """What podTemplate asks for. Neighbours by rank become neighbours by place: rings run along the ranks."""
+    """Return the topology request of podTemplate.
+
+    Pods are placed in the order of their rank, so that neighbours in rank are neighbours in the topology:
+    rings follow the ranks.
+    """
     levels = (("required", _REQUIRED_TOPOLOGY), ("preferred", _PREFERRED_TOPOLOGY))
     topology: Json = {level: annotations[name] for level, name in levels if name in annotations}
     if annotations.get(_UNCONSTRAINED_TOPOLOGY) == "true":
@@ -87,14 +99,18 @@ def _topology(annotations: Mapping[str, str]) -> Json:
 
 
 def excluded_by(item: Mapping[str, Any]) -> frozenset[str]:
-    """The nodes that the pods of this Workload must not run on, by the job's own failures."""
+    """Return the nodes that the pods of this Workload must not run on because of the job's own failures."""
     written = item.get("metadata", {}).get("annotations", {}).get(ANNOTATION_EXCLUDED, "")
     return frozenset(word(name) for name in written.split(",") if name)
 
 
 def placed_by_kueue(item: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str]]:
-    """Labels and annotations by which Kueue finds the pods of this Workload that it has chosen places for and
-    knows them as its own. Where no topology was asked for they say so, as those of Kueue's own jobs do."""
+    """Return the labels and annotations by which Kueue finds the pods of this Workload and accepts them as
+    its own.
+
+    Kueue has chosen the placement of these pods. If no topology was requested, an annotation says so, as for
+    the pods of Kueue's own jobs.
+    """
     request = item["spec"]["podSets"][0].get("topologyRequest", {})
     annotations = {f"{KUEUE_GROUP}/workload": item["metadata"]["name"]}
     if not any(level in request for level in ("required", "preferred", "unconstrained")):
@@ -111,8 +127,11 @@ def _counted(container: Json) -> Json:
 
 
 def _requested(resources: Json) -> Json:
-    """Without what is limited and not requested: Kueue admits nothing that asks for a resource which its
-    queue does not have, and takes a limit for a request."""
+    """Return the resources without those that have a limit but a request of zero.
+
+    Kueue takes a limit for a request, and admits nothing that requests a resource which its queue does not
+    have.
+    """
     free = {name for name, amount in resources.get("requests", {}).items() if at_least(amount) == 0}
     parts = {
         part: {name: amount for name, amount in amounts.items() if name not in free}

@@ -1,10 +1,10 @@
 """The default-deny NetworkPolicy of a job.
 
 The rendezvous store and the collectives of torch have neither authentication nor encryption, so the network
-must keep strangers out: in come the ranks of the same job, the operator and the monitoring namespace (these
-two on the HTTP port only); out go the ranks of the same job and DNS. Volumes are mounted by the node and need
-no rule; what a job or one of its init containers reads from a hub or a bucket stands in spec.network, within
-ResourceOptions.allowed_egress_cidrs.
+must keep other pods out. Ingress is allowed from the ranks of the same job, and on the HTTP port only from
+the operator and the monitoring namespace. Egress is allowed to the ranks of the same job and to DNS. Volumes
+are mounted by the node and need no rule. Hubs or buckets that a job or one of its init containers reads must
+be listed in spec.network, within ResourceOptions.allowed_egress_cidrs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NAMESPACE_NAME = "kubernetes.io/metadata.name"
 """Label that the API server sets on every namespace."""
 
 _HTTP = [{"protocol": "TCP", "port": WORKER_HTTP_PORT}]
-# 5353 is where some distributions' DNS pods listen behind the Service's port 53.
+# DNS pods of some distributions listen on 5353 behind the Service's port 53.
 _DNS = [{"protocol": protocol, "port": port} for port in (53, 5353) for protocol in ("UDP", "TCP")]
 
 
@@ -55,13 +55,15 @@ def network_policy(job: ZeroTrainingJob, options: ResourceOptions) -> Json:
 
 
 def _asked(job: ZeroTrainingJob, options: ResourceOptions) -> tuple[str, ...]:
-    """What the job may have of what it asks for: the bounds may have become narrower under a running one."""
+    """Return the requested networks that are allowed. The bounds may have been narrowed since the job
+    started."""
     asked = job.spec.network.egress_cidrs if job.spec.network is not None else ()
     return tuple(cidr for cidr in asked if is_within(cidr, options.allowed_egress_cidrs))
 
 
 def _pods(namespace: str, labels: Mapping[str, str]) -> Json:
-    """Both must hold: in one list entry, namespace and pod selector are joined by and."""
+    """Return a peer that matches both selectors: in one list entry, namespace and pod selector are joined by
+    "and"."""
     return {
         "namespaceSelector": {"matchLabels": {_NAMESPACE_NAME: namespace}},
         "podSelector": {"matchLabels": dict(labels)},

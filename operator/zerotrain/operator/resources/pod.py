@@ -1,6 +1,8 @@
-"""The worker pods: the worker container, the operator's volumes and what podTemplate and scheduling add.
+"""The worker pods: the worker container, the operator's volumes, and the parts from podTemplate and
+scheduling.
 
-The workers of an attempt differ in their index alone, so the rest is built once: a job may have thousands.
+The workers of an attempt differ only in their index, so the other parts are built once: a job may have
+thousands.
 """
 
 from __future__ import annotations
@@ -25,14 +27,15 @@ from .volumes import MountedVolume, as_written, own_volumes
 
 
 def worker_pod(job: ZeroTrainingJob, attempt: int, index: int, options: ResourceOptions) -> Json:
-    """Worker `index` (0-based) of `attempt` (counted from 1)."""
+    """Return the pod of worker `index` (0-based) of `attempt` (counted from 1)."""
     return next(worker_pods(job, attempt, (index,), options))
 
 
 def worker_pods(
     job: ZeroTrainingJob, attempt: int, indices: Iterable[int], options: ResourceOptions
 ) -> Iterator[Json]:
-    """The pods of these workers. They share the parts that do not depend on the index: send, never change."""
+    """Yield the pods of these workers. They share the parts that do not depend on the index: do not change
+    them."""
     volumes = own_volumes(job, attempt)
     container = worker_container(job, options, volumes)
     shared: Json = {
@@ -56,7 +59,7 @@ def worker_pods(
 
 
 def _pod_spec(job: ZeroTrainingJob, attempt: int, volumes: tuple[MountedVolume, ...]) -> Json:
-    """All of a pod's spec but its host name and the worker container."""
+    """Return the pod spec without the host name and the worker container."""
     spec: Json = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": grace_period_s(job),
@@ -86,7 +89,7 @@ def _annotations(job: ZeroTrainingJob) -> dict[str, str]:
     given = template.annotations if template is not None else None
     others = template is not None and bool(template.sidecars or template.init_containers)
     return {
-        # Sidecars must not hide the ranks from `kubectl logs`.
+        # `kubectl logs` must show the ranks by default, not a sidecar.
         **({"kubectl.kubernetes.io/default-container": CONTAINER_NAME} if others else {}),
         **(given or {}),
         **job.shape.annotations,
@@ -106,7 +109,8 @@ def _add_scheduling(spec: Json, job: ZeroTrainingJob) -> None:
 def _add_template(spec: Json, job: ZeroTrainingJob, template: PodTemplate) -> None:
     spec["volumes"] += [limited(volume, as_written(volume), job) for volume in template.volumes]
     before = [_extra_container(container) for container in template.init_containers]
-    # A sidecar is an init container that keeps running: the pod ends when the ranks end, without it.
+    # A sidecar is an init container that keeps running: the pod ends when the ranks end, without waiting for
+    # it.
     beside = [{**_extra_container(container), "restartPolicy": "Always"} for container in template.sidecars]
     if before or beside:
         spec["initContainers"] = [*before, *beside]
@@ -121,7 +125,7 @@ def _add_template(spec: Json, job: ZeroTrainingJob, template: PodTemplate) -> No
 def _extra_container(container: Container) -> Json:
     return {
         **as_written(container),
-        # Else all that is known of its failure is a number.
+        # Without it, only the exit code of a failure is known.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": container_security_context(container.security_context),
     }

@@ -1,5 +1,7 @@
-"""Limits of what a worker keeps on its node's own disk: without them one pod that fills the disk has its
-neighbours evicted."""
+"""Limits on what a worker keeps on its node's local disk.
+
+Without them, one pod that fills the disk causes the eviction of other pods on the node.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +16,22 @@ from zerotrain.operator.api.storage import Scratch
 from .identity import Json
 
 DEFAULT_SIZE: Final = Quantity("50Gi")
-"""Of one folder: the files of a model of some 20 billion parameters, and caches of compiled kernels."""
+"""Default limit of one folder: the files of a model of about 20 billion parameters, and caches of compiled
+kernels."""
 
 LOG_BYTES: Final = 2 << 30
-"""Beside the folders: logs, and what containers with a writable root write there."""
+"""Bytes allowed besides the folders: logs, and what containers with a writable root write there."""
 
 EPHEMERAL_STORAGE: Final = "ephemeral-storage"
 
 
 def scratch_size(job: ZeroTrainingJob) -> Quantity:
-    """Limit of each folder on the node's disk that has none of its own."""
+    """Return the limit of each folder on the node's disk that has no limit of its own."""
     return _given(job).size or DEFAULT_SIZE
 
 
 def ephemeral_limit(job: ZeroTrainingJob) -> str:
-    """Limit of all that the worker keeps on the node's disk."""
+    """Return the limit of everything that the worker keeps on the node's disk."""
     given = _given(job).ephemeral_storage
     if given is not None:
         return str(given)
@@ -41,7 +44,7 @@ def ephemeral_limit(job: ZeroTrainingJob) -> str:
 
 
 def limited(volume: ApiModel, written: Json, job: ZeroTrainingJob) -> Json:
-    """The volume as it is written, with a limit where it is a folder on the node's disk without one."""
+    """Return the volume as written, with a limit added to a folder on the node's disk that has none."""
     folder = getattr(volume, "empty_dir", None)
     if folder is None or not _is_on_disk(folder) or folder.size_limit is not None:
         return written

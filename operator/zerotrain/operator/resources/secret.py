@@ -1,8 +1,9 @@
-"""The Secret with what the workers of one attempt read: the rendered configuration and the channel token.
+"""The Secret with the files that the workers of one attempt read: the rendered configuration and the channel
+token.
 
-One object for both, as each costs the API server a write per attempt and every kubelet a watch; an immutable
-one is not even watched. Create-only: the operator derives the token again whenever it calls a worker, so it
-needs no permission to read Secrets.
+Both are in one object, because each object costs the API server a write per attempt and every kubelet a
+watch. An immutable Secret is not even watched. The operator only creates Secrets: it derives the token again
+whenever it calls a worker, so it needs no permission to read them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from .identity import Json, attempt_labels, metadata, secret_name
 
 
 def attempt_secret(job: ZeroTrainingJob, attempt: int, operator_key: bytes) -> Json:
-    """Raises ValueError when the key is too short or the job has no UID yet."""
+    """Return the Secret of the attempt. Raises ValueError if the key is too short or the job has no UID
+    yet."""
     files = {**config_files(job), TOKEN_KEY: derive(operator_key, job.uid, attempt)}
     return {
         "apiVersion": "v1",

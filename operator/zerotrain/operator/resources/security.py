@@ -1,5 +1,7 @@
-"""The security contexts of a worker pod: Pod Security "restricted", with a read-only root on top. RDMA alone
-takes more: one capability, asked for by name in the spec."""
+"""The security contexts of a worker pod: Pod Security "restricted", with a read-only root file system.
+
+Only RDMA needs more: one capability, which the spec requests by name.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,10 @@ from .identity import Json
 from .volumes import as_written
 
 IPC_LOCK: Final = "IPC_LOCK"
-"""The only capability that a worker may ever ask for."""
+"""The only capability that a worker may request."""
 
 WORKER_USER: Final = 65532
-"""The user "nonroot" of the common base images; the runtime image has it, too."""
+"""User ID of "nonroot" in the common base images and in the runtime image."""
 
 
 def pod_security_context() -> Json:
@@ -31,7 +33,7 @@ def pod_security_context() -> Json:
 
 
 def worker_security_context(job: ZeroTrainingJob) -> Json:
-    """Of the worker's own container. RDMA pins the memory that its devices reach into."""
+    """Return the security context of the worker container. RDMA pins the memory that its devices access."""
     context = container_security_context()
     resources = job.spec.resources
     if resources is not None and resources.rdma is not None:
@@ -40,7 +42,8 @@ def worker_security_context(job: ZeroTrainingJob) -> Json:
 
 
 def container_security_context(user: ContainerUser | None = None) -> Json:
-    """`user` is the part that podTemplate may choose for its own containers."""
+    """Return the security context of a container; `user` is the part that podTemplate may set for its
+    containers."""
     return {
         "allowPrivilegeEscalation": False,
         "capabilities": {"drop": ["ALL"]},

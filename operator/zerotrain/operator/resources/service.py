@@ -1,4 +1,4 @@
-"""The headless Service of a job, which gives its worker pods their names."""
+"""The headless Service of a job, which gives the worker pods their DNS names."""
 
 from __future__ import annotations
 
@@ -12,25 +12,28 @@ from .identity import Json, common_labels, metadata, selector
 
 
 def headless_service(job: ZeroTrainingJob) -> Json | None:
-    """None for a single worker, which needs no name to find itself."""
+    """Return the headless Service; None for a single worker, which needs no DNS name."""
     if job.shape.workers == 1:
         return None
     pods = selector(job)
     if not job.spec.command:
-        # The trainer asks for worker 0 alone: endpoints are written once for an attempt, not for each pod.
+        # The trainer resolves only worker 0: endpoints are written once per attempt, not for each pod.
         pods[LABEL_RANK] = "0"
     return _headless(metadata(job, service_name(job), common_labels(job)), pods)
 
 
 def service_name(job: ZeroTrainingJob) -> str:
-    """A DNS label that nobody else's Service is likely to have. It differs with the pods that are named, as a
-    Service that is there is never changed."""
+    """Return a DNS label that is unlikely to be the name of another Service.
+
+    It depends on which pods the Service selects, because an existing Service is never changed.
+    """
     named = "all" if job.spec.command else "first"
     return f"{job.name}-{hashlib.sha256(f'{job.uid}/{named}'.encode()).hexdigest()[:8]}"
 
 
 def domain(job: ZeroTrainingJob) -> str | None:
-    """The subdomain of the job's pods: the name of the Service that gives them theirs."""
+    """Return the subdomain of the job's pods, which is the name of the headless Service; None for a single
+    worker."""
     return service_name(job) if job.shape.workers > 1 else None
 
 
@@ -42,7 +45,7 @@ def _headless(meta: Json, pods: dict[str, str]) -> Json:
         "metadata": meta,
         "spec": {
             "clusterIP": "None",
-            # The ranks must find each other before the rendezvous, and pods are ready only after it.
+            # The ranks must find each other before the rendezvous, and pods become ready only after it.
             "publishNotReadyAddresses": True,
             "selector": pods,
             "ports": [

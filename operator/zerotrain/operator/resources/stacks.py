@@ -1,7 +1,8 @@
-"""The ConfigMap that keeps the stacks of a hung attempt: a summary of who stands where, then every worker's.
+"""The ConfigMap that keeps the stacks of a hung attempt: a summary of the ranks by stack, then each worker's
+stacks.
 
-The texts are the tenant's program's word: bounded, and without the control characters by which a terminal
-that shows them could be driven.
+The texts come from the tenant's program. They are bounded, and free of the control characters that could
+manipulate a terminal that shows them.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from zerotrain.operator.api import ZeroTrainingJob
 from .identity import Json, attempt_labels, metadata
 
 MAX_BYTES = 512 << 10
-"""Of all texts together; a ConfigMap may hold 1 MiB."""
+"""Bytes of all texts together; a ConfigMap may hold 1 MiB."""
 
 MAX_SUMMARY_BYTES = 32 << 10
 SUMMARY_KEY = "summary.txt"
 FRAMES = 4
-"""Innermost frames of the main thread that ranks are grouped by."""
+"""Number of innermost frames of the main thread by which ranks are grouped."""
 
 CUT = "\n(cut here)\n"
 _RANK = re.compile(r"^=== rank (\d{1,9}) \(pid \d+, ([^)\n]{0,60})\)$")
@@ -32,7 +33,8 @@ def stacks_name(job_name: str, attempt: int) -> str:
 
 
 def stacks_config_map(job: ZeroTrainingJob, attempt: int, texts: Mapping[int, str]) -> Json:
-    """`texts` by worker, the accused one first; each has an equal share of what may be kept."""
+    """Return the ConfigMap of `texts` by worker, the blamed worker first; each gets an equal share of the
+    size limit."""
     clean = {worker: "\n".join(printable_lines(text)) for worker, text in texts.items()}
     share = (MAX_BYTES - MAX_SUMMARY_BYTES) // max(len(clean), 1)
     data = {f"worker-{worker}.txt": _cut(text, share) for worker, text in clean.items()}
@@ -46,7 +48,7 @@ def stacks_config_map(job: ZeroTrainingJob, attempt: int, texts: Mapping[int, st
 
 
 def summary(texts: Sequence[str], attempt: int) -> str:
-    """Which ranks stand at the same place, the fewest first: the odd one out is usually to blame."""
+    """Return the ranks grouped by stack, the smallest group first: the odd rank out is usually the cause."""
     places: dict[tuple[str, ...], list[int]] = {}
     for text in texts:
         for rank, place in _places(text):
@@ -59,7 +61,8 @@ def summary(texts: Sequence[str], attempt: int) -> str:
 
 
 def _places(text: str) -> list[tuple[int, tuple[str, ...]]]:
-    """Rank, and its process's state with the innermost frames of its main thread, which is dumped last."""
+    """Return each rank with the state of its process and the innermost frames of its main thread, which is
+    dumped last."""
     found: list[tuple[int, tuple[str, ...]]] = []
     rank, state, frames = -1, "", list[str]()
     for line in [*text.splitlines(), "=== rank 0 (pid 0, end)"]:

@@ -1,7 +1,7 @@
-"""What a StorageClass declares of the encryption of its volumes: parameters of the drivers that have one.
+"""The encryption that a StorageClass declares for its volumes, by the parameters of known drivers.
 
-Drivers that encrypt without a word in the class (a policy of the account, LUKS under LVM) need the annotation
-of whoever owns the class: the operator believes nothing that is not written down.
+Drivers that encrypt without a parameter in the class (a policy of the account, LUKS under LVM) need the
+annotation of the class's owner: the operator accepts only a written declaration.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Declaration:
     """A driver's parameter, and the values that mean encryption."""
 
     provisioners: tuple[str, ...]
-    """Whole names, or ends of names with a leading dot: operators of Ceph put their namespace in front."""
+    """Whole names, or suffixes of names with a leading dot: Ceph operators prefix their namespace."""
     parameter: str
     means_encryption: Callable[[str], bool] = _is_true
 
 
 DECLARATIONS: Final = (
     Declaration(("ebs.csi.aws.com", "ebs.csi.eks.amazonaws.com", "kubernetes.io/aws-ebs"), "encrypted"),
-    # Google encrypts all disks; a key of the customer's own is what a class can declare.
+    # Google encrypts all disks; a class can declare only a customer-managed key.
     Declaration(("pd.csi.storage.gke.io", "kubernetes.io/gce-pd"), "disk-encryption-kms-key", _is_given),
     Declaration(("disk.csi.azure.com", "kubernetes.io/azure-disk"), "diskEncryptionSetID", _is_given),
     Declaration(("rbd.csi.ceph.com", ".rbd.csi.ceph.com"), "encrypted"),
@@ -46,11 +46,12 @@ DECLARATIONS: Final = (
 
 
 def declared_encryption(item: Mapping[str, Any]) -> str | None:
-    """What says that the class's volumes are encrypted, as `parameter encrypted: true`; None when nothing."""
+    """Return the declaration that the class's volumes are encrypted, e.g. `parameter encrypted: true`; None
+    without one."""
     declared = (item["metadata"].get("annotations") or {}).get(ANNOTATION_ENCRYPTED_VOLUMES)
     if declared is not None:
         return f"annotation {ANNOTATION_ENCRYPTED_VOLUMES}" if declared == "true" else None
-    # Drivers read their parameters' names without regard to case.
+    # Drivers read the names of their parameters case-insensitively.
     given = {name.lower(): str(value) for name, value in (item.get("parameters") or {}).items()}
     for row in DECLARATIONS:
         value = given.get(row.parameter.lower())

@@ -1,4 +1,5 @@
-"""Where the workers of one attempt go: together or apart by a node label, and away from single nodes."""
+"""Placement of the workers of one attempt: together or apart by a node label, and away from excluded
+nodes."""
 
 from __future__ import annotations
 
@@ -14,16 +15,17 @@ _REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def place(spec: Json, job: ZeroTrainingJob, attempt: int) -> None:
-    """Add spec.scheduling's topology to a pod spec, beside what podTemplate asks for."""
+    """Add the topology of spec.scheduling to a pod spec, besides the constraints of podTemplate."""
     scheduling = job.spec.scheduling
     key = scheduling.topology_key if scheduling is not None else None
-    # Where a queue chose a value of the key, it is in the node selector already.
+    # If a queue chose a value of the key, the node selector already contains it.
     if scheduling is None or key is None or key in job.shape.node_selector:
         return
     peers = {"matchLabels": {LABEL_JOB_UID: job.uid, LABEL_ATTEMPT: str(attempt)}}
     if scheduling.topology_policy is TopologyPolicy.SPREAD:
         spread: Json = {"maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": "DoNotSchedule"}
-        # Else a zone whose nodes are all cordoned would count as one without pods, and nobody could start.
+        # Otherwise a zone whose nodes are all cordoned would count as a zone without pods, and no pod could
+        # be scheduled.
         spec["topologySpreadConstraints"] = [{**spread, "labelSelector": peers, "nodeTaintsPolicy": "Honor"}]
         return
     # The first worker matches itself and goes anywhere; the others follow it.
@@ -34,8 +36,8 @@ def place(spec: Json, job: ZeroTrainingJob, attempt: int) -> None:
 
 
 def keep_off(spec: Json, nodes: Iterable[str]) -> None:
-    """Keep a pod away from these nodes, whatever nodes podTemplate asks for."""
-    # One requirement per node: the API takes a single value for the name of a node.
+    """Keep a pod away from these nodes, whatever nodes podTemplate selects."""
+    # There is one requirement per node, because the API accepts a single value for the name of a node.
     away = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in sorted(set(nodes))]
     if not away:
         return

@@ -1,5 +1,7 @@
-"""The one-shot pod that verifies a checkpoint: the job's image and placement, its volume read-only, no
-GPU."""
+"""The one-shot pod that verifies a checkpoint. It has the job's image and placement, and no GPU.
+
+It mounts the job's checkpoint volume read-only.
+"""
 
 from __future__ import annotations
 
@@ -27,21 +29,29 @@ RESOURCES: Final[Json] = {
     "requests": {"cpu": "250m", "memory": "256Mi"},
     "limits": {"cpu": "2", "memory": "2Gi"},
 }
-"""Files are read in pieces; the manifest of a model with many parameters is what needs the memory. A quota on
-`limits.cpu` refuses pods that give none."""
+"""Resources of the pod. Files are read in pieces; the manifest of a model with many parameters needs the
+memory.
+
+Limits are set because a quota on `limits.cpu` rejects pods without one.
+"""
 
 
 def verification_pod_name(job_name: str, attempt: int, number: int) -> str:
-    """Try `number` of verifying what `attempt` left; no worker's index is a word."""
+    """Return the name of the pod of try `number` to verify the checkpoint of `attempt`.
+
+    It differs from the names of workers, whose index is never a word.
+    """
     return f"{job_name}-{attempt}-{HELPER}-{number}"
 
 
 def verification_pod(
     job: ZeroTrainingJob, name: str, checkpoint: str, limit_s: int, options: ResourceOptions
 ) -> Json:
-    """The job's selector applies to it, so that its NetworkPolicy does; it has neither attempt nor rank, so
-    that no deletion, budget or gang of an attempt takes it for a worker. Raises ValueError without a
-    checkpoint volume."""
+    """Return the verification pod. Raises ValueError without a checkpoint volume.
+
+    The job's selector matches the pod, so that the job's NetworkPolicy applies to it. The pod has neither
+    attempt nor rank, so that no deletion, disruption budget or gang of an attempt takes it for a worker.
+    """
     folder, stored = checkpoint_dir(job), job.spec.checkpoint
     if folder is None or stored is None:
         raise ValueError(f"job {job.name} has no checkpoint volume to verify")
@@ -52,7 +62,7 @@ def verification_pod(
         "command": [*COMMAND, str(folder), checkpoint],
         "env": [{"name": "HOME", "value": SCRATCH_DIR}, {"name": "TERM", "value": "dumb"}],
         "resources": RESOURCES,
-        # What is wrong is in the last lines of the log.
+        # The last lines of the log say what is wrong.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": container_security_context(),
         "volumeMounts": [
@@ -82,7 +92,7 @@ def verification_pod(
 
 
 def _placement(job: ZeroTrainingJob) -> Json:
-    """Where the workers may run the volume can be mounted and the image be pulled."""
+    """Return the placement of the workers: on those nodes the volume can be mounted and the image pulled."""
     placed: Json = {}
     scheduling, template = job.spec.scheduling, job.spec.pod_template
     if scheduling is not None:

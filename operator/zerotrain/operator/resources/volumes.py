@@ -1,5 +1,7 @@
-"""The volumes that the operator gives a worker pod: configuration and token, scratch, shared memory, NVMe,
-checkpoints. podTemplate's own volumes are added by `pod.py`."""
+"""The operator's volumes of a worker pod: configuration and token, scratch, shared memory, NVMe, checkpoints.
+
+`pod.py` adds the volumes of podTemplate.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ _OWNER_READS = 0o400
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MountedVolume:
-    """A volume of the pod and where the worker container sees it."""
+    """A volume of the pod and its mount path in the worker container."""
 
     name: str
     mount_path: str
@@ -50,7 +52,7 @@ class MountedVolume:
 
 
 def own_volumes(job: ZeroTrainingJob, attempt: int) -> tuple[MountedVolume, ...]:
-    """The operator's volumes of one worker; all names start with the reserved prefix."""
+    """Return the operator's volumes of one worker; all names start with the reserved prefix."""
     volumes = [_files(job, attempt), _scratch(job)]
     resources = job.spec.resources
     if resources is not None and resources.shared_memory is not None:
@@ -70,13 +72,14 @@ def own_volumes(job: ZeroTrainingJob, attempt: int) -> tuple[MountedVolume, ...]
 
 
 def as_written(part: ApiModel) -> Json:
-    """A part of the spec with Kubernetes' own names, holding only what the user wrote."""
+    """Return a part of the spec under Kubernetes' own field names, with only what the user wrote."""
     written: Any = part.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude_none=True)
     return dict(written)
 
 
 def _files(job: ZeroTrainingJob, attempt: int) -> MountedVolume:
-    """Configuration and token in one folder, also where ds_config.json is the user's ConfigMap."""
+    """Return configuration and token in one folder, even if ds_config.json comes from the user's
+    ConfigMap."""
     secret, reference = secret_name(job, attempt), job.spec.config_from
     source: Json = {"secret": {"secretName": secret, "defaultMode": _OWNER_READS}}
     if reference is not None:
@@ -93,7 +96,7 @@ def has_train_spec(job: ZeroTrainingJob) -> bool:
 
 
 def _scratch(job: ZeroTrainingJob) -> MountedVolume:
-    """The only writable folder besides the user's volumes: the root file system is read-only."""
+    """Return the only writable folder besides the user's volumes: the root file system is read-only."""
     source = {"emptyDir": {"sizeLimit": str(scratch_size(job))}}
     return MountedVolume(name=f"{RESERVED_PREFIX}tmp", mount_path=SCRATCH_DIR, source=source)
 
