@@ -1,4 +1,4 @@
-"""The decisions of the operator, pure: `reconcile(job, observed, now) -> Plan`."""
+"""The operator's decisions, as pure functions: `reconcile(job, observed, now) -> Plan`."""
 
 from .core import reconcile
 from .job import Known

@@ -1,4 +1,5 @@
-"""The gate before an attempt: fields whose behaviour is missing and rules that CEL cannot say."""
+"""The check of a spec before an attempt: fields that are not supported yet, and rules that CEL cannot
+express."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from zerotrain.operator.constants import Reason
 
 
 def refusal_of(spec: ZeroTrainingJobSpec) -> tuple[str, str] | None:
-    """Reason and message of a refused spec, naming every field; None when the job may start."""
+    """Return reason and message of a rejected spec, naming every field; None if the job may start."""
     found = refusals(spec)
     if not found:
         return None
@@ -22,7 +23,8 @@ def refusal_of(spec: ZeroTrainingJobSpec) -> tuple[str, str] | None:
 
 
 def unreadable(error: ValidationError) -> tuple[str, str]:
-    """A stored spec that this version's models do not accept, as when the CRD was changed by hand."""
+    """Return reason and message for a stored spec that this version's models reject, e.g. after a manual CRD
+    change."""
     problems = [
         f"spec.{'.'.join(str(part) for part in item['loc'])}: {item['msg']}" for item in error.errors()
     ]
@@ -30,5 +32,5 @@ def unreadable(error: ValidationError) -> tuple[str, str]:
 
 
 def too_large(why: str) -> tuple[str, str]:
-    """A stored spec that is more than the operator reads of one."""
+    """Return reason and message for a stored spec that is larger than the operator reads."""
     return str(Reason.INVALID_SPEC), why

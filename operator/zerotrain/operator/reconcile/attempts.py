@@ -1,4 +1,4 @@
-"""The workers of one attempt, each reduced to its fate, and the worker that ended the attempt."""
+"""The workers of one attempt, each with its state, and the worker that ended the attempt."""
 
 from __future__ import annotations
 
@@ -28,22 +28,25 @@ from zerotrain.operator.reconcile.observe import Observed, PodState, PodView
 
 
 class Fate(Enum):
-    """What became of one worker of the attempt."""
+    """The state of one worker of the attempt."""
 
     ABSENT = "absent"
-    """Not created yet."""
+    """A worker whose pod is not created yet."""
     PENDING = "pending"
     RUNNING = "running"
     GOING = "going"
-    """Somebody is deleting it; its program may still checkpoint and yield."""
+    """A worker whose pod is being deleted; the program may still write a checkpoint and yield."""
     SUCCEEDED = "succeeded"
     YIELDED = "yielded"
     STOPPED = "stopped"
-    """A program of the user's own that ended with 0 when its pod was to go: many answer SIGTERM so, and
-    nobody knows whether it was done. It saved as much as it does on SIGTERM."""
+    """A user program that ended with 0 when its pod was to go.
+
+    Many programs answer SIGTERM with 0, so it is not known whether the program had finished. It saved what it
+    saves on SIGTERM.
+    """
     FAILED = "failed"
     LOST = "lost"
-    """Existed once, is not there now, and nobody knows how its program ended."""
+    """A worker whose pod existed once and is gone; how its program ended is not known."""
 
 
 _OF_STATE = {
@@ -58,44 +61,44 @@ LIVE = frozenset({Fate.PENDING, Fate.RUNNING, Fate.GOING})
 OVER = frozenset({Fate.SUCCEEDED, Fate.YIELDED, Fate.STOPPED, Fate.FAILED, Fate.LOST})
 
 CLOCK_DOUBT = timedelta(minutes=1)
-"""By how much the clock of a node may be behind the API server's, by which a deletion is dated."""
+"""Largest lag of a node's clock behind the API server's clock, which dates deletions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Worker:
-    """One index of the attempt."""
+    """One worker of the attempt."""
 
     index: int
     fate: Fate
     pod: PodView | None = None
     loss: Loss | None = None
-    """Lost together with its node."""
+    """The loss of its node, if the worker was lost with it."""
 
 
 NOBODY = Worker(index=0, fate=Fate.RUNNING)
-"""In the place of a worker to blame."""
+"""Placeholder for the failed worker if no worker is to blame."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """The worker whose end explains the attempt's, and what that end means."""
+    """The worker whose end explains the end of the attempt, and the meaning of that end."""
 
     worker: Worker
     judgement: Judgement
     rank: int | None = None
-    """Rank to blame; None leaves it to what the pod said at its end."""
+    """Rank to blame; None leaves it to the pod's termination message."""
     told: str = ""
-    """What happened, where the pod cannot say it because its program still runs."""
+    """Description of the failure, if the pod cannot give one because its program still runs."""
     stacks: str = ""
-    """ConfigMap with the stacks of the ranks."""
+    """Name of the ConfigMap with the stacks of the ranks."""
     accuses: bool = True
-    """Whether the worker is to blame; False where the attempt stands and nobody stands out."""
+    """Whether the worker is to blame; False if the attempt hangs and no rank stands out."""
     besides: tuple[Failure, ...] = ()
-    """Further workers that are to blame for the same."""
+    """Further workers that are to blame for the same failure."""
     code: int | None = None
-    """Exit code of those that waited for the worker, where its own program has none."""
+    """Exit code of the ranks that waited for the worker, if its own program has none."""
     due: datetime | None = None
-    """Until when more about it may come in: the stacks of a program that still runs."""
+    """Time until which more may be learned, such as the stacks of a program that still runs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,7 +108,7 @@ class AttemptView:
     number: int
     workers: tuple[Worker, ...]
     present: tuple[PodView, ...]
-    """Pods of this attempt that exist as objects, ended ones included."""
+    """Pods of this attempt that exist as objects, including ended ones."""
 
     def indices(self, *fates: Fate) -> tuple[int, ...]:
         return tuple(worker.index for worker in self.workers if worker.fate in fates)
@@ -127,11 +130,12 @@ def view_attempt(
     losses: Mapping[str, Loss] = NO_LOSSES,
     own_program: bool = False,
 ) -> AttemptView:
-    """Look at attempt `number` alone; pods of other attempts do not exist here.
+    """Return the workers of attempt `number`; pods of other attempts are ignored.
 
     `created` says that every worker of the attempt existed once, so that a missing one is lost. A pod whose
-    deletion should have ended before `stuck_before` is lost too: its node does not answer. So is one on a
-    node among `losses`. `own_program`: the ranks run the user's own, whose 0 may be an answer to SIGTERM.
+    deletion should have ended before `stuck_before` is also lost, because its node does not answer. So is a
+    pod on a node in `losses`. `own_program` says that the ranks run a user program, whose exit code 0 may be
+    an answer to SIGTERM.
     """
     present = {pod.index: pod for pod in observed.pods if pod.attempt == number and pod.index < workers}
     gone = {pod.index: pod for pod in observed.gone if pod.attempt == number and pod.index < workers}
@@ -160,10 +164,10 @@ def _worker(
 
 
 def _on_its_node(worker: Worker, losses: Mapping[str, Loss]) -> Worker:
-    """The worker, lost if its node is and its end is not known otherwise."""
+    """Return the worker as lost if its node is lost and its end is not known otherwise."""
     loss = losses.get(worker.pod.node or "") if losses and worker.pod is not None else None
     if loss is not None and worker.fate is Fate.FAILED and worker.pod is not None:
-        # Its files may have gone before the node did.
+        # Its files may have disappeared before the node did.
         return replace(worker, loss=loss) if worker.pod.worker_code in ABOUT_FILES else worker
     if loss is None or (worker.fate not in LIVE and worker.fate is not Fate.LOST):
         return worker
@@ -171,29 +175,33 @@ def _on_its_node(worker: Worker, losses: Mapping[str, Loss]) -> Worker:
 
 
 def _as_told(worker: Worker) -> Worker:
-    """The worker of a program of the user's own, stopped if its 0 may say so."""
+    """Return the worker of a user program as stopped if its exit code 0 may be an answer to SIGTERM."""
     if worker.fate is Fate.SUCCEEDED and worker.pod is not None and _was_to_go(worker.pod):
         return replace(worker, fate=Fate.STOPPED)
     return worker
 
 
 def _was_to_go(pod: PodView) -> bool:
-    """Whether the pod was told to go, by anybody, before its program ended. In doubt it was: what is done
-    ends with 0 once more, but a job that is called complete goes on no more."""
+    """Return whether the pod was told to stop, by any client, before its program ended.
+
+    In doubt the answer is True: a program that had finished ends with 0 once more, but a job that was
+    declared complete does not continue.
+    """
     if pod.disruption == BY_KUBELET or (pod.pod_reason and pod.phase == "Failed"):
-        return True  # the kubelet deletes nothing: a deletion came later, and from somebody else
+        return True  # the kubelet deletes no pod: a deletion came later, and from another client
     if pod.deletion_at is None or pod.finished_at is None:
         return bool(pod.deletion_at or pod.disruption)
     asked = pod.deletion_at - timedelta(seconds=pod.deletion_grace_s or 0)
-    # People delete what has just ended, and mean nothing by it. A disruption does so only to what was left
-    # standing, as a drain does to all pods of a node.
+    # Users delete pods that have just ended, which says nothing about their end. A disruption affects only
+    # pods that are left, as a drain evicts all pods of a node.
     return pod.finished_at >= (asked - CLOCK_DOUBT if pod.disruption else asked)
 
 
 def strays(attempt: int, workers: int, observed: Observed) -> Mapping[int, tuple[PodView, ...]]:
-    """Leftovers by attempt: pods of earlier attempts, and indices that this attempt does not have.
+    """Return the leftover pods by attempt: pods of earlier attempts, and indices that this attempt does not
+    have.
 
-    A *later* attempt's pods are no leftovers: seeing them means that our view of the job is old.
+    Pods of a *later* attempt are no leftovers: they mean that our view of the job is outdated.
     """
     found: dict[int, tuple[PodView, ...]] = {}
     for pod in observed.pods:
@@ -203,15 +211,15 @@ def strays(attempt: int, workers: int, observed: Observed) -> Mapping[int, tuple
 
 
 def first_failure(view: AttemptView) -> Failure | None:
-    """The surest first cause among the failed and lost workers; None when none failed."""
+    """Return the surest first cause among the failed and lost workers; None if none failed."""
     return min(failures_of(view), key=cause_order, default=None)
 
 
 def failures_of(view: AttemptView) -> list[Failure]:
-    """All failed and lost workers, by index.
+    """Return the failures of all failed and lost workers, by index.
 
-    Where some worker yielded, its checkpoint is durable for all ranks: a peer that was lost or terminated
-    meanwhile is part of that end, not a failure.
+    If some worker yielded, its checkpoint is durable for all ranks. A peer that was lost or terminated
+    meanwhile is then part of that end and no failure.
     """
     yielded = view.count(Fate.YIELDED) > 0
     failures = []
@@ -251,7 +259,7 @@ def _end_of(worker: Worker) -> WorkerEnd:
 
 
 def judgement_of(worker: Worker, end: RankEnd) -> Judgement:
-    """What the end of another rank of the worker means than the one that its pod ended by."""
+    """Return the judgement on the end of another rank of the worker than the one that ended its pod."""
     whole = _end_of(worker)
     killed = end.code == ExitCode.KILLED
     own = replace(
@@ -264,16 +272,17 @@ def judgement_of(worker: Worker, end: RankEnd) -> Judgement:
 
 
 def cause_order(failure: Failure) -> tuple[int, bool, float, int]:
-    """Whose end explains the others comes first."""
+    """Return the sort key of a failure; the one that explains the others comes first."""
     pod = failure.worker.pod
-    # Container runtimes report whole seconds, each by its own clock, and an echo takes milliseconds: who says
-    # that it lost another one comes behind who does not. The index makes the choice repeatable.
+    # Container runtimes report whole seconds, each by its own clock, and a consequence follows within
+    # milliseconds. So a worker that reports the loss of a peer comes after one that does not. The index makes
+    # the choice repeatable.
     ended = pod.finished_at.timestamp() if pod is not None and pod.finished_at else math.inf
     return failure.judgement.evidence, _blames_a_peer(failure), ended, failure.worker.index
 
 
 def is_echo(failure: Failure) -> bool:
-    """Whether the worker ended as those do that lost another one, whose own end is to come then."""
+    """Return whether the worker ended like one that lost a peer, whose own end is then still to come."""
     pod = failure.worker.pod
     aborted = pod is not None and pod.worker_code == ABORTED
     echo = aborted or failure.judgement.evidence is Evidence.ECHO or _blames_a_peer(failure)

@@ -1,4 +1,4 @@
-"""Counting restarts in status: totals for people, the recent ones for the sliding window."""
+"""The restart counters in status: totals for users, and the recent restarts for the sliding window."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from zerotrain.operator.constants import Reason
 from zerotrain.operator.failure_policy import Budget, PastRestart, still_counts
 
 KEPT_HANGS = 7
-"""Restarts after hangs that stay, the newest ones: they double the hold-off, up to its longest with so many,
-and the limits, of which one may be longer than the window."""
+"""Number of newest restarts after hangs that are never forgotten.
+
+They double the hold-off, which reaches its maximum with this number, and they double the hang limits, one of
+which may be longer than the window.
+"""
 
 
 def history_of(restarts: Restarts) -> tuple[PastRestart, ...]:
-    """The recent restarts as the failure policy wants them, oldest first."""
+    """Return the recent restarts in the form that the failure policy takes, oldest first."""
     return tuple(
         PastRestart(
             time=item.time, cause=item.cause, reason=item.reason, step=item.step, charged=item.charged
@@ -24,10 +27,10 @@ def history_of(restarts: Restarts) -> tuple[PastRestart, ...]:
 
 
 def charge(restarts: Restarts, restart: Restart, *, budget: Budget, now: datetime) -> Restarts:
-    """Add one restart, forget those that no longer count.
+    """Add one restart and remove those that no longer count.
 
-    Restarts that are allowed once per job stay for good: forgetting them would allow a second one. So do the
-    newest hangs.
+    Restarts that are allowed once per job are kept for good, because removing them would allow a second one.
+    The newest restarts after hangs are kept as well.
     """
     counted = still_counts(history_of(restarts), budget, step=restart.step, now=now)
     hangs = [item for item in restarts.recent if item.reason == Reason.HANG][-KEPT_HANGS:]

@@ -1,4 +1,4 @@
-"""Times as Kubernetes writes them: RFC 3339 in UTC. For all that reads pods or workers' records."""
+"""Times in Kubernetes' format, RFC 3339 in UTC, for all modules that read pods or workers' records."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from datetime import UTC, datetime
 
 
 def parse_time(text: str | None) -> datetime | None:
-    """Read `2026-01-31T12:00:00Z` (fractions allowed); None stays None. Raises ValueError on other text."""
+    """Return the time in a text such as `2026-01-31T12:00:00Z` (fractions allowed); None for no text.
+
+    Raises ValueError on other text.
+    """
     if not text:
         return None
     moment = datetime.fromisoformat(text)
@@ -19,7 +22,8 @@ def from_unix(seconds: float) -> datetime:
 
 
 def moment(unix_s: float) -> datetime | None:
-    """The same for a number that a tenant's program gave: None for what no calendar has."""
+    """Return the time of a number that a tenant's program reported; None for a number outside the
+    calendar."""
     if not 0 < unix_s < math.inf:
         return None
     try:

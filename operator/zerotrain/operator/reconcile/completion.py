@@ -1,13 +1,13 @@
-"""Whether an attempt did all that the job is there for, also where nobody saw how some workers ended.
+"""Completion of an attempt, even if the ends of some workers were not observed.
 
-A pod that is deleted while no operator looks takes its exit code along. What is left is what was written
-down before (`status.checkpoint`, taken in as soon as a rank tells of it) and what the pods that are still
-there say. Only the built-in trainer's word counts: what a program of the user's own has left to do after a
-checkpoint, or on another rank, nobody knows.
+A pod that is deleted while no operator runs takes its exit code with it. What remains is what was recorded
+before (`status.checkpoint`, updated as soon as a rank reports it) and what the remaining pods say. Only
+reports of the built-in trainer count: what a user program still has to do after a checkpoint, or on another
+rank, is not known.
 
-Nor does anybody know of such a program, once it was asked to stop, whether its 0 says "done" or "stopped":
-many end so on SIGTERM. It counts as stopped, as in a Job of Kubernetes: what is done ends with 0 once more.
-Here that is the operator's own request; what a deletion or a disruption asked for is `Fate.STOPPED`.
+For a user program that was asked to stop, an exit code 0 may mean "done" or "stopped": many programs end so
+on SIGTERM. It counts as stopped, as in a Kubernetes Job: a program that is done ends with 0 once more. This
+module covers the operator's own stop request; a deletion or a disruption leads to `Fate.STOPPED`.
 """
 
 from __future__ import annotations
@@ -20,22 +20,24 @@ _UNLESS_PROVEN = frozenset({Fate.SUCCEEDED, Fate.LOST})
 
 
 def is_done(draft: Draft, view: AttemptView) -> bool:
-    """Whether the job is complete. One worker that failed, yielded or still runs is enough for a no."""
+    """Return whether the job is complete. It is not if one worker failed, yielded or still runs."""
     if view.all_in(_SURE):
         return not _may_be_an_answer(draft, view)
     return view.all_in(_UNLESS_PROVEN) and _all_steps_are_done(draft, view)
 
 
 def _may_be_an_answer(draft: Draft, view: AttemptView) -> bool:
-    """Whether some worker ended with 0 because it was asked to stop. One is enough: with the others it would
-    have gone on."""
+    """Return whether some worker ended with 0 because it was asked to stop.
+
+    One such worker is enough, because it would have continued with the others.
+    """
     asked, state = draft.status.checkpoint.requested_at, draft.observed.yielding
     if asked is None or not draft.job.spec.command:
         return False
     if state is not None and state.attempt == view.number and state.acked_at is not None:
         return True
-    # The answer may be lost, or in the memory of an operator before this one: then the times must do, of
-    # which one is the node's.
+    # The answer may be lost, or only in the memory of a previous operator. Then the times decide, one of
+    # which comes from the node's clock.
     since = asked - CLOCK_DOUBT
     pods = [worker.pod for worker in view.workers if worker.pod is not None]
     return any(pod.deletion_at or pod.finished_at is None or pod.finished_at >= since for pod in pods)
@@ -46,12 +48,12 @@ def _all_steps_are_done(draft: Draft, view: AttemptView) -> bool:
     if spec.command or spec.steps is None:
         return False
     if spec.checkpoint is not None:
-        # All ranks write it together, and none is written of a training whose end is refused. That of another
-        # attempt may be the one that this attempt found damaged.
+        # All ranks write the checkpoint together, and none is written for a training whose result is
+        # rejected. A checkpoint of another attempt may be the one that this attempt found damaged.
         last = status.checkpoint.last
         return last is not None and last.durable and last.attempt == view.number and last.step >= spec.steps
-    # Nothing is kept of such a job: it is done when all ranks made the last step, which ends in an exchange
-    # between all of them. That the loss was accepted, too, is what the exit code of any of them says.
+    # Nothing is kept of such a job. It is done when all ranks made the last step, which ends in an exchange
+    # between all of them. The exit code of any rank says that the loss was accepted as well.
     ends = [
         worker.pod.termination
         for worker in view.workers
@@ -61,7 +63,8 @@ def _all_steps_are_done(draft: Draft, view: AttemptView) -> bool:
 
 
 def told(view: AttemptView) -> str:
-    """For the event: which workers' ends nobody saw."""
+    """Return the part of the event's message that names the workers whose end was not observed; empty without
+    one."""
     unseen = view.indices(Fate.LOST)
     if not unseen:
         return ""

@@ -1,7 +1,7 @@
-"""All conditions of a job from its phase and its workers, in a fixed order.
+"""All conditions of a job, computed from its phase and its workers, in a fixed order.
 
-Computed anew in every pass; `lastTransitionTime` moves only when a status does. `Ready`, `Reconciling` and
-`Stalled` follow kstatus: a tool that waits for the object sees a running job as ready.
+They are computed anew in every pass; `lastTransitionTime` changes only when a status does. `Ready`,
+`Reconciling` and `Stalled` follow kstatus: a tool that waits for the object sees a running job as ready.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from zerotrain.operator.reconcile.progress import origin_of, trained_nothing, un
 ACTIVE = frozenset({Phase.PENDING, Phase.STARTING, Phase.RUNNING})
 FINISHED = frozenset({Phase.COMPLETED, Phase.FAILED})
 _ASKED = frozenset({Phase.SUSPENDING, Phase.YIELDING})
-"""In which ranks were asked to checkpoint and stop."""
+"""Phases in which the ranks were asked to write a checkpoint and stop."""
 
 
 _ENDING = frozenset(
     {Phase.RESTARTING, Phase.YIELDING, Phase.SUSPENDING, Phase.SUSPENDED, Phase.QUEUED, Phase.STALLED}
 )
-"""In which pods go, and what comes then waits for the last of them."""
+"""Phases in which pods are being deleted, and the next phase waits for the last of them."""
 
 _STANDING = frozenset({Phase.QUEUED, Phase.PENDING, Phase.RESTARTING})
-"""In which an attempt may wait until other jobs have their pods."""
+"""Phases in which an attempt may wait until the pods of other jobs exist."""
 
 IN_LINE = "waits until other jobs have their pods: large jobs of one namespace start one at a time"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A condition without the bookkeeping."""
+    """A condition without generation and transition time."""
 
     status: bool | None
     reason: str
@@ -49,13 +49,13 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """What the findings rest on."""
+    """The input of the functions that compute conditions."""
 
     draft: Draft
     view: AttemptView
     phase: Phase
     started: bool
-    """An attempt is on and its pods are wanted."""
+    """Whether an attempt is active, so that its pods are wanted."""
 
     @property
     def status(self) -> ZeroTrainingJobStatus:
@@ -63,7 +63,7 @@ class Facts:
 
 
 def update_conditions(draft: Draft, view: AttemptView) -> None:
-    """Put all conditions and the observed generation into the draft's status."""
+    """Set all conditions and the observed generation in the draft's status."""
     phase = draft.status.phase or Phase.PENDING
     started = phase in ACTIVE and draft.status.attempt > 0
     facts = Facts(draft=draft, view=view, phase=phase, started=started)
@@ -102,7 +102,7 @@ def _merged(
                 observed_generation=generation,
             )
         )
-    # A newer operator's conditions stay: this one does not know what they mean.
+    # Conditions of a newer operator stay: this version does not know what they mean.
     foreign = [item for item in old if item.type not in {str(kind) for kind in found}]
     return (*merged, *foreign)
 
@@ -110,8 +110,11 @@ def _merged(
 _ONCE_TRUE = frozenset(
     {ConditionType.HUNG, ConditionType.SUSPENDED, ConditionType.COMPLETE, ConditionType.FAILED}
 )
-"""Absent until they are true for the first time: absent means false, and a condition of each job that says
-nothing is checked and copied by the API server at every write."""
+"""Conditions that are absent until they are true for the first time.
+
+Absent means false. The API server checks and copies every condition at every write, also one that says
+nothing.
+"""
 
 
 def _word(status: bool | None) -> ConditionStatus:
@@ -139,7 +142,7 @@ def _reconciling(facts: Facts) -> Finding:
 
 
 def _activity(facts: Facts) -> Finding:
-    """What the operator is doing, in the words of the phase."""
+    """Return what the operator is doing in the present phase."""
     status, problem = facts.status, facts.draft.observed.problem
     if problem is not None and facts.phase not in FINISHED:
         return Finding(None, problem.reason, problem.message)
@@ -169,7 +172,7 @@ def _activity(facts: Facts) -> Finding:
 
 
 def _hold_off(facts: Facts) -> Finding:
-    """What the next attempt waits for."""
+    """Return what the next attempt waits for."""
     status, older = facts.status, facts.draft.observed.older_in_shortage
     if status.given_back is None:
         return Finding(None, Reason.HOLD_OFF, f"attempt {status.attempt + 1} starts after the hold-off")
@@ -280,7 +283,7 @@ def _hung(facts: Facts) -> Finding:
 
 def _checkpoint(facts: Facts) -> Finding:
     checkpoint = facts.status.checkpoint
-    # In other phases nobody waits for an answer, whatever an earlier operator left in status.
+    # In other phases no answer is awaited, whatever an earlier operator left in status.
     asked = checkpoint.requested_at is not None and facts.phase in _ASKED
     if checkpoint.last is None:
         return Finding(False, Reason.CHECKPOINT_REQUESTED if asked else Reason.NO_CHECKPOINT)
@@ -290,7 +293,7 @@ def _checkpoint(facts: Facts) -> Finding:
     if verified is not None and verified.state is VerificationState.DAMAGED:
         return Finding(False, Reason.CHECKPOINT_DAMAGED, f"step {verified.step}: {verified.message}")
     if facts.phase in (Phase.SUSPENDED, Phase.QUEUED) and unsaved_steps(facts.status):
-        # Whoever waits for this condition before turning off machines must not be told that all is kept.
+        # A user who waits for this condition before turning off machines must not be told that all is saved.
         told = f"the job was at step {facts.status.progress.step}, the newest is step {checkpoint.last.step}"
         return Finding(False, Reason.CHECKPOINT_OUTDATED, told)
     if verified is not None and verified.state is VerificationState.VERIFIED:
@@ -301,9 +304,12 @@ def _checkpoint(facts: Facts) -> Finding:
 
 
 def _is_answered(facts: Facts) -> bool:
-    """Whether the newest checkpoint is the last one of the ranks that were asked to stop. A rank that yielded
-    says so, whatever the clocks of the nodes say, unless it stopped without saving; until then the ranks may
-    make steps beyond one that was due anyway, and nobody heard of them yet."""
+    """Return whether the newest checkpoint is the last one of the ranks that were asked to stop.
+
+    A rank that yielded says so, whatever the clocks of the nodes say, unless it stopped without saving. Until
+    then the ranks may make steps beyond a checkpoint that was due anyway, and the operator has not learned of
+    them yet.
+    """
     return facts.view.count(Fate.YIELDED) > 0 and not unsaved_steps(facts.status)
 
 
@@ -325,7 +331,7 @@ def _complete(facts: Facts) -> Finding:
 def _failed(facts: Facts) -> Finding:
     if facts.phase is not Phase.FAILED:
         return Finding(False, Reason.NOT_FINISHED)
-    # The pass that decides gives the words; every later pass keeps the stored ones.
+    # The pass that decides the failure provides the message; every later pass keeps the stored one.
     for item in facts.status.conditions:
         if item.type == ConditionType.FAILED and item.status is ConditionStatus.TRUE:
             return Finding(True, item.reason, item.message)
@@ -350,7 +356,8 @@ _FINDERS: dict[ConditionType, Callable[[Facts], Finding]] = {
 
 
 def _first(view: AttemptView, text: Callable[[PodView], str | None]) -> str | None:
-    """`worker 3 (pod gpt-1-3): ...` for the first pod that has something to say, and how many say so."""
+    """Return `worker 3 (pod gpt-1-3): ...` for the first pod with a text, and the number of others with
+    one."""
     told = [(pod, said) for pod in sorted(view.present, key=lambda pod: pod.index) if (said := text(pod))]
     if not told:
         return None

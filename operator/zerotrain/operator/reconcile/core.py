@@ -1,7 +1,7 @@
-"""`reconcile`: everything known about one job in, everything to do about it out. Pure.
+"""The pure function `reconcile`: it maps everything known about one job to everything to do about it.
 
-Level-triggered: each pass compares the whole job with the whole observation and never asks what changed, so
-that a lost event, a restart of the operator or a pass too many cannot lead elsewhere.
+It is level-triggered. Each pass compares the whole job with the whole observation and never asks what
+changed, so that a lost event, a restart of the operator or an extra pass cannot change the outcome.
 """
 
 from __future__ import annotations
@@ -47,11 +47,13 @@ def reconcile(
     known: Known | None = None,
     planner: Planner = plan_job,
 ) -> Plan:
-    """Decide one pass over `job` (the API server's JSON). `now` must be timezone-aware. `known` saves the
-    reading of what did not change since the last pass over the same life of the job. What `planner` raises
-    goes through: then nothing was decided, and the same question may be asked again.
+    """Decide one pass over `job` (the API server's JSON).
 
-    A job that is being deleted is left to its ownerReferences, a job of another manager to that manager.
+    `now` must be timezone-aware. `known` caches what has not changed since the last pass over the same job
+    UID. An exception of `planner` is passed on: nothing was decided then, and the same call may be repeated.
+
+    A job that is being deleted is left to garbage collection by ownerReferences, a job of another manager to
+    that manager.
     """
     identity = identity_of(job)
     stored = job.get("spec", {})
@@ -78,7 +80,7 @@ def reconcile(
     memory.observe_peaks(draft)
     all_go = spec.run_policy.clean_pod_policy is CleanPodPolicy.ALL
     if status.phase in ACTIVE or (status.phase in FINISHED and not all_go):
-        # A pod whose creation got no answer may show up as late as after the job's end.
+        # A pod whose creation request got no response may appear even after the job's end.
         end_strays(draft)
     advance(draft)
     giving_back.settle(draft)
@@ -86,10 +88,8 @@ def reconcile(
     queueing.settle(draft)
     view = draft.view()
     shared.settle(draft, view)
-    protection.settle(draft)  # after what keeps others out: a budget that is refused ends the pass
-    verification.advance(
-        draft
-    )  # last: a pod that is refused ends a pass, and quota must be given back before
+    protection.settle(draft)  # after the NetworkPolicy: a rejected disruption budget ends the pass
+    verification.advance(draft)  # last: a rejected pod ends the pass, and quota must be released before
     draft.set(
         selector=worker_selector(identity.name, identity.uid),
         zero_stage=_zero_stage(spec),
@@ -101,14 +101,15 @@ def reconcile(
 
 
 _EMPTY = ZeroTrainingJobSpec.model_construct(image="unreadable")
-"""Stands in for a spec that cannot be read; without validation, since it is no job either."""
+"""Placeholder for a spec that cannot be read. It is not validated, since it is no valid job."""
 
 _BETWEEN_ATTEMPTS = frozenset({Phase.QUEUED, Phase.RESTARTING, Phase.STALLED})
-"""Phases in which no rank works: what a job waits for a person in them is not its active time."""
+"""Phases in which no rank runs. Time spent waiting for a user in them does not count as active time."""
 
 
 def _unreadable(job: JobView, observed: Observed, now: datetime, why: tuple[str, str]) -> Plan:
-    """Say so and touch nothing: pods that run were started from a spec that was readable."""
+    """Report the problem and leave the pods alone: running pods were started from a spec that was
+    readable."""
     draft = Draft(job=job, observed=observed, now=now, status=job.status, stalled=why)
     if job.status.attempt == 0:
         draft.set(phase=Phase.STALLED)
@@ -130,7 +131,8 @@ def _count(view: AttemptView, workers: int, each: int) -> Count:
 
 
 def _zero_stage(spec: ZeroTrainingJobSpec) -> int | None:
-    """For the column of `kubectl get`; a configuration by reference is not read by the operator."""
+    """Return the ZeRO stage for the column of `kubectl get`; None if the configuration is given by
+    reference."""
     zero = (spec.config or {}).get("zero_optimization")
     stage = zero.get("stage") if isinstance(zero, dict) else None
     return stage if isinstance(stage, int) and not isinstance(stage, bool) else None

@@ -1,6 +1,7 @@
-"""The working memory of one pass: a status that grows field by field, and the plan's lists.
+"""The mutable state of one pass: the status under construction, and the events and actions of the plan.
 
-Nothing here talks to the cluster; the finished draft becomes a `Plan`, with a status only if it changed.
+Nothing here calls the cluster. The finished draft becomes a `Plan`, which contains a status only if it
+changed.
 """
 
 from __future__ import annotations
@@ -22,41 +23,41 @@ from zerotrain.operator.reconcile.observe import Observed
 from zerotrain.operator.reconcile.plan import Action, Event, EventType, Plan
 
 MAX_TEXT = 1000
-"""Longest text that a status field or an event carries; an event's note may hold 1,024 bytes."""
+"""Maximum length of a text in a status field or an event; an event's note may hold 1,024 bytes."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Draft:
-    """What the pass knows and what it has decided so far."""
+    """The input of a pass and its decisions so far."""
 
     job: JobView
     observed: Observed
     now: datetime
     status: ZeroTrainingJobStatus
     plan_job: Planner = plan_job
-    """Where memory plans come from."""
+    """Function that makes memory plans."""
     stalled: tuple[str, str] | None = None
     """Reason and message of a spec that the user must change."""
     held: tuple[str, str] | None = None
     """Reason and message of what the next attempt waits for."""
     failed: tuple[str, str] | None = None
-    """Reason and message of the job's end, in the pass that decides it."""
+    """Reason and message of the job's failure, in the pass that decides it."""
     progress_is_news: bool = True
-    """Whether what the ranks reported is worth a status write of its own."""
+    """Whether the progress that the ranks reported is worth a status write of its own."""
     events: list[Event] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
     wakes: list[datetime] = field(default_factory=list)
     _view: tuple[tuple[int, int, bool], AttemptView] | None = None
-    """The last one, and what it was made from."""
+    """The cached view, and the values that it was computed from."""
 
     @property
     def stamp(self) -> datetime:
-        """The pass's time as status stores it: whole seconds, like every metav1.Time."""
+        """The time of the pass as status stores it: whole seconds, like every metav1.Time."""
         return self.now.replace(microsecond=0)
 
     @property
     def size(self) -> int:
-        """Workers of the current attempt."""
+        """Number of workers of the current attempt."""
         shape = self.status.shape
         return shape.workers if shape is not None else self.job.spec.workers
 
@@ -77,12 +78,12 @@ class Draft:
         self.actions.append(action)
 
     def wake(self, at: datetime) -> None:
-        # A moment that has passed would make the queue spin; the next event brings such a pass anyway.
+        # A time in the past would make the queue spin; the next event causes such a pass anyway.
         self.wakes.append(max(at, self.now + timedelta(milliseconds=50)))
 
     def view(self) -> AttemptView:
-        """The current attempt's workers."""
-        # Asked for several times in a pass; a thousand workers are worth looking at once.
+        """Return the workers of the current attempt."""
+        # It is called several times in a pass; computing it once pays off with a thousand workers.
         basis = (self.status.attempt, self.size, self.status.pods_created)
         if self._view is None or self._view[0] != basis:
             timeout = timedelta(seconds=self.job.spec.run_policy.termination_timeout_seconds)
@@ -99,13 +100,13 @@ class Draft:
         return self._view[1]
 
     def losses(self) -> Mapping[str, Loss]:
-        """Nodes whose workers count as lost, by name."""
+        """Return the nodes whose workers count as lost, by name."""
         if not self.observed.nodes:
             return NO_LOSSES
         return losses(self.observed.nodes, self.signs(), now=self.now)
 
     def signs(self) -> Signs:
-        """What tells of the workers on nodes that are not ready."""
+        """Return the signs of life of the workers on nodes that are not ready."""
         heard = self.observed.progress
         current = heard if heard is not None and heard.attempt == self.status.attempt else None
         return Signs(
@@ -117,19 +118,21 @@ class Draft:
         )
 
     def step_at(self) -> datetime | None:
-        """When the newest step of the current attempt was made; never in the future."""
+        """Return the time of the newest step of the current attempt; never in the future."""
         heard, written = self.observed.progress, self.status.progress
-        # Status is written more seldom than workers are heard.
+        # Status is written less often than workers report.
         step_at = (
             moment(heard.step_at) if heard is not None and heard.attempt == self.status.attempt else None
         )
         if step_at is not None:
-            # The clock of a node may be wrong: what counts is when this operator saw the step move.
+            # The clock of a node may be wrong; the time at which this operator saw the step change is used
+            # instead.
             step_at = self.observed.step_moved_at or step_at
         elif written.attempt == self.status.attempt:
             step_at = written.last_step_time
         if step_at is not None and step_at > self.now:
-            # At the latest before this operator began to look; else each pass would see a step of just now.
+            # The step was made before this operator started to watch at the latest; otherwise each pass would
+            # see a new step.
             return self.observed.synced_at
         return step_at
 
@@ -149,11 +152,11 @@ class Draft:
 
 
 def stored(text: str, limit: int = MAX_TEXT) -> str:
-    """A text as status and events hold it: on one line, and its middle left out where it is too long."""
+    """Return a text as status and events hold it: on one line, with its middle cut out if it is too long."""
     return one_line(text, limit)
 
 
 def worker_selector(job_name: str, job_uid: str) -> str:
-    """Label selector of the job's pods, for `status.selector` and for people."""
+    """Return the label selector of the job's pods, for `status.selector` and for users."""
     labels: Mapping[str, str] = {LABEL_JOB: job_name, LABEL_JOB_UID: job_uid}
     return ",".join(f"{key}={value}" for key, value in labels.items())

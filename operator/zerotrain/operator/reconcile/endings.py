@@ -1,4 +1,4 @@
-"""How an attempt or the job ends: the record in status, the charge to a budget, the one event."""
+"""The end of an attempt or of the job: the record in status, the charge to a budget, the one event."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def fail(draft: Draft, reason: Reason, message: str) -> None:
 
 
 def is_permanent(draft: Draft, failure: Failure) -> bool:
-    """Whether the job ends with this failure, whatever the budgets have left."""
+    """Return whether the job ends with this failure, whatever is left of the budgets."""
     ruling = _ruling(draft, failure)
     if ruling is not None:
         return ruling.action is FailureAction.FAIL_JOB
@@ -62,7 +62,8 @@ def is_permanent(draft: Draft, failure: Failure) -> bool:
 def settled_at(
     draft: Draft, view: AttemptView, failure: Failure, *, settle: timedelta, sync: timedelta
 ) -> datetime | None:
-    """Until when surer evidence may still come in; None when this failure is as clear as it gets."""
+    """Return the time until which surer evidence may still arrive; None if waiting cannot make the failure
+    clearer."""
     if view.all_in(OVER) or not failure.accuses:
         return None
     pod = failure.worker.pod
@@ -74,8 +75,12 @@ def settled_at(
 
 
 def _silence_ends(draft: Draft, view: AttemptView, *, since: datetime) -> datetime:
-    """When the first node that fell silent, and was not heard since a peer's end, counts as lost: collectives
-    give up sooner than the control plane. No later than a silence is waited for at all."""
+    """Return the time at which the first node that became silent counts as lost.
+
+    Only nodes that have not been heard from since a peer's end are considered: collectives time out sooner
+    than the control plane. The result is at most nodeNotReadySeconds after `since`, and `since` itself if
+    there is no such node.
+    """
     signs = draft.signs()
     holding = {worker.pod.node for worker in view.workers if worker.pod and worker.fate is Fate.RUNNING}
     due = [
@@ -109,7 +114,10 @@ def after_failure(draft: Draft, failure: Failure) -> None:
 
 
 def after_expiry(draft: Draft, names: Sequence[str]) -> None:
-    """Pods wait for a node beside one that they may use again: a new attempt, at nobody's cost."""
+    """Start a new attempt, without charge to a budget.
+
+    Pods of the present attempt wait for a node and cannot use one whose exclusion is over.
+    """
     draft.set(phase=Phase.RESTARTING, next_attempt_time=None)
     attempt, nodes = draft.status.attempt, ", ".join(names)
     message = f"attempt {attempt} waits for a node and {nodes} may be used again; attempt {attempt + 1} may"
@@ -117,11 +125,14 @@ def after_expiry(draft: Draft, names: Sequence[str]) -> None:
 
 
 def after_yield(draft: Draft, view: AttemptView) -> None:
-    """The ranks stopped though nobody suspended the job: go on. At one step with a durable checkpoint; of a
-    program of the user's own that ended with 0 as its pod was to go, nobody knows what it saved."""
+    """Start another attempt after the ranks stopped though the job was not suspended.
+
+    After a yield a durable checkpoint exists at one step. For a user program that ended with 0 when its pod
+    was to go, it is not known what it saved.
+    """
     decision = _decide(draft, YIELDED_JUDGEMENT)
     if decision.hold_off_s and (first := _unprovoked(view)) is not None:
-        # 75 is also what programs of other conventions end with: one that does so for ever must end.
+        # Programs with other conventions also end with 75; one that does so every time must end the job.
         judgement = replace(YIELDED_JUDGEMENT, cause=RestartCause.APP)
         told = "ended with code 75 (yielded) though nobody asked it to, and no step was gained"
         after_failure(draft, Failure(worker=first, judgement=judgement, told=told))
@@ -136,7 +147,8 @@ def after_yield(draft: Draft, view: AttemptView) -> None:
 
 
 def _unprovoked(view: AttemptView) -> Worker | None:
-    """The first worker that yielded, where nothing is known to have told any of them to stop."""
+    """Return the first worker that yielded, if no worker is known to have been told to stop; None
+    otherwise."""
     if any(_was_told_to_go(worker, view) for worker in view.workers):
         return None
     return next((worker for worker in view.workers if worker.fate is Fate.YIELDED), None)
@@ -150,8 +162,10 @@ def _was_told_to_go(worker: Worker, view: AttemptView) -> bool:
 
 
 def after_move(draft: Draft, request: YieldRequest) -> None:
-    """The ranks stopped so that all of them can go on elsewhere, or in another size: at once, unless one
-    drain follows the other and no step is gained in between."""
+    """Start another attempt after the ranks stopped to continue on other nodes, or in another size.
+
+    It starts at once, unless one drain follows another and no step is gained in between.
+    """
     attempt, decision = draft.status.attempt, Decision(restart=True)
     if request.reason is YieldReason.DRAIN:
         decision = _decide(draft, MOVED_JUDGEMENT)
@@ -165,7 +179,7 @@ def after_move(draft: Draft, request: YieldRequest) -> None:
 
 
 def _carry_out(draft: Draft, failure: Failure, action: FailureAction) -> tuple[str, ...]:
-    """What the action asks for beyond the restart, and the words for it."""
+    """Do what the action requires besides the restart, and return its description."""
     if action is FailureAction.SHRINK_AND_RESTART:
         why_not = sizing.shrink(draft, str(failure.judgement.reason))
         return (f"the size stays: {why_not}",) if why_not is not None else ()
