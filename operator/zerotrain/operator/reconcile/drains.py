@@ -1,8 +1,9 @@
-"""Workers that have to leave their nodes: the whole job moves, once.
+"""Node drains: when workers have to leave their nodes, the whole job moves once.
 
-A drain cordons the node and then asks for the eviction of its pods, which the attempt's disruption budget
-refuses; so the cordon is the sign to go by. A pod that is disrupted all the same (preempted, tainted off, its
-budget too young) has been told to stop, and all others follow it in the same move.
+A drain cordons the node and then requests the eviction of its pods, which the attempt's disruption budget
+blocks. So the cordon is the signal to act on. A pod that is disrupted all the same (preempted, evicted by a
+taint, or evicted before its budget took effect) has been told to stop, and all others follow it in the same
+move.
 """
 
 from __future__ import annotations
@@ -25,19 +26,21 @@ LEAVING_TAINTS = frozenset(
         "aws-node-termination-handler/spot-itn",
     }
 )
-"""By which autoscalers and terminators announce that a node will go, whatever the effect."""
+"""Taints by which autoscalers and termination handlers announce that a node will go, whatever their
+effect."""
 
 _LOSSES = "node.kubernetes.io/"
-"""Taints of the node controller speak of trouble with the node; who is lost is not asked to checkpoint."""
+"""Prefix of the node controller's taints. They report trouble with the node, and lost workers cannot
+checkpoint."""
 
 _CORDON = NodeTaint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
 
 
 def move_wanted(draft: Draft, view: AttemptView) -> str | None:
-    """Why the attempt should move; None when no worker has to. One cordon costs one move."""
+    """Return why the attempt should move; None if no worker has to. One cordon causes one move."""
     left = _leaving_nodes(draft, view)
     known = draft.status.moved_off
-    # A node that workers are on and that is well again may be drained another time.
+    # A node that holds workers and is healthy again may be drained another time.
     well = {worker.pod.node for worker in view.workers if worker.pod is not None} - left.keys()
     remembered = tuple(name for name in known if name not in well)
     wanted = [(worker, why) for worker in view.workers if (why := _why(worker, left, remembered)) is not None]
@@ -65,7 +68,7 @@ def _why(worker: Worker, left: Mapping[str, str], moved_off: Collection[str]) ->
 
 
 def _leaving_nodes(draft: Draft, view: AttemptView) -> dict[str, str]:
-    """Nodes of the workers that their pods must leave, and what says so."""
+    """Return the nodes that the workers' pods must leave, with the reason."""
     found, tolerations = {}, _tolerations(draft)
     for worker in view.workers:
         node = draft.observed.nodes.get((worker.pod.node or "") if worker.pod is not None else "")
@@ -75,7 +78,7 @@ def _leaving_nodes(draft: Draft, view: AttemptView) -> dict[str, str]:
 
 
 def leaving(node: NodeView, tolerations: Iterable[Toleration]) -> str | None:
-    """What says that pods with these tolerations must leave; None when they may stay, or are lost."""
+    """Return why pods with these tolerations must leave the node; None if they may stay, or are lost."""
     if not node.ready or node.gone or node.out_of_service:
         return None
     accepted = tuple(tolerations)
@@ -89,8 +92,11 @@ def leaving(node: NodeView, tolerations: Iterable[Toleration]) -> str | None:
 
 
 def heeds_cordons(draft: Draft) -> bool:
-    """Whether a cordon moves the job: the operator sees nodes, the pods may not stay there, and none came
-    back to a node that the job has moved off."""
+    """Return whether a cordon moves the job.
+
+    The operator must see nodes, the pods must not tolerate a cordon, and no pod may have returned to a node
+    that the job has moved off.
+    """
     came_back = draft.observed.nodes.keys() & set(draft.status.moved_off)
     return draft.observed.sees_nodes and not came_back and not _tolerated(_CORDON, _tolerations(draft))
 
@@ -102,7 +108,10 @@ def _tolerations(draft: Draft) -> tuple[Toleration, ...]:
 
 
 def _tolerated(taint: NodeTaint, tolerations: Iterable[Toleration]) -> bool:
-    """For good: one that ends after some seconds leaves no more time than a drain."""
+    """Return whether the taint is tolerated without a time limit.
+
+    A toleration that ends after some seconds leaves no more time than a drain.
+    """
     return any(
         (item.key is None or item.key == taint.key)
         and (item.effect is None or item.effect == taint.effect)

@@ -1,4 +1,5 @@
-"""spec.network at the gate, and the word of the job's NetworkPolicy where a program could not connect."""
+"""The check of spec.network before an attempt, and the hint on the job's NetworkPolicy after a failed
+connection."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from zerotrain.operator.reconcile.draft import Draft
 
 
 def refusal(draft: Draft) -> tuple[str, str] | None:
-    """Reason and message where the job asks for more than its installation allows."""
+    """Return reason and message if the job requests more networks than its installation allows; None
+    otherwise."""
     network, bounds = draft.job.spec.network, draft.observed.egress_bounds
     asked = network.egress_cidrs if network is not None else ()
     beyond = [cidr for cidr in asked if not is_within(cidr, bounds)]
@@ -27,14 +29,15 @@ def refusal(draft: Draft) -> tuple[str, str] | None:
 
 
 def hint(draft: Draft, texts: Iterable[str]) -> str | None:
-    """What to do where one of the texts says that something could not be reached."""
+    """Return the hint on the network policy if one of the texts reports an unreachable destination; None
+    otherwise."""
     if not any(tells_unreachable(text) for text in texts):
         return None
     return f"it could not reach the network: {way_out(draft)}"
 
 
 def way_out(draft: Draft) -> str:
-    """What the job's policy lets through, and how to open more."""
+    """Return what the job's policy allows, and how to allow more."""
     return (
         "the job's NetworkPolicy lets its pods, init containers too, reach "
         "its ranks, DNS and spec.network.egressCidrs alone; name the network there, or add a NetworkPolicy "

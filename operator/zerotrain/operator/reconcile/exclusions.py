@@ -1,4 +1,4 @@
-"""Nodes that the job keeps off for a while: put there by a failure, taken out by the clock."""
+"""Nodes that the job avoids for a limited time after a failure there."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from zerotrain.operator.reconcile.draft import Draft
 
 
 def current(draft: Draft) -> tuple[str, ...]:
-    """Names of the nodes that an attempt which starts now must not use."""
+    """Return the names of the nodes that an attempt which starts now must not use."""
     return tuple(sorted(item.name for item in draft.status.excluded_nodes if item.until > draft.now))
 
 
 def wake_at_next_end(draft: Draft) -> None:
-    """For jobs that wait: a node that comes back may be the one they wait for."""
+    """Wake a waiting job when an exclusion ends: it may be waiting for that node."""
     for item in draft.status.excluded_nodes:
         if item.until > draft.now:
             draft.wake(item.until)
 
 
 def exclude(draft: Draft, node: str, reason: str) -> ExcludedNode:
-    """Keep off the node from now on; a second failure there makes the time start anew."""
+    """Exclude the node from now on; a second failure there restarts the time."""
     seconds = draft.job.spec.failure_policy.node_exclusion_seconds
     entry = ExcludedNode(name=node, until=draft.stamp + timedelta(seconds=seconds), reason=reason)
     others = [item for item in draft.status.excluded_nodes if item.name != node and item.until > draft.now]
-    # Beyond the limit those that end first make room: they were the first to be doubted.
+    # Beyond the limit, the exclusions that end first are dropped: they are the oldest.
     kept = sorted([*others, entry], key=lambda item: item.until)[-MAX_EXCLUDED_NODES:]
     draft.set(excluded_nodes=tuple(kept))
     return entry
 
 
 def forget_expired(draft: Draft) -> None:
-    """When an attempt starts, so that it costs no status write of its own."""
+    """Remove expired exclusions when an attempt starts, so that this costs no status write of its own."""
     kept = tuple(item for item in draft.status.excluded_nodes if item.until > draft.now)
     if len(kept) != len(draft.status.excluded_nodes):
         draft.set(excluded_nodes=kept)
 
 
 def outlived(draft: Draft, view: AttemptView) -> tuple[str, ...]:
-    """Nodes that waiting pods of this attempt may not use although their exclusion is over.
+    """Return the nodes that waiting pods of this attempt may not use although their exclusion is over.
 
-    A pod's affinity cannot be changed: such an attempt could wait for ever beside a node that it may have.
+    A pod's affinity cannot be changed: such an attempt could wait forever beside a node that it may use.
     """
     shape = draft.status.shape
     if shape is None or not shape.excluded_nodes or not view.count(Fate.PENDING):

@@ -1,13 +1,13 @@
-"""Attempts that hold a part of what they need and are refused the rest give back what they hold.
+"""Release of partial allocations: an attempt that holds a part of its resources and is refused the rest ends.
 
-Two jobs of which each has half of a quota, or of the nodes, wait for each other for ever, whatever the gang.
-So all pods of the attempt go, and the next one comes after a hold-off that grows and differs from job to job.
-That is nobody's fault: no budget is charged, and no restart is counted.
+Two jobs that each hold half of a quota, or of the nodes, would wait for each other forever, with or without
+gang scheduling. So all pods of the attempt are deleted, and the next attempt starts after a hold-off that
+grows and differs from job to job. This is not the job's fault: no budget is charged, and no restart is
+counted.
 
-What is held are pods that exist while the API server refuses others (each counts in the quota, with or
-without a node), and nodes while there is none for other pods. An attempt of which no pod has a node holds no
-node: it is left to the scheduler and the cluster's autoscaler. In a queue of Kueue, its waitForPodsReady
-decides.
+An attempt holds pods while the API server rejects others (each counts in the quota, with or without a node),
+and nodes while there is none for other pods. An attempt of which no pod has a node holds no node: it is left
+to the scheduler and the cluster's autoscaler. In a Kueue queue, waitForPodsReady decides.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from zerotrain.operator.reconcile.attempts import AttemptView, Fate, Worker
 from zerotrain.operator.reconcile.draft import Draft, stored
 
 FIRST_HOLD_OFF_S = 15.0
-"""Longer than kube-scheduler waits before it looks again at a pod that it refused: who goes on waiting gets
-what was given back."""
+"""Seconds of the first hold-off. It is longer than kube-scheduler waits before it retries a pod that it could
+not schedule, so that jobs that keep waiting get what was released."""
 
 RETRIES = 6
-"""Times that a refused creation is tried at least before the attempt gives back."""
+"""Minimum number of tries of a rejected creation before the attempt ends."""
 
 _STARTING = frozenset({Phase.PENDING, Phase.STARTING})
 _OVER = frozenset({Phase.RUNNING, Phase.SUSPENDED, Phase.COMPLETED, Phase.FAILED})
 
 
 def reason(draft: Draft, view: AttemptView) -> str | None:
-    """Why the attempt has to end; None while it holds nothing, or lacks nothing, or may hope still."""
+    """Return why the attempt has to end; None while it holds nothing, lacks nothing, or may still succeed."""
     if draft.status.phase not in _STARTING:
         return None
     lack = _lack(draft, view)
@@ -54,14 +54,14 @@ def reason(draft: Draft, view: AttemptView) -> str | None:
     if draft.now < due:
         draft.wake(due)
         if view.count(Fate.ABSENT):
-            # Whoever gives back makes room at any moment, and nothing tells of it.
+            # Other jobs may release resources at any moment, and no event reports it.
             draft.wake(draft.now + timedelta(seconds=draft.observed.limits.refused_creation_s / RETRIES))
         return None
     return f"for {limit_s:.0f} s {lack[1]}"
 
 
 def conclude(draft: Draft, why: str) -> None:
-    """The attempt is over; another one comes after the hold-off."""
+    """End the attempt; another one starts after the hold-off."""
     before, attempt = draft.status.given_back, draft.status.attempt
     given = GivenBack(times=(before.times if before is not None else 0) + 1, message=stored(why))
     hold_off = timedelta(seconds=_hold_off_s(draft, given.times))
@@ -77,7 +77,7 @@ def conclude(draft: Draft, why: str) -> None:
 
 
 def waits_for_older(draft: Draft) -> bool:
-    """Whether a job that gave back leaves an older one of its namespace the time to get what it lacks."""
+    """Return whether a job that released its resources gives an older job of its namespace time to start."""
     if draft.status.given_back is None or draft.observed.older_in_shortage is None:
         return False
     draft.wake(draft.now + timedelta(seconds=draft.observed.limits.refused_creation_s / RETRIES))
@@ -85,7 +85,7 @@ def waits_for_older(draft: Draft) -> bool:
 
 
 def settle(draft: Draft) -> None:
-    """At the end of a pass: what is over is forgotten."""
+    """Clear the fields of status that are over, at the end of a pass."""
     if draft.status.shortage is not None and draft.status.phase not in _STARTING:
         draft.set(shortage=None)
     if draft.status.given_back is not None and draft.status.phase in _OVER:
@@ -93,7 +93,7 @@ def settle(draft: Draft) -> None:
 
 
 def _lack(draft: Draft, view: AttemptView) -> tuple[str, str] | None:
-    """Reason and message of what the attempt is refused beside what it holds."""
+    """Return reason and message of what the attempt lacks while it holds something; None otherwise."""
     live = [pod for pod in view.present if not pod.ended]
     if absent := view.count(Fate.ABSENT):
         problem, known = draft.observed.problem, draft.status.shortage
@@ -114,7 +114,7 @@ def _lack(draft: Draft, view: AttemptView) -> tuple[str, str] | None:
 
 
 def _is_late(draft: Draft) -> bool:
-    """Of pods that nobody has refused: they may wait for their turn, but not for ever."""
+    """Return whether pods that the scheduler has not rejected have waited for too long."""
     began = draft.status.attempt_start_time or draft.now
     due = began + timedelta(seconds=_node_limit_s(draft))
     if draft.now < due:
@@ -123,8 +123,10 @@ def _is_late(draft: Draft) -> bool:
 
 
 def _gave_up(view: AttemptView) -> bool:
-    """Whether ranks of the part that is held waited for the rest in vain. A pod that has a node and says why
-    its program does not start is to blame in the place of the rest."""
+    """Return whether ranks with resources waited for the rest in vain.
+
+    A pod that has a node and reports why its program does not start is to blame instead of the rest.
+    """
     ended = [worker for worker in view.workers if worker.fate is Fate.FAILED]
     if not ended or any(_code(worker) != ExitCode.RENDEZVOUS_TIMEOUT for worker in ended):
         return False
@@ -143,14 +145,16 @@ def _code(worker: Worker) -> int | None:
 
 
 def _due(draft: Draft, shortage: Shortage) -> tuple[datetime, float]:
-    """When the attempt gives back, and after how many seconds that is. The oldest job of a namespace comes
-    last: what the others give back may be all that it lacks."""
+    """Return the time at which the attempt releases its resources, and the limit in seconds.
+
+    The oldest job of a namespace comes last: what the others release may be all that it lacks.
+    """
     limits = draft.observed.limits
     limit_s = _node_limit_s(draft) if shortage.reason == Reason.UNSCHEDULABLE else limits.refused_creation_s
     if draft.observed.older_in_shortage is None:
         limit_s += limits.refused_creation_s
     due = shortage.since + timedelta(seconds=limit_s)
-    # An elastic job goes on smaller instead, where it can.
+    # An elastic job continues with fewer workers instead, if it can.
     smaller = sizing.decided_by(draft, draft.status.attempt_start_time or draft.now)
     return (due if smaller is None else max(due, smaller)), limit_s
 
@@ -161,7 +165,8 @@ def _node_limit_s(draft: Draft) -> float:
 
 
 def _hold_off_s(draft: Draft, times: int) -> float:
-    """Half of it differs from job to job and from attempt to attempt, so that two do not meet again."""
+    """Return the hold-off in seconds; half of it varies by job and attempt, so that two jobs do not collide
+    again."""
     most_s = draft.observed.limits.max_hold_off_s
     whole_s = min(FIRST_HOLD_OFF_S * 2.0 ** min(times - 1, 10), most_s)
     chance = crc32(f"{draft.job.identity.uid}/{draft.status.attempt}".encode()) / 2**32

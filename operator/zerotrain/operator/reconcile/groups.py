@@ -1,7 +1,8 @@
-"""Pod groups end with their attempt: a scheduler books the nodes of one that stays for pods that never come.
+"""Deletion of pod groups with their attempt: a scheduler reserves the nodes of a leftover group for absent
+pods.
 
-Which group there may be stands in status (attempt and shape). The next attempt, whose shape may name another
-API, starts only after the API server confirmed its end: no crash, suspend or change leaves one behind.
+Status (attempt and shape) says which group may exist. The next attempt, whose shape may name another API,
+starts only after the API server confirmed the deletion: no crash, suspension or change leaves a group behind.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from zerotrain.operator.resources.gang import has_group
 
 
 def settled(draft: Draft) -> bool:
-    """Whether the group of the attempt is gone; asks for its end. To be called when none of its pods runs."""
+    """Return whether the attempt's group is gone; request its deletion otherwise. Call it when none of its
+    pods runs."""
     status = draft.status
     gang = status.shape.gang if status.shape is not None else ""
     if status.attempt == 0 or not has_group(gang) or draft.observed.ungrouped == status.attempt:

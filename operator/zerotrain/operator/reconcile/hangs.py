@@ -1,9 +1,10 @@
-"""Attempts whose step stopped moving: from suspicion over certainty and stacks to another attempt.
+"""Hang detection for attempts whose step no longer advances: suspicion, confirmation, stacks, another
+attempt.
 
-A hang is believed only on a fresh look at all workers of this very attempt, in which every rank that answers
-has exceeded the limit of the phase it is in. It then stands in status before anything else happens; the
-stacks of all ranks are collected; only after that, and only if a later look says the same, does the attempt
-end. A step that moves in between ends the alarm and nothing else.
+A hang is accepted only after a recent inspection of all workers of this attempt, in which every rank that
+answers has exceeded the limit of its phase. The hang is first written to status. Then the stacks of all ranks
+are collected. Only after that, and only if a later inspection confirms it, does the attempt end. A step that
+advances in between ends the alarm and has no other effect.
 """
 
 from __future__ import annotations
@@ -23,37 +24,48 @@ from zerotrain.operator.reconcile.observe import PodView, StacksView
 from zerotrain.operator.reconcile.plan import CollectStacks, StackSource
 
 FRESH = timedelta(seconds=30)
-"""An older look says nothing about now."""
+"""Maximum age of an inspection; an older one says nothing about the present."""
 
 STACKS_WAIT = timedelta(seconds=60)
-"""From the detection; stacks that are not there by then are not waited for. Another replica, which follows a
-dead one within 17 s and then has all to read, still comes in time to ask for them."""
+"""Time from the detection after which stacks are no longer waited for.
+
+Another replica takes over from a dead one within 17 s and then has to read everything; it still has time to
+request the stacks.
+"""
 
 STACKS_RETRY = timedelta(seconds=1)
 SECOND_LOOK = timedelta(seconds=2)
-"""From the detection to the look that may end the attempt."""
+"""Time from the detection to the inspection that may end the attempt."""
 
 MAX_STACKS_WORKERS = 32
-"""The accused worker and worker 0 are always among them."""
+"""Maximum number of workers that are asked for stacks; the blamed worker and worker 0 are always among
+them."""
 
 DEFAULT_FACTOR = 10
 DEFAULT_MIN_S = 300
 DEFAULT_STARTUP_S = 1800
 DEFAULT_CHECKPOINT_S = 1800
 LONGEST_FACTOR = 2.0
-"""Steps have outliers that a percentile leaves out: so many times the longest one is no hang."""
+"""Multiple of the longest step that is no hang: steps have outliers that a percentile leaves out."""
 
 MEETING_S = 60.0
-"""Rank 0 has come to no step for so long: all ranks are asked where they are. The rendezvous is given up
-after 300 s by default, and then only an earlier look can tell who had not come."""
+"""Idle seconds of rank 0 after which all ranks are inspected while they have not met.
+
+The rendezvous times out after 300 s by default, and then only an earlier inspection can tell which rank was
+missing.
+"""
 
 MAX_LIMIT_S = 30 * 86_400.0
 MAX_DOUBLINGS = 2
-"""Each recent hang doubles the limits, so that too short a limit does not end every attempt."""
+"""Maximum number of doublings. Each recent hang doubles the limits, so that a limit that is too short does
+not end every attempt."""
 
 REMEMBERED_LIMITS = 10.0
-"""A hang is recent for so many limits at least: doubled twice, two hangs are found within eight of them, and
-would be forgotten before the third where the failure policy's window is shorter."""
+"""Number of limits for which a hang counts as recent, at least.
+
+With the limit doubled twice, two hangs are found within eight limits. They would be forgotten before the
+third if the window of the failure policy is shorter.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +81,7 @@ class HangLimits:
 
     @classmethod
     def read(cls, policy: Mapping[str, object] | None) -> HangLimits:
-        """From the policy as stored."""
+        """Return the limits of the policy as stored."""
         given = {key: float(value) for key, value in (policy or {}).items() if isinstance(value, int | float)}
         startup_s = given.get("startupTimeoutSeconds", DEFAULT_STARTUP_S)
         return cls(
@@ -81,11 +93,11 @@ class HangLimits:
         )
 
     def after(self, hangs: int) -> HangLimits:
-        """The limits of a job that had so many hangs of late."""
+        """Return the limits of a job with this number of recent hangs."""
         return replace(self, scale=2.0 ** min(hangs, MAX_DOUBLINGS))
 
     def of(self, phase: Phase, pace: Pace) -> float:
-        """Seconds that ranks of this pace may stand still in this phase."""
+        """Return the seconds that ranks with this pace may stand still in this phase."""
         learned = max(self.factor * (pace.usual_s or 0.0), LONGEST_FACTOR * (pace.longest_s or 0.0))
         match phase:
             case Phase.INIT | Phase.RENDEZVOUS:
@@ -101,17 +113,23 @@ class HangLimits:
         return min(limit * self.scale, MAX_LIMIT_S)
 
     def _warm_up_s(self, first_s: float | None) -> float:
-        """For the steps after the first one: what it took speaks for them, as long as no others do. Where it
-        was not told apart, they may take what it might have."""
+        """Return the limit in seconds for the steps after the first one.
+
+        The duration of the first step is the estimate until other steps are known. If it was not measured
+        separately, the limit of the first step applies.
+        """
         if first_s is None:
             return self.first_step_s
-        # The factor is for usual steps. Of a long compilation it would make hours in which no hang is found.
+        # The factor is meant for usual steps. Applied to a long compilation, it would allow hours without
+        # hang detection.
         return max(LONGEST_FACTOR * first_s, min(self.factor * first_s, self.first_step_s))
 
 
 def suspect_after_s(limits: HangLimits, record: Progress) -> float:
-    """Idle time of rank 0 from which all ranks are asked: half of what it may stand still, and less before
-    the ranks have met."""
+    """Return the idle seconds of rank 0 after which all ranks are inspected.
+
+    It is half of the limit, and less before the ranks have met.
+    """
     motion = record.motion
     if motion is None:
         return MAX_LIMIT_S
@@ -120,19 +138,25 @@ def suspect_after_s(limits: HangLimits, record: Progress) -> float:
 
 
 def is_met(look: Inspection) -> bool:
-    """Whether no rank waits in the rendezvous. Those that do give up long before any limit of ours, and then
-    somebody asks whom they waited for."""
+    """Return whether no rank waits in the rendezvous.
+
+    Ranks that wait there time out long before any hang limit, and then the missing ranks must be known.
+    """
     return Phase.RENDEZVOUS not in look.paces
 
 
 def stands_still(limits: HangLimits, look: Inspection) -> bool:
-    """Whether every rank has stood still for half of what it may; a look that shows less is no news."""
+    """Return whether every rank has stood still for half of its limit; an inspection that shows less is no
+    news."""
     return all(pace.idle_s >= limits.of(phase, pace) / 2 for phase, pace in look.paces.items())
 
 
 def recent_hangs(draft: Draft, look: Inspection, limit_s: float) -> int:
-    """Restarts after hangs in the failure policy's window, or within a multiple of the limit, or however long
-    ago while the job has not got beyond their step: it may always stand still there."""
+    """Return the number of recent restarts after hangs.
+
+    A hang is recent within the window of the failure policy, or within a multiple of the limit. It also
+    counts, however old, while the job has not passed the step of the hang: it may hang there every time.
+    """
     window_s = draft.job.spec.failure_policy.window_seconds
     since = draft.now - timedelta(seconds=max(window_s, REMEMBERED_LIMITS * limit_s))
     reached = max(draft.status.progress.step, look.step)
@@ -144,8 +168,8 @@ def recent_hangs(draft: Draft, look: Inspection, limit_s: float) -> int:
 
 
 def hang_of(draft: Draft, view: AttemptView) -> Failure | None:
-    """The hang, as the failure of the rank that holds up the others; None while all is well or stacks are
-    awaited."""
+    """Return the hang as a failure of the rank that blocks the others; None without a hang or while stacks
+    are awaited."""
     _forget_what_is_over(draft, view)
     found = _verdict(draft, view)
     if found is None:
@@ -176,14 +200,16 @@ def hang_of(draft: Draft, view: AttemptView) -> Failure | None:
 
 
 def _accused(view: AttemptView, hang: HangStatus) -> Worker | None:
-    """The worker to blame. Where no rank stands out there is none, and its node must not pay for it."""
+    """Return the worker to blame. If no rank stands out there is none, and no node must be excluded for
+    it."""
     if hang.rank is None or hang.worker is None or not hang.worker < len(view.workers):
         return None
     return _present(view, view.workers[hang.worker])
 
 
 def _verdict(draft: Draft, view: AttemptView) -> tuple[Inspection, int | None] | None:
-    """A fresh look at the attempt and the limit that it shows to be exceeded; None when there is no look."""
+    """Return a recent inspection of the attempt and the limit that was exceeded, if any; None without an
+    inspection."""
     inspection, started = draft.observed.inspection, draft.status.attempt_start_time
     if inspection is None or inspection.attempt != view.number or not inspection.paces:
         return None
@@ -248,7 +274,7 @@ def _detected(draft: Draft, view: AttemptView, inspection: Inspection, limit_s: 
 
 
 def _with_stacks(draft: Draft, view: AttemptView, hang: HangStatus) -> HangStatus:
-    """Take over where the stacks are; asks for them until they are there or were waited for."""
+    """Store the name of the ConfigMap with the stacks; request them until they exist or the wait is over."""
     known = _stacks_of(draft, hang)
     if known is not None and known.config_map != hang.stacks:
         hang = hang.model_copy(update={"stacks": known.config_map})
@@ -260,20 +286,20 @@ def _with_stacks(draft: Draft, view: AttemptView, hang: HangStatus) -> HangStatu
 
 
 def _has_stacks(draft: Draft, hang: HangStatus) -> bool:
-    """Whether nothing more will come."""
+    """Return whether no more stacks will arrive."""
     tried = _stacks_of(draft, hang) is not None
     return tried or bool(hang.stacks) or draft.now >= hang.detected_at + STACKS_WAIT
 
 
 def _stacks_of(draft: Draft, hang: HangStatus) -> StacksView | None:
-    """What was collected for this alarm."""
+    """Return the stacks that were collected for this alarm."""
     known = draft.observed.stacks
     ours = known is not None and known.attempt == hang.attempt and known.at >= hang.detected_at
     return known if ours else None
 
 
 def stack_sources(view: AttemptView, *, first: int) -> tuple[StackSource, ...]:
-    """Whom to ask for stacks: the workers whose program runs, one of them before all others."""
+    """Return the workers to ask for stacks: those whose program runs, worker `first` before all others."""
     pods = {pod.index: pod for pod in view.present if pod.started and not pod.ended}
     order = sorted(pods, key=lambda index: (index != first, index))
     return tuple(
@@ -288,7 +314,7 @@ def _action(draft: Draft) -> HangAction:
 
 
 def told(hang: HangStatus) -> str:
-    """The hang in one sentence, for events and the condition."""
+    """Return the hang in one sentence, for events and the condition."""
     place = f" (pod {hang.pod}, node {hang.node or 'unknown'})" if hang.pod and hang.rank is not None else ""
     return f"attempt {hang.attempt}: {_what(hang)}{place}"
 
@@ -306,7 +332,8 @@ def _pod(view: AttemptView, index: int) -> PodView | None:
 
 
 def _present(view: AttemptView, worker: Worker) -> Worker:
-    """The accused worker, or one that is there: a pod that went meanwhile must not hide the hang."""
+    """Return the blamed worker, or one whose pod exists: a pod that was deleted meanwhile must not hide the
+    hang."""
     if worker.pod is not None:
         return worker
     return next((item for item in view.workers if item.pod is not None), worker)

@@ -1,10 +1,12 @@
-"""One look at all workers of an attempt whose step went stale: does any rank move, and which one does not?
+"""Inspection of all workers of an attempt whose step no longer advances: which ranks move, and which one does
+not.
 
-The puller in `cluster` asks the workers and hands their answers to `inspect`; `hangs` decides on the outcome.
-In synchronous training a rank that stops holds up all others, so the step alone accuses nobody. What tells it
-from its victims, surest first: its pod does not answer, its process is silent, it runs on when others' have
-ended, its step is behind, it is in another phase, or it is the one that does not wait in a collective. A rank
-that has ended hangs no more: it is not accused, and says nothing of how long the others may stand still.
+The puller in `cluster` asks the workers and passes their answers to `inspect`; `hangs` decides on the result.
+In synchronous training a rank that stops blocks all others, so the step alone blames no rank. The signs that
+identify it, surest first: its pod does not answer, its process is silent, it still runs when those of others
+have ended, its step is behind, it is in another phase, or it is the only one that does not wait in a
+collective. A rank that has ended no longer hangs: it is not blamed, and does not affect how long the others
+may stand still.
 """
 
 from __future__ import annotations
@@ -19,60 +21,65 @@ from zerotrain.contract.progress import Motion, Phase, Progress
 from zerotrain.contract.worker_http import WorkerReport
 
 SILENT_S = 20.0
-"""A process that runs repeats its record every 5 s."""
+"""Seconds after which a process is silent; a running process repeats its record every 5 s."""
 
 WAITING_S = 5.0
-"""A rank that waits in a collective for so long is held up by another one."""
+"""Seconds in a collective after which a rank is held up by another one."""
 
 WARM_UP_STEPS = 10
-"""After the first one of an attempt. Fewer tell too little of what a step may take: caches fill, shapes are
-compiled late, buffers grow."""
+"""Number of steps after the first one of an attempt before the usual step time is known.
+
+Fewer steps say too little: caches fill, shapes are compiled late, buffers grow.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Laggard:
-    """The rank that holds up the others, or the first of those that might."""
+    """The rank that blocks the others, or the first of those that may."""
 
     rank: int
     worker: int
     step: int
     phase: str
     why: str
-    """Without numbers that change from look to look."""
+    """Description of the sign, without numbers that change between inspections."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pace:
-    """The ranks that are in one phase."""
+    """The pace of the ranks that are in one phase."""
 
     idle_s: float
-    """Of the one that moved last."""
+    """Idle seconds of the rank that moved last."""
     usual_s: float | None = None
-    """99th percentile of a step, or the longest checkpoint: the slowest rank's."""
+    """99th percentile of the step time, or the longest checkpoint, of the slowest rank."""
     longest_s: float | None = None
     """Longest step or checkpoint of the attempt."""
     warms_up: bool = False
-    """One of them has not yet been seen to do WARM_UP_STEPS steps after the attempt's first."""
+    """Whether one of the ranks has made fewer than WARM_UP_STEPS steps after the attempt's first one."""
     first_s: float | None = None
-    """First step of the attempt, compilation included; None where the program does not tell it apart."""
+    """Duration of the attempt's first step with compilation; None if the program does not report it
+    separately."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inspection:
-    """What all workers said at about one moment."""
+    """The answers of all workers at about one moment."""
 
     attempt: int
     at: datetime
-    """Of this operator's clock."""
+    """Time by this operator's clock."""
     step: int = 0
-    """Of the rank that is furthest."""
+    """Step of the rank that is furthest."""
     paces: Mapping[Phase, Pace] = field(default_factory=dict)
-    """Empty when no rank that reports answered: then nothing can be said."""
+    """Pace of the ranks by phase; empty if no rank that reports answered, so that nothing can be
+    concluded."""
     laggard: Laggard | None = None
 
 
 def inspect(answers: Mapping[int, WorkerReport | None], *, attempt: int, at: datetime) -> Inspection:
-    """Judge the workers' answers by worker; None is a worker that was asked and did not answer."""
+    """Evaluate the workers' answers, by worker; None stands for a worker that was asked and did not
+    answer."""
     ranks = {
         rank.rank: (worker, rank)
         for worker, report in answers.items()
@@ -91,7 +98,7 @@ def inspect(answers: Mapping[int, WorkerReport | None], *, attempt: int, at: dat
 
 
 def _is_of(rank: int, worker: int, report: WorkerReport) -> bool:
-    """A worker speaks for its own ranks: one that is wrong must not accuse another node."""
+    """Return whether the rank belongs to the worker: a wrong worker must not blame another node."""
     return rank // len(report.ranks) == worker
 
 
@@ -104,7 +111,7 @@ def _paces(records: Sequence[Progress]) -> dict[Phase, Pace]:
 
 
 def pace_of(phase: Phase, motions: Sequence[Motion]) -> Pace:
-    """What one or more ranks that are in this phase say of how they move."""
+    """Return the pace of one or more ranks that are in this phase."""
     if phase is Phase.CHECKPOINT:
         longest = _largest(motion.longest_checkpoint_seconds for motion in motions)
         usual = longest
@@ -112,7 +119,7 @@ def pace_of(phase: Phase, motions: Sequence[Motion]) -> Pace:
         longest = _largest(motion.longest_step_seconds for motion in motions)
         usual = _largest(motion.step_p99_seconds for motion in motions)
     return Pace(
-        # What is no number is no proof of standing still.
+        # An invalid number is no proof of standing still.
         idle_s=min(_sane(motion.idle_seconds) or 0.0 for motion in motions),
         usual_s=usual,
         longest_s=longest,
@@ -145,12 +152,13 @@ def _laggard(
 
 
 def _odd_ones(records: Mapping[int, Progress]) -> tuple[list[int], str]:
-    """The ranks that differ from the others in the surest respect, and in which."""
+    """Return the ranks that differ from the others by the surest sign, and a description of the sign."""
     running = {rank: record for rank, record in records.items() if not _has_ended(record)}
     silent = [rank for rank, record in running.items() if _silent_s(record) >= SILENT_S]
     if silent:
         return silent, "its process says nothing, although its launcher answers: it is stopped or blocked"
-    # Who waits in a collective may wait for one that ended too early; so may many for a few.
+    # Ranks that wait in a collective may wait for one that ended too early, and so may the other running
+    # ranks if they outnumber those that ended.
     left = [rank for rank, record in running.items() if not _waits(record)]
     if left and len(left) <= len(records) - len(running):
         return left, "its process runs on, while those of others have ended"
@@ -158,7 +166,7 @@ def _odd_ones(records: Mapping[int, Progress]) -> tuple[list[int], str]:
 
 
 def _odd_in_their_work(records: Mapping[int, Progress]) -> tuple[list[int], str]:
-    """The same of ranks whose processes run and answer."""
+    """Return the ranks that differ in their work, and the sign; all processes in `records` run and answer."""
     furthest = max(record.step for record in records.values())
     behind = [rank for rank, record in records.items() if record.step < furthest]
     if behind:
@@ -184,7 +192,11 @@ def _odd_in_their_work(records: Mapping[int, Progress]) -> tuple[list[int], str]
 
 
 def _has_not_met(record: Progress) -> bool:
-    """The phase comes twice, before the rendezvous and after it, when the engine knows how long it waits."""
+    """Return whether the rank has not come to the rendezvous.
+
+    The phase INIT occurs before and after the rendezvous; after it, the engine knows how long it waits in a
+    collective.
+    """
     return record.phase is Phase.INIT and record.collective_wait_seconds is None
 
 
@@ -209,7 +221,7 @@ def _largest(values: Iterable[float | None]) -> float | None:
 
 
 def _sane(value: object) -> float | None:
-    """The numbers are the tenant's program's word."""
+    """Return the number if it is valid; None otherwise. Numbers of the tenant's program are not trusted."""
     if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
         return None
     return float(value)

@@ -1,4 +1,5 @@
-"""For how long an attempt may hold a part of what it needs. The operator's options, not the job's."""
+"""Limits on how long an attempt may hold a part of what it needs. They are options of the operator, not of
+the job."""
 
 from __future__ import annotations
 
@@ -7,16 +8,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StartLimits:
-    """In seconds."""
+    """Limits in seconds."""
 
     refused_creation_s: float = 60.0
-    """For pods that the API server refuses, beside others that exist."""
+    """Limit for pods that the API server rejects while other pods of the attempt exist."""
     start_deadline_s: float = 600.0
-    """For a node for the rest, beside pods that have one: a cluster autoscaler needs minutes to bring one. A
-    job's own runPolicy.startDeadlineSeconds goes before it."""
+    """Limit for the pods without a node while others have one.
+
+    A cluster autoscaler needs minutes to add a node. The job's own runPolicy.startDeadlineSeconds takes
+    precedence.
+    """
     max_hold_off_s: float = 300.0
-    """The longest hold-off between two attempts of which the first gave back what it held."""
+    """Longest hold-off after an attempt that released what it held."""
 
 
 START_LIMITS = StartLimits()
-"""Unless the operator was started with others."""
+"""Defaults of the operator's options."""

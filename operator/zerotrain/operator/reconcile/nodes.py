@@ -1,6 +1,6 @@
-"""What decisions need to know of the nodes that hold workers: drains move jobs off them, losses end attempts.
+"""The state of the nodes that hold workers: drains move jobs off them, losses end attempts.
 
-Filled by `cluster.nodes`, which keeps only nodes that have something to say: a healthy one is not here.
+`cluster.nodes` fills the views, and keeps only nodes that matter: a healthy node is not contained.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from enum import Enum
 from zerotrain.contract.progress import Phase, Progress
 
 OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
-"""Taint by which an administrator says that a machine is shut down: what ran there has ended."""
+"""Taint by which an administrator declares that a machine is shut down, so that its programs have ended."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,61 +32,64 @@ class NodeView:
     ready: bool = True
     not_ready_since: datetime | None = None
     told_at: datetime | None = None
-    """When this operator heard of it, which may be much later: after the API server was away."""
+    """Time at which this operator learned of it, e.g. much later if the API server was unavailable."""
     unschedulable: bool = False
-    """Cordoned, as before a drain."""
+    """Whether the node is cordoned, as before a drain."""
     taints: tuple[NodeTaint, ...] = ()
     gone: bool = False
-    """The node's object was deleted while this operator watched."""
+    """Whether the node's object was deleted while this operator watched."""
 
     @property
     def out_of_service(self) -> bool:
-        """Its pods will not come back, and nothing of them runs on."""
+        """Whether the node's pods will not come back and none of their programs still runs."""
         return any(taint.key == OUT_OF_SERVICE for taint in self.taints)
 
 
 class Loss(Enum):
-    """How surely the workers of a node are gone."""
+    """Certainty that the workers of a node are gone."""
 
     SILENT = "silent"
-    """NotReady for too long. The machine may still run and write: its pods are given their time to go."""
+    """A node NotReady for too long. The machine may still run and write, so its pods get their grace
+    period."""
     FINAL = "final"
-    """Out of service, or deleted: its pods are removed without waiting for anybody."""
+    """A node out of service, or deleted: its pods are removed without waiting."""
 
 
 NO_LOSSES: Mapping[str, Loss] = {}
 
 SIGN_SLACK = timedelta(seconds=10)
-"""A step so much later than the node's last sign shows that its workers live; clocks differ a little."""
+"""Minimum time of a step after the node's last sign that proves its workers alive; clocks differ slightly."""
 
 LONGEST_FACTOR = 2.0
-"""A step, or a checkpoint, of so many times the longest one is still no silence."""
+"""Multiple of the longest step or checkpoint that still counts as no silence."""
 
 UNASKED_FACTOR = 5
-"""A node of whom nobody could ask is given so much longer: for as long as dead nodes of others take slots."""
+"""Factor on the patience for a node that could not be asked, as long as dead nodes of other jobs take the
+slots."""
 
 MAX_PATIENCE = timedelta(hours=1)
-"""However long the ranks say that their steps are."""
+"""Upper bound of the patience, however long the ranks say that their steps are."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Signs:
-    """What speaks for the workers of nodes that the control plane does not hear of."""
+    """The signs of life of workers on nodes that do not report to the control plane."""
 
     patience: timedelta
-    """Silence of so long is a loss."""
+    """Duration of silence that counts as a loss."""
     step_at: datetime | None = None
-    """Of the attempt's newest step. Every rank takes part in every step: while steps come, all live."""
+    """Time of the attempt's newest step. Every rank takes part in every step: while steps come, all ranks
+    live."""
     heard: Mapping[str, datetime] = field(default_factory=dict)
-    """By node: when a worker there last answered this operator."""
+    """Time at which a worker on the node last answered this operator, by node."""
     watched_since: datetime | None = None
-    """Nobody listened to the workers before."""
+    """Time at which this operator began to ask the workers; none was heard before."""
     unasked: Set[str] = frozenset()
-    """Nodes whose workers were to be asked last and were not: others took all slots."""
+    """Nodes whose workers were not asked in the last round, because other workers took all slots."""
 
 
 def losses(nodes: Mapping[str, NodeView], signs: Signs, *, now: datetime) -> Mapping[str, Loss]:
-    """Nodes whose workers count as lost."""
+    """Return the nodes whose workers count as lost."""
     if not nodes:
         return NO_LOSSES
     found = {}
@@ -99,20 +102,22 @@ def losses(nodes: Mapping[str, NodeView], signs: Signs, *, now: datetime) -> Map
 
 
 def lost_at(view: NodeView, signs: Signs) -> datetime | None:
-    """When a node that does not answer counts as lost; None while there is no reason to fear for it."""
+    """Return the time at which a node that does not answer counts as lost; None if nothing is wrong with
+    it."""
     if view.ready or view.not_ready_since is None:
         return None
     last, step_at = view.not_ready_since, signs.step_at
     if step_at is not None and step_at > last + SIGN_SLACK:
         last = step_at
-    # Whoever does not know that a node fell silent does not listen to its workers.
+    # An operator that does not know of a silent node does not ask its workers.
     for sign in (signs.heard.get(view.name), signs.watched_since, view.told_at):
         last = max(last, sign) if sign is not None else last
     return last + signs.patience * (UNASKED_FACTOR if view.name in signs.unasked else 1)
 
 
 def patience(least_s: float, progress: Progress | None) -> timedelta:
-    """At least `least_s`; longer where the ranks' steps, or the checkpoint they write, take longer."""
+    """Return how long a node may be silent: at least `least_s` seconds, longer if steps or the checkpoint
+    take longer."""
     motion = progress.motion if progress is not None else None
     longest = None
     if motion is not None and progress is not None:
