@@ -1,4 +1,4 @@
-"""The part of a job that reconcile decides by, read once per pass from the API model."""
+"""The part of a job that `reconcile` uses, read once per pass with the API models."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zerotrain.operator.constants import ANNOTATION_IGNORE_MEMORY_PLAN, QUEUE_LA
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobIdentity:
-    """Which object, in which of its lives."""
+    """Identity of the job object, and what its metadata says."""
 
     namespace: str
     name: str
@@ -20,9 +20,9 @@ class JobIdentity:
     generation: int
     deleting: bool
     ignores_memory_plan: bool = False
-    """The user's annotation: start it whatever the planner says."""
+    """Whether the user's annotation says to start the job whatever the memory planner says."""
     queue_label: str = ""
-    """Of Kueue: the name of a queue; empty without it."""
+    """Name of the queue in Kueue's label; empty without it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,10 +36,11 @@ class JobView:
 
 @dataclass(slots=True)
 class Known:
-    """The models of a job's last pass: reading them again is most of a pass that changes nothing.
+    """The parsed models of a job's last pass; parsing them again is most of the cost of a pass without
+    changes.
 
-    A spec is the same while its generation is, a status while the resource version is. Forgetting is
-    harmless.
+    A spec is unchanged while its generation is, a status while the resource version is. The cache may be
+    dropped at any time.
     """
 
     generation: int | None = None
@@ -48,11 +49,11 @@ class Known:
     status: ZeroTrainingJobStatus | None = None
 
     def has_read(self, job: Mapping[str, Any]) -> bool:
-        """Whether the spec costs nothing any more."""
+        """Return whether the spec is cached."""
         return self.spec is not None and self.generation == job["metadata"].get("generation")
 
     def read_spec(self, job: Mapping[str, Any]) -> ZeroTrainingJobSpec:
-        """Raises pydantic.ValidationError."""
+        """Return the spec, from the cache if possible. Raises pydantic.ValidationError."""
         generation = job["metadata"].get("generation")
         if self.spec is None or generation is None or generation != self.generation:
             self.spec, self.generation = ZeroTrainingJobSpec.model_validate(job.get("spec", {})), generation
@@ -66,7 +67,7 @@ class Known:
         return status
 
     def keep_status(self, job: Mapping[str, Any], status: ZeroTrainingJobStatus) -> None:
-        """`job` is what the API server answered when `status` was written."""
+        """Cache the status; `job` is the API server's response to the write of `status`."""
         self.status, self.version = status, job["metadata"].get("resourceVersion")
 
 

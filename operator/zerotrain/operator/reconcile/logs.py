@@ -1,7 +1,7 @@
-"""The last lines of the rank that failed: kept in a ConfigMap of the job before its pod goes.
+"""The last log lines of the failed rank, kept in a ConfigMap of the job before its pod is deleted.
 
-Nothing about it is remembered but the failure itself, which is in status before anything is deleted: an
-operator that starts anew sees a pod that is still there and a failure that names it, and asks again.
+Only the failure itself is remembered, and it is in status before any deletion: a restarted operator sees a
+pod that still exists and a failure that names it, and requests the lines again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from zerotrain.operator.reconcile.observe import PodView
 from zerotrain.operator.reconcile.plan import SaveLog
 
 KEPT_PODS = timedelta(minutes=10)
-"""Pods of a failed job that stay are asked within this time: a new operator must not ask them all again."""
+"""Time within which the remaining pods of a failed job are asked: a new operator must not ask them all
+again."""
 
 
 def log_key(attempt: int) -> str:
@@ -23,7 +24,8 @@ def log_key(attempt: int) -> str:
 
 
 def unsaved(draft: Draft) -> PodView | None:
-    """The pod of the newest failure, while it is there and its lines are not known to be kept."""
+    """Return the pod of the newest failure while it exists and its lines are not known to be kept; None
+    otherwise."""
     seen, failures = draft.observed.log, draft.status.failures
     if seen is None or not failures or not failures[0].log or failures[0].attempt != draft.status.attempt:
         return None
@@ -35,7 +37,7 @@ def unsaved(draft: Draft) -> PodView | None:
 
 
 def save(draft: Draft) -> None:
-    """Ask for the lines of the newest failure; to be put before the deletion of its pod."""
+    """Request the lines of the newest failure; call it before the deletion of its pod is requested."""
     failure = draft.status.failures[0]
     where = f"pod {failure.pod}, node {failure.node}"
     if failure.container:
@@ -54,7 +56,7 @@ def save(draft: Draft) -> None:
 
 
 def save_kept(draft: Draft) -> None:
-    """The same for a finished job whose pods stay."""
+    """Request the lines for a failed job whose pods stay."""
     ended = draft.status.completion_time
     recent = ended is not None and draft.now < ended + KEPT_PODS
     asked = any(isinstance(action, SaveLog) for action in draft.actions)

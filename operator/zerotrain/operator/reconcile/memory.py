@@ -1,7 +1,7 @@
-"""The memory planner at the gate: a job that cannot fit must not get pods; and what its workers then took.
+"""The memory plan of a job, checked before an attempt: a job that cannot fit must not get pods.
 
-The plan is made for the size of the attempt that is about to start and goes into `status.memoryPlan`, where
-the peaks that rank 0 reports are put next to it.
+The plan is made for the size of the attempt that is about to start. It is stored in `status.memoryPlan`, next
+to the peaks that rank 0 reports.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from zerotrain.operator.reconcile import sizing
 from zerotrain.operator.reconcile.draft import Draft, stored
 
 NEWS_PART = 0.02
-"""A peak is written when it grew by so much: allocators creep, and every status write costs all watchers."""
+"""Growth of a peak, as a fraction, from which it is written: allocators creep, and every status write costs
+all watchers."""
 
 
 def does_not_fit(draft: Draft) -> tuple[str, str] | None:
-    """Reason and message when no worker could hold its ranks; None when they fit or nobody can tell."""
+    """Return reason and message if no worker could hold its ranks; None if they fit or the planner cannot
+    tell."""
     found = _plan(draft)
     refused = found.verdict is Verdict.DOES_NOT_FIT
     overridden = refused and draft.job.identity.ignores_memory_plan
@@ -35,7 +37,7 @@ def does_not_fit(draft: Draft) -> tuple[str, str] | None:
 
 
 def _how(draft: Draft, found: JobPlan) -> tuple[str, ...]:
-    """How the proposed changes are made: the API server takes some of them from no job that is there."""
+    """Return how to make the proposed changes: the API server rejects some of them for a job that exists."""
     if found.proposal is None:
         return ()
     changes, is_elastic = " and ".join(found.proposal.changes), draft.job.spec.elastic is not None
@@ -47,7 +49,7 @@ def _how(draft: Draft, found: JobPlan) -> tuple[str, ...]:
 
 
 def observe_peaks(draft: Draft) -> None:
-    """Keep the most that rank 0 of this attempt reported next to the plan."""
+    """Store the highest peaks that rank 0 of this attempt reported, next to the plan."""
     plan, progress = draft.status.memory_plan, draft.observed.progress
     if plan is None or progress is None or progress.attempt != draft.status.attempt:
         return
@@ -85,7 +87,7 @@ def _plan(draft: Draft) -> JobPlan:
 
 
 def _write(draft: Draft, found: JobPlan, *, overridden: bool) -> bool:
-    """Whether the plan is another one than before."""
+    """Store the plan, and return whether it differs from the previous one."""
     old: MemoryPlan | None = draft.status.memory_plan
     bare = found.as_status()
     told = {"message": stored(bare.message), "overridden": True if overridden else None}

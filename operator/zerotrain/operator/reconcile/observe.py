@@ -1,7 +1,7 @@
-"""What reconcile sees of the cluster: typed, frozen views without a trace of the API client.
+"""The input of reconcile from the cluster: typed, frozen views that are independent of the API client.
 
-The reflector in `cluster` turns every pod event into a `PodView` at once (by `pods.pod_view`) and drops the
-JSON, so that 20,000 pods stay small; tests build the same views by hand.
+The reflector in `cluster` turns every pod event into a `PodView` at once (with `pods.pod_view`) and drops the
+JSON, so that 20,000 pods stay small. Tests build the same views by hand.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from zerotrain.operator.reconcile.queues import ClusterApis, QueueView
 
 
 class PodState(Enum):
-    """One worker's state, as far as an attempt's fate depends on it."""
+    """The state of one worker's pod, as far as it affects the attempt."""
 
     PENDING = "Pending"
     """The worker's container has not started."""
     RUNNING = "Running"
     GOING = "Going"
-    """Deletion was requested and the container has not ended yet."""
+    """Deletion was requested, and the container has not ended yet."""
     SUCCEEDED = "Succeeded"
     YIELDED = "Yielded"
-    """Ended with the code that says: checkpoint durable, stopped on request."""
+    """Ended with the code for a durable checkpoint and a stop on request."""
     FAILED = "Failed"
 
 
 class Stage(Enum):
-    """How far the start of a pod is that has a node."""
+    """The progress in the start of a pod that has a node."""
 
     MOUNTING = "Mounting"
-    """The kubelet sets up its volumes, then its network."""
+    """The kubelet sets up the pod's volumes, then its network."""
     PULLING = "Pulling"
-    """It creates the containers, for which images may have to be pulled."""
+    """The kubelet creates the containers and may have to pull images."""
     INITIALIZING = "Initializing"
     """An init container runs."""
 
@@ -47,12 +47,12 @@ class Stage(Enum):
 ENDED = frozenset({PodState.SUCCEEDED, PodState.YIELDED, PodState.FAILED})
 
 _TERMINAL = frozenset({"Succeeded", "Failed"})
-"""Phases of pods none of whose containers runs any more."""
+"""Phases of pods in which no container runs any more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PodView:
-    """The fields of a worker pod that decisions rest on."""
+    """The fields of a worker pod that decisions depend on."""
 
     name: str
     uid: str
@@ -60,30 +60,31 @@ class PodView:
     index: int
     """Index of the worker, the rank of its node in the rendezvous."""
     helper: str | None = None
-    """What a pod of the job that is no worker is there for; attempt and index then mean nothing."""
+    """Purpose of a pod of the job that is no worker; attempt and index have no meaning then."""
     phase: str = "Pending"
     node: str | None = None
     pod_ip: str | None = None
     ready: bool = False
-    """The worker's container is; what runs beside it does not count."""
+    """Whether the worker's container is ready; other containers do not count."""
     scheduled: bool = False
     unscheduled_reason: str | None = None
     refused_seen_at: datetime | None = None
-    """When this operator first saw that the scheduler has no node for it; None while it makes one free."""
+    """Time at which this operator first saw that the scheduler found no node; None while the scheduler
+    preempts pods for it."""
     started: bool = False
-    """The worker's container runs now or has run."""
+    """Whether the worker's container runs now or has run."""
     waiting: str | None = None
-    """Why the container does not start: `Reason: message` of its waiting state."""
+    """Reason why the container does not start: `Reason: message` of its waiting state."""
     stage: Stage | None = None
-    """None without a node, and once the worker's container has started."""
+    """Stage of the start; None without a node, and once the worker's container has started."""
     needs: str = ""
-    """ConfigMaps, Secrets and claims that its volumes are made of; the init container that runs."""
+    """ConfigMaps, Secrets and claims that the pod's volumes need, or the init container that runs."""
     bound_at: datetime | None = None
-    """When it got its node, while it starts."""
+    """Time at which the pod got its node, while it starts."""
     exit_code: int | None = None
-    """Of the worker's container, or of `failed_container`."""
+    """Exit code of the worker's container, or of `failed_container`."""
     exit_reason: str | None = None
-    """The container runtime's word on the end (`OOMKilled`, `Error`, ...)."""
+    """Reason of the end given by the container runtime (`OOMKilled`, `Error`, ...)."""
     pod_reason: str | None = None
     """`status.reason` of the pod (`Evicted`, `NodeLost`, `UnexpectedAdmissionError`, ...)."""
     pod_message: str | None = None
@@ -91,27 +92,30 @@ class PodView:
     """Reason of the `DisruptionTarget` condition (`PreemptionByScheduler`, `DeletionByTaintManager`, ...)."""
     termination: Termination | None = None
     failed_container: str | None = None
-    """The init container whose failure ended the pod before the worker's container started. Code, reason and
-    last words are its own, and the contract's meanings of codes do not hold for it."""
+    """Name of the init container whose failure ended the pod before the worker's container started.
+
+    Exit code, reason and termination message are then those of the init container, and the contract's
+    meanings of exit codes do not apply.
+    """
     beside: str | None = None
-    """How a sidecar ended that did so before the worker failed."""
+    """Description of the end of a sidecar that ended before the worker failed."""
     finished_at: datetime | None = None
     deletion_at: datetime | None = None
-    """When the grace of the requested deletion ends."""
+    """End of the grace period of the requested deletion."""
     deletion_grace_s: int | None = None
     finalizers: tuple[str, ...] = ()
-    """What keeps a pod from going whose deletion was asked for."""
+    """Finalizers of a pod whose deletion was requested; they keep it from being removed."""
     ended_seen_at: datetime | None = None
-    """When this operator first saw the end; for waiting, never for ordering causes."""
+    """Time at which this operator first saw the end. It is used for waiting, never to order causes."""
 
     @property
     def worker_code(self) -> int | None:
-        """Exit code of the worker's own container."""
+        """Exit code of the worker's own container; None if an init container failed."""
         return self.exit_code if self.failed_container is None else None
 
     @property
     def state(self) -> PodState:
-        # A rank that came to its end says so, also where its node was just putting the pod out.
+        # A rank that completed its work says so, even if its node was evicting the pod at that moment.
         if self.worker_code == ExitCode.DONE:
             return PodState.SUCCEEDED
         if self.worker_code == ExitCode.YIELDED:
@@ -132,52 +136,55 @@ class PodView:
 
     @property
     def lingers(self) -> bool:
-        """Whether another container outlives the worker's, as a sidecar that a webhook put in may. Until it
-        has ended, too, the pod's devices count as taken."""
+        """Whether another container outlives the worker's, such as a sidecar that a webhook injected.
+
+        Until that container has ended as well, the pod's devices count as taken.
+        """
         return self.ended and self.phase not in _TERMINAL
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing of the pod runs any more."""
+        """Whether no container of the pod runs any more."""
         return self.ended and not self.lingers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """An action of the last pass that the API server refused; shown in conditions until it succeeds."""
+    """An action of the last pass that the API server rejected. Conditions show it until the action
+    succeeds."""
 
     reason: str
-    """CamelCase, as a condition's reason (`QuotaExceeded`, `NameTaken`, ...)."""
+    """Reason in CamelCase, as in a condition (`QuotaExceeded`, `NameTaken`, ...)."""
     message: str
     lasting: bool = False
-    """Only people can change it: it does not pass by itself, as a quota that is used up may."""
+    """Whether only the user can resolve it. An exhausted quota, for example, may resolve by itself."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class YieldState:
-    """How far the operator's request to checkpoint and stop has come for one attempt."""
+    """Progress of the operator's request to one attempt to write a checkpoint and stop."""
 
     attempt: int
     acked_at: datetime | None = None
     error: str | None = None
     refused: bool = False
-    """Asking again cannot help: no channel, no token, a program of the user's own."""
+    """Whether repeating the request is useless: no channel, no token, or a user program."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StacksView:
-    """How the collection of the ranks' stacks ended."""
+    """The result of collecting the ranks' stacks."""
 
     attempt: int
     at: datetime
-    """When it began: what was collected for one alarm says nothing of a later one."""
+    """Time at which the collection began: stacks of one alarm say nothing about a later one."""
     config_map: str = ""
-    """Where they are; empty when nothing could be kept."""
+    """Name of the ConfigMap with the stacks; empty if none could be stored."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Protection:
-    """What became of the last request about an attempt's disruption budget."""
+    """The result of the last request about an attempt's disruption budget."""
 
     attempt: int
     exists: bool
@@ -185,102 +192,112 @@ class Protection:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogView:
-    """That logs can be read here, and the last attempt whose failing rank's was."""
+    """Evidence that logs can be read, and the last attempt whose failed rank's log was read."""
 
     attempt: int = 0
     error: str = ""
-    """Why nothing could be stored."""
+    """Reason why no log could be stored."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StorageClassView:
-    """What a StorageClass says of its volumes, as the answer to an AskStorageClass."""
+    """The encryption that a StorageClass declares, as the answer to an AskStorageClass."""
 
     name: str
-    """Empty where a claim that was asked about names none, or could not be read."""
+    """Name of the class; empty if the claim in question names none, or could not be read."""
     at: datetime
-    """When it was read."""
+    """Time at which the class was read."""
     encryption: str | None = None
-    """What declares that its volumes are encrypted; None when nothing does."""
+    """The declaration that the class's volumes are encrypted; None without one."""
     problem: str | None = None
-    """Why it could not be read, in the API server's words."""
+    """Reason why it could not be read, in the API server's words."""
     field: str = "spec.nvme"
     claim: str = ""
 
     def answers(self, field: str, claim: str, name: str) -> bool:
-        """Whether that was the question."""
+        """Return whether the view answers this question."""
         return (self.field, self.claim) == (field, claim) and (bool(claim) or self.name == name)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Room:
-    """A hint on how many workers the cluster could hold at one moment; nothing is kept free for them."""
+    """A hint on how many workers the cluster could hold at one moment; nothing is reserved for them."""
 
     at: datetime
     workers: int
-    """How many were asked for."""
+    """Number of workers that the hint was requested for."""
     fits: int | None
-    """None where it cannot be told: nodes or pods may not be read, or a resource is in no node's allocatable,
-    as one that comes through dynamic resource allocation."""
+    """Number of workers that fit; None if it cannot be determined.
+
+    That is the case if nodes or pods may not be read, or if no node's allocatable contains a resource, such
+    as one from dynamic resource allocation.
+    """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observed:
-    """Everything about one job outside its own object at one moment."""
+    """The state of one job outside its own object, at one moment."""
 
     pods: tuple[PodView, ...] = ()
     """All pods that this job's UID owns, of any attempt."""
     gone: tuple[PodView, ...] = ()
     """Last views of pods that were deleted while this operator watched."""
     helpers: tuple[PodView, ...] = ()
-    """Pods of this job that are no workers, as the one that verifies a checkpoint."""
+    """Pods of this job that are no workers, such as the one that verifies a checkpoint."""
     synced_at: datetime | None = None
-    """Since when this operator knows all pods and leads; what was missing then has no earlier history."""
+    """Time since which this operator leads and knows all pods. Of pods that were missing then, no earlier
+    state is known."""
     progress: Progress | None = None
     """Newest record of rank 0."""
     step_moved_at: datetime | None = None
-    """When its step was seen to move, by this operator's clock."""
+    """Time at which rank 0's step was seen to change, by this operator's clock."""
     inspection: Inspection | None = None
-    """The last look at all workers; made only when rank 0's step went stale or its pod does not answer."""
+    """The last inspection of all workers. It is made only if rank 0's step is stale or its pod does not
+    answer."""
     unheard: bool = False
-    """Worker 0 runs and has not answered for long: nobody knows whether the job moves."""
+    """Whether worker 0 runs and has not answered for long, so that the job's progress is unknown."""
     stacks: StacksView | None = None
-    """The stacks that were collected last."""
+    """The result of the last collection of stacks."""
     yielding: YieldState | None = None
     protection: Protection | None = None
-    """None while this operator asked for nothing yet."""
+    """The last result about the disruption budget; None while this operator has requested nothing."""
     ungrouped: int | None = None
     """The attempt whose pod group this operator deleted last."""
     shared_due: datetime | None = None
-    """From when the objects that pods share should be looked at again; None while nobody counts."""
+    """Time from which the shared objects of the pods should be checked again; None while no check is
+    scheduled."""
     problem: Problem | None = None
     in_line: bool = False
-    """The job's pods are not created yet: other jobs of its namespace create theirs first."""
+    """Whether the job's pods are not created yet because other jobs of its namespace create theirs first."""
     making: bool = False
-    """The last pass left pods of the attempt to this one, though nothing kept it from them."""
+    """Whether the last pass left the creation of some pods to this one, though nothing prevented it."""
     apis: ClusterApis | None = None
-    """Gang schedulers and queues of the cluster; None until somebody asked."""
+    """Gang schedulers and queues of the cluster; None until discovery has run."""
     queue: QueueView | None = None
-    """The job's Workload in Kueue; None while it is not known whether there is one."""
+    """The job's Workload in Kueue; None while it is not known whether one exists."""
     follows_queues: bool = False
-    """Workloads are watched, or looked for, whether or not `queue` is known yet."""
+    """Whether Workloads are watched or looked up, even if `queue` is not known yet."""
     limits: StartLimits = START_LIMITS
     older_in_shortage: str | None = None
-    """Name of an older job of the namespace that is refused a part of what it needs and holds another; looked
-    up for jobs that are, or gave back."""
+    """Name of an older job of the namespace that holds a part of its resources and is refused the rest.
+
+    It is looked up for jobs in the same state, and for jobs that released their resources.
+    """
     room: Room | None = None
-    """The last reading of the cluster's free room; None where none was made."""
+    """The last reading of the cluster's free capacity; None without a reading."""
     egress_bounds: tuple[str, ...] = ()
-    """Networks that jobs of this installation may ask for in spec.network."""
+    """Networks that jobs of this installation may request in spec.network."""
     storage_classes: tuple[StorageClassView, ...] = ()
-    """What the class that was asked about declares; None when nobody asked."""
+    """Answers about the encryption of StorageClasses; empty if nothing was asked."""
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
-    """By name, those that hold pods of this job and are not simply well; empty while they are not known."""
+    """Nodes that hold pods of this job and are not simply healthy, by name; empty while nodes are not
+    known."""
     sees_nodes: bool = True
-    """Whether the operator may look at nodes: one with namespaces of its own may be refused."""
+    """Whether the operator may read nodes; one that is restricted to namespaces may not."""
     heard: Mapping[str, datetime] = field(default_factory=dict)
-    """By node that is not ready: when a worker on it last answered."""
+    """Time at which a worker on the node last answered, by name of the node, for nodes that are not ready."""
     unasked: Set[str] = frozenset()
-    """Such nodes whose workers were to be asked last, and no slot was free."""
+    """Nodes that are not ready and whose workers were not asked in the last round, because no slot was
+    free."""
     log: LogView | None = None
-    """None where no log can be read (simulated nodes)."""
+    """The state of the log collection; None if no log can be read (simulated nodes)."""

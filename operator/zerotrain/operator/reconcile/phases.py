@@ -1,5 +1,7 @@
-"""One function per phase: it looks at the draft, changes status, asks for actions, and may hand over to the
-next phase within the same pass, so that a restart costs one status write and not three.
+"""The phases of a job, with one function each.
+
+A function reads the draft, changes status, requests actions, and may hand over to the next phase within the
+same pass, so that a restart costs one status write and not three.
 """
 
 from __future__ import annotations
@@ -45,23 +47,25 @@ from zerotrain.operator.reconcile.progress import unsaved_steps
 from zerotrain.operator.reconcile.teardown import KILL_GRACE_S, end_live_workers, end_workers
 
 PLAIN_SETTLE = timedelta(milliseconds=500)
-"""A plain failure waits so long for surer evidence: peers of a killed rank often report first."""
+"""Time that a plain failure waits for surer evidence: peers of a killed rank often report first."""
 
 ECHO_SETTLE = timedelta(milliseconds=2500)
-"""So does one that is an echo by its own words, for the end that it echoes: a kubelet looks at its containers
-once a second, and another one may just have."""
+"""Time that a failure which looks like a consequence waits for the end that caused it.
+
+A kubelet checks its containers once a second, and another kubelet may just have done so.
+"""
 
 SIGN_EVERY = timedelta(seconds=5)
-"""Silent nodes are asked so often while a failure waits for what they say."""
+"""Interval of the passes while a failure waits for signs of life of silent nodes."""
 
 FIRST_ATTEMPT = 1
 
 SYNC_SETTLE = timedelta(seconds=2)
-"""After this replica began to act: a pod that is missing may be one whose peers are just yielding."""
+"""Time after this replica became active in which a missing pod may be one whose peers are just yielding."""
 
 
 def advance(draft: Draft) -> None:
-    """Run the phase's function."""
+    """Run the function of the job's phase."""
     if draft.status.phase not in FINISHED and _was_begun(draft):
         _take_up(draft)
         return
@@ -76,14 +80,19 @@ def _pending(draft: Draft) -> None:
 
 
 def _was_begun(draft: Draft) -> bool:
-    """Whether there are pods of the first attempt of which status says nothing. They may also show up after a
-    pass that saw none and called the job suspended: creations outlive the operator that asked for them."""
+    """Return whether pods of the first attempt exist that status does not mention.
+
+    They may also appear after a pass that saw none and declared the job suspended: creation requests outlive
+    the operator that sent them.
+    """
     return draft.status.attempt == 0 and any(pod.attempt == FIRST_ATTEMPT for pod in draft.observed.pods)
 
 
 def _take_up(draft: Draft) -> None:
-    """An operator began the first attempt and ended before it wrote so. What the spec says by now, that the
-    job is suspended or too large, is for an attempt that runs."""
+    """Adopt the first attempt of an operator that ended before it recorded the attempt in status.
+
+    What the spec says now, e.g. that the job is suspended or too large, then applies to a running attempt.
+    """
     sizing.prepare(draft)
     _count_up(draft, sizing.next_shape(draft))
     yielding.doubt_basis(draft)
@@ -91,7 +100,7 @@ def _take_up(draft: Draft) -> None:
 
 
 def _gate(draft: Draft) -> None:
-    """Between two attempts: suspended, refused, or on to the next."""
+    """Decide, between two attempts, whether the job is suspended, rejected, or starts the next attempt."""
     if not groups.settled(draft):
         return
     if draft.job.spec.suspend:
@@ -115,7 +124,7 @@ def _gate(draft: Draft) -> None:
     if volumes.awaits_class(draft, max_age=volumes.LOOK_AGAIN):
         return
     if draft.observed.in_line:
-        if draft.status.phase is not Phase.QUEUED:  # which holds what it was admitted for
+        if draft.status.phase is not Phase.QUEUED:  # QUEUED keeps the admission
             draft.set(phase=Phase.PENDING if draft.status.attempt == 0 else Phase.RESTARTING)
         return
     if draft.status.phase is Phase.QUEUED:
@@ -124,12 +133,12 @@ def _gate(draft: Draft) -> None:
 
 
 def _stalls(draft: Draft) -> bool:
-    """Whether the user must change the spec before an attempt of the size that would start now."""
+    """Return whether the user must change the spec before an attempt of the present size can start."""
     refusal = refusal_of(sizing.admissible(draft)) or wish.judge(draft)
     if refusal is None:
         refusal = memory.does_not_fit(draft)
         if refusal is not None and sizing.give_up_choice(draft):
-            # The other size was the operator's idea, not the user's.
+            # The other size was chosen by the operator, not by the user.
             refusal = wish.judge(draft) or memory.does_not_fit(draft)
     refusal = refusal or egress.refusal(draft) or volumes.refusal(draft) or queue_name.refusal(draft)
     if refusal is None:
@@ -142,14 +151,20 @@ def _stalls(draft: Draft) -> bool:
 
 
 def _stop_clock(draft: Draft) -> None:
-    """Time in a queue is not active time, however the job came there; activeDeadlineSeconds starts anew."""
+    """Stop the clock of activeDeadlineSeconds while the job waits in a queue; it restarts afterwards.
+
+    Time in a queue is not active time, however the job got there.
+    """
     if draft.status.start_time is not None and queueing.waits_in_queue(draft):
         draft.set(start_time=None)
 
 
 def _start_attempt(draft: Draft, shape: AttemptShape) -> None:
-    """Count up. The status write that carries the number precedes every pod that bears it; of the first
-    attempt, whose pods tell as much, it may come later."""
+    """Start the next attempt.
+
+    The status write with the attempt's number precedes the creation of every pod that carries it. For the
+    first attempt it may come later, because its pods carry the same information.
+    """
     _count_up(draft, shape)
     privileges.tell(draft)
     draft.act(CreateWorkers(attempt=draft.status.attempt, indices=tuple(range(shape.workers))))
@@ -175,7 +190,7 @@ def _count_up(draft: Draft, shape: AttemptShape) -> None:
 
 
 def _active(draft: Draft) -> None:
-    """The current attempt is wanted: create what is missing, follow it, or end it."""
+    """Run the current attempt: create missing pods, follow it, or end it."""
     view = draft.view()
     if not view.count(Fate.ABSENT):
         draft.set(pods_created=True)
@@ -213,7 +228,7 @@ def _follow(draft: Draft, view: AttemptView) -> None:
     stuck.tell_start(draft, view)
     for worker in view.workers:
         if worker.fate is Fate.GOING and worker.pod is not None and worker.pod.deletion_at is not None:
-            # A node that died with the pod sends no event: look again when the pod counts as lost.
+            # A node that died with the pod sends no event: check again when the pod counts as lost.
             draft.wake(worker.pod.deletion_at + _termination_timeout(draft) + timedelta(seconds=1))
     _fear_for_nodes(draft)
     running = view.all_in(frozenset({Fate.RUNNING, Fate.GOING, Fate.SUCCEEDED}))
@@ -222,7 +237,7 @@ def _follow(draft: Draft, view: AttemptView) -> None:
         if draft.status.phase is not Phase.RUNNING:
             draft.emit(Reason.ALL_RANKS_JOINED, f"attempt {view.number}: all ranks joined")
             if draft.job.spec.elastic is not None:
-                draft.wake(draft.now)  # whether it should grow is asked of running jobs only
+                draft.wake(draft.now)  # only running jobs are checked for growth
         draft.set(phase=Phase.RUNNING)
         sizing.joined(draft)
         stragglers.tell(draft, view)
@@ -231,7 +246,7 @@ def _follow(draft: Draft, view: AttemptView) -> None:
 
 
 def _fear_for_nodes(draft: Draft) -> None:
-    """Look again when a node that is not ready counts as lost: silence brings no event."""
+    """Wake when a node that is not ready counts as lost: silence causes no event."""
     for node in draft.observed.nodes.values():
         due = lost_at(node, draft.signs())
         if due is not None and due > draft.now:
@@ -239,7 +254,7 @@ def _fear_for_nodes(draft: Draft) -> None:
 
 
 def _ended_badly(draft: Draft, view: AttemptView) -> bool:
-    """Whether a failure was taken into status in this pass (a fresh one may have to settle first)."""
+    """Return whether the attempt failed. A recent failure may have to settle before it is recorded."""
     failure = unstarted.blamed(draft, view, first_failure(view))
     failure = failure or unstarted.late(draft, view) or hangs.hang_of(draft, view)
     if failure is not None:
@@ -248,37 +263,39 @@ def _ended_badly(draft: Draft, view: AttemptView) -> bool:
 
 
 def _take_failure(draft: Draft, view: AttemptView, failure: Failure) -> None:
-    """Into status, once no surer evidence can come in, and no more about it."""
+    """Record the failure in status, once no surer evidence can arrive."""
     if failure.due is not None and draft.now < failure.due:
         draft.wake(min(failure.due, draft.now + hangs.STACKS_RETRY))
         return
     settle = ECHO_SETTLE if is_echo(failure) else PLAIN_SETTLE
     settled_at = endings.settled_at(draft, view, failure, settle=settle, sync=SYNC_SETTLE)
     if settled_at is not None and draft.now < settled_at:
-        draft.wake(min(settled_at, draft.now + SIGN_EVERY))  # that a node was heard brings no pass
+        draft.wake(min(settled_at, draft.now + SIGN_EVERY))  # no pass is triggered when a node is heard
     else:
         endings.after_failure(draft, failure)
 
 
 def _go_on(draft: Draft) -> None:
-    """Hand over to the phase that the attempt's end led to."""
+    """Run the phase that the attempt's end led to."""
     if draft.status.phase is Phase.RESTARTING:
         _restarting(draft)
     elif draft.status.phase is Phase.QUEUED:
         _queued(draft)
     elif draft.status.phase is Phase.SUSPENDED:
-        _suspended(draft)  # resumed meanwhile: our own write brings no event
+        _suspended(draft)  # resumed meanwhile: our own write causes no event
     elif draft.status.phase in FINISHED:
         _finished(draft)
 
 
 def _await_yielded(draft: Draft, view: AttemptView) -> None:
-    """Some ranks stopped on a SIGTERM that was not ours (a drain, `kubectl delete pod`): all will."""
+    """Wait for the other ranks after some stopped on a SIGTERM by another client (a drain, `kubectl delete
+    pod`)."""
     since = min(
         (
             worker.pod.ended_seen_at
             for worker in view.workers
-            # One that was done before was not told to stop: its end takes no grace from the others.
+            # A worker that had finished before was not told to stop: its end must not shorten the grace of
+            # the others.
             if worker.pod and worker.pod.ended_seen_at and worker.fate is not Fate.SUCCEEDED
         ),
         default=draft.now,
@@ -292,7 +309,7 @@ def _await_yielded(draft: Draft, view: AttemptView) -> None:
 
 
 def _restarting(draft: Draft) -> None:
-    """All pods of the ended attempt go; then, after the hold-off, the next attempt may come."""
+    """Delete all pods of the ended attempt; after the hold-off, start the next one."""
     if _deadline_passed(draft):
         _fail_by_deadline(draft)
         return
@@ -308,19 +325,23 @@ def _restarting(draft: Draft) -> None:
 
 
 def _stalled(draft: Draft) -> None:
-    """Until somebody corrects what was refused. That time is not the job's own, as suspended time is not; the
-    clock may come from a status that an earlier version wrote."""
+    """Wait until the user corrects what was rejected.
+
+    This time is not active time, like suspended time. The start time may be left from a status that an
+    earlier version wrote.
+    """
     draft.set(start_time=None)
     _restarting(draft)
 
 
 def _yielding(draft: Draft) -> None:
-    """Until the ranks stopped and the pods are gone; then on to what they stopped for."""
+    """Wait until the ranks have stopped and the pods are gone; then continue with what they stopped for."""
     if draft.job.spec.suspend:
         yielding.ask(draft, YieldReason.SUSPEND, "spec.suspend is true")
     view = draft.view()
     yielding.renew(draft, view)
-    # What our own request does to a pod is no failure: rules and budgets are for the ranks' own.
+    # The effects of our own request on a pod are no failure: rules and budgets apply to failures of the
+    # ranks.
     own = yielding.failed(draft, view)
     if completion.is_done(draft, view):
         yielding.drop(draft)
@@ -386,7 +407,7 @@ def _finished(draft: Draft) -> None:
 
 def _deadline_passed(draft: Draft) -> bool:
     seconds, start = draft.job.spec.run_policy.active_deadline_seconds, draft.status.start_time
-    # Of a job that was suspended in time nobody knows how long the operator did not look.
+    # For a job that was suspended in time, it is not known how long no operator ran.
     if seconds is None or start is None or draft.job.spec.suspend:
         return False
     due = start + timedelta(seconds=seconds)
@@ -402,8 +423,10 @@ def _fail_by_deadline(draft: Draft) -> None:
 
 
 def _behind(draft: Draft) -> str:
-    """To be added to the message of a deadline: what kept the job from its work. The pass that fails it is
-    the last one that can say so."""
+    """Return what kept the job from its work, as an addition to the message of a deadline.
+
+    The pass that fails the job is the last one that knows it.
+    """
     failure = first_failure(draft.view()) if draft.status.phase in ACTIVE else None
     if failure is not None:
         records.record(draft, failure, cause=None)

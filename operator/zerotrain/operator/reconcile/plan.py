@@ -1,5 +1,7 @@
-"""What one pass of reconcile asks for. `cluster.executor` carries it out in this order: the status write,
-then (only if that write was accepted) the events, then the actions.
+"""The output of one pass of reconcile.
+
+`cluster.executor` carries it out in this order: the status write, then the events (only if that write was
+accepted), then the actions.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ class EventType(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
-    """One Kubernetes event on the job. The same reason, attempt and message is written once."""
+    """One Kubernetes event on the job. An event with the same reason, attempt and message is written once."""
 
     reason: str
     message: str
@@ -30,7 +32,7 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CreateWorkers:
-    """Make sure of the attempt's shared objects, then create the pods of these worker indices."""
+    """Ensure that the attempt's shared objects exist, then create the pods of these worker indices."""
 
     attempt: int
     indices: tuple[int, ...]
@@ -38,11 +40,11 @@ class CreateWorkers:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeepShared:
-    """Make again what somebody deleted of the attempt's shared objects."""
+    """Recreate those of the attempt's shared objects that were deleted."""
 
     attempt: int
     protected: int | None = None
-    """Workers of the attempt where its disruption budget is among them."""
+    """Number of workers of the attempt if its disruption budget is one of the objects; None otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,11 +53,12 @@ class DeleteWorkers:
 
     attempt: int
     grace_s: int | None
-    """None leaves the pods their own terminationGracePeriodSeconds."""
+    """Grace period in seconds; None keeps the pods' own terminationGracePeriodSeconds."""
     spared: int | None = None
-    """Index of a worker that stays for now: its log is still to be read."""
+    """Index of a worker that stays for now, because its log is still to be read."""
     ended: bool = True
-    """False leaves the pods that have ended by then, whose last words may not have been heard yet."""
+    """False spares pods that have ended by then, because their termination message may not have been read
+    yet."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,34 +71,37 @@ class DeletePods:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SaveLog:
-    """Keep the last lines of a rank in the job's ConfigMap of failures. What cannot be read or stored is
-    said there or in the log of this operator; the actions behind it go on either way."""
+    """Store the last log lines of a rank in the job's ConfigMap of failures.
+
+    If they cannot be read or stored, the ConfigMap or the operator's log says so; the following actions are
+    carried out in any case.
+    """
 
     attempt: int
     pod: str
     rank: int | None
-    """None takes the lines of all ranks of the pod."""
+    """Rank of the lines; None takes the lines of all ranks of the pod."""
     key: str
     title: str
-    """First line of what is kept."""
+    """First line of the stored text."""
     container: str = CONTAINER_NAME
-    """The worker's, or the init container that failed."""
+    """The worker's container, or the init container that failed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestYield:
-    """Ask a worker to checkpoint and stop, by which all ranks learn it; safe to repeat."""
+    """Ask a worker to write a checkpoint and stop. It informs all ranks; the request is safe to repeat."""
 
     attempt: int
     pod: str
     pod_ip: str | None
     others: tuple[tuple[str, str | None], ...] = ()
-    """Name and address of further pods: programs of the user's own may not tell each other."""
+    """Name and address of further pods to ask: ranks of a user program may not inform each other."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProtectWorkers:
-    """Make the attempt's disruption budget."""
+    """Create the attempt's disruption budget."""
 
     attempt: int
     workers: int
@@ -103,20 +109,20 @@ class ProtectWorkers:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnprotectWorkers:
-    """Take the attempt's disruption budget away."""
+    """Delete the attempt's disruption budget."""
 
     attempt: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CreateVerification:
-    """Make the pod that reads every byte of one checkpoint."""
+    """Create the pod that reads every byte of one checkpoint."""
 
     pod: str
     checkpoint: str
     """Name of the checkpoint in the job's folder."""
     limit_s: int
-    """The pod ends by itself after so long, whether an operator looks or not."""
+    """Seconds after which the pod ends by itself, even if no operator runs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,8 +145,10 @@ class ForgetGroup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CollectStacks:
-    """Ask these workers for the stacks of their ranks and keep them in a ConfigMap of the job. Goes on behind
-    the pass; safe to repeat."""
+    """Ask these workers for the stacks of their ranks and store them in a ConfigMap of the job.
+
+    This continues in the background after the pass, and is safe to repeat.
+    """
 
     attempt: int
     sources: tuple[StackSource, ...]
@@ -153,14 +161,14 @@ class DiscoverApis:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AskStorageClass:
-    """Find out what a StorageClass declares of its volumes."""
+    """Find out what a StorageClass declares about the encryption of its volumes."""
 
     field: str = "spec.nvme"
-    """The part of the job whose volume it is."""
+    """The field of the spec that the volume belongs to."""
     name: str = ""
-    """The class; empty where the claim names it."""
+    """Name of the class; empty if the claim names it."""
     claim: str = ""
-    """PersistentVolumeClaim of the job's namespace."""
+    """Name of the PersistentVolumeClaim in the job's namespace."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,17 +184,17 @@ class AskQueue:
 
     step: QueueStep
     workers: int = 0
-    """For CREATE."""
+    """Number of workers, for CREATE."""
     excluded_nodes: tuple[str, ...] = ()
-    """For CREATE: where the queue must not place the workers."""
+    """Nodes on which the queue must not place the workers, for CREATE."""
     queue: str = ""
-    """For CREATE: its name."""
+    """Name of the queue, for CREATE."""
     message: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeleteJob:
-    """The time to live after the end is over."""
+    """Delete the job, because its time to live after the end is over."""
 
 
 Action = (
@@ -214,11 +222,11 @@ class Plan:
     """The outcome of one pass."""
 
     status: ZeroTrainingJobStatus | None = None
-    """The whole new status; None when the stored one is already right."""
+    """The whole new status; None if the stored one is already right."""
     events: tuple[Event, ...] = ()
     actions: tuple[Action, ...] = ()
     wake_at: datetime | None = None
-    """When to look again even if nothing happens."""
+    """Time of the next pass if no event causes an earlier one."""
 
 
 NOTHING = Plan()

@@ -1,7 +1,7 @@
-"""Reading a pod's JSON into a `PodView`.
+"""Conversion of a pod's JSON to a `PodView`.
 
-What a container, the kubelet, the scheduler or whoever else writes a pod's status says in words is made safe
-here, and goes no further as it came.
+Texts that a container, the kubelet, the scheduler or another writer puts into a pod's status are sanitised
+here, and are not passed on unchanged.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from zerotrain.operator.reconcile.words import few
 from zerotrain.operator.resources.identity import pod_name
 
 MAX_LAST_LINE_CHARS = 1000
-"""Of a termination message that is none of ours."""
+"""Maximum length of a termination message that is not in our format."""
 
 MAX_SOURCES = 8
 MAX_FINALIZERS = 4
-"""That are named of a pod."""
+"""Maximum number of finalizers that are named for a pod."""
 
 _SOURCES = (
     ("ConfigMap", "configMap", "name"),
@@ -42,8 +42,7 @@ _SOURCES = (
 
 
 def pod_view(pod: Mapping[str, Any], *, seen_at: datetime) -> PodView | None:
-    """Read a pod's JSON; None when it does not carry our labels in readable form, or not the name that goes
-    with them."""
+    """Return the view of a pod; None if its labels cannot be read, or if its name does not match them."""
     meta, status = pod["metadata"], pod.get("status", {})
     helper = meta.get("labels", {}).get(LABEL_HELPER)
     place = (0, 0) if helper else worker_of(meta)
@@ -93,8 +92,10 @@ def pod_view(pod: Mapping[str, Any], *, seen_at: datetime) -> PodView | None:
 
 
 def worker_of(meta: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Attempt and index of the worker that a pod's labels and name agree on. Labels alone are anybody's word:
-    with the name, which is unique, nobody can be a second worker 0."""
+    """Return attempt and index of the worker if a pod's labels and name agree on them; None otherwise.
+
+    Labels alone can be set by anyone. With the name, which is unique, no second pod can pose as worker 0.
+    """
     labels = meta.get("labels", {})
     try:
         attempt, index = int(labels[LABEL_ATTEMPT]), int(labels[LABEL_RANK])
@@ -105,7 +106,7 @@ def worker_of(meta: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def job_uid_of(pod: Mapping[str, Any]) -> str | None:
-    """UID of the job that controls this pod; None when the label and the owner do not agree."""
+    """Return the UID of the job that controls this pod; None if label and owner do not agree."""
     uid = pod["metadata"].get("labels", {}).get(LABEL_JOB_UID)
     owners = pod["metadata"].get("ownerReferences", ())
     return uid if any(owner.get("uid") == uid and owner.get("controller") for owner in owners) else None
@@ -119,7 +120,10 @@ def _container(status: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _failed_init_container(pod: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Its status; empty where none failed. A sidecar among them fails no pod: it is started again."""
+    """Return the status of the failed init container; empty if none failed.
+
+    A failed sidecar does not fail the pod, because it is restarted.
+    """
     beside = _sidecars(pod)
     for item in pod.get("status", {}).get("initContainerStatuses", ()):
         if item.get("name") not in beside and item.get("state", {}).get("terminated", {}).get("exitCode"):
@@ -133,8 +137,11 @@ def _sidecars(pod: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _failed_beside(pod: Mapping[str, Any], worker: str, ended: Mapping[str, Any]) -> str | None:
-    """The container that failed last of those beside a worker that failed, and not after it: it may be what
-    the worker could not do without, as a proxy is."""
+    """Return a description of the container that failed last beside a failed worker and not after it; None
+    without one.
+
+    The worker may have depended on it, as on a proxy.
+    """
     if not ended.get("exitCode"):
         return None
     status, beside = pod["status"], _sidecars(pod)
@@ -145,23 +152,24 @@ def _failed_beside(pod: Mapping[str, Any], worker: str, ended: Mapping[str, Any]
         for state in ("state", "lastState"):
             end = item.get(state, {}).get("terminated", {})
             at, code = str(end.get("finishedAt") or ""), end.get("exitCode")
-            # Whoever was killed in the same second may have been so because the worker had ended.
+            # A container that was killed in the same second may have been killed because the worker had
+            # ended.
             if code and at and signal_of(code) is None and at <= str(ended.get("finishedAt") or ""):
                 found.append((at, f"sidecar {word(str(item.get('name')))}: {_ending(end)}"))
     return max(found)[1] if found else None
 
 
 def _ending(end: Mapping[str, Any]) -> str:
-    """`exit code 3: no such bucket`, of a container that is not the worker's."""
+    """Return `exit code 3: no such bucket`, for a container other than the worker's."""
     code, reason, said = end.get("exitCode"), end.get("reason"), _last_line(end.get("message"))
     number = signal_of(int(code or 0))
-    # "Error" is the runtime's word for any code but 0.
+    # "Error" is the runtime's reason for any code but 0.
     why = word(reason) if reason and reason != "Error" else f"killed by signal {number}" if number else ""
     return f"exit code {code}{f' ({why})' if why else ''}{f': {said}' if said else ''}"
 
 
 def _last_line(message: str | None) -> str:
-    """What a program that is not ours left as its last words: a message, or the end of its log."""
+    """Return the last line of a foreign program's termination message or log."""
     lines = (message or "").strip().splitlines()
     return one_line(lines[-1], MAX_LAST_LINE_CHARS) if lines else ""
 
@@ -173,7 +181,7 @@ class _Start(TypedDict, total=False):
 
 
 def _start(pod: Mapping[str, Any], conditions: Mapping[str, Any], state: Mapping[str, Any]) -> _Start:
-    """How far the start is; empty without a node, and once the worker's container has started."""
+    """Return the progress of the start; empty without a node, and once the worker's container has started."""
     spec, status = pod.get("spec", {}), pod.get("status", {})
     is_over = status.get("phase") in ("Failed", "Succeeded")
     if not spec.get("nodeName") or "running" in state or "terminated" in state or is_over:
@@ -186,7 +194,7 @@ def _start(pod: Mapping[str, Any], conditions: Mapping[str, Any], state: Mapping
         if "running" in item.get("state", {}) and item.get("name") not in beside:
             return {"stage": Stage.INITIALIZING, "needs": word(str(item["name"])), "bound_at": bound_at}
     sandbox = conditions.get("PodReadyToStartContainers")
-    if sandbox is None:  # nobody has looked at it, or the kubelet does not say
+    if sandbox is None:  # the kubelet has not handled the pod yet, or does not report this condition
         return {}
     if _is_true(sandbox):
         return {"stage": Stage.PULLING, "bound_at": bound_at}
@@ -194,7 +202,7 @@ def _start(pod: Mapping[str, Any], conditions: Mapping[str, Any], state: Mapping
 
 
 def _sources(spec: Mapping[str, Any]) -> str:
-    """`ConfigMap ds, claim data`: what volumes are made of and cannot do without."""
+    """Return `ConfigMap ds, claim data`: the objects that the volumes require."""
     found: dict[str, None] = {}
     for volume in spec.get("volumes", ()):
         for part in (volume, *volume.get("projected", {}).get("sources", ())):
@@ -215,13 +223,16 @@ def _word(text: str | None) -> str | None:
 
 
 def _worded(reason: str, message: str | None) -> str:
-    """`Reason: message`, as conditions and waiting states have them."""
+    """Return `Reason: message`, as conditions and waiting states contain them."""
     return one_line(f"{word(reason)}: {message or ''}".rstrip(": "))
 
 
 def _is_ready(condition: Mapping[str, Any] | None, container: Mapping[str, Any]) -> bool:
-    """A container beside the worker's keeps the pod from being ready; so does a node that fell silent, and
-    then what is said of containers is old."""
+    """Return whether the worker's container is ready.
+
+    Another container may keep the pod from being ready. A silent node does so, too, and then the states of
+    the containers are outdated.
+    """
     by_another = condition is not None and condition.get("reason") == "ContainersNotReady"
     return _is_true(condition) or (by_another and container.get("ready") is True)
 
@@ -237,7 +248,7 @@ def _unscheduled(condition: Mapping[str, Any] | None) -> str | None:
 
 
 def _is_refused(status: Mapping[str, Any], condition: Mapping[str, Any] | None) -> bool:
-    """Whether the scheduler found no node, and none that it could make free by preemption."""
+    """Return whether the scheduler found no node, and none that it could free by preemption."""
     said = condition or {}
     unplaced = said.get("status") == "False" and said.get("reason") == "Unschedulable"
     return unplaced and not status.get("nominatedNodeName")
@@ -248,14 +259,15 @@ def _disruption(condition: Mapping[str, Any] | None) -> str | None:
 
 
 def _waiting(state: Mapping[str, Any] | None) -> str | None:
-    # ContainerCreating and PodInitializing are the ordinary way to a start, not something to report.
+    # ContainerCreating and PodInitializing are normal stages of a start and are not reported.
     if state is None or state.get("reason") in (None, "ContainerCreating", "PodInitializing"):
         return None
     return _worded(state["reason"], state.get("message"))
 
 
 def _waiting_before(pod: Mapping[str, Any], state: Mapping[str, Any]) -> str | None:
-    """The same of the first init container or sidecar that keeps the worker's container from starting."""
+    """Return why the first waiting init container or sidecar waits: it keeps the worker's container from
+    starting."""
     if "running" in state or "terminated" in state:
         return None
     beside = _sidecars(pod)
@@ -270,15 +282,18 @@ def _waiting_before(pod: Mapping[str, Any], state: Mapping[str, Any]) -> str | N
 
 
 def _termination(message: str | None, attempt: int, *, foreign: bool) -> Termination | None:
-    """`foreign`: the words of a container that is not the worker's are no message of ours, whatever they
-    look like."""
+    """Return the parsed termination message of a pod.
+
+    `foreign` says that it was written by another container than the worker's: it is then never in our format,
+    whatever it looks like.
+    """
     if not message or not message.strip():
         return None
     try:
         parsed = None if foreign else Termination.from_json(message)
     except ValueError:
-        parsed = None  # a program of the user's own: the last line is still worth showing
+        parsed = None  # a user program: its last line is still worth showing
     if parsed is None:
         return Termination(attempt=attempt, code=-1, last_line=_last_line(message))
-    # A launcher that could not read its environment does not know its attempt, and says 0.
+    # A launcher that could not read its environment does not know its attempt and reports 0.
     return parsed if parsed.attempt in (0, attempt) else None
