@@ -1,4 +1,4 @@
-"""What a job's pods ask for beyond Pod Security "restricted", said where people look."""
+"""Privileges of a job's pods beyond Pod Security "restricted", reported in a condition and an event."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ RDMA: Final = (
 
 
 def told(draft: Draft) -> str:
-    """For a condition that lasts; empty for a job that asks for nothing."""
+    """Return the text of the condition; empty for a job without extra privileges."""
     resources = draft.job.spec.resources
     return RDMA if resources is not None and resources.rdma is not None else ""
 
 
 def tell(draft: Draft) -> None:
-    """In one event, with the first attempt: resources are immutable."""
+    """Emit one event with the first attempt; resources are immutable, so it is not repeated."""
     if draft.status.attempt == 1 and (text := told(draft)):
         draft.emit(Reason.IPC_LOCK_ADDED, text, warning=True)

@@ -1,4 +1,5 @@
-"""From the workers' own records into status: progress of this attempt, the newest durable checkpoint.
+"""Progress in status, taken from the workers' records: this attempt's progress and the newest durable
+checkpoint.
 
 Records of another attempt never count: a late answer of a dying pod must not move the job's step.
 """
@@ -25,22 +26,24 @@ from zerotrain.operator.reconcile.clock import from_unix
 from zerotrain.operator.reconcile.draft import Draft, stored
 
 STEP_WRITE_S = 10
-"""A moved step alone is written no oftener than this: every status write costs all watchers. A write for
-another reason takes it along."""
+"""Minimum seconds between two writes that only advance the step: every status write costs all watchers.
+
+A write for another reason includes the step.
+"""
 
 HEARTBEAT_WRITE_S = 30
-"""The same for a heartbeat alone."""
+"""Minimum seconds between two writes that only update the heartbeat."""
 
 _UID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
 
 
 def merge_progress(draft: Draft) -> None:
-    """Take over rank 0's record, and what the ended pods said about their last checkpoint."""
+    """Store rank 0's record, and what the ended pods reported about their last checkpoint."""
     progress = draft.observed.progress
     current = progress is not None and progress.attempt == draft.status.attempt
     if progress is not None and current:
         _take_progress(draft, progress)
-        # Each is a request to the API server.
+        # Each event is a request to the API server.
         for damaged in progress.rejected_checkpoints[:MAX_REJECTED]:
             draft.emit(
                 Reason.CHECKPOINT_REJECTED,
@@ -56,13 +59,16 @@ def merge_progress(draft: Draft) -> None:
 
 
 def newest_step(status: ZeroTrainingJobStatus) -> int:
-    """The furthest step known of the job, for deciding whether an attempt gained anything."""
+    """Return the furthest known step of the job, to decide whether an attempt gained one."""
     durable = status.checkpoint.last.step if status.checkpoint.last is not None else 0
     return max(status.progress.step, durable)
 
 
 def unsaved_steps(status: ZeroTrainingJobStatus) -> int:
-    """Steps of the current attempt beyond the newest durable checkpoint. Clocks of nodes say nothing here."""
+    """Return the number of steps of the current attempt beyond the newest durable checkpoint.
+
+    Clocks of nodes are not used here.
+    """
     if status.progress.attempt != status.attempt:
         return 0
     durable = status.checkpoint.last.step if status.checkpoint.last is not None else 0
@@ -71,7 +77,7 @@ def unsaved_steps(status: ZeroTrainingJobStatus) -> int:
 
 def _take_progress(draft: Draft, progress: Progress) -> None:
     old, step_at = draft.status.progress, draft.step_at()
-    # Until it has loaded its checkpoint a rank knows no step, which is no reason to show none.
+    # Until it has loaded its checkpoint a rank knows no step; the old step is shown meanwhile.
     starting = progress.phase in (Phase.INIT, Phase.RENDEZVOUS) and progress.step == 0
     new = ProgressStatus(
         attempt=progress.attempt,
@@ -89,8 +95,11 @@ def _take_progress(draft: Draft, progress: Progress) -> None:
 
 
 def _take_origin(draft: Draft, told: Sequence[Progress | Termination]) -> None:
-    """Where the attempt began, from whoever of its ranks says so: the worker may have ended before it was
-    asked. People are told when the checkpoint is another job's, of an earlier namesake for instance."""
+    """Store where the attempt began, from any of its ranks that reports it: a worker may end before it was
+    asked.
+
+    An event is emitted if the checkpoint belongs to another job, e.g. an earlier one of the same name.
+    """
     found = next((item for item in told if item.resumed_from is not None), None)
     if found is None or found.resumed_from is None:
         return
@@ -107,14 +116,16 @@ def _take_origin(draft: Draft, told: Sequence[Progress | Termination]) -> None:
 
 
 def _other_job(draft: Draft, uid: str | None) -> str | None:
-    """As `resumedFromJob`. The word is the tenant's program's: what is no UID is not passed on."""
+    """Return the value of `resumedFromJob`. The tenant's program reports it; a text that is no UID is not
+    passed on."""
     if uid is None or uid == draft.job.identity.uid:
         return None
     return uid if _UID.fullmatch(uid) else ""
 
 
 def origin_of(status: ZeroTrainingJobStatus) -> str:
-    """Whose checkpoint the current attempt began with; empty where it was the job's own, or none."""
+    """Return the origin of the checkpoint that the current attempt began with; empty if it was the job's own,
+    or none."""
     uid = status.checkpoint.resumed_from_job
     if uid is None:
         return ""
@@ -124,7 +135,7 @@ def origin_of(status: ZeroTrainingJobStatus) -> str:
 
 
 def trained_nothing(status: ZeroTrainingJobStatus) -> str:
-    """Of a job that ended well: why its last attempt trained no step; empty where it trained."""
+    """Return why the last attempt of a completed job trained no step; empty if it trained."""
     began = status.checkpoint.resumed_from_step
     if began is None or status.progress.step > began:
         return ""
@@ -133,7 +144,7 @@ def trained_nothing(status: ZeroTrainingJobStatus) -> str:
 
 
 def _is_news(old: ProgressStatus, new: ProgressStatus) -> bool:
-    """Whether the record is worth a write of its own."""
+    """Return whether the record is worth a status write of its own."""
     if (new.attempt, new.phase, new.total_steps) != (old.attempt, old.phase, old.total_steps):
         return True
     if old.last_step_time is None and new.last_step_time is not None:
@@ -156,19 +167,19 @@ def _take_checkpoint(draft: Draft, candidates: list[CheckpointProgress]) -> None
         durable=True,
     )
     last = draft.status.checkpoint.last
-    # Within an attempt steps only grow. Between attempts neither steps nor times tell: after a damaged
-    # checkpoint a job goes on from an earlier step, and on a node whose clock is behind.
+    # Within an attempt steps only grow. Between attempts neither steps nor times decide: after a damaged
+    # checkpoint a job continues from an earlier step, and on a node whose clock is behind.
     if last is None or last.attempt != record.attempt or record.step > last.step:
         draft.set(checkpoint=draft.status.checkpoint.model_copy(update={"last": record}))
 
 
 def _possible(draft: Draft, step: int) -> int:
-    """The step, within what the job has: a number that was told once must not outlast its attempt."""
+    """Return the step, limited to the steps of the job: a wrong number must not outlast its attempt."""
     return max(0, min(step, draft.job.spec.steps or step))
 
 
 def _take_last_step(draft: Draft, step: int) -> None:
-    """The ranks' last steps come after the last answer to a poll, if any ever came."""
+    """Store the last step that ended ranks reported, which may be after the last answer to a poll."""
     step = _possible(draft, step)
     if step > draft.status.progress.step:
         update = {"step": step, "attempt": draft.status.attempt}
@@ -176,19 +187,23 @@ def _take_last_step(draft: Draft, step: int) -> None:
 
 
 def _last_words(draft: Draft) -> list[Termination]:
-    """What the ended workers of this attempt said at the end."""
+    """Return the termination messages of the ended workers of this attempt."""
     pods = (*draft.observed.pods, *draft.observed.gone)
     words = [pod.termination for pod in pods if pod.attempt == draft.status.attempt]
     return [item for item in words if item is not None]
 
 
 def _finite(value: float | None, *, digits: int) -> float | None:
-    """Rounded for people. JSON has no NaN: a diverging loss must not make the whole status unwritable."""
+    """Return the value rounded; None if it is not finite.
+
+    JSON has no NaN: a diverging loss must not make the whole status unwritable.
+    """
     return round(value, digits) if value is not None and math.isfinite(value) else None
 
 
 def _moment(unix_s: float) -> datetime | None:
-    """None for what no calendar has: the number is the tenant's program's word."""
+    """Return the time of a number that a tenant's program reported; None for a number outside the
+    calendar."""
     if not 0 < unix_s < math.inf:
         return None
     try:

@@ -1,10 +1,12 @@
-"""The disruption budget of the running attempt: made once there is something to lose, gone with its pods.
+"""The disruption budget of the running attempt: created once there is progress to lose, deleted with its
+pods.
 
-A job of one worker has none: there the eviction itself is the request to checkpoint and stop. Nor has one
-that no cordon moves: its budget would refuse the drain for ever, where an eviction moves all workers.
+A job of one worker has none: there the eviction itself is the request to write a checkpoint and stop. A job
+that no cordon moves has none either: its budget would block the drain forever, whereas an eviction moves all
+workers.
 
-Which attempt has one stands in status before it is made, and until the API server confirmed its end: an
-operator that crashes at any point neither forgets one nor leaves one behind.
+Status records which attempt has a budget before it is created, and until the API server confirmed its
+deletion. An operator that crashes at any point neither forgets a budget nor leaves one behind.
 """
 
 from __future__ import annotations
@@ -18,13 +20,14 @@ from zerotrain.operator.reconcile.observe import Protection
 from zerotrain.operator.reconcile.plan import ProtectWorkers, UnprotectWorkers
 
 WORTH_AFTER = timedelta(seconds=60)
-"""An attempt without step records is protected after so long: a younger one is soon made up for."""
+"""Time after which an attempt without step records is protected; the work of a younger one is soon
+repeated."""
 
 _WITH_PODS = frozenset({Phase.RUNNING, Phase.YIELDING, Phase.SUSPENDING})
 
 
 def settle(draft: Draft) -> None:
-    """In every pass, after the phase."""
+    """Create or delete the budget as needed. It is called in every pass, after the phase."""
     status, known = draft.status, draft.observed.protection
     protected = status.protected_attempt
     if protected is not None and (protected != status.attempt or status.phase not in _WITH_PODS):
@@ -39,7 +42,7 @@ def settle(draft: Draft) -> None:
 
 
 def stands(draft: Draft) -> bool:
-    """Whether the current attempt has one, and for a while still."""
+    """Return whether the current attempt has a budget and keeps it for now."""
     status = draft.status
     return status.attempt > 0 and status.protected_attempt == status.attempt and status.phase in _WITH_PODS
 

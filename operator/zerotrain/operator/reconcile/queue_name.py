@@ -1,7 +1,7 @@
-"""Which Kueue queue the job is in: `spec.scheduling.queueName`, or the label that Kueue's own jobs have.
+"""The Kueue queue of a job: `spec.scheduling.queueName`, or the label that Kueue's own jobs use.
 
-The schema lets the field change only while the job is suspended; its rules do not see labels. So a job that
-is on its way keeps the queue that its label named at the start, in status, until it is suspended.
+The schema lets the field change only while the job is suspended, but its rules do not cover labels. So an
+active job keeps the queue that its label named at the start, in status, until it is suspended.
 """
 
 from __future__ import annotations
@@ -17,20 +17,23 @@ _AT_REST = frozenset({Phase.SUSPENDED, Phase.STALLED})
 _ON_ITS_WAY = frozenset(
     {Phase.PENDING, Phase.STARTING, Phase.RUNNING, Phase.RESTARTING, Phase.YIELDING, Phase.SUSPENDING}
 )
-"""Phases in which another label counts from the next suspension."""
+"""Phases in which a changed label takes effect at the next suspension."""
 
 _DNS_LABEL = re.compile(DNS_LABEL)
 _MAX_NAME_CHARS = 63
 
 
 def queue_name(draft: Draft) -> str | None:
-    """The queue that decides on the job; None without one."""
+    """Return the name of the queue that admits the job; None without one."""
     return _field(draft) or draft.status.queue_name
 
 
 def take_label(draft: Draft) -> None:
-    """At the start of a pass: a job that has not begun, or is suspended, takes the label's queue; of one that
-    is on its way a change is remembered, and told once."""
+    """Store the queue that the label names, at the start of a pass.
+
+    A job that has not begun, or is suspended, takes the label's queue. For an active job the change is stored
+    for later and reported once.
+    """
     label, field, status = _label(draft), _field(draft), draft.status
     if status.attempt == 0 or status.phase in _AT_REST:
         taken = None if field is not None else label
@@ -54,8 +57,10 @@ def take_label(draft: Draft) -> None:
 
 
 def refusal(draft: Draft) -> tuple[str, str] | None:
-    """Why no attempt may start; None where label and field agree. A change that waits for a suspension is
-    none."""
+    """Return reason and message if no attempt may start; None if label and field agree.
+
+    A change that waits for a suspension is no disagreement.
+    """
     label, field = _label(draft), _field(draft)
     if label is None or draft.status.next_queue_name is not None:
         return None

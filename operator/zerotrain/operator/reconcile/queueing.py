@@ -1,8 +1,8 @@
-"""Waiting for admission: queues, and which pod group the cluster takes.
+"""Admission of an attempt: by a Kueue queue, and by the pod group that the cluster supports.
 
-In this order, before every attempt: Kueue admits the job (`queue_name`), then the gang mechanism
-is found. What was decided goes into the shape of the attempt. Kueue's admission outlives an attempt: a
-restart after a failure does not queue again.
+Before every attempt, Kueue admits the job first (`queue_name`), then the gang mechanism is determined. The
+result is stored in the shape of the attempt. Kueue's admission outlives an attempt: a restart after a failure
+does not queue again.
 """
 
 from __future__ import annotations
@@ -23,27 +23,29 @@ from zerotrain.operator.resources.gang import GROUPS, has_group
 from zerotrain.operator.resources.kueue import made_from
 
 REDISCOVER = timedelta(seconds=10)
-"""An API that was missing is looked for again after so long."""
+"""Interval of the discovery for an API that was missing."""
 
 _IDLE = frozenset({Phase.SUSPENDED, Phase.STALLED, Phase.COMPLETED, Phase.FAILED})
 """Phases whose pods, if any are left, have ended or are about to."""
 
 LISTED_AGAIN = timedelta(seconds=2)
-"""Until the Workloads are listed a job looks so often whether they are."""
+"""Interval at which a job checks whether the Workloads have been listed."""
 
 _ORDER = (Gang.NATIVE, Gang.VOLCANO, Gang.COSCHEDULING)
 
 
 def hold(draft: Draft, shape: AttemptShape) -> tuple[str, str] | None:
-    """Reason and message of what the next attempt waits for; None when it may start. Asks for the objects
-    that make it move."""
+    """Return reason and message of what the next attempt waits for; None if it may start.
+
+    It also requests the objects that the admission needs.
+    """
     if queue_name(draft) is not None and (waits := _queue(draft, shape)) is not None:
         return waits
     return _gang_api(draft, shape)
 
 
 def shaped(draft: Draft, shape: AttemptShape) -> AttemptShape:
-    """The shape with what admission decided: the gang's API, the queue's nodes."""
+    """Return the shape with the results of admission: the gang's API, and the queue's nodes."""
     updates: dict[str, object] = {"gang": _gang(draft, shape)}
     queue = draft.observed.queue
     if in_queue(draft) and queue is not None:
@@ -58,7 +60,7 @@ def shaped(draft: Draft, shape: AttemptShape) -> AttemptShape:
 
 
 def admission(draft: Draft, shape: AttemptShape) -> str:
-    """Who let the next attempt in, for the event."""
+    """Return the text of the event on what admitted the next attempt."""
     queue, name = draft.observed.queue, queue_name(draft)
     gang = _gang(draft, shape)
     if name is not None and queue is not None:
@@ -71,7 +73,7 @@ def admission(draft: Draft, shape: AttemptShape) -> str:
 
 
 def evicted(draft: Draft, view: AttemptView) -> str | None:
-    """Why the running attempt has to give its resources back; None when it may go on."""
+    """Return why the running attempt has to release its resources; None if it may continue."""
     queue = draft.observed.queue
     if queue_name(draft) is None or queue is None:
         return None
@@ -85,7 +87,7 @@ def evicted(draft: Draft, view: AttemptView) -> str | None:
 
 
 def settle(draft: Draft) -> None:
-    """In every pass, after the phase: tell the queue how far the job is."""
+    """Report the job's state to the queue. It is called in every pass, after the phase."""
     step, queue = _next_step(draft), draft.observed.queue
     if step is QueueStep.RELEASE and queue is not None:
         draft.act(AskQueue(step=step, message=queue.evicted or ""))
@@ -94,12 +96,12 @@ def settle(draft: Draft) -> None:
 
 
 def in_queue(draft: Draft) -> bool:
-    """Whether a queue decides how much room the job may have."""
+    """Return whether a queue decides on the resources of the job."""
     return queue_name(draft) is not None
 
 
 def waits_in_queue(draft: Draft) -> bool:
-    """Whether the queue has not let the job in, or wants it out: such time is not the job's own."""
+    """Return whether the queue has not admitted the job, or evicts it; such time is not active time."""
     queue = draft.observed.queue
     return in_queue(draft) and queue is not None and not (queue.admitted and queue.evicted is None)
 
@@ -132,13 +134,14 @@ def _queue(draft: Draft, shape: AttemptShape) -> tuple[str, str] | None:
             AskQueue(step=QueueStep.CREATE, workers=shape.workers, excluded_nodes=off, queue=name or "")
         )
     elif queue.finished or _is_of_others(draft, shape, queue) or _is_outdated(draft, queue):
-        # Its pods and its priority cannot be changed: a job of other pods or another priority queues anew.
+        # Pods and priority of a Workload cannot be changed: a job with other pods or another priority queues
+        # anew.
         draft.act(AskQueue(step=QueueStep.DELETE))
     elif queue.evicted is not None:
         if queue.holds_quota:
             draft.act(AskQueue(step=QueueStep.RELEASE, message=queue.evicted))
         elif queue.message not in queue.evicted:
-            # Before Kueue looks at the job again, the message is the eviction's.
+            # Until Kueue looks at the job again, the message is that of the eviction.
             return Reason.QUEUED, f"waits for queue {name}: {queue.message} (evicted: {queue.evicted})"
         return Reason.QUEUE_EVICTED, f"evicted by queue {name}: {queue.evicted}"
     elif queue.problem is not None:
@@ -150,16 +153,23 @@ def _queue(draft: Draft, shape: AttemptShape) -> tuple[str, str] | None:
 
 
 def _is_of_others(draft: Draft, shape: AttemptShape, queue: QueueView) -> bool:
-    """Whether the Workload stands in another queue, or for other pods than the next attempt has. The spec of
-    pods is edited under a suspension, and one that ends while the ranks still yield deletes no Workload."""
+    """Return whether the Workload is in another queue, or describes other pods than those of the next
+    attempt.
+
+    The spec of pods may be edited during a suspension, and a suspension that ends while the ranks still yield
+    deletes no Workload.
+    """
     if queue.workers != shape.workers or queue.queue != queue_name(draft):
         return True
     return queue.made_from not in ("", made_from(draft.job.spec))
 
 
 def _is_outdated(draft: Draft, queue: QueueView) -> bool:
-    """Whether the queue decides on what is not so any more: it has chosen a node that the job keeps off by
-    now, or has the job wait with another priority than its spec's, or for others than a node that is back."""
+    """Return whether the queue's decision is outdated.
+
+    It may have chosen a node that the job now avoids, or queue the job with another priority than the spec's,
+    or avoid a node whose exclusion is over.
+    """
     off = frozenset(exclusions.current(draft))
     if queue.holds_quota:
         return bool(queue.gates) and not off <= queue.excluded_nodes
@@ -169,7 +179,7 @@ def _is_outdated(draft: Draft, queue: QueueView) -> bool:
 
 
 def _gang_api(draft: Draft, shape: AttemptShape) -> tuple[str, str] | None:
-    """Until it is known which pod group the cluster takes."""
+    """Return reason and message while the pod group API of the cluster is not known; None once it is."""
     wish, apis = _scheduling(draft).gang, draft.observed.apis
     if wish not in GROUPS and not (wish is Gang.AUTO and shape.workers > 1):
         return None
@@ -188,7 +198,7 @@ def _gang_api(draft: Draft, shape: AttemptShape) -> tuple[str, str] | None:
 
 
 def _gang(draft: Draft, shape: AttemptShape) -> str:
-    """As the shape keeps it; call it only when `_gang_api` holds nothing up."""
+    """Return the gang for the shape; call it only if `_gang_api` returned None."""
     apis = draft.observed.apis
     wish, found = _scheduling(draft).gang, apis.gangs if apis is not None else {}
     if wish is Gang.AUTO and shape.workers > 1:
@@ -207,10 +217,11 @@ def _look_again(draft: Draft) -> bool:
 
 
 def _next_step(draft: Draft) -> QueueStep | None:
-    """What the queue has not been told yet. Before an attempt, `hold` speaks with it."""
+    """Return the next step of the Workload that is due; None if none is. Before an attempt, `hold` takes the
+    steps."""
     phase, queue = draft.status.phase, draft.observed.queue
     if not in_queue(draft):
-        # Its name was taken out of the spec: quota is kept no longer than pods may use it.
+        # The queue's name was removed from the spec: quota is kept only while pods may use it.
         left = queue is not None and queue.exists
         idle = phase in _IDLE or not draft.observed.pods
         return QueueStep.DELETE if left and idle else None
@@ -223,13 +234,13 @@ def _next_step(draft: Draft) -> QueueStep | None:
     if phase in (Phase.SUSPENDED, Phase.STALLED):
         return QueueStep.DELETE
     if phase in (Phase.COMPLETED, Phase.FAILED):
-        # Pods on their way out still use what the next job in line would be let in for.
+        # Pods that are being deleted still use what the next job in the queue would be admitted for.
         policy = draft.job.spec.run_policy.clean_pod_policy
         go = phase is Phase.FAILED or policy is not CleanPodPolicy.NONE
         over = all(pod.is_over for pod in draft.observed.pods)
         return None if go and not over else QueueStep.FINISH
     if phase is Phase.RESTARTING and queue.evicted and queue.holds_quota and not draft.observed.pods:
-        return QueueStep.RELEASE  # the hold-off is no reason to keep others waiting
+        return QueueStep.RELEASE  # other jobs must not wait for the hold-off
     if phase is Phase.RUNNING and not queue.pods_ready:
         return QueueStep.PODS_READY
     if phase in (Phase.PENDING, Phase.STARTING, Phase.RESTARTING) and queue.pods_ready:

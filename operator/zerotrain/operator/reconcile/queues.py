@@ -1,4 +1,4 @@
-"""What decisions need to know of the cluster's gang schedulers and of the queue that admits a job."""
+"""The state of the cluster's gang schedulers, and of the queue that admits a job."""
 
 from __future__ import annotations
 
@@ -13,57 +13,57 @@ from zerotrain.operator.api.scheduling import Gang
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterApis:
-    """The API versions that the cluster serves, of those that the operator can write."""
+    """The API versions that the cluster serves, among those that the operator can write."""
 
     at: datetime
-    """When discovery was asked."""
+    """Time of the discovery."""
     gangs: Mapping[Gang, str] = field(default_factory=dict)
-    """API version of the pod group, by mechanism; absent where the cluster has none."""
+    """API version of the pod group, by mechanism; a mechanism that the cluster lacks is absent."""
     kueue: str | None = None
     """API version of Kueue's Workload."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueueView:
-    """The job's Workload in Kueue; all defaults stand for one that does not exist."""
+    """The job's Workload in Kueue; the defaults describe one that does not exist."""
 
     exists: bool = False
     workers: int = 0
-    """How many the Workload was made for."""
+    """Number of workers that the Workload was made for."""
     made_from: str = ""
-    """Hash of what its pods were described from; empty where an older operator made it."""
+    """Hash of what its pods were described from; empty if an older operator made it."""
     queue: str = ""
     priority_class: str = ""
     admitted: bool = False
     evicted: str | None = None
-    """Why the queue wants its resources back: `Preempted: ...`."""
+    """Reason why the queue evicts the job: `Preempted: ...`."""
     holds_quota: bool = False
     finished: bool = False
     pods_ready: bool = False
     message: str = ""
-    """The queue's own words on why it does not admit."""
+    """The queue's message on why it does not admit the job."""
     cluster_queue: str = ""
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Toleration, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     gates: tuple[str, ...] = ()
-    """Scheduling gates of the pods that the queue opens once it has chosen a place for each."""
+    """Scheduling gates of the pods that the queue removes once it has placed each pod."""
     excluded_nodes: frozenset[str] = frozenset()
-    """Nodes that it knows the pods must not run on."""
+    """Nodes that the Workload excludes for the pods."""
     problem: str | None = None
-    """Why an admission cannot be used, as a flavor that does not exist."""
+    """Reason why an admission cannot be used, such as a flavor that does not exist."""
 
 
 class QueueStep(StrEnum):
-    """What the job's Workload should become."""
+    """The next state of the job's Workload."""
 
     FOLLOW = "Follow"
-    """Nothing: only watch it."""
+    """Watch the Workload without changing it."""
     CREATE = "Create"
     DELETE = "Delete"
     RELEASE = "Release"
-    """All pods are gone after an eviction: the quota is free again."""
+    """Release the quota after an eviction, because all pods are gone."""
     FINISH = "Finish"
     PODS_READY = "PodsReady"
     PODS_NOT_READY = "PodsNotReady"

@@ -1,4 +1,4 @@
-"""What a failure looks like to people: its record in status.failures and the words of its event."""
+"""The description of a failure for users: its record in status.failures and the text of its event."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def record(
     ruling: Ruling | None = None,
     action: FailureAction | None = None,
 ) -> None:
-    """Put the failure on top of status.failures, once per attempt."""
+    """Add the failure to the front of status.failures, once per attempt."""
     attempt = draft.status.attempt
     if any(item.attempt == attempt for item in draft.status.failures):
         return
@@ -58,7 +58,7 @@ def record(
 
 
 def facts_of(draft: Draft, failure: Failure) -> FailureFacts:
-    """The failure as rules look at it. Texts are what status shows, and as long."""
+    """Return the facts that rules match on. The texts are those of status, and equally limited in length."""
     pod, rank, each = failure.worker.pod, rank_of(draft, failure), draft.job.spec.num_ranks_per_worker
     first = failure.worker.index * each
     suspects = range(first, first + each) if failure.accuses else ()
@@ -72,7 +72,7 @@ def facts_of(draft: Draft, failure: Failure) -> FailureFacts:
 
 
 def describe(draft: Draft, failure: Failure) -> str:
-    """Which worker of which attempt, where, and what happened to it."""
+    """Return which worker of which attempt failed, where, and what happened to it."""
     worker, pod = failure.worker, failure.worker.pod
     if not failure.accuses:
         return f"attempt {draft.status.attempt}: {cause_text(draft, failure)}"
@@ -85,7 +85,7 @@ def describe(draft: Draft, failure: Failure) -> str:
 
 
 def rank_of(draft: Draft, failure: Failure) -> int | None:
-    """The rank to blame; None where only its worker is known, or nobody is to blame."""
+    """Return the rank to blame; None if only its worker is known, or no rank is to blame."""
     pod = failure.worker.pod
     if failure.rank is not None or not failure.accuses:
         return failure.rank
@@ -97,7 +97,8 @@ def rank_of(draft: Draft, failure: Failure) -> int | None:
 
 
 def cause_text(draft: Draft, failure: Failure) -> str:
-    """What happened, most specific first: the program's own words, then the cluster's, then the code's."""
+    """Return what happened, most specific first: the program's message, then the cluster's, then the code's
+    meaning."""
     if failure.told:
         return failure.told
     pod = failure.worker.pod
@@ -117,9 +118,9 @@ def cause_text(draft: Draft, failure: Failure) -> str:
 
 
 def _code_text(pod: PodView) -> str:
-    """The code with what it means. The contract's table is about the worker's program alone."""
+    """Return the code with its meaning. The contract's table applies only to the worker's program."""
     code = pod.exit_code or 0
-    # "Error" is the runtime's word for any code but 0.
+    # "Error" is the runtime's reason for any code but 0.
     known = pod.exit_reason if pod.exit_reason != "Error" else None
     if pod.failed_container is None:
         known = known or meaning_of(code).meaning
@@ -154,7 +155,7 @@ def _node_text(draft: Draft, pod: PodView) -> str:
 
 
 def _has_log(draft: Draft, failure: Failure) -> bool:
-    """Whether there is a pod to ask whose node answers."""
+    """Return whether the pod exists and its node answers, so that its log can be requested."""
     pod, worker = failure.worker.pod, failure.worker
     present = pod is not None and any(item.uid == pod.uid for item in draft.observed.pods)
     if draft.observed.log is None or not present or pod is None or worker.loss is not None:
@@ -188,8 +189,10 @@ def _rank_failure(draft: Draft, failure: Failure) -> RankFailure:
 
 
 def _other_ranks(draft: Draft, failure: Failure) -> Iterator[RankFailure]:
-    """What the pod's launcher says of its other ranks. It is the tenant's word: of the pod's own ranks alone,
-    of each once, and of failures."""
+    """Yield the failures of the pod's other ranks, as its launcher reports them.
+
+    The tenant controls this report. So only the pod's own ranks are accepted, each once, and only failures.
+    """
     worker, pod, each = failure.worker, failure.worker.pod, draft.job.spec.num_ranks_per_worker
     if pod is None or pod.termination is None or not pod.ended:
         return

@@ -1,5 +1,7 @@
-"""What the API server refuses to make for a job, said where people look: one event when it begins, and the
-condition Stalled where only people can change it."""
+"""Rejections by the API server, reported to the user: one event when they begin, and the condition Stalled.
+
+The condition is set only if the user must act.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,15 @@ from zerotrain.operator.reconcile.draft import Draft, stored
 from zerotrain.operator.reconcile.observe import Problem
 
 _WAITING: Final = frozenset({None, Phase.QUEUED, Phase.PENDING, Phase.STARTING, Phase.RUNNING})
-"""Phases in which something is wanted of the API server that keeps the job from its work."""
+"""Phases in which a rejected request keeps the job from its work."""
 
 _STOPPED: Final = _WAITING - {Phase.RUNNING} | {Phase.RESTARTING}
-"""Those in which the job does not train: one that does is not stalled by what it is refused beside."""
+"""Phases of these in which the job does not train: a rejection does not stall a job that trains."""
 
 
 def lasting(draft: Draft) -> Problem | None:
-    """A refusal that only people can change; None where it may pass by itself, as a quota that is used up."""
+    """Return a rejection that only the user can resolve; None if it may resolve by itself, as an exhausted
+    quota may."""
     problem = draft.observed.problem
     if problem is None or not problem.lasting or draft.status.phase not in _STOPPED:
         return None
@@ -27,7 +30,7 @@ def lasting(draft: Draft) -> Problem | None:
 
 
 def tell(draft: Draft) -> None:
-    """In one event, when it begins."""
+    """Emit one event when a rejection begins."""
     problem = draft.observed.problem
     if problem is None or draft.status.phase not in _WAITING:
         return
@@ -38,6 +41,8 @@ def tell(draft: Draft) -> None:
 
 
 def _kind(text: str) -> str:
-    """The text without its numbers: which pod is refused first, and what of a quota others use, differs from
-    pass to pass."""
+    """Return the text without its numbers.
+
+    Which pod is rejected first, and how much of a quota others use, differs from pass to pass.
+    """
     return re.sub(r"\d+", "", text)

@@ -1,7 +1,8 @@
-"""The objects that the pods of an attempt share: looked at now and then while the attempt lasts.
+"""The objects that the pods of an attempt share, checked from time to time while the attempt lasts.
 
-An attempt may last for weeks. Without its NetworkPolicy it would run open, and without Secret or Service pods
-that wait for nodes could never start; without its disruption budget a drain would end ranks one by one.
+An attempt may last for weeks. Without its NetworkPolicy it would run unprotected. Without the Secret or the
+Service, pods that wait for nodes could never start. Without its disruption budget, a drain would end its
+ranks one by one.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from zerotrain.operator.reconcile.plan import KeepShared
 
 
 def settle(draft: Draft, view: AttemptView) -> None:
-    """After the phase: ask for it where it is due. Nobody is woken for it; every resync brings a pass."""
+    """Request the check if it is due. It schedules no pass of its own, because every resync causes one."""
     due, status = draft.observed.shared_due, draft.status
     if due is None or draft.now < due or status.attempt == 0 or status.phase not in ACTIVE:
         return
-    if not view.count(Fate.ABSENT):  # else they are looked after with the pods that are made
+    if not view.count(Fate.ABSENT):  # otherwise they are checked when the pods are created
         protected = draft.size if protection.stands(draft) else None
         draft.act(KeepShared(attempt=status.attempt, protected=protected))
