@@ -1,12 +1,12 @@
-"""How many workers the next attempt has, and when a running one should be resized.
+"""The number of workers of the next attempt, and the resizing of a running one.
 
-`spec.workers` is the wish. `status.elastic` holds where and why the operator decided otherwise, until the
-wish changes (`wish`); it is written in the same pass as the request to yield, so that a resize survives any
-crash. One resize is under way at a time: while an attempt is on its way up it is left alone, unless its pods
-find no node.
+`spec.workers` is the requested size. `status.elastic` records another size that the operator decided on, and
+the reason, until the request changes (`wish`). It is written in the same pass as the request to yield, so
+that a resize survives any crash. Only one resize is under way at a time: a starting attempt is left alone,
+unless its pods find no node.
 
-Whether there is room is the scheduler's to say, by placing the pods or not. Before a running job makes place
-for a larger attempt, one reading of the cluster may say that this is no use.
+The scheduler decides whether there is capacity, by placing the pods or not. Before a running job stops for a
+larger attempt, one reading of the cluster may show that the larger attempt would not fit.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from zerotrain.operator.reconcile.plan import ReadRoom
 from zerotrain.operator.reconcile.queueing import in_queue
 
 DECIDED = unscheduled.SETTLE + timedelta(seconds=5)
-"""After shrinkAfterSeconds, until a smaller size is decided on at the latest, where there is one."""
+"""Time after shrinkAfterSeconds by which a smaller size, if there is one, is decided on."""
 
 UNDER_WAY = timedelta(seconds=60)
-"""An attempt that reports no steps counts as training after so long."""
+"""Time after which an attempt that reports no steps counts as training."""
 
 MAX_DOUBLINGS = 5
 
 
 def prepare(draft: Draft) -> None:
-    """Before the gate looks at the next attempt: take in a wish that changed meanwhile."""
+    """Update the size before the checks of the next attempt, as the request may have changed."""
     wish.take(draft)
     state = draft.status.elastic
     if state is not None and draft.status.phase is Phase.SUSPENDED and state.reason in wish.CHOSEN:
-        # How much room there was is long ago, and what failed may have been changed.
+        # The capacity was read long ago, and the cause of a failure may have been fixed.
         wish.forget_choice(draft)
 
 
 def give_up_choice(draft: Draft) -> bool:
-    """The size of the next attempt is refused: back to the full size where the operator had chosen it."""
+    """Return to the full size if the operator chose the size that was rejected; return whether it did."""
     state = draft.status.elastic
     if state is None or state.reason not in wish.CHOSEN:
         return False
@@ -51,7 +51,7 @@ def give_up_choice(draft: Draft) -> bool:
 
 
 def admissible(draft: Draft) -> ZeroTrainingJobSpec:
-    """The spec as the gate judges it: an elastic job by the size whose batch it keeps."""
+    """Return the spec to be checked: for an elastic job, with the size that its batch is kept for."""
     spec, state = draft.job.spec, draft.status.elastic
     if spec.elastic is None or state is None or state.base_workers == spec.workers:
         return spec
@@ -59,19 +59,20 @@ def admissible(draft: Draft) -> ZeroTrainingJobSpec:
 
 
 def next_shape(draft: Draft) -> AttemptShape:
-    """For the attempt that would start now."""
+    """Return the shape of an attempt that would start now."""
     return AttemptShape(workers=wish.target(draft))
 
 
 def joined(draft: Draft) -> None:
-    """All ranks of the attempt have met: this is a size that there was room for."""
+    """Record the size as one that there was capacity for, because all ranks of the attempt have met."""
     state = draft.status.elastic
     if state is not None and state.ran != draft.size:
         wish.update(draft, ran=draft.size)
 
 
 def shrink(draft: Draft, why: str) -> str | None:
-    """Let the next attempt have fewer workers, for the failure policy. Returns why that cannot be."""
+    """Give the next attempt fewer workers, for the failure policy. Returns why this is not possible, or
+    None."""
     if draft.job.spec.elastic is None:
         return "spec.elastic is not given"
     wish.take(draft)
@@ -83,13 +84,13 @@ def shrink(draft: Draft, why: str) -> str | None:
     wish.decide(draft, smaller, SizeReason.FAILURE, why)
     state = draft.status.elastic
     if state is not None:
-        # A size that fails is grown back to ever more seldom, like one whose room comes and goes.
+        # After a failure, a job grows back later each time, as one does whose capacity comes and goes.
         wish.update(draft, losses=state.losses + 1)
     return None
 
 
 def resize_wanted(draft: Draft, view: AttemptView) -> str | None:
-    """Why the attempt should go on in another size; None when it is as it should be."""
+    """Return why the attempt should continue in another size; None if its size is right."""
     if draft.job.spec.elastic is None and draft.status.elastic is None:
         return None
     wish.take(draft, runs=True)
@@ -109,7 +110,10 @@ def resize_wanted(draft: Draft, view: AttemptView) -> str | None:
 
 
 def decided_by(draft: Draft, began: datetime) -> datetime | None:
-    """By when an attempt that began then becomes smaller if its pods find no node; None where it cannot."""
+    """Return when an attempt that began at `began` shrinks at the latest if its pods find no node.
+
+    None if it cannot shrink.
+    """
     elastic = draft.job.spec.elastic
     if elastic is None or wish.largest(draft, draft.size - 1) is None:
         return None
@@ -117,8 +121,10 @@ def decided_by(draft: Draft, began: datetime) -> datetime | None:
 
 
 def _forget_losses(draft: Draft, elastic: Elastic) -> None:
-    """Once the full size has lasted as long as the next growth would have to wait: room that comes and goes
-    is no room."""
+    """Reset the count of losses once the full size has lasted as long as the next growth would have to wait.
+
+    Capacity that comes and goes does not count as capacity.
+    """
     state = draft.status.elastic
     if state is None or not state.losses:
         return
@@ -131,7 +137,10 @@ def _forget_losses(draft: Draft, elastic: Elastic) -> None:
 
 
 def _while_starting(draft: Draft, view: AttemptView, elastic: Elastic) -> str | None:
-    """An attempt whose pods find no node has nothing to lose: another size is taken at once."""
+    """Return why a starting attempt should change its size; None if it should not.
+
+    An attempt whose pods find no node has nothing to lose, so another size is taken at once.
+    """
     size, target = draft.size, wish.target(draft)
     refused = _refused(draft, view)
     homeless = refused + sum(
@@ -144,7 +153,7 @@ def _while_starting(draft: Draft, view: AttemptView, elastic: Elastic) -> str | 
     if target != size:
         return f"going on with {target} workers: {homeless} of {size} pods have no node"
     if draft.observed.making:
-        return None  # pods that are there wait for those that are not, and not for nodes
+        return None  # existing pods wait for the missing pods, not for nodes
     due = _shrinks_at(draft, view, elastic, refused)
     if due is None or draft.now < due:
         if due is not None:
@@ -157,8 +166,11 @@ def _while_starting(draft: Draft, view: AttemptView, elastic: Elastic) -> str | 
 
 
 def _shrinks_at(draft: Draft, view: AttemptView, elastic: Elastic, refused: int) -> datetime | None:
-    """When the attempt counts as one without room; None while nobody says so: pods that the scheduler has not
-    looked at, or that wait behind a gate or for a preemption, wait for their turn."""
+    """Return when the attempt counts as one without capacity; None while no pod is rejected.
+
+    Pods that the scheduler has not considered, or that wait behind a gate or for a preemption, are not
+    rejected yet.
+    """
     stands_at = unscheduled.refused_at(view)
     if stands_at is None and not refused:
         return None
@@ -168,8 +180,11 @@ def _shrinks_at(draft: Draft, view: AttemptView, elastic: Elastic, refused: int)
 
 
 def _placeable_workers(draft: Draft, view: AttemptView, refused: int) -> int:
-    """How many workers there seems to be room for: as many as ran before, where those are fewer, else what
-    the scheduler and the quota leave."""
+    """Return how many workers the capacity seems to suffice for.
+
+    That is the number of workers that ran before, if it is smaller than the size; otherwise what the
+    scheduler and the quota leave.
+    """
     state = draft.status.elastic
     if state is not None and state.ran is not None and state.ran < draft.size:
         return state.ran
@@ -177,8 +192,10 @@ def _placeable_workers(draft: Draft, view: AttemptView, refused: int) -> int:
 
 
 def _refused(draft: Draft, view: AttemptView) -> int:
-    """Pods that a quota does not let in. Where it refuses every one, a smaller size would not start either,
-    and the job waits."""
+    """Return the number of pods that a quota rejects.
+
+    If the quota rejects all of them, a smaller size would not start either, and the job waits.
+    """
     problem = draft.observed.problem
     if problem is None or problem.reason != Reason.QUOTA_EXCEEDED:
         return 0
@@ -186,9 +203,10 @@ def _refused(draft: Draft, view: AttemptView) -> int:
 
 
 def _as_wished(draft: Draft) -> str | None:
-    """The wish changed: smaller at once, larger where there may be room."""
+    """Return why the attempt should take the requested size: a smaller one at once, a larger one if it may
+    fit."""
     size, target = draft.size, wish.target(draft)
-    # Free nodes are not quota: with a queue the user's word is enough, and the queue decides.
+    # Free nodes are not quota: in a queue the user's request suffices, and the queue decides.
     if target > size and not in_queue(draft):
         room = _capacity_hint(draft, target)
         if room is None:
@@ -202,9 +220,9 @@ def _as_wished(draft: Draft) -> str | None:
 
 
 def _growth(draft: Draft, elastic: Elastic) -> str | None:
-    """Back towards the full size, once the attempt has lasted for long enough."""
+    """Return why the attempt should grow towards the full size, once it has lasted for long enough."""
     size, state = draft.size, draft.status.elastic
-    # An admission of a queue is not given up because nodes are free: those are not quota.
+    # A queue's admission is not given up because nodes are free: free nodes are not quota.
     if state is None or in_queue(draft):
         return None
     due = _grows_at(draft, elastic, state)
@@ -227,7 +245,7 @@ def _growth(draft: Draft, elastic: Elastic) -> str | None:
 
 
 def _capacity_hint(draft: Draft, workers: int) -> Room | None:
-    """A hint on whether there is room for so many workers; None while it is read."""
+    """Return a hint on whether there is capacity for this number of workers; None while it is read."""
     room, elastic = draft.observed.room, draft.job.spec.elastic
     again = timedelta(seconds=elastic.grow_after_s if elastic is not None else 0)
     if room is None or room.workers != workers or draft.now >= room.at + again:
@@ -239,18 +257,18 @@ def _capacity_hint(draft: Draft, workers: int) -> Room | None:
 
 
 def _grows_at(draft: Draft, elastic: Elastic, state: ElasticStatus) -> datetime:
-    """When the attempt makes place for a larger one, where there may be room."""
+    """Return when the attempt may stop for a larger one, if there may be capacity."""
     wait = elastic.grow_after_s * 2 ** min(max(state.losses - 1, 0), MAX_DOUBLINGS)
     due = (draft.status.attempt_start_time or draft.now) + timedelta(seconds=wait)
     if state.rule_at is None:
         return due
-    # A size that fails again must not use up the budget that a job has in one window, whether or not room
-    # was lost as well since then.
+    # A size that fails again must not use up the restarts that a job has in one window, even if capacity was
+    # lost since then as well.
     return max(due, state.rule_at + timedelta(seconds=draft.job.spec.failure_policy.window_seconds))
 
 
 def _lose(draft: Draft, size: int, room: int) -> int | None:
-    """Decide on the largest workable size that there is room for; None when there is none below `size`."""
+    """Decide on the largest workable size that fits the capacity; None if there is none below `size`."""
     state = draft.status.elastic
     smaller = wish.largest(draft, min(room, size - 1))
     if smaller is None or state is None:
@@ -261,7 +279,7 @@ def _lose(draft: Draft, size: int, room: int) -> int | None:
 
 
 def _under_way(draft: Draft) -> bool:
-    """Whether the attempt trains: a resize before its first step would only repeat the start."""
+    """Return whether the attempt trains: a resize before its first step would only repeat the start."""
     status = draft.status
     if status.progress.attempt == status.attempt and status.progress.last_step_time is not None:
         return True

@@ -1,6 +1,6 @@
-"""Ranks that are slower than their peers, from what rank 0 works out of the numbers of every step.
+"""Detection of slow ranks (stragglers), from what rank 0 computes out of the numbers of every step.
 
-An alarm ends later than it begins, so that a rank at the threshold does not come and go.
+An alarm ends at a lower value than it begins, so that it does not flap for a rank at the threshold.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from zerotrain.operator.reconcile.draft import Draft
 
 DEFAULT_PERCENT = 150
 KEPT_SHARE = 0.5
-"""Part of the excess below which a straggler is none any more."""
+"""Fraction of the threshold's excess below which a rank is no longer a straggler."""
 
 MUCH_WORSE = 2.0
-"""Times the excess of the rank that is named, from which another one takes its place."""
+"""Factor on the excess of the named rank from which another rank replaces it."""
 
 MIN_LOSS = 0.1
-"""A rank whose excess is a smaller part of the whole step slows nobody down."""
+"""Minimum excess as a fraction of the whole step; a smaller one does not slow the job down."""
 
 
 def tell(draft: Draft, view: AttemptView) -> None:
-    """Keep status.straggler and emit an event that names rank and node, once per attempt and rank."""
+    """Update status.straggler, and emit an event that names rank and node, once per attempt and rank."""
     progress = draft.observed.progress
     if progress is None or progress.attempt != view.number or progress.straggler is None:
         return
@@ -39,25 +39,25 @@ def tell(draft: Draft, view: AttemptView) -> None:
     if level is Level.LOW and known is not None:
         draft.set(straggler=None)
         draft.emit(Reason.STRAGGLER_GONE, f"attempt {view.number}: no rank slows the others down any more")
-    # The slowest of several slow ranks is another one at every report: the first that was named stands for
-    # all of them, until one is far worse.
+    # With several slow ranks, the slowest differs from report to report: the first that was named stands for
+    # all of them, until another is far worse.
     worse = known is None or (known.rank != said.rank and percent - 100 >= MUCH_WORSE * (known.percent - 100))
     if level is Level.HIGH and worse and _is_rank(draft, said.rank):
         _accuse(draft, view, rank=said.rank, percent=percent, limit=limit)
 
 
 class Level(Enum):
-    """What a report says of the slowest rank; only a change of it is news."""
+    """The level of the slowest rank in a report; only a change of it is reported."""
 
     LOW = "low"
-    """It ends an alarm."""
+    """Ends an alarm."""
     BETWEEN = "between"
     HIGH = "high"
-    """It raises one."""
+    """Raises an alarm."""
 
 
 def level_of(progress: Progress, limit: int) -> Level | None:
-    """None for a report without a straggler, or of one that cannot be."""
+    """Return the level of a report; None for a report without a straggler, or with impossible numbers."""
     percent = _percent(progress)
     if percent is None:
         return None
@@ -67,7 +67,7 @@ def level_of(progress: Progress, limit: int) -> Level | None:
 
 
 def _percent(progress: Progress) -> int | None:
-    """The slowest rank's own time in percent of the middle rank's; None for what cannot be."""
+    """Return the slowest rank's own time in percent of the median rank's; None for impossible numbers."""
     straggler, step_s = progress.straggler, progress.step_seconds
     if straggler is None:
         return None

@@ -1,7 +1,7 @@
-"""Pods that do not start although they have a node, and pods that do not go although all in them has ended.
+"""Pods that have a node but do not start, and pods whose containers have ended but which are not removed.
 
-The operator may not read events, in which the kubelet says what fails: it tells how far the pod is and what
-it needs for the next step. `zerotrain describe` shows the kubelet's own words beside that.
+The operator may not read events, in which the kubelet reports what fails. It reports how far the pod is and
+what it needs for the next step. `zerotrain describe` shows the kubelet's messages next to that.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ PATIENCE = {
     Stage.PULLING: timedelta(minutes=5),
     Stage.INITIALIZING: timedelta(minutes=5),
 }
-"""So long each may take; a kubelet mounts a volume in seconds, and pulls an image in minutes. Nobody knows
-how long an init container may run, but one that waits for packets that a policy drops says nothing itself."""
+"""Time that each stage may take.
+
+A kubelet mounts a volume in seconds and pulls an image in minutes. How long an init container may run is not
+known, but one that waits for packets which a policy drops reports nothing itself.
+"""
 
 
 def starts_late(draft: Draft, pod: PodView) -> str | None:
-    """What the pod is at, where it should be further by now."""
+    """Return what the pod is waiting for if it takes too long; None otherwise."""
     due = _due(pod)
     if due is None or draft.now < due or pod.bound_at is None or pod.stage is Stage.INITIALIZING:
         return None
@@ -37,12 +40,12 @@ def starts_late(draft: Draft, pod: PodView) -> str | None:
 
 
 def runs_before(pod: PodView) -> str | None:
-    """The init container that runs."""
+    """Return which init container runs; None without one."""
     return f"init container {pod.needs} runs" if pod.stage is Stage.INITIALIZING else None
 
 
 def runs_long(draft: Draft, pod: PodView) -> str | None:
-    """The init container that has run for minutes, and what it may wait for."""
+    """Return the init container that has run for minutes, and what it may wait for; None without one."""
     due, before = _due(pod), runs_before(pod)
     if before is None or due is None or draft.now < due:
         return None
@@ -51,7 +54,7 @@ def runs_long(draft: Draft, pod: PodView) -> str | None:
 
 
 def tell_start(draft: Draft, view: AttemptView) -> None:
-    """One event when a start begins to hang, or a container cannot be started."""
+    """Emit one event when a start begins to hang, or if a container cannot be started."""
     pods = [worker.pod for worker in view.workers if worker.fate is Fate.PENDING and worker.pod is not None]
     for pod in pods:
         due = _due(pod)
@@ -63,7 +66,7 @@ def tell_start(draft: Draft, view: AttemptView) -> None:
 
 
 def held(draft: Draft, pod: PodView) -> str | None:
-    """The finalizers that keep the pod, where they are all that is left of it."""
+    """Return the finalizers that keep the pod, if nothing else does; None otherwise."""
     due = _held_from(draft, pod)
     if due is None or draft.now < due:
         return None
@@ -75,14 +78,14 @@ def held(draft: Draft, pod: PodView) -> str | None:
 
 
 def first_held(draft: Draft) -> str | None:
-    """The same of the first pod, and how many more there are."""
+    """Return the text of `held` for the first such pod, with the number of further ones; None without one."""
     found = [told for pod in draft.observed.pods if (told := held(draft, pod)) is not None]
     more = f" (and {len(found) - 1} more pods)" if len(found) > 1 else ""
     return f"{found[0]}{more}" if found else None
 
 
 def tell_held(draft: Draft, pods: list[PodView]) -> None:
-    """One event when a pod begins to be held."""
+    """Emit one event when finalizers begin to hold a pod."""
     for pod in pods:
         due = _held_from(draft, pod)
         if due is not None and due > draft.now:
@@ -112,7 +115,7 @@ def _tell_first(
 ) -> None:
     before = {item.type: item for item in draft.job.status.conditions}.get(str(ConditionType.RECONCILING))
     if before is not None and before.reason == reason:
-        return  # told when it began
+        return  # an event was emitted when it began
     pod = min((pod for pod in pods if text(pod)), key=lambda pod: pod.index, default=None)
     if pod is not None:
         place = f"worker {pod.index} (pod {pod.name})"

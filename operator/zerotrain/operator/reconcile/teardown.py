@@ -1,6 +1,6 @@
-"""Taking pods away: with one request per attempt, without waiting for nodes that do not answer.
+"""Deletion of pods: with one request per attempt, without waiting for nodes that do not answer.
 
-The pod of the rank that failed goes last: its log is read before, while its peers are already on their way.
+The pod of the failed rank is deleted last: its log is read first, while its peers are already being deleted.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from zerotrain.operator.reconcile.plan import DeletePods, DeleteWorkers
 from zerotrain.operator.reconcile.stuck import tell_held
 
 KILL_GRACE_S = 1
-"""For ranks whose peers are gone: their work since the last checkpoint is lost either way."""
+"""Grace period in seconds of ranks whose peers are gone: their work since the last checkpoint is lost in any
+case."""
 
 SIDECARS_END = timedelta(seconds=60)
-"""For what runs beside a worker that has ended; Kubernetes itself ends sidecars that it knows to be such."""
+"""Time that other containers may outlive a worker that has ended. Kubernetes itself ends native sidecars."""
 
 LATE_CREATIONS = timedelta(seconds=2)
-"""A request that its sender did not live to see answered may wait in the API server for so long."""
+"""Time for which the API server may still hold a request whose sender ended before the response."""
 
 
 def end_workers(draft: Draft, *, grace_s: int) -> bool:
-    """Ask for the end of every pod up to the current attempt; True once none exists any more."""
+    """Request the deletion of every pod up to the current attempt; return True once none exists any more."""
     attempt = draft.status.attempt
     pods = [pod for pod in draft.observed.pods if pod.attempt <= attempt]
     for number in sorted({pod.attempt for pod in pods}):
@@ -35,7 +36,7 @@ def end_workers(draft: Draft, *, grace_s: int) -> bool:
 
 
 def _may_appear(draft: Draft) -> bool:
-    """Whether a creation that an operator before this one asked for may still be carried out."""
+    """Return whether a creation that a previous operator requested may still be carried out."""
     synced = draft.observed.synced_at
     if draft.status.pods_created or draft.status.attempt == 0 or synced is None:
         return False
@@ -46,7 +47,7 @@ def _may_appear(draft: Draft) -> bool:
 
 
 def end_strays(draft: Draft) -> None:
-    """Pods of earlier attempts, and of indices that the job no longer has."""
+    """Request the deletion of pods of earlier attempts, and of indices that the job no longer has."""
     attempt, workers = draft.status.attempt, draft.size
     for number, pods in strays(attempt, workers, draft.observed).items():
         if number < attempt:
@@ -56,8 +57,8 @@ def end_strays(draft: Draft) -> None:
 
 
 def end_live_workers(draft: Draft, view: AttemptView, *, grace_s: int) -> None:
-    """End what still runs and keep the ended pods, whose logs people want to read."""
-    # Also one that counts as lost because its node does not let it go.
+    """End what still runs and keep the ended pods, whose logs users want to read."""
+    # This includes a pod that counts as lost because its node does not finish its deletion.
     live = [pod for pod in view.present if not pod.ended or _lingers(draft, pod)]
     due = [pod for pod in live if _needs_deletion(pod, grace_s)]
     spared = logs.unsaved(draft) if due else None
@@ -69,7 +70,7 @@ def end_live_workers(draft: Draft, view: AttemptView, *, grace_s: int) -> None:
 
 
 def _lingers(draft: Draft, pod: PodView) -> bool:
-    """Whether what runs beside a worker that has ended had time enough to end by itself."""
+    """Return whether containers beside a worker that has ended had enough time to end by themselves."""
     if not pod.lingers or pod.ended_seen_at is None:
         return False
     due = pod.ended_seen_at + SIDECARS_END
@@ -88,13 +89,14 @@ def _end(draft: Draft, number: int, pods: list[PodView], grace_s: int) -> None:
         logs.save(draft)
         _delete(draft, [spared], grace_s)
     if due:
-        # Looks again although the deletions bring events of their own: one of them may never come.
+        # Another pass is scheduled although the deletions cause events of their own: one of them may never
+        # come.
         draft.wake(draft.now + timedelta(seconds=grace_s) + _timeout(draft))
     _force_stuck(draft, pods)
 
 
 def _force_stuck(draft: Draft, pods: list[PodView]) -> None:
-    """Remove at once what is past its time, or ran on a node that nothing comes back from."""
+    """Remove at once pods that are past their time, or on a node that will not come back."""
     stuck, lost = [], draft.losses()
     for pod in pods:
         if lost.get(pod.node or "") is Loss.FINAL:
@@ -119,7 +121,7 @@ def _delete(draft: Draft, pods: list[PodView], grace_s: int) -> None:
 def _needs_deletion(pod: PodView, grace_s: int) -> bool:
     if pod.deletion_at is None:
         return True
-    # Somebody asked for a longer farewell than this end leaves time for.
+    # Another client requested a longer grace period than this deletion allows.
     return not pod.ended and pod.deletion_grace_s is not None and pod.deletion_grace_s > grace_s
 
 

@@ -1,4 +1,4 @@
-"""Workers that the scheduler finds no node for, beside those that have one."""
+"""Workers that the scheduler finds no node for, and workers that may still get one."""
 
 from __future__ import annotations
 
@@ -8,25 +8,29 @@ from zerotrain.operator.reconcile.attempts import AttemptView, Fate, Worker
 from zerotrain.operator.reconcile.observe import PodView
 
 SETTLE = timedelta(seconds=10)
-"""So long a refusal of the scheduler must have stood: it looks at pods one by one, and again when some go."""
+"""Time that a scheduler's rejection must have lasted: it considers pods one by one, and again when some are
+deleted."""
 
 
 def refused(view: AttemptView) -> list[PodView]:
-    """Pods that the scheduler has looked at and found no node for, also none to make free by preemption; not
-    those behind a gate."""
+    """Return the pods that the scheduler found no node for, not even by preemption; pods behind a gate are
+    excluded."""
     return [pod for pod in view.present if pod.refused_seen_at is not None and not pod.ended]
 
 
 def refused_at(view: AttemptView) -> datetime | None:
-    """From when on it stands that there is no node for some worker; None while nobody says so."""
+    """Return the time from which the lack of a node for some worker is settled; None while no pod is
+    rejected."""
     since = min((pod.refused_seen_at for pod in refused(view) if pod.refused_seen_at), default=None)
     return None if since is None else since + SETTLE
 
 
 def placeable(view: AttemptView) -> int:
-    """Workers that have a node or may get one still. So may those that are not made yet: whatever keeps them
-    from it, it is not the scheduler. Where it refuses every one, it does not say how many it would place:
-    sizes are tried one by one."""
+    """Return the number of workers that have a node or may still get one.
+
+    Workers that are not created yet are included: it is not the scheduler that prevents them. If the
+    scheduler rejects all pods, it does not say how many it would place, so sizes are tried one by one.
+    """
 
     def may_be(worker: Worker) -> bool:
         if worker.pod is None:

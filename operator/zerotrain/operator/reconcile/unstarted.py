@@ -1,10 +1,10 @@
-"""Workers whose program has not started: what each waits for, for how long it may, and the blame for a
-rendezvous that timed out.
+"""Workers whose program has not started: what each waits for, until when, and the blame for a rendezvous
+timeout.
 
-The workers that did start end with code 82 after their rendezvous timeout. They only waited: to blame, and
-named in status with node and reason, are those that they waited for. Where all have started it is the rank
-that the last look found stopped or still before the rendezvous, while its program runs on; where that stands
-is asked before the attempt ends.
+Workers that did start end with code 82 after their rendezvous timeout. They only waited. The workers that
+they waited for are to blame, and status names them with node and reason. If all have started, the rank to
+blame is the one that the last inspection found stopped, or still before the rendezvous, while its program
+runs on. Its stacks are collected before the attempt ends.
 """
 
 from __future__ import annotations
@@ -23,16 +23,20 @@ from zerotrain.operator.reconcile.observe import StacksView
 from zerotrain.operator.reconcile.plan import CollectStacks
 
 LOOK_AGE = timedelta(minutes=1)
-"""So old the last look at all ranks may be that says who had not come. Looks end with worker 0."""
+"""Maximum age of the inspection that says which ranks were missing. Inspections end with worker 0."""
 STACKS_WAIT = timedelta(seconds=10)
-"""From the end of the one that gave up: so long the stacks of those that had not come are waited for."""
+"""Time from the end of the worker that timed out for which the stacks of the missing ranks are waited for."""
 MAX_NAMED = 4
-"""Workers that the message names beside the first; `ranks` of the failure has more."""
+"""Maximum number of workers that the message names besides the first; `ranks` of the failure has more."""
 
 
 def late(draft: Draft, view: AttemptView) -> Failure | None:
-    """The workers that have a node and did not start within runPolicy.startDeadlineSeconds, as one failure.
-    Those that have none are the scheduler's, or make the attempt give back (`giving_back`)."""
+    """Return the workers with a node that did not start within runPolicy.startDeadlineSeconds, as one
+    failure.
+
+    Workers without a node are left to the scheduler, or make the attempt release its resources
+    (`giving_back`).
+    """
     limit_s, began = draft.job.spec.run_policy.start_deadline_seconds, _began(draft)
     workers = [worker for worker in _unstarted(view) if _has_node(worker)]
     if limit_s is None or began is None or not workers:
@@ -45,7 +49,8 @@ def late(draft: Draft, view: AttemptView) -> Failure | None:
 
 
 def blamed(draft: Draft, view: AttemptView, failure: Failure | None) -> Failure | None:
-    """The failure, of those that the rendezvous lacked where these have not started, or not come."""
+    """Return the failure; for a rendezvous timeout, that of the workers that had not started, or had not
+    joined."""
     if failure is None or failure.judgement.reason is not Reason.RENDEZVOUS_TIMEOUT:
         return failure
     workers = _unstarted(view)
@@ -84,7 +89,7 @@ def _not_come(draft: Draft, view: AttemptView, failure: Failure) -> Failure:
 
 
 def _are_of(stacks: StacksView, view: AttemptView, *, since: datetime | None) -> bool:
-    """Whether they were collected in this attempt, and not for an alarm of before."""
+    """Return whether the stacks were collected in this attempt, and not for an earlier alarm."""
     return stacks.attempt == view.number and (since is None or stacks.at >= since)
 
 
@@ -93,13 +98,13 @@ def _ended_at(worker: Worker) -> datetime | None:
 
 
 def _began(draft: Draft) -> datetime | None:
-    """When the attempt began, or this operator to look: pods cannot start while nobody makes them."""
+    """Return when the attempt began, or this operator if that was later: pods need an operator to start."""
     began, synced = draft.status.attempt_start_time, draft.observed.synced_at
     return max(began, synced) if began is not None and synced is not None else None
 
 
 def _unstarted(view: AttemptView) -> list[Worker]:
-    """By index, those first whose reason is known."""
+    """Return the workers that have not started, by index, those with a known reason first."""
     found = [worker for worker in view.workers if worker.fate in (Fate.PENDING, Fate.ABSENT)]
     return sorted(found, key=lambda worker: (not _says_why(worker), worker.index))
 

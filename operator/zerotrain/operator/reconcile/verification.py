@@ -1,9 +1,9 @@
-"""Checking the newest checkpoint of a completed job with a one-shot pod.
+"""Verification of the newest checkpoint of a completed job, with a one-shot pod.
 
-The operator cannot mount the job's volume and takes the workers' word for "durable"; this pod reads every
-byte of what they left. Its record is in status before the pod is made, so that a restart of the operator
-makes neither a second one nor none. A pod that could not tell (evicted, no command line in the image) is
-followed by another, TRIES at most, within one limit of time for all of them.
+The operator cannot mount the job's volume and relies on the workers for "durable"; this pod reads every byte
+that they left. Its record is in status before the pod is created, so that a restart of the operator neither
+creates a second one nor omits it. A pod without a result (evicted, no command line in the image) is followed
+by another, TRIES in all, within one time limit for all of them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TRIES = 3
 DEFAULT_LIMIT_S = 7200
 
 _NAME = re.compile(r"[A-Za-z0-9][-._A-Za-z0-9]{0,127}")
-"""Of a checkpoint's folder; what the workers report becomes an argument of a program."""
+"""Valid name of a checkpoint's folder; a name that the workers report becomes an argument of a program."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,13 +40,16 @@ class _Outcome:
 
 
 def pending(draft: Draft) -> bool:
-    """Whether a verification is wanted that has no outcome yet; the time to live waits for it."""
+    """Return whether a verification is wanted that has no outcome yet; the time to live waits for it."""
     found = draft.status.checkpoint.verification
     return _subject(draft) is not None and (found is None or found.state is VerificationState.RUNNING)
 
 
 def advance(draft: Draft) -> None:
-    """In every pass, after the phase: begin it, follow it, and take its pod where all pods are taken."""
+    """Begin the verification, follow it, and delete its pod if all pods are deleted.
+
+    It is called in every pass, after the phase.
+    """
     found, subject = draft.status.checkpoint.verification, _subject(draft)
     if subject is None:
         if found is not None and found.state is VerificationState.RUNNING:
@@ -64,7 +67,7 @@ def advance(draft: Draft) -> None:
 
 
 def _subject(draft: Draft) -> CheckpointRecord | None:
-    """The checkpoint that the spec wants verified now."""
+    """Return the checkpoint that the spec wants verified now; None without one."""
     checkpoint = draft.job.spec.checkpoint
     if checkpoint is None or checkpoint.verify is not Verify.ON_COMPLETION:
         return None
@@ -87,8 +90,11 @@ def _begin(draft: Draft, subject: CheckpointRecord) -> None:
 
 
 def _unreachable(draft: Draft, subject: CheckpointRecord) -> str | None:
-    """Why the pod could not look at it; None where it can. A program of the user's writes where it likes, and
-    the pod finds nothing of that name in the job's folder: that would be no word about the checkpoint."""
+    """Return why the pod could not read the checkpoint; None if it can.
+
+    A user program may write to any folder. The pod then finds nothing of that name in the job's folder, which
+    says nothing about the checkpoint.
+    """
     path, identity, checkpoint = PurePosixPath(subject.path), draft.job.identity, draft.job.spec.checkpoint
     reported = f"the workers reported {stored(subject.path, 200)!r}, which"
     if _NAME.fullmatch(path.name) is None:
@@ -165,7 +171,7 @@ def _unknown(told: str) -> _Outcome:
 
 
 def _why(draft: Draft, pod: PodView | None) -> str:
-    """What the pod waited for, in the cluster's words."""
+    """Return what the pod waited for, in the cluster's words."""
     problem = draft.observed.problem
     found = pod.waiting or pod.unscheduled_reason if pod is not None else problem.message if problem else None
     return f": {found}" if found else ""
@@ -175,14 +181,14 @@ def _conclude(draft: Draft, record: Verification, outcome: _Outcome) -> None:
     message = stored(outcome.told)
     update = {"state": outcome.state, "message": message, "completion_time": draft.stamp}
     _set(draft, record.model_copy(update=update))
-    draft.wake(draft.now)  # the time to live, which waited for the outcome, had its turn in this pass
+    draft.wake(draft.now)  # the time to live, which waited for the outcome, was already checked in this pass
     verified = outcome.state is VerificationState.VERIFIED
     where = f"checkpoint {record.checkpoint} of step {record.step}"
     draft.emit(outcome.reason, f"{where}: {message}", warning=not verified)
 
 
 def _forget(draft: Draft) -> None:
-    """The wish was taken back while the pod ran."""
+    """Stop the verification, because it is no longer wanted."""
     _end_pods(draft, grace_s=1)
     _set(draft, None)
 
@@ -195,7 +201,7 @@ def _end_pods(draft: Draft, *, grace_s: int) -> None:
 
 
 def _end_live(draft: Draft) -> None:
-    """Nobody waits for them: a deletion that was asked for with the outcome may have come to nothing."""
+    """Delete pods that still run: a deletion that was requested with the outcome may have failed."""
     pods = [pod for pod in draft.observed.helpers if not pod.ended and pod.deletion_at is None]
     if pods:
         draft.act(DeletePods(names_uids=tuple((pod.name, pod.uid) for pod in pods), grace_s=1))

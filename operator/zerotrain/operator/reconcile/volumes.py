@@ -1,7 +1,7 @@
-"""requireEncryptedVolume at the gate: no pod before the StorageClass of the volume declares its encryption.
+"""The check of requireEncryptedVolume before an attempt: no pod until the StorageClass declares encryption.
 
-A class is read once before the job's first attempt of this operator's life, and again where that was a while
-ago: parameters of a class never change, but it may be deleted and made anew, and annotations change.
+A class is read once before the job's first attempt under this operator, and again if that was a while ago:
+parameters of a class never change, but it may be deleted and recreated, and annotations change.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from zerotrain.operator.reconcile.observe import StorageClassView
 from zerotrain.operator.reconcile.plan import AskStorageClass
 
 LOOK_AGAIN: Final = timedelta(seconds=60)
-"""A class that was refused is read again after so long, and one that was fine before the next attempt."""
+"""Time after which a rejected class is read again; also the maximum age of an accepted one before the next
+attempt."""
 
 
 def awaits_class(draft: Draft, *, max_age: timedelta | None = None) -> bool:
-    """Whether a class must be read first; asks for it. Without `max_age` any earlier reading will do."""
+    """Return whether a class must be read first, and request it. Without `max_age` any earlier reading
+    suffices."""
     waits = False
     for wanted in _wanted(draft.job.spec):
         view = _view(draft, wanted)
@@ -34,7 +36,7 @@ def awaits_class(draft: Draft, *, max_age: timedelta | None = None) -> bool:
 
 
 def refusal(draft: Draft) -> tuple[str, str] | None:
-    """Reason and message where a class was read and its volume would not be encrypted for sure."""
+    """Return reason and message if a class was read and does not guarantee that its volume is encrypted."""
     for wanted in _wanted(draft.job.spec):
         view = _view(draft, wanted)
         if view is None or view.encryption is not None:
@@ -81,7 +83,7 @@ def _unknown(wanted: AskStorageClass, view: StorageClassView) -> str:
 
 
 def _wanted(spec: ZeroTrainingJobSpec) -> Iterator[AskStorageClass]:
-    """What must be read for the job; the rules of the spec see to it that a claim or a class is named."""
+    """Yield what must be read for the job; the rules of the spec ensure that a claim or a class is named."""
     nvme, checkpoint = spec.nvme, spec.checkpoint
     if nvme is not None and nvme.require_encrypted_volume and nvme.storage_class_name is not None:
         yield AskStorageClass(field="spec.nvme", name=nvme.storage_class_name)
@@ -97,6 +99,6 @@ def _wanted(spec: ZeroTrainingJobSpec) -> Iterator[AskStorageClass]:
 
 
 def _view(draft: Draft, wanted: AskStorageClass) -> StorageClassView | None:
-    """The answer to this very question."""
+    """Return the answer to this question; None without one."""
     views = draft.observed.storage_classes
     return next((view for view in views if view.answers(wanted.field, wanted.claim, wanted.name)), None)

@@ -1,8 +1,8 @@
-"""The size that an elastic job is to have, and what the operator decided instead: `status.elastic`, as far as
-it answers `spec.workers`.
+"""The requested size of an elastic job and the size that the operator chose instead.
 
-A wish that cannot be is refused, and the job keeps another size in its place. That stands until the wish
-changes, also while the job is smaller still: for want of room, or because a rule of failurePolicy said so.
+This is the part of `status.elastic` that answers `spec.workers`. A requested size that is impossible is
+rejected, and the job keeps another size in its place. That remains until the request changes, even while the
+job is smaller still, for lack of capacity or because of a rule of failurePolicy.
 """
 
 from __future__ import annotations
@@ -18,19 +18,22 @@ from zerotrain.operator.reconcile.draft import Draft, stored
 from zerotrain.operator.reconcile.queueing import in_queue
 
 CHOSEN = frozenset({SizeReason.CAPACITY, SizeReason.FAILURE})
-"""Reasons of sizes that the operator chose, and not the user."""
+"""Reasons of sizes that the operator chose, not the user."""
 
 
 def take(draft: Draft, *, runs: bool = False) -> None:
-    """See to it that `status.elastic` answers the present `spec.workers`. `runs`: of a size that an attempt
-    has: it is given up for one within new bounds once there is room for that, or a queue is asked for it."""
+    """Bring `status.elastic` up to date with the present `spec.workers`.
+
+    `runs` says that an attempt has the size: a size outside new bounds is then kept until there is capacity
+    for one within them, or a queue is asked for it.
+    """
     spec, state = draft.job.spec, draft.status.elastic
     if spec.elastic is None:
         if state is not None:
             draft.set(elastic=None)
         return
     if state is None or (draft.status.attempt == 0 and state.wish != spec.workers):
-        # Before the first attempt spec.workers is the size that the global batch is meant for.
+        # Before the first attempt, spec.workers is the size that the global batch is meant for.
         state = ElasticStatus(base_workers=draft.size, wish=draft.size)
         draft.set(elastic=state)
     chosen = state.workers if state.reason is not SizeReason.REFUSED else None
@@ -47,7 +50,7 @@ def take(draft: Draft, *, runs: bool = False) -> None:
 
 
 def target(draft: Draft) -> int:
-    """The size of an attempt that would start now."""
+    """Return the size of an attempt that would start now."""
     spec, state = draft.job.spec, draft.status.elastic
     if spec.elastic is None or state is None or state.workers is None:
         return spec.workers
@@ -55,16 +58,20 @@ def target(draft: Draft) -> int:
 
 
 def full(draft: Draft) -> int:
-    """The size that the job has when nothing is in its way: the wish, or what it keeps in its place."""
+    """Return the size that the job has if nothing limits it: the requested one, or the one kept in its
+    place."""
     state = draft.status.elastic
     refusal = state.refusal if state is not None else None
     return refusal.workers if refusal is not None else draft.job.spec.workers
 
 
 def judge(draft: Draft) -> tuple[str, str] | None:
-    """Whether the next attempt's size works with the configuration, which may be another one than when the
-    size was decided on. One that does not is given up for the largest below it that does. Reason and message
-    where there is none. To be called when the configuration is right for the base size."""
+    """Check the next attempt's size against the configuration, which may have changed since the size was
+    decided.
+
+    A size that does not work is replaced by the largest smaller one that does. Returns reason and message if
+    there is none, and None otherwise. Call it when the configuration is right for the base size.
+    """
     spec, state = draft.job.spec, draft.status.elastic
     if spec.elastic is None or state is None:
         return None
@@ -77,7 +84,7 @@ def judge(draft: Draft) -> tuple[str, str] | None:
     if state.reason in CHOSEN:
         forget_choice(draft)
         return judge(draft)
-    if (refusal := _refusal(draft, state)) is None:  # the size that was kept is out, and the wish is not
+    if (refusal := _refusal(draft, state)) is None:  # only the kept size is out of bounds
         _set_anew(draft, state, state.wish)
         return None
     if (kept := largest(draft, size)) is not None:
@@ -90,12 +97,13 @@ def judge(draft: Draft) -> tuple[str, str] | None:
 
 
 def largest(draft: Draft, at_most: int) -> int | None:
-    """The largest workable size up to `at_most` and up to the full size; None when there is none."""
+    """Return the largest workable size up to `at_most` and up to the full size; None if there is none."""
     return _workable(draft, min(at_most, full(draft)))
 
 
 def _workable(draft: Draft, at_most: int) -> int | None:
-    """The largest size up to `at_most` within the bounds that keeps the global batch and fits the memory."""
+    """Return the largest size up to `at_most` within the bounds that keeps the global batch and fits the
+    memory."""
     spec, state = draft.job.spec, draft.status.elastic
     base = state.base_workers if state is not None else draft.size
 
@@ -108,7 +116,7 @@ def _workable(draft: Draft, at_most: int) -> int | None:
 
 
 def decide(draft: Draft, workers: int, reason: SizeReason, message: str) -> None:
-    """The next attempt has so many workers, fewer than the full size."""
+    """Give the next attempt this number of workers, fewer than the full size."""
     state = draft.status.elastic
     if state is None:
         return
@@ -118,7 +126,7 @@ def decide(draft: Draft, workers: int, reason: SizeReason, message: str) -> None
 
 
 def forget_choice(draft: Draft) -> None:
-    """The next attempt has the full size."""
+    """Give the next attempt the full size."""
     state = draft.status.elastic
     if state is None:
         return
@@ -130,7 +138,7 @@ def forget_choice(draft: Draft) -> None:
 
 
 def update(draft: Draft, **changes: Any) -> None:
-    """Replace fields of `status.elastic`, where there is one."""
+    """Replace fields of `status.elastic`, if it exists."""
     if draft.status.elastic is not None:
         draft.set(elastic=draft.status.elastic.model_copy(update=changes))
 
@@ -144,20 +152,21 @@ def _outside(elastic: Elastic, workers: int) -> bool:
 
 
 def _begin_anew(draft: Draft, state: ElasticStatus) -> None:
-    """With the present spec.workers, or with what the job keeps in its place."""
+    """Reset the state to the present spec.workers, or to the size that the job keeps in its place."""
     _set_anew(draft, state, draft.job.spec.workers)
     if (refusal := _refusal(draft, state)) is not None:
         _refuse(draft, refusal, kept=_within(draft, draft.size))
 
 
 def _set_anew(draft: Draft, state: ElasticStatus, wish: int) -> None:
-    """With nothing decided; what size ran stays known."""
+    """Reset the state to the size `wish` without any decision; the size that ran stays known."""
     fresh = ElasticStatus(base_workers=state.base_workers, wish=wish, since=draft.stamp, ran=state.ran)
     draft.set(elastic=fresh)
 
 
 def _keep_another(draft: Draft, state: ElasticStatus, refused: RefusedWish) -> None:
-    """The bounds were changed, and the size that is kept in place of the wish is outside."""
+    """Choose another size to keep in place of the requested one, if the bounds changed and exclude the kept
+    one."""
     kept = _within(draft, refused.workers)
     if kept == refused.workers:
         return
@@ -168,16 +177,19 @@ def _keep_another(draft: Draft, state: ElasticStatus, refused: RefusedWish) -> N
     else:
         update(draft, refused=RefusedWish(workers=kept, message=stored(refusal)))
         if state.workers == kept:
-            forget_choice(draft)  # nothing else is in the way of what is left
+            forget_choice(draft)  # nothing else limits what is left
 
 
 def _within(draft: Draft, size: int) -> int:
-    """What to keep in place of a refused wish by the present bounds. Where they leave nothing that works, the
-    size stays until the next attempt is judged: nobody is stopped for that."""
+    """Return the size to keep in place of a rejected one within the present bounds.
+
+    If no size within them works, the size stays until the next attempt is checked: the job is not stopped for
+    that.
+    """
     elastic = draft.job.spec.elastic
     if elastic is None or not _outside(elastic, size):
         return size
-    # Below the bounds the wish is the nearest that anybody asked for.
+    # Below the bounds, the requested size is the nearest size that the user asked for.
     return _workable(draft, max(size, draft.job.spec.workers)) or size
 
 
@@ -188,8 +200,10 @@ def _refuse(draft: Draft, refusal: str, *, kept: int) -> None:
 
 
 def _refusal(draft: Draft, state: ElasticStatus) -> str | None:
-    """Why the job cannot run with spec.workers, with the numbers. It is told before anybody stops: the gate
-    would refuse the next attempt."""
+    """Return why the job cannot run with spec.workers, with the numbers; None if it can.
+
+    The reason is reported before any rank stops, because the next attempt would be rejected.
+    """
     spec, base = draft.job.spec, state.base_workers
     if (refusal := refusal_of_size(spec, base, spec.workers)) is not None:
         return refusal
@@ -201,7 +215,10 @@ def _refusal(draft: Draft, state: ElasticStatus) -> str | None:
 
 
 def _is_pardoned(draft: Draft, state: ElasticStatus) -> bool:
-    """Whether the size that was refused would be taken now: by the user's annotation, or with another
-    configuration, which is given while the job is suspended."""
+    """Return whether the rejected size would be accepted now.
+
+    That may be due to the user's annotation, or to another configuration, which can be set while the job is
+    suspended.
+    """
     may_differ = draft.job.identity.ignores_memory_plan or draft.status.phase is Phase.SUSPENDED
     return state.refusal is not None and may_differ and _refusal(draft, state) is None

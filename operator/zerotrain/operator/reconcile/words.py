@@ -6,6 +6,6 @@ from collections.abc import Sequence
 
 
 def few(names: Sequence[str], most: int = 3) -> str:
-    """`a, b, c and 4 more`."""
+    """Return `a, b, c and 4 more`."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return f"{', '.join(names[:most])}{more}"

@@ -1,8 +1,8 @@
-"""Checkpoint and yield: one protocol for every reason to stop ranks that are well.
+"""Checkpoint and yield: one protocol for every reason to stop ranks that are healthy.
 
-The request stands in status before anybody is asked; a worker is asked through the channel, and SIGTERM to
-all pods is the second way. The pods go only when every rank stopped, or when the grace is over; their last
-checkpoint is in status by then. Ranks that never met have nothing to save and are ended at once.
+The request is in status before any rank is asked. A worker is asked through the channel; SIGTERM to all pods
+is the fallback. The pods are deleted only when every rank has stopped, or when the grace period is over;
+their last checkpoint is in status by then. Ranks that never met have nothing to save and are ended at once.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from zerotrain.operator.reconcile.teardown import KILL_GRACE_S
 from zerotrain.operator.resources.container import DEFAULT_GRACE_S
 
 FALLBACK = timedelta(seconds=10)
-"""Without an answer of worker 0 the pods get SIGTERM, which asks for the same checkpoint."""
+"""Time without an answer of worker 0 after which the pods get SIGTERM, which requests the same checkpoint."""
 
 SLACK = timedelta(seconds=5)
-"""Added to the grace for the way there and back."""
+"""Time added to the grace period for the request and its answer."""
 
 FROZEN = {
     "image",
@@ -50,7 +50,7 @@ FROZEN = {
     "scheduling",
     "pod_template",
 }
-"""Fields of the spec that change only while suspended, but for parts of them."""
+"""Fields of the spec that change only while the job is suspended, except for the parts in `THAWED`."""
 
 THAWED = {
     "checkpoint": {"volume", "verify", "verify_timeout_seconds"},
@@ -58,7 +58,7 @@ THAWED = {
 }
 
 UNKNOWN = "unknown"
-"""In the place of a hash: equal to none."""
+"""Placeholder for an unknown hash: equal to none."""
 
 _PHASE = {
     YieldReason.SUSPEND: Phase.SUSPENDING,
@@ -75,9 +75,9 @@ _EVENT = {
 
 
 def wanted(draft: Draft, view: AttemptView) -> tuple[YieldReason, str] | None:
-    """Why ranks that are well should stop, and what led to it; None when they go on."""
+    """Return why healthy ranks should stop, as reason and message; None if they continue."""
     if _is_outdated(draft):
-        # As the suspension in between, which no pass saw, would have had it.
+        # The suspension in between, which no pass saw, would have had the same effect.
         return YieldReason.SUSPEND, "the spec was changed while the job was suspended for a moment"
     if (why := queueing.evicted(draft, view)) is not None:
         return YieldReason.QUEUE_EVICTION, why
@@ -89,7 +89,7 @@ def wanted(draft: Draft, view: AttemptView) -> tuple[YieldReason, str] | None:
 
 
 def ask(draft: Draft, reason: YieldReason, why: str) -> None:
-    """Put the request into status; one under way keeps its clock and may only become a suspend."""
+    """Write the request to status; a request under way keeps its time and may only become a suspension."""
     under_way = _under_way(draft)
     if under_way is not None and under_way.reason is reason:
         return
@@ -105,8 +105,11 @@ def ask(draft: Draft, reason: YieldReason, why: str) -> None:
 
 
 def renew(draft: Draft, view: AttemptView) -> None:
-    """Begin the request anew for ranks that had not met when it was made and did so since. Its operator ended
-    before it took their pods, and they may have trained for as long as none ran."""
+    """Restart the request for ranks that had not met when it was made and have met since.
+
+    The operator that made it ended before it deleted their pods, and they may have trained while no operator
+    ran.
+    """
     request = draft.status.yield_request
     if request is None or request.joined or not any(_has_met(pod) for pod in view.present):
         return
@@ -116,14 +119,18 @@ def renew(draft: Draft, view: AttemptView) -> None:
 
 
 def _has_met(pod: PodView) -> bool:
-    """Whether the pod's ranks met their peers and were not asked to end at once, as an operator that took
-    them for a start asks. A step says as much, but is heard of only after an operator's first pass."""
+    """Return whether the pod's ranks met their peers and were not asked to end at once.
+
+    An operator that took them for starting asks that. A step would prove that they met, but steps are known
+    only after an operator's first pass.
+    """
     hurried = pod.deletion_at is not None and (pod.deletion_grace_s or 0) <= KILL_GRACE_S
     return pod.ready and not pod.ended and not hurried
 
 
 def failed(draft: Draft, view: AttemptView) -> Failure | None:
-    """A failure of the ranks' own; None for what was done to their pods, by this request or a drain."""
+    """Return a failure caused by the ranks themselves; None for effects of this request or a drain on their
+    pods."""
     request = draft.status.yield_request
     if request is not None and not request.joined:
         return None
@@ -133,14 +140,17 @@ def failed(draft: Draft, view: AttemptView) -> Failure | None:
 
 
 def _without_saving(view: AttemptView) -> list[PodView]:
-    """Pods that answered the request by stopping without a checkpoint: the channel deletes nothing, so their
-    code alone says that they were told to."""
+    """Return the pods that answered the request by stopping without a checkpoint.
+
+    The channel deletes no pod, so only their exit code shows that they were told to stop.
+    """
     ended = (worker.pod for worker in view.workers if worker.fate is Fate.FAILED)
     return [pod for pod in ended if pod is not None and pod.worker_code == ExitCode.TERMINATED]
 
 
 def _follows(failure: Failure, left_at: datetime | None) -> bool:
-    """Whether the rank ended because a peer had stopped before it, as any rank does whose peer is gone."""
+    """Return whether the rank ended because a peer had stopped before, as any rank does whose peer is
+    gone."""
     pod = failure.worker.pod
     if left_at is None or pod is None or pod.finished_at is None or pod.finished_at < left_at:
         return False
@@ -153,18 +163,18 @@ def _is_own(failure: Failure, view: AttemptView) -> bool:
         return False
     if pod.worker_code == ExitCode.TERMINATED:
         return False
-    # Of a pod that is merely gone nobody knows who took it away.
+    # If a pod is merely gone, it is not known which client deleted it.
     return pod.ended or any(pod is item for item in view.present)
 
 
 def is_move(draft: Draft) -> bool:
-    """Whether another attempt follows at once, so that a failure counts as it does while training."""
+    """Return whether another attempt follows at once, so that a failure counts as it does during training."""
     request = draft.status.yield_request
     return request is not None and request.reason in (YieldReason.DRAIN, YieldReason.RESIZE)
 
 
 def over(draft: Draft, view: AttemptView) -> bool:
-    """Whether the ranks stopped, cannot stop any more, or had their time; asks them otherwise."""
+    """Return whether the ranks have stopped, cannot stop any more, or ran out of time; ask them otherwise."""
     if view.all_in(OVER | {Fate.ABSENT, Fate.PENDING}) or _is_spoilt(draft, view):
         _tell_unsaved(draft, view)
         return True
@@ -183,10 +193,11 @@ def over(draft: Draft, view: AttemptView) -> bool:
 
 
 def _is_spoilt(draft: Draft, view: AttemptView) -> bool:
-    """Whether the ranks that are left cannot save any more, whatever time they get.
+    """Return whether the remaining ranks cannot save any more, however much time they get.
 
-    The engine's save together or not at all. Of a program of the user's own one rank may save for all while
-    the others, which do not mind SIGTERM, are ended by it: no such end takes the grace from that rank.
+    The engine's ranks save together or not at all. In a user program, one rank may save for all, while the
+    others do not handle SIGTERM and are ended by it: such an end must not shorten the grace period of that
+    rank.
     """
     if draft.job.spec.command:
         return failed(draft, view) is not None
@@ -194,10 +205,10 @@ def _is_spoilt(draft: Draft, view: AttemptView) -> bool:
 
 
 def _limit(draft: Draft, view: AttemptView) -> datetime | None:
-    """When the ranks that are left have had their grace; None while one of them was not told to stop.
+    """Return when the grace period of the remaining ranks ends; None while one of them was not told to stop.
 
-    Counts from when they were told. The request may be older by as long as no operator ran, or the API
-    server did not answer.
+    It counts from when they were told. The request may be older, if no operator ran or the API server did not
+    respond.
     """
     acked_at = _acked_at(draft, view)
     if acked_at is not None:
@@ -215,36 +226,36 @@ def _acked_at(draft: Draft, view: AttemptView) -> datetime | None:
 
 
 def _told_until(draft: Draft, pod: PodView) -> datetime | None:
-    """The end of the grace that a deletion gives the pod, at most the job's own."""
+    """Return the end of the grace period that a deletion gives the pod, at most the job's own."""
     if pod.deletion_at is None or pod.deletion_grace_s is None:
         return pod.deletion_at
     return min(pod.deletion_at, pod.deletion_at - timedelta(seconds=pod.deletion_grace_s) + grace(draft))
 
 
 def _tell(draft: Draft, view: AttemptView) -> None:
-    """Through the channel first, then by SIGTERM."""
+    """Ask the ranks to stop, through the channel first, then by SIGTERM."""
     state, asked = draft.observed.yielding, draft.status.checkpoint.requested_at or draft.now
     refused = state is not None and state.attempt == view.number and state.refused
     pods = [worker.pod for worker in view.workers if worker.fate is Fate.RUNNING and worker.pod is not None]
     if pods and not refused and draft.now < asked + FALLBACK:
-        # The engine's ranks tell each other; of a program of the user's own nobody knows.
+        # The engine's ranks inform each other; whether those of a user program do is not known.
         others = tuple((pod.name, pod.pod_ip) for pod in pods[1:]) if draft.job.spec.command else ()
         draft.act(RequestYield(attempt=view.number, pod=pods[0].name, pod_ip=pods[0].pod_ip, others=others))
         draft.wake(min(draft.now + timedelta(seconds=2), asked + FALLBACK))
     else:
-        # An ended pod goes with what it said last: which checkpoint it wrote.
+        # The termination message of an ended pod, which names its checkpoint, would be deleted with it.
         draft.act(DeleteWorkers(attempt=view.number, grace_s=None, ended=False))
-        draft.wake(draft.now + FALLBACK)  # the deletions bring events, but one may never come
+        draft.wake(draft.now + FALLBACK)  # the deletions cause events, but one may never come
 
 
 def _tell_unsaved(draft: Draft, view: AttemptView) -> None:
-    """Ranks that stopped without the checkpoint that was due; once, before their pods are asked to go."""
+    """Report ranks that stopped without the checkpoint that was due, once, before their pods are deleted."""
     policy = draft.job.spec.checkpoint
     pods = [pod for pod in _without_saving(view) if any(pod is item for item in view.present)]
     if policy is None or not policy.on_termination or not pods or pods[0].deletion_at is not None:
         return
     if draft.job.spec.command and view.count(Fate.YIELDED):
-        return  # one that saved did so for all
+        return  # a rank that saved did so for all
     said = pods[0].termination
     why = f" ({said.exception})" if said is not None and said.exception else ""
     _warn(draft, f"worker {pods[0].index} (pod {pods[0].name}) stopped without a checkpoint{why}")
@@ -262,14 +273,14 @@ def _missed(draft: Draft) -> str:
 
 def _way_out(draft: Draft) -> str:
     policy = draft.job.spec.checkpoint
-    if policy is None:  # the API refuses to add one
+    if policy is None:  # the API server rejects adding one
         return "nothing would have been saved: make the job anew with spec.checkpoint"
     way_out = "raise checkpoint.gracePeriodSeconds above one step"
     return f"{way_out} plus one checkpoint" if policy.on_termination else way_out
 
 
 def conclude(draft: Draft) -> None:
-    """All pods are gone: suspended, back into the queue, or on to the next attempt."""
+    """Enter the next phase after all pods are gone: suspended, queued, or the next attempt."""
     request = draft.status.yield_request
     reason = request.reason if request is not None else YieldReason.SUSPEND
     saved = draft.status.checkpoint.last is not None and not unsaved_steps(draft.status)
@@ -285,7 +296,7 @@ def conclude(draft: Draft) -> None:
 
 
 def what_is_kept(draft: Draft) -> str:
-    """What a job that stops has to go on from, in words."""
+    """Return what a job that stops can continue from, as a text."""
     last = draft.status.checkpoint.last
     if last is None:
         return "there is no checkpoint"
@@ -296,13 +307,16 @@ def what_is_kept(draft: Draft) -> str:
 
 
 def drop(draft: Draft) -> None:
-    """The request is answered, or the attempt ended in another way."""
+    """Clear the request, because it was answered or the attempt ended in another way."""
     checkpoint = draft.status.checkpoint.model_copy(update={"requested_at": None})
     draft.set(checkpoint=checkpoint, yield_request=None)
 
 
 def _under_way(draft: Draft) -> YieldRequest | None:
-    """A status of before there were several reasons has the time alone."""
+    """Return the request under way; None without one.
+
+    A status from before there were several reasons contains only the time.
+    """
     request, asked = draft.status.yield_request, draft.status.checkpoint.requested_at
     if request is None and asked is not None and draft.status.phase is Phase.SUSPENDING:
         return YieldRequest(reason=YieldReason.SUSPEND, requested_at=asked)
@@ -310,7 +324,7 @@ def _under_way(draft: Draft) -> YieldRequest | None:
 
 
 def _joined(draft: Draft) -> bool:
-    """Also where no pass saw the ranks meet, because no operator ran then."""
+    """Return whether the ranks have met, also if no pass saw it because no operator ran."""
     view = draft.view()
     met = (
         any(pod.ready or pod.ended for pod in view.present)
@@ -320,7 +334,8 @@ def _joined(draft: Draft) -> bool:
 
 
 def grace(draft: Draft) -> timedelta:
-    """From the request to SIGKILL, as the pods have it, whatever the spec says by now."""
+    """Return the time from the request to SIGKILL that the pods were created with, whatever the spec says
+    now."""
     shape = draft.status.shape
     kept = shape.grace_period_seconds if shape is not None else None
     return timedelta(seconds=kept if kept is not None else _grace_s(draft.job.spec))
@@ -331,7 +346,7 @@ def _grace_s(spec: ZeroTrainingJobSpec) -> int:
 
 
 def basis(draft: Draft) -> dict[str, object]:
-    """What an attempt that begins now keeps of the spec, as fields of its shape."""
+    """Return the parts of the spec that an attempt which begins now keeps, as fields of its shape."""
     return {
         "grace_period_seconds": _grace_s(draft.job.spec),
         "generation": draft.job.identity.generation,
@@ -340,20 +355,23 @@ def basis(draft: Draft) -> dict[str, object]:
 
 
 def doubt_basis(draft: Draft) -> None:
-    """Of pods that another operator made before it wrote so: where the spec was edited since it was made,
-    nobody knows whether they have it. Such an attempt is young and stops once."""
+    """Mark the spec of the attempt's pods as unknown if another operator created them and did not record it.
+
+    If the spec was edited since the job was created, it is not known whether the pods have the edit. Such an
+    attempt is young, and stops once.
+    """
     if draft.job.identity.generation > 1 and draft.status.shape is not None:
         unknown = {"generation": 0, "frozen_hash": UNKNOWN}
         draft.set(shape=draft.status.shape.model_copy(update=unknown))
 
 
 def frozen_hash(spec: ZeroTrainingJobSpec) -> str:
-    """Of what changes only while suspended."""
+    """Return a hash of the fields that change only while the job is suspended."""
     return spec_hash(spec, parts=FROZEN, but=THAWED)
 
 
 def _is_outdated(draft: Draft) -> bool:
-    """Whether the attempt's pods were made from another spec, of which nobody told them."""
+    """Return whether the attempt's pods were made from another spec than the present one."""
     shape = draft.status.shape
     if shape is None or not shape.frozen_hash or shape.generation == draft.job.identity.generation:
         return False
