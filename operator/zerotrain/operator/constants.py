@@ -18,7 +18,7 @@ SINGULAR: Final = "zerotrainingjob"
 SHORT_NAME: Final = "ztj"
 
 MANAGER: Final = "zerotrain.dev/operator"
-"""`spec.managedBy` of the jobs that this operator looks after; any other value is left alone."""
+"""Value of `spec.managedBy` in jobs that this operator manages; a job with any other value is left alone."""
 
 FIELD_MANAGER: Final = "zerotrain-operator"
 """Name of this operator in metadata.managedFields and in events."""
@@ -30,27 +30,28 @@ LABEL_JOB_UID: Final = f"{GROUP}/job-uid"
 """UID of the job: a job that was deleted and made again must not adopt the pods of its namesake."""
 
 LABEL_HELPER: Final = f"{GROUP}/helper"
-"""On pods of a job that are no workers, in place of attempt and rank; its value is the container's name."""
+"""Label on pods of a job that are no workers, in place of attempt and rank. Its value is the container's
+name."""
 
 LABEL_ATTEMPT: Final = f"{GROUP}/attempt"
 LABEL_RANK: Final = f"{GROUP}/rank"
 """Index of the worker pod (the node rank), 0-based; its processes are ranks of their own."""
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-"""On a job: means the same as spec.scheduling.queueName."""
+"""Label on a job with the same meaning as spec.scheduling.queueName."""
 
 ANNOTATION_IGNORE_MEMORY_PLAN: Final = f"{GROUP}/ignore-memory-plan"
-"""On jobs: "true" starts the job although its memory plan says DoesNotFit."""
+"""Annotation on a job: "true" starts the job although its memory plan says DoesNotFit."""
 
 ANNOTATION_MADE_FROM: Final = f"{GROUP}/made-from"
-"""On Workloads of Kueue: hash of the parts of the spec that their pods were described from."""
+"""Annotation on a Kueue Workload: hash of the parts of the spec from which its pods were described."""
 
 ANNOTATION_EXCLUDED: Final = f"{GROUP}/excluded-nodes"
-"""On Workloads of Kueue: the nodes that their pods keep off after failures, with commas between them."""
+"""Annotation on a Kueue Workload: comma-separated names of the nodes that its pods avoid after failures."""
 
 ANNOTATION_ENCRYPTED_VOLUMES: Final = f"{GROUP}/encrypted-volumes"
-"""On StorageClasses: "true" is the platform team's word that its volumes are encrypted, "false" that they are
-not, whatever the parameters say."""
+"""Annotation on a StorageClass by which the platform team declares that its volumes are encrypted ("true") or
+not ("false"), whatever the parameters say."""
 
 RESERVED_METADATA_PREFIXES: Final = (f"{GROUP}/", "app.kubernetes.io/")
 """Label and annotation prefixes that podTemplate may not set: selectors and dashboards rely on them."""
@@ -60,19 +61,19 @@ COMPONENT_WORKER: Final = "worker"
 COMPONENT_OPERATOR: Final = "operator"
 
 CONTAINER_NAME: Final = "worker"
-"""The container that runs the launcher; `kubectl logs` shows it by default."""
+"""Name of the container that runs the launcher; `kubectl logs` shows it by default."""
 
 RESERVED_PREFIX: Final = "zerotrain-"
-"""Volumes and containers of podTemplate may not start with it."""
+"""Prefix that names of volumes and containers in podTemplate may not have."""
 
 CONFIG_DIR: Final = "/etc/zerotrain/job"
-"""Where a worker finds ds_config.json, train.json and its channel token."""
+"""Folder of a worker with ds_config.json, train.json and the channel token."""
 
 TOKEN_KEY: Final = "token"
-"""Name of the file with the token."""
+"""Name of the file with the channel token."""
 
 CHECKPOINT_MOUNT: Final = "/checkpoints"
-"""Root of the checkpoint volume; a job writes to a folder of its own below it."""
+"""Root of the checkpoint volume; each job writes to a folder of its own below it."""
 
 SHARED_MEMORY_DIR: Final = "/dev/shm"
 SCRATCH_DIR: Final = "/tmp"
@@ -85,45 +86,51 @@ RESERVED_MOUNTS: Final = (
     "/proc",
     "/sys",
 )
-"""podTemplate may mount nothing at these paths, nor above or below the first two."""
+"""Paths at which podTemplate may mount nothing; nor may it mount above or below the first two."""
 
 HTTP_PORT_NAME: Final = "http"
 RENDEZVOUS_PORT_NAME: Final = "rendezvous"
 
 MAX_JOB_NAME_LENGTH: Final = 51
-"""A pod name is `<job>-<attempt>-<index>` and must fit the 63 characters of a DNS label."""
+"""Longest name of a job: a pod name is `<job>-<attempt>-<index>` and must fit the 63 characters of a DNS
+label."""
 
 MAX_WORKERS: Final = 10_000
-"""Keeps the index of a pod name at four digits, which leaves the attempt six."""
+"""Maximum number of workers of a job: keeps the index in a pod name at four digits, which leaves six for the
+attempt."""
 
 
 MAX_SPEC_BYTES: Final = 64 * 1024
-"""Of a spec as JSON. Beyond it, or beyond the two limits below, a job stalls and its spec is not kept."""
+"""Maximum size of a spec as JSON, in bytes. A job beyond it, or beyond one of the next two limits, stalls,
+and its spec is not kept."""
 
 MAX_SPEC_DEPTH: Final = 16
-"""Lists and objects within each other in one field of a spec."""
+"""Maximum number of levels of nested lists and objects in one field of a spec."""
 
 MAX_SPEC_VALUES: Final = 4096
-"""Values in all lists and objects of a spec: each takes a hundred bytes of memory, however short it is."""
+"""Maximum number of values in all lists and objects of a spec: each takes a hundred bytes of memory, however
+short it is."""
 
 MAX_FREE_ENTRIES: Final = 1024
-"""Of one list or object where a job takes any JSON: more of them are refused when they are stored."""
+"""Maximum number of entries of one list or object in a field that takes any JSON; an object with more is
+rejected when it is stored."""
 
 
 class ConditionType(StrEnum):
     """Types in status.conditions. The first three follow kstatus, so that `helm --wait` understands them."""
 
     READY = "Ready"
-    """True once the job completed: what a tool that waits for the object waits for."""
+    """True once the job has completed; tools that wait for the object wait for this."""
     RECONCILING = "Reconciling"
     """True while the operator still works towards the spec; absent or False when at rest."""
     STALLED = "Stalled"
-    """True when only the user can make progress possible; the reason and the field's path say how."""
+    """True when only the user can make progress possible; the reason and the field's path say what to
+    change."""
     ADMITTED = "Admitted"
     PODS_SCHEDULED = "PodsScheduled"
     RENDEZVOUS_COMPLETE = "RendezvousComplete"
     PROGRESSING = "Progressing"
-    """The step of the current attempt moves."""
+    """True while the step of the current attempt advances."""
     CHECKPOINT_DURABLE = "CheckpointDurable"
     HUNG = "Hung"
     SUSPENDED = "Suspended"
@@ -137,33 +144,33 @@ class Reason(StrEnum):
     # Stalled
     INVALID_SPEC = "InvalidSpec"
     NOT_SUPPORTED = "NotSupported"
-    """The field is part of the API but this version has no behaviour for it."""
+    """The field is part of the API, but this version has no behaviour for it."""
 
     EGRESS_NOT_ALLOWED = "EgressNotAllowed"
-    """spec.network asks for more than the installation allows."""
+    """The job's spec.network asks for more than the installation allows."""
 
     # Volumes that must be encrypted
     VOLUME_NOT_ENCRYPTED = "VolumeNotEncrypted"
     """The StorageClass does not declare that its volumes are encrypted."""
     STORAGE_CLASS_UNKNOWN = "StorageClassUnknown"
-    """It does not exist, or the operator may not read it."""
+    """The StorageClass does not exist, or the operator may not read it."""
 
-    # What RDMA takes
+    # Privileges that RDMA needs
     IPC_LOCK_ADDED = "IpcLockAdded"
     """The workers ask for a capability that Pod Security "restricted" forbids."""
     POD_SECURITY = "PodSecurity"
-    """The namespace's Pod Security level does not let the pods in."""
+    """The namespace's Pod Security level rejects the pods."""
 
     # Phases of an attempt
     CREATED = "Created"
     CREATING_PODS = "CreatingPods"
     WAITING_FOR_PODS = "WaitingForPods"
     POD_NOT_STARTING = "PodNotStarting"
-    """A pod has a node, and its volumes or images are not there for long."""
+    """A pod has a node, but its volumes or images have not been ready for long."""
     INIT_CONTAINER_RUNS = "InitContainerRuns"
     """An init container has run for minutes."""
     POD_HELD = "PodHeld"
-    """A finalizer keeps a pod that was deleted."""
+    """A finalizer keeps a deleted pod in existence."""
     PODS_RUNNING = "PodsRunning"
     ALL_RANKS_JOINED = "AllRanksJoined"
     WAITING_FOR_RANKS = "WaitingForRanks"
@@ -173,29 +180,30 @@ class Reason(StrEnum):
     TERMINATING_PODS = "TerminatingPods"
 
     QUEUED = "Queued"
-    """Waits for a queue's admission, or for a pod group's API to be found."""
+    """The job waits for a queue's admission, or for the API of a pod group to be found."""
     GAVE_BACK = "GaveBack"
-    """The attempt held a part of its pods or nodes, was refused the rest, and let go of all."""
+    """The attempt held a part of its pods or nodes, did not get the rest, and released all of them."""
     QUEUE_MISSING = "QueueMissing"
-    """The cluster has no Kueue."""
+    """Kueue is not installed in the cluster."""
     GANG_MISSING = "GangMissing"
-    """The cluster does not have the wished pod group."""
+    """The requested kind of pod group is not installed in the cluster."""
     ADMITTED = "Admitted"
 
     # Yields
     DRAINING = "Draining"
     RESIZING = "Resizing"
     RESIZE_REFUSED = "ResizeRefused"
-    """The size asked for cannot keep the global batch or does not fit the memory; the job keeps its own."""
+    """The requested size cannot keep the global batch or does not fit the memory; the job keeps its present
+    size."""
     QUEUE_EVICTED = "QueueEvicted"
     QUEUE_CHANGED = "QueueChanged"
 
     # Memory planner
     DOES_NOT_FIT = "DoesNotFit"
     MEMORY_TIGHT = "MemoryTight"
-    """Fits only if the planner's estimates err on the safe side."""
+    """The job fits only if the planner's estimates err on the safe side."""
     MEMORY_PLAN_IGNORED = "MemoryPlanIgnored"
-    """Does not fit by the planner's numbers, and starts because an annotation says so."""
+    """The job does not fit by the planner's numbers, and starts because an annotation says so."""
 
     # Checkpoint
     CHECKPOINT_REQUESTED = "CheckpointRequested"
@@ -207,7 +215,7 @@ class Reason(StrEnum):
     CHECKPOINT_DAMAGED = "CheckpointDamaged"
     CHECKPOINT_OUTDATED = "CheckpointOutdated"
     VERIFICATION_FAILED = "VerificationFailed"
-    """Whether the checkpoint is whole could not be told."""
+    """The operator could not determine whether the checkpoint is whole."""
 
     # Ends
     SUSPENDED = "Suspended"
@@ -218,7 +226,7 @@ class Reason(StrEnum):
     PERMANENT_FAILURE = "PermanentFailure"
     FAILED_BY_RULE = "FailedByRule"
     NO_STEP_GAINED = "NoStepGained"
-    """Too many restarts in a row led nowhere."""
+    """The job restarted too often in a row without a new step."""
 
     # Failures of a worker
     RANK_FAILED = "RankFailed"
@@ -229,16 +237,16 @@ class Reason(StrEnum):
     EVICTED = "Evicted"
     RENDEZVOUS_TIMEOUT = "RendezvousTimeout"
     START_DEADLINE_EXCEEDED = "StartDeadlineExceeded"
-    """Not all workers started in time."""
+    """Some workers did not start in time."""
     YIELDED = "Yielded"
-    """Not a failure: all ranks stopped at one step and the checkpoint is durable."""
+    """A planned end, not a failure: all ranks stopped at one step and the checkpoint is durable."""
     POD_LOST = "PodLost"
-    """Deleted by somebody, or its node does not answer."""
+    """Another client deleted the pod, or its node does not respond."""
     POD_REJECTED = "PodRejected"
-    """The node refused or dropped the pod."""
+    """The node rejected or dropped the pod."""
     KILLED = "Killed"
     HANG = "Hang"
-    """Not the end of a worker: its step does not move."""
+    """The step does not advance; the worker has not ended."""
     HANG_OVER = "HangOver"
     NOT_HUNG = "NotHung"
     STRAGGLER = "Straggler"
@@ -248,9 +256,9 @@ class Reason(StrEnum):
     NODE_EXCLUDED = "NodeExcluded"
     EXCLUSION_EXPIRED = "ExclusionExpired"
     LOG_NOT_KEPT = "LogNotKept"
-    """The failing rank's last lines could not be stored."""
+    """The last lines of the failing rank could not be stored."""
 
-    # What an attempt waits for
+    # Obstacles of an attempt that waits
     SPEC_ACCEPTED = "SpecAccepted"
     ALL_SCHEDULED = "AllScheduled"
     UNSCHEDULABLE = "Unschedulable"
@@ -262,8 +270,8 @@ class Reason(StrEnum):
     NOT_SUSPENDED = "NotSuspended"
     NOT_FINISHED = "NotFinished"
 
-    # What the API server answered
+    # Answers of the API server
     NAME_TAKEN = "NameTaken"
-    """An object of that name belongs to somebody else."""
+    """An object of that name belongs to another owner."""
     QUOTA_EXCEEDED = "QuotaExceeded"
     API_REFUSED = "ApiRefused"

@@ -1,5 +1,5 @@
-"""The operator's entry: `python -m zerotrain.operator`, which is `kopf run -A -m zerotrain.operator.main`.
-The namespaces are the environment's: kopf watches none.
+"""Entry point of the operator: `python -m zerotrain.operator`, which is `kopf run -A -m
+zerotrain.operator.main`. The namespaces come from the environment: kopf watches none.
 
 Importing this module registers the handlers; `zerotrain.operator.handlers` holds them.
 """
@@ -14,7 +14,7 @@ register()
 
 
 def run() -> None:
-    """Run in this process until SIGTERM."""
+    """Run the operator in this process until SIGTERM."""
     kopf_command(["run", "--all-namespaces", "--module", __name__])
 
 

@@ -1,1 +1,2 @@
-"""From events to passes: the process, the work queue, the controller, and the tasks around them."""
+"""Handlers that turn events into passes: the process, the work queue, the controller, and the tasks around
+them."""

@@ -1,4 +1,4 @@
-"""How this replica of the operator was started: environment variables in, one frozen object out."""
+"""Configuration of this replica of the operator: reads environment variables into one frozen object."""
 
 from __future__ import annotations
 
@@ -20,44 +20,45 @@ from zerotrain.operator.resources import ResourceOptions
 
 PREFIX = "ZEROTRAIN_OPERATOR_"
 LOCAL_KEY = Path("build/operator/channel.key")
-"""Made on first use when the operator runs outside a cluster and no key file is named."""
+"""Key file that is created on first use when the operator runs outside a cluster and no key file is named."""
 
 T = TypeVar("T")
 
 
 class OperatorConfigError(ValueError):
-    """A variable or file that the operator starts from is missing or wrong."""
+    """Error about a variable or file that the operator starts from: it is missing or wrong."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OperatorConfig:
-    """Everything that may differ between two installations."""
+    """Settings that may differ between two installations."""
 
     namespace: str = "zerotrain-system"
-    """Where the operator's own Lease lives."""
+    """Namespace of the operator's own Lease."""
     lease: str = "zerotrain-operator"
     identity: str = ""
     """Holder of the lease: the pod's UID, so that a restarted container takes over at once."""
     key_file: Path | None = None
-    """File with the secret that channel tokens are derived from."""
+    """File with the secret from which channel tokens are derived."""
     http_address: str = ""
-    """`host:port` of /healthz and /metrics, `:port` for all addresses of IPv4 and IPv6; nothing is served
-    when empty."""
+    """Address `host:port` of /healthz and /metrics, `:port` for all addresses of IPv4 and IPv6. Nothing is
+    served when empty."""
     channel: ChannelKind | None = None
-    """None picks: by pod IP inside the cluster, through the API server outside."""
+    """Way in which the operator reaches workers. None selects one: by pod IP inside the cluster, through the
+    API server outside."""
     namespaces: tuple[str, ...] = ()
-    """Those whose jobs are looked after; empty for the whole cluster."""
+    """Namespaces whose jobs the operator manages; empty for the whole cluster."""
     workers: int = 32
-    """Passes at once, over all jobs."""
+    """Number of passes that run at once, over all jobs."""
     resync_s: float = 300.0
-    """Every job gets a pass at least this often, whatever the watches bring."""
+    """Seconds after which every job gets a pass at the latest, whatever the watches bring."""
     limits: ApiLimits = field(default_factory=ApiLimits)
     starts: StartLimits = field(default_factory=StartLimits)
     resources: ResourceOptions = field(default_factory=ResourceOptions)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> OperatorConfig:
-        """Raises OperatorConfigError naming the variable."""
+        """Read the configuration from `environ`. Raises OperatorConfigError that names the variable."""
         read = _Reader(environ)
         defaults, limits, resources = cls(), ApiLimits(), ResourceOptions()
         starts = StartLimits()
@@ -99,7 +100,8 @@ class OperatorConfig:
 
 
 def operator_key(config: OperatorConfig, *, in_cluster: bool) -> bytes:
-    """The key's bytes. Outside a cluster a missing file is made, readable by its owner alone.
+    """Return the bytes of the channel key. Outside a cluster a missing file is created, readable by its owner
+    alone.
 
     Raises OperatorConfigError.
     """
@@ -125,7 +127,7 @@ def operator_key(config: OperatorConfig, *, in_cluster: bool) -> bytes:
 def _local_key() -> Path:
     LOCAL_KEY.parent.mkdir(parents=True, exist_ok=True)
     try:
-        # Exclusive: of two operators that start together, one makes the key and both use it.
+        # Exclusive: if two operators start together, one creates the key and both use it.
         descriptor = os.open(LOCAL_KEY, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         return LOCAL_KEY
@@ -158,7 +160,7 @@ def _seconds(text: str) -> float:
 def _namespaces(text: str) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(_names(text)))
     for name in names:
-        # A pattern would need the right to list all namespaces.
+        # A pattern would need permission to list all namespaces.
         if not re.fullmatch(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?", name):
             raise ValueError(f"{name!r} is no name of a namespace; give names, with commas in between")
     return names

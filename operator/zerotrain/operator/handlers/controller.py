@@ -1,4 +1,4 @@
-"""One pass over one job: observe, decide, write status, tell, act. Workers take keys from the queue."""
+"""Pass over one job: observe, decide, write the status, emit events, act. Tasks take keys from the queue."""
 
 from __future__ import annotations
 
@@ -45,43 +45,49 @@ from zerotrain.operator.reconcile import Known, Plan, ProtectWorkers, RequestYie
 log = logging.getLogger(__name__)
 
 PODS_SETTLE_S = 0.1
-"""Pods of a job change together; one pass for all of them saves as many status writes."""
+"""Seconds to wait for further changes of a job's pods. Pods of a job change together; one pass for all of
+them saves as many status writes."""
 
 START_SETTLE_S = 0.5
-"""While pods start, only the last one that gets ready is news that somebody waits for."""
+"""Seconds to wait instead while all pods of a job start well: only the last pod to get ready matters to the
+user."""
 
 RECHECK_S = 1.0
-"""After actions: the events they cause bring a pass earlier, unless they are lost."""
+"""Seconds until the next pass after actions. The events that the actions cause bring a pass earlier, unless
+they are lost."""
 
 LINE_RECHECK_S = 5.0
-"""Who stands in line, or was refused, looks at the clock no more often than this."""
+"""Fewest seconds until the next pass for a deadline, while a job waits in line or its actions failed."""
 
 LARGE_RECHECK_S = 1.0
-"""A job that passes the limits of a spec looks so often whether it is its turn."""
+"""Seconds between two attempts of a job whose spec passes the limits to get its pass."""
 
 LATE_S = 2.0
-"""A pass that takes longer waits for something that hangs, as a rule a webhook of its namespace."""
+"""Seconds after which a pass counts as late: it waits for something that hangs, usually a webhook of its
+namespace."""
 
 MIN_BACKOFF_S, MAX_BACKOFF_S = 1.0, 60.0
 
 FREE_CONFLICTS = 3
-"""Lost races in a row that are run again at once; beyond them somebody writes all the time."""
+"""Write conflicts in a row after which the pass is repeated at once. After more of them, another client
+writes all the time."""
 
 CONFLICT_BACKOFF_S, MAX_CONFLICT_BACKOFF_S = 0.1, 5.0
 
 
 BUSY_S = 0.1
-"""If a status took so long to write, the API server is busy: what can wait has a pass of its own."""
+"""Seconds of a status write above which the API server counts as busy: actions that can wait then get a pass
+of their own."""
 
 UNHURRIED = (ProtectWorkers,)
-"""Actions that can wait so long, as nothing is lost before them."""
+"""Actions that can wait for a pass of their own, as nothing is lost before they run."""
 
 STARTING = frozenset({"Pending", "Starting"})
-"""Phases of status in which pods come to run."""
+"""Phases in the status during which pods are created and start."""
 
 
 def conflict_backoff_s(lost: int) -> float:
-    """Pause after so many lost races in a row."""
+    """Return the pause in seconds after `lost` write conflicts in a row."""
     if lost <= FREE_CONFLICTS:
         return 0.0
     return min(CONFLICT_BACKOFF_S * 2.0 ** min(lost - FREE_CONFLICTS - 1, 10), MAX_CONFLICT_BACKOFF_S)
@@ -101,7 +107,7 @@ def _now() -> datetime:
 
 @dataclass(frozen=True, kw_only=True)
 class Controller:
-    """Everything a pass needs."""
+    """Dependencies and state of the passes."""
 
     queue: WorkQueue[JobKey]
     jobs: JobCache
@@ -112,35 +118,37 @@ class Controller:
     events: EventWriter
     telemetry: Telemetry
     may_act: asyncio.Event
-    """Set while this replica leads and its pod store is complete."""
+    """Event that is set while this replica leads and its pod store is complete."""
     pace: Pace = field(default_factory=Pace)
     starts: StartLines[JobKey] = field(default_factory=StartLines)
     leads: Callable[[], bool] = _always
-    """Whether nobody else can have the lease yet; asked before every pass, as a process that was stopped for
-    a while finds its events as it left them."""
+    """Return whether no other replica can hold the lease yet. Called before every pass, because a process
+    that was stopped for a while finds its asyncio events as it left them."""
 
     writes: StatusWrites = field(default_factory=StatusWrites)
-    """Statuses that the API server refuses."""
+    """Statuses that the API server rejected."""
 
     planning: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
-    """Memory plans are made beside the event loop, and large configurations judged, one at a time: two would
-    only slow each other down."""
+    """Semaphore for work beside the event loop, which makes a memory plan or judges a large configuration.
+    One task at a time: two would only slow each other down."""
 
     writing_large: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
-    """Jobs whose specs pass the limits get their status one by one: the API server reads and checks all of an
-    object at each write, and a few dozen of a megabyte at once are seconds in which it answers nobody."""
+    """Semaphore for passes of jobs whose specs pass the limits, so that their statuses are written one by
+    one. The API server reads and checks the whole object at each write; a few dozen objects of a megabyte at
+    once keep it from answering for seconds."""
 
     clock: Callable[[], datetime] = _now
-    """The API server's time: the moments in status and on pods are its own."""
+    """Clock of the API server: the times in the status and on pods are its own."""
 
     def job_changed(self, job: Json) -> None:
-        """A job as the watch brought it."""
+        """Take in a job from the watch and queue a pass if it changed."""
         if self.jobs.put(job):
             _expect(self.store, job)
             self.queue.add(JobKey(job["metadata"]["namespace"], job["metadata"]["name"]))
 
     def job_deleted(self, job: Json) -> None:
-        """Its objects go by their ownerReferences; only our memory is left to clear."""
+        """Clear what the operator holds in memory of a deleted job. Kubernetes deletes the job's objects by
+        their ownerReferences."""
         uid = job["metadata"]["uid"]
         if self.jobs.remove(job):
             key = JobKey(job["metadata"]["namespace"], job["metadata"]["name"])
@@ -154,38 +162,39 @@ class Controller:
     def pods_changed(self, key: JobKey) -> None:
         job = self.jobs.get(key)
         if job is None:
-            return  # its own event brings the pass
+            return  # the event of the job itself brings the pass
         starts = phase_of(job) in STARTING
         quiet = starts and self.store.all_start_well(owner_key(key.namespace, job["metadata"]["uid"]))
         self.queue.add_after(key, START_SETTLE_S if quiet else PODS_SETTLE_S)
 
     def node_changed(self, name: str) -> None:
-        """A node became NotReady, was cordoned, tainted or deleted, or is well again."""
+        """Queue the jobs on a node that became NotReady, was cordoned, tainted or deleted, or has
+        recovered."""
         for key in self.store.on_node(name):
             self.queue.add(key)
 
     def all_changed(self, namespace: str | None = None) -> None:
-        """A pass for every job, of one namespace or of all."""
+        """Queue a pass for every job, of one namespace or of all."""
         for key, _ in self.jobs:
             if namespace in (None, key.namespace):
                 self.queue.add(key)
 
     async def work(self, passes: int = 1) -> None:
-        """Take keys until cancelled, so many at once without those that are late: what hangs in one namespace
-        keeps no pass of another waiting for longer than that."""
+        """Take keys until cancelled, with `passes` passes at once, not counting late ones. An operation that
+        hangs in one namespace delays the passes of others by no more than `LATE_S`."""
         async with asyncio.TaskGroup() as group:
             for _ in range(passes):
                 group.create_task(_take_keys(self, group))
 
     async def resync(self, every_s: float) -> None:
-        """List all jobs now and then: a watch that died silently must not cost a job."""
+        """List all jobs every `every_s` seconds: a watch that died silently must not cost a job."""
         while True:
             await asyncio.sleep(every_s)
             try:
                 for namespace in self.client.scopes:
                     await _list_again(self, namespace)
             except Exception:
-                # Of one round: the next one must come, or nothing is ever forgotten.
+                # Only this round fails. The next one must follow, or nothing is ever forgotten.
                 log.exception("listing the jobs again")
             known = {job["metadata"]["uid"]: key for key, job in self.jobs}
             self.store.prune({owner_key(key.namespace, uid) for uid, key in known.items()})
@@ -203,9 +212,9 @@ class Controller:
         if job is None or not self.may_act.is_set():
             return
         if self.store.sight.since(key.namespace) is None:
-            return  # its pods cannot be read; the list that ends this brings the pass
+            return  # its pods cannot be read; the first list that succeeds brings the pass
         if not self.leads():
-            self.queue.add_after(key, RECHECK_S)  # the next renewal says whether the lease is still ours
+            self.queue.add_after(key, RECHECK_S)  # the next renewal shows whether the lease is still held
             return
         if UNREAD in job and self.writing_large.locked():
             self.queue.add_after(key, LARGE_RECHECK_S)
@@ -217,22 +226,23 @@ class Controller:
             memory = self.memories.of(job["metadata"]["uid"])
             memory.failures = memory.conflicts = 0
         except Conflict as error:
-            # Somebody wrote between our read and our write: decide again on what is there now.
+            # Another client wrote between the operator's read and write: decide again on the stored object.
             log.debug("%s: %s", key, error)
             await self._refresh(key)
             memory = self.memories.of(job["metadata"]["uid"])
             memory.conflicts += 1
             self.queue.add_after(key, conflict_backoff_s(memory.conflicts))
         except NotFound:
-            # The job itself, or something beside it (its namespace, a pod): then it still needs its pass.
+            # The job is gone, or something beside it (its namespace, a pod): then it still needs its pass.
             await self._refresh(key)
             self.queue.add_after(key, MIN_BACKOFF_S)
         except ActionRefused as error:
             self._retry(key, job, error)
         except StatusHeld as error:
-            log.debug("%s: %s", key, error)  # its next try is in the queue
+            log.debug("%s: %s", key, error)  # its next try is in the queue already
         except NotLeading as error:
-            # Whoever leads decides anew; so do we, where the next renewal shows that nobody took the lease.
+            # The leader decides anew. So does this replica, if the next renewal shows that no other took the
+            # lease.
             log.info("%s: %s", key, error)
             self.queue.add_after(key, RECHECK_S)
         except Exception as error:
@@ -249,7 +259,7 @@ class Controller:
         if is_new(job) and self.starts.stand(key):
             return
         if self.store.is_ahead(owner_key(key.namespace, job["metadata"]["uid"]), _attempt(job)):
-            # Nothing that is decided by an old view need come to a write that would conflict.
+            # The cached job is old: read it first, so that no decision ends in a write that would conflict.
             self.jobs.put(await self.client.get(key))
             job = self.jobs.get(key) or job
         uid = job["metadata"]["uid"]
@@ -270,13 +280,13 @@ class Controller:
         except PlanMissing:
             async with self.planning:
                 plan = await asyncio.to_thread(reconcile, job, observed, self.clock(), known)
-            if self.jobs.get(key) is not job:  # edited meanwhile, gone, or another job of that name
+            if self.jobs.get(key) is not job:  # edited meanwhile, gone, or replaced by a new job
                 self.queue.add(key)
                 return
         if not self.starts.enter(key, pods=pods_to_create(plan), begun=has_begun(plan, observed)):
-            self._wake(key, plan, at_least_s=LINE_RECHECK_S)  # a deadline ends also what stands in line
+            self._wake(key, plan, at_least_s=LINE_RECHECK_S)  # a deadline also ends a job that waits in line
             if observed.problem is None and not in_line and self.starts.is_in_line(key):
-                self.queue.add(key)  # to say so in its status
+                self.queue.add(key)  # to show it in the status
             return
         before = known.read_status(job)
         status = plan.status or (before if self.jobs.owes(uid) else None)
@@ -295,29 +305,29 @@ class Controller:
         try:
             await self._act(key, job, plan)
         except Exception:
-            # The backoff must not outlast a deadline. One that is now would leave no backoff at all.
+            # The backoff must not outlast a deadline. A deadline that has passed must not remove the backoff.
             self._wake(key, plan, at_least_s=LINE_RECHECK_S)
             raise
         self._wake(key, plan)
 
     def _wake(self, key: JobKey, plan: Plan, *, at_least_s: float = 0.0) -> None:
-        """A pass at the plan's next deadline."""
+        """Queue a pass for the plan's next deadline."""
         if plan.wake_at is not None:
             self.queue.add_after(key, max((plan.wake_at - self.clock()).total_seconds(), at_least_s))
 
     async def _keep(
         self, key: JobKey, job: Json, plan: Plan, status: ZeroTrainingJobStatus, patient: bool
     ) -> Json:
-        """Write the status now, or leave it for a later pass; the job as it is known then."""
+        """Write the status now, or leave it for a later pass. Return the job as known afterwards."""
         uid = job["metadata"]["uid"]
         early = begins(job, plan) and not self.jobs.doubts(uid)
         if early:
             job = self.jobs.owe(job, status_body(status))
         starts = status.phase in STARTING
         wait_s = self.writes.wait_s(uid)
-        if patient or early:  # for company
+        if patient or early:  # wait, so that later changes share the write
             wait_s = max(wait_s, self.pace.wait_s(uid, starts=starts))
-        if wait_s > 0:  # the pass that it waits for is then on its way
+        if wait_s > 0:  # a pass at the end of the pause is then queued
             self.queue.add_after(key, wait_s)
             if not (patient or early):
                 raise StatusHeld(f"its status was refused and is tried again in {wait_s:.0f} s")
@@ -336,7 +346,7 @@ class Controller:
         memory = self.memories.of(job["metadata"]["uid"])
         memory.making = False
         if not plan.actions:
-            if memory.problem is not None:  # nothing is wanted any more that could be refused
+            if memory.problem is not None:  # no action is left that could be rejected
                 memory.problem = None
                 self.queue.add(key)
             return
@@ -347,10 +357,11 @@ class Controller:
             self.starts.stay(key)
             self.queue.add(key)
             if not error.made:
-                return  # what was refused before may still be
+                return  # an earlier rejection may still hold
         cleared, memory.problem = memory.problem is not None, None
-        # What was made is in the store already; an answer of a worker is in memory. Both may change the plan.
-        # A worker that does not answer is asked again, but not at once: a refused connection takes no time.
+        # Created objects are in the store already; an answer of a worker is in memory. Both may change the
+        # plan. A worker that does not answer is asked again, but not at once: a refused connection takes no
+        # time.
         state = memory.yielding
         answered = state is not None and (state.acked_at is not None or state.refused)
         if cleared or (answered and any(isinstance(action, RequestYield) for action in plan.actions)):
@@ -363,18 +374,19 @@ class Controller:
         memory.failures += 1
         backoff = min(MIN_BACKOFF_S * 2.0 ** min(memory.failures - 1, 10), MAX_BACKOFF_S)
         if isinstance(error, ActionRefused):
-            # Its text may change with every pass: it names the pod that met it first, or what others use.
+            # The message may change with every pass: it names the pod that was rejected first, or the usage
+            # of others.
             known = memory.problem is not None and memory.problem.reason == error.problem.reason
             memory.problem = error.problem
             self.starts.refused(key)
             if not known:
                 self.starts.stay(key)
-                self.queue.add(key)  # once more at once, to say so in the conditions
+                self.queue.add(key)  # run again at once, to show the problem in the conditions
                 return
         self.queue.add_after(key, backoff)
 
     async def _refresh(self, key: JobKey) -> None:
-        """Read the job again; forget it when it is gone."""
+        """Read the job again; forget it if it is gone."""
         held = self.jobs.get(key)
         try:
             self.jobs.put(await self.client.get(key))
@@ -387,8 +399,8 @@ class Controller:
 
 
 HEAVY_BYTES = 4096
-"""A configuration of so many bytes is read and judged beside the event loop the first time: at the limit of a
-spec that takes tens of milliseconds, and its writer may change it whenever they like."""
+"""Bytes of a configuration above which it is first read and judged beside the event loop. At the size limit
+of a spec that takes tens of milliseconds, and the user may change the spec at any time."""
 
 
 def is_heavy(job: Json) -> bool:
@@ -397,7 +409,7 @@ def is_heavy(job: Json) -> bool:
 
 
 def _judge(job: Json, known: Known) -> None:
-    """Both remember their answers, refusals included, for the passes to come."""
+    """Read the spec and compute its refusals. Both results are cached, errors included, for later passes."""
     with suppress(ValidationError):
         refusals(known.read_spec(job))
 
@@ -418,7 +430,8 @@ async def _take_keys(hands: Controller, group: asyncio.TaskGroup) -> None:
 
 
 def _replace(hands: Controller, key: JobKey, group: asyncio.TaskGroup) -> None:
-    """Somebody else takes keys instead of whoever is held up by this one."""
+    """Mark the pass of `key` late, and start another task that takes keys in place of the one that it holds
+    up."""
     hands.queue.lanes.late(key)
     for following in hands.starts.late(key):
         hands.queue.add(following)
@@ -433,9 +446,9 @@ async def _list_again(hands: Controller, namespace: str | None) -> None:
             try:
                 if hands.jobs.put(job):
                     _expect(hands.store, job)
-            except Exception:  # so does a job that is not understood
+            except Exception:  # one job that cannot be parsed must not cost the others their listing
                 log.exception("the job with UID %s is passed over", job["metadata"]["uid"])
-    except ApiError as error:  # one namespace that is refused costs no other its turn
+    except ApiError as error:  # a namespace that cannot be listed must not stop the listing of others
         log.warning("listing the jobs again: %s", error)
         return
     for key, job in hands.jobs:
@@ -444,7 +457,8 @@ async def _list_again(hands: Controller, namespace: str | None) -> None:
 
 
 def _expect(store: PodStore, job: Json) -> None:
-    """Whoever leads: the views of pods of attempts that are over would fill a replica that stands by."""
+    """Tell the pod store the job's current attempt and number of workers. Standby replicas do so as well: the
+    views of pods of attempts that are over would fill their memory."""
     status, meta = job.get("status", {}), job["metadata"]
     attempt, workers = status.get("attempt"), (status.get("workers") or {}).get("desired")
     if attempt and workers:

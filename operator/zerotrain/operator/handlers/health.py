@@ -1,4 +1,5 @@
-"""/healthz, /readyz and /metrics of the operator. Healthy means that events flow and the loop turns."""
+"""Endpoints /healthz, /readyz and /metrics of the operator. Healthy means that events arrive and the event
+loop is not blocked."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from prometheus_client.exposition import choose_encoder
 LAG_INTERVAL_S = 1.0
 MAX_LAG_S = 10.0
 MAX_WATCH_AGE_S = 300.0
-"""Bookmarks come every minute; an outage of the API server shorter than this is no reason to be restarted."""
+"""Seconds without an event or bookmark after which the operator is unhealthy. Bookmarks come every minute; a
+shorter outage of the API server is no reason to restart."""
 
 
 _MEANS = {
@@ -24,7 +26,7 @@ _MEANS = {
 
 
 class LoopLag:
-    """Measures how late the event loop wakes up; a blocking call anywhere shows here."""
+    """Measure of how late the event loop wakes up; a blocking call anywhere shows here."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -32,7 +34,8 @@ class LoopLag:
 
     @property
     def now_s(self) -> float:
-        """The last measured lag, or the current one when the loop has just come back from a stall."""
+        """Seconds of the last measured lag, or of the current one when the loop has just come back from a
+        stall."""
         return max(self.seconds, time.monotonic() - self._beat - LAG_INTERVAL_S)
 
     async def run(self) -> None:
@@ -43,7 +46,7 @@ class LoopLag:
 
 
 def health_problems(*, lag_s: float, watch_age_s: float) -> list[str]:
-    """What is wrong, in words; empty when the operator is well."""
+    """Return the operator's problems as text; empty when it is healthy."""
     problems = []
     if lag_s > MAX_LAG_S:
         problems.append(f"the event loop is {lag_s:.1f} s late, {MAX_LAG_S:.0f} s are allowed")
@@ -53,7 +56,8 @@ def health_problems(*, lag_s: float, watch_age_s: float) -> list[str]:
 
 
 def unreadable_lines(refused: Mapping[tuple[str, str], bool]) -> list[str]:
-    """What each refusal means, by resource and namespace (empty: the whole cluster)."""
+    """Return one line for each resource and namespace (empty: the whole cluster) that may not be read, with
+    the consequence."""
     lines = []
     for (resource, namespace), is_refused in refused.items():
         if is_refused:
@@ -71,9 +75,9 @@ async def serve(
     before_scrape: Callable[[], None],
     unreadable: Callable[[], Sequence[str]] = tuple,
 ) -> Callable[[], Awaitable[None]]:
-    """Listen on `host:port`, without a host on all addresses of both families; the returned function stops
-    it. `unreadable` says what may not be read: no reason to be restarted, and said to whoever asks whether
-    the operator is ready. Raises OSError when the address is taken."""
+    """Listen on `host:port`; without a host, on all addresses of both IP families. Return a function that
+    stops the server. /readyz shows the lines of `unreadable`, the resources that may not be read, which are
+    no reason to restart. Raises OSError when the address is taken."""
 
     async def healthz(_: web.Request) -> web.Response:
         wrong = problems()
@@ -88,7 +92,7 @@ async def serve(
     async def metrics(request: web.Request) -> web.Response:
         before_scrape()
         encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        # Thousands of jobs take a few tenths of a second, in which the loop has other things to do.
+        # Thousands of jobs take a few tenths of a second, in which the loop must stay free.
         body = await asyncio.to_thread(encode, registry)
         return web.Response(body=body, headers={"Content-Type": content_type})
 

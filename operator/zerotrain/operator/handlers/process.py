@@ -1,6 +1,5 @@
-"""What kopf does for us: it is the process. Arguments, logs, signals, the order of start and end, and an end
-with an error where a start fails. It watches, decides and writes nothing.
-"""
+"""Use of kopf as the process: arguments, logs, signals, the order of start-up and clean-up, and an exit with
+an error when a start-up fails. kopf watches, decides and writes nothing."""
 
 from __future__ import annotations
 
@@ -15,8 +14,8 @@ from zerotrain.operator.handlers.runtime import Runtime
 
 
 class EndlessBackoff:
-    """1, 2, 4, 8, 15 seconds, then 15 for ever: kopf reads the API server's discovery when it starts, and
-    that one may just be upgraded."""
+    """Pauses of 1, 2, 4 and 8 seconds, then of 15 seconds without end. kopf reads the API server's discovery
+    when it starts, and that server may be in an upgrade."""
 
     def __iter__(self) -> Iterator[float]:
         pause = 1.0
@@ -26,9 +25,9 @@ class EndlessBackoff:
 
 
 def configure(settings: kopf.OperatorSettings) -> None:
-    """kopf's settings for production: bounded waits, no watches and no writes."""
+    """Apply kopf's settings for production: bounded waits, no watches and no writes."""
     settings.peering.standalone = True
-    # Watching all CRDs and namespaces would need permissions for nothing.
+    # Watching all CRDs and namespaces would need permissions that the operator has no use for.
     settings.scanning.disabled = True
     settings.posting.enabled = False
     settings.posting.loggers = False
@@ -42,7 +41,7 @@ def configure(settings: kopf.OperatorSettings) -> None:
 def register(registry: kopf.OperatorRegistry | None = None) -> None:
     """Attach the handlers to kopf's registry (the default one for `kopf run -m`)."""
 
-    # Permanent: an operator that cannot start must end and be restarted, not sit there half made.
+    # Permanent: an operator that cannot start must exit and be restarted, not stay half initialised.
     @kopf.on.startup(registry=registry, errors=kopf.ErrorsMode.PERMANENT)
     async def start(settings: kopf.OperatorSettings, memo: Any, **_: Any) -> None:
         configure(settings)
@@ -51,7 +50,7 @@ def register(registry: kopf.OperatorRegistry | None = None) -> None:
 
     @kopf.on.cleanup(registry=registry)
     async def stop(memo: Any, **_: Any) -> None:
-        if "runtime" in memo:  # a start-up that failed before it got there is cleaned up, too
+        if "runtime" in memo:  # a start-up that failed before the runtime existed is cleaned up, too
             await memo.runtime.stop()
 
     @kopf.on.login(registry=registry, retries=3)
@@ -60,7 +59,7 @@ def register(registry: kopf.OperatorRegistry | None = None) -> None:
 
 
 async def credentials(connection: Connection) -> kopf.ConnectionInfo:
-    """Our connection in kopf's words."""
+    """Return the operator's connection in kopf's format."""
     configuration = connection.configuration
     return kopf.ConnectionInfo(
         server=connection.server,

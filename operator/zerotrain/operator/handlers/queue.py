@@ -1,7 +1,7 @@
-"""The work queue: keys that need a pass, now or at a moment. One key is never handled twice at once.
+"""Work queue: keys that need a pass, now or at a later time. A key never has two passes at once.
 
 Level-triggered: a key that is added while it waits is one key; one that is added while its pass runs gets
-another pass afterwards. A namespace in which a pass takes long has no more than so many passes at once.
+another pass afterwards. A namespace in which a pass takes long has a limited number of passes at once.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from typing import Generic, TypeVar
 K = TypeVar("K")
 
 MAX_VOID = 64
-"""So many void entries the heap may have beyond one for each key before they are thrown out."""
+"""Maximum number of void entries that the heap may have beyond two for each key before they are removed."""
 
 
 MAX_BESIDE_LATE = 16
-"""Passes at once of a namespace in which one takes long: enough for an API server that is slow to all."""
+"""Maximum number of passes at once of a namespace in which a pass takes long: enough for an API server that
+is slow to all."""
 
 
 class Lanes(Generic[K]):
-    """The passes of each namespace. `lane` tells that of a key."""
+    """Passes of each namespace. `lane` returns the namespace of a key."""
 
     def __init__(self, lane: Callable[[K], str]) -> None:
         self._lane = lane
@@ -32,10 +33,10 @@ class Lanes(Generic[K]):
         self._late: dict[K, str] = {}
         """Keys whose passes take long, and their namespaces."""
         self._aside: dict[str, list[K]] = {}
-        """Keys that were ready while their namespace had no more passes, in order."""
+        """Keys that were ready while their namespace could have no more passes, in order."""
 
     def begin(self, key: K) -> bool:
-        """Whether the key may have a pass now; else it is put aside."""
+        """Return whether the key may have a pass now; if not, it is put aside."""
         lane = self._lane(key)
         if self._is_full(lane):
             self._aside.setdefault(lane, []).append(key)
@@ -44,11 +45,12 @@ class Lanes(Generic[K]):
         return True
 
     def late(self, key: K) -> None:
-        """The key's pass takes long. Until its end its namespace has no more than MAX_BESIDE_LATE at once."""
+        """Mark the key's pass as late. Until it ends, its namespace has no more than MAX_BESIDE_LATE passes
+        at once."""
         self._late[key] = self._lane(key)
 
     def end(self, key: K) -> tuple[bool, list[K]]:
-        """The key's pass is over: whether it was late, and the keys that need no longer stand aside."""
+        """End the key's pass. Return whether it was late, and the keys that need no longer be put aside."""
         lane, was_late = self._lane(key), self._late.pop(key, None) is not None
         self._running[lane] -= 1
         if not self._running[lane]:
@@ -60,20 +62,21 @@ class Lanes(Generic[K]):
 
 
 class WorkQueue(Generic[K]):
-    """For one event loop. `get` and `done` belong together. `lane` tells the namespace of a key."""
+    """Queue for one event loop. Each `get` is followed by a `done`. `lane` returns the namespace of a key."""
 
     def __init__(self, lane: Callable[[K], str] = lambda key: "") -> None:
         self.lanes = Lanes(lane)
         self._ready: deque[K] = deque()
         self._waiting: dict[K, float] = {}
-        """Keys in `_ready`, plus those that became due while their pass runs; since when."""
+        """Keys in `_ready`, and keys that became due while their pass runs, with the time since when."""
         self._busy: set[K] = set()
         self._heap: list[tuple[float, int, K]] = []
         self._due: dict[K, float] = {}
-        """The earliest moment of each delayed key; later entries in the heap are void."""
+        """Earliest time of each delayed key; later entries in the heap are void."""
         self._count = 0
         self._takers: deque[asyncio.Future[None]] = deque()
-        """Those that wait in `get`. One is woken for one key: thirty would cost more than its pass."""
+        """Futures of the tasks that wait in `get`. One is woken for one key: waking thirty would cost more
+        than the pass."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._quiet = asyncio.Event()
@@ -85,11 +88,11 @@ class WorkQueue(Generic[K]):
 
     @property
     def oldest_age_s(self) -> float:
-        """How long the key that waits longest has waited; 0 while none does."""
+        """Seconds for which the longest-waiting key has waited; 0 while none waits."""
         return max(time.monotonic() - min(self._waiting.values()), 0.0) if self._waiting else 0.0
 
     def add(self, key: K) -> None:
-        """The key needs a pass now."""
+        """Queue the key for a pass now."""
         if key in self._waiting:
             return
         self._waiting[key] = time.monotonic()
@@ -98,7 +101,7 @@ class WorkQueue(Generic[K]):
             self._wake()
 
     def add_after(self, key: K, seconds: float) -> None:
-        """The key needs a pass after so long; an earlier moment that was asked for stays."""
+        """Queue the key for a pass after `seconds`; an earlier time that was requested stays."""
         due = time.monotonic() + max(seconds, 0.0)
         if key in self._due and self._due[key] <= due:
             return
@@ -111,7 +114,7 @@ class WorkQueue(Generic[K]):
             self._compact()
 
     async def get(self) -> K:
-        """The next key; it is busy until `done`."""
+        """Return the next key, which is busy until `done`."""
         while True:
             self._ripen()
             while self._ready and not self._closed:
@@ -125,7 +128,7 @@ class WorkQueue(Generic[K]):
             await self._woken()
 
     def done(self, key: K) -> bool:
-        """The key's pass is over. Returns whether it was late (`lanes.late`)."""
+        """End the key's pass. Return whether it was late (`lanes.late`)."""
         was_late, freed = self.lanes.end(key)
         self._busy.discard(key)
         if not self._busy:
@@ -139,7 +142,7 @@ class WorkQueue(Generic[K]):
         return was_late
 
     async def drain(self, limit_s: float) -> int:
-        """Give out no key any more and wait until no pass runs; how many still ran at the limit."""
+        """Give out no more keys and wait until no pass runs. Return how many still ran after `limit_s`."""
         self._closed = True
         try:
             async with asyncio.timeout(limit_s):
@@ -162,7 +165,7 @@ class WorkQueue(Generic[K]):
             await taker
         except asyncio.CancelledError:
             if taker.done() and not taker.cancelled():
-                self._wake()  # it was this one's turn: the key must not wait for the next
+                self._wake()  # this taker had been woken: the key must not wait for the next event
             raise
 
     def _wake(self) -> None:
@@ -173,7 +176,7 @@ class WorkQueue(Generic[K]):
                 return
 
     def _set_alarm(self) -> None:
-        """Ring when the earliest delayed key is due; without a loop nobody waits yet."""
+        """Set the timer for the earliest delayed key; without a loop no task waits yet."""
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
@@ -186,8 +189,8 @@ class WorkQueue(Generic[K]):
         self._set_alarm()
 
     def _compact(self) -> None:
-        """Throw out void entries. A job looks again within seconds and at its far deadline after that, over
-        and over: each time an entry for the deadline becomes void, and would stay until then."""
+        """Remove void entries. A job gets a pass within seconds and another at its far deadline, over and
+        over: each time an entry for the deadline becomes void, and would stay until then."""
         self._heap = [item for item in self._heap if self._due.get(item[2]) == item[0]]
         heapq.heapify(self._heap)
 

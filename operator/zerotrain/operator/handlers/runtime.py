@@ -1,4 +1,4 @@
-"""Puts one replica of the operator together and runs its tasks between kopf's start-up and clean-up."""
+"""One replica of the operator: its parts, and its tasks between kopf's start-up and clean-up."""
 
 from __future__ import annotations
 
@@ -43,19 +43,20 @@ from zerotrain.operator.handlers.starts import StartLines, Starts
 log = logging.getLogger(__name__)
 
 PODS_PER_TURN = 5
-"""Pods of those jobs that may create, for each creation that may be in flight: while one job writes what its
-pods need, those of another are made."""
+"""Pods that the jobs allowed to create may have together, for each creation that may be in flight: while one
+job writes the objects that its pods need, pods of another are created."""
 DRAIN_S = 10.0
-"""For the passes that run when the replica is asked to end; well within the Deployment's grace of 20 s."""
+"""Seconds for running passes to end when the replica is asked to stop; well within the Deployment's grace
+period of 20 s."""
 DRAIN_EVENTS_S = 3.0
-"""After them, for the events that they told."""
+"""Seconds after that for the events that these passes emitted."""
 
 
 class Runtime:
-    """One replica: `start()`, `stop()`."""
+    """One replica of the operator, with `start()` and `stop()`."""
 
     def __init__(self, config: OperatorConfig, connection: Connection) -> None:
-        """Raises OperatorConfigError when the channel key is missing."""
+        """Prepare a replica. Raises OperatorConfigError when the channel key is missing."""
         self.config = config
         self.telemetry = Telemetry()
         self._connection = connection
@@ -65,7 +66,7 @@ class Runtime:
         self._tasks: list[asyncio.Task[None]] = []
         self._lag = LoopLag()
         self._watches: dict[str, ScopedWatch | ListWatch] = {}
-        """By resource, for their age."""
+        """Watches by resource, for the metrics of their age."""
         self._queues: list[WorkloadWatch] = []
         self.controller: Controller
         self._reflector: PodReflector
@@ -123,8 +124,8 @@ class Runtime:
             await self._serve()
 
     async def stop(self) -> None:
-        """Let the passes that run come to their end, then end all tasks; the lease is kept until then and
-        given back on the way, so that no other replica acts beside a pass of ours."""
+        """Let running passes end, then end all tasks. The lease is kept until then and released on the way,
+        so that no other replica acts beside a pass of this one."""
         if self._started:
             left = await self.controller.queue.drain(DRAIN_S)
             log.info("ending: %s", f"{left} passes are broken off" if left else "no pass runs any more")
@@ -202,7 +203,7 @@ class Runtime:
         self._update_permission()
 
     def _update_permission(self) -> None:
-        """Passes run only on the leader, and only on a complete picture of jobs and pods."""
+        """Allow passes only on the leader, and only with a complete view of jobs and pods."""
         if self._leadership.held.is_set() and self._is_synced():
             self.controller.may_act.set()
             self.controller.all_changed()
@@ -238,7 +239,7 @@ class Runtime:
         return health_problems(lag_s=self._lag.now_s, watch_age_s=age_s) + ended
 
     def _refused(self) -> dict[tuple[str, str], bool]:
-        """By resource and namespace, whether the API server refuses to show it."""
+        """Return, by resource and namespace, whether the API server refuses to show the resource."""
         scoped = {"pods": self._reflector.refused, "zerotrainingjobs": self._job_reflector.refused}
         found = {
             (resource, namespace): is_refused
@@ -264,12 +265,13 @@ def _namespace(key: JobKey) -> str:
 
 
 def dead_tasks(tasks: Iterable[asyncio.Task[None]]) -> list[str]:
-    """One line per task that an error ended: only a restart brings that part of the operator back."""
+    """Return one line per task that ended with an error: only a restart brings that part of the operator
+    back."""
     failed = [task for task in tasks if task.done() and not task.cancelled() and task.exception() is not None]
     return [f"task {task.get_name()!r} ended: {task.exception()!r}" for task in failed]
 
 
 def _report_end(task: asyncio.Task[None]) -> None:
-    # These tasks run for ever; one that ends otherwise leaves the operator without a part, so say it loudly.
+    # edited meanwhile, gone, or replaced by a new job
     if not task.cancelled() and task.exception() is not None:
         log.critical("task %r ended", task.get_name(), exc_info=task.exception())

@@ -1,4 +1,4 @@
-"""Which jobs of a namespace hold a part of what they need: they give it back one after the other."""
+"""Jobs of a namespace that hold a part of what they need: they give it back one after the other."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ _PHASES = ("Pending", "Starting")
 
 
 def older_in_shortage(jobs: JobCache, job: Json) -> str | None:
-    """Name of the oldest job of the namespace that is older than `job` and lacks a part of what it needs.
-    Only jobs that do so themselves, or gave back, need to know."""
+    """Return the name of the oldest job of the namespace that is older than `job` and lacks a part of what it
+    needs. None unless `job` itself lacks a part or gave its part back, as no other job needs to know."""
     status = job.get("status", {})
     if not (status.get("shortage") or status.get("givenBack")):
         return None
@@ -24,5 +24,6 @@ def older_in_shortage(jobs: JobCache, job: Json) -> str | None:
 
 
 def _age(job: Json) -> tuple[str, str]:
-    """Orders jobs of one namespace by their age; the API server's moments are whole seconds."""
+    """Return a key that orders jobs of one namespace by age; the API server's timestamps are whole
+    seconds."""
     return job["metadata"].get("creationTimestamp", ""), job["metadata"]["name"]

@@ -1,9 +1,10 @@
-"""How many jobs create pods at once. The controller asks before a pass writes what its creations need.
+"""Limits on the number of jobs that create pods at once. The controller asks before a pass writes the objects
+that its creations need.
 
 Creations of all jobs share the API server. A thousand jobs that begin together would each wait for the pods
-of all others in the middle of a pass, and hold a worker meanwhile that a failure elsewhere waits for. So a
-few begin, and the others stand in line without a pass: one line for each namespace, which take turns. Where
-a pass takes long, as behind a webhook that hangs, the places of its namespace are not those of others.
+of all others in the middle of a pass, and hold a task of the controller that a failure elsewhere waits for.
+So a few begin, and the others wait in line without a pass: one line for each namespace, served in rotation. A
+namespace in which a pass takes long, as behind a webhook that hangs, does not use up the slots of others.
 """
 
 from __future__ import annotations
@@ -17,33 +18,36 @@ from typing import Generic, TypeVar
 K = TypeVar("K")
 
 MAX_STARTS = 16
-"""Of all namespaces but those in which a pass takes long."""
+"""Maximum number of jobs that create pods at once, over all namespaces except those in which a pass takes
+long."""
 
 MAX_STARTS_OF_ONE = 8
-"""Of one namespace: enough to keep all creations that are allowed at once in flight. Behind a webhook that
-does not answer, each keeps its place for as long as a request is tried again."""
+"""Maximum number of such jobs of one namespace: enough to keep all creations in flight that are allowed at
+once. Behind a webhook that does not answer, each job keeps its slot for as long as a request is retried."""
 
 MIN_STARTS = 4
-"""Of each namespace, however slow its creations are: while some jobs write what their pods need, those of the
-others are made."""
+"""Number of such jobs that each namespace may have however slow its creations are: while some jobs write the
+objects that their pods need, pods of the others are created."""
 
 LARGE = 24
-"""Jobs that create more pods have lines of their own: eight of a thousand would keep all others waiting."""
+"""Maximum number of pods that a small job creates. Larger jobs have lines of their own: eight jobs of a
+thousand pods would keep all others waiting."""
 
 MAX_LARGE = 8
 MAX_LARGE_OF_ONE = 1
-"""Of one namespace. They share all that it may create, so that more at once would be ready no sooner; and
-two that together exceed its quota would each get a part."""
+"""Maximum number of large jobs of one namespace that create pods at once. They share all creations of the
+namespace, so more of them would be ready no sooner, and two that together exceed its quota would each get a
+part."""
 
 TIGHT_S = 600.0
-"""So long after a refusal a namespace counts as one where not all may get what they ask for."""
+"""Seconds after a rejection in which a namespace counts as one where some jobs may not get all their pods."""
 
 
 class Starts(Generic[K]):
-    """Places for jobs that create, and the lines in front of them.
+    """Slots for jobs that create pods, and the lines of jobs that wait for one.
 
-    `namespace_of` gives the namespace of a key, `room` how many pods those who create there may
-    have together before the next one comes; the last to come may exceed it.
+    `namespace_of` returns the namespace of a key. `room` returns the number of pods that the jobs with a slot
+    in a namespace may create together before the next job gets one; the last job may exceed it.
     """
 
     def __init__(
@@ -58,22 +62,22 @@ class Starts(Generic[K]):
         self._limit, self._least, self._most = limit, least, most
         self._namespace_of, self._room = namespace_of, room
         self._busy: dict[K, int] = {}
-        """Pods of each."""
+        """Keys that have a slot, with the number of pods that each creates."""
         self._staying: set[K] = set()
-        """Of `_busy`, until `leave`."""
+        """Keys of `_busy` that keep their slot at the next `leave`."""
         self._latest = 0
-        """Pods of the job that came last: the best guess for those that were called."""
+        """Pods of the job that got a slot last: the best estimate for the jobs that were called."""
         self._late: dict[K, str] = {}
         """Keys whose passes take long, and their namespaces."""
         self._called: set[K] = set()
-        """Keys whose turn it is and that did not come back yet: their places are kept."""
+        """Keys that were called and have not come back yet: a slot is kept for each."""
         self._lines: OrderedDict[str, OrderedDict[K, None]] = OrderedDict()
-        """None is empty; the next to be served first."""
+        """Waiting keys by namespace, the namespace to be served next in front. No line is empty."""
 
     def enter(self, key: K, *, pods: int, begun: bool = False, first: bool = False) -> bool:
-        """Whether the key may create so many pods now; else it is called, in the order of asking, or before
-        the others where it shall be `first`. One that has `begun` always may: an earlier pass ended before
-        all of them were made."""
+        """Return whether the key may create `pods` pods now. If not, it is called later, in the order of
+        requests, or before the others if `first` is true. A key that has `begun` may always create: an
+        earlier pass ended before all of its pods were created."""
         if pods <= 0:
             return True
         if not begun and key not in self._busy and self.stand(key, first=first):
@@ -84,8 +88,9 @@ class Starts(Generic[K]):
         return True
 
     def stand(self, key: K, *, first: bool = False) -> bool:
-        """Whether the key has to stand in line if it wants to create, and now does; spares it a pass that
-        finds out. One that turns out to create nothing has waited for nothing."""
+        """Put the key in line unless a slot is free, and return whether it waits. This saves a pass whose
+        only result would be that it has to wait. A job that turns out to create nothing has waited for
+        nothing."""
         namespace = self._namespace_of(key)
         if key in self._called or self._has_place(namespace):
             return False
@@ -96,25 +101,24 @@ class Starts(Generic[K]):
         return True
 
     def forget(self, key: K) -> None:
-        """It is gone for good; if it was called, the pass that comes of it finds out."""
+        """Remove a key that is gone for good from its line. If it was called already, its pass finds out."""
         self._step_out(key)
 
     def is_in_line(self, key: K) -> bool:
-        """Whether the key stands in line and was not called yet."""
+        """Return whether the key waits in line and was not called yet."""
         return key in self._lines.get(self._namespace_of(key), ())
 
     def holds(self, key: K) -> bool:
-        """Whether the key has a place."""
+        """Return whether the key has a slot."""
         return key in self._busy
 
     def stay(self, key: K) -> None:
-        """The pass that ends now left pods for the next one, which goes on in the same place."""
+        """Keep the key's slot beyond the pass that ends now: it left pods for the next pass to create."""
         if key in self._busy:
             self._staying.add(key)
 
     def leave(self, key: K) -> list[K]:
-        """After every pass: the key has no place and wants none, unless it stays. Returns those whose turn it
-        is now."""
+        """Release the key's slot after a pass, unless the key stays. Return the keys that are called now."""
         if key not in self._staying:
             self._busy.pop(key, None)
             self._called.discard(key)
@@ -123,8 +127,9 @@ class Starts(Generic[K]):
         return self._call()
 
     def late(self, key: K) -> list[K]:
-        """The key's pass, whether it creates or not, takes long: until its end the places of its namespace
-        are not counted among those of all. Returns those whose turn it is now."""
+        """Mark the key's pass, whether or not it creates pods, as one that takes long: until it ends, the
+        slots of its namespace do not count among those of all namespaces. Return the keys that are called
+        now."""
         self._late[key] = self._namespace_of(key)
         return self._call()
 
@@ -172,8 +177,8 @@ class Starts(Generic[K]):
 class StartLines(Generic[K]):
     """Lines for jobs of few pods, and others for large ones, so that neither keep the other waiting.
 
-    In a namespace where the API server refused pods a while ago, all jobs of more than one pod stand in the
-    line of large ones, in which one creates at a time: of two that create together each may get a part.
+    In a namespace where the API server rejected pods a while ago, all jobs of more than one pod wait in the
+    line of large ones, in which one creates at a time: two jobs that create together may each get a part.
     """
 
     def __init__(
@@ -190,13 +195,14 @@ class StartLines(Generic[K]):
         self._entered: dict[K, Starts[K]] = {}
         self._namespace_of, self._clock = namespace_of, clock
         self._refused_at: dict[str, float] = {}
-        """By namespace, of the last TIGHT_S."""
+        """Time of the last rejection by namespace, within `TIGHT_S`."""
 
     def enter(self, key: K, *, pods: int, begun: bool = False) -> bool:
-        """As `Starts.enter`; a large job that has begun comes before those that have not, but not beside
-        them: an operator that starts anew may find many."""
+        """Return whether the key may create `pods` pods now, as `Starts.enter` does. A large job that has
+        begun comes before those that have not, but does not bypass the limit: an operator that restarts may
+        find many."""
         tight = pods > 1 and self._is_tight(self._namespace_of(key))
-        if pods > LARGE or tight or self._large.holds(key):  # to its last pod
+        if pods > LARGE or tight or self._large.holds(key):  # a large job stays one until its last pod
             starts, may = self._large, self._large.enter(key, pods=pods, first=begun)
         else:
             starts, may = self._small, self._small.enter(key, pods=pods, begun=begun)
@@ -205,15 +211,15 @@ class StartLines(Generic[K]):
         return may
 
     def stand(self, key: K) -> bool:
-        """As `Starts.stand`, for a job of few pods."""
+        """Put a job of few pods in line, as `Starts.stand` does."""
         return self._small.stand(key)
 
     def is_in_line(self, key: K) -> bool:
-        """Whether the key stands in the line of large jobs, where others create for minutes."""
+        """Return whether the key waits in the line of large jobs, where others create for minutes."""
         return self._large.is_in_line(key)
 
     def refused(self, key: K) -> None:
-        """The API server refused pods of the key."""
+        """Record that the API server rejected pods of the key."""
         now = self._clock()
         self._refused_at = {namespace: at for namespace, at in self._refused_at.items() if now - at < TIGHT_S}
         self._refused_at[self._namespace_of(key)] = now
@@ -223,20 +229,20 @@ class StartLines(Generic[K]):
         return at is not None and self._clock() - at < TIGHT_S
 
     def stay(self, key: K) -> None:
-        """As `Starts.stay`, in the line of this pass."""
+        """Keep the slot that the key got in this pass, as `Starts.stay` does."""
         if key in self._entered:
             self._entered[key].stay(key)
 
     def forget(self, key: K) -> None:
-        """As `Starts.forget`."""
+        """Remove the key from all lines, as `Starts.forget` does."""
         self._small.forget(key)
         self._large.forget(key)
 
     def leave(self, key: K) -> list[K]:
-        """As `Starts.leave`."""
+        """Release the key's slots, as `Starts.leave` does."""
         self._entered.pop(key, None)
         return [*self._small.leave(key), *self._large.leave(key)]
 
     def late(self, key: K) -> list[K]:
-        """As `Starts.late`."""
+        """Mark the key's pass as one that takes long, as `Starts.late` does."""
         return [*self._small.late(key), *self._large.late(key)]

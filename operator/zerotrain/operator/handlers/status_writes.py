@@ -1,7 +1,8 @@
-"""Statuses that the API server refuses: when each is tried again, and who is told.
+"""Status writes that the API server rejects: when each is retried, and the message about them.
 
-A refusal lasts until somebody changes a role or applies the CustomResourceDefinition of this version, and
-passes come all the time: the pause between two tries is counted here, whatever the passes in between do.
+A rejection lasts until an administrator changes a role or applies the CustomResourceDefinition of this
+version, and passes come all the time: the pause between two tries is counted here, whatever the passes in
+between do.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from zerotrain.operator.cluster.store import JobKey
 
 MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 MAX_TOLD_CHARS = 300
-"""Of one refusal, for whoever asks whether the operator is ready."""
+"""Maximum number of characters of one rejection in the answer of /readyz."""
 
 
 class StatusHeld(Exception):
-    """The status has to be written before anything else is done, and was refused a moment ago."""
+    """Error of a pass that may do nothing before its status is written, while the write waits after a
+    rejection."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,28 +31,28 @@ class _Refusal:
     key: JobKey
     message: str
     times: int
-    """In a row."""
+    """Number of rejections in a row."""
     due: float
 
 
 class StatusWrites:
-    """The statuses that were refused, by the UID of their job."""
+    """Statuses that the API server rejected, by the UID of their job."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._refused: dict[str, _Refusal] = {}
 
     def __len__(self) -> int:
-        """How many cannot be written."""
+        """Return the number of statuses that cannot be written."""
         return len(self._refused)
 
     def wait_s(self, uid: str) -> float:
-        """How long not to try again."""
+        """Return the seconds until the next try; 0 when the status may be written now."""
         found = self._refused.get(uid)
         return max(found.due - self._clock(), 0.0) if found is not None else 0.0
 
     async def tried(self, uid: str, key: JobKey, write: Awaitable[Json]) -> Json:
-        """The answer to a write. What it raises goes through; a refusal is remembered."""
+        """Await the write and return its answer. Errors are raised again; a rejection is recorded first."""
         try:
             written = await write
         except ApiError as error:
@@ -68,14 +70,14 @@ class StatusWrites:
         self._refused[uid] = _Refusal(key=key, message=message, times=times, due=self._clock() + pause_s)
 
     def settled(self, uid: str) -> None:
-        """It is written, nothing of it has to be, or the job is gone."""
+        """Forget the rejection: the status is written, need not be written any more, or the job is gone."""
         self._refused.pop(uid, None)
 
     def prune(self, alive: Set[str]) -> None:
         self._refused = {uid: found for uid, found in self._refused.items() if uid in alive}
 
     def lines(self) -> list[str]:
-        """One line for people; empty where all can be written."""
+        """Return one line for the user; empty when all statuses can be written."""
         if not self._refused:
             return []
         first = next(iter(self._refused.values()))
