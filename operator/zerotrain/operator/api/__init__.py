@@ -1,4 +1,4 @@
-"""The API of zerotrain: models of ZeroTrainingJob. Read by the operator, the client and the CLI."""
+"""Models of ZeroTrainingJob, the API of zerotrain. Used by the operator, the client and the CLI."""
 
 from .hangs import HangAction, HangPolicy, HangStatus, StragglerStatus
 from .job import ZeroTrainingJob

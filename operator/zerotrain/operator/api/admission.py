@@ -1,6 +1,6 @@
-"""What the API server cannot check: keys without behaviour in this version, and rules across values.
+"""Rules that the API server cannot check: keys without behaviour in this version, and rules across values.
 
-Called by reconcile before every attempt. A refusal ends as the condition Stalled with the field's path, and
+Called by reconcile before every attempt. A refusal becomes the condition Stalled with the field's path, and
 nothing is created; a field is never silently ignored.
 """
 
@@ -25,20 +25,21 @@ __all__ = ["Refusal", "engine_config", "refusals"]
 
 
 def refusals(spec: ZeroTrainingJobSpec) -> tuple[Refusal, ...]:
-    """Why this job must not start; empty when it may. Wrong values come before missing features."""
+    """Return the reasons why this job must not start; empty when it may. Wrong values come before missing
+    features."""
     found = [refusal for check in _CHECKS for refusal in check(spec)]
     return tuple(sorted(found, key=lambda refusal: refusal.reason != Reason.INVALID_SPEC))
 
 
 def engine_config(spec: ZeroTrainingJobSpec, *, world_size: int | None = None) -> EngineConfig | None:
-    """The inline configuration, resolved for the job's world size unless another is given; None with
+    """Return the inline configuration, resolved for the job's world size unless another is given; None with
     configFrom, which only the workers read. Raises ConfigError."""
     if spec.config is None:
         return None
     gpt = spec.model.gpt if spec.model is not None else None
     preset = spec.model.preset if spec.model is not None else None
     auto = auto_values(d_model=gpt.d_model if gpt else None, preset=preset, steps=spec.steps)
-    # As text, since True, 1 and 1.0 are one key but not one value.
+    # Use the text as key, since True, 1 and 1.0 are one key but not one value.
     text, ranks = json.dumps(spec.config, sort_keys=True), world_size or spec.world_size
     return _outcomes.of(
         text, (ranks, auto), lambda: resolve(load(own_json(text)), world_size=ranks, auto=auto)

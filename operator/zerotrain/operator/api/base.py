@@ -1,8 +1,8 @@
-"""The base of every API model and the small words that its fields are declared with.
+"""Base of every API model, and the types that its fields are declared with.
 
 A model is the single source of a part of the API: types, bounds and defaults are pydantic's, the docstring
-under a field is what `kubectl explain` prints, and what OpenAPI cannot say stands beside it as a CEL rule.
-`crd.py` turns all of it into the CustomResourceDefinition.
+under a field is what `kubectl explain` prints, and what OpenAPI cannot express stands beside it as a CEL
+rule. `crd.py` turns all of it into the CustomResourceDefinition.
 """
 
 from __future__ import annotations
@@ -34,32 +34,35 @@ VALIDATIONS = "x-kubernetes-validations"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """What the types cannot say, twice: for the API server and for job files that never see one."""
+    """Rule that the types cannot express, in two forms: for the API server, and for job files that never
+    reach one."""
 
     cel: str
-    """Over `self`, the part of the object that the model describes."""
+    """CEL expression over `self`, the part of the object that the model describes."""
 
     message: str
     holds: Callable[[Any], bool] | None
-    """The same over the model; None for a rule that compares with the stored object."""
+    """Condition over the model that equals `cel`; None for a rule that compares with the stored object."""
 
     field_path: str | None
     """Property below `self` that the API server's message points to."""
 
     loc: tuple[str, ...]
-    """The same for pydantic's errors; may also name what no schema describes (metadata.name)."""
+    """Path of the same property in pydantic's errors; may also name what no schema describes
+    (metadata.name)."""
 
     message_cel: str | None = None
-    """What computes the message; `message` stands in for it when that fails."""
+    """CEL expression that computes the message; `message` is used when that fails."""
 
     def entry(self) -> dict[str, Any]:
-        """For x-kubernetes-validations."""
+        """Return the entry for x-kubernetes-validations."""
         place = {} if self.field_path is None else {"fieldPath": self.field_path}
         computed = {} if self.message_cel is None else {"messageExpression": self.message_cel}
         return {"rule": self.cel, "message": self.message, **computed, **place}
 
     def error(self) -> InitErrorDetails:
-        """For a ValidationError. The template keeps braces of the message from being placeholders."""
+        """Return the details for a ValidationError. The template keeps braces of the message from being
+        placeholders."""
         kind = PydanticCustomError("rule", "{message}", {"message": self.message})
         return InitErrorDetails(type=kind, loc=self.loc, input=None)
 
@@ -72,7 +75,8 @@ def rule(
     field_path: str | None = None,
     loc: tuple[str, ...] = (),
 ) -> Rule:
-    """A rule that holds for every object (give `holds`), or one about changes (`oldSelf` in `cel`)."""
+    """Create a rule that holds for every object (give `holds`), or one about changes (`oldSelf` in `cel`).
+    Raises ValueError unless exactly one of them is given."""
     if (holds is None) != ("oldSelf" in cel):
         raise ValueError(f"rule {message!r}: give `holds` unless the rule compares with oldSelf")
     place = tuple(field_path.strip(".").split(".")) if field_path else loc
@@ -83,17 +87,18 @@ _STATUS_WRITE = (
     "(has(self.status) && (!has(oldSelf.status) || (has(self.status.phase) && has(oldSelf.status.phase) && "
     "self.status.phase != oldSelf.status.phase)))"
 )
-"""True for the writes of a status that every job sees. The API server lets such a write change nothing else,
-and puts the stored status into every other write before it looks at rules."""
+"""CEL expression that is true for the status writes that occur in every job. The API server lets such a write
+change nothing else, and puts the stored status into every other write before it evaluates rules."""
 
 
 def one_for_changes(path: str, rules: Sequence[Rule], message: str) -> Rule:
-    """All rules about changes of the field `path` as one rule of the whole object, whose message names each
-    field at fault.
+    """Fold all rules about changes of the field `path` into one rule of the whole object, whose message names
+    each field at fault.
 
-    The API server evaluates every rule at every write, of the status too, and every `self.field` costs it a
-    copy of the list of all fields, a comparison of two objects one per field. So the writes of a status by
-    which a job comes to run are told by their phase, and whatever else did not change by one comparison.
+    The API server evaluates every rule at every write, of the status too. Every `self.field` costs it a copy
+    of the list of all fields, and a comparison of two objects one copy per field. So status writes that
+    accompany the start of a job are recognised by their phase, and everything else that did not change by one
+    comparison.
     """
     for item in rules:
         if item.holds is not None or "'" in item.message:
@@ -109,7 +114,7 @@ def one_for_changes(path: str, rules: Sequence[Rule], message: str) -> Rule:
 
 
 def one_of(*fields: str, note: str = "", field_path: str | None = None) -> Rule:
-    """Exactly one of the fields (names of the API) is given."""
+    """Create a rule that exactly one of the fields (names of the API) is given."""
 
     def holds(model: ApiModel) -> bool:
         named = {info.alias: name for name, info in type(model).model_fields.items()}
@@ -121,10 +126,10 @@ def one_of(*fields: str, note: str = "", field_path: str | None = None) -> Rule:
 
 
 class ApiModel(BaseModel):
-    """A part of the spec: camelCase in the API, unknown keys are an error, instances never change."""
+    """Part of the spec: camelCase in the API, unknown keys are an error, instances are immutable."""
 
     RULES: ClassVar[tuple[Rule, ...]] = ()
-    """What must hold beyond the types of the fields."""
+    """Rules beyond the types of the fields."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -153,7 +158,8 @@ class ApiModel(BaseModel):
 
 
 class ObservedModel(ApiModel):
-    """A part that the operator reads back: a newer operator may have written keys that we do not know."""
+    """Part that the operator reads back: a newer operator may have written keys that this version does not
+    know."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -166,10 +172,10 @@ def _whole_number(value: object) -> object:
 
 
 Int = Annotated[int, Strict(), BeforeValidator(_whole_number)]
-"""A whole number; neither "8" nor true passes for one, as in the API server."""
+"""Whole number; neither "8" nor true is accepted as one, as in the API server."""
 
 Seconds = Annotated[Int, Field(ge=1, le=31_536_000)]
-"""1 second to 365 days."""
+"""Number of seconds, from 1 second to 365 days."""
 
 Bool = Annotated[bool, Strict()]
 Number = Annotated[float, Field(strict=True)]
@@ -188,18 +194,19 @@ QualifiedName = Annotated[str, StringConstraints(min_length=1, max_length=317, p
 LabelValue = Annotated[str, StringConstraints(max_length=63, pattern=LABEL_VALUE)]
 LabelMap = Annotated[dict[str, LabelValue], Field(max_length=64)]
 FileKey = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=r"^[-._a-zA-Z0-9]+$")]
-"""A key of a ConfigMap or Secret."""
+"""Key of a ConfigMap or Secret."""
 
 Argument = Annotated[str, StringConstraints(max_length=8192)]
 
 
 def keyed_by(*keys: str) -> dict[str, Any]:
-    """A list whose items merge by `keys` under server-side apply."""
+    """Return the schema keys of a list whose items merge by `keys` under server-side apply."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
 
 
 def unique_by(attribute: str) -> AfterValidator:
-    """No two items share the attribute, as the API server demands of a list that is `keyed_by` it."""
+    """Return a validator that no two items share the attribute, as the API server demands of a list that is
+    `keyed_by` it."""
 
     def check(items: tuple[ApiModel, ...]) -> tuple[ApiModel, ...]:
         for key, times in Counter(getattr(item, attribute) for item in items).items():
@@ -211,7 +218,7 @@ def unique_by(attribute: str) -> AfterValidator:
 
 
 ATOMIC: dict[str, Any] = {"x-kubernetes-list-type": "atomic"}
-"""A list that is replaced as a whole."""
+"""Schema keys of a list that is replaced as a whole."""
 
 SET: dict[str, Any] = {"x-kubernetes-list-type": "set"}
 ATOMIC_MAP: dict[str, Any] = {"x-kubernetes-map-type": "atomic"}

@@ -1,6 +1,6 @@
-"""A job after a change that the planner proposes: whether it would be taken, by the rules for every job.
+"""Check of a job after a change that the planner proposes, by the rules for every job.
 
-The API's own rules and admission are asked about the changed spec, so that no proposal ends in a refusal.
+The API's own rules and admission judge the changed spec, so that no proposal ends in a refusal.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from .spill_rules import spill_limit
 from .storage import Nvme
 
 _ROOMY = Nvme(size=Quantity("1Ei"))
-"""Stands in for the volume that a proposal which spills tells to add."""
+"""Stand-in for the volume that the user must add for a proposal that spills."""
 
 
 def most_workers(spec: ZeroTrainingJobSpec, workers: int) -> int:
-    """The most workers up to 16 times `workers` that the API's rules allow; else `workers` itself."""
+    """Return the largest number of workers, up to 16 times `workers`, that the API's rules allow; else
+    `workers` itself."""
     factor = MAX_WORKER_FACTOR
     while factor > 1:
         if _is_valid(spec.model_copy(update={"workers": workers * factor})):
@@ -35,12 +36,12 @@ def most_workers(spec: ZeroTrainingJobSpec, workers: int) -> int:
 
 
 def terms_of(spec: ZeroTrainingJobSpec, workload: Workload, *, base_workers: int | None, most: int) -> Terms:
-    """What a proposal for this job must keep to. `base_workers`: of an elastic job, the size whose global
-    batch it keeps. `most`: workers that it may have."""
+    """Return the terms of a proposal for this job. `base_workers`: for an elastic job, the size whose global
+    batch it keeps. `most`: maximum number of workers."""
     config, base_ranks = workload.config, None
     if base_workers is not None:
         base_ranks = base_workers * spec.num_ranks_per_worker
-        # As the file is, and not as it is rendered for the size of an attempt.
+        # The configuration as in the file, not as rendered for the size of an attempt.
         config = engine_config(spec, world_size=base_ranks) or config
     return Terms.of(
         config,
@@ -66,12 +67,13 @@ def _reader(spec: ZeroTrainingJobSpec, workload: Workload, base: int | None) -> 
 
 
 def _admitted(changed: ZeroTrainingJobSpec, workload: Workload, base: int | None) -> EngineConfig | None:
-    """What its ranks would run; None where the job would be refused. Raises ConfigError."""
+    """Return the configuration that the ranks would run; None if the job would be refused. Raises
+    ConfigError."""
     if changed.workers != workload.workers and not _is_valid(changed):
         return None
     if base is None:
         return None if refusals(changed) else engine_config(changed)
-    # The gate judges an elastic job by the size whose batch it keeps, which is spec.workers until it starts.
+    # Admission judges an elastic job by the size whose batch it keeps, which is spec.workers until it starts.
     sizes = {base, changed.workers} if workload.workers == base else {base}
     if any(refusals(changed.model_copy(update={"workers": size})) for size in sizes):
         return None
@@ -80,13 +82,14 @@ def _admitted(changed: ZeroTrainingJobSpec, workload: Workload, base: int | None
 
 
 def _is_valid(spec: ZeroTrainingJobSpec) -> bool:
-    """Whether the API server would take so many workers."""
+    """Return whether the API server would accept the number of workers."""
     rules = [rule.holds for rule in spec.RULES if rule.holds is not None]
     return spec.workers <= MAX_WORKERS and all(holds(spec) for holds in rules)
 
 
 def _on(workload: Workload, spec: ZeroTrainingJobSpec, config: EngineConfig) -> Workload:
-    """The workload with another configuration; a volume that is yet to be added has room for all of it."""
+    """Return the workload with another configuration. A volume that is yet to be added is as large as the
+    spill may get."""
     limits, most = dict(workload.limits), config.zero.spill.max_bytes
     if spec.nvme is None and most is not None:
         limits[Tier.NVME] = spill_limit(most, spec.num_ranks_per_worker)

@@ -1,4 +1,4 @@
-"""What a worker asks of its node: GPUs, cores, memory, RDMA."""
+"""Resources that a worker requests from its node: GPUs, cores, memory, RDMA."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ResourceName = Annotated[
         pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$",
     ),
 ]
-"""An extended resource: domain/name."""
+"""Name of an extended resource: domain/name."""
 
 
 class Gpus(ApiModel):
@@ -30,9 +30,9 @@ class Gpus(ApiModel):
     """Extended resource that the device plugin offers; nvidia.com/gpu unless given."""
 
     memory: Bytes | None = None
-    """Memory of one GPU, such as 80Gi, for the memory planner: a job that cannot fit it gets no pods. Without
-    it the labels nvidia.com/gpu.memory or nvidia.com/gpu.product in scheduling.nodeSelector tell, else it is
-    not known."""
+    """Memory of one GPU, such as 80Gi, for the memory planner: a job that cannot fit it gets no pods. Unless
+    given it is taken from the labels nvidia.com/gpu.memory or nvidia.com/gpu.product in
+    scheduling.nodeSelector, or else unknown."""
 
 
 class Rdma(ApiModel):
@@ -76,22 +76,23 @@ class Resources(ApiModel):
 
     cpu: Cpu | None = None
     """Cores of each worker, such as 32, 0.5 or 500m: request and limit; its ranks share them as threads.
-    Unless given there is no limit, and they share all cores of the node, other pods or not."""
+    Unless given there is no limit, and they share all cores of the node, whether or not other pods run
+    there."""
 
     memory: Bytes | None = None
-    """Host memory of each worker, such as 512Gi: request and limit. It is the whole amount: pinnedMemory
-    and sharedMemory are counted in it, and their sum must leave room for the processes themselves. No
-    limit unless given."""
+    """Host memory of each worker, such as 512Gi: request and limit. It is the whole amount: pinnedMemory and
+    sharedMemory are counted in it, and must leave enough for the processes themselves. No limit unless
+    given."""
 
     pinned_memory: Bytes | None = None
-    """The part of memory that the engine may page-lock for transfers to the GPUs, such as 256Gi. It stays
-    resident, therefore it counts into the memory request. None unless given."""
+    """Part of memory that the engine may page-lock for transfers to the GPUs, such as 256Gi. It stays
+    resident and so counts towards the memory request. None unless given."""
 
     shared_memory: Bytes | None = None
     """Size of /dev/shm, such as 16Gi: a memory-backed volume that is counted in memory. The container
-    runtime's own 64Mi unless given."""
+    runtime's default of 64Mi unless given."""
 
     rdma: Rdma | None = None
     """RDMA devices of each worker: request and limit. The worker's container then asks for the capability
-    IPC_LOCK, which Pod Security allows at the level privileged alone, and no NetworkPolicy binds what goes
+    IPC_LOCK, which Pod Security allows only at the level privileged, and no NetworkPolicy applies to traffic
     over these devices. None unless given."""

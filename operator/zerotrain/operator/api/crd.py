@@ -21,7 +21,7 @@ Schema = dict[str, Any]
 PRESERVE = "x-kubernetes-preserve-unknown-fields"
 INT_OR_STRING = "x-kubernetes-int-or-string"
 
-# Pydantic writes a bound under its own name where a validator of ours runs before the type's.
+# Pydantic writes a bound under its own name if one of our validators runs before the type's.
 _BOUNDS = {"ge": "minimum", "le": "maximum"}
 
 _OBJECT_FIELDS: dict[str, str] = {
@@ -86,17 +86,18 @@ PRINTER_COLUMNS: tuple[Schema, ...] = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServedVersion:
-    """One version of the API. All have the same schema and no conversion: etcd may hold any of them."""
+    """One version of the API. All have the same schema and no conversion: etcd may hold objects of any
+    version."""
 
     name: str
     storage: bool
-    """Whether objects are written in it; exactly one version is."""
+    """Whether objects are stored in this version; true for exactly one version."""
     served: bool = True
     deprecation: str | None = None
-    """What `kubectl` prints to who still asks for it."""
+    """Warning that `kubectl` prints to users of this version."""
 
     def entry(self, schema: Schema) -> Schema:
-        """For spec.versions."""
+        """Return the entry for spec.versions."""
         warned: Schema = {}
         if self.deprecation is not None:
             warned = {"deprecated": True, "deprecationWarning": self.deprecation}
@@ -119,11 +120,11 @@ class ServedVersion:
 
 
 VERSIONS = (ServedVersion(name=VERSION, storage=True),)
-"""docs/upgrading.md says how a version joins, becomes the stored one, and goes."""
+"""Served versions. docs/upgrading.md says how a version is added, becomes the stored one, and is removed."""
 
 
 def custom_resource_definition(versions: Sequence[ServedVersion] = VERSIONS) -> Schema:
-    """The CRD as plain JSON. Raises ValueError unless exactly one version is stored."""
+    """Return the CRD as plain JSON. Raises ValueError unless exactly one version is stored."""
     stored = [version.name for version in versions if version.storage]
     if len(stored) != 1:
         raise ValueError(f"exactly one version must be the stored one; got {stored or 'none'}")
@@ -150,7 +151,7 @@ def custom_resource_definition(versions: Sequence[ServedVersion] = VERSIONS) -> 
 
 
 def openapi_schema() -> Schema:
-    """The structural schema of ZeroTrainingJob."""
+    """Return the structural schema of ZeroTrainingJob."""
     source = ZeroTrainingJob.model_json_schema(by_alias=True)
     schema = _structural(source, source.pop("$defs"))
     properties = schema["properties"]
@@ -158,7 +159,7 @@ def openapi_schema() -> Schema:
         properties[name] = {"type": "string", "description": description}
     # The API server validates metadata itself and lets a CRD only restrict the name, which the rules do.
     properties["metadata"] = {"type": "object"}
-    # What the operator does not know is absent; a default would have the API server state it.
+    # Values that the operator does not know are absent; a default would make the API server state them.
     _drop_defaults(properties["status"])
     schema["required"] = ["spec"]
     return schema
@@ -189,7 +190,7 @@ def _structural(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Sc
 
 
 def _flattened(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Schema:
-    """Resolve references and `X | None`; what stands beside a reference wins over what it refers to."""
+    """Resolve references and `X | None`; keys beside a reference override those of its target."""
     flat = dict(schema)
     while True:
         if "$ref" in flat:
@@ -205,7 +206,7 @@ def _flattened(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Sch
 
 
 def _renamed(flat: Schema) -> Schema:
-    """Drop what says nothing and fold texts into one line, as `kubectl explain` wraps them itself."""
+    """Drop keys that say nothing, and fold texts into one line, as `kubectl explain` wraps them itself."""
     flat.pop("title", None)
     if flat.get("default") in (None, [], {}, ""):
         flat.pop("default", None)

@@ -1,4 +1,4 @@
-"""Between which sizes a job may be resized, and what the operator decided about its size."""
+"""Range of sizes to which a job may be resized, and the operator's decisions about its size."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ DEFAULT_GROW_AFTER_S = 300
 
 
 class Elastic(ApiModel):
-    """Between which numbers of workers the job may be resized. A resize is a checkpoint and a new attempt;
-    the global batch stays what it is at the size that the job first started with, and
-    gradient_accumulation_steps follows the number of ranks. Its parts may be changed at any time; it is
-    given or removed only while the job is suspended."""
+    """Range of worker numbers to which the job may be resized. A resize is a checkpoint and a new attempt;
+    the global batch stays as it is at the size with which the job first started, and
+    gradient_accumulation_steps follows the number of ranks. Its parts may be changed at any time; it is given
+    or removed only while the job is suspended."""
 
     RULES = (
         rule(
@@ -32,19 +32,19 @@ class Elastic(ApiModel):
     )
 
     min_workers: Annotated[Int, Field(ge=1, le=MAX_WORKERS)]
-    """The fewest workers that the job goes on with, 1 to 10000."""
+    """Smallest number of workers that the job goes on with, 1 to 10000."""
 
     max_workers: Annotated[Int, Field(ge=1, le=MAX_WORKERS)]
-    """The most workers that spec.workers (kubectl scale) may ask for, 1 to 10000."""
+    """Largest number of workers that spec.workers (kubectl scale) may ask for, 1 to 10000."""
 
     shrink_after_seconds: Seconds | None = None
-    """An attempt goes on with fewer workers when nodes, or a quota, for all of them were missing for so many
-    seconds; 120 unless given. A turn in a queue does not count."""
+    """Seconds without nodes, or quota, for all workers after which an attempt goes on with fewer; 120 unless
+    given. Time in a queue does not count."""
 
     grow_after_seconds: Seconds | None = None
-    """A job that was shrunk tries to grow back when its attempt has lasted for so many seconds and the
-    cluster seems to have room, or nobody can tell; 300 unless given. Doubles, up to 32 times, with each time
-    that room was lost again. A job in a queue (queueName) does not grow by itself."""
+    """Seconds that an attempt of a shrunk job lasts before the job tries to grow back, if the cluster seems
+    to have capacity or the operator cannot tell; 300 unless given. Doubles each time that capacity was lost
+    again, up to a factor of 32. A job in a queue (queueName) does not grow by itself."""
 
     @property
     def shrink_after_s(self) -> int:
@@ -56,69 +56,70 @@ class Elastic(ApiModel):
 
 
 class SizeReason(StrEnum):
-    """Why a job has another size than spec.workers."""
+    """Reason why a job has another size than spec.workers."""
 
     CAPACITY = "Capacity"
-    """There was no room for more."""
+    """The cluster had no capacity for more workers."""
     FAILURE = "Failure"
     """A rule of failurePolicy asked for it."""
     REFUSED = "Refused"
-    """spec.workers is a size that cannot keep the global batch, or that does not fit the memory."""
+    """A size of spec.workers cannot keep the global batch, or does not fit the memory."""
 
 
 class RefusedWish(ObservedModel):
-    """What became of a spec.workers that cannot be."""
+    """Outcome for a spec.workers that cannot be used."""
 
     workers: Int
-    """Size that the job keeps in its place."""
+    """Size that the job keeps instead."""
 
     message: str = ""
-    """Why it cannot be, with the numbers."""
+    """Reason why it cannot be used, with the numbers."""
 
 
 class ElasticStatus(ObservedModel):
-    """What the operator decided about the job's size."""
+    """Decisions of the operator about the job's size."""
 
     base_workers: Int
-    """Size that the job first started with: the global batch is that of this size."""
+    """Size with which the job first started: the global batch is that of this size."""
 
     wish: Int
-    """The spec.workers that the rest answers; another one begins anew."""
+    """Value of spec.workers that the other fields answer; another value starts a new decision."""
 
     workers: Int | None = None
-    """Size of the next attempt where it is not spec.workers."""
+    """Size of the next attempt if it is not spec.workers."""
 
     reason: SizeReason | None = None
-    """Why it is not spec.workers."""
+    """Reason why it is not spec.workers."""
 
     message: str = ""
-    """The same for people."""
+    """Explanation of the reason, for people."""
 
     since: datetime | None = None
-    """When it was decided."""
+    """Time of the decision."""
 
     refused: RefusedWish | None = None
-    """The refusal of spec.workers, which stands while the job is smaller for another reason; under the reason
-    Refused it is `workers` and `message`."""
+    """Refusal of spec.workers, which stands while the job is smaller for another reason; under the reason
+    Refused it is in `workers` and `message`."""
 
     failed_at: datetime | None = None
-    """When a rule of failurePolicy last made the job smaller; it grows no sooner than
+    """Time when a rule of failurePolicy last made the job smaller; it grows no sooner than
     failurePolicy.windowSeconds later."""
 
     ran: Int | None = None
     """Size of the last attempt whose ranks all met; a larger one that finds no nodes goes back to it."""
 
     losses: Int = 0
-    """Times that room was lost since the job last ran at spec.workers for growAfterSeconds x 2^losses."""
+    """Number of times that capacity was lost since the job last ran at spec.workers for growAfterSeconds x
+    2^losses."""
 
     @property
     def refusal(self) -> RefusedWish | None:
-        """Of the present wish; None where that was taken."""
+        """Refusal of the present spec.workers; None if it was accepted."""
         if self.reason is SizeReason.REFUSED and self.workers is not None:
             return RefusedWish(workers=self.workers, message=self.message)
         return self.refused
 
     @property
     def rule_at(self) -> datetime | None:
-        """`failed_at`, also where an earlier version wrote the status, which did not keep it."""
+        """Time `failed_at`, also for a status that an earlier version wrote without it."""
         return self.failed_at or (self.since if self.reason is SizeReason.FAILURE else None)

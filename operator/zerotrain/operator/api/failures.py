@@ -1,4 +1,4 @@
-"""What follows a failure: restarts, their budgets, rules by kind of failure."""
+"""Handling of failures: restarts, their budgets, and rules by kind of failure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from .base import ATOMIC, SET, ApiModel, Int, Seconds, rule
 from .patterns import MAX_PATTERN_LENGTH, PatternError, compiled
 
 MAX_RANK = 639_999
-"""10,000 workers of 64 ranks."""
+"""Highest rank of a job of 10,000 workers of 64 ranks."""
 
 MAX_ALL_INSTRUCTIONS = 8192
-"""Of the patterns of all rules together: what one failure may cost the operator."""
+"""Maximum size of the patterns of all rules together, in RE2 instructions: bounds the operator's cost of one
+failure."""
 
 
 class FailureAction(StrEnum):
-    """What a rule does."""
+    """Actions of a rule."""
 
     FAIL_JOB = "FailJob"
     RESTART_ALL = "RestartAll"
@@ -31,28 +32,28 @@ class FailureReason(StrEnum):
     """The reasons that `status.failures` shows."""
 
     RANK_FAILED = "RankFailed"
-    """The program ended with a code that has no meaning of its own."""
+    """The program ended with an exit code that has no meaning of its own."""
     INIT_CONTAINER_FAILED = "InitContainerFailed"
-    """An init container of podTemplate ended with a code; the ranks never started."""
+    """An init container of podTemplate ended with an exit code; the ranks never started."""
     OUT_OF_MEMORY = "OutOfMemory"
     OOM_KILLED = "OOMKilled"
-    """The kubelet's name for OutOfMemory, for rules: the status shows OutOfMemory."""
+    """The kubelet's name for OutOfMemory, accepted in rules: the status shows OutOfMemory."""
     KILLED = "Killed"
     NODE_LOST = "NodeLost"
     POD_LOST = "PodLost"
-    """Somebody deleted the pod, or it does not go away."""
+    """Another client deleted the pod, or the pod does not end."""
     POD_REJECTED = "PodRejected"
-    """The node refused or dropped the pod."""
+    """The node rejected or dropped the pod."""
     PREEMPTED = "Preempted"
     EVICTED = "Evicted"
     HANG = "Hang"
     RENDEZVOUS_TIMEOUT = "RendezvousTimeout"
     START_DEADLINE_EXCEEDED = "StartDeadlineExceeded"
-    """Not all workers started within runPolicy.startDeadlineSeconds."""
+    """Some worker did not start within runPolicy.startDeadlineSeconds."""
     STORAGE_FAILED = "StorageFailed"
     SPILL_INTEGRITY = "SpillIntegrity"
     PERMANENT_FAILURE = "PermanentFailure"
-    """A code that says that another attempt cannot help; see `zerotrain explain exit-codes`."""
+    """The exit code says that another attempt cannot help; see `zerotrain explain exit-codes`."""
 
 
 def _usable(text: str) -> str:
@@ -66,7 +67,7 @@ MessagePattern = Annotated[
 
 
 class FailureRule(ApiModel):
-    """What to do after a failure of a certain kind. All that the rule names must hold."""
+    """Action after a failure of a certain kind. All conditions of the rule must hold."""
 
     RULES = (
         rule(
@@ -77,7 +78,8 @@ class FailureRule(ApiModel):
                 self.on_exit_codes or self.on_reasons or self.on_ranks or self.on_message_patterns
             ),
         ),
-        # An expression that the API server cannot compile is an error of the rule's evaluation, told as such.
+        # An expression that the API server cannot compile is an error of the rule's evaluation, reported as
+        # such.
         rule(
             "!has(self.onMessagePatterns) "
             "|| self.onMessagePatterns.all(pattern, ''.matches(pattern) in [true, false])",
@@ -91,36 +93,36 @@ class FailureRule(ApiModel):
         tuple[Annotated[Int, Field(ge=1, le=255)], ...],
         Field(min_length=1, max_length=64, json_schema_extra=SET),
     ] = ()
-    """Exit codes of the first failing rank, or of the init container that failed before it started, 1 to
-    255; one of them must be its code. Any unless given."""
+    """Exit codes of the first failing rank, or of the init container that failed before it started, 1 to 255;
+    one of them must match. Any unless given."""
 
     on_reasons: Annotated[
         tuple[FailureReason, ...], Field(min_length=1, max_length=16, json_schema_extra=SET)
     ] = ()
-    """Reasons of the failure as status.failures shows them; one of them must be it. Any unless given."""
+    """Reasons of the failure as status.failures shows them; one of them must match. Any unless given."""
 
     on_ranks: Annotated[
         tuple[Annotated[Int, Field(ge=0, le=MAX_RANK)], ...],
         Field(min_length=1, max_length=256, json_schema_extra=SET),
     ] = ()
-    """Ranks, 0 to 639999; the first failing rank must be one of them. Where a whole worker failed and no
-    rank can be named, one of the worker's ranks must be. Any unless given."""
+    """Ranks, 0 to 639999; the first failing rank must be one of them. If a whole worker failed and no rank
+    can be named, one of the worker's ranks must be. Any unless given."""
 
     on_message_patterns: Annotated[
         tuple[MessagePattern, ...], Field(min_length=1, max_length=16, json_schema_extra=SET)
     ] = ()
-    """Regular expressions (RE2's syntax: no look-around and no back-references; at most 256
-    characters); one of them must be found in the failure's message or last line. Any unless given."""
+    """Regular expressions (RE2's syntax: no look-around and no back-references; at most 256 characters); one
+    of them must match in the failure's message or last line. Any unless given."""
 
     action: FailureAction
-    """FailJob ends the job. RestartAll starts a new attempt and charges the budget of the cause;
-    RestartAllIgnoreBudget does not charge it. ReplaceNodeAndRestart is RestartAll and keeps the job off the
-    node for nodeExclusionSeconds. ShrinkAndRestart is RestartAll with fewer workers, where spec.elastic
+    """Action of the rule. FailJob ends the job. RestartAll starts a new attempt and charges the budget of the
+    cause; RestartAllIgnoreBudget does not charge it. ReplaceNodeAndRestart is RestartAll and keeps the job
+    off the node for nodeExclusionSeconds. ShrinkAndRestart is RestartAll with fewer workers, if spec.elastic
     allows it."""
 
 
 class FailurePolicy(ApiModel):
-    """How often the job is restarted after a failure. All ranks restart together, from the last durable
+    """Limits and rules for restarts after failures. All ranks restart together, from the last durable
     checkpoint."""
 
     max_restarts: Annotated[Int, Field(ge=0, le=1000)] = 5
@@ -128,30 +130,31 @@ class FailurePolicy(ApiModel):
     within windowSeconds count, and older ones until a step is gained. Preemptions and lost nodes do not."""
 
     max_infrastructure_restarts: Annotated[Int, Field(ge=0, le=1000)] = 20
-    """The same for lost nodes and pods, evictions and rendezvous that never completed; 0 to 1000, 20 unless
-    given. Preemptions are without limit."""
+    """Restarts after lost nodes and pods, evictions and rendezvous that never completed before the job fails,
+    counted as for maxRestarts; 0 to 1000, 20 unless given. Preemptions are without limit."""
 
     max_restarts_without_progress: Annotated[Int, Field(ge=1, le=1000)] = 20
-    """Restarts in a row that gain no step before the job fails, whatever their cause and whichever rule asked
-    for them; 1 to 1000, 20 unless given. Preemptions do not count."""
+    """Restarts in a row that gain no step before the job fails, whatever their cause and the rule that
+    decided them; 1 to 1000, 20 unless given. Preemptions do not count."""
 
     window_seconds: Seconds = 3600
     """Length of the sliding window in which restarts are counted; 3600 unless given."""
 
     node_not_ready_seconds: Annotated[Int, Field(ge=10, le=31_536_000)] = 60
-    """Seconds after which the workers of a node that is not ready count as lost, while no step comes; 10 or
-    more, 60 unless given. A node that is deleted or tainted out-of-service is lost at once."""
+    """Seconds after which the workers of a node that is not ready count as lost, if no step completes
+    meanwhile; 10 or more, 60 unless given. A node that is deleted or tainted out-of-service is lost at
+    once."""
 
     node_exclusion_seconds: Seconds = 86400
-    """Seconds for which the job keeps off a node that ReplaceNodeAndRestart excluded; 86400 unless given."""
+    """Seconds for which the job avoids a node that ReplaceNodeAndRestart excluded; 86400 unless given."""
 
     rules: Annotated[
         tuple[FailureRule, ...],
         Field(max_length=32, json_schema_extra=ATOMIC),
         AfterValidator(lambda rules: _affordable(rules)),
     ] = ()
-    """Rules by exit code, reason, rank or message; the first that matches decides, also where the built-in
-    table would fail the job. May be changed at any time."""
+    """Rules by exit code, reason, rank or message; the first that matches decides, even if the built-in table
+    would fail the job. May be changed at any time."""
 
 
 def _is_usable(pattern: str) -> bool:

@@ -1,6 +1,6 @@
-"""`python -m zerotrain.operator.api.generate > crds/zerotrain.dev_zerotrainingjobs.yaml`
+"""Print the CRD: `python -m zerotrain.operator.api.generate > crds/zerotrain.dev_zerotrainingjobs.yaml`.
 
-Prints the CustomResourceDefinition. The same models give the same text, so that a test can compare.
+The same models give the same text, so that a test can compare.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HEADER = """\
 
 
 def render() -> str:
-    """The CRD as YAML text."""
+    """Return the CRD as YAML text."""
     yaml: Any = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
     yaml.width = 110

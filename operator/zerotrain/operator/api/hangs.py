@@ -1,4 +1,4 @@
-"""When a job whose step stopped moving counts as hung, and which rank is too slow: policy and status."""
+"""Hung jobs and slow ranks: policy and status."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ class HangAction(StrEnum):
 
 
 class HangPolicy(ApiModel):
-    """When a job whose step stopped moving counts as hung, and what follows. Ranks of a program that never
-    reports are not judged. May be changed at any time."""
+    """Limits after which a job whose step no longer advances counts as hung, and what follows. Ranks of a
+    program that never reports are not judged. May be changed at any time."""
 
     step_timeout_factor: Annotated[Int, Field(ge=2, le=1000)] | None = None
-    """Hung after this many times what a step usually takes (the 99th percentile of the attempt's last
-    steps), 2 to 1000; 10 unless given. Twice the longest step of the attempt is never a hang. Mutable."""
+    """Factor on the usual duration of a step (the 99th percentile of the attempt's last steps) after which
+    the job is hung, 2 to 1000; 10 unless given. Twice the longest step of the attempt is never a hang.
+    Mutable."""
 
     min_timeout_seconds: Seconds | None = None
-    """Never hung before so many seconds without a step, 1 to 31536000; 300 unless given. Mutable."""
+    """Seconds without a step before which the job is never hung, 1 to 31536000; 300 unless given. Mutable."""
 
     startup_timeout_seconds: Seconds | None = None
     """Seconds that a rank may spend in one part of its start: imports and model, the rendezvous, loading a
@@ -33,7 +34,7 @@ class HangPolicy(ApiModel):
 
     first_step_timeout_seconds: Seconds | None = None
     """Seconds that the first step of an attempt may take, 1 to 31536000; startupTimeoutSeconds unless given.
-    The ten steps after it may take as long, or stepTimeoutFactor times the first one where that is less.
+    The ten steps after it may take as long, or stepTimeoutFactor times the first one if that is less.
     Mutable."""
 
     checkpoint_timeout_seconds: Seconds | None = None
@@ -41,37 +42,38 @@ class HangPolicy(ApiModel):
     stepTimeoutFactor times the longest one of the attempt. Mutable."""
 
     action: HangAction | None = None
-    """Restart collects the stacks of all ranks and starts another attempt, as failurePolicy says for the
-    reason Hang; Report collects the stacks and leaves the attempt alone. Restart unless given. Mutable."""
+    """Action after a hang. Restart collects the stacks of all ranks and starts another attempt, as
+    failurePolicy says for the reason Hang; Report collects the stacks and leaves the attempt alone. Restart
+    unless given. Mutable."""
 
     straggler_percent: Annotated[Int, Field(ge=110, le=10_000)] | None = None
-    """A rank is reported as a straggler when its own work in a step takes so many percent of what it takes
-    the middle one of all ranks, 110 to 10000; 150 unless given. Mutable."""
+    """Percentage above which a rank is reported as a straggler: the time of its own work in a step, relative
+    to that of the median rank, 110 to 10000; 150 unless given. Mutable."""
 
 
 class HangStatus(ObservedModel):
-    """The hang that was found in the current attempt."""
+    """Hang that was found in the current attempt."""
 
     attempt: Int
-    """Attempt that it was found in."""
+    """Attempt in which it was found."""
 
     detected_at: datetime
-    """When the operator was sure of it."""
+    """Time when the operator was sure of it."""
 
     step: Int = 0
-    """Step that did not come to its end."""
+    """Step that did not complete."""
 
     phase: str = ""
-    """What the accused rank was doing: init, first_step, step, checkpoint and so on."""
+    """Phase of the suspected rank: init, first_step, step, checkpoint and so on."""
 
     limit_seconds: Int = 0
-    """Limit that was exceeded."""
+    """Limit that was exceeded, in seconds."""
 
     rank: Int | None = None
-    """Rank that holds up the others, where one stands out."""
+    """Rank that blocks the others, if one stands out."""
 
     worker: Int | None = None
-    """Index of the worker of that rank; absent where no rank stands out."""
+    """Index of the worker of that rank; absent if no rank stands out."""
 
     pod: str = ""
     """Pod of that rank."""
@@ -80,20 +82,20 @@ class HangStatus(ObservedModel):
     """Node of the pod."""
 
     message: str = ""
-    """Why this rank is accused."""
+    """Reason why this rank is suspected."""
 
     stacks: str = ""
-    """ConfigMap with the stacks of the ranks; empty while or when there are none."""
+    """ConfigMap with the stacks of the ranks; empty if there are none, or none yet."""
 
 
 class StragglerStatus(ObservedModel):
-    """The rank whose own work takes longest, while it is too slow."""
+    """Slowest rank by its own work, while it is too slow."""
 
     attempt: Int
-    """Attempt that it was found in."""
+    """Attempt in which it was found."""
 
     rank: Int
-    """The slow rank."""
+    """Rank that is too slow."""
 
     pod: str = ""
     """Pod of the rank."""
@@ -102,4 +104,4 @@ class StragglerStatus(ObservedModel):
     """Node of the pod."""
 
     percent: Int = 0
-    """What its own work in a step takes, in percent of the middle one of all ranks, when it was found."""
+    """Time of its own work in a step, in percent of the median rank's, when it was found."""

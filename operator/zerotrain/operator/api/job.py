@@ -1,4 +1,4 @@
-"""The ZeroTrainingJob itself. Parsed from the API server's JSON and from job files alike."""
+"""Model of a ZeroTrainingJob, parsed from the API server's JSON and from job files alike."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .shape import AttemptShape
 from .spec import RULE_FOR_CHANGES, ZeroTrainingJobSpec
 from .status import ZeroTrainingJobStatus
 
-# A headless Service carries the job's name, and a Service name must be a DNS-1035 label: no leading digit.
+# A headless Service has the job's name, and a Service name must be a DNS-1035 label: no leading digit.
 _NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 
 
@@ -45,10 +45,10 @@ class ZeroTrainingJob(ApiModel):
     kind: Literal["ZeroTrainingJob"] = KIND
     metadata: ObjectMeta
     spec: ZeroTrainingJobSpec
-    """What to train and with what."""
+    """Desired state: what to train and with what."""
 
     status: ZeroTrainingJobStatus = Field(default_factory=ZeroTrainingJobStatus)
-    """What the operator observed. Written by the operator alone."""
+    """Observed state. Written by the operator alone."""
 
     @classmethod
     def parse(cls, obj: Mapping[str, Any]) -> ZeroTrainingJob:
@@ -58,12 +58,12 @@ class ZeroTrainingJob(ApiModel):
 
     @property
     def shape(self) -> AttemptShape:
-        """Of the current attempt; what the spec asks for where none was decided."""
+        """Shape of the current attempt; the one that the spec asks for if no attempt was decided."""
         return self.status.shape or AttemptShape(workers=self.spec.workers)
 
     @property
     def world_size(self) -> int:
-        """Ranks of the current attempt."""
+        """Number of ranks of the current attempt."""
         return self.shape.workers * self.spec.num_ranks_per_worker
 
     @property

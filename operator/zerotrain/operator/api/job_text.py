@@ -1,5 +1,6 @@
-"""Jobs as the API server sends them, read within bounds: of a spec that passes them only what says whose job
-it is. The rest of such a job is read as of any other: its status has to say why it stalls."""
+"""Jobs as the API server sends them, parsed within bounds. Of a spec beyond the bounds, only the fields that
+say which controller manages the job, and whether it is suspended, are kept. The rest of such a job is parsed
+as for any other: its status has to say why it stalls."""
 
 from __future__ import annotations
 
@@ -15,10 +16,11 @@ from .spec import ZeroTrainingJobSpec
 
 Json = dict[str, Any]
 Read = Callable[[bytes], Any]
-"""A parser that raises nothing but ValueError."""
+"""Parser that raises nothing but ValueError."""
 
 UNREAD = "unread"
-"""On the body of a job whose spec passes the limits: why, in place of all but a few fields of the spec."""
+"""Key in the body of a job whose spec exceeds the limits. Its value is the reason; all but a few fields of
+the spec are missing."""
 
 _ROOT = ("apiVersion", "kind", "metadata", "spec", "status")
 _SPEC = tuple(str(field.alias) for field in ZeroTrainingJobSpec.model_fields.values())
@@ -32,15 +34,17 @@ _KEPT_SPEC = ("managedBy", "suspend")
 _LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 _OURS = ("zerotrain.dev/", "kueue.x-k8s.io/")
 MAX_NOTES = 64
-"""Labels, and annotations, that are kept of one job: those that are read first."""
+"""Maximum number of labels, and of annotations, that are kept of one job: those with the operator's and
+Kueue's prefixes come first."""
 MAX_NOTE = 1024
-"""Characters of one."""
+"""Maximum number of characters of one kept label or annotation value."""
 _SHORT = 32
-"""Characters; shorter values are much the same from job to job, longer ones (UIDs, messages) are not."""
+"""Maximum number of characters of a shared string. Short values are much the same from job to job, longer
+ones (UIDs, messages) are not."""
 
 
 def read_job(text: bytes, read: Read = read_json) -> Json:
-    """A job, or what an answer to a write tells of it. Raises ValueError."""
+    """Parse a job, or the part of one in the answer to a write. Raises ValueError."""
     if len(text) <= MAX_SPEC_BYTES:
         try:
             return dict(read(text))
@@ -58,7 +62,7 @@ def read_job(text: bytes, read: Read = read_json) -> Json:
 
 
 def read_event(line: bytes, read: Read = read_json) -> Json:
-    """An event of a watch of jobs. Raises ValueError."""
+    """Parse an event of a watch of jobs. Raises ValueError."""
     if len(line) <= MAX_SPEC_BYTES:
         try:
             return dict(read(line))
@@ -86,8 +90,9 @@ def _read_spec(text: bytes, read: Read) -> Json:
 
 
 def kept(job: Mapping[str, Any]) -> Json:
-    """The job as it stays in memory: without what nobody here reads, its words shared with all other jobs (a
-    parser makes each key and each value of each object anew). A spec that is too much is left out."""
+    """Return the job as it stays in memory: without fields that the operator does not read, and with strings
+    that all jobs share (a parser creates each key and each value of each object anew). A spec beyond the
+    limits is left out."""
     metadata = {name: value for name, value in job["metadata"].items() if name in _KEPT_METADATA}
     metadata |= {name: _notes(metadata[name]) for name in ("labels", "annotations") if metadata.get(name)}
     spec = job.get("spec")
@@ -97,7 +102,7 @@ def kept(job: Mapping[str, Any]) -> Json:
 
 
 MAX_STATUS_VALUES = 1 << 20
-"""Far above what the operator writes."""
+"""Maximum number of values in a job outside its metadata and spec: far above what the operator writes."""
 
 
 def _shared_spec(spec: Mapping[str, Any]) -> Json:
@@ -112,18 +117,19 @@ def _shared_spec(spec: Mapping[str, Any]) -> Json:
 
 
 class _TooMuch(Exception):
-    """More levels or values than a spec may have."""
+    """Error for a value with more levels or values than a spec may have."""
 
 
 class _Walk:
-    """Through one value, within bounds."""
+    """Walk through one value, within bounds."""
 
     def __init__(self, left: int) -> None:
         self.left = left
-        """Values that may still come."""
+        """Number of values that may still follow."""
 
     def shared(self, part: Any, levels: int) -> Any:
-        """The same with shared words. `levels`: lists and objects that may lie within each other, 0: any."""
+        """Return an equal value with shared strings. `levels`: maximum depth of nested lists and objects, 0:
+        any."""
         if isinstance(part, (dict, list)):
             self.left -= len(part)
             if levels == 1 and part and any(isinstance(item, (dict, list)) for item in _values(part)):
@@ -142,12 +148,13 @@ def _values(part: Any) -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def _one(text: str) -> str:
-    """The same object for the same text. Not sys.intern, which in Python 3.12 keeps what it saw for ever."""
+    """Return the same object for the same text. sys.intern is unsuitable: in Python 3.12 it keeps every
+    string for ever."""
     return text
 
 
 def _notes(texts: Mapping[str, str]) -> dict[str, str]:
-    """Labels or annotations, within bounds."""
+    """Return labels or annotations within bounds."""
     read_first = sorted(texts, key=lambda name: not name.startswith(_OURS))
     fit = [name for name in read_first if name != _LAST_APPLIED and len(texts[name]) <= MAX_NOTE]
     return {_one(name): _shared_note(texts[name]) for name in fit[:MAX_NOTES]}

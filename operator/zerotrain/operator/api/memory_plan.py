@@ -1,4 +1,4 @@
-"""`status.memoryPlan`: what a job was predicted to need, and what its workers then took."""
+"""Model of `status.memoryPlan`: the predicted memory of a job, and what its workers then used."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field
 from .base import ATOMIC, Int, Number, ObservedModel
 
 MOST_BYTES = 2**63 - 1
-"""What an integer of the API holds. A job may name a larger limit, but no status may hold that."""
+"""Largest integer of the API. A job may name a larger limit, but no status may hold it."""
 
 
 def _in_range(count: int) -> int:
@@ -25,10 +25,11 @@ MAX_RATES = 16
 
 
 class MemoryPeaks(ObservedModel):
-    """The most that rank 0 reported so far."""
+    """Largest values that rank 0 has reported."""
 
     attempt: Int = 0
-    """Attempt that reported it. Peaks of earlier attempts, which may have had another size, do not count."""
+    """Attempt that reported them. Peaks of earlier attempts, which may have had another size, do not
+    count."""
 
     gpu_bytes: Bytes | None = None
     """Device memory allocated by the rank, without the driver's context; absent on CPUs."""
@@ -41,22 +42,22 @@ class MemoryPeaks(ObservedModel):
 
 
 class PlannedTier(ObservedModel):
-    """One kind of memory: what is needed of it, what there is, and what is left."""
+    """Need, limit and margin of one kind of memory."""
 
     tier: str = ""
-    """gpu, host, nvme; pinned and shared, which are parts of host."""
+    """Kind of memory: gpu, host, nvme; pinned and shared, which are parts of host."""
 
     per: str = ""
-    """What the sizes are of: rank (each has a GPU of its own), or worker (all of its ranks together)."""
+    """Owner of the sizes: rank (each has a GPU of its own), or worker (all of its ranks together)."""
 
     needed_bytes: Bytes = 0
-    """At the peak, estimates included."""
+    """Bytes needed at the peak, estimates included."""
 
     limit_bytes: Bytes | None = None
-    """What there is; absent where nothing says so."""
+    """Bytes available; absent if no limit is known."""
 
     margin_bytes: Bytes | None = None
-    """limitBytes - neededBytes; below zero where it does not fit."""
+    """Bytes left, limitBytes - neededBytes; below zero if it does not fit."""
 
 
 Tiers = Annotated[tuple[PlannedTier, ...], Field(max_length=MAX_TIERS, json_schema_extra=ATOMIC)]
@@ -66,58 +67,58 @@ class PlannedPhase(ObservedModel):
     """Memory of one rank in one phase of a step, on the device that computes: its GPU, or else the host."""
 
     name: str = ""
-    """between steps, forward, backward, or step."""
+    """Name: between steps, forward, backward, or step."""
 
     engine_bytes: Bytes = 0
-    """Weights, gradients, states and buffers, by formula."""
+    """Bytes of weights, gradients, states and buffers, by formula."""
 
     activation_bytes: Bytes | None = None
-    """Estimated; absent where there are none."""
+    """Estimated bytes of activations; absent if there are none."""
 
     host_bytes: Bytes | None = None
-    """Host memory beside that: what is offloaded, its buffers, activations that are kept there."""
+    """Host memory besides: offloaded state, its buffers, and activations that are kept there."""
 
     network_bytes: Bytes | None = None
-    """Payload of the collectives that the phase waits for."""
+    """Payload of the collectives that the phase waits for, in bytes."""
 
 
 class NearestPlan(ObservedModel):
-    """The nearest configuration that fits."""
+    """Nearest configuration that fits."""
 
     changes: Annotated[tuple[str, ...], Field(max_length=MAX_CHANGES, json_schema_extra=ATOMIC)] | None = None
-    """What to change, as it would be written in the configuration or in the job."""
+    """Changes to make, as they would be written in the configuration or in the job."""
 
     tiers: Tiers | None = None
-    """What it needs."""
+    """Memory that it needs."""
 
 
 class PlannedPace(ObservedModel):
-    """One optimizer step of the whole job by the data sheet of its GPUs."""
+    """Duration of one optimizer step of the whole job by the data sheet of its GPUs."""
 
     seconds: Number = 0.0
-    """Estimated, to four digits."""
+    """Estimated seconds, to four digits."""
 
     bound_by: str = ""
-    """What takes longest of it."""
+    """Part of the step that takes longest."""
 
     missing_rates: (
         Annotated[tuple[str, ...], Field(max_length=MAX_RATES, json_schema_extra=ATOMIC)] | None
     ) = None
-    """Speeds that nobody knows, such as network. What needs them is not counted: the step takes longer."""
+    """Speeds that are not known, such as network. What needs them is not counted: the step takes longer."""
 
 
 class MemoryPlan(ObservedModel):
     """Predicted bytes of one rank at its peak, estimates included, for the size of the current attempt."""
 
     verdict: str = ""
-    """Fits; Tight (only if the estimates err on the safe side); DoesNotFit (not even without any estimate);
-    or Unknown (a limit or the model's size is not known)."""
+    """Verdict: Fits; Tight (only if the estimates err on the safe side); DoesNotFit (not even without any
+    estimate); or Unknown (a limit or the model's size is not known)."""
 
     message: str = ""
-    """The numbers behind the verdict, and the nearest configuration that fits where it does not."""
+    """Numbers behind the verdict, and the nearest configuration that fits if this one does not."""
 
     ranks: Int | None = None
-    """World size that was planned for."""
+    """World size for which the plan was made."""
 
     gpu_bytes: Bytes | None = None
     """Device memory of a rank."""
@@ -138,7 +139,7 @@ class MemoryPlan(ObservedModel):
     """Payload that a rank's collectives carry in one optimizer step."""
 
     activation_bytes: Bytes | None = None
-    """Part of the device or host memory that is activations: an estimate."""
+    """Estimated part of the device or host memory that holds activations."""
 
     tiers: Tiers | None = None
     """Limit and margin of each kind of memory, of a rank's GPU or of a whole worker."""
@@ -149,15 +150,15 @@ class MemoryPlan(ObservedModel):
     """Bytes of a rank by phase of a step."""
 
     nearest: NearestPlan | None = None
-    """The nearest configuration that fits, where this one does not; absent where none was found."""
+    """Nearest configuration that fits, if this one does not; absent if none was found."""
 
     pace: PlannedPace | None = None
-    """How long a step takes, of `nearest` where there is one; absent unless
-    spec.scheduling.nodeSelector names a GPU whose data sheet is known."""
+    """Duration of a step, of `nearest` if there is one; absent unless spec.scheduling.nodeSelector names a
+    GPU whose data sheet is known."""
 
     overridden: bool | None = None
-    """true: the verdict was DoesNotFit, and the annotation zerotrain.dev/ignore-memory-plan let the job
-    start."""
+    """Whether the annotation zerotrain.dev/ignore-memory-plan let the job start although the verdict was
+    DoesNotFit."""
 
     observed: MemoryPeaks | None = None
-    """What the workers reported; absent until a step is done."""
+    """Memory that the workers reported; absent until a step is done."""

@@ -1,4 +1,4 @@
-"""Where a job's pods may connect to, within what the installation allows."""
+"""Networks that a job's pods may connect to, within what the installation allows."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ Cidr = Annotated[
 
 
 class Network(ApiModel):
-    """Connections of the job's pods to others than its own ranks and DNS."""
+    """Networks that the job's pods may connect to, besides its own ranks and DNS."""
 
     egress_cidrs: Annotated[tuple[Cidr, ...], Field(max_length=32, json_schema_extra=ATOMIC)] = ()
     """Networks that the pods, init containers included, may connect to on all ports: of a hub, a bucket, a
-    tracker. Only parts of what the operator's installation allows (jobs.allowedEgressCidrs of the chart;
-    none unless given). May be changed at any time; the policy follows within two resyncs of the operator."""
+    tracker. Only parts of what the operator's installation allows (jobs.allowedEgressCidrs of the chart; none
+    unless given). May be changed at any time; the policy follows within two resyncs of the operator."""
 
 
 def is_within(cidr: str, bounds: Iterable[str]) -> bool:
-    """Whether all of the network lies in one of `bounds`. Text that is no network lies in none."""
+    """Return whether the whole network lies in one of `bounds`. Text that is no network lies in none."""
     try:
         asked = ip_network(cidr)
     except ValueError:

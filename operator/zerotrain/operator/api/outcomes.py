@@ -1,4 +1,5 @@
-"""What came of configurations, refusals included: a job that waits or is refused asks again in every pass."""
+"""Cache of resolved configurations, errors included: a job that waits or is refused asks again in every
+pass."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ MOST = 256
 
 
 class Outcomes:
-    """The newest ones, for all threads."""
+    """Newest outcomes, shared by all threads."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
@@ -23,7 +24,8 @@ class Outcomes:
         return len(self._known)
 
     def of(self, config: str, terms: Hashable, resolve: Callable[[], EngineConfig]) -> EngineConfig:
-        """What `resolve` returned or raised for this configuration under these terms. Raises ConfigError."""
+        """Return what `resolve` returned for this configuration under these terms, or raise what it raised.
+        Raises ConfigError."""
         key = (hashlib.sha256(config.encode(errors="surrogatepass")).digest(), terms)
         found = self._known.get(key)
         if found is None:
@@ -36,6 +38,6 @@ class Outcomes:
                     del self._known[next(iter(self._known))]
                 self._known[key] = found
         if isinstance(found, ConfigError):
-            # Without the frames of whoever was told before, which each raise would add to.
+            # Drop the frames of earlier callers, which each raise would add to.
             raise found.with_traceback(None)
         return found

@@ -1,5 +1,5 @@
-"""Types for paths of files and folders. None has a part `.` or `..`, or an empty one: rules compare paths as
-text, so a path must name what it seems to name."""
+"""Types for paths of files and folders. No path has a part `.` or `..`, or an empty one: rules compare paths
+as text, so a path must name what it seems to name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_PATH_LENGTH: Final = 1024
 
 
 def _part(excluded: str = r"\x00") -> str:
-    """One part of a path: RE2 has no look-ahead that could rule out `.` and `..`."""
+    """Return a pattern for one part of a path. RE2 has no look-ahead that could rule out `.` and `..`."""
     return rf"([^/.{excluded}]|\.[^/.{excluded}]|\.\.[^/{excluded}])[^/{excluded}]*"
 
 
@@ -32,7 +32,8 @@ PATH_RULE: Final = f"must be an absolute path {_RULE}; write the path of the fol
 
 
 def _path(pattern: str, what: str, *, least: int = 2) -> tuple[Any, ...]:
-    """The pattern for the API server; the same with an error that people can read for everybody else."""
+    """Return the constraints of a path type: the pattern for the API server, and a check by the same pattern
+    with a readable error for all other callers."""
     compiled = re.compile(pattern)
 
     def check(text: str) -> str:
@@ -48,15 +49,15 @@ def _path(pattern: str, what: str, *, least: int = 2) -> tuple[Any, ...]:
 
 
 AbsolutePath = Annotated[str, *_path(_FOLDER, "an absolute path without a colon and a final slash,")]
-"""Names a folder below the root."""
+"""Path of a folder below the root."""
 
 MountPath = Annotated[str, *_path(_MOUNT, "an absolute path without a colon,")]
 FilePath = Annotated[str, *_path(_FILE, "an absolute path")]
 ExportedPath = Annotated[str, *_path(_EXPORT, "an absolute path", least=1)]
-"""May be the root of a file server."""
+"""Absolute path that may be the root of a file server."""
 
 SubPath = Annotated[str, *_path(_BELOW, "a relative path", least=0)]
-"""A folder of a volume; empty text is its root."""
+"""Folder of a volume; empty text is its root."""
 
 RelativePath = Annotated[str, *_path(_ITEM, "a relative path that does not begin with '..',", least=1)]
 DataPath = Annotated[str, *_path(_DATA, "an absolute path")]
@@ -71,9 +72,9 @@ PATH_FORMS: Final = {
     _ITEM: "a relative path without `.`, `..` and `//`",
     _DATA: "an absolute path without `.`, `..` and `//`, or builtin:python-stdlib",
 }
-"""The patterns in words."""
+"""Descriptions of the patterns."""
 
 
 def is_plain(path: str) -> bool:
-    """Whether it is a FilePath."""
+    """Return whether the path matches FilePath."""
     return re.fullmatch(_FILE, path) is not None

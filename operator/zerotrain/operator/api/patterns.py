@@ -1,8 +1,10 @@
-"""Regular expressions whose time is bounded by their size times the text's, whoever wrote either.
+"""Regular expressions whose matching time is bounded by their size times the length of the text, whoever
+wrote either.
 
-`failurePolicy.rules` hold patterns of one tenant and are matched inside an operator that serves all, against
-texts that training programs wrote. Python's `re` backtracks and takes exponential time on both; RE2 does not,
-and the API server's CEL uses it too. Compiled when a job is read, matched by the failure policy.
+`failurePolicy.rules` hold patterns of one tenant and are matched inside an operator that serves all tenants,
+against texts that training programs wrote. Python's `re` backtracks and takes exponential time on such pairs;
+RE2 does not, and the API server's CEL uses it too. Patterns are compiled when a job is read, and matched by
+the failure policy.
 """
 
 from __future__ import annotations
@@ -15,11 +17,12 @@ import re2
 
 MAX_PATTERN_LENGTH = 256
 MAX_MEMORY_BYTES = 256 << 10
-"""Of one compiled pattern and its matching; RE2 refuses a pattern whose program does not fit a part of it."""
+"""Maximum memory in bytes of one compiled pattern and its matching; RE2 rejects a pattern whose program does
+not fit a part of it."""
 
 
 class PatternError(ValueError):
-    """The pattern cannot be used; the message is RE2's."""
+    """Error for a pattern that cannot be used; the message is RE2's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +33,18 @@ class Pattern:
 
     @property
     def num_instructions(self) -> int:
-        """Size of the program; a search takes so many steps per byte at most."""
+        """Size of the program; a search takes at most that many steps per byte."""
         return int(self.expression.programsize)
 
     def found_in(self, text: str) -> bool:
-        """Whether some part of `text` matches."""
-        # Lone surrogates have no bytes; in what programs write they stand for what was no text anyway.
+        """Return whether some part of `text` matches."""
+        # Lone surrogates have no bytes; in the output of programs they stand for what was no text anyway.
         return self.expression.search(text.encode(errors="replace")) is not None
 
 
 @lru_cache(maxsize=1024)
 def compiled(pattern: str) -> Pattern:
-    """Raises PatternError."""
+    """Compile a pattern. Raises PatternError."""
     if len(pattern) > MAX_PATTERN_LENGTH:
         raise PatternError(f"a pattern has at most {MAX_PATTERN_LENGTH} characters; got {len(pattern)}")
     options = re2.Options()

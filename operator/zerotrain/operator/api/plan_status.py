@@ -1,6 +1,7 @@
-"""A job's plan as `status.memoryPlan` holds it: the figures of `zerotrain plan -o json`, in API spelling.
+"""Conversion of a job's plan to `status.memoryPlan`: the figures of `zerotrain plan -o json`, in API
+spelling.
 
-What is zero or not known is left out: the object goes to everybody who watches jobs with every write.
+Zero and unknown values are left out: every write sends the object to all clients that watch jobs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def status_of(plan: JobPlan) -> MemoryPlan:
-    """For `status.memoryPlan`; without a demand the verdict and the message alone."""
+    """Return the plan for `status.memoryPlan`; without a demand, the verdict and the message alone."""
     found, proposal = plan.demand, plan.proposal
     if found is None:
         return MemoryPlan(verdict=str(plan.verdict), message=plan.message, ranks=plan.ranks)
@@ -44,7 +45,7 @@ def status_of(plan: JobPlan) -> MemoryPlan:
 
 
 def _activations(found: Demand) -> int:
-    """Of one rank."""
+    """Return the activation bytes of one rank."""
     computes = found.tier(Tier.GPU) or found.tier(Tier.HOST)
     if computes is None:
         return 0
@@ -76,7 +77,7 @@ def _phase(phase: Phase) -> PlannedPhase:
 
 
 def _pace(pace: Pace) -> PlannedPace:
-    """Rounded: more digits than an estimate has would make a status longer for nothing."""
+    """Return the pace, rounded: more digits than an estimate has would make a status longer for nothing."""
     return PlannedPace(
         seconds=float(f"{pace.seconds:.4g}"), bound_by=pace.bound_by, missing_rates=pace.missing or None
     )

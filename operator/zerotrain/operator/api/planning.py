@@ -1,7 +1,7 @@
-"""From a job's spec to its memory plan: the same for `zerotrain plan` and for the operator's admission.
+"""Memory plan of a job from its spec: the same for `zerotrain plan` and for the operator's admission.
 
-Pure, and kept: a plan may take a tenth of a second, so that the operator asks on its event loop for what is
-known alone (`known_plan`) and lets a thread find out the rest (`plan_job`).
+Pure, and cached: a plan may take a tenth of a second, so the operator asks on its event loop only for cached
+plans (`known_plan`), and makes the others in a thread (`plan_job`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ LABEL_MEMORY = "nvidia.com/gpu.memory"
 """Labels of NVIDIA's GPU feature discovery; the second one is in MiB."""
 
 MAX_PLANS = 512
-"""Plans that are kept, the newest ones."""
+"""Maximum number of cached plans; the newest are kept."""
 
 _Key = tuple[str, int, int | None, int]
 _plans: dict[_Key, JobPlan] = {}
@@ -68,16 +68,16 @@ _WITHOUT_MEMORY = {
     "managed_by",
     "suspend",
 }
-"""Fields that a plan does not depend on but in the number of workers that they allow, which is found before
+"""Fields that a plan depends on only through the number of workers that they allow, which is found before
 they are left out; `workers` is an argument of its own."""
 
 
 class PlanMissing(Exception):
-    """Nobody has made this plan yet."""
+    """Error of `known_plan`: this plan has not been made yet."""
 
 
 class Planner(Protocol):
-    """`plan_job` or `known_plan`."""
+    """Type of `plan_job` and `known_plan`."""
 
     def __call__(
         self, spec: ZeroTrainingJobSpec, *, workers: int | None = None, base_workers: int | None = None
@@ -86,20 +86,20 @@ class Planner(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobPlan:
-    """The answer about one job at one size."""
+    """Plan of one job at one size."""
 
     verdict: Verdict
     message: str
     ranks: int
     demand: Demand | None = None
-    """None when the job cannot be planned; the message says why."""
+    """Memory demand; None when the job cannot be planned, and the message says why."""
     proposal: Proposal | None = None
 
     pace: Pace | None = None
-    """A step by the rates that were given, of the proposal where there is one; None where none are known."""
+    """Duration of a step by the given rates, of the proposal if there is one; None without rates."""
 
     def as_status(self) -> MemoryPlan:
-        """For `status.memoryPlan`."""
+        """Return the plan for `status.memoryPlan`."""
         return status_of(self)
 
 
@@ -108,8 +108,8 @@ def plan_job(
 ) -> JobPlan:
     """Plan a job as the operator does, from its spec alone. Raises nothing for a spec that is admitted.
 
-    `workers`: of the attempt, where it is not the spec's. `base_workers`: of an elastic job, the size whose
-    global batch it keeps.
+    `workers`: size of the attempt, if it is not the spec's. `base_workers`: for an elastic job, the size
+    whose global batch it keeps.
     """
     key = _key(spec, workers, base_workers)
     found = _plans.get(key)
@@ -125,7 +125,7 @@ def plan_job(
 def known_plan(
     spec: ZeroTrainingJobSpec, *, workers: int | None = None, base_workers: int | None = None
 ) -> JobPlan:
-    """As `plan_job`, where the answer takes no time. Raises PlanMissing where it would."""
+    """Return the plan that `plan_job` would, if it is cached. Raises PlanMissing otherwise."""
     found = _plans.get(_key(spec, workers, base_workers))
     if found is None:
         raise PlanMissing
@@ -133,7 +133,8 @@ def known_plan(
 
 
 def _key(spec: ZeroTrainingJobSpec, workers: int | None, base_workers: int | None) -> _Key:
-    """By text: specs hold dictionaries, which are no keys."""
+    """Return the cache key. It holds the spec as text, since specs contain dictionaries, which are not
+    hashable."""
     text = spec.model_dump_json(by_alias=True, exclude_unset=True, exclude=_WITHOUT_MEMORY)
     count = workers or spec.workers
     return text, count, base_workers, most_workers(spec, count)
@@ -157,10 +158,10 @@ def judge(
     most: int | None = None,
     rates: Rates | None = None,
 ) -> JobPlan:
-    """The verdict about the workload of a job, with what would fit where it does not.
+    """Return the verdict about the workload of a job, with a proposal that fits if the workload does not.
 
     `base_workers`: as for `plan_job`. `most`: workers that may be proposed; as the spec allows unless given.
-    `rates`: what a step is timed by; none unless given.
+    `rates`: rates by which a step is timed; none unless given.
     """
     found = demand(workload)
     message, proposal = summary(found), None
@@ -169,7 +170,7 @@ def judge(
             most = most_workers(spec, workload.workers)
         proposal = nearest(workload, terms_of(spec, workload, base_workers=base_workers, most=most))
         message = f"{message}. {way_out(proposal, found)}"
-    # The speed of what cannot run is of no use: then that of the nearest that can.
+    # The speed of a workload that cannot run is of no use: time the nearest one that can.
     timed = found if proposal is None else proposal.demand
     return JobPlan(
         verdict=found.verdict,
@@ -189,7 +190,7 @@ def workload_of(
     shape: ModelShape | None = None,
     device: Accelerator | None = None,
 ) -> Workload:
-    """The planner's view of a job. `shape` and `device` replace what the spec says of model and GPU.
+    """Return the planner's view of a job. `shape` and `device` replace what the spec says of model and GPU.
 
     Raises ShapeError when the model or the configuration cannot be read from the spec.
     """
@@ -224,7 +225,7 @@ def _by_reference(spec: ZeroTrainingJobSpec) -> str:
 
 
 def shape_of(spec: ZeroTrainingJobSpec) -> ModelShape:
-    """The model's sizes, as far as the spec has them. Raises ShapeError."""
+    """Return the model's sizes, as far as the spec has them. Raises ShapeError."""
     model = spec.model
     if model is None:
         raise ShapeError("the program is the user's own and spec.model is not given")
@@ -245,7 +246,7 @@ def shape_of(spec: ZeroTrainingJobSpec) -> ModelShape:
 def limits_of(
     spec: ZeroTrainingJobSpec, *, spill_bytes: int | None = None, device: Accelerator | None = None
 ) -> dict[Tier, Limit]:
-    """What the workers are given: of a GPU for the GPU, of a worker for the rest."""
+    """Return the memory limits: of one GPU for the GPU, of one worker for all other kinds of memory."""
     limits: dict[Tier, Limit] = {}
     resources, nvme = spec.resources, spec.nvme
     if spec.num_gpus:
@@ -266,7 +267,8 @@ def limits_of(
 
 
 def _device_limit(spec: ZeroTrainingJobSpec, device: Accelerator | None) -> Limit | None:
-    """Of one GPU: what the caller knows, the spec says, or the labels of the nodes it asks for."""
+    """Return the limit of one GPU: from the caller, else the spec, else the labels of the nodes that the spec
+    asks for."""
     if device is not None:
         return Limit(num_bytes=device.memory_bytes, source=device.name)
     gpus = spec.resources.gpus if spec.resources is not None else None
@@ -285,13 +287,13 @@ def _by_labels(labels: Mapping[str, str]) -> Limit | None:
 
 
 def sheet_rates(spec: ZeroTrainingJobSpec, workload: Workload, device: Accelerator | None = None) -> Rates:
-    """By the data sheet of `device`, else of the GPU that the spec names; no rates on CPUs."""
+    """Return rates by the data sheet of `device`, else of the GPU that the spec names; no rates on CPUs."""
     found = (device or device_of(spec)) if spec.num_gpus else None
     return rates_of(found, workload.config.precision.product_dtype)
 
 
 def device_of(spec: ZeroTrainingJobSpec) -> Accelerator | None:
-    """The GPU that the nodes it asks for are labelled with, for its speed."""
+    """Return the GPU that the labels of the requested nodes name, for its speed."""
     labels = (spec.scheduling.node_selector if spec.scheduling else None) or {}
     product = labels.get(LABEL_PRODUCT)
     return accelerator(product) if product else None

@@ -1,4 +1,5 @@
-"""Rules of podTemplate across its lists: the API server would only find them once it refuses the pod."""
+"""Rules of podTemplate across its lists. Without them, the API server would find violations only when it
+rejects the pod."""
 
 from __future__ import annotations
 
@@ -61,7 +62,8 @@ def _taken_paths(path: str, mounts: tuple[VolumeMount, ...], taken: tuple[str, .
 
 
 def _on_the_spill(path: str, mounts: tuple[VolumeMount, ...], spec: ZeroTrainingJobSpec) -> Iterator[Refusal]:
-    """What is spilled below another mount would lie on another volume, under other rules."""
+    """Yield refusals of mounts below the NVMe volume: data spilled there would lie on another volume, under
+    other rules."""
     if spec.nvme is None:
         return
     spill = PurePosixPath(spec.nvme.mount_path)
@@ -75,12 +77,13 @@ def _on_the_spill(path: str, mounts: tuple[VolumeMount, ...], spec: ZeroTraining
 
 
 def taken_by(path: str, taken: Iterable[str]) -> str | None:
-    """The first of the paths in `taken` that a mount at `path` would collide with."""
+    """Return the first of the paths in `taken` that a mount at `path` would collide with."""
     return next((own for own in taken if _collide(path, own)), None)
 
 
 def _collide(path: str, own: str) -> bool:
-    """The operator's own folders are also closed above and below; a folder below /tmp, say, is free."""
+    """Return whether the paths collide. The operator's own folders are also closed above and below; a folder
+    below /tmp, say, is free."""
     mine, theirs = PurePosixPath(path), PurePosixPath(own)
     if mine == theirs:
         return True

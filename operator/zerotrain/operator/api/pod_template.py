@@ -1,5 +1,5 @@
-"""What the user may add to the worker pods. Everything merges by name; the operator's own names are
-refused."""
+"""Additions of the user to the worker pods. All lists merge by name; the operator's own names are
+rejected."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def _reserved_keys(field: str) -> Rule:
 
 
 _APPARMOR = "container.apparmor.security.beta.kubernetes.io/"
-"""The one annotation that Pod Security looks at: other values take a container's profile away."""
+"""Prefix of the only annotations that Pod Security checks: other values remove a container's AppArmor
+profile."""
 
 
 def _keeps_apparmor(key: str, value: str) -> bool:
@@ -48,7 +49,7 @@ def _may_be_given(variable: EnvVar) -> bool:
 
 
 class PodTemplate(ApiModel):
-    """Additions to the worker pods. Lists merge by name; the operator's own names are refused."""
+    """Additions to the worker pods. Lists merge by name; the operator's own names are rejected."""
 
     RULES = (
         _reserved_keys("labels"),
@@ -90,7 +91,7 @@ class PodTemplate(ApiModel):
     """Volumes of the pods, such as the one with the training data."""
 
     volume_mounts: VolumeMounts = ()
-    """Where the ranks see those volumes."""
+    """Mounts of those volumes in the ranks' container."""
 
     init_containers: Annotated[
         tuple[Container, ...], Field(max_length=16, json_schema_extra=keyed_by("name")), unique_by("name")
@@ -100,10 +101,10 @@ class PodTemplate(ApiModel):
     sidecars: Annotated[
         tuple[Container, ...], Field(max_length=16, json_schema_extra=keyed_by("name")), unique_by("name")
     ] = ()
-    """Containers that run beside the ranks and are ended with them."""
+    """Containers that run beside the ranks and end with them."""
 
     affinity: Affinity | None = None
-    """Where the pods may run, beyond scheduling.nodeSelector."""
+    """Rules for the nodes of the pods, beyond scheduling.nodeSelector."""
 
     image_pull_secrets: Annotated[
         tuple[LocalReference, ...],
@@ -113,5 +114,5 @@ class PodTemplate(ApiModel):
     """Secrets with the credentials of the image registry."""
 
     service_account_name: ObjectName | None = None
-    """ServiceAccount of the pods; the namespace's default unless given. Its token is
-    not mounted by itself."""
+    """ServiceAccount of the pods; the namespace's default unless given. Its token is not mounted
+    automatically."""

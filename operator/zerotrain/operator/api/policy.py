@@ -1,7 +1,7 @@
-"""`python -m zerotrain.operator.api.policy > deploy/policy/jobs.yaml`
+"""Print the policy for jobs: `python -m zerotrain.operator.api.policy > deploy/policy/jobs.yaml`.
 
-Prints the ValidatingAdmissionPolicy that bounds the free-form parts of a job before it is stored. The
-operator bears whatever is stored without it; with it the writer hears at once.
+This ValidatingAdmissionPolicy bounds the free-form parts of a job before it is stored. The operator copes
+with everything that is stored without it; with it, the user gets the error at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from zerotrain.operator.constants import GROUP, MAX_FREE_ENTRIES, MAX_SPEC_DEPTH
 
 NAME = "zerotrain-jobs"
 MAX_TEXT = 8192
-"""Characters of one key or text in the free-form parts."""
+"""Maximum number of characters of one key or text in the free-form parts."""
 _HEADER = """\
 # Generated from operator/zerotrain/operator/api/policy.py; do not edit. For Kubernetes 1.30 and newer.
 """
@@ -29,14 +29,14 @@ _PATHS = {"config": "spec.config", "args": "spec.model.factory.args"}
 
 
 def _inner(value: str) -> str:
-    """The values of a list or an object; none of anything else."""
+    """Return a CEL expression for the values of a list or an object; an empty list for anything else."""
     return f"(type({value}) == map ? {value}.map(k, {value}[k]) : type({value}) == list ? {value} : [])"
 
 
 def bounds(value: str, levels: int) -> str:
-    """That no more lists and objects lie within each other, that each has a bounded number of entries, and
-    each key and text a bounded length. CEL knows no recursion: one loop for each level. The sizes come first,
-    so that nothing large is looked through."""
+    """Return a CEL rule that bounds the depth of nested lists and objects, the number of entries of each, and
+    the length of each key and text. CEL has no recursion: the rule has one loop for each level. The sizes
+    come first, so that nothing large is searched."""
     rule = "false"
     for level in range(levels, 0, -1):
         name = f"v{level}"
@@ -49,7 +49,7 @@ def bounds(value: str, levels: int) -> str:
 
 
 def policy() -> list[dict[str, Any]]:
-    """The policy and its binding."""
+    """Return the policy and its binding."""
     unchanged = " && ".join(
         f"({part.format('oldObject')}) == ({part.format('object')})" for part in _PARTS.values()
     )
@@ -97,7 +97,7 @@ def policy() -> list[dict[str, Any]]:
 
 
 def render() -> str:
-    """Both as YAML text."""
+    """Return both as YAML text."""
     yaml: Any = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
     yaml.width = 110

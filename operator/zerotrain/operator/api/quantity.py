@@ -35,13 +35,13 @@ ANY_PATTERN = r"^([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-
 
 
 class Quantity(str):
-    """An amount as the user wrote it. Equality is of the text; compare `value` for the amount."""
+    """Amount as the user wrote it. Equality compares the text; compare `value` for the amount."""
 
     __slots__ = ()
 
     @property
     def value(self) -> Fraction:
-        """The exact amount. Raises ValueError when the text is no quantity."""
+        """Exact amount. Raises ValueError when the text is no quantity."""
         match = _NUMBER.fullmatch(self)
         if match is None:
             raise ValueError(
@@ -54,7 +54,7 @@ class Quantity(str):
 
     @property
     def num_bytes(self) -> int:
-        """The amount in bytes, rounded up to a whole byte as the scheduler does."""
+        """Amount in bytes, rounded up to a whole byte as the scheduler does."""
         return math.ceil(self.value)
 
 
@@ -108,11 +108,11 @@ _AMOUNT = "a quantity such as 500m, 4 or 16Gi"
 Bytes = Annotated[Quantity, _Schema(BYTES_PATTERN, minimum=1, example=_SIZE)]
 Cpu = Annotated[Quantity, _Schema(CPU_PATTERN, minimum=1, example=_CORES)]
 AnyQuantity = Annotated[Quantity, _Schema(ANY_PATTERN, minimum=0, example=_AMOUNT)]
-"""Any resource of Kubernetes."""
+"""Quantity of any resource of Kubernetes."""
 
 
 def format_bytes(amount: int) -> str:
-    """Shortest exact binary form: 17179869184 -> 16Gi."""
+    """Return the shortest exact binary form: 17179869184 -> 16Gi."""
     for suffix in ("Ei", "Pi", "Ti", "Gi", "Mi", "Ki"):
         unit = int(_SUFFIXES[suffix])
         if amount and amount % unit == 0:

@@ -1,7 +1,8 @@
-"""Writes `docs/reference/zerotrainingjob.md`: `python -m zerotrain.operator.api.reference > FILE`.
+"""Print the reference of all fields: `python -m zerotrain.operator.api.reference > FILE`.
 
-Every field of spec and status as the API server knows it: the schema of the CustomResourceDefinition, and its
-rules about changes. The file is generated and compared in the tests; edit the models, not the file.
+The file, `docs/reference/zerotrainingjob.md`, describes every field of spec and status as the API server
+knows it: the schema of the CustomResourceDefinition, and its rules about changes. The file is generated and
+compared in the tests; edit the models, not the file.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ Written by the operator alone. Fields are absent while there is nothing to say.
 
 
 def document() -> str:
-    """The whole file."""
+    """Return the text of the whole file."""
     properties = openapi_schema()["properties"]
     pages = _Pages()
     pages.add("spec", properties["spec"])
@@ -78,7 +79,7 @@ class _Pages:
 
     sections: list[str] = field(default_factory=list)
     seen: dict[str, str] = field(default_factory=dict)
-    """Where an object with these fields was written out."""
+    """Path at which an object with these fields was written out."""
 
     def take(self) -> list[str]:
         taken, self.sections = self.sections, []
@@ -148,7 +149,7 @@ def _type(schema: Schema) -> str:
 
 
 def _default(schema: Schema) -> str:
-    # An object's default repeats those of its fields.
+    # The default of an object repeats those of its fields.
     if "default" not in schema or "properties" in schema:
         return ""
     return f"`{json.dumps(schema['default'])}`"
@@ -167,7 +168,7 @@ def _bounds(schema: Schema) -> Iterator[str]:
         ("minItems", "maxItems", "items"),
         ("minProperties", "maxProperties", "entries"),
     ):
-        # A quantity's length says nothing that its form does not say.
+        # The length of a quantity adds nothing to its form.
         if INT_OR_STRING in schema:
             continue
         if few in schema and many in schema:
@@ -179,28 +180,29 @@ def _bounds(schema: Schema) -> Iterator[str]:
 
 
 def _form(pattern: str) -> str:
-    """In words where the pattern is one of Kubernetes' own, which nobody reads."""
+    """Describe the pattern in words if it is one of Kubernetes' own, which are hard to read; else quote
+    it."""
     if pattern in _FORMS:
         return _FORMS[pattern]
-    # A bracket before a parenthesis would be taken for a link, also inside of code.
+    # A bracket before a parenthesis would be taken for a link, even inside code.
     if "](" in pattern:
         return f"<code>{_escaped(pattern).replace('(', '&#40;')}</code>"
     return f"`{pattern}`".replace("|", "\\|")
 
 
 def _standing_rules(schema: Schema) -> Iterator[Mapping[str, Any]]:
-    """Rules about the object itself; those about changes are the table's column."""
+    """Return the rules about the object itself; those about changes are the table's column."""
     return (entry for entry in schema.get(VALIDATIONS, ()) if "oldSelf" not in entry["rule"])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Change:
-    """What one rule about changes says: of which field, and when it may change."""
+    """Content of one rule about changes: the field, and when it may change."""
 
     path: str
     when: str
     only_itself: bool = False
-    """The rule is about whether the field is there; its parts are free."""
+    """Whether the rule is only about the presence of the field; its parts are free."""
 
 
 _IMMUTABLE = re.compile(r"(?P<path>\S+) is immutable(?: unless (?P<unless>.+?) is given)?(?::.*)?")
@@ -221,12 +223,12 @@ def _change(rule: Rule) -> _Change:
     raise ValueError(f"the rule {rule.message!r} says in no known form when its field may change")
 
 
-# Private to the models: nobody else may build on the order or the wording of these rules.
+# Private to the models: no other module may depend on the order or the wording of these rules.
 _CHANGES = {change.path: change for change in map(_change, spec_module._CHANGES)}
 
 
 def mutability(path: str) -> str:
-    """When the field at `path` (such as spec.nvme.size) may change."""
+    """Return when the field at `path` (such as spec.nvme.size) may change."""
     parts = path.replace("[]", "").removesuffix(".*").split(".")
     for length in range(len(parts), 1, -1):
         found = _CHANGES.get(".".join(parts[:length]))
@@ -246,12 +248,12 @@ def _columns() -> str:
 
 
 def _anchor(heading: str) -> str:
-    """As GitHub makes it."""
+    """Return the anchor that GitHub makes for the heading."""
     return re.sub(r"[^a-z0-9 _-]", "", heading.lower()).replace(" ", "-")
 
 
 def _escaped(text: str) -> str:
-    """One line, safe in a cell of a table."""
+    """Return the text as one line that is safe in a cell of a table."""
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;").replace(">", "&gt;")
 
 

@@ -1,4 +1,4 @@
-"""Why a job must not start."""
+"""Reasons why a job must not start."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ class Refusal:
     """Path of the field from the object's root, such as spec.nvme.mountPath."""
 
     reason: Reason
-    """INVALID_SPEC: wrong in every version; NOT_SUPPORTED: this version has no behaviour for it."""
+    """Kind of the reason. INVALID_SPEC: wrong in every version; NOT_SUPPORTED: this version has no behaviour
+    for it."""
 
     message: str
-    """The rule, the value and the way out."""
+    """Text with the rule, the value and a remedy."""
 
     def __str__(self) -> str:
         return f"{self.path}: {self.message}"

@@ -1,4 +1,4 @@
-"""Where and when the workers are scheduled."""
+"""Scheduling of the workers: queue, gang, priority and placement."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TopologyPolicy(StrEnum):
 
 
 class Scheduling(ApiModel):
-    """Where and when the workers are scheduled."""
+    """Queue, gang, priority and placement of the workers."""
 
     RULES = (
         rule(
@@ -42,7 +42,7 @@ class Scheduling(ApiModel):
     cluster serves, else None."""
 
     queue_name: DnsLabel | None = None
-    """Kueue LocalQueue in the job's namespace that admits the job. Not queued unless given."""
+    """Kueue LocalQueue in the job's namespace that admits the job. No queue unless given."""
 
     scheduler_name: ObjectName | None = None
     """Scheduler of the workers. Unless given: volcano with gang Volcano, scheduler-plugins-scheduler with
@@ -61,5 +61,5 @@ class Scheduling(ApiModel):
     """Node label, such as topology.kubernetes.io/zone, by which topologyPolicy places the workers."""
 
     topology_policy: TopologyPolicy | None = None
-    """Colocate puts all workers on nodes that share one value of topologyKey; Spread puts them evenly over
-    its values. Colocate unless given."""
+    """Placement by topologyKey. Colocate puts all workers on nodes that share one value of it; Spread puts
+    them evenly over its values. Colocate unless given."""

@@ -1,4 +1,4 @@
-"""The shape of one attempt: what its pods depend on beyond the spec, decided when it starts."""
+"""Shape of one attempt: properties of its pods beyond the spec, decided when it starts."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from .core.meta import Toleration
 
 
 class AttemptShape(ObservedModel):
-    """Fixed for the attempt: a pod that is made again after a restart of the operator equals its peers."""
+    """Properties fixed for the attempt: a pod that is created again after a restart of the operator equals
+    its peers."""
 
     workers: Int
     """Worker pods of the attempt; fewer than spec.workers after a job was shrunk."""
 
     excluded_nodes: Annotated[tuple[str, ...], Field(max_length=64, json_schema_extra=ATOMIC)] = ()
-    """Nodes that the pods of the attempt must not run on: failures were laid at their door."""
+    """Nodes that the pods of the attempt must not run on, as failures were attributed to them."""
 
     grace_period_seconds: Int | None = None
-    """checkpoint.gracePeriodSeconds that the pods were made with, in seconds."""
+    """Value of checkpoint.gracePeriodSeconds with which the pods were created, in seconds."""
 
     generation: Int = 0
-    """Generation of the spec that the attempt was begun under."""
+    """Generation of the spec with which the attempt began."""
 
     frozen_hash: str = ""
     """Hash of the part of that spec which changes only while the job is suspended."""
@@ -32,16 +33,16 @@ class AttemptShape(ObservedModel):
     """API version of the pod group that places the workers together; empty without a gang."""
 
     node_selector: dict[str, str] = Field(default_factory=dict)
-    """Labels that the nodes must have beyond spec.scheduling: from the queue."""
+    """Labels that the queue requires of the nodes, beyond spec.scheduling."""
 
     tolerations: Annotated[tuple[Toleration, ...], Field(max_length=128, json_schema_extra=ATOMIC)] = ()
-    """Taints that the workers accept beyond spec.scheduling: from the queue."""
+    """Tolerations that the queue adds to those of spec.scheduling."""
 
     scheduling_gates: Annotated[tuple[str, ...], Field(max_length=8, json_schema_extra=ATOMIC)] = ()
-    """Gates of the pods that the queue opens, once it has chosen a place for each."""
+    """Scheduling gates of the pods that the queue opens once it has chosen a place for each."""
 
     labels: dict[str, str] = Field(default_factory=dict)
-    """Labels of the pods that the queue asks for."""
+    """Labels of the pods that the queue requires."""
 
     annotations: dict[str, str] = Field(default_factory=dict)
-    """Annotations of the pods that the queue asks for."""
+    """Annotations of the pods that the queue requires."""

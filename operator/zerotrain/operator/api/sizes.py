@@ -1,4 +1,5 @@
-"""The configuration of a job at another size than its own: which sizes work, and what the workers are given.
+"""Configuration of a job at another size than its own: the sizes that work, and the files that the workers
+get.
 
 Called by reconcile when it decides on a size, and by resources when they render the files of an attempt.
 """
@@ -20,33 +21,36 @@ from .spec import ZeroTrainingJobSpec
 
 
 def auto_of(spec: ZeroTrainingJobSpec) -> AutoValues:
-    """What the job says for "auto"."""
+    """Return the job's values for "auto"."""
     gpt = spec.model.gpt if spec.model is not None else None
     preset = spec.model.preset if spec.model is not None else None
     return auto_values(d_model=gpt.d_model if gpt else None, preset=preset, steps=spec.steps)
 
 
 def base_workers(job: ZeroTrainingJob) -> int:
-    """The size whose global batch the job keeps."""
+    """Return the size whose global batch the job keeps."""
     elastic = job.status.elastic
     return elastic.base_workers if elastic is not None else job.shape.workers
 
 
 def batch_of(spec: ZeroTrainingJobSpec, base: int) -> GlobalBatch:
-    """What a resize keeps. Raises ConfigError; the spec must have its configuration inline."""
+    """Return the global batch, which a resize keeps. Raises ConfigError; the spec must have its configuration
+    inline."""
     return global_batch(spec.config or {}, world_size=base * spec.num_ranks_per_worker, auto=auto_of(spec))
 
 
 def config_at(spec: ZeroTrainingJobSpec, base: int, workers: int) -> dict[str, Any]:
-    """The inline configuration for so many workers. Raises ConfigError where the batch does not divide."""
+    """Return the inline configuration for the number of workers. Raises ConfigError if the batch does not
+    divide."""
     each = spec.num_ranks_per_worker
     return _scaled(spec.config or {}, base * each, workers * each, auto_of(spec))
 
 
 def resolved_at(spec: ZeroTrainingJobSpec, base: int, workers: int) -> EngineConfig:
-    """The same, resolved: also what else of the configuration depends on the number of ranks was checked."""
+    """Return the configuration of `config_at`, resolved: everything else that depends on the number of ranks
+    is checked, too. Raises ConfigError."""
     each = spec.num_ranks_per_worker
-    # As text, since True, 1 and 1.0 are one key but not one value.
+    # Use the text as key, since True, 1 and 1.0 are one key but not one value.
     text, auto = json.dumps(spec.config or {}, sort_keys=True), auto_of(spec)
     base_ranks, ranks = base * each, workers * each
 
@@ -64,7 +68,7 @@ def _scaled(config: dict[str, Any], base_ranks: int, ranks: int, auto: AutoValue
 
 
 def refusal_of_size(spec: ZeroTrainingJobSpec, base: int, workers: int) -> str | None:
-    """Why the job cannot run with so many workers, with the numbers; None when it can."""
+    """Return why the job cannot run with the number of workers, with the figures; None when it can."""
     try:
         config = resolved_at(spec, base, workers)
     except ConfigError as error:
@@ -78,8 +82,8 @@ def refusal_of_size(spec: ZeroTrainingJobSpec, base: int, workers: int) -> str |
 def largest_size(
     spec: ZeroTrainingJobSpec, base: int, *, at_most: int, fits: Callable[[int], bool]
 ) -> int | None:
-    """The largest size up to `at_most` that works, `fits` and is within the bounds of spec.elastic; None also
-    where the configuration does not resolve for `base` itself."""
+    """Return the largest size up to `at_most` that works, `fits` and is within the bounds of spec.elastic.
+    None if there is none, or if the configuration does not resolve for `base` itself."""
     if spec.elastic is None:
         return None
     try:

@@ -34,7 +34,8 @@ def _immutable(field: str, why: str) -> Rule:
 
 
 def _frozen(field: str) -> Rule:
-    """Pods of a running attempt would not see the change, so it is only taken while none should run."""
+    """Return a rule that lets the field change only while the job is suspended: pods of a running attempt
+    would not see the change."""
     return rule(
         f"self.suspend || oldSelf.suspend || ({_same(field)})",
         f"{field} can be changed only while the job is suspended",
@@ -43,7 +44,8 @@ def _frozen(field: str) -> Rule:
 
 
 def _frozen_but(field: str, model: type[ApiModel], *free: str) -> tuple[Rule, ...]:
-    """As `_frozen` for every part of the field but those named: a rule each, so that messages name it."""
+    """Return `_frozen` rules for every part of the field except those named: one rule each, so that messages
+    name the part."""
     parts = [str(info.alias) for info in model.model_fields.values()]
     unknown = set(free) - set(parts)
     if unknown:
@@ -101,9 +103,9 @@ _CHANGES = (
     _frozen("data"),
     _frozen("steps"),
     _frozen("logEverySteps"),
-    # The volume has its own rule; a verification is a pod of its own, made after the last attempt.
+    # The volume has its own rule; a verification runs in a separate pod, created after the last attempt.
     *_frozen_but("checkpoint", Checkpoint, "volume", "verify", "verifyTimeoutSeconds"),
-    # Of running pods the priority stays: it is that of the queue and of the next attempt's pods.
+    # Running pods keep their priority: a change applies to the queue and to the next attempt's pods.
     *_frozen_but("scheduling", Scheduling, "priorityClassName"),
     _frozen("podTemplate"),
 )
@@ -181,11 +183,11 @@ _RULES = (
 RULE_FOR_CHANGES = one_for_changes(
     "spec", _CHANGES, "a field cannot be changed, or only while the job is suspended"
 )
-"""Stands at the job: it looks at the status, too."""
+"""Rule of the whole job rather than of its spec, as it reads the status, too."""
 
 
 class ZeroTrainingJobSpec(ApiModel):
-    """What to train and with what."""
+    """Desired state: what to train and with what."""
 
     RULES = _RULES
 
@@ -196,7 +198,7 @@ class ZeroTrainingJobSpec(ApiModel):
     """Processes of each worker, 1 to 64; resources.gpus.count unless given, or 1 without GPUs. Immutable."""
 
     image: Image
-    """Image of the workers. It must hold the zerotrain runtime. Changes only while suspended."""
+    """Image of the workers. It must contain the zerotrain runtime. Changes only while suspended."""
 
     command: Annotated[tuple[Argument, ...], Field(max_length=64, json_schema_extra=ATOMIC)] = ()
     """Program that the launcher starts once per rank; the built-in trainer unless given. Changes only while
@@ -206,18 +208,17 @@ class ZeroTrainingJobSpec(ApiModel):
     """Arguments of command. Changes only while suspended."""
 
     config: Annotated[dict[str, Any], Field(max_length=MAX_FREE_ENTRIES)] | None = None
-    """A DeepSpeed-style configuration, inline; the same keys as in its JSON file. Either this or
-    configFrom. Changes only while suspended."""
+    """DeepSpeed-style configuration, inline; the same keys as in its JSON file. Either this or configFrom.
+    Changes only while suspended."""
 
     config_from: ConfigSource | None = None
-    """The configuration by reference. Either this or config. Changes only while suspended."""
+    """Reference to the configuration. Either this or config. Changes only while suspended."""
 
     model: Model | None = None
-    """The model that the built-in trainer trains. Needed unless command is given. Immutable."""
+    """Model that the built-in trainer trains. Needed unless command is given. Immutable."""
 
     data: Data | None = None
-    """The training data of the built-in trainer. Needed unless command is given. Changes only while
-    suspended."""
+    """Training data of the built-in trainer. Needed unless command is given. Changes only while suspended."""
 
     steps: Annotated[Int, Field(ge=1, le=10**12)] | None = None
     """Optimizer steps of the whole job, over all attempts. Needed unless command is given. Changes only
@@ -227,52 +228,52 @@ class ZeroTrainingJobSpec(ApiModel):
     """Seed of parameters, dropout and data order; 0 unless given. Immutable."""
 
     log_every_steps: Annotated[Int, Field(ge=1, le=10**9)] = 10
-    """The trainer logs one line after every so many steps; 10 unless given. Changes only while suspended."""
+    """Steps between two log lines of the trainer; 10 unless given. Changes only while suspended."""
 
     resources: Resources | None = None
     """GPUs, cores and memory of each worker; requests equal limits. Immutable."""
 
     nvme: Nvme | None = None
-    """A fast local volume of each worker for state that is spilled out of memory. None unless given.
+    """Fast local volume of each worker for state that is spilled out of memory. None unless given.
     Immutable."""
 
     network: Network | None = None
-    """Connections of the job's pods to others than its own ranks and DNS; none unless given. May be changed
-    at any time."""
+    """Networks that the job's pods may connect to, besides its own ranks and DNS; none unless given. May be
+    changed at any time."""
 
     scratch: Scratch | None = None
-    """Limits of what each worker keeps on its node's own disk. May be changed at any time; counts from the
+    """Limits of what each worker stores on its node's own disk. May be changed at any time; applies from the
     next attempt on."""
 
     checkpoint: Checkpoint | None = None
-    """When checkpoints are taken and where they go. Without it nothing is saved and every restart begins at
-    step 0. Changes only while suspended, its volume never, verify and verifyTimeoutSeconds at any time."""
+    """Schedule and destination of checkpoints. Without it nothing is saved and every restart begins at step
+    0. Changes only while suspended, its volume never, verify and verifyTimeoutSeconds at any time."""
 
     elastic: Elastic | None = None
-    """Between which numbers of workers the job may be resized. Fixed size unless given."""
+    """Range of worker numbers to which the job may be resized. Fixed size unless given."""
 
     failure_policy: FailurePolicy = Field(default_factory=FailurePolicy)
-    """How often the job is restarted after a failure. May be changed at any time."""
+    """Limits and rules for restarts after failures. May be changed at any time."""
 
     hang_policy: HangPolicy | None = None
-    """When a job whose step stopped moving counts as hung. May be changed at any time."""
+    """Limits after which a job whose step no longer advances counts as hung. May be changed at any time."""
 
     run_policy: RunPolicy = Field(default_factory=RunPolicy)
-    """Deadlines and clean-up. May be changed at any time; a finished job counts from its end."""
+    """Deadlines and clean-up. May be changed at any time; times of a finished job count from its end."""
 
     scheduling: Scheduling | None = None
-    """Where and when the workers are scheduled. Changes only while suspended, priorityClassName at any
-    time."""
+    """Queue, gang, priority and placement of the workers. Changes only while suspended, priorityClassName at
+    any time."""
 
     suspend: Bool = False
-    """When true the job checkpoints, gives its pods back and waits; false resumes it at the same step. May
-    be changed at any time."""
+    """Whether the job is suspended. When true it checkpoints, releases its pods and waits; false resumes it
+    at the same step. May be changed at any time."""
 
     managed_by: Annotated[
         str, StringConstraints(min_length=3, max_length=128, pattern=r"^[^/\s]+/[^/\s]+$")
     ] = MANAGER
-    """Controller that looks after the job, as domain/path; zerotrain.dev/operator unless given. Any other
-    value makes this operator leave the job alone. Immutable."""
+    """Controller that manages the job, as domain/path; zerotrain.dev/operator unless given. Any other value
+    makes this operator leave the job alone. Immutable."""
 
     pod_template: PodTemplate | None = None
     """Additions to the worker pods: labels, environment, volumes, sidecars. Changes only while
@@ -280,18 +281,18 @@ class ZeroTrainingJobSpec(ApiModel):
 
     @property
     def num_ranks_per_worker(self) -> int:
-        """Processes of each worker after defaulting."""
+        """Number of processes of each worker, with the default applied."""
         if self.ranks_per_worker is not None:
             return self.ranks_per_worker
         return self.num_gpus or 1
 
     @property
     def num_gpus(self) -> int:
-        """GPUs of each worker; 0 trains on CPUs."""
+        """Number of GPUs of each worker; 0 means training on CPUs."""
         gpus = self.resources.gpus if self.resources else None
         return gpus.count if gpus else 0
 
     @property
     def world_size(self) -> int:
-        """Ranks of the job."""
+        """Number of ranks of the job."""
         return self.workers * self.num_ranks_per_worker

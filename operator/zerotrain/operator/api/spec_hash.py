@@ -1,4 +1,5 @@
-"""A short hash of parts of a spec: whether something would be made today as it was made then."""
+"""Short hash of parts of a spec, by which the operator tells whether an object would be created the same
+today."""
 
 from __future__ import annotations
 
@@ -11,10 +12,11 @@ from .spec import ZeroTrainingJobSpec
 
 
 def spec_hash(spec: ZeroTrainingJobSpec, *, parts: Set[str], but: Mapping[str, Any]) -> str:
-    """Of these fields of the spec, without those of their own fields that `but` names: 16 hex digits.
+    """Return the hash of the fields `parts` of the spec, without those of their own fields that `but` names:
+    16 hex digits.
 
-    Without defaults: another version of the operator, with fields that this one does not know, must come to
-    the same.
+    Defaults do not count: another version of the operator, with fields that this one does not know, must
+    compute the same hash.
     """
     kept = spec.model_dump(
         mode="json",
@@ -22,6 +24,6 @@ def spec_hash(spec: ZeroTrainingJobSpec, *, parts: Set[str], but: Mapping[str, A
         exclude={name: set(of) for name, of in but.items()},
         exclude_defaults=True,
     )
-    # A part of which nothing counts is the same as none.
+    # A part in which no field counts equals a missing part.
     kept = {name: value for name, value in kept.items() if value not in ({}, None)}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]

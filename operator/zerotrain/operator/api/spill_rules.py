@@ -1,7 +1,7 @@
 """Rules between the job's NVMe volume and the spill that its configuration asks for; called by admission.
 
-A spill that went elsewhere than to the volume would fill the container's own disk, and the kubelet cannot see
-it there: its file has no name.
+A spill to another place than the volume would fill the container's own disk, and the kubelet cannot see it
+there: its file has no name.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ _ZERO = "spec.config.zero_optimization"
 
 
 def spill_refusals(spec: ZeroTrainingJobSpec, config: EngineConfig) -> Iterator[Refusal]:
-    """What of the configuration contradicts `spec.nvme`; nothing where nothing is offloaded to nvme."""
+    """Yield contradictions between the configuration and `spec.nvme`; none if nothing is offloaded to
+    nvme."""
     blocks = {"offload_optimizer": config.zero.offload_optimizer, "offload_param": config.zero.offload_param}
     spilled = {name: block for name, block in blocks.items() if block is not None and block.device == "nvme"}
     for name, block in spilled.items():
@@ -44,7 +45,7 @@ def spill_refusals(spec: ZeroTrainingJobSpec, config: EngineConfig) -> Iterator[
 
 
 def spill_limit(max_bytes: int, ranks: int) -> Limit:
-    """What `spill.max_bytes` of the configuration leaves to a worker of so many ranks."""
+    """Return the limit that `spill.max_bytes` of the configuration sets for a worker with `ranks` ranks."""
     return Limit(num_bytes=max_bytes * ranks, source=f"spill.max_bytes {format_bytes(max_bytes)} per rank")
 
 

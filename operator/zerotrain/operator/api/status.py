@@ -1,7 +1,7 @@
-"""The status of a ZeroTrainingJob. One writer: the operator's reconcile pass.
+"""Status of a ZeroTrainingJob. It has one writer: the operator's reconcile pass.
 
-Texts have no maximum length here: the writer cuts them, and a status that the API server refuses would hide
-the very failure it reports.
+Texts have no maximum length here: the writer cuts them, and a status that the API server rejects would hide
+the very failure that it reports.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ MAX_RECENT_RESTARTS = 1000
 
 
 class Phase(StrEnum):
-    """One word for the column of `kubectl get`; the conditions hold the truth."""
+    """One-word summary for the column of `kubectl get`; the conditions hold the details."""
 
     QUEUED = "Queued"
-    """No pods yet: the job waits for admission by a queue, or for its pod group's API to be found."""
+    """The job has no pods yet: it waits for admission by a queue, or for its pod group's API to be found."""
     PENDING = "Pending"
     """Pods are being created or wait for nodes."""
     STARTING = "Starting"
-    """All pods run; ranks are on their way to the first step."""
+    """All pods run; the ranks have not reached the first step."""
     RUNNING = "Running"
     RESTARTING = "Restarting"
-    """Pods of the failed attempt go away before the next attempt starts."""
+    """Pods of the failed attempt end before the next attempt starts."""
     YIELDING = "Yielding"
-    """The ranks checkpoint and stop, so that the next attempt can run elsewhere or in another size."""
+    """The ranks checkpoint and stop, so that the next attempt can run elsewhere or with another size."""
     SUSPENDING = "Suspending"
     SUSPENDED = "Suspended"
     STALLED = "Stalled"
-    """Nothing happens until the user edits the spec."""
+    """The job waits until the user edits the spec."""
     COMPLETED = "Completed"
     FAILED = "Failed"
 
@@ -60,87 +60,88 @@ class Restart(ObservedModel):
     """One restart within the budget's window."""
 
     time: datetime
-    """When it was decided."""
+    """Time of the decision."""
 
     cause: RestartCause
-    """Which budget it was charged to."""
+    """Budget that the restart was charged to."""
 
     attempt: Int = 0
     """Attempt that ended."""
 
     reason: str = ""
-    """One word, as in failures."""
+    """Reason in one word, as in failures."""
 
     step: Int = 0
     """Newest step known when it was decided; the hold-off grows only while no step is gained."""
 
     charged: Bool = True
-    """False where a rule took it out of the budget."""
+    """Whether it counts against the budget; false if a rule took it out."""
 
 
 class Restarts(ObservedModel):
     """Restarts over the life of the job, by cause."""
 
     app: Int = 0
-    """After failures of the training program; only these count against failurePolicy.maxRestarts."""
+    """Restarts after failures of the training program; only these count against failurePolicy.maxRestarts."""
 
     infra: Int = 0
-    """After lost nodes, evictions and rendezvous that never completed."""
+    """Restarts after lost nodes, evictions and rendezvous that never completed."""
 
     preemption: Int = 0
-    """After preemptions."""
+    """Restarts after preemptions."""
 
     uncharged: Int = 0
-    """Those that cost no budget: a rule with RestartAllIgnoreBudget."""
+    """Restarts that cost no budget: a rule with RestartAllIgnoreBudget."""
 
     total: Int = 0
-    """All of them."""
+    """Number of all restarts."""
 
     recent: Annotated[
         tuple[Restart, ...], Field(max_length=MAX_RECENT_RESTARTS, json_schema_extra=ATOMIC)
     ] = ()
-    """Those of the current window, and what is remembered longer: the newest two after a hang, and those that
-    happen once per job. Oldest first."""
+    """Restarts of the current window, and those that are remembered longer: the newest two after a hang, and
+    those that happen once per job. Oldest first."""
 
 
 class Shortage(ObservedModel):
-    """The current attempt holds a part of what it needs and is refused the rest."""
+    """Shortage of the current attempt, which holds only a part of what it needs."""
 
     since: datetime
-    """From when on."""
+    """Time when it began."""
 
     reason: str
-    """What is refused: Unschedulable for nodes, else the reason of refused creations, as QuotaExceeded."""
+    """Kind of the shortage: Unschedulable for nodes, else the reason of rejected creations, as
+    QuotaExceeded."""
 
 
 class GivenBack(ObservedModel):
-    """Attempts that ended because they were refused a part of what they needed."""
+    """Attempts that ended because they did not get all that they needed."""
 
     times: Int
-    """In a row; the hold-off grows with it."""
+    """Number of such attempts in a row; the hold-off grows with it."""
 
     message: str = ""
-    """What the last one was refused."""
+    """Message about what the last one did not get."""
 
 
 class Count(ObservedModel):
-    """How many are wanted, running and ready."""
+    """Numbers of desired, running and ready ones."""
 
     desired: Int = 0
-    """How many the spec asks for."""
+    """Number that the spec asks for."""
 
     running: Int = 0
-    """How many have started."""
+    """Number that have started."""
 
     ready: Int = 0
-    """How many are past the rendezvous."""
+    """Number that are past the rendezvous."""
 
     summary: str = ""
-    """ready/desired, for the column of kubectl get."""
+    """Text ready/desired, for the column of kubectl get."""
 
 
 class ProgressStatus(ObservedModel):
-    """What rank 0 last reported."""
+    """Last report of rank 0."""
 
     attempt: Int = 0
     """Attempt that reported it."""
@@ -161,62 +162,62 @@ class ProgressStatus(ObservedModel):
     """Duration of the last step in seconds."""
 
     phase: str = ""
-    """What rank 0 is doing: init, step, checkpoint and so on."""
+    """Activity of rank 0: init, step, checkpoint and so on."""
 
     last_heartbeat: datetime | None = None
-    """When rank 0 last reported."""
+    """Time of rank 0's last report."""
 
     last_step_time: datetime | None = None
-    """When the step last moved."""
+    """Time when the step last advanced."""
 
 
 class CheckpointRecord(ObservedModel):
     """One checkpoint."""
 
     step: Int
-    """Step that it was taken after."""
+    """Step after which it was taken."""
 
     path: str = ""
     """Folder in the worker."""
 
     time: datetime | None = None
-    """When it was committed."""
+    """Time when it was committed."""
 
     attempt: Int = 0
-    """Attempt whose ranks told of it: they wrote it, or began with it."""
+    """Attempt whose ranks reported it: they wrote it, or started from it."""
 
     durable: Bool = False
     """Whether manifest and shards are complete and synced to the volume."""
 
 
 class CheckpointStatus(ObservedModel):
-    """What is known of the job's checkpoints."""
+    """State of the job's checkpoints."""
 
     last: CheckpointRecord | None = None
-    """The newest one."""
+    """Newest checkpoint."""
 
     requested_at: datetime | None = None
-    """When a checkpoint was asked for (suspend); absent when none is under way."""
+    """Time when a checkpoint was requested (suspend); absent when none is under way."""
 
     resumed_from_step: Int | None = None
-    """Step that the current attempt resumed from; absent when it started afresh."""
+    """Step that the current attempt resumed from; absent when it started from scratch."""
 
     resumed_from_job: str | None = None
-    """UID of the other job that wrote that checkpoint: empty where no job did (imported, or of a local run),
-    absent where this job wrote it itself."""
+    """UID of the other job that wrote that checkpoint: empty if no job did (imported, or of a local run),
+    absent if this job wrote it itself."""
 
     verification: Verification | None = None
-    """What became of checkpoint.verify; absent until the job completed."""
+    """Outcome of checkpoint.verify; absent until the job has completed."""
 
 
 class RankFailure(ObservedModel):
     """One of the ranks that had failed when an attempt was ended."""
 
     rank: Int | None = None
-    """Rank that failed, where the pod could tell."""
+    """Rank that failed, if the pod could tell."""
 
     pod: str = ""
-    """The worker's pod."""
+    """Pod of the worker."""
 
     node: str = ""
     """Node of the pod."""
@@ -225,29 +226,29 @@ class RankFailure(ObservedModel):
     """Exit code of the rank; 128+n for signal n."""
 
     reason: str = ""
-    """One word, as of the attempt's failure."""
+    """Reason in one word, as of the attempt's failure."""
 
     message: str = ""
-    """What happened, cut to 200 characters."""
+    """Description of the failure, cut to 200 characters."""
 
 
 class Failure(ObservedModel):
-    """Why an attempt ended."""
+    """Failure that ended an attempt."""
 
     attempt: Int
     """Attempt that failed."""
 
     time: datetime
-    """When the operator saw it."""
+    """Time when the operator saw it."""
 
     pod: str = ""
     """Pod that failed first."""
 
     container: str = ""
-    """Init container of podTemplate that failed before the ranks started; empty where a rank did."""
+    """Init container of podTemplate that failed before the ranks started; empty if a rank failed."""
 
     rank: Int | None = None
-    """Rank that failed first, where the pod could tell."""
+    """Rank that failed first, if the pod could tell."""
 
     node: str = ""
     """Node of the pod."""
@@ -256,28 +257,28 @@ class Failure(ObservedModel):
     """Exit code of the rank, or of that container; 128+n for signal n."""
 
     reason: str = ""
-    """One word: RankFailed, OutOfMemory, NodeLost, Preempted and so on."""
+    """Reason in one word: RankFailed, OutOfMemory, NodeLost, Preempted and so on."""
 
     cause: RestartCause | None = None
     """Budget that the restart was charged to."""
 
     message: str = ""
-    """Type and text of the exception, where there was one."""
+    """Type and text of the exception, if there was one."""
 
     last_line: str = ""
     """Last line that the rank wrote."""
 
     stacks: str = ""
-    """ConfigMap with the stacks of the ranks, after a hang or a rendezvous that one did not come to."""
+    """ConfigMap with the stacks of the ranks, after a hang or a rendezvous that a rank did not reach."""
 
     step: Int | None = None
     """Step that the job had reached."""
 
     rule: Int | None = None
-    """Index of the rule in failurePolicy.rules that decided; absent for the built-in table."""
+    """Index of the rule in failurePolicy.rules that decided; absent if the built-in table did."""
 
     action: str = ""
-    """What was done: FailJob, RestartAll and so on; empty where the attempt was to end anyway."""
+    """Action taken: FailJob, RestartAll and so on; empty if the attempt was to end anyway."""
 
     log: str = ""
     """Key in the ConfigMap <job>-failures with the last lines of the rank; empty without a pod to ask."""
@@ -285,18 +286,18 @@ class Failure(ObservedModel):
     ranks: Annotated[
         tuple[RankFailure, ...], Field(max_length=MAX_RANK_FAILURES, json_schema_extra=ATOMIC)
     ] = ()
-    """The ranks that had failed by then, at most 16: the cause, then the first one of each other worker, then
+    """Ranks that had failed by then, at most 16: the cause, then the first one of each other worker, then
     their other ranks."""
 
 
 class ExcludedNode(ObservedModel):
-    """A node that the job keeps off for a while."""
+    """Node that the job avoids for a while."""
 
     name: str
     """Name of the node."""
 
     until: datetime
-    """When the exclusion ends. Attempts that start later may use the node again."""
+    """End of the exclusion. Attempts that start later may use the node again."""
 
     reason: str = ""
     """Reason of the failure that led to it."""
@@ -312,71 +313,71 @@ class Condition(ObservedModel):
     """One observation about the job, in the form of metav1.Condition."""
 
     type: str
-    """Kind of the condition."""
+    """Type of the condition."""
 
     status: ConditionStatus
-    """True, False or Unknown."""
+    """Status: True, False or Unknown."""
 
     reason: str
-    """One CamelCase word for programs."""
+    """Reason in one CamelCase word, for programs."""
 
     message: str = ""
-    """A sentence for people: what is the case and what to do next."""
+    """Sentence for people: what is the case and what to do next."""
 
     last_transition_time: datetime
-    """When the status last changed."""
+    """Time when the status last changed."""
 
     observed_generation: Int = 0
-    """metadata.generation that it is about."""
+    """Generation (metadata.generation) that it is about."""
 
 
 class ZeroTrainingJobStatus(ObservedModel):
-    """What the operator observed."""
+    """Observed state of the job."""
 
-    # One writer owns all of it: keeping record of who set each of its hundred fields would be the dearest
-    # part of a write.
+    # One writer owns all of it: a record of the owner of each of its hundred fields would be the most
+    # expensive part of a write.
     model_config = ConfigDict(json_schema_extra=ATOMIC_MAP)
 
     observed_generation: Int = 0
-    """metadata.generation that this status is about."""
+    """Generation (metadata.generation) that this status is about."""
 
     phase: Phase | None = None
-    """One word for people; programs read the conditions."""
+    """One-word summary for people; programs read the conditions."""
 
     attempt: Int = 0
     """Number of the current attempt, counted from 1. Written before the pods of that attempt are created."""
 
     start_time: datetime | None = None
-    """When the job first became active; anew on resume, when a queue lets it in again, and after Stalled.
-    activeDeadlineSeconds counts from it."""
+    """Time when the job first became active; set anew on resume, when a queue admits it again, and after
+    Stalled. activeDeadlineSeconds counts from it."""
 
     shape: AttemptShape | None = None
-    """What the pods of the current attempt depend on beyond the spec. Written together with its number."""
+    """Properties of the current attempt's pods beyond the spec. Written together with its number."""
 
     yield_request: YieldRequest | None = None
-    """Why the ranks were asked to checkpoint and stop; absent when they were not."""
+    """Request to the ranks to checkpoint and stop; absent when there is none."""
 
     elastic: ElasticStatus | None = None
-    """What was decided about the size of an elastic job; absent before its first attempt."""
+    """Decisions about the size of an elastic job; absent before its first attempt."""
 
     moved_off: Annotated[tuple[str, ...], Field(max_length=MAX_MOVED_OFF, json_schema_extra=ATOMIC)] = ()
-    """Nodes that the job was moved off, newest last, at most 64: where a pod came back all the same, the same
-    cordon does not move it again."""
+    """Nodes that the job was moved off, newest last, at most 64: if a pod came back to one all the same, the
+    same cordon does not move it again."""
 
     protected_attempt: Int | None = None
     """Attempt whose pods a PodDisruptionBudget protects; absent while there is none."""
 
     attempt_start_time: datetime | None = None
-    """When the current attempt was decided."""
+    """Time when the current attempt was decided."""
 
     pods_created: Bool = False
     """Whether every pod of the current attempt existed once: a missing one is lost, not late."""
 
     next_attempt_time: datetime | None = None
-    """When the hold-off before the next attempt ends; absent while none is pending."""
+    """End of the hold-off before the next attempt; absent while none is pending."""
 
     shortage: Shortage | None = None
-    """What the current attempt is refused beside what it holds; absent while it lacks nothing, or holds
+    """Resources that the current attempt lacks besides what it holds; absent while it lacks nothing, or holds
     nothing."""
 
     given_back: GivenBack | None = None
@@ -384,14 +385,14 @@ class ZeroTrainingJobStatus(ObservedModel):
 
     queue_name: str | None = None
     """Queue that the label kueue.x-k8s.io/queue-name named when the job began, or was last suspended; absent
-    where spec.scheduling.queueName names it, and without a queue."""
+    if spec.scheduling.queueName names it, and without a queue."""
 
     next_queue_name: str | None = None
-    """What the label says by now, for when the job is suspended next: empty where it was removed, absent
-    while it says the same."""
+    """Queue that the label names by now, for when the job is suspended next: empty if it was removed, absent
+    while it is unchanged."""
 
     completion_time: datetime | None = None
-    """When the job completed or failed. ttlSecondsAfterFinished counts from it."""
+    """Time when the job completed or failed. ttlSecondsAfterFinished counts from it."""
 
     zero_stage: Int | None = None
     """ZeRO stage of the configuration."""
@@ -409,27 +410,27 @@ class ZeroTrainingJobStatus(ObservedModel):
     """Label selector of the worker pods, for the scale subresource."""
 
     progress: ProgressStatus = Field(default_factory=ProgressStatus)
-    """How far the training is."""
+    """Progress of the training."""
 
     checkpoint: CheckpointStatus = Field(default_factory=CheckpointStatus)
-    """Newest checkpoint."""
+    """State of the job's checkpoints."""
 
     hang: HangStatus | None = None
-    """The hang of the current attempt; absent while its step moves."""
+    """Hang of the current attempt; absent while its step advances."""
 
     straggler: StragglerStatus | None = None
-    """The rank that slows the current attempt down; absent while none stands out."""
+    """Rank that slows the current attempt down; absent while none stands out."""
 
     memory_plan: MemoryPlan | None = None
     """Predicted bytes of each rank."""
 
     failures: Annotated[tuple[Failure, ...], Field(max_length=MAX_FAILURES, json_schema_extra=ATOMIC)] = ()
-    """Why attempts ended, newest first, at most 10."""
+    """Failures that ended attempts, newest first, at most 10."""
 
     excluded_nodes: Annotated[
         tuple[ExcludedNode, ...], Field(max_length=MAX_EXCLUDED_NODES, json_schema_extra=keyed_by("name"))
     ] = ()
-    """Nodes that ReplaceNodeAndRestart keeps the job off, at most 64."""
+    """Nodes that the job avoids after ReplaceNodeAndRestart, at most 64."""
 
     conditions: Annotated[
         tuple[Condition, ...], Field(max_length=MAX_CONDITIONS, json_schema_extra=keyed_by("type"))

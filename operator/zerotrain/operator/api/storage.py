@@ -1,4 +1,4 @@
-"""Where a worker writes: the NVMe volume for spilled state, the checkpoint volume."""
+"""Storage of a worker: the NVMe volume for spilled state, the node's own disk, the checkpoint volume."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Encryption(StrEnum):
 
 
 class Nvme(ApiModel):
-    """A fast local volume of each worker for state that is spilled out of memory. Immutable."""
+    """Fast local volume of each worker for state that is spilled out of memory. Immutable."""
 
     RULES = (
         rule(
@@ -40,35 +40,36 @@ class Nvme(ApiModel):
     volume is an emptyDir with this size as its limit. Never a hostPath."""
 
     mount_path: AbsolutePath = "/local_nvme"
-    """Where the volume is mounted; /local_nvme unless given. A nvme_path of the configuration must equal
+    """Path where the volume is mounted; /local_nvme unless given. A nvme_path of the configuration must equal
     it."""
 
     encryption: Encryption | None = None
-    """AEAD encrypts everything that is spilled there with a key that lives only in the rank's memory; None
-    writes plain bytes. Without it the configuration decides, and AEAD where that says nothing either."""
+    """Encryption of spilled state. AEAD encrypts everything that is spilled, with a key that exists only in
+    the rank's memory; None writes plain bytes. Unless given the configuration decides, and AEAD applies if
+    that says nothing either."""
 
     require_encrypted_volume: Bool | None = None
-    """When true, no pod is made unless the StorageClass declares that its volumes are encrypted: by a
-    parameter that its driver is known for, or by the annotation zerotrain.dev/encrypted-volumes: "true".
-    False unless given."""
+    """Whether the volume must be encrypted. When true, no pod is created unless the StorageClass declares
+    that its volumes are encrypted: by a parameter that its driver is known for, or by the annotation
+    zerotrain.dev/encrypted-volumes: "true". False unless given."""
 
 
 class Scratch(ApiModel):
-    """Limits of what each worker keeps on its node's own disk. A pod that goes over one is evicted and the
-    job restarted. May be changed at any time; counts from the next attempt on, running pods keep theirs."""
+    """Limits of what each worker stores on its node's own disk. A pod that exceeds one is evicted and the job
+    restarted. May be changed at any time; applies from the next attempt on, running pods keep theirs."""
 
     size: Bytes | None = None
-    """Size of /tmp, where programs find their home and caches, and of every emptyDir on disk that has no
+    """Size of /tmp, where programs have their home and caches, and of every emptyDir on disk that has no
     sizeLimit; 50Gi unless given. A model that is downloaded there must fit."""
 
     ephemeral_storage: Bytes | None = None
     """Limit of the worker's ephemeral-storage: all folders on the node's disk, an nvme volume without a
-    class, logs. Unless given, what these may take together and 2Gi. Lower it where a LimitRange or a quota of
+    class, logs. Unless given, the sum of what these may take and 2Gi. Lower it if a LimitRange or a quota of
     the namespace allows less."""
 
 
 class CheckpointVolume(ApiModel):
-    """The volume that checkpoints are written to; exactly one kind."""
+    """Volume that checkpoints are written to; exactly one kind."""
 
     RULES = (
         one_of("persistentVolumeClaim", "ephemeral", "emptyDir", "nfs"),
@@ -88,16 +89,16 @@ class CheckpointVolume(ApiModel):
     )
 
     persistent_volume_claim: ClaimSource | None = None
-    """An existing claim; with several workers one that all of them can mount (ReadWriteMany, or one node)."""
+    """Existing claim; with several workers one that all of them can mount (ReadWriteMany, or one node)."""
 
     ephemeral: EphemeralSource | None = None
-    """A claim made and deleted with the pod: only for one worker, and lost with it."""
+    """Claim that is created and deleted with the pod: only for one worker, and lost with it."""
 
     empty_dir: EmptyDirSource | None = None
-    """A folder that lives as long as the pod: only for one worker, and lost with it."""
+    """Folder that lives as long as the pod: only for one worker, and lost with it."""
 
     nfs: NfsSource | None = None
-    """A folder of an NFS server, shared by all workers. Pod Security "restricted" forbids it in pods: there,
+    """Folder of an NFS server, shared by all workers. Pod Security "restricted" forbids it in pods: there,
     give the claim of a PersistentVolume that names it."""
 
     @property
@@ -119,7 +120,7 @@ def _names_a_class(checkpoint: Checkpoint) -> bool:
 
 
 class Checkpoint(ApiModel):
-    """When checkpoints are taken, where they go and how many are kept."""
+    """Schedule, destination and retention of checkpoints."""
 
     RULES = (
         rule(
@@ -145,37 +146,40 @@ class Checkpoint(ApiModel):
     name>); a new job of the same name resumes from there, unless resumeFrom says otherwise. Immutable."""
 
     require_encrypted_volume: Bool | None = None
-    """When true, no pod is made unless the StorageClass of the volume (the one that an existing claim names)
-    declares that its volumes are encrypted; as nvme.requireEncryptedVolume. False unless given."""
+    """Whether the volume must be encrypted. When true, no pod is created unless the StorageClass of the
+    volume (the one that an existing claim names) declares that its volumes are encrypted; as
+    nvme.requireEncryptedVolume. False unless given."""
 
     every_steps: Annotated[Int, Field(ge=1, le=10**9)] | None = None
-    """Checkpoint after every so many steps. With neither everySteps nor everySeconds only on termination
-    and at the end."""
+    """Steps between two checkpoints. With neither everySteps nor everySeconds, checkpoints are taken only on
+    termination and at the end."""
 
     every_seconds: Annotated[Int, Field(ge=1, le=604_800)] | None = None
-    """Checkpoint at the first step after so many seconds since the last one, at most 604800 (a week)."""
+    """Seconds after the last checkpoint at whose end the first step takes another one, at most 604800 (a
+    week)."""
 
     keep_last: Annotated[Int, Field(ge=1, le=1000)] = 3
-    """How many checkpoints are kept, 1 to 1000. The newest durable one is never removed."""
+    """Number of checkpoints that are kept, 1 to 1000. The newest durable one is never removed."""
 
     on_termination: Bool = True
-    """Checkpoint when the job is suspended or a worker is asked to stop, before the pods go."""
+    """Whether to checkpoint when the job is suspended or a worker is asked to stop, before the pods end."""
 
     grace_period_seconds: Annotated[Int, Field(ge=1, le=86_400)] = 120
-    """Time for one step and one checkpoint once a worker is asked to stop; the pods'
+    """Seconds for one step and one checkpoint once a worker is asked to stop; the pods'
     terminationGracePeriodSeconds. 1 to 86400."""
 
     resume_from: Annotated[
         str, StringConstraints(max_length=128, pattern=r"^[A-Za-z0-9][-._A-Za-z0-9]*$")
     ] = "Latest"
-    """Latest resumes from the newest intact checkpoint of the folder, None starts afresh on the first
-    attempt, and the name of a step folder resumes from that one."""
+    """Checkpoint to start from. Latest resumes from the newest intact checkpoint of the folder, None starts
+    from scratch in the first attempt, and the name of a step folder resumes from that one."""
 
     verify: Verify | None = None
-    """OnCompletion makes one pod after the job has completed that reads every byte of its newest checkpoint
-    (zerotrain checkpoint verify) through a read-only mount; the outcome is in status.checkpoint.verification,
-    and ttlSecondsAfterFinished waits for it. Never, or absent, makes none. May be changed at any time."""
+    """Verification of the last checkpoint. OnCompletion creates one pod after the job has completed that
+    reads every byte of its newest checkpoint (zerotrain checkpoint verify) through a read-only mount; the
+    outcome is in status.checkpoint.verification, and ttlSecondsAfterFinished waits for it. Never, or absent,
+    creates none. May be changed at any time."""
 
     verify_timeout_seconds: Annotated[Int, Field(ge=1, le=604_800)] | None = None
-    """Seconds that the verification may take, the wait for a node included; 1 to 604800, 7200 where absent.
-    May be changed at any time."""
+    """Seconds that the verification may take, the wait for a node included; 1 to 604800, 7200 if absent. May
+    be changed at any time."""

@@ -1,7 +1,8 @@
-"""Is a schema structural? The rules of apiextensions.k8s.io/v1 that tools without an API server miss.
+"""Check whether a schema is structural, by the rules of apiextensions.k8s.io/v1 that tools without an API
+server miss.
 
-Used by the tests, before a real API server is asked: a violation here names the path, the API server's own
-message often does not.
+Used by the tests, before a real API server is asked: a violation here names the path, and the API server's
+own message often does not.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ _KEYWORDS = frozenset(
         "x-kubernetes-validations",
     }
 )
-"""What this API uses of a structural schema; the API server drops or refuses anything else."""
+"""Keywords of a structural schema that this API uses; the API server drops or rejects anything else."""
 
 _LIST_TYPES = frozenset({"atomic", "set", "map"})
 _SCALARS = frozenset({"string", "integer", "number", "boolean"})
 
 
 def violations(schema: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """Each rule that `schema` breaks, as `path: rule`."""
+    """Yield each rule that `schema` breaks, as `path: rule`."""
     here = path or "."
     for key in sorted(set(schema) - _KEYWORDS):
         yield f"{here}: {key} is no keyword of a structural schema"

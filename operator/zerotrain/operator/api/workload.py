@@ -1,4 +1,4 @@
-"""What is trained: model, data and the DeepSpeed-style configuration."""
+"""Workload of a job: model, data and the DeepSpeed-style configuration."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class ConfigKey(ApiModel):
 
 
 class ConfigSource(ApiModel):
-    """Where the configuration is read from."""
+    """Reference to the configuration."""
 
     config_map_key_ref: ConfigKey
-    """Key of a ConfigMap in the job's namespace. It is mounted into the workers as it is."""
+    """Key of a ConfigMap in the job's namespace. It is mounted into the workers unchanged."""
 
 
 class Gpt(ApiModel):
@@ -64,8 +64,8 @@ class Factory(ApiModel):
             pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*$",
         ),
     ]
-    """`package.module:function`. It returns an nn.Module whose call on a batch of token ids returns the
-    loss."""
+    """Function as `package.module:function`. It returns an nn.Module whose call on a batch of token ids
+    returns the loss."""
 
     args: Annotated[dict[str, Any], Field(max_length=MAX_FREE_ENTRIES)] | None = None
     """Keyword arguments of the function, any JSON; none unless given."""
@@ -102,7 +102,7 @@ class Model(ApiModel):
 
 
 class Data(ApiModel):
-    """The training data."""
+    """Training data."""
 
     path: DataPath
     """File or folder of text in the worker (mount it with podTemplate.volumes), as an absolute path; or

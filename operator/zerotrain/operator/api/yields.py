@@ -1,4 +1,4 @@
-"""Requests to checkpoint and stop, as status keeps them."""
+"""Requests to checkpoint and stop, as the status keeps them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from .base import Bool, ObservedModel
 
 class YieldReason(StrEnum):
     SUSPEND = "Suspend"
-    """spec.suspend became true."""
+    """The user set spec.suspend to true."""
     QUEUE_EVICTION = "QueueEviction"
-    """The queue that admitted the job wants its resources back."""
+    """The queue that admitted the job reclaims its resources."""
     DRAIN = "Drain"
-    """A worker has to leave its node; all move together."""
+    """A worker has to leave its node, as in a node drain; all workers move together."""
     RESIZE = "Resize"
     """The job goes on with another number of workers."""
 
@@ -23,13 +23,13 @@ class YieldRequest(ObservedModel):
     """One request; it stands until the pods of its attempt are gone."""
 
     reason: YieldReason
-    """What the ranks stop for."""
+    """Reason why the ranks stop."""
 
     requested_at: datetime
-    """When it was decided."""
+    """Time of the decision."""
 
     message: str = ""
-    """What led to it, for people."""
+    """Cause of the request, for people."""
 
     joined: Bool = True
     """Whether the ranks had met: before that there is nothing to save, and their pods are ended at once."""

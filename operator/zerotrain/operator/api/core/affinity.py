@@ -30,13 +30,13 @@ class NodeRequirement(ApiModel):
     """Label that the condition is about."""
 
     operator: NodeOperator
-    """In, NotIn, Exists, DoesNotExist, Gt or Lt."""
+    """Operator: In, NotIn, Exists, DoesNotExist, Gt or Lt."""
 
     values: Annotated[
         tuple[Annotated[str, StringConstraints(max_length=253)], ...],
         Field(max_length=256, json_schema_extra=ATOMIC),
     ] = ()
-    """For In and NotIn at least one value, for Gt and Lt one number, none otherwise."""
+    """Values: for In and NotIn at least one, for Gt and Lt one number, none otherwise."""
 
 
 NodeRequirements = Annotated[
@@ -66,20 +66,20 @@ class NodeSelector(ApiModel):
 
 
 class PreferredNode(ApiModel):
-    """A wish for a node, with its weight."""
+    """Preference for nodes, with its weight."""
 
     weight: Weight
     preference: NodeSelectorTerm
 
 
 class NodeAffinity(ApiModel):
-    """Which nodes the workers may or should run on."""
+    """Rules for the nodes that the workers may or should run on."""
 
     required_during_scheduling_ignored_during_execution: NodeSelector | None = None
     preferred_during_scheduling_ignored_during_execution: Annotated[
         tuple[PreferredNode, ...], Field(max_length=16, json_schema_extra=ATOMIC)
     ] = ()
-    """Wishes, by weight."""
+    """Preferences, by weight."""
 
 
 class PodAffinityTerm(ApiModel):
@@ -87,7 +87,7 @@ class PodAffinityTerm(ApiModel):
 
     label_selector: LabelSelector | None = None
     topology_key: QualifiedName
-    """Label of the nodes that says what "near" means."""
+    """Node label that defines what "near" means."""
 
     namespaces: Annotated[tuple[DnsLabel, ...], Field(max_length=32, json_schema_extra=ATOMIC)] = ()
     """Namespaces of those pods; the job's own unless given."""
@@ -96,7 +96,7 @@ class PodAffinityTerm(ApiModel):
 
 
 class WeightedPodAffinityTerm(ApiModel):
-    """A wish for the neighbourhood, with its weight."""
+    """Preference about neighbouring pods, with its weight."""
 
     weight: Weight
     pod_affinity_term: PodAffinityTerm
@@ -113,14 +113,14 @@ WeightedPodTerms = Annotated[
 
 
 class PodAffinity(ApiModel):
-    """Which pods the workers must or should be near to (or, as anti-affinity, away from)."""
+    """Pods that the workers must or should be near to (or, as anti-affinity, away from)."""
 
     required_during_scheduling_ignored_during_execution: PodTerms = ()
     preferred_during_scheduling_ignored_during_execution: WeightedPodTerms = ()
 
 
 class Affinity(ApiModel):
-    """Where the workers may run."""
+    """Rules for where the workers may run."""
 
     node_affinity: NodeAffinity | None = None
     pod_affinity: PodAffinity | None = None

@@ -1,4 +1,4 @@
-"""PersistentVolumeClaims of a pod: existing ones, and ones that come and go with it."""
+"""PersistentVolumeClaims of a pod: existing ones, and ones that are created and deleted with it."""
 
 from __future__ import annotations
 
@@ -40,23 +40,23 @@ class VolumeResources(ApiModel):
     """Size of a claim."""
 
     requests: Annotated[dict[str, Bytes], Field(min_length=1, max_length=1)]
-    """Exactly the key `storage`: the size asked for."""
+    """Requested size, under the only key `storage`."""
 
 
 class ClaimSpec(ApiModel):
-    """Spec of the PersistentVolumeClaim that is made with the pod."""
+    """Spec of the PersistentVolumeClaim that is created with the pod."""
 
     access_modes: Annotated[
         tuple[AccessMode, ...], Field(min_length=1, max_length=4, json_schema_extra=ATOMIC)
     ]
-    """Usually ReadWriteOnce."""
+    """Access modes, usually ReadWriteOnce."""
 
     resources: VolumeResources
     storage_class_name: ObjectName | None = None
     """StorageClass; the cluster's default unless given."""
 
     selector: LabelSelector | None = None
-    """Bind only to PersistentVolumes with these labels."""
+    """Labels of the PersistentVolumes that it may bind to."""
 
 
 class ClaimMetadata(ApiModel):
@@ -70,7 +70,7 @@ class ClaimMetadata(ApiModel):
 
 
 class ClaimTemplate(ApiModel):
-    """A PersistentVolumeClaim to make with the pod."""
+    """PersistentVolumeClaim to create with the pod."""
 
     metadata: ClaimMetadata | None = None
     """Labels and annotations of the claim."""

@@ -50,21 +50,21 @@ class ContainerPort(ApiModel):
     """Name of the port, unique in the pod."""
 
     protocol: Protocol | None = None
-    """TCP unless given."""
+    """Protocol; TCP unless given."""
 
 
 class ContainerResources(ApiModel):
-    """What the container asks for and may use at most."""
+    """Requested and maximum resources of the container."""
 
     limits: ResourceMap | None = None
-    """The most that the container may use, by resource."""
+    """Maximum that the container may use, by resource."""
 
     requests: ResourceMap | None = None
-    """What is set aside for the container, by resource; the limits unless given."""
+    """Amount reserved for the container, by resource; the limits unless given."""
 
 
 class ContainerUser(ApiModel):
-    """The free part of the security context; the rest is fixed by the operator."""
+    """Free part of the security context; the rest is fixed by the operator."""
 
     run_as_user: Annotated[Int, Field(ge=1, le=2**31 - 1)] | None = None
     """User id; never 0. The pod's own (65532) unless given."""
@@ -73,7 +73,7 @@ class ContainerUser(ApiModel):
     """Group id; never 0. The pod's own (65532) unless given."""
 
     read_only_root_filesystem: Bool | None = None
-    """True unless given: write to a volume."""
+    """Whether the root file system is read-only; true unless given. Write to a volume instead."""
 
 
 class Container(ApiModel):
@@ -95,13 +95,14 @@ class Container(ApiModel):
     """Image of the container."""
 
     image_pull_policy: PullPolicy | None = None
-    """Kubernetes' own default unless given: Always for the tag latest, IfNotPresent otherwise."""
+    """Pull policy; Kubernetes' own default unless given: Always for the tag latest, IfNotPresent
+    otherwise."""
 
     command: Annotated[tuple[Argument, ...], Field(max_length=64, json_schema_extra=ATOMIC)] = ()
-    """Replaces the image's entry point."""
+    """Command instead of the image's entry point."""
 
     args: Annotated[tuple[Argument, ...], Field(max_length=256, json_schema_extra=ATOMIC)] = ()
-    """Replaces the image's arguments."""
+    """Arguments instead of the image's."""
 
     working_dir: ExportedPath | None = None
     """Folder to start in; the image's unless given."""

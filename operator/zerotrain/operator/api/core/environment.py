@@ -31,11 +31,10 @@ class KeySelector(ApiModel):
     """Name of the ConfigMap or Secret."""
 
     key: FileKey
-    """Key within it."""
+    """Key in that object."""
 
     optional: Bool | None = None
-    """When true, a missing object or key leaves the variable unset instead of keeping the pod from
-    starting."""
+    """Whether the variable stays unset if the object or key is missing; else the pod does not start."""
 
 
 class FieldSelector(ApiModel):
@@ -56,7 +55,7 @@ class ResourceFieldSelector(ApiModel):
     model_config = ConfigDict(json_schema_extra=ATOMIC_MAP)
 
     container_name: Annotated[str, StringConstraints(max_length=63)] | None = None
-    """Container to ask; the one that holds the variable unless given. Needed in a volume."""
+    """Container whose resource it is; the one that holds the variable unless given. Needed in a volume."""
 
     resource: Annotated[str, StringConstraints(min_length=1, max_length=128)]
     """Resource such as limits.memory."""
@@ -66,7 +65,7 @@ class ResourceFieldSelector(ApiModel):
 
 
 class EnvVarSource(ApiModel):
-    """Where a value comes from; exactly one source."""
+    """Source of a value; exactly one kind."""
 
     RULES = (one_of("fieldRef", "resourceFieldRef", "configMapKeyRef", "secretKeyRef"),)
 
@@ -88,7 +87,7 @@ class EnvVar(ApiModel):
     )
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=_ENV_NAME)]
-    """Name of the variable. The names that the operator writes itself are refused."""
+    """Name of the variable. The names that the operator sets itself are rejected."""
 
     value: Argument | None = None
     """Text of the variable; empty unless given."""
@@ -106,7 +105,7 @@ class ObjectReference(ApiModel):
     """Name of the object in the job's namespace."""
 
     optional: Bool | None = None
-    """When true, a missing object is ignored."""
+    """Whether a missing object is ignored."""
 
 
 class EnvFromSource(ApiModel):
@@ -115,7 +114,7 @@ class EnvFromSource(ApiModel):
     RULES = (one_of("configMapRef", "secretRef"),)
 
     prefix: Annotated[str, StringConstraints(max_length=128, pattern=_ENV_NAME)] | None = None
-    """Put before every key."""
+    """Prefix of every key."""
 
     config_map_ref: ObjectReference | None = None
     secret_ref: ObjectReference | None = None

@@ -1,7 +1,7 @@
-"""ConfigMaps, Secrets and facts of the pod as files, with Kubernetes' own names.
+"""ConfigMaps, Secrets and fields of the pod as files, with Kubernetes' own names.
 
-serviceAccountToken is not among a projected volume's sources: worker pods carry no token. Otherwise whoever
-may make jobs could use every account of the namespace.
+serviceAccountToken is not among a projected volume's sources: worker pods carry no token. Otherwise any user
+with permission to create jobs could use every account of the namespace.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ConfigMapSource(ApiModel):
     items: KeysToPaths = ()
     default_mode: FileMode | None = None
     optional: Bool | None = None
-    """When true, a missing object or key is ignored."""
+    """Whether a missing object or key is ignored."""
 
 
 class SecretSource(ApiModel):
@@ -72,7 +72,7 @@ class SecretSource(ApiModel):
     items: KeysToPaths = ()
     default_mode: FileMode | None = None
     optional: Bool | None = None
-    """When true, a missing object or key is ignored."""
+    """Whether a missing object or key is ignored."""
 
 
 class DownwardItem(ApiModel):
@@ -107,7 +107,7 @@ class ProjectedObject(ApiModel):
 
     items: KeysToPaths = ()
     optional: Bool | None = None
-    """When true, a missing object or key is ignored."""
+    """Whether a missing object or key is ignored."""
 
 
 class ProjectedDownward(ApiModel):

@@ -22,12 +22,12 @@ from zerotrain.operator.api.base import (
 
 
 class ObjectMeta(ObservedModel):
-    """The part of metadata that the operator reads."""
+    """Part of metadata that the operator reads."""
 
     name: str
     namespace: str = "default"
     uid: str = ""
-    """Empty for a job file that no API server has seen yet."""
+    """UID of the job; empty in a job file that no API server has stored yet."""
 
     generation: int = 0
     resource_version: str = ""
@@ -58,20 +58,20 @@ class LabelRequirement(ApiModel):
     """Label that the condition is about."""
 
     operator: SelectorOperator
-    """In, NotIn, Exists or DoesNotExist."""
+    """Operator: In, NotIn, Exists or DoesNotExist."""
 
     values: Annotated[tuple[LabelValue, ...], Field(max_length=64, json_schema_extra=ATOMIC)] = ()
-    """For In and NotIn at least one value; none otherwise."""
+    """Values: for In and NotIn at least one, none otherwise."""
 
 
 class LabelSelector(ApiModel):
     """Objects whose labels meet every condition."""
 
-    # The operator copies it as a whole, so that two appliers must not each own a half.
+    # The operator copies it as a whole: two clients that apply it must not each own a half.
     model_config = ConfigDict(json_schema_extra=ATOMIC_MAP)
 
     match_labels: LabelMap | None = None
-    """Labels that must be there with exactly these values."""
+    """Labels that must exist with exactly these values."""
 
     match_expressions: Annotated[
         tuple[LabelRequirement, ...], Field(max_length=32, json_schema_extra=ATOMIC)
@@ -94,10 +94,10 @@ class Toleration(ApiModel):
     """A taint that the workers accept."""
 
     key: QualifiedName | None = None
-    """Taint to tolerate; every taint when empty (then operator must be Exists)."""
+    """Key of the taint to tolerate; every taint when empty (then operator must be Exists)."""
 
     operator: TolerationOperator | None = None
-    """Equal unless given."""
+    """Operator; Equal unless given."""
 
     value: LabelValue | None = None
     """Value of the taint; only with Equal."""
@@ -106,4 +106,4 @@ class Toleration(ApiModel):
     """Effect to tolerate; every effect unless given."""
 
     toleration_seconds: Annotated[Int, Field(ge=0)] | None = None
-    """How long a NoExecute taint is tolerated; for ever unless given."""
+    """Seconds for which a NoExecute taint is tolerated; for ever unless given."""

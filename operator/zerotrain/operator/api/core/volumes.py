@@ -57,11 +57,11 @@ class EmptyDirSource(ApiModel):
     """A folder that lives as long as the pod."""
 
     medium: EmptyDirMedium | None = None
-    """Memory makes it a tmpfs that counts against the containers' memory limits; the node's disk unless
-    given."""
+    """Storage medium. Memory makes it a tmpfs that counts against the containers' memory limits; the node's
+    disk unless given."""
 
     size_limit: Bytes | None = None
-    """The pod is evicted when the folder grows beyond it."""
+    """Size beyond which the pod is evicted."""
 
 
 class NfsSource(ApiModel):
@@ -120,7 +120,7 @@ class MountPropagation(StrEnum):
 
 
 class VolumeMount(ApiModel):
-    """Where a volume appears in a container."""
+    """Place where a volume appears in a container."""
 
     RULES = (
         rule(
@@ -141,7 +141,7 @@ class VolumeMount(ApiModel):
     """Folder of the volume to mount instead of its root."""
 
     sub_path_expr: SubPath | None = None
-    """As subPath, with $(NAME) replaced by the container's environment."""
+    """Folder as in subPath, with $(NAME) replaced by the container's environment."""
 
     read_only: Bool | None = None
     """Mount it read-only."""
