@@ -1,1 +1,1 @@
-"""The operator: watches ZeroTrainingJobs and keeps their pods, checkpoints and status right."""
+"""Operator that watches ZeroTrainingJobs and manages their pods, checkpoints and status."""

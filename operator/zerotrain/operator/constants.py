@@ -27,7 +27,7 @@ LABEL_JOB: Final = f"{GROUP}/job"
 """Name of the job; the selector of the pod reflector and the NetworkPolicy."""
 
 LABEL_JOB_UID: Final = f"{GROUP}/job-uid"
-"""UID of the job: a job that was deleted and made again must not adopt the pods of its namesake."""
+"""UID of the job: a job that was deleted and created again must not adopt the pods of the earlier one."""
 
 LABEL_HELPER: Final = f"{GROUP}/helper"
 """Label on pods of a job that are no workers, in place of attempt and rank. Its value is the container's

@@ -26,8 +26,8 @@ class RunPolicy(ApiModel):
     count: the clock starts anew with the next pod. No deadline unless given. May be changed at any time."""
 
     start_deadline_seconds: Seconds | None = None
-    """Seconds after which an attempt ends in which some worker has a node and its program has not started. It
-    ends with the reason StartDeadlineExceeded and is followed by another, after a hold-off and at the cost of
+    """Seconds after which an attempt ends if some worker has a node but its program has not started. It ends
+    with the reason StartDeadlineExceeded and is followed by another, after a hold-off and at the cost of
     the infrastructure's budget; failurePolicy.rules may say otherwise. No such deadline unless given. An
     attempt of which some workers have nodes and others find none for so long (600 unless given) gives back
     all, at no cost (GaveBack); one of which no worker has a node waits on. May be changed at any time."""

@@ -86,7 +86,7 @@ class _Pages:
         return taken
 
     def add(self, path: str, schema: Schema) -> None:
-        """A section for the object at `path`, then one for every object below."""
+        """Add a section for the object at `path`, then one for every object below."""
         properties: Mapping[str, Schema] = schema["properties"]
         lines = [f"## {path}", ""]
         if "description" in schema:

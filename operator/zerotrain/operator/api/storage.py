@@ -155,8 +155,7 @@ class Checkpoint(ApiModel):
     termination and at the end."""
 
     every_seconds: Annotated[Int, Field(ge=1, le=604_800)] | None = None
-    """Seconds after the last checkpoint at whose end the first step takes another one, at most 604800 (a
-    week)."""
+    """Seconds between two checkpoints, at most 604800 (a week): the first step after that time takes one."""
 
     keep_last: Annotated[Int, Field(ge=1, le=1000)] = 3
     """Number of checkpoints that are kept, 1 to 1000. The newest durable one is never removed."""

@@ -83,7 +83,7 @@ class NodeAffinity(ApiModel):
 
 
 class PodAffinityTerm(ApiModel):
-    """Pods to be near to, or away from."""
+    """Pods that the workers are to be near to, or away from."""
 
     label_selector: LabelSelector | None = None
     topology_key: QualifiedName

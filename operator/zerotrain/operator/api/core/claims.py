@@ -33,7 +33,7 @@ class ClaimSource(ApiModel):
     """Name of the claim in the job's namespace."""
 
     read_only: Bool | None = None
-    """Mount it read-only."""
+    """Whether it is mounted read-only."""
 
 
 class VolumeResources(ApiModel):

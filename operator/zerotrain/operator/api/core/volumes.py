@@ -74,7 +74,7 @@ class NfsSource(ApiModel):
     """Exported path."""
 
     read_only: Bool | None = None
-    """Mount it read-only."""
+    """Whether it is mounted read-only."""
 
 
 class CsiSource(ApiModel):
@@ -84,7 +84,7 @@ class CsiSource(ApiModel):
     """Name of the driver, as registered in the cluster."""
 
     read_only: Bool | None = None
-    """Mount it read-only."""
+    """Whether it is mounted read-only."""
 
     fs_type: Annotated[str, StringConstraints(max_length=63)] | None = None
     """File system; the driver's default unless given."""
@@ -144,7 +144,7 @@ class VolumeMount(ApiModel):
     """Folder as in subPath, with $(NAME) replaced by the container's environment."""
 
     read_only: Bool | None = None
-    """Mount it read-only."""
+    """Whether it is mounted read-only."""
 
     mount_propagation: MountPropagation | None = None
     """Whether mounts made on the node later appear in the container; None unless given."""
