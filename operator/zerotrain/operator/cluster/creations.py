@@ -1,10 +1,10 @@
-"""How many creations are in flight at once: in each namespace as many as the API server answers soon.
+"""Limit on the creations in flight at once: for each namespace, as many as the API server answers soon.
 
-Those that it cannot work on yet would wait there instead of here, in the middle of passes, and with them the
-requests of everybody else. Additive increase and multiplicative decrease, as TCP's congestion control does it
-(Jacobson 1988, "Congestion Avoidance and Control"; with its slow start), by the time of an answer. By
-namespace, since what makes an answer late may be one tenant's alone: a slow admission webhook. A creation
-that hangs there leaves its place among those of all namespaces to others.
+Further creations would queue up in the API server instead of here, in the middle of passes, and the requests
+of all other clients with them. The limit follows additive increase and multiplicative decrease, as TCP's
+congestion control does (Jacobson 1988, "Congestion Avoidance and Control"; with its slow start), by the time
+of an answer. It is kept per namespace, since the cause of late answers may concern one tenant alone, such as
+a slow admission webhook. A creation that hangs there leaves its slot among those of all namespaces to others.
 """
 
 from __future__ import annotations
@@ -21,48 +21,53 @@ from typing import Final, TypeVar
 T = TypeVar("T")
 
 MOST: Final = 40
-"""Over all namespaces, without those that hang: more queue up inside the API server, each with a
-connection."""
+"""Most creations in flight over all namespaces, without those that hang: more would queue up inside the API
+server, each with a connection."""
 MOST_OF_ONE: Final = 24
-"""Of one namespace: what is slow there must leave some for the others."""
+"""Most creations in flight of one namespace: a slow namespace must leave some slots for the others."""
 LEAST: Final = 8
-"""Of one namespace, which begins with it. Enough for an API server that is near to have always some to work
-on."""
+"""Limit that a namespace starts with and does not fall below. It is enough to keep an API server that is near
+always busy."""
 SOON_S: Final = 0.2
-"""An answer that takes longer has waited: alone, a creation takes a tenth of it or less."""
+"""Seconds after which an answer counts as late: a creation that does not wait takes a tenth of it or less."""
 MOST_SOON_S: Final = 1.0
-"""Where every one takes long, as through slow webhooks, twice the shortest is soon; but no more than this."""
+"""Largest threshold for a late answer. Where every answer takes long, as through slow webhooks, the threshold
+is twice the shortest time, but no more than this."""
 HANGS_S: Final = 1.0
-"""What has no answer after so long waits for something behind the API server, and does not keep it busy."""
+"""Seconds without an answer after which a creation hangs: it waits for something behind the API server, and
+does not keep the API server busy."""
 FEW: Final = 2
-"""Of one namespace while as many creations hang as may be in flight: nobody is left without."""
+"""Limit of one namespace while as many creations hang as may be in flight, so that every namespace keeps
+some."""
 REST_S: Final = 60.0
-"""What was learned of a namespace is forgotten after so long without a creation there."""
+"""Seconds without a creation after which the learned limit of a namespace is forgotten."""
 _CUT: Final = 0.8
 _SHARE: Final = 0.6
 
 
 @dataclass(slots=True, eq=False)
 class _Lane:
-    """One namespace."""
+    """State of one namespace."""
 
     allowed: float
     cut_at: float | None = None
-    """None while no answer was late: then each one that was not counts, instead of each round of them."""
+    """Time of the last cut; None while no answer was late. Until then the limit grows with each answer in
+    time (slow start), and later with each round of answers."""
     shortest_s: float = math.inf
     held: int = 0
-    """Those that hang as well."""
+    """Creations in flight, including those that hang."""
     waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
-    """In the order of asking."""
+    """Creations that wait for a slot, in the order of their requests."""
     used_at: float = 0.0
     jobs: int = 0
-    """That create now."""
+    """Number of jobs that create pods now."""
     asked: int = 0
     """Creations that those jobs make or wait for."""
 
     @property
     def share(self) -> int:
-        """Rounded up: those of all jobs together are more than there is."""
+        """Return how many creations one job should have at once. It is rounded up: the shares of all jobs
+        together may exceed the limit."""
         return math.ceil(self.allowed * min(_SHARE, 1 / max(self.jobs, 1)))
 
     @property
@@ -71,19 +76,20 @@ class _Lane:
 
     @property
     def is_used(self) -> bool:
-        """Of what nobody uses nothing can be learned."""
+        """Return whether most of the limit is in use. An unused limit teaches nothing."""
         return self.held >= int(_SHARE * self.allowed)
 
 
 @dataclass(slots=True)
 class _Part:
-    """What one job has of its lane: one creation always, more of them where that keeps nobody waiting."""
+    """Share of one job in its namespace's lane: always one creation, and more as long as no other job waits
+    for them."""
 
     lane: _Lane
     asked: int = 0
 
     def grow(self) -> bool:
-        """Whether there is one more now."""
+        """Take one more creation if there is one. Return whether there was."""
         if self.asked and (self.asked >= self.lane.share or self.lane.asked >= int(self.lane.allowed)):
             return False
         self._add(1)
@@ -97,7 +103,7 @@ class _Part:
 
     @property
     def is_too_large(self) -> bool:
-        """Others came, or the limit fell."""
+        """Return whether the job holds more than its share, because other jobs came or the limit fell."""
         return self.asked > 1 and (self.asked > self.lane.share or self.lane.asked > int(self.lane.allowed))
 
     def _add(self, number: int) -> None:
@@ -107,23 +113,23 @@ class _Part:
 
 @dataclass(slots=True)
 class Turn:
-    """Leave to create."""
+    """Slot of one creation."""
 
     began: float
     void: bool = False
-    """Set by a holder that did not use it: its time says nothing."""
+    """Whether the holder did not use the slot: its time then says nothing. Set by the holder."""
     hangs: bool = False
 
 
 @dataclass(slots=True)
 class _Tally:
-    """How far one `spread` is."""
+    """Progress of one `spread`."""
 
     time_is_over: Callable[[], bool]
     begun: int = 0
     done: int = 0
     error: Exception | None = None
-    """The first one."""
+    """First error that was raised."""
 
     @property
     def is_over(self) -> bool:
@@ -131,8 +137,8 @@ class _Tally:
 
 
 class Creations:
-    """Not thread-safe: one event loop owns it. `clock`: seconds that never jump. `hangs_s`: of the event
-    loop's own clock."""
+    """Limiter of the creations of all namespaces. Not thread-safe: one event loop owns it. `clock` returns
+    seconds that never jump; `hangs_s` is counted by the event loop's own clock."""
 
     def __init__(
         self,
@@ -145,24 +151,25 @@ class Creations:
         self._most, self._clock, self._hangs_s = most, clock, hangs_s
         self._most_of_one, self._least = min(MOST_OF_ONE, most), min(least, most)
         self._held = self._hanging = 0
-        """In flight, of all namespaces: the second hang, and are not among the first."""
+        """Creations of all namespaces in flight: those that do not hang, and those that hang."""
         self._lanes: dict[str, _Lane] = {}
         self._queue: dict[_Lane, None] = {}
-        """Lanes in which somebody waits; the next to be served first."""
+        """Lanes with creations that wait; the next one to be served first."""
 
     def limit(self, namespace: str) -> int:
-        """How many may be in flight there now."""
+        """Return how many creations may be in flight in the namespace now."""
         return int(self._lane(namespace).allowed)
 
     def share(self, namespace: str) -> int:
-        """How many of them one job should ask for at once: what the others that create now leave, and some
-        for one that comes. Who asks for more waits for them in the middle of a pass."""
+        """Return how many creations one job should request at once: what the other jobs that create now
+        leave, and some for another that may come. A job that requests more waits for them in the middle of a
+        pass."""
         return self._lane(namespace).share
 
     @asynccontextmanager
     async def one(self, namespace: str) -> AsyncIterator[Turn]:
-        """Wait for a turn, and hold it for the length of one creation. First come first served within a
-        namespace; those that may have more take turns."""
+        """Wait for a slot, and hold it for the length of one creation. Slots are given first come, first
+        served within a namespace; namespaces with free slots alternate."""
         lane = self._lane(namespace)
         await self._enter(lane)
         turn, answered = Turn(self._clock()), False
@@ -184,15 +191,15 @@ class Creations:
         *,
         is_over: Callable[[], bool] = lambda: False,
     ) -> int:
-        """`act` on one item after the other, as many at once as one job should. Returns how many were done,
-        which is one at least, when none are left or it `is_over`. The first error is raised. It stops those
-        that wait, for a quota refuses a thousand pods for the same reason, and none that is in flight: one
-        that is broken off may have been counted by the quota already."""
+        """Call `act` on each item, as many at once as one job should. Return how many were done, at least
+        one, when no items are left or `is_over` returns true. Raise the first error. An error stops the items
+        that wait, as a quota rejects a thousand pods for the same reason, but none that is in flight: the
+        quota may have counted a creation that is broken off."""
         lane, tally = self._lane(namespace), _Tally(is_over)
         part = _Part(lane)
 
         async def work(group: asyncio.TaskGroup) -> None:
-            for item in items:  # shared, so that nothing is built before its turn
+            for item in items:  # shared by all tasks, so that no item is built before its slot is free
                 if not await self._one_of(namespace, tally, act, item):
                     return
                 if part.is_too_large:
@@ -216,7 +223,8 @@ class Creations:
     async def _one_of(
         self, namespace: str, tally: _Tally, act: Callable[[T], Awaitable[None]], item: T
     ) -> bool:
-        """`act` on the item, unless the time is over before its turn. Whether there is time for more."""
+        """Call `act` on the item, unless the time is over before it gets a slot. Return whether there is time
+        for more."""
         try:
             async with self.one(namespace) as turn:
                 if tally.begun and tally.is_over:
@@ -252,11 +260,11 @@ class Creations:
         turn = asyncio.get_running_loop().create_future()
         lane.waiting.append(turn)
         self._queue[lane] = None
-        self._wake()  # who stood before may have gone
+        self._wake()  # those ahead may have been cancelled
         try:
-            await turn  # who wakes us has counted us already
+            await turn  # `_wake` has counted this creation already
         except asyncio.CancelledError:
-            if not turn.cancelled():  # its turn had just come
+            if not turn.cancelled():  # its slot had just become free
                 self._leave(lane, Turn(self._clock()))
             raise
 
@@ -265,7 +273,8 @@ class Creations:
         lane.held += 1
 
     def _hangs(self, lane: _Lane, turn: Turn) -> None:
-        """Its place is somebody else's now, and its namespace has it still."""
+        """Mark a creation as hanging: it frees its slot among those of all namespaces, but not the one of its
+        namespace."""
         turn.hangs = True
         self._held -= 1
         self._hanging += 1
@@ -280,7 +289,8 @@ class Creations:
         self._wake()
 
     def _learn(self, lane: _Lane, began: float, answered: bool) -> None:
-        """Errors may be late as well; that one came soon says only who refuses, not who works."""
+        """Adjust the namespace's limit by the time of one answer. A late error lowers it; an early error does
+        not raise it, since it shows only that the request is rejected."""
         now = self._clock()
         took = now - began
         if answered:
@@ -292,7 +302,7 @@ class Creations:
             lane.allowed = min(self._most_of_one, lane.allowed + more)
 
     def _cut(self, lane: _Lane, began: float) -> None:
-        if lane.cut_at is None or began >= lane.cut_at:  # once for all that were in flight together
+        if lane.cut_at is None or began >= lane.cut_at:  # only once for all that were in flight together
             lane.allowed, lane.cut_at = max(self._least, lane.allowed * _CUT), self._clock()
 
     def _wake(self) -> None:
@@ -300,7 +310,7 @@ class Creations:
             del self._queue[lane]
             while lane.waiting:
                 turn = lane.waiting.popleft()
-                if not turn.done():  # else it was cancelled
+                if not turn.done():  # a future that is done was cancelled
                     self._take(lane)
                     turn.set_result(None)
                     break

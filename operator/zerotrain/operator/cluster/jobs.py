@@ -1,4 +1,4 @@
-"""Reading and writing jobs: the newest known body of each, the one status write of a pass."""
+"""Reading and writing jobs: the newest known body of each, and the one status write of a pass."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 ALL_JOBS = f"/apis/{GROUP}/{VERSION}/{PLURAL}"
 SERVED_AGAIN_S = 2.0
-"""Between two questions whether our kind is served."""
+"""Seconds between two requests that ask whether the API server serves the CRD."""
 
 
 def job_path(key: JobKey) -> str:
@@ -30,14 +30,15 @@ def job_path(key: JobKey) -> str:
 
 
 class _ByPhase(dict[JobKey, Json]):
-    """Jobs, and the keys of each phase: most jobs of a cluster have ended, and who looks for the others twice
-    a second passes them by. Only assignment and `del` keep the keys."""
+    """Jobs with an index of their keys by phase. Most jobs of a cluster have ended, and the readers that look
+    for the others twice a second skip them. Only assignment and `del` maintain the index."""
 
     def __init__(self) -> None:
         super().__init__()
         self._keys: dict[str, dict[JobKey, None]] = {}
         self._phases: dict[JobKey, str] = {}
-        """Where each key stands: one whose body was changed in place must still be found there."""
+        """Phase under which each key is indexed: a job whose body was changed in place must still be found
+        there."""
 
     def __setitem__(self, key: JobKey, job: Json) -> None:
         self._forget(key)
@@ -58,22 +59,23 @@ class _ByPhase(dict[JobKey, Json]):
 
 
 class JobCache:
-    """The newest body of every job, from watch events and from the answers to our own writes, with the first
+    """Newest body of every job, from watch events and from the answers to our own writes, with the first
     status that is decided and not written yet."""
 
     def __init__(self) -> None:
         self._jobs = _ByPhase()
         self._owed: dict[str, Json] = {}
-        """First statuses that no write has carried yet, by the job's UID."""
+        """First statuses that are not written yet, by the job's UID."""
         self._doubted: set[str] = set()
-        """UIDs of jobs without a status that were known before this replica led, and not heard of since."""
+        """UIDs of jobs without a status that were known before this replica led and have had no event since.
+        """
 
     def put(self, job: Json) -> bool:
-        """Keep `job` unless a newer one is known; whether it was news."""
+        """Keep `job` unless a newer body is known. Return whether it was new."""
         key = key_of(job)
         old = self._jobs.get(key)
-        # Also of two lives of one name: versions are counted over all objects of a kind, and late news of
-        # the first must not hide the second.
+        # This also holds for two jobs of one name in succession: resource versions are counted over all
+        # objects of a kind, and late events of the first job must not hide the second.
         if old is not None and version_of(job) <= version_of(old):
             return False
         job = kept(job)
@@ -83,38 +85,40 @@ class JobCache:
             self._settle(old["metadata"]["uid"])
         if "status" in job:
             self._owed.pop(uid, None)
-        elif uid in self._owed:  # an edit of the spec, or a label
+        elif uid in self._owed:  # the spec or a label was edited
             job = {**job, "status": self._owed[uid]}
         self._jobs[key] = job
         return True
 
     def wrote(self, job: Json) -> None:
-        """Keep the answer to a write of ours. It must not bring back a job that is gone."""
+        """Keep the answer to a write of ours. It must not bring back a job that was deleted."""
         held = self._jobs.get(key_of(job))
         if held is not None and held["metadata"]["uid"] == job["metadata"]["uid"]:
             self.put(job)
 
     def owe(self, job: Json, status: Json) -> Json:
-        """The job with its first status, kept as if it were written until a body comes that has one."""
+        """Return the job with its first status. It is kept as if it were written until a body with a status
+        arrives."""
         self._owed[job["metadata"]["uid"]] = status
         body = {**job, "status": status}
         self._jobs[key_of(job)] = body
         return body
 
     def owes(self, uid: str) -> bool:
-        """Whether the job's status is ours alone so far."""
+        """Return whether the job's status exists only in this replica so far."""
         return uid in self._owed
 
     def doubt(self) -> None:
-        """This replica begins to lead: somebody else may have begun what it knows of without a status."""
+        """Mark all jobs without a status as doubtful, as this replica begins to lead: another replica may
+        have started them."""
         self._doubted = {job["metadata"]["uid"] for job in self._jobs.values() if "status" not in job}
 
     def doubts(self, uid: str) -> bool:
-        """Whether the job may have a status that this replica has not heard of."""
+        """Return whether the job may have a status that this replica has not seen."""
         return uid in self._doubted
 
     def remove(self, job: Mapping[str, Any]) -> bool:
-        """Forget a deleted job, unless its name is another job's by now."""
+        """Forget a deleted job, unless another job has its name by now. Return whether it was forgotten."""
         self._settle(job["metadata"]["uid"])
         key = key_of(job)
         held = self._jobs.get(key)
@@ -124,7 +128,7 @@ class JobCache:
         return True
 
     def _settle(self, uid: str) -> None:
-        """Nothing is open of this life any more."""
+        """Forget the pending status and the doubts of the job with this UID."""
         self._owed.pop(uid, None)
         self._doubted.discard(uid)
 
@@ -132,7 +136,7 @@ class JobCache:
         return self._jobs.get(key)
 
     def in_phases(self, phases: Iterable[str]) -> list[tuple[JobKey, Json]]:
-        """Those whose status says one of `phases`; "" is that of a job without any."""
+        """Return the jobs whose status has one of `phases`; "" stands for jobs without a status."""
         return [(key, self._jobs[key]) for phase in phases for key in self._jobs.keys_in(phase)]
 
     def __iter__(self) -> Iterator[tuple[JobKey, Json]]:
@@ -140,12 +144,12 @@ class JobCache:
 
 
 def phase_of(job: Mapping[str, Any]) -> str:
-    """As the status says; "" before there is one."""
+    """Return the phase of the job's status; "" before there is a status."""
     return str(job.get("status", {}).get("phase", ""))
 
 
 def with_kind(job: Json) -> Json:
-    """Items of a list come without it."""
+    """Return the job with its API version and kind, which items of a list lack."""
     return {"apiVersion": API_VERSION, "kind": KIND, **job}
 
 
@@ -154,8 +158,8 @@ def key_of(job: Mapping[str, Any]) -> JobKey:
 
 
 def status_body(status: ZeroTrainingJobStatus) -> Json:
-    """As the API server takes it. What says nothing and reads back as such is left out: the API server
-    checks, copies and assigns every field to its manager at every write."""
+    """Return the status as it is sent to the API server. Parts that are empty and read back as the same value
+    are left out: the API server checks, copies and assigns every field to its manager at every write."""
     silent = {name for name, nothing in _NOTHING.items() if getattr(status, name) == nothing}
     body = _without_empty_lists(
         status.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=silent)
@@ -169,7 +173,7 @@ _NOTHING = {"progress": ProgressStatus(), "checkpoint": CheckpointStatus()}
 
 
 def _without_empty_lists(part: Json) -> Json:
-    """An empty part may stand for itself and stays."""
+    """Return `part` without empty lists. An empty mapping may have a meaning and stays."""
     said = {name: value for name, value in part.items() if value != []}
     return {
         name: _without_empty_lists(value) if isinstance(value, dict) else value
@@ -178,15 +182,15 @@ def _without_empty_lists(part: Json) -> Json:
 
 
 class JobClient:
-    """Jobs at the API server."""
+    """Client for jobs at the API server."""
 
     def __init__(self, api: Api, namespaces: Sequence[str] = ()) -> None:
         self._api, self._namespaces = api, tuple(namespaces)
 
     async def wait_until_served(self) -> None:
-        """Until the API server knows our kind. One that cannot answer is waited for, as it may be upgraded
-        right now; but from outside a cluster one that nothing was heard of yet may be a wrong address, and
-        the error is raised."""
+        """Wait until the API server serves the CRD. An API server that cannot answer is waited for, as it may
+        be in an upgrade. Outside of a cluster, one that has not answered yet may be a wrong address, and
+        Unavailable is raised."""
         address_is_known, is_away = self._api.connection.in_cluster, False
         while True:
             try:
@@ -217,11 +221,11 @@ class JobClient:
 
     @property
     def scopes(self) -> tuple[str | None, ...]:
-        """What is listed one by one: the namespaces, or None for the whole cluster."""
+        """Return what is listed separately: the namespaces, or None for the whole cluster."""
         return self._namespaces or (None,)
 
     async def list(self, namespace: str | None = None) -> AsyncIterator[Json]:
-        """The jobs of one scope."""
+        """Iterate over the jobs of one scope."""
         (path,) = scoped(ALL_JOBS, () if namespace is None else (namespace,))
         async for text in Listing(self._api, path=path, kind=PLURAL):
             try:
@@ -230,9 +234,9 @@ class JobClient:
                 log.warning("a job that cannot be read is passed over: %s: %.200r", error, text)
 
     async def write_status(self, job: Json, status: ZeroTrainingJobStatus) -> Json:
-        """Replace the status of exactly the version that was reconciled. Raises Conflict when it is not the
-        newest any more, NotFound when the job is gone."""
-        # The API server takes nothing but the status from it, so the spec need not make the way there.
+        """Replace the status of exactly the version that was reconciled. Raises Conflict when a newer version
+        exists, NotFound when the job is gone."""
+        # The API server reads nothing but the status from the body, so the spec is not sent.
         body = {
             "apiVersion": API_VERSION,
             "kind": KIND,
@@ -248,7 +252,7 @@ class JobClient:
 
     async def delete(self, job: Json) -> None:
         """Delete exactly the version that was reconciled; its objects follow by their ownerReferences. Raises
-        Conflict when it is not the newest any more: the edit may be one that keeps the job."""
+        Conflict when a newer version exists: the edit may be one that keeps the job."""
         meta = job["metadata"]
         preconditions = {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]}
         body = {"propagationPolicy": "Background", "preconditions": preconditions}

@@ -1,7 +1,8 @@
-"""Kueue's Workloads of our jobs: one watch, started when the first job is in a queue, and their status.
+"""Kueue's Workloads of the operator's jobs: their status, and one watch that starts with the first job in a
+queue.
 
-Status is read, changed and replaced at its version: Kueue writes it too, and a lost race is tried again by
-the next pass.
+The status is read, changed and replaced at its version. Kueue writes it too, and the next pass repeats a
+write that met a conflict.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ log = logging.getLogger(__name__)
 WATCH_SECONDS = 300
 MAX_PAUSE_S = 10.0
 MAX_MESSAGE_CHARS = 500
-"""Of what the queue says of a Workload."""
+"""Most characters that are kept of Kueue's message on a Workload."""
 
 FLAVOR_AGE_S = 30.0
-"""So long a ResourceFlavor is not asked for again."""
+"""Seconds for which a ResourceFlavor is not read again."""
 
 REQUEUES = frozenset({"Preempted", "AdmissionCheck", "NodeFailures"})
 """Evictions after which a Workload goes back into its queue at once, as Kueue's own jobs do."""
@@ -55,7 +56,7 @@ REQUEUES = frozenset({"Preempted", "AdmissionCheck", "NodeFailures"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Flavor:
-    """What a ResourceFlavor asks of the pods."""
+    """Requirements of a ResourceFlavor on the pods."""
 
     node_labels: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Toleration, ...] = ()
@@ -79,7 +80,7 @@ class WorkloadClient:
             log.debug("%s is gone already", self._path)
 
     async def advance(self, step: QueueStep, message: str) -> None:
-        """Raises Conflict when Kueue wrote meanwhile."""
+        """Carry out one step on the Workload's status. Raises Conflict when Kueue wrote meanwhile."""
         try:
             found = await self._api.call(Request(method="GET", path=self._path, kind="workloads"))
         except NotFound:
@@ -96,7 +97,7 @@ class WorkloadClient:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Said:
-    """One step of ours, as it stands in the Workload's conditions."""
+    """One step of the operator, as it is written into the Workload's conditions."""
 
     step: QueueStep
     message: str
@@ -105,13 +106,14 @@ class Said:
 
 
 def may_release(status: Mapping[str, Any]) -> bool:
-    """Whether it is evicted now, and still has what is to be given back. The watch may be behind: Kueue may
-    have admitted it anew since our last release, and nobody would queue it after another one."""
+    """Return whether the Workload is evicted now and still holds the quota to be released. The watch may be
+    behind: Kueue may have admitted the Workload anew since the last release, and nothing would requeue it
+    after another one."""
     return all(_condition(status, kind).get("status") == "True" for kind in ("Evicted", "QuotaReserved"))
 
 
 def advanced(status: Mapping[str, Any], said: Said) -> Json:
-    """The Workload's status after one step of ours."""
+    """Return the Workload's status after one step of the operator."""
     changed = {**status, "conditions": [dict(item) for item in status.get("conditions", ())]}
     message = said.message
 
@@ -126,7 +128,8 @@ def advanced(status: Mapping[str, Any], said: Said) -> Json:
             put("QuotaReserved", False, "Pending", message)
             put("Admitted", False, "NoReservation", "The workload has no reservation")
             if _condition(status, "PodsReady"):
-                # Else Kueue waits for a recovery after the next admission, and for that it may have no limit.
+                # Otherwise Kueue waits for a recovery after the next admission, possibly without a time
+                # limit.
                 put("PodsReady", False, "WaitForStart", message)
             changed.pop("admission", None)
         case QueueStep.FINISH:
@@ -140,8 +143,8 @@ def advanced(status: Mapping[str, Any], said: Said) -> Json:
 
 
 class WorkloadWatch:
-    """`run()` until cancelled; idle until a job is in a queue. Of the whole cluster, or of one namespace:
-    then a refusal costs the jobs of that namespace alone."""
+    """Watch on the Workloads until `run()` is cancelled; idle until a job is in a queue. It covers the whole
+    cluster or one namespace: then a rejection affects the jobs of that namespace alone."""
 
     def __init__(
         self,
@@ -155,12 +158,14 @@ class WorkloadWatch:
         self._version: str | None = None
         self._collection = self._api_version = ""
         self._flavors: dict[str, tuple[Flavor, float]] = {}
-        """With the moment of asking: every event of every Workload of a flavor needs it."""
+        """Flavors by name, each with the time of its request: every event of every Workload of a flavor needs
+        it."""
         self._alive_at: float | None = None
 
     @property
     def age_s(self) -> float | None:
-        """Since the last list, event or bookmark; None until the first list, and while it is refused."""
+        """Return the seconds since the last list, event or bookmark; None until the first list, and while the
+        watch is rejected."""
         return None if self._alive_at is None or self._refused else time.monotonic() - self._alive_at
 
     async def run(self) -> None:
@@ -173,7 +178,7 @@ class WorkloadWatch:
                 if self._version is not None:
                     await self._watch()
                 if any(view.problem for view in self._memories.queues.values()):
-                    # A flavor that is there by now, or may be read, is no event of the Workload.
+                    # A flavor that was created or became readable causes no event of the Workload.
                     self._version = None
             except Gone as error:
                 log.info("Workload watch: %s; listing again", error)
@@ -189,7 +194,8 @@ class WorkloadWatch:
             await asyncio.sleep(random.uniform(0.05, 0.1) if lasted > MAX_PAUSE_S else random.uniform(0.5, 2))
 
     async def _be_refused(self, error: Forbidden) -> None:
-        """Said once, until it is granted. What is known of the namespace's Workloads is not complete now."""
+        """Log the rejection once until access is granted, and mark the namespace's Workloads as incompletely
+        known."""
         level = logging.DEBUG if self._refused else logging.WARNING
         log.log(level, "Workloads cannot be watched, and jobs in queues wait until they can: %s", error)
         self._refused, self._version = True, None
@@ -197,8 +203,9 @@ class WorkloadWatch:
         await asyncio.sleep(MAX_PAUSE_S)
 
     async def look(self) -> None:
-        """Begin to watch if Workloads of our jobs are there. For a replica that begins to lead: a job whose
-        `queueName` was removed while nobody looked asks for no watch, and its Workload would keep quota."""
+        """Start the watch if Workloads of jobs exist. A replica that begins to lead calls this: a job whose
+        `queueName` was removed while no replica led asks for no watch, and its Workload would keep its quota.
+        """
         while not self._memories.queues_wanted.is_set():
             try:
                 if await self._any_left():
@@ -220,7 +227,7 @@ class WorkloadWatch:
         try:
             return bool((await self._api.call(request)).get("items"))
         except NotFound:
-            return False  # taken out of the cluster in this moment, with all that there was
+            return False  # Kueue was removed from the cluster at this moment, with all its Workloads
 
     def _path(self, version: str) -> str:
         return scoped(f"/apis/{version}/workloads", [self._namespace] if self._namespace else [])[0]
@@ -256,7 +263,7 @@ class WorkloadWatch:
         self._version = str(listing.metadata["resourceVersion"])
 
     def _of_others(self, queues: Mapping[str, QueueView]) -> dict[str, QueueView]:
-        """The views that the watches of other namespaces keep."""
+        """Return the views that the watches of other namespaces keep."""
         if self._namespace is None:
             return {}
         own = owner_key(self._namespace, "")
@@ -324,13 +331,14 @@ class WorkloadWatch:
 def workload_watches(
     api: Api, memories: Memories, changed: Callable[[JobKey], None], namespaces: Sequence[str]
 ) -> list[WorkloadWatch]:
-    """One for the whole cluster, or one for each namespace."""
+    """Return one watch for the whole cluster, or one for each namespace."""
     return [WorkloadWatch(api, memories, changed, namespace) for namespace in namespaces or (None,)]
 
 
 def _owner(item: Json) -> str | None:
-    """The job whose Workload it is; None for what only carries our labels: whoever may create objects in
-    some namespace could write those, and the UID of another namespace's job besides."""
+    """Return the `owner_key` of the job that owns the Workload; None where the Workload only carries our
+    labels. Any user who may create objects in some namespace could write those, and also the UID of another
+    namespace's job."""
     meta = item["metadata"]
     labels = meta.get("labels", {})
     uid, name = labels.get(LABEL_JOB_UID), labels.get(LABEL_JOB)
@@ -345,13 +353,14 @@ def _job_key(item: Json) -> JobKey:
 
 
 def flavors_of(status: Mapping[str, Any]) -> tuple[str, ...]:
-    """The flavors of an admission, each once."""
+    """Return the names of the admission's flavors, each once."""
     assignments = status.get("admission", {}).get("podSetAssignments", ())
     return tuple(sorted({name for item in assignments for name in item.get("flavors", {}).values()}))
 
 
 def queue_view(item: Mapping[str, Any], flavors: list[Flavor]) -> QueueView:
-    """The Workload as reconcile sees it, with its flavors and the updates of its admission checks."""
+    """Return the Workload's view for reconcile, with its flavors and the pod-set updates of its admission
+    checks."""
     spec, status = item.get("spec", {}), item.get("status", {})
     updates = [
         update for check in status.get("admissionChecks", ()) for update in check.get("podSetUpdates", ())
@@ -382,7 +391,7 @@ def queue_view(item: Mapping[str, Any], flavors: list[Flavor]) -> QueueView:
         pods_ready=_is_true(_condition(status, "PodsReady")),
         message="" if _is_true(quota) else one_line(str(quota.get("message", "")), MAX_MESSAGE_CHARS),
         cluster_queue=word(status.get("admission", {}).get("clusterQueue", "")),
-        # The first word on a key counts, as in Kueue.
+        # The first value of a key wins, as in Kueue.
         node_selector=_first_of(flavor.node_labels for flavor in asked),
         tolerations=tuple(dict.fromkeys(each for flavor in asked for each in flavor.tolerations)),
         labels=_first_of((labels, *(update.get("labels", {}) for update in updates))),
@@ -395,12 +404,13 @@ def queue_view(item: Mapping[str, Any], flavors: list[Flavor]) -> QueueView:
 
 
 def _annotations(update: Mapping[str, Any]) -> dict[str, str]:
-    """Those that an admission check asks for. They go to the pods as they are, and into the job's status."""
+    """Return the printable annotations that an admission check sets. They go to the pods unchanged, and into
+    the job's status."""
     return {name: text for name, text in update.get("annotations", {}).items() if is_printable(text)}
 
 
 def _unprintable(updates: Iterable[Mapping[str, Any]]) -> str | None:
-    """Says which annotation was left out."""
+    """Return a message that names an annotation that was left out; None if there is none."""
     for update in updates:
         for name in update.get("annotations", {}).keys() - _annotations(update).keys():
             return f"an admission check gives annotation {word(name)} a value with control characters"
@@ -408,7 +418,8 @@ def _unprintable(updates: Iterable[Mapping[str, Any]]) -> str | None:
 
 
 def _topology(item: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[dict[str, str], dict[str, str]]]:
-    """Gates, labels and annotations of pods whose places Kueue has chosen (topology-aware scheduling)."""
+    """Return gates, labels and annotations of pods that Kueue has assigned to nodes (topology-aware
+    scheduling)."""
     assignments = item.get("status", {}).get("admission", {}).get("podSetAssignments", ())
     if not any(part.get("topologyAssignment") for part in assignments):
         return (), ({}, {})
@@ -416,7 +427,8 @@ def _topology(item: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[dict[str,
 
 
 def _failed_nodes(status: Mapping[str, Any]) -> str | None:
-    """Kueue is about to correct the places that it has chosen; pods made before that could not run there."""
+    """Return a message if Kueue is about to correct its topology assignment: pods made before that could not
+    run on the failed nodes."""
     names = [word(str(node.get("name"))) for node in status.get("unhealthyNodes", ())]
     return f"it looks for other nodes in the place of {few(names)}, which failed" if names else None
 

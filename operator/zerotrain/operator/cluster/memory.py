@@ -1,4 +1,4 @@
-"""What the operator remembers of a job between passes and may forget: that costs time, never correctness."""
+"""Memory of the operator about jobs between passes. Losing it costs time, never correctness."""
 
 from __future__ import annotations
 
@@ -28,89 +28,89 @@ from zerotrain.operator.reconcile.limits import StartLimits
 from zerotrain.operator.reconcile.queues import ClusterApis, QueueView
 
 MOST_MODELS = 256
-"""Jobs whose models are kept: those that have pass after pass. Of all others they would be most of what the
-operator holds in memory, to save a fifth of a millisecond now and then."""
+"""Number of jobs whose parsed models are kept: those that have pass after pass. The models of all other jobs
+would fill most of the operator's memory, to save a fifth of a millisecond now and then."""
 
 
 @dataclass(slots=True)
 class JobMemory:
-    """One job's scratch."""
+    """Memory about one job."""
 
     problem: Problem | None = None
     making: bool = False
-    """The last pass left pods to make, though nothing kept it from them."""
+    """Whether the last pass left pods to create, though nothing prevented it from creating them."""
     failures: int = 0
-    """Passes in a row that ended in a problem; for the backoff."""
+    """Number of consecutive passes that ended in a problem; determines the backoff."""
     conflicts: int = 0
-    """Passes in a row that lost the race for the status; for theirs."""
+    """Number of consecutive passes whose status write met a conflict; determines their own backoff."""
     yielding: YieldState | None = None
     protection: Protection | None = None
     ungrouped: int | None = None
-    """The attempt whose pod group is gone."""
+    """Attempt whose pod group is gone."""
     progress: Progress | None = None
     step_moved_at: datetime | None = None
-    """When its step was seen to move, by the clock that passes are decided at."""
+    """Time at which the job's step was seen to move, by the clock that decides passes."""
     inspection: Inspection | None = None
     unheard: bool = False
-    """Worker 0 runs and has not answered for long."""
+    """Whether worker 0 runs and has been unresponsive for long."""
     heard: dict[str, datetime] = field(default_factory=dict)
-    """By node that is not ready: when a worker on it last answered."""
+    """Time at which a worker last answered, by the name of a node that is not ready."""
     unasked: set[str] = field(default_factory=set)
-    """Such nodes whose workers were to be asked last, and no slot was free."""
+    """Nodes that are not ready and whose workers were not polled in time, for want of slots or budget."""
     stacks: StacksView | None = None
     log: LogView | None = None
     room: Room | None = None
     storage_classes: dict[str, StorageClassView] = field(default_factory=dict)
-    """By the part of the job whose volume it is."""
+    """Views of the StorageClasses, by the part of the job whose volume it is."""
     ensured: int | None = None
     """Hash of the shared objects that are known to exist as they should for one attempt."""
     shared_at: datetime | None = None
-    """When they were made or looked at last."""
+    """Time at which the shared objects were last made or checked."""
     secret: str | None = None
-    """Name of the Secret that was made last, or was found to exist."""
+    """Name of the Secret that was last made or found to exist."""
 
 
 @dataclass(slots=True)
 class Memories:
-    """By the job's UID."""
+    """Memories of all jobs, by UID, and what the operator knows for all of them."""
 
     jobs: dict[str, JobMemory] = field(default_factory=dict)
     keep_shared_s: float | None = None
-    """So often, and at the latest after twice that, the shared objects of an attempt are looked at; None: not
-    at all."""
+    """Seconds between two checks of an attempt's shared objects, at the latest after twice that; None for no
+    checks."""
     acting_since: datetime | None = None
-    """When this replica began to lead. None where nobody elects."""
+    """Time at which this replica began to lead. None without leader election."""
     limits: StartLimits = field(default_factory=StartLimits)
     egress_bounds: tuple[str, ...] = ()
-    """Networks that jobs may ask for in spec.network."""
+    """Networks that jobs may request in spec.network."""
     nodes: NodeStore = field(default_factory=NodeStore)
     reads_logs: bool = False
-    """False on simulated nodes, which have none."""
+    """Whether pods have logs; false on simulated nodes."""
     apis: ClusterApis | None = None
     queues_wanted: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set once a job is in a queue: from then on the Workloads are watched."""
+    """Event that is set once a job is in a queue: from then on the Workloads are watched."""
     queues: dict[str, QueueView] = field(default_factory=dict)
-    """By `owner_key`: Workloads, whether or not the job has had a pass: the list may come
+    """Views of the Workloads, by `owner_key`, whether or not the job has had a pass: the list may arrive
     before the job does."""
     queues_listed: set[str | None] = field(default_factory=set)
-    """Namespaces (None: all) whose Workloads are known, so that a job there without one has none."""
+    """Namespaces (None: all) whose Workloads are known, so that a job there without a known one has none."""
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while all nodes and pods are read: one job at a time."""
+    """Lock that is held while all nodes and pods are read: one job at a time."""
     priorities: Priorities = field(default_factory=Priorities)
     collections: dict[str, asyncio.Task[None]] = field(default_factory=dict)
-    """Stacks that are being collected; also what keeps the tasks alive."""
+    """Tasks that collect stacks, by the job's UID; the reference also keeps the tasks alive."""
     models: dict[str, Known] = field(default_factory=dict)
-    """Of the latest MOST_MODELS jobs that had a pass, the last of them at the end."""
+    """Models of the MOST_MODELS jobs that had the latest passes, the most recent at the end."""
 
     def of(self, uid: str) -> JobMemory:
         return self.jobs.setdefault(uid, JobMemory())
 
     def knows(self, uid: str) -> bool:
-        """Whether the job is remembered, so that what comes late does not bring it back."""
+        """Return whether the job is remembered, so that late results do not bring it back."""
         return uid in self.jobs
 
     def known(self, uid: str) -> Known:
-        """The models of the job's last pass; empty when it is long ago."""
+        """Return the models of the job's last pass; empty when that was long ago."""
         models = self.models[uid] = self.models.pop(uid, Known())
         if len(self.models) > MOST_MODELS:
             del self.models[next(iter(self.models))]
@@ -121,12 +121,12 @@ class Memories:
         self.models.pop(uid, None)
 
     def prune(self, alive: Set[str]) -> None:
-        """Drop jobs that are not among `alive`: a pass that ran when its job went brought them back."""
+        """Drop jobs that are not among `alive`: a pass that ran during a job's deletion brought them back."""
         for uid in (self.jobs.keys() | self.models.keys()) - alive:
             self.forget(uid)
 
     def observe(self, namespace: str, uid: str, store: PodStore) -> Observed:
-        """Everything outside the job's own object, at this moment."""
+        """Return everything outside the job's own object, at this moment."""
         key = owner_key(namespace, uid)
         pods, gone = store.of_job(key)
         memory = self.of(uid)
@@ -162,11 +162,13 @@ class Memories:
         )
 
     def _acts_since(self, seen: datetime | None) -> datetime | None:
-        """Since when pods are seen and somebody acts on it: while there was no leader nobody made any."""
+        """Return the time since which pods are seen and a leader acts on them: without a leader no pods were
+        made."""
         return seen if seen is None or self.acting_since is None else max(seen, self.acting_since)
 
     def _shared_due(self, uid: str, since: datetime | None) -> datetime | None:
-        """After one period to two: the jobs of an operator that has just started do not fall due together."""
+        """Return when the shared objects are checked next, after one to two periods: the jobs of an operator
+        that has just started do not fall due together."""
         if since is None or self.keep_shared_s is None:
             return None
         return since + timedelta(seconds=self.keep_shared_s * (1 + crc32(uid.encode()) / 2**32))

@@ -1,10 +1,11 @@
-"""Pulls progress from the workers: rank 0's pod of every running job, all pods where nothing seems to move.
+"""Polling of the workers' progress: worker 0 of every running job, and all workers where a job seems to stand
+still.
 
-The operator asks and the workers never call it: they need no credentials, and a flood of ranks cannot reach
-the operator. The interval grows with the number of jobs, and looks at all workers draw on a budget of their
-own, so that the calls per second stay bounded whatever hangs. A job has one question of a kind at a time,
-however long its workers take to answer, and a call that found no slot tells nothing of its worker. Workers on
-silent nodes are asked by `listening`.
+The operator calls the workers, and the workers never call the operator. They need no credentials, and a flood
+of ranks cannot reach the operator. The interval grows with the number of jobs, and inspections of all workers
+draw on a budget of their own, so that the calls per second stay bounded whatever hangs. A job has at most one
+call of a kind in flight, however long its workers take to answer. A call that got no slot says nothing of its
+worker. Workers on nodes that are not ready are polled by `listening`.
 """
 
 from __future__ import annotations
@@ -36,85 +37,91 @@ log = logging.getLogger(__name__)
 
 ASKED_PHASES = frozenset({"Starting", "Running", "Suspending", "Yielding"})
 LISTENED_PHASES = ASKED_PHASES | {"Pending"}
-"""In which workers may run, and be lost with their node: also while others still wait for their image."""
+"""Phases in which workers may run and be lost with their node, which includes the time in which other workers
+still wait for their image."""
 
 JUDGED_PHASES = frozenset({"Starting", "Running"})
 TICK_S = 0.5
 MIN_INTERVAL_S = 2.0
 CALLS_PER_SECOND = 100.0
-"""Budget over all jobs: beyond 200 running jobs each is asked less often."""
+"""Budget of polls over all jobs: beyond 200 running jobs each one is polled less often."""
 
 PASS_INTERVAL_S = 10.0
-"""A record that says nothing but that the step moved gets a pass no oftener: each costs a millisecond."""
+"""Least seconds between two passes for records that say only that the step moved: each pass costs a
+millisecond."""
 
 MUTE_S = 30.0
-"""Without an answer of worker 0 for so long the others are asked what they know."""
+"""Seconds without an answer of worker 0 after which all workers are inspected."""
 
 UNHEARD_S = 120.0
-"""Without an answer for so long, something keeps the operator from its worker, and people are told: a
+"""Seconds without an answer after which the user is told that something keeps the operator from its worker: a
 launcher answers within seconds of its start, whatever the ranks do."""
 
 INSPECTION_INTERVAL_S = 15.0
 ALARM_INTERVAL_S = 5.0
-"""While a hang stands in status: the attempt ends only after another look."""
+"""Seconds between two inspections while the status reports a hang: the attempt ends only after another
+inspection."""
 
 MAX_VAIN_INTERVAL_S = 240.0
-"""Between looks at a job none of whose workers is reached: each look in vain doubles the interval."""
+"""Most seconds between two inspections of a job none of whose workers can be reached. Each inspection without
+any answer doubles the interval."""
 
 DOUBTED_AFTER = 2
-"""Calls in a row that timed out; one may be lost."""
+"""Number of consecutive calls that time out before the job is polled in `Lane.DOUBTED`; one may be lost."""
 
 INSPECTION_CALLS_PER_SECOND = 25.0
 
 MAX_IDLE_S = 30 * 86_400.0
-"""More than that is not believed of a step that was just heard of."""
+"""Largest idle time that is believed of a step that was just reported."""
 
 
 @dataclass(slots=True)
 class _Poll:
-    """What is known of the polling of one job."""
+    """State of the polling of one job."""
 
     key: JobKey
     answered_at: float
     mute_since: float | None = None
-    """Since when worker 0 runs and does not answer."""
+    """Time since which worker 0 runs and does not answer."""
     mute_at: float = -math.inf
-    """When it was last asked in vain."""
+    """Time of the last call that worker 0 did not answer."""
     skipped: bool = False
-    """It was to be asked since, and got no slot."""
+    """Whether a poll since then got no slot."""
     timeouts: int = 0
-    """Of its last calls, in a row."""
+    """Number of consecutive calls to worker 0 that timed out."""
     due: float = 0.0
     asked_at: float = -math.inf
-    """When worker 0 was last asked, and not only meant to be."""
+    """Time of the last call to worker 0 that was made; calls that got no slot do not count."""
     pulls: bool = False
-    """A question to worker 0 is under way."""
+    """Whether a call to worker 0 is in flight."""
     looks: bool = False
-    """The same of a look at all workers."""
+    """Whether an inspection of all workers is in progress."""
     inspected_at: float = -math.inf
     vain_looks: int = 0
-    """In a row, that reached nobody."""
+    """Number of consecutive inspections that reached no worker."""
     turn: int = 0
-    """Which workers a look begins with: those that answered last, once some did."""
+    """Index of the sample of workers that an inspection calls first. It stays at the sample that answered
+    last."""
     seen: tuple[int, int, str] = (0, 0, "")
     step: tuple[int, int] | None = None
     """Attempt and step of the last record."""
     news: object = None
-    """What the last record said that is worth a pass at once."""
+    """Content of the last record that is worth a pass at once."""
     passed_at: float = -math.inf
 
     @property
     def is_unheard(self) -> bool:
-        """Time in which it was not asked does not count."""
+        """Return whether worker 0 has been unresponsive for UNHEARD_S. Time in which it was not called does
+        not count."""
         return self.mute_since is not None and self.mute_at - self.mute_since >= UNHEARD_S
 
     def look_due(self, interval_s: float) -> float:
-        """When the next look may be."""
+        """Return the time from which on the next inspection may be made."""
         return self.inspected_at + min(interval_s * 2.0 ** min(self.vain_looks, 10), MAX_VAIN_INTERVAL_S)
 
 
 class ProgressPuller:
-    """`run()` until cancelled; `changed` is called when a record says something new."""
+    """Polls the workers until `run()` is cancelled. `changed` is called when a record says something new."""
 
     def __init__(
         self,
@@ -133,18 +140,19 @@ class ProgressPuller:
         self._now, self._clock = now, clock
         self._polls: dict[str, _Poll] = {}
         self._looking = CallBudgets(INSPECTION_CALLS_PER_SECOND, clock())
-        # Apart: a look at thousands of workers would keep those on silent nodes from being heard.
+        # The listener has budgets of its own: an inspection of thousands of workers would otherwise keep
+        # those on silent nodes from being called.
         self._listener = NodeListener(
             memories=memories, channel=channel, changed=changed, now=now, clock=clock
         )
 
     @property
     def unheard(self) -> int:
-        """Jobs whose worker 0 runs and has not answered for long. May be read from any thread."""
+        """Return how many jobs have an unresponsive worker 0 that runs. May be called from any thread."""
         return sum(poll.is_unheard for poll in list(self._polls.values()))
 
     async def run(self) -> None:
-        """Ask whoever is due, twice a second; one that does not answer holds up its own job alone."""
+        """Poll the jobs that are due, twice a second. An unresponsive worker delays its own job alone."""
         pending: set[asyncio.Task[None]] = set()
         while True:
             pending |= self.start_due()
@@ -152,13 +160,14 @@ class ProgressPuller:
             pending = {task for task in pending if not task.done()}
 
     def start_due(self) -> set[asyncio.Task[None]]:
-        """One question to every job whose turn it is."""
+        """Start one call for every job that is due, and return the tasks."""
         running = self._jobs.in_phases(ASKED_PHASES)
         active = [*running, *self._jobs.in_phases(LISTENED_PHASES - ASKED_PHASES)]
         self._forget(running, active)
         interval, now = max(MIN_INTERVAL_S, len(running) / CALLS_PER_SECOND), self._clock()
         started = set()
-        # However many jobs there are: what counts as a silence does not grow with their number.
+        # The number of jobs does not slow this down: the time after which a silent node counts as lost does
+        # not grow with it either.
         for key, job in active if self._memories.nodes.any_silent() else ():
             uid = job["metadata"]["uid"]
             if self._listener.begins(uid):
@@ -170,14 +179,14 @@ class ProgressPuller:
             poll = self._polls.setdefault(job["metadata"]["uid"], _Poll(key=key, answered_at=now))
             if poll.due <= now and not poll.pulls:
                 due.append((poll, job))
-        # Where slots are short, whoever has waited longest gets one.
+        # When slots are scarce, the jobs that have waited longest get them.
         for poll, job in sorted(due, key=lambda item: item[0].asked_at):
             poll.due, poll.pulls = now + interval, True
             started.add(asyncio.create_task(self._ask(poll, job)))
         return started
 
     async def _ask(self, poll: _Poll, job: Json) -> None:
-        """Worker 0, and then all workers where that is called for and not under way."""
+        """Call worker 0, and then all workers if an inspection is called for and none is in progress."""
         try:
             suspects = await self._pull(poll.key, job, poll)
         finally:
@@ -190,18 +199,18 @@ class ProgressPuller:
                 poll.looks = False
 
     async def _pull(self, key: JobKey, job: Json, poll: _Poll) -> Mapping[int, PodView]:
-        """The workers to look at, if any."""
+        """Poll worker 0 and return the workers to inspect, if any."""
         uid, attempt = job["metadata"]["uid"], int(job["status"].get("attempt", 0))
         started = {pod.index: pod for pod in self._started(key.namespace, uid, attempt)}
         pods = {index: pod for index, pod in started.items() if not pod.ended}
-        # Worker 0 may have ended well while others hang in what they do last: then these are asked alone.
+        # Worker 0 may have completed while others hang in their last work: then only those are inspected.
         begun, lane = self._clock(), Lane.DOUBTED if poll.timeouts >= DOUBTED_AFTER else Lane.POLL
         asker = Asker(channel=self._channel, key=key, uid=uid, attempt=attempt)
         answer = await asker.report(pods[0], lane) if 0 in pods else None
         if isinstance(answer, NotAsked):
             poll.skipped = True
         if self._jobs.get(key) is None or isinstance(answer, NotAsked):
-            return {}  # deleted meanwhile: nothing must be remembered of it; not asked: nothing is known
+            return {}  # a deleted job must not be remembered; without a call nothing is known
         poll.asked_at = begun
         poll.timeouts = poll.timeouts + 1 if timed_out(answer) else 0
         report = _report_in(answer)
@@ -216,7 +225,8 @@ class ProgressPuller:
         return pods if judged else {}
 
     def _heed(self, key: JobKey, uid: str, poll: _Poll, *, mute: bool) -> None:
-        """Whether worker 0 can be reached at all; where pods run nothing, nobody answers."""
+        """Record whether worker 0 can be reached at all. Where pods run nothing (`SilentChannel`), no worker
+        answers."""
         if not mute or isinstance(self._channel, SilentChannel):
             poll.mute_since = None
         else:
@@ -247,11 +257,12 @@ class ProgressPuller:
         if seen != poll.seen:
             poll.seen, memory.inspection = seen, None
         alarmed = self._has_alarm(key)
-        # Durable checkpoints and damaged ones come with unmoved steps; the end of an alarm with a moved one.
+        # A checkpoint may become durable or prove damaged while the step stands still. An alarm ends with a
+        # step that moves.
         news = (
             (progress.attempt, progress.phase, progress.step > 0, progress.total_steps),
             (progress.checkpoint, progress.rejected_checkpoints, progress.resumed_from),
-            # Its seconds change with every look.
+            # Only the level counts: the seconds change with every record.
             stragglers.level_of(progress, _straggler_percent(self._jobs.get(key))),
         )
         if alarmed or news != poll.news or poll.answered_at - poll.passed_at >= PASS_INTERVAL_S:
@@ -271,10 +282,12 @@ class ProgressPuller:
         return first.motion.idle_seconds >= suspect_after_s(_limits(job), first)
 
     async def _inspect(self, key: JobKey, job: Json, pods: Mapping[int, PodView], poll: _Poll) -> None:
-        """Ask every worker whether it moves, when it is time and the budget allows it."""
+        """Ask every worker whether it moves, if an inspection is due and the budget allows it."""
         now, uid, attempt = self._clock(), job["metadata"]["uid"], int(job["status"]["attempt"])
         budget = self._looking.of(len(pods))
-        alarmed = self._has_alarm(key)  # by the last look, as a rule: the one that may end it comes sooner
+        alarmed = self._has_alarm(
+            key
+        )  # usually by the last inspection; one that may end the alarm comes sooner
         due = poll.look_due(ALARM_INTERVAL_S if alarmed else INSPECTION_INTERVAL_S)
         if now < due or not budget.take(len(pods), now):
             return
@@ -301,7 +314,8 @@ class ProgressPuller:
     def _forget(self, running: Sequence[tuple[JobKey, Json]], active: Sequence[tuple[JobKey, Json]]) -> None:
         asked, listened = ({job["metadata"]["uid"] for _, job in jobs} for jobs in (running, active))
         for uid, poll in self._polls.items():
-            # Of the attempt that is over; a next one may wait for its nodes, unasked, for hours.
+            # The flag belongs to the attempt that is over. The next one may wait for its nodes, unpolled, for
+            # hours.
             if uid not in asked and self._memories.knows(uid) and self._memories.of(uid).unheard:
                 self._memories.of(uid).unheard = False
                 self._changed(poll.key)
@@ -314,7 +328,8 @@ def _report_in(answer: Answer | None) -> WorkerReport | None:
 
 
 def _idle(progress: Progress) -> timedelta:
-    """How long the step had stood when it was reported, by the launcher's clock, which never jumps."""
+    """Return how long the step had stood still when it was reported, by the launcher's clock, which never
+    jumps."""
     idle_s = progress.motion.idle_seconds if progress.motion is not None else 0.0
     return timedelta(seconds=min(max(idle_s, 0.0), MAX_IDLE_S)) if math.isfinite(idle_s) else timedelta(0)
 
@@ -325,6 +340,6 @@ def _straggler_percent(job: Json | None) -> int:
 
 
 def _limits(job: Json) -> HangLimits:
-    """Without the doubling for earlier hangs: to look early costs calls only."""
+    """Return the job's limits without the doubling for earlier hangs: early inspections cost calls only."""
     policy = job.get("spec", {}).get("hangPolicy")
     return HangLimits.read(policy if isinstance(policy, Mapping) else None)
