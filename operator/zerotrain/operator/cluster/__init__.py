@@ -1,1 +1,1 @@
-"""The only part of the operator that talks to the API server and to the workers; all of it async."""
+"""Package of all communication of the operator with the API server and the workers; everything is async."""

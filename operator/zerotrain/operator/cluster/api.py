@@ -1,4 +1,5 @@
-"""Requests to the API server as plain JSON: limited, retried, counted. All of `cluster` goes through here."""
+"""Requests to the API server as plain JSON: rate-limited, retried and counted. All of `cluster` uses this
+module."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from zerotrain.operator.cluster.telemetry import Telemetry
 log = logging.getLogger(__name__)
 
 MAX_LINE_BYTES = 32 << 20
-"""Of a watch. What etcd takes (1.5 MiB) may be six times as long with all its characters escaped."""
+"""Maximum length of one line of a watch, in bytes. An object that etcd accepts (1.5 MiB) may be six times as
+long with all its characters escaped."""
 
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
@@ -34,21 +36,22 @@ Json = dict[str, Any]
 
 
 class Answer(StrEnum):
-    """How much of an object comes back; in the words of the Accept header."""
+    """Part of an object that the API server returns, as a value of the Accept header."""
 
     WHOLE = JSON
     METADATA = f"{JSON};as=PartialObjectMetadata;g=meta.k8s.io;v=v1,{JSON}"
-    """For writes: the rest is what was sent, and costs the API server and us as much as the writing of it."""
+    """Metadata alone, for writes: the rest is what was sent, and costs the API server and the operator as
+    much as the write of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ApiLimits:
-    """How hard the operator may press the API server."""
+    """Limits on the load that the operator puts on the API server."""
 
     requests_per_second: float = 1000.0
     burst: int = 2000
     timeout_s: float = 30.0
-    """Of one try. Watches have their own."""
+    """Timeout of one try. Watches have their own."""
     retries: int = 6
     first_backoff_s: float = 0.25
     max_backoff_s: float = 8.0
@@ -56,25 +59,26 @@ class ApiLimits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """One call."""
+    """One request to the API server."""
 
     method: str
     path: str
     kind: str
-    """What it is about (`pods`, `leases`, ...), for the metrics: paths would be too many labels."""
+    """Resource that the request is about (`pods`, `leases`, ...), as a label of metrics: paths would be too
+    many labels."""
     body: Json | None = None
     params: Mapping[str, str] = field(default_factory=dict)
     content_type: str = JSON
     answer: Answer = Answer.WHOLE
     retries: int | None = None
-    """Fewer than the limits' where waiting is worse than failing."""
+    """Number of retries, fewer than the limits' where waiting is worse than failing."""
     urgent: bool = False
-    """Goes before all that wait for the client's own rate limit, and over a connection that is kept for it:
-    the renewal of the lease does not wait for requests that hang."""
+    """Whether the request passes all that wait for the client's own rate limit, and uses a connection that is
+    kept for it: the renewal of the lease does not wait for requests that hang."""
 
 
 class Api:
-    """The one client of the operator. `async with` opens and closes its session."""
+    """The operator's only client of the API server. `async with` opens and closes its session."""
 
     def __init__(self, connection: Connection, limits: ApiLimits, telemetry: Telemetry) -> None:
         self.connection = connection
@@ -82,8 +86,8 @@ class Api:
         self.telemetry = telemetry
         self.time = ServerTime()
         self.may_write: Callable[[], bool] | None = None
-        """Asked right before every write but that of the lease: a replica that was stopped in the middle of a
-        pass must not finish it after another one took over."""
+        """Predicate called right before every write except that of the lease: a replica that was stopped in
+        the middle of a pass must not finish it after another replica took over."""
         self._bucket = TokenBucket(rate=limits.requests_per_second, burst=limits.burst)
         self._session: aiohttp.ClientSession | None = None
         self._urgent: aiohttp.ClientSession | None = None
@@ -108,7 +112,7 @@ class Api:
         return self._urgent if request.urgent and self._urgent is not None else self.session
 
     async def call(self, request: Request) -> Json:
-        """The answer's JSON. Raises ApiError; 429, 5xx and lost connections only after all retries."""
+        """Return the answer's JSON. Raises ApiError; 429, 5xx and lost connections only after all retries."""
         text = await self.call_raw(request)
         return dict(words.read(text)) if text else {}
 
@@ -131,12 +135,12 @@ class Api:
         kind: str,
         read: Callable[[bytes], Json] = words.read,
     ) -> AsyncIterator[Json]:
-        """The events of one watch, until the server ends it. Raises ApiError, aiohttp.ClientError. An event
-        that `read` raises ValueError for is passed over."""
+        """Iterate over the events of one watch until the server ends it. Raises ApiError,
+        aiohttp.ClientError. An event for which `read` raises ValueError is skipped."""
         await self._bucket.take()
         headers = await self.connection.headers()
         url = self.connection.server + path
-        # Bookmarks come every minute: a watch that is silent for longer is dead, whatever TCP says.
+        # Bookmarks arrive every minute: a watch that is silent for longer is dead, whatever TCP says.
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=90)
         query = {**params, "watch": "true", "allowWatchBookmarks": "true"}
         async with self.session.get(url, params=query, headers=headers, timeout=timeout) as response:
@@ -152,10 +156,10 @@ class Api:
                 yield event
 
     async def stream(self, request: Request) -> AsyncIterator[bytes]:
-        """The pieces of an answer as they come. Raises as `call` does; an answer that breaks off is not asked
-        for again."""
+        """Iterate over the chunks of an answer as they arrive. Raises as `call` does; an answer that breaks
+        off is not requested again."""
         retries, has_begun = self.limits.retries, False
-        # A compressed piece may be a thousand times as long as it came.
+        # A compressed chunk may expand to a thousand times its size.
         headers = {"Accept-Encoding": "identity"}
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=self.limits.timeout_s)
         for attempt in range(retries + 1):
@@ -179,7 +183,7 @@ class Api:
     async def _answer(
         self, request: Request, timeout: aiohttp.ClientTimeout, more_headers: Mapping[str, str]
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """One that is no error, whose body is still to be read."""
+        """Send the request once and yield an answer that is no error, with its body still unread."""
         await self._bucket.take(urgent=request.urgent)
         headers = {**await self.connection.headers(), "Accept": request.answer.value, **more_headers}
         data = None
@@ -223,17 +227,17 @@ class Api:
             raise NotLeading(f"{told}: not sent, for another replica may lead by now")
 
     def backoff_s(self, attempt: int, error: Unavailable) -> float:
-        """Seconds before the next try; never less than the server asked for."""
+        """Return the seconds before the next try; never less than the server requested."""
         asked = error.retry_after_s or 0.0
         own = min(self.limits.first_backoff_s * 2.0**attempt, self.limits.max_backoff_s)
-        # Jitter, so that a thousand creations that were refused together do not come back together. What was
-        # asked for is only made longer: whoever comes sooner spends a try on being refused again.
+        # Jitter, so that a thousand creations that were rejected together do not come back together. The
+        # server's delay is only made longer: a request that comes sooner wastes a try.
         return max(asked * random.uniform(1.0, 1.2), own * random.uniform(0.8, 1.2))
 
 
 async def lines_of(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The lines of a watch. By hand: an object may exceed the reader's own line limit. One that is longer
-    than any object can be is passed over."""
+    """Iterate over the lines of a watch. The lines are split here since an object may exceed the line limit
+    of aiohttp's reader. A line that is longer than any object can be is skipped."""
     parts, size = list[bytes](), 0
     async for piece in pieces:
         *lines, rest = piece.split(b"\n")

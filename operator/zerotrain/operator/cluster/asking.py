@@ -1,4 +1,4 @@
-"""Asking many workers of one job without taking all slots from the other jobs."""
+"""Calls to many workers of one job that leave slots for the other jobs."""
 
 from __future__ import annotations
 
@@ -34,9 +34,8 @@ async def in_turn(
     most: int,
     enough: Callable[[V], bool] = lambda answer: False,
 ) -> dict[K, V]:
-    """What each answered, at most so many asked at once; after an answer that is `enough` nobody else is
-    asked. `ask` must not raise: the others would be left behind.
-    """
+    """Call `ask` on each of `asked`, at most `most` at once, and return the answers. After an answer that is
+    `enough`, no further calls begin. `ask` must not raise: the other calls would be left running."""
     waiting, answers, over = iter(asked), dict[K, V](), asyncio.Event()
 
     async def go_on() -> None:
@@ -53,7 +52,7 @@ async def in_turn(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asker:
-    """Asks the workers of one attempt for their reports."""
+    """Client that requests the reports of the workers of one attempt."""
 
     channel: WorkerChannel
     key: JobKey
@@ -61,7 +60,7 @@ class Asker:
     attempt: int
 
     async def report(self, pod: PodView, lane: Lane) -> Answer:
-        """Never raises: why there is no report is the answer then."""
+        """Return the worker's report, or the ChannelError that says why there is none. Never raises it."""
         worker = Worker(
             namespace=self.key.namespace,
             pod=pod.name,
@@ -75,13 +74,13 @@ class Asker:
         except ChannelError as error:
             log.debug("progress: %s", error)
             return error
-        # An address may be another pod's by now.
+        # The address may belong to another pod by now.
         if report.job_uid == self.uid and report.attempt == self.attempt:
             return report
         return ChannelError(f"{pod.name}: the answer is another attempt's")
 
     async def reports(self, pods: Mapping[K, PodView], lane: Lane) -> dict[K, Answer]:
-        """Of all, until one gets no slot."""
+        """Return the reports of all workers, until one call gets no slot."""
 
         async def ask(index: K) -> Answer:
             return await self.report(pods[index], lane)
@@ -91,9 +90,9 @@ class Asker:
         )
 
     async def look(self, pods: Mapping[int, PodView], lane: Lane, *, turn: int) -> dict[int, Answer]:
-        """Of all as well, but of a few alone, in `lane`, where these cannot be reached: a thousand workers
-        that let calls time out would hold slots for minutes, look after look. Each turn has other ones.
-        """
+        """Return the reports of all workers, or of a sample in `lane` if that cannot be reached: a thousand
+        workers whose calls time out would hold slots for minutes, inspection after inspection. Each `turn`
+        has another sample."""
         step = -(-len(pods) // share_of(lane))
         first = dict(list(pods.items())[turn % step :: step])
         answers = await self.reports(first, lane)
@@ -104,15 +103,15 @@ class Asker:
 
 
 def timed_out(answer: Answer | None) -> bool:
-    """Whether it cost a slot for all the time that there is."""
+    """Return whether the call held its slot for the whole timeout."""
     return isinstance(answer, ChannelError) and answer.timed_out
 
 
 def lacks_one(answers: Collection[Answer]) -> bool:
-    """Whether somebody was not asked. That may be the one that moves: the others must not be judged."""
+    """Return whether a worker was not called. It may be the one that moves: the others must not be judged."""
     return any(isinstance(answer, NotAsked) for answer in answers)
 
 
 def is_vain(answers: Collection[Answer]) -> bool:
-    """Whether nobody answered and it took long to find out. A refused connection costs nothing."""
+    """Return whether no worker answered and a call timed out. A refused connection costs nothing."""
     return not any(isinstance(answer, WorkerReport) for answer in answers) and any(map(timed_out, answers))

@@ -1,11 +1,11 @@
-"""Talking to the workers' HTTP: by pod IP inside the cluster, through the API server's pod proxy outside.
+"""HTTP client of the workers: by pod IP inside the cluster, through the API server's pod proxy outside.
 
-One small protocol with three implementations; `SilentChannel` is for clusters whose pods run nothing
-(simulated nodes), where every job lives by its pods' status alone.
+There is one small protocol with three implementations. `SilentChannel` is for clusters whose pods run nothing
+(simulated nodes), where every job is judged by the status of its pods alone.
 
 A worker whose packets are dropped holds its caller for seconds, and a tenant may have thousands of those. So
-each kind of call has slots of its own, workers that let calls time out have few, and nobody waits for a slot
-without end.
+each kind of call has slots of its own, workers whose calls time out have few, and the wait for a slot has a
+limit.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ class Lane(StrEnum):
     """Kinds of calls, which do not wait for each other."""
 
     POLL = "poll"
-    """Worker 0 of a job."""
+    """Poll of worker 0 of a job."""
     LOOK = "look"
-    """All workers of a job where nothing seems to move."""
+    """Inspection of all workers of a job that seems to stand still."""
     LISTEN = "listen"
-    """Workers on nodes that are not ready: a silence counts against them."""
+    """Calls to workers on nodes that are not ready: silence counts against the node."""
     DOUBTED = "doubted"
-    """Polls where earlier ones timed out."""
+    """Polls of a worker whose earlier calls timed out."""
     SAMPLE = "sample"
-    """The first calls of a look at workers that could not be reached in the last one."""
+    """First calls of an inspection of workers that could not be reached in the last one."""
     YIELD = "yield"
     STACKS = "stacks"
 
@@ -63,37 +63,37 @@ class Lane(StrEnum):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Room:
     calls: int
-    """At once."""
+    """Maximum of calls in flight."""
     of_job: int
-    """At once of one job, where it has several."""
+    """Maximum of calls in flight of one job, where it has several."""
     wait_s: float = TIMEOUT_S
-    """For a slot: as long as a call may take."""
+    """Maximum seconds to wait for a slot; by default the time that a call may take."""
 
 
 _ROOMS = {
     Lane.POLL: _Room(calls=20, of_job=1),
-    # What was answered in a look is lost when one call gets no slot.
+    # The answers of an inspection are lost when one call gets no slot.
     Lane.LOOK: _Room(calls=20, of_job=10, wait_s=20.0),
     Lane.LISTEN: _Room(calls=24, of_job=16),
     Lane.DOUBTED: _Room(calls=10, of_job=1),
-    # Many jobs may be cut off at once, and each of them looks every few minutes.
+    # Many jobs may be cut off at once, and each of them is inspected every few minutes.
     Lane.SAMPLE: _Room(calls=10, of_job=5, wait_s=60.0),
     Lane.YIELD: _Room(calls=32, of_job=16),
-    # Each may take seconds, and eight jobs at a time are asked.
+    # Each call may take seconds, and stacks of eight jobs are collected at a time.
     Lane.STACKS: _Room(calls=48, of_job=6, wait_s=20.0),
 }
 CONNECTIONS = sum(room.calls for room in _ROOMS.values())
-"""That the session needs: thousands of jobs share one event loop."""
+"""Connections that the session needs: thousands of jobs share one event loop."""
 
 
 def share_of(lane: Lane) -> int:
-    """Calls that one job may make at once."""
+    """Return how many calls of the lane one job may make at once."""
     return _ROOMS[lane].of_job
 
 
 class ChannelError(Exception):
-    """The worker did not answer as asked. `final`: asking again cannot help (wrong token, no such path).
-    `timed_out`: the call held its slot to the end."""
+    """Error of a worker that did not answer as requested. `final`: another call cannot help (wrong token, no
+    such path). `timed_out`: the call held its slot to the end."""
 
     def __init__(self, message: str, *, final: bool = False, timed_out: bool = False) -> None:
         super().__init__(one_line(message))  # it may quote the answer of a tenant's program
@@ -101,50 +101,52 @@ class ChannelError(Exception):
 
 
 class NotAsked(ChannelError):
-    """No slot became free in time: nothing is known of the worker, least of all that it is silent."""
+    """Error of a call that got no slot in time: nothing is known of the worker, and it does not count as
+    silent."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Worker:
-    """One worker pod as a callee."""
+    """One worker pod to call."""
 
     namespace: str
     pod: str
     ip: str | None
     lane: Lane = Lane.POLL
-    """In which its report is asked for."""
+    """Lane of the calls for its report."""
     job_uid: str = ""
     attempt: int = 0
-    """Whose token goes with the question, where a job is named."""
+    """Attempt whose token is sent with the call, if `job_uid` is given."""
 
 
 class WorkerChannel(Protocol):
-    """What the operator may ask a worker."""
+    """Calls that the operator makes to a worker."""
 
     async def report(self, worker: Worker) -> WorkerReport:
-        """The worker's progress. Raises ChannelError; NotAsked when others took all slots."""
+        """Return the worker's progress. Raises ChannelError; NotAsked when other calls held all slots."""
 
     async def request_yield(self, worker: Worker, *, attempt: int, token: str) -> None:
-        """Checkpoint and stop all ranks. Returns once accepted. Raises ChannelError."""
+        """Make all ranks checkpoint and stop. Returns once the worker has accepted. Raises ChannelError."""
 
     async def stacks(self, worker: Worker, *, token: str) -> str:
-        """The stacks of the worker's ranks. Raises ChannelError."""
+        """Return the stacks of the worker's ranks. Raises ChannelError."""
 
 
 class HttpChannel:
-    """Both real channels: they differ in the URL and in who is asked to let us through."""
+    """Client of the workers' HTTP, for both real channels. They differ in the URL and in the component that
+    authorises the call."""
 
     def __init__(
         self, api: Api, session: aiohttp.ClientSession, kind: ChannelKind, *, operator_key: bytes
     ) -> None:
-        """`session` is for the workers alone, for CONNECTIONS of them at once: what they hold must not keep
-        the API's own requests waiting."""
+        """`session` serves the workers alone and allows CONNECTIONS connections: workers that hang must not
+        delay requests to the API server."""
         self._api, self._session, self._kind = api, session, kind
         self._operator_key = operator_key
         self._slots = {lane: asyncio.Semaphore(room.calls) for lane, room in _ROOMS.items()}
 
     async def report(self, worker: Worker) -> WorkerReport:
-        # Nobody needs a token to read a report; who shows this one is served before all others.
+        # Reading a report needs no token. A caller with this token is served before all others.
         headers = {}
         if worker.job_uid:
             headers = bearer(for_reading(derive(self._operator_key, worker.job_uid, worker.attempt)))
@@ -215,12 +217,13 @@ class HttpChannel:
             return f"http://{host}:{WORKER_HTTP_PORT}{path}", {}
         server = self._api.connection.server
         proxy = f"/api/v1/namespaces/{worker.namespace}/pods/{worker.pod}:{WORKER_HTTP_PORT}/proxy{path}"
-        # The API server takes its own Authorization out before it passes the request on.
+        # The API server removes the Authorization header before it passes the request on.
         return server + proxy, await self._api.connection.headers()
 
 
 async def _limited(content: aiohttp.StreamReader, worker: Worker) -> bytes:
-    """The whole body, chunk by chunk: one read gives no more than has arrived. Raises ChannelError."""
+    """Read the whole body, chunk by chunk: one read returns no more than has arrived. Raises ChannelError
+    when it is too long."""
     text = bytearray()
     async for chunk in content.iter_any():
         text += chunk
@@ -230,7 +233,7 @@ async def _limited(content: aiohttp.StreamReader, worker: Worker) -> bytes:
 
 
 class SilentChannel:
-    """Workers that nobody can ask."""
+    """Channel to workers that cannot be called."""
 
     async def report(self, worker: Worker) -> WorkerReport:
         raise ChannelError(f"{worker.pod} is not asked: the channel is off", final=True)

@@ -1,4 +1,5 @@
-"""Where the API server is and who we are: read by the `kubernetes` library, used through one aiohttp session.
+"""Address of the API server and identity of the operator, read by the `kubernetes` library and used through
+one aiohttp session.
 
 The library's typed models cost two thirds of the speed of pod creation, so only its configuration and
 authentication are used (kubeconfig with exec plugins and OIDC, service-account tokens that rotate).
@@ -15,7 +16,8 @@ import aiohttp
 from kubernetes.aio import client, config
 
 MAX_CONNECTIONS = 256
-"""As many creations as may be in flight, as many again that hang, what other passes ask, and watches."""
+"""Maximum of connections: the creations that may be in flight, as many again that hang, the requests of other
+passes, and the watches."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +36,7 @@ class Connection:
         return self.configuration.ssl_ca_cert
 
     async def token(self) -> str | None:
-        """The bearer token without its scheme; the library reads a rotated one again."""
+        """Return the bearer token without its scheme; the library reads a rotated one again."""
         value = await self.configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
         return value.split(" ", 1)[-1].strip() if value else None
 
@@ -43,16 +45,16 @@ class Connection:
         return {"Authorization": f"Bearer {token}"} if token else {}
 
     def session(self, limit: int = MAX_CONNECTIONS) -> aiohttp.ClientSession:
-        """A session of its own with so many connections at most; the caller closes it."""
+        """Return a new session with at most `limit` connections; the caller closes it."""
         connector = aiohttp.TCPConnector(limit=limit, ssl=self._ssl(), keepalive_timeout=60)
-        # The API server sets no cookies; the jar would look through itself at every request.
+        # The API server sets no cookies, and aiohttp would search its cookie jar at every request.
         return aiohttp.ClientSession(
             connector=connector, trust_env=False, cookie_jar=aiohttp.DummyCookieJar()
         )
 
     def _ssl(self) -> ssl.SSLContext:
         context = ssl.create_default_context(cafile=self.configuration.ssl_ca_cert)
-        # Python 3.13 asks CAs for extensions that older clusters' self-made ones lack.
+        # Python 3.13 requires extensions of CA certificates that self-made ones of older clusters lack.
         context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         if not self.configuration.verify_ssl:
             context.check_hostname = False
@@ -63,9 +65,9 @@ class Connection:
 
 
 async def connect(kubeconfig: Path | None = None) -> Connection:
-    """The given kubeconfig, else $KUBECONFIG, else the service account, else ~/.kube/config.
+    """Connect by the given kubeconfig, else $KUBECONFIG, else the service account, else ~/.kube/config.
 
-    Raises kubernetes.config.ConfigException when none of them leads anywhere.
+    Raises kubernetes.config.ConfigException when none of them can be used.
     """
     configuration = client.Configuration()
     asked = str(kubeconfig) if kubeconfig is not None else os.environ.get("KUBECONFIG")

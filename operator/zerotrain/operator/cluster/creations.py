@@ -21,10 +21,10 @@ from typing import Final, TypeVar
 T = TypeVar("T")
 
 MOST: Final = 40
-"""Most creations in flight over all namespaces, without those that hang: more would queue up inside the API
-server, each with a connection."""
+"""Maximum of creations in flight over all namespaces, without those that hang: more would queue up inside the
+API server, each with a connection."""
 MOST_OF_ONE: Final = 24
-"""Most creations in flight of one namespace: a slow namespace must leave some slots for the others."""
+"""Maximum of creations in flight of one namespace: a slow namespace must leave some slots for the others."""
 LEAST: Final = 8
 """Limit that a namespace starts with and does not fall below. It is enough to keep an API server that is near
 always busy."""

@@ -1,4 +1,5 @@
-"""Which gang schedulers and queues the API server serves, in which versions: asked when a job wants one."""
+"""Discovery of the gang schedulers and queues that the API server serves, with their versions, when a job
+wants one."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from zerotrain.operator.resources.kueue import KUEUE_GROUP, KUEUE_VERSIONS
 
 
 async def discover(api: Api) -> ClusterApis:
-    """Raises ApiError."""
+    """Return the gang schedulers and the Kueue version that the cluster serves. Raises ApiError."""
     gangs = {}
     for gang, group in GROUPS.items():
         found = await _first_served(api, group, VERSIONS[gang], RESOURCE)
@@ -23,7 +24,7 @@ async def discover(api: Api) -> ClusterApis:
 
 
 async def _first_served(api: Api, group: str, versions: Sequence[str], resource: str) -> str | None:
-    """The first of `versions` that the cluster serves with the resource."""
+    """Return the first of `versions` that the cluster serves with the resource; None if there is none."""
     served = {item["version"] for item in (await _get(api, f"/apis/{group}")).get("versions", ())}
     for version in versions:
         name = f"{group}/{version}"

@@ -1,10 +1,10 @@
-"""Leader election over a Lease, as plain JSON through the same client: 15 s long, renewed every 2 s, given up
-after 10 s without a renewal.
+"""Leader election over a Lease, as plain JSON through the same client. The lease lasts 15 s, is renewed every
+2 s, and is given up after 10 s without a renewal.
 
-The identity is the pod's UID, so that a container that is restarted in its pod takes over at once; the
-holder gives the lease back when it ends. A holder that dies is followed within LEASE_S + RETRY_S, 17 s, plus
-the time of a request: who stands by sees a renewal RETRY_S late at most and asks again when the lease ends.
-Times are counted by the monotonic clock from what this process saw: the wall clocks of two nodes are never
+The identity is the pod's UID, so that a container that is restarted in its pod takes over at once. The holder
+releases the lease when it ends. A holder that dies is succeeded within LEASE_S + RETRY_S, 17 s, plus the time
+of a request: a standby replica sees a renewal RETRY_S late at most and asks again when the lease ends. Times
+are counted by the monotonic clock from what this process saw: the wall clocks of two nodes are never
 compared, and one that jumps neither steals a lease nor loses one.
 """
 
@@ -25,34 +25,34 @@ LEASE_S, RENEW_S, RETRY_S = 15.0, 10.0, 2.0
 
 
 class ApiLease:
-    """The Lease object. No answer counts as "not now", never as an error."""
+    """Client for the Lease object. A request without an answer counts as "not now", never as an error."""
 
     def __init__(self, api: Api, *, namespace: str, name: str, identity: str) -> None:
         self.name, self.namespace, self.identity = name, namespace, identity
         self._api = api
         self._path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
         self._body: Json | None = None
-        """As it was last read or written; None when there is none."""
+        """Lease as it was last read or written; None when there is none."""
 
     @property
     def holder(self) -> str:
-        """Who held it when it was last seen; empty when nobody did."""
+        """Return the holder that was last seen; empty when there was none."""
         return str(self._body["spec"].get("holderIdentity") or "") if self._body is not None else ""
 
     @property
     def version(self) -> tuple[str, str]:
-        """Changes with every renewal, and when another takes it."""
+        """Return a value that changes with every renewal, and when another replica takes the lease."""
         spec = self._body["spec"] if self._body is not None else {}
         return self.holder, str(spec.get("renewTime", ""))
 
     @property
     def duration_s(self) -> float:
-        """What its holder promised."""
+        """Return the duration that the holder of the lease has set, in seconds."""
         spec = self._body["spec"] if self._body is not None else {}
         return float(spec.get("leaseDurationSeconds") or LEASE_S)
 
     async def read(self) -> bool:
-        """Whether the API server said how things are."""
+        """Read the lease. Return whether the API server answered."""
         try:
             self._body = await self._call("GET", f"{self._path}/{self.name}")
         except NotFound:
@@ -63,7 +63,8 @@ class ApiLease:
         return True
 
     async def write(self, holder: str) -> bool:
-        """Take, renew or give back what was last seen; False when somebody else wrote since, or no answer."""
+        """Take, renew or release the lease that was last seen. Return False when another replica wrote since,
+        or without an answer."""
         spec = _spec(holder, self._body["spec"] if self._body is not None else None)
         method, path = "PUT", f"{self._path}/{self.name}"
         body = {**self._body, "spec": spec} if self._body is not None else {}
@@ -88,7 +89,8 @@ class ApiLease:
         return True
 
     async def _call(self, method: str, path: str, body: Json | None = None) -> Json:
-        # No retries: the election's loop is the retry, and it counts the time. Nor does it wait its turn.
+        # No retries: the election's loop repeats the request and counts the time. The rate limit does not
+        # delay it either.
         request = Request(method=method, path=path, kind="leases", body=body, retries=0, urgent=True)
         try:
             async with asyncio.timeout(RENEW_S / 2):
@@ -98,7 +100,8 @@ class ApiLease:
 
 
 class Leadership:
-    """Campaigns for as long as it runs; `held` is set while this replica is the leader."""
+    """Leader election of this replica for as long as `run()` runs; `held` is set while this replica is the
+    leader."""
 
     def __init__(
         self,
@@ -116,8 +119,8 @@ class Leadership:
 
     @property
     def fresh(self) -> bool:
-        """Whether this replica leads and cannot have been followed yet. A process that was stopped for longer
-        than the lease knows here, before its first request, that it may have been."""
+        """Return whether this replica leads and cannot have been succeeded yet. A process that was stopped
+        for longer than the lease finds out here, before its first request, that another replica may lead."""
         return self.held.is_set() and self._clock() - self._renewed_at < RENEW_S
 
     async def run(self) -> None:
@@ -132,7 +135,8 @@ class Leadership:
                 await asyncio.shield(self._give_back())
 
     async def campaign(self) -> float:
-        """One round: renew, take what is free, or wait; seconds until the next."""
+        """Do one round: renew the lease, take it if it is free, or wait. Return the seconds until the next
+        round."""
         if self.held.is_set():
             await self._renew()
             return RETRY_S
@@ -145,7 +149,7 @@ class Leadership:
         return min(RETRY_S, left_s)
 
     def _left_s(self) -> float:
-        """How long the lease still belongs to another."""
+        """Return the seconds for which the lease still belongs to another replica."""
         lease, now = self._lease, self._clock()
         if lease.holder in ("", lease.identity):
             return 0.0
@@ -162,7 +166,7 @@ class Leadership:
     async def _renew(self) -> None:
         if await self._written():
             return
-        # Somebody else's write, or no answer: a lease that another holds is lost at once.
+        # Another replica wrote, or there was no answer: a lease that another replica holds is lost at once.
         if await self._lease.read() and self._lease.holder != self._lease.identity:
             log.warning("%s holds the lease: this replica stands by", self._lease.holder or "nobody")
             self._step_down()
@@ -171,14 +175,14 @@ class Leadership:
             self._step_down()
 
     async def _written(self) -> bool:
-        asked_at = self._clock()  # from before the request: others count from when they see it
+        asked_at = self._clock()  # before the request: other replicas count from when they see the renewal
         if not await self._lease.write(self._lease.identity):
             return False
         self._renewed_at = asked_at
         return True
 
     async def _give_back(self) -> None:
-        """So that the next holder need not wait for the end of the lease."""
+        """Release the lease, so that the next holder need not wait for its end."""
         if await self._lease.read() and self._lease.holder == self._lease.identity:
             await self._lease.write("")
 

@@ -1,8 +1,8 @@
-"""What can go wrong between the operator and the API server. Retrying is a property of the type.
+"""Errors of requests to the API server. The type says whether the request is retried.
 
 ApiError
     NotFound            404: the object is gone
-    Conflict            409 on an update: somebody wrote first
+    Conflict            409 on an update: another client wrote first
     AlreadyExists       409 on a creation
     Gone                410: the version is too old, list again
     Forbidden           403: missing permission, quota or admission; retrying at once cannot help
@@ -20,18 +20,19 @@ from zerotrain.operator.cluster import words
 
 
 class ApiError(Exception):
-    """The API server answered with an error; `status` 0 means that it did not answer."""
+    """Error answer of the API server; `status` is 0 if it did not answer."""
 
     def __init__(self, message: str, *, status: int = 0, reason: str = "") -> None:
-        # The server quotes what it was sent, and what answers in its place may be anything.
+        # The server quotes the request, and a proxy that answers in its place may send anything.
         super().__init__(one_line(message))
         self.status = status
         self.reason = word(reason)
 
     @property
     def is_refusal(self) -> bool:
-        """Whether asking again cannot help until somebody changes something. 500 after all retries comes as a
-        rule from an admission webhook that is down; 429 and 503 tell of the server itself."""
+        """Return whether a retry cannot help until the user or an administrator changes something. A 500
+        after all retries usually comes from an admission webhook that is down; 429 and 503 concern the server
+        itself."""
         return self.status in (400, 403, 422) or (self.status >= 500 and self.status != 503)
 
 
@@ -61,7 +62,7 @@ class Unprocessable(ApiError):
 
 class Unavailable(ApiError):
     retry_after_s: float | None = None
-    """What the server asked for in Retry-After."""
+    """Seconds of the answer's Retry-After header."""
 
 
 class NotLeading(ApiError):
@@ -80,7 +81,7 @@ _BY_STATUS: dict[int, type[ApiError]] = {
 
 
 def error_of(request: str, status: int, body: bytes) -> ApiError:
-    """The typed error of an answer that is not 2xx; `request` is `VERB path`."""
+    """Return the typed error for an answer that is not 2xx; `request` is `VERB path`."""
     said = _status_object(body)
     reason, message = (
         str(said.get("reason", "")),

@@ -1,8 +1,9 @@
-"""Kubernetes events on jobs. A name made of what is told makes each event once, across operator restarts.
+"""Kubernetes events on jobs. The name is a hash of the content, so that each event is made once, across
+operator restarts.
 
-No pass waits for its events, as nobody waits for those of client-go's recorder: they are sent beside the
-passes, a few at a time. Those that were not sent yet are lost where the operator is killed; status says what
-they would have said.
+No pass waits for its events, as with the recorder of client-go: they are sent concurrently with the passes, a
+few at a time. Events that are not sent yet are lost when the operator is killed; the status contains the same
+information.
 """
 
 from __future__ import annotations
@@ -27,29 +28,30 @@ MAX_REMEMBERED = 5_000
 MAX_NOTE_BYTES = 1_024
 
 BURST, EVERY_S, MAX_JOBS = 50, 10.0, 20_000
-"""Events of one job: so many at once, then one in so many seconds. What a tenant's program says may become an
-event, and it may say something else each time."""
+"""Limit on the events of one job: a burst of BURST, then one every EVERY_S seconds; MAX_JOBS budgets are
+kept. A tenant's program may cause events, and with a different text each time."""
 
 
 MAX_WAITING = 5_000
-"""More than these are left out: an API server that takes no events must not fill the operator's memory."""
+"""Maximum of events that wait to be sent. Further ones are dropped: an API server that accepts no events must
+not fill the operator's memory."""
 
 AT_ONCE = 8
-"""Sent at a time, of all jobs."""
+"""Number of events that are sent at a time, over all jobs."""
 
 
 class EventWriter:
-    """Sends what it is told; a lost event is logged, never a reason to repeat a pass."""
+    """Sender of events; a lost event is logged and never a reason to repeat a pass."""
 
     def __init__(self, api: Api, *, instance: str) -> None:
         self._api, self._instance = api, instance
         self._written: OrderedDict[str, None] = OrderedDict()
-        """Names of those that were sent or are on their way."""
+        """Names of the events that were sent or are queued."""
         self._budgets = Budgets(burst=BURST, every_s=EVERY_S, max_keys=MAX_JOBS)
         self._waiting: asyncio.Queue[Json] = asyncio.Queue(MAX_WAITING)
 
     def tell(self, job: Json, events: Iterable[Event]) -> None:
-        """Have these events of the job sent, with this moment as their time."""
+        """Queue these events of the job, with the present time."""
         for event in events:
             body = event_body(job, event, instance=self._instance, now=datetime.now(UTC))
             name = body["metadata"]["name"]
@@ -64,13 +66,13 @@ class EventWriter:
             self._remember(name)
 
     async def run(self) -> None:
-        """Send until cancelled."""
+        """Send queued events until cancelled."""
         async with asyncio.TaskGroup() as group:
             for _ in range(AT_ONCE):
                 group.create_task(self._send_all())
 
     async def drain(self, within_s: float) -> int:
-        """Wait until all were sent, but no longer; how many wait still."""
+        """Wait until all events were sent, at most `within_s` seconds. Return how many still wait."""
         try:
             async with asyncio.timeout(within_s):
                 await self._waiting.join()
@@ -108,7 +110,7 @@ class EventWriter:
 
 
 def event_body(job: Json, event: Event, *, instance: str, now: datetime) -> Json:
-    """events.k8s.io/v1; `kubectl describe` shows it as it shows core events."""
+    """Return an events.k8s.io/v1 object; `kubectl describe` shows it like a core event."""
     meta = job["metadata"]
     told = "\n".join((meta["uid"], str(event.attempt), event.reason, event.message))
     digest = hashlib.sha256(told.encode(errors="replace")).hexdigest()[:16]

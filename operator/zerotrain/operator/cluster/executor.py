@@ -1,4 +1,5 @@
-"""Carries out a plan's actions. Each may be repeated: names decide, and what exists is not made again."""
+"""Execution of a plan's actions. Each may be repeated: objects have fixed names, and existing ones are not
+made again."""
 
 from __future__ import annotations
 
@@ -71,19 +72,20 @@ _PERFORM: dict[type, Callable[[Hands, Json, Any], Awaitable[None]]] = {
 
 
 class Executor(Hands):
-    """The hands of the operator."""
+    """Executor of all actions of the operator."""
 
     async def perform(self, body: Json, actions: Sequence[Action]) -> None:
-        """All actions in order. Raises ActionRefused, ApiError, Unfinished."""
+        """Perform all actions in order. Raises ActionRefused, ApiError, Unfinished."""
         for action in actions:
             try:
                 await _PERFORM[type(action)](self, body, action)
             except ApiError as error:
                 if not error.is_refusal:
                     raise
-                lasting = error.status < 500  # else a webhook or the server itself is down
+                lasting = error.status < 500  # otherwise a webhook or the server itself is down
                 raise ActionRefused(Reason.API_REFUSED, str(error), lasting=lasting) from error
             except ConfigError as error:
-                # The gate judges what is rendered; where it took more than that, its user must know why.
+                # The validation of the spec should reject this configuration. If it accepted too much, the
+                # user must see why.
                 told = f"spec.config: {error} It can be changed while spec.suspend is true."
                 raise ActionRefused(Reason.INVALID_SPEC, told, lasting=True) from error

@@ -1,7 +1,8 @@
-"""Every job's state as series, made at a scrape from the jobs in memory; `Telemetry` registers the collector.
+"""State of every job as time series, made at a scrape from the jobs in memory; `Telemetry` registers the
+collector.
 
-Only the replica that leads tells, or a job's series would be there twice. An object that cannot be read costs
-its own series, nothing else: whoever may write a status may write nonsense into it.
+Only the leader exports them, or a job's series would exist twice. An object that cannot be read costs its own
+series alone: any user who may write a status may write nonsense into it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from zerotrain.operator.reconcile.hangs import DEFAULT_FACTOR, MAX_LIMIT_S, Hang
 log = logging.getLogger(__name__)
 
 Value = tuple[str, Mapping[str, str], float]
-"""Family, labels beside namespace and job_name, number."""
+"""Family, labels beside namespace and job_name, value."""
 
 EXCEPTIONS = (
     "SpillIOError",
@@ -41,11 +42,12 @@ EXCEPTIONS = (
     "Diverged",
     "CommError",
 )
-"""Names of our own that a failure's message may hold. Others are the tenant's, and without bound."""
+"""Names of zerotrain's own exceptions that a failure's message may contain. Other names come from the
+tenant's program, and their number is unbounded."""
 
 _EXCEPTION = re.compile(rf"\b({'|'.join(EXCEPTIONS)}):")
 _RUNNING = ("Starting", "Running")
-"""Phases in which a rank can hang: of a job that has ended, waits or stands still none does."""
+"""Phases in which a rank can hang: a job that has ended, waits or is suspended has no such rank."""
 _NONE: Mapping[str, str] = {}
 _WITHOUT_SERIES = next(
     spec for spec in OPERATOR_METRICS if spec.name == "zerotrain_operator_jobs_without_series"
@@ -57,17 +59,17 @@ _SINCE = {
     "Queued": ("Admitted",),
     "Stalled": ("Stalled",),
 }
-"""Phase -> conditions whose last transition began it, the first that is there."""
+"""Conditions by phase; the last transition of the first one that is present began the phase."""
 
 
 class JobCollector(Collector):
-    """The families of JOB_METRICS. `collect` may be called from any thread."""
+    """Collector of the families of JOB_METRICS. `collect` may be called from any thread."""
 
     def __init__(self, jobs: Iterable[tuple[JobKey, Json]], leads: Callable[[], bool]) -> None:
-        """`jobs` gives the newest bodies each time it is iterated over."""
+        """`jobs` returns the newest bodies each time it is iterated over."""
         self._jobs, self._leads = jobs, leads
         self._kept: dict[JobKey, tuple[str, list[Sample]]] = {}
-        """Version of a job and its samples: most jobs are as they were at the last scrape."""
+        """Version of each job and its samples: most jobs have not changed since the last scrape."""
 
     def collect(self) -> Iterator[Metric]:
         families = {
@@ -109,7 +111,8 @@ def _samples(key: JobKey, job: Json) -> list[Sample]:
 
 
 def values_of(job: Json) -> Iterator[Value]:
-    """All series of one job. Raises ValueError, TypeError, AttributeError or KeyError on a foreign status."""
+    """Iterate over all series of one job. Raises ValueError, TypeError, AttributeError or KeyError on a
+    malformed status."""
     spec, status = job["spec"], job.get("status") or {}
     phase = str(status.get("phase") or "Pending")
     stage = status.get("zeroStage")
@@ -151,14 +154,16 @@ def values_of(job: Json) -> Iterator[Value]:
 
 
 def _patient_s(limits: HangLimits, progress: Json) -> float:
-    """What a stepTimeoutFactor above the usual one allows a step; the rules know the usual one themselves."""
+    """Return the step limit of a stepTimeoutFactor above the default; 0 otherwise, since the alert rules know
+    the default."""
     if limits.factor <= DEFAULT_FACTOR:
         return 0.0
     return min(limits.factor * float(progress.get("stepSeconds") or 0.0), MAX_LIMIT_S)
 
 
 def _of_this_attempt(status: Json, finding: str) -> Json | None:
-    """A finding stays in the status for people until the next attempt; for alerts it ends with its own."""
+    """Return the finding if it belongs to the present attempt. It stays in the status for users until the
+    next attempt; for alerts it ends with its own."""
     found: Json | None = status.get(finding)
     return found if found is not None and found.get("attempt") == status.get("attempt") else None
 
@@ -178,7 +183,8 @@ def _moments(job: Json, status: Json, phase: str) -> Iterator[Value]:
 
 
 def phase_since(job: Json, status: Json, phase: str) -> str | None:
-    """When the phase began, as far as the status tells; it outlives this process."""
+    """Return the time at which the phase began, as far as the status shows; it survives a restart of the
+    operator."""
     changes = {item["type"]: item.get("lastTransitionTime") for item in status.get("conditions") or ()}
     if phase in ("Completed", "Failed"):
         began = status.get("completionTime")
@@ -207,7 +213,7 @@ def _checkpoint(checkpoint: Json) -> Iterator[Value]:
 
 
 def _failures(status: Json) -> Iterator[Value]:
-    """The newest of each kind."""
+    """Iterate over the newest failure of each kind, at most MAX_FAILURE_KINDS."""
     newest: dict[tuple[str, str, str], float] = {}
     for item in status.get("failures") or ():
         code, unix_s = item.get("exitCode"), _unix(item.get("time"))

@@ -1,4 +1,4 @@
-"""Keeps what the operator knows of its jobs equal to the cluster."""
+"""Reflector that keeps the operator's cache of jobs equal to the cluster."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from zerotrain.operator.constants import PLURAL
 log = logging.getLogger(__name__)
 
 BATCH_S = 0.1
-"""So long an event waits for the next one of its job. Most are the echo of a write of ours, whose answer is
-known by then, so that they cause no pass."""
+"""Seconds that an event waits for further events of its job. Most events are the echo of a write of our own
+whose answer is known by then, so that they cause no pass."""
 
 TURN = 100
-"""Jobs that are handed over at once: those of a full list must not stop the event loop."""
+"""Number of jobs that are passed on at once: the jobs of a full list must not block the event loop."""
 
 
 class JobReflector(ScopedWatch):
-    """`run()` until cancelled; `changed` is called with every job that was listed, added or changed,
-    `deleted` with every one that is gone, also where a watch that broke off had missed that. `synced` is set
-    when all that were listed have been handed over."""
+    """Watch on the jobs until `run()` is cancelled. `changed` is called with every job that was listed, added
+    or changed, `deleted` with every one that is gone, including those that a broken watch had missed.
+    `synced` is set when all listed jobs have been passed on."""
 
     def __init__(
         self,
@@ -52,7 +52,8 @@ class JobReflector(ScopedWatch):
 
 
 class _Jobs:
-    """The sink: events of one job within `BATCH_S` are one, the last of them. A deletion waits for nobody."""
+    """Sink of the watch: events of one job within `BATCH_S` are merged into the last of them. A deletion is
+    passed on at once."""
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class _Jobs:
         self._jobs, self._changed, self._deleted = jobs, changed, deleted
         self._namespace, self._told = namespace, told
         self._held: dict[str, Json] = {}
-        """By UID, in the order of their first event."""
+        """Jobs that wait, by UID, in the order of their first event."""
         self._is_listed = False
 
     def key(self, item: Json) -> str:
@@ -74,7 +75,7 @@ class _Jobs:
     def put(self, item: Json) -> None:
         if not self._held:
             asyncio.get_running_loop().call_later(BATCH_S, self._hand_over)
-        # Reduced now: a thousand that wait for their turn must not be kept whole.
+        # Reduced now: a thousand jobs that wait must not be kept in full.
         self._held[self.key(item)] = kept(with_kind(item))
 
     def remove(self, item: Json) -> None:
@@ -101,7 +102,7 @@ class _Jobs:
             try:
                 self._changed(job)
             except Exception:
-                # One job that is not understood costs no other its turn.
+                # A job that cannot be handled must not keep the others from being passed on.
                 log.exception("an event of the job with UID %s", job["metadata"]["uid"])
         if self._is_listed and not self._held:
             self._told(self._namespace)

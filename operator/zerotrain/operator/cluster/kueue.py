@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 WATCH_SECONDS = 300
 MAX_PAUSE_S = 10.0
 MAX_MESSAGE_CHARS = 500
-"""Most characters that are kept of Kueue's message on a Workload."""
+"""Maximum of characters that are kept of Kueue's message on a Workload."""
 
 FLAVOR_AGE_S = 30.0
 """Seconds for which a ResourceFlavor is not read again."""

@@ -1,7 +1,7 @@
-"""Asks workers on nodes that are not ready: their kubelet's silence says nothing of the ranks.
+"""Calls to workers on nodes that are not ready: the silence of their kubelet says nothing of the ranks.
 
-A silence counts against a node only as far as somebody listened. So the questions draw on slots and on a
-budget of their own, and where dead nodes of other jobs take all of these, it is remembered who was not asked.
+Silence counts against a node only as far as its workers were called. So these calls have slots and a budget
+of their own. Where dead nodes of other jobs take all of these, the nodes that were not called are remembered.
 """
 
 from __future__ import annotations
@@ -20,26 +20,29 @@ from zerotrain.operator.cluster.store import JobKey
 from zerotrain.operator.reconcile import PodView
 
 INTERVAL_S = 5.0
-"""Between two questions to the workers of a node that is not ready."""
+"""Seconds between two calls to the workers of a node that is not ready."""
 
 CALLS_PER_SECOND = 100.0
-"""Each node of thousands must be heard well within the time after which a silent one counts as lost."""
+"""Budget of calls: of thousands of nodes, each must be called well within the time after which a silent one
+counts as lost."""
 
 MISSED_S = 30.0
-"""A question that is not made so long after the last one leaves a gap: the worker might have answered."""
+"""Seconds since the last call of a node after which a call that is not made leaves a gap, in which the worker
+might have answered."""
 
 
 @dataclass(slots=True)
 class _Turn:
-    """Of one job."""
+    """Schedule of one job."""
 
     due: float = 0.0
     asked_at: dict[str, float] = field(default_factory=dict)
-    """By node that is not ready: when the last question was over."""
+    """Time at which the last call ended, by the name of a node that is not ready."""
 
 
 class NodeListener:
-    """Keeps `JobMemory.heard` and `.unasked`; `changed` is called when a node that was unasked was asked."""
+    """Caller that maintains `JobMemory.heard` and `.unasked`. `changed` is called when a node in `unasked`
+    was called."""
 
     def __init__(
         self,
@@ -56,11 +59,11 @@ class NodeListener:
         self._budgets = CallBudgets(CALLS_PER_SECOND, clock())
 
     def forget_others(self, uids: Collection[str]) -> None:
-        """All jobs but these."""
+        """Forget all jobs but these."""
         self._turns = {uid: turn for uid, turn in self._turns.items() if uid in uids}
 
     def begins(self, uid: str) -> bool:
-        """Whether it is time to `listen` to the job's workers, which must follow. A job has one round at a
+        """Return whether `listen` is due for the job; the caller must then call it. A job has one round at a
         time."""
         turn = self._turns.setdefault(uid, _Turn())
         is_due = turn.due <= self._clock()
@@ -69,7 +72,7 @@ class NodeListener:
         return is_due
 
     async def listen(self, key: JobKey, uid: str, attempt: int, pods: Iterable[PodView]) -> None:
-        """Ask one of the job's `pods` on each node that is not ready."""
+        """Call one of the job's `pods` on each node that is not ready."""
         began, turn = self._clock(), self._turns.setdefault(uid, _Turn())
         running = [pod for pod in pods if pod.started and not pod.ended]
         troubled = self._memories.nodes.of(running)
@@ -83,7 +86,8 @@ class NodeListener:
             turn.due = began + INTERVAL_S
 
     async def _ask(self, asker: Asker, silent: Mapping[str, PodView], turn: _Turn) -> None:
-        # Of a job that is deleted meanwhile this is no part any more, and nothing is remembered.
+        # If the job is deleted meanwhile, `memory` is no longer part of the memories, and nothing is
+        # remembered.
         memory = self._memories.of(asker.uid)
         memory.unasked &= silent.keys()
         turn.asked_at = {node: at for node, at in turn.asked_at.items() if node in silent}
@@ -98,12 +102,12 @@ class NodeListener:
                 self._miss(memory, turn, node)
                 return
             turn.asked_at[node] = self._clock()
-            # At once: the others may take long to say nothing.
+            # Recorded at once: the calls to the others may take long to time out.
             if isinstance(answer, WorkerReport):
                 memory.heard[node] = self._now()
             if node in memory.unasked:
                 memory.unasked.discard(node)
-                self._changed(asker.key)  # when it counts as lost is another moment now
+                self._changed(asker.key)  # the time at which the node counts as lost has changed
 
         living_first = sorted(silent, key=lambda node: node not in memory.heard)
         await in_turn(ask, living_first, most=share_of(Lane.LISTEN))

@@ -1,7 +1,7 @@
 """One list in pages, then one watch, for the operator's life: the loop of a reflector without its store.
 
-A version that is too old (410) means a new list, and so does a refusal that ended; everything else a new
-watch from where the last one ended.
+A version that is too old (410) leads to a new list, and so does a rejection that ended; everything else leads
+to a new watch from where the last one ended.
 """
 
 from __future__ import annotations
@@ -30,35 +30,37 @@ log = logging.getLogger(__name__)
 WATCH_SECONDS = 300
 MAX_PAUSE_S = 10.0
 MAX_PASSED_OVER = 1000
-"""Objects that were complained about; of the oldest it may be said again."""
+"""Number of objects whose errors are remembered as logged; those of the oldest may be logged again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reader:
-    """How the texts of one kind are read. Both raise ValueError."""
+    """Functions that parse the texts of one kind. Both raise ValueError."""
 
     item: Callable[[bytes], Json] = words.read
     event: Callable[[bytes], Json] = words.read
 
 
 class Sink(Protocol):
-    """Where the objects go. What `put` and `remove` raise is logged and costs no other object."""
+    """Destination of the objects. An exception from `put` or `remove` is logged and affects no other
+    object."""
 
     def key(self, item: Json) -> str:
-        """What tells an object from all others."""
+        """Return the key that identifies an object."""
 
     def put(self, item: Json) -> None:
-        """An object that was listed, added or changed."""
+        """Take an object that was listed, added or changed."""
 
     def remove(self, item: Json) -> None:
-        """An object that was deleted."""
+        """Take an object that was deleted."""
 
     def listed(self, keys: set[str], version: int) -> None:
-        """A full list is in, as of this version, and these are the keys of all there are."""
+        """Take the keys of all objects, as a full list of this version has arrived."""
 
 
 class ListWatch:
-    """`run()` until cancelled. `lost_sight` hears when the API server begins to refuse."""
+    """List and watch until `run()` is cancelled. `lost_sight` is called when the API server begins to
+    reject."""
 
     def __init__(
         self,
@@ -77,12 +79,12 @@ class ListWatch:
         self._version: str | None = None
         self._lost_sight = lost_sight
         self.refused = False
-        """Whether the API server says no, or knows no such place; until the next list."""
+        """Whether the API server forbids the watch, or knows no such path; until the next list."""
         self._alive_at = time.monotonic()
 
     @property
     def age_s(self) -> float:
-        """Since the last list, event or bookmark."""
+        """Return the seconds since the last list, event or bookmark."""
         return time.monotonic() - self._alive_at
 
     async def run(self) -> None:
@@ -101,7 +103,7 @@ class ListWatch:
             except (ApiError, aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
                 log.warning("watch of %s: %r; trying again", self._kind, error)
             except Exception:
-                # Nothing that somebody stored may end the loop.
+                # No stored object may end the loop.
                 log.exception("watch of %s; listing again", self._kind)
                 self._version = None
             failures = 0 if time.monotonic() - started > MAX_PAUSE_S else failures + 1
@@ -109,17 +111,18 @@ class ListWatch:
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
 
     def _be_refused(self, error: ApiError) -> None:
-        """Said once, until it is granted: an operator for a few namespaces may have been given no more, and a
-        namespace takes its roles along when it goes."""
+        """Log the rejection once until access is granted: an operator for a few namespaces may have no
+        further permissions, and a namespace takes its roles along when it is deleted."""
         level = logging.DEBUG if self.refused else logging.WARNING
         log.log(level, "%s cannot be watched, and go unseen until they can: %s", self._kind, error)
-        self._version = None  # what happens meanwhile is seen by a list alone
+        self._version = None  # changes in the meantime are seen only by a new list
         if not self.refused:
             self.refused = True
             self._lost_sight()
 
     async def _list(self) -> None:
-        """Item by item into the sink: the JSON of 20,000 pods would be the operator's largest object."""
+        """Pass the listed items to the sink one by one: the JSON of 20,000 pods would be the operator's
+        largest object."""
         keys = set[str]()
         listing = Listing(self._api, path=self._path, kind=self._kind, params=self._selection)
         async for text in listing:
@@ -140,7 +143,8 @@ class ListWatch:
         self._sink.listed(keys, version_of({"metadata": listing.metadata}))
 
     def _take(self, act: Callable[[Json], None], item: Json) -> None:
-        """What is wrong with one object is said once while it is, and costs no other."""
+        """Call `act` on the object. An exception is logged once as long as it recurs, and affects no other
+        object."""
         try:
             act(item)
         except Exception:
@@ -172,10 +176,12 @@ class ListWatch:
 
 
 class ScopedWatch:
-    """`run()` until cancelled: one ListWatch for the whole cluster, or one for each of `namespaces`.
+    """List and watch until `run()` is cancelled, with one ListWatch for the whole cluster or one for each of
+    `namespaces`.
 
-    `sink` and `lost_sight` are asked by namespace, None for the whole cluster; the sink says when its list is
-    in (`settle`). A namespace that is refused, or gone with its roles, keeps none of the others waiting.
+    `sink` and `lost_sight` are called with the namespace, None for the whole cluster; the sink calls `settle`
+    when its list has arrived. A namespace that is forbidden, or was deleted with its roles, delays none of
+    the others.
     """
 
     def __init__(
@@ -191,7 +197,8 @@ class ScopedWatch:
         reader: Reader = Reader(),
     ) -> None:
         self.synced = asyncio.Event()
-        """Set when every namespace has been listed or was refused, and at least one was listed."""
+        """Event that is set when every namespace has been listed or was rejected, and at least one was
+        listed."""
         self._missing: set[str | None] = set(namespaces or (None,))
         self._lost_sight = lost_sight
         paths = zip(namespaces or (None,), scoped(path, namespaces), strict=True)
@@ -210,14 +217,15 @@ class ScopedWatch:
 
     @property
     def age_s(self) -> float:
-        """Since the last list, event or bookmark of the watch that is silent for longest; those that are
-        refused say nothing about the others' health."""
+        """Return the seconds since the last list, event or bookmark of the watch that is silent for longest.
+        Rejected watches are left out as long as others are allowed: they say nothing about the others'
+        health."""
         allowed = [watch.age_s for watch in self._watches.values() if not watch.refused]
         return max(allowed or [watch.age_s for watch in self._watches.values()])
 
     @property
     def refused(self) -> dict[str, bool]:
-        """By namespace (empty: all of them), whether nothing may be read there."""
+        """Whether reading is forbidden, by namespace (empty: all of them)."""
         return {name or "": watch.refused for name, watch in self._watches.items()}
 
     async def run(self) -> None:
@@ -226,7 +234,7 @@ class ScopedWatch:
                 group.create_task(watch.run())
 
     def settle(self, namespace: str | None) -> None:
-        """One answer less to wait for. An operator that may read nothing at all is not ready."""
+        """Count the namespace as answered. An operator that may read nothing at all is not ready."""
         self._missing.discard(namespace)
         if not self._missing and not all(self.refused.values()):
             self.synced.set()

@@ -1,4 +1,4 @@
-"""Reading the end of a worker's log through the API server, bounded in bytes and time."""
+"""Reader of the end of a worker's log through the API server, bounded in bytes and time."""
 
 from __future__ import annotations
 
@@ -12,32 +12,33 @@ from zerotrain.operator.cluster.api import Api
 from zerotrain.operator.constants import CONTAINER_NAME
 
 MAX_LINES = 100
-"""Kept of the rank that failed."""
+"""Number of lines that are kept of the rank that failed."""
 
 MAX_KEPT_BYTES = 40 * 1024
-"""Of one failure's log in UTF-8: ten of them and their neighbours fit the 1 MiB of a ConfigMap."""
+"""Maximum size of one failure's log in UTF-8: ten logs and their neighbours fit the 1 MiB of a ConfigMap."""
 
 MAX_LINE_CHARS = 2000
 TAIL_LINES = 2000
-"""Asked for: the lines of all ranks of the pod are mixed."""
+"""Number of lines that are requested: the lines of all ranks of the pod are mixed."""
 
 MAX_READ_BYTES = 8 << 20
 TIMEOUT_S = 5.0
-"""For the kubelet's answer; the job's next attempt waits for it."""
+"""Timeout of the kubelet's answer; the job's next attempt waits for it."""
 
 _OTHER_RANK = re.compile(r"\[rank \d+\] ")
 
 
 async def read_tail(api: Api, *, namespace: str, pod: str, container: str = CONTAINER_NAME) -> str:
-    """The container's last lines as text; a line in brackets says why there are none, or not the last."""
+    """Return the container's last lines as text. A line in brackets says why there are none, or why the last
+    ones are missing."""
     text, problem = await _read(api, namespace, pod, container, lines=TAIL_LINES)
-    if problem:  # too much, or too slow: the newest come last, so fewer are asked for
+    if problem:  # too long or too slow: the newest lines come last, so fewer are requested
         text, problem = await _read(api, namespace, pod, container, lines=MAX_LINES)
     return f"{text}({problem})\n" if problem else text
 
 
 async def _read(api: Api, namespace: str, pod: str, container: str, *, lines: int) -> tuple[str, str]:
-    """What was read, and why it is not all; the latter is empty where it is."""
+    """Return what was read, and why it is incomplete; the latter is empty if it is complete."""
     path = f"/api/v1/namespaces/{namespace}/pods/{pod}/log"
     params = {"container": container, "tailLines": str(lines)}
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
@@ -48,7 +49,7 @@ async def _read(api: Api, namespace: str, pod: str, container: str, *, lines: in
         url = api.connection.server + path
         async with api.session.get(url, params=params, headers=headers, timeout=timeout) as answer:
             api.telemetry.request("GET", "pods/log", answer.status)
-            # The stream ends with the newest lines, so what is too much goes from the front.
+            # The stream ends with the newest lines, so the excess is dropped from the front.
             async for chunk in answer.content.iter_any():
                 kept.append(chunk)
                 length, total = length + len(chunk), total + len(chunk)
@@ -68,12 +69,13 @@ async def _read(api: Api, namespace: str, pod: str, container: str, *, lines: in
 
 
 def last_lines(text: str, rank: int | None) -> str:
-    """The last lines of one rank (of all, where it is not known or wrote none), printable and bounded."""
+    """Return the last lines of one rank, printable and bounded; of all ranks where the rank is not known or
+    wrote none."""
     lines = text.removesuffix("\n").split("\n")
     own = lines if rank is None else [line for line in lines if _is_of(line, rank)]
     kept, room = list[str](), MAX_KEPT_BYTES
     for line in reversed((own or lines)[-MAX_LINES:]):
-        # Whoever shows this in a terminal must not be shown what a program sent to one.
+        # A terminal that shows the log must not receive the control sequences of a tenant's program.
         clean = printable(line)[:MAX_LINE_CHARS]
         room -= len(clean.encode(errors="replace")) + 1
         if room < 0:
@@ -83,7 +85,7 @@ def last_lines(text: str, rank: int | None) -> str:
 
 
 def _is_of(line: str, rank: int) -> bool:
-    """The launcher marks the lines of every rank but 0."""
+    """Return whether the rank wrote the line: the launcher marks the lines of every rank but 0."""
     if rank == 0:
         return _OTHER_RANK.match(line) is None
     return line.startswith(f"[rank {rank}] ")

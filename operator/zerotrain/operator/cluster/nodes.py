@@ -1,7 +1,7 @@
-"""Nodes that are not simply well, in memory: NotReady, cordoned, tainted for eviction, deleted.
+"""Nodes in trouble, in memory: NotReady, cordoned, tainted for eviction, deleted.
 
-The whole cluster's nodes are watched, since any of them may hold a worker; a healthy one leaves nothing here
-but its name, and the heartbeats of a thousand of them wake nobody.
+All nodes of the cluster are watched, since any of them may hold a worker. A healthy node leaves nothing here
+but its name, and the heartbeats of a thousand nodes cause no pass.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from zerotrain.operator.reconcile.drains import LEAVING_TAINTS
 PATH = "/api/v1/nodes"
 
 NEVER_UPDATED = "NodeStatusNeverUpdated"
-"""The node controller's word for a node whose kubelet has never spoken: nothing of it has fallen silent."""
+"""Reason that the node controller gives for a node whose kubelet has never reported: it has not fallen
+silent."""
 
 MAX_GONE = 1000
-"""Deleted nodes that are remembered: an autoscaler makes new names for ever, and a pod outlives its node by
-minutes."""
+"""Maximum of deleted nodes that are remembered: an autoscaler keeps making new names, and a pod outlives its
+node by minutes."""
 
 NO_NODES: Mapping[str, NodeView] = {}
 
 
 class NodeStore:
-    """The sink of a ListWatch. `changed` is called with the name of a node whose view is another one now;
-    `now` is the time that passes are decided at."""
+    """Sink of a ListWatch for nodes. `changed` is called with the name of a node whose view has changed;
+    `now` is the time that decides passes."""
 
     def __init__(
         self,
@@ -59,15 +60,15 @@ class NodeStore:
 
     @property
     def are_seen(self) -> bool:
-        """Whether this operator may look at nodes, and did."""
+        """Return whether this operator may read nodes, and has read some."""
         return bool(self._known)
 
     def any_silent(self) -> bool:
-        """Whether any node is there and not ready."""
+        """Return whether any node exists and is not ready."""
         return any(not view.ready and not view.gone for view in self._troubled.values())
 
     def of(self, pods: Iterable[PodView]) -> Mapping[str, NodeView]:
-        """Those of the pods' nodes that have something to say."""
+        """Return the views of those nodes of the pods that are in trouble."""
         troubled = self._troubled
         if not troubled:  # the usual case; jobs may have thousands of pods
             return NO_NODES
@@ -96,7 +97,8 @@ class NodeStore:
 
 
 def node_view(node: Mapping[str, Any]) -> NodeView:
-    """Read a node's JSON. A node that says nothing of its readiness counts as ready: nobody doubts it yet."""
+    """Return the view of a node's JSON. A node without a readiness condition counts as ready until there is
+    evidence against it."""
     spec, status = node.get("spec", {}), node.get("status", {})
     conditions = {item["type"]: item for item in status.get("conditions", ())}
     ready = conditions.get("Ready", {})
@@ -116,6 +118,7 @@ def node_view(node: Mapping[str, Any]) -> NodeView:
 
 
 def is_well(view: NodeView) -> bool:
-    """Whether a job has no reason to care. Taints that only keep new pods away are how GPU nodes are."""
+    """Return whether the node gives no job a reason to act. Taints that only keep new pods away are usual on
+    GPU nodes."""
     telling = any(taint.effect == "NoExecute" or taint.key in LEAVING_TAINTS for taint in view.taints)
     return view.ready and not view.unschedulable and not telling and not view.out_of_service and not view.gone

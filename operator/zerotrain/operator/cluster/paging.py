@@ -1,4 +1,4 @@
-"""Lists of the API server, item by item: a page is bounded by a number of items, never by their size."""
+"""Lists of the API server, item by item: it bounds a page by the number of items, never by their size."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from zerotrain.operator.cluster.api import Api, Json, Request
 
 FIRST_PAGE = 100
 MOST = 500
-"""Items of a page."""
+"""Maximum of items on a page."""
 PAGE_BYTES = 4 << 20
-"""About so much the API server is asked for at once."""
+"""Approximate size of a page that is requested from the API server."""
 
 
 class Listing:
-    """The texts of all items, to be iterated over once. Raises ApiError, ValueError.
+    """Texts of all items of a list, to be iterated over once. Raises ApiError, ValueError.
 
-    One item is held at a time. The API server holds a page: where items are large it is asked for fewer.
+    One item is held at a time. The API server holds a page: where items are large, fewer are requested.
     """
 
     def __init__(self, api: Api, *, path: str, kind: str, params: Mapping[str, str] | None = None) -> None:
         self._api, self._path, self._kind = api, path, kind
         self._params = dict(params or {})
         self.metadata: Json = {}
-        """Of the last page, once all items are through."""
+        """Metadata of the last page, once all items have been read."""
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         limit, place = FIRST_PAGE, dict[str, str]()
@@ -38,7 +38,7 @@ class Listing:
                 size += len(piece)
                 for item in splitter.feed(piece):
                     yield item
-                await asyncio.sleep(0)  # what has come already would be read without a pause
+                await asyncio.sleep(0)  # reading chunks that have arrived never yields to the loop
             for item in splitter.finish():
                 yield item
             self.metadata = dict(words.read(splitter.envelope)).get("metadata") or {}
@@ -49,5 +49,5 @@ class Listing:
 
 
 def next_limit(limit: int, size: int) -> int:
-    """Items of the next page, where the last one had `limit` items and so many bytes."""
+    """Return the number of items to request next, where the last page had `limit` items and `size` bytes."""
     return max(min(limit * PAGE_BYTES // max(size, 1), limit * 4, MOST), 1)

@@ -1,4 +1,4 @@
-"""The values of PriorityClasses, which a Workload of Kueue must carry."""
+"""Values of PriorityClasses, which a Workload of Kueue must carry."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ log = logging.getLogger(__name__)
 PATH = "/apis/scheduling.k8s.io/v1/priorityclasses"
 
 MAX_AGE_S = 10.0
-"""So long a list is good for those who ask later."""
+"""Seconds for which a list is reused by later requests."""
 
 
 class Priorities:
-    """The cluster's classes, listed once for all jobs that ask within seconds: each waiting job asks in
-    every pass until it has an answer."""
+    """PriorityClasses of the cluster, listed once for all jobs that need them within seconds: each waiting
+    job requests its value in every pass until it has one."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -32,14 +32,14 @@ class Priorities:
         self._lock = asyncio.Lock()
 
     async def of(self, api: Api, job: ZeroTrainingJob) -> int:
-        """Of the job's workers: its class, else the cluster's default. A class that does not exist counts
-        as none; the API server will refuse the pods by its name."""
+        """Return the priority of the job's workers, from its class or else the cluster's default. A class
+        that does not exist counts as 0; the API server will reject the pods and name it."""
         scheduling = job.spec.scheduling
         wanted = scheduling.priority_class_name if scheduling is not None else None
         asked_at = self._clock()
         async with self._lock:
             found = self._find(wanted) if asked_at - self._listed_at <= MAX_AGE_S else None
-            # A name that is not in the list may be younger than the list.
+            # A class that is not in the list may be newer than the list.
             if found is None and (wanted is not None or asked_at - self._listed_at > MAX_AGE_S):
                 await self._list(api)
                 found = self._find(wanted)
@@ -50,7 +50,7 @@ class Priorities:
         try:
             listed = await api.call(Request(method="GET", path=PATH, kind="priorityclasses"))
         except Forbidden as error:
-            # An operator for a few namespaces need not see them.
+            # An operator for a few namespaces need not have access to them.
             if not self._refused:
                 log.warning("priority classes cannot be read, all jobs count as priority 0: %s", error)
             self._refused, listed = True, {}

@@ -47,7 +47,7 @@ CALLS_PER_SECOND = 100.0
 """Budget of polls over all jobs: beyond 200 running jobs each one is polled less often."""
 
 PASS_INTERVAL_S = 10.0
-"""Least seconds between two passes for records that say only that the step moved: each pass costs a
+"""Minimum seconds between two passes for records that say only that the step moved: each pass costs a
 millisecond."""
 
 MUTE_S = 30.0
@@ -63,8 +63,8 @@ ALARM_INTERVAL_S = 5.0
 inspection."""
 
 MAX_VAIN_INTERVAL_S = 240.0
-"""Most seconds between two inspections of a job none of whose workers can be reached. Each inspection without
-any answer doubles the interval."""
+"""Maximum seconds between two inspections of a job none of whose workers can be reached. Each inspection
+without any answer doubles the interval."""
 
 DOUBTED_AFTER = 2
 """Number of consecutive calls that time out before the job is polled in `Lane.DOUBTED`; one may be lost."""

@@ -1,5 +1,5 @@
-"""The client's own limits: a token bucket over all requests, so that a storm of jobs cannot flood the API,
-and a budget of events per job, so that one job cannot crowd out the events of all others."""
+"""Rate limits of the operator itself: a token bucket over all requests, so that a storm of jobs cannot flood
+the API server, and a budget of events per job, so that one job cannot crowd out the events of all others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 
 class TokenBucket:
-    """`rate` requests per second on average, `burst` at once. Fair: waiters are served in order."""
+    """Token bucket of `rate` requests per second on average and `burst` at once. It is fair: waiters are
+    served in order."""
 
     def __init__(self, *, rate: float, burst: int) -> None:
         if rate <= 0 or burst < 1:
@@ -20,8 +21,8 @@ class TokenBucket:
         self._turn = asyncio.Lock()
 
     async def take(self, *, urgent: bool = False) -> None:
-        """Wait for one token. An urgent request goes at once and leaves a debt: the renewal of the lease must
-        not wait behind the creations that the lease allows."""
+        """Wait for one token. An urgent request is sent at once and leaves a debt: the renewal of the lease
+        must not wait behind the creations that the lease allows."""
         if urgent:
             self._refill()
             self._tokens -= 1
@@ -41,18 +42,18 @@ class TokenBucket:
 
 
 class Budgets:
-    """A small bucket for every key: `burst` at once, then one every `every_s` seconds. Full buckets are
-    forgotten first, so that a million keys stay small."""
+    """Small token buckets by key: `burst` at once, then one every `every_s` seconds. The buckets that were
+    unused for longest are forgotten first, so that a million keys stay small."""
 
     def __init__(
         self, *, burst: int, every_s: float, max_keys: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._burst, self._every_s, self._max_keys, self._clock = burst, every_s, max_keys, clock
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """Tokens left and when they were counted, by key; the longest unused first."""
+        """Tokens left and the time at which they were counted, by key; the longest unused first."""
 
     def spend(self, key: str) -> bool:
-        """Whether the key may go on; never waits."""
+        """Take a token of the key, without waiting. Return whether there was one."""
         now = self._clock()
         tokens, at = self._buckets.pop(key, (float(self._burst), now))
         tokens = min(float(self._burst), tokens + (now - at) / self._every_s)

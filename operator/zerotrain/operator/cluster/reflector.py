@@ -1,4 +1,5 @@
-"""Keeps the pod store equal to the cluster. Only pods that carry our label are asked for."""
+"""Reflector that keeps the pod store equal to the cluster. Only pods with the operator's job label are
+requested."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ PATH = "/api/v1/pods"
 
 
 class PodReflector(ScopedWatch):
-    """`run()` until cancelled; `changed` is called with the key of every job whose pods changed, `seen` with
-    the namespace of a list before which its pods were unknown. No job is looked after where its pods are
-    `refused`."""
+    """Watch on the pods until `run()` is cancelled. `changed` is called with the key of every job whose pods
+    changed, `seen` with the namespace of a list before which its pods were unknown. Jobs are not reconciled
+    where their pods are `refused`."""
 
     def __init__(
         self,
@@ -44,7 +45,7 @@ class PodReflector(ScopedWatch):
 
 
 class _Pods:
-    """The sink: pods go into the store by the operator's clock."""
+    """Sink of the watch: it puts pods into the store, with the operator's time."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""Which namespaces the operator looks after: the whole cluster, or a few that its roles name one by one.
+"""Scope of the operator: the whole cluster, or a few namespaces that its roles name one by one.
 
-Every list and watch of namespaced objects asks here for its paths. What lies outside namespaces (nodes,
-priority classes, flavors of a queue) is asked for in both modes, and whoever asks copes with a refusal.
+Every list and watch of namespaced objects takes its paths from here. Cluster-scoped objects (nodes, priority
+classes, flavors of a queue) are requested in both modes, and their callers handle a rejection.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 
 def scoped(path: str, namespaces: Sequence[str]) -> tuple[str, ...]:
-    """Paths of a collection such as `/api/v1/pods`: itself for the whole cluster, else one per namespace."""
+    """Return the paths of a collection such as `/api/v1/pods`: itself for the whole cluster, else one per
+    namespace."""
     if not namespaces:
         return (path,)
     prefix, _, plural = path.rpartition("/")

@@ -1,8 +1,8 @@
-"""Which jobs have series of their own where there are more than a scrape may hold.
+"""Choice of the jobs that have time series of their own where there are more than a scrape may hold.
 
-A scrape with more samples than its limit is dropped whole: one tenant with thousands of jobs would take all
-others' series away. So each namespace has a share, all of them together a bound, and what does not fit is
-counted by namespace and phase instead.
+A scrape with more samples than its limit is dropped as a whole: one tenant with thousands of jobs would
+remove the series of all others. So each namespace has a share, all of them together have a limit, and the
+jobs that do not fit are counted by namespace and phase instead.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from zerotrain.operator.cluster.store import JobKey
 Job = tuple[JobKey, Json]
 
 OTHER = "other"
-"""Phase of what is none of JOB_PHASES."""
+"""Phase label of jobs whose phase is none of JOB_PHASES."""
 
 _IDLE = frozenset({"Suspended", "Stalled"})
 _ENDED = frozenset({"Completed", "Failed"})
@@ -31,12 +31,12 @@ _ENDED = frozenset({"Completed", "Failed"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chosen:
-    """What a scrape tells of jobs."""
+    """Jobs as a scrape exports them."""
 
     jobs: tuple[Job, ...]
-    """Those with series of their own."""
+    """Jobs with series of their own."""
     left_out: Mapping[tuple[str, str], int]
-    """The others: namespace ("" = further ones together) and phase -> jobs."""
+    """Number of the other jobs, by namespace ("" = further ones together) and phase."""
 
 
 def choose(
@@ -45,8 +45,8 @@ def choose(
     overall: int = MAX_EXPORTED_JOBS,
     of_namespace: int = MAX_EXPORTED_JOBS_OF_NAMESPACE,
 ) -> Chosen:
-    """The share of every namespace, of the same size where not all fit; within one, jobs that are at work
-    come before idle ones, and those before ended ones, each the newest first."""
+    """Choose the jobs of every namespace, with equal shares where not all fit. Within a namespace, active
+    jobs come before idle ones, and those before ended ones, each group with the newest first."""
     by_namespace: dict[str, list[Job]] = {}
     for key, job in jobs:
         by_namespace.setdefault(key.namespace, []).append((key, job))
@@ -62,7 +62,7 @@ def choose(
 
 
 def _share(sizes: Sequence[int], overall: int) -> int:
-    """The largest share of one namespace with which all shares together stay within the bound."""
+    """Return the largest share of one namespace with which all shares together stay within the limit."""
     room, share = overall, overall
     for index, size in enumerate(sorted(sizes)):
         share = room // (len(sizes) - index)

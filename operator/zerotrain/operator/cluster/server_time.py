@@ -1,8 +1,10 @@
-"""The API server's time, from the Date of its answers: one clock for the operator, whatever its machine says.
+"""Clock of the API server, from the Date header of its answers: one clock for the operator, whatever its
+machine says.
 
-Every moment that a pass compares with "now" was stamped by the API server (deletions) or by a replica of the
-operator on another machine (status). A replica whose own clock is wrong would force pods away that still end,
-or sit out a hold-off for an hour. `Api` tells what it hears, all that needs the time asks here.
+Every time that a pass compares with "now" was stamped by the API server (deletions) or by a replica of the
+operator on another machine (status). A replica with a wrong clock would force the deletion of pods that are
+still ending, or wait an hour for a hold-off. `Api` reports the Date headers, and all code that needs the time
+reads it here.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 
 TOLERANCE_S = 2.0
-"""Date has whole seconds and is as old as the answer's way; below this it says nothing about our clock."""
+"""Difference below which Date says nothing about our clock: it has whole seconds and is as old as the
+answer's transit."""
 
 LISTEN_EVERY_S = 5.0
 
@@ -23,7 +26,8 @@ def _wall() -> datetime:
 
 
 class ServerTime:
-    """Runs by the monotonic clock, so that a correction of the machine's clock does not move it."""
+    """Clock that runs by the monotonic clock, so that a correction of the machine's clock does not move
+    it."""
 
     def __init__(
         self, *, wall: Callable[[], datetime] = _wall, ticks: Callable[[], float] = time.monotonic
@@ -33,11 +37,11 @@ class ServerTime:
         self._listened_at: float | None = None
 
     def now(self) -> datetime:
-        """In UTC."""
+        """Return the present time in UTC."""
         return self._base + timedelta(seconds=self._ticks() - self._base_at)
 
     def heard(self, date: str | None) -> None:
-        """Take in the Date of an answer that has just come."""
+        """Take the Date header of an answer that has just arrived."""
         ticks = self._ticks()
         if date is None or (self._listened_at is not None and ticks - self._listened_at < LISTEN_EVERY_S):
             return
@@ -45,7 +49,7 @@ class ServerTime:
         try:
             said = parsedate_to_datetime(date)
         except ValueError:
-            return  # a proxy's
+            return  # a proxy wrote it
         if said.tzinfo is None:
             return
         if abs((said - self.now()).total_seconds()) > TOLERANCE_S:

@@ -1,7 +1,7 @@
 """All worker pods in memory, by the namespace and UID of their job, reduced to what reconcile reads.
 
-Filled by the reflector and by the answers to our own creations, so that a pass right after a creation does
-not miss the pods it just made. Resource versions decide which of two views is newer.
+The reflector and the answers to the operator's own creations fill it, so that a pass right after a creation
+does not miss the new pods. Resource versions decide which of two views is newer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HELPERS = 8
 
 @dataclass(frozen=True, slots=True)
 class JobKey:
-    """A job by name; which of its lives is meant is the UID's business."""
+    """Namespace and name of a job; the UID tells apart jobs that have had this name."""
 
     namespace: str
     name: str
@@ -39,24 +39,25 @@ class _Entry:
 class _Pods:
     key: JobKey
     present: dict[str, _Entry] = field(default_factory=dict)
-    """By the pod's UID."""
+    """Entries of the pods that exist, by UID."""
     gone: dict[str, PodView] = field(default_factory=dict)
     starting: int = 0
-    """Pods that live and are not ready."""
+    """Number of pods that are neither ready nor ending."""
     ending: int = 0
-    """Pods that ended or are being deleted."""
+    """Number of pods that ended or are being deleted."""
     attempt: int = 0
     workers: int = MAX_WORKERS
-    """Of this attempt; the most that there can be until somebody knows."""
+    """Number of workers of this attempt; the maximum until it is known."""
 
     @property
     def most(self) -> int:
-        """Views that are kept: those of the workers, twice. Who may create pods could fill the memory with
-        pods that bear the job's labels and its name for its owner."""
+        """Return the maximum of views that are kept: those of the workers, twice, and HELPERS. A user who may
+        create pods could otherwise fill the memory with pods that carry the job's labels and name it as their
+        owner."""
         return 2 * self.workers + HELPERS
 
     def has_room_for(self, view: PodView) -> bool:
-        """Whether a pod that is not known yet is kept; a worker of the attempt always is."""
+        """Return whether a pod that is not known yet is kept; a worker of the attempt always is."""
         if len(self.present) < self.most:
             return True
         return view.helper is None and view.attempt == self.attempt and view.index < self.workers
@@ -84,42 +85,45 @@ class _Pods:
 
 
 def owner_key(namespace: str, uid: str) -> str:
-    """A job in the store. An ownerReference is its author's word: from another namespace it is forged."""
+    """Return the key of a job in the store. The namespace belongs to it since an ownerReference is not
+    verified: one from another namespace is forged."""
     return f"{namespace}/{uid}"
 
 
 class Sight:
-    """Of which namespaces (None: of all) the pods are known, and since when; whoever lists says."""
+    """Namespaces whose pods are known, and since when (None: all namespaces). The reflector that lists the
+    pods reports it."""
 
     def __init__(self) -> None:
         self._since: dict[str | None, datetime] = {}
 
     def since(self, namespace: str) -> datetime | None:
-        """None while its pods are not known: then what the store holds of them is no complete picture."""
+        """Return the time since which the namespace's pods are known. None while they are not: then the
+        store's view of them is incomplete."""
         whole = self._since.get(None)
         return whole if whole is not None else self._since.get(namespace)
 
     def gained(self, namespace: str | None, *, now: datetime) -> bool:
-        """A full list is in; whether it ends a time without."""
+        """Record that a full list has arrived. Return whether the namespace was unknown before."""
         return self._since.setdefault(namespace, now) is now
 
     def lost(self, namespace: str | None) -> None:
-        """The pods may not be read any more."""
+        """Record that the pods may no longer be read."""
         self._since.pop(namespace, None)
 
 
 class PodStore:
-    """Not thread-safe: one event loop owns it. `owner` is an `owner_key`."""
+    """Store of all pods. Not thread-safe: one event loop owns it. `owner` is an `owner_key`."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, _Pods] = {}
         self._on_node: dict[str, set[str]] = {}
-        """Owners by node, those included whose pods left it since the last `prune`. A zone that goes down
-        tells of a thousand nodes at once, and none of these may cost a look at all pods."""
+        """Owners by node, including those whose pods left it since the last `prune`. An outage of a zone
+        reports a thousand nodes at once, and none of these may cost a search of all pods."""
         self.sight = Sight()
 
     def put(self, pod: Mapping[str, Any], *, now: datetime) -> JobKey | None:
-        """Take in a newer view of a pod; the key of its job when that changed anything."""
+        """Take a newer view of a pod. Return the key of its job if that changed anything."""
         owner = _owner_of(pod)
         view = _readable(pod, now) if owner is not None else None
         if owner is None or view is None:
@@ -141,13 +145,14 @@ class PodStore:
         return pods.key if old is None or old.view != view else None
 
     def remove(self, pod: Mapping[str, Any], *, now: datetime) -> JobKey | None:
-        """The pod is gone; its last view stays, for it may tell how the program ended."""
+        """Remove a deleted pod. Its last view stays, since it may show how the program ended. Return the key
+        of its job if the pod was known."""
         self.put(pod, now=now)
         owner = _owner_of(pod)
         return self._bury(owner, pod["metadata"]["uid"]) if owner is not None else None
 
     def replace(self, pods: Iterable[Mapping[str, Any]], *, version: int, now: datetime) -> set[JobKey]:
-        """Take in a full list as of `version`; the keys of all jobs that changed."""
+        """Take a full list as of `version`. Return the keys of all jobs that changed."""
         changed, listed = set(), set()
         for pod in pods:
             listed.add(pod["metadata"]["uid"])
@@ -155,13 +160,13 @@ class PodStore:
         return {key for key in changed if key is not None} | self.retain(listed, version=version)
 
     def retain(self, listed: Set[str], *, version: int, namespace: str | None = None) -> set[JobKey]:
-        """The list as of `version` is complete, of one namespace or of all: pods whose UIDs are not in it are
-        gone."""
+        """Remove the pods whose UIDs are not in `listed`, the complete list as of `version`, of one namespace
+        or of all. Return the keys of their jobs."""
         changed: set[JobKey | None] = set()
         for owner, held in list(self._jobs.items()):
             if namespace not in (None, held.key.namespace):
                 continue
-            # A pod that is newer than the list was created while the list was on its way.
+            # A pod that is newer than the list was created while the list was in transit.
             lost = [
                 uid for uid, entry in held.present.items() if uid not in listed and entry.version <= version
             ]
@@ -169,7 +174,7 @@ class PodStore:
         return {key for key in changed if key is not None}
 
     def of_job(self, owner: str) -> tuple[tuple[PodView, ...], tuple[PodView, ...]]:
-        """The workers that exist, and the last views of those that went."""
+        """Return the workers that exist, and the last views of those that are gone."""
         pods = self._jobs.get(owner)
         if pods is None:
             return (), ()
@@ -177,32 +182,33 @@ class PodStore:
         return present, tuple(view for view in pods.gone.values() if view.helper is None)
 
     def helpers_of(self, owner: str) -> tuple[PodView, ...]:
-        """The pods of the job that exist and are no workers."""
+        """Return the pods of the job that exist and are no workers."""
         pods = self._jobs.get(owner)
         if pods is None:
             return ()
         return tuple(entry.view for entry in pods.present.values() if entry.view.helper is not None)
 
     def all_start_well(self, owner: str) -> bool:
-        """Whether pods of the job are on their way, none ended or went, and some are not ready yet."""
+        """Return whether pods of the job are starting, none ended or went, and some are not ready yet."""
         pods = self._jobs.get(owner)
         return pods is not None and pods.starting > 0 and not pods.ending and not pods.gone
 
     def is_ahead(self, owner: str, attempt: int) -> bool:
-        """Whether pods of a later attempt than this one exist, so that the view of the job is old. Of a job
-        whose first attempt is not in its status yet that says nothing."""
+        """Return whether pods of a later attempt exist, so that the view of the job is stale. With attempt 0,
+        the status may lack the first attempt yet, and the result is False."""
         pods = self._jobs.get(owner)
         if pods is None or attempt == 0:
             return False
         return any(entry.view.attempt > attempt for entry in pods.present.values())
 
     def on_node(self, name: str) -> set[JobKey]:
-        """The jobs that have a pod on the node."""
+        """Return the keys of the jobs that have a pod on the node."""
         found = (self._jobs.get(owner) for owner in self._on_node.get(name, ()))
         return {pods.key for pods in found if pods is not None and pods.is_on(name)}
 
     def expect(self, owner: str, *, attempt: int, workers: int) -> None:
-        """The job is at this attempt of so many workers: drop the last views of attempts that are over."""
+        """Record the job's attempt and number of workers, and drop the last views of attempts that are
+        over."""
         pods = self._jobs.get(owner)
         if pods is None:
             return
@@ -211,7 +217,7 @@ class PodStore:
             pods.gone = {uid: view for uid, view in pods.gone.items() if view.attempt >= attempt}
 
     def forget(self, owner: str) -> None:
-        """The job is gone."""
+        """Forget a job that is gone."""
         self._jobs.pop(owner, None)
 
     def prune(self, alive: Set[str]) -> None:
@@ -240,7 +246,8 @@ def _owner_of(pod: Mapping[str, Any]) -> str | None:
 
 
 def _readable(pod: Mapping[str, Any], now: datetime) -> PodView | None:
-    """The pod's view. What a tenant's program wrote into one pod must not cost all others their operator."""
+    """Return the pod's view, or None if it cannot be read: what a tenant's program wrote into one pod must
+    not stop the operator for all others."""
     try:
         return pod_view(pod, seen_at=now)
     except Exception:
@@ -250,7 +257,7 @@ def _readable(pod: Mapping[str, Any], now: datetime) -> PodView | None:
 
 
 def _since(old: PodView, new: PodView) -> PodView:
-    """The new view; what was seen before keeps the moment of the first sight."""
+    """Return the new view. Times of a first sighting are kept from the old view."""
     if old.ended_seen_at is not None and new.ended:
         return replace(new, ended_seen_at=old.ended_seen_at)
     if old.refused_seen_at is not None and new.refused_seen_at is not None:
@@ -259,7 +266,7 @@ def _since(old: PodView, new: PodView) -> PodView:
 
 
 def version_of(item: Mapping[str, Any]) -> int:
-    """The resource version as a number; 0 when it is none, which makes every other view newer.
+    """Return the resource version as a number; 0 when it is none, which makes every other view newer.
 
     Kubernetes declares them comparable since 1.35 and has always kept them so.
     """

@@ -1,7 +1,7 @@
-"""The operator's own metrics, in a registry of their own so that tests can have several operators.
+"""Metrics of the operator itself, in a registry of their own so that tests can have several operators.
 
-The rows are in `zerotrain.contract.metrics.operator`. What is a state (queue, watches, jobs by phase) is
-looked at when somebody scrapes, not when it changes.
+The rows are in `zerotrain.contract.metrics.operator`. States (queue, watches, jobs by phase) are read at a
+scrape, not when they change.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from zerotrain.contract.metrics import OPERATOR_METRICS
 from zerotrain.contract.metrics.operator import JOB_PHASES, VERBS, WATCHES
 
 USUAL_CODES = ("0", "200", "201", "403", "404", "409", "410", "422", "429", "500", "503")
-"""There from the first request of a verb and resource on: an alert's `increase()` misses the first one of a
-series that is born with it."""
+"""Status codes whose series exist from the first request of a verb and resource on: an alert's `increase()`
+misses the first increment of a series that is born with it."""
 
 _SPECS = {spec.name: spec for spec in OPERATOR_METRICS}
 
 
 class Telemetry:
-    """What /metrics of the operator shows."""
+    """Metrics that /metrics of the operator exports."""
 
     def __init__(self) -> None:
-        # The text format would show creation times as families of their own; nothing reads them.
+        # The text format would export creation times as families of their own; nothing reads them.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
@@ -61,7 +61,8 @@ class Telemetry:
         self._info.info({"version": _version()})
 
     def request(self, verb: str, resource: str, code: int, seconds: float | None = None) -> None:
-        """A request was answered (0: was not), after so long; None for a watch, which goes on."""
+        """Count a request that was answered with `code` (0: no answer) after `seconds`; None for a watch,
+        which goes on."""
         known = self._known_requests.get((verb, resource))
         if known is None:
             known = self._known_requests[verb, resource] = {
@@ -82,16 +83,16 @@ class Telemetry:
             self._watch_age_seconds.labels(resource).set(seconds)
 
     def set_unreadable(self, refused: Mapping[tuple[str, str], bool]) -> None:
-        """By resource and namespace, which is empty for the whole cluster."""
+        """Set whether reading is refused, by resource and namespace, which is empty for the whole cluster."""
         for place, is_refused in refused.items():
             self._unreadable.labels(*place).set(is_refused)
 
     def count_unheard(self, count: Callable[[], int]) -> None:
-        """Asked at every scrape, from any thread."""
+        """Export the result of `count`, which is called at every scrape, from any thread."""
         self._unheard.set_function(count)
 
     def watch_jobs(self, collector: Collector) -> None:
-        """Export the jobs' series, too."""
+        """Export the jobs' series as well."""
         self.registry.register(collector)
 
     def _counter(self, name: str) -> Counter:

@@ -1,7 +1,8 @@
-"""JSON of the API server: read within bounds, by orjson (ADR 0032, 0044).
+"""JSON of the API server, read within bounds by orjson (ADR 0032, 0044).
 
-What a tenant's program said may hold half of a surrogate pair, which is no Unicode. The standard library
-passes it on, the API server replaces it, and orjson refuses it; it must cost nobody a pass or a watch.
+The output of a tenant's program may contain half of a surrogate pair, which is not valid Unicode. The
+standard library passes it on, the API server replaces it, and orjson rejects it; it must not cost a pass or a
+watch.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from zerotrain.contract.json_text import read_json
 
 
 def read(text: bytes) -> Any:
-    """Raises ValueError, and nothing else, where it is no JSON or too deep for those who read it."""
+    """Parse JSON. Raises ValueError, and nothing else, for text that is no JSON or too deeply nested."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -23,7 +24,7 @@ def read(text: bytes) -> Any:
 
 
 def write(body: Any) -> bytes:
-    """Raises TypeError for what JSON has no word for."""
+    """Serialise to JSON. Raises TypeError for values that JSON cannot express."""
     try:
         return orjson.dumps(body)
     except orjson.JSONEncodeError:

@@ -1,1 +1,1 @@
-"""One module per concern: how each kind of action is carried out at the API server and the workers."""
+"""Execution of the actions at the API server and the workers, with one module per concern."""

@@ -1,4 +1,4 @@
-"""Asking for what lets an attempt start: the cluster's APIs, Kueue's admission."""
+"""Requests for what lets an attempt start: the cluster's APIs, Kueue's admission."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def discover(hands: Hands, body: Json, action: DiscoverApis) -> None:
 
 
 async def ask_queue(hands: Hands, body: Json, action: AskQueue) -> None:
-    """One step of the job's Workload; the watch brings what became of it."""
+    """Carry out one step of the job's Workload; the watch reports the result."""
     hands.memories.queues_wanted.set()
     version = hands.memories.apis.kueue if hands.memories.apis is not None else None
     if action.step is QueueStep.FOLLOW or version is None:
@@ -42,5 +42,5 @@ async def ask_queue(hands: Hands, body: Json, action: AskQueue) -> None:
 
 
 def with_shape(job: ZeroTrainingJob, shape: AttemptShape) -> ZeroTrainingJob:
-    """The job as it will be when an attempt of this shape runs."""
+    """Return the job as it will be when an attempt of this shape runs."""
     return job.model_copy(update={"status": job.status.model_copy(update={"shape": shape})})

@@ -1,4 +1,4 @@
-"""Gangs: pod groups of attempts that are over."""
+"""Deletion of the pod groups (gangs) of attempts that are over."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from zerotrain.operator.resources.gang import RESOURCE, group_name
 
 
 async def forget(hands: Hands, body: Json, action: ForgetGroup) -> None:
-    """Delete the group, unless one of that name belongs to somebody else."""
+    """Delete the group, unless the object of that name has another owner."""
     meta = body["metadata"]
     name = group_name(meta["name"], action.attempt)
     path = f"/apis/{action.gang}/namespaces/{meta['namespace']}/{RESOURCE}/{name}"

@@ -1,4 +1,4 @@
-"""What every action works with: the API, the pods in memory, and how an object is made or found."""
+"""Common base of all actions: the API client, the pods in memory, and the creation or lookup of objects."""
 
 from __future__ import annotations
 
@@ -33,31 +33,32 @@ PATHS = {
 
 
 _OF_OTHERS = {"PodGroup": Reason.GANG_MISSING, "Workload": Reason.QUEUE_MISSING}
-"""Kinds whose APIs come and go with somebody else's software, and what is missing then."""
+"""Kinds whose APIs are installed and removed with other software, and the reason to give when they are
+missing."""
 
 _EXCEEDED = "exceeded quota"
 
 
 class ActionRefused(Exception):
-    """The API server does not let an action happen; the pass ends and the job's conditions say why."""
+    """Error of an action that the API server rejects; the pass ends and the job's conditions say why."""
 
     def __init__(self, reason: Reason, message: str, *, lasting: bool = False) -> None:
-        """`lasting`: only people can change what is refused."""
+        """`lasting`: only a change by a user or administrator can help."""
         message = one_line(message)
         super().__init__(message)
         self.problem = Problem(reason=str(reason), message=message, lasting=lasting)
 
     @property
     def may_exist(self) -> bool:
-        """Whether the object may be there in spite of it: quotas are looked at before the storage, and a full
-        one refuses also what exists already."""
+        """Return whether the object may exist in spite of the rejection: quotas are checked before the
+        storage, and a full quota also rejects what exists already."""
         return self.problem.reason == Reason.QUOTA_EXCEEDED
 
 
 class Unfinished(Exception):
-    """An action has more to do than others can wait for: the job's next pass goes on with it.
+    """Error of an action that would delay other jobs too long: the job's next pass continues it.
 
-    `made`: pods that were let in by then.
+    `made`: number of pods that were created by then.
     """
 
     def __init__(self, made: int) -> None:
@@ -66,32 +67,32 @@ class Unfinished(Exception):
 
 
 TURN_S = 0.25
-"""Pods are let in for so long in one pass. A job of thousands would not see a failure, a suspension or its
-own deletion before the last of them."""
+"""Seconds for which one pass may create pods. Otherwise a job of thousands of pods would not notice a
+failure, a suspension or its own deletion before the last of them."""
 
 
 SHARED_S = 0.1
-"""If what the pods share took so long to make, the API server is busy: the first pods would take as long
-again, and are let in by a pass of their own."""
+"""Seconds of creating the shared objects after which the API server counts as busy: the first pods would take
+as long again, and a pass of their own creates them."""
 
 
 def turn() -> Callable[[], bool]:
-    """Tells whether the turn that begins now is over."""
+    """Return a function that tells whether TURN_S seconds have passed since now."""
     return since_now(TURN_S)
 
 
 def since_now(seconds: float) -> Callable[[], bool]:
-    """Tells whether so much time has gone."""
+    """Return a function that tells whether `seconds` have passed since now."""
     now_s = asyncio.get_running_loop().time
     until = now_s() + seconds
     return lambda: now_s() >= until
 
 
 async def together(*acts: Awaitable[None]) -> None:
-    """All of them at once, each to its end; then the first error is raised.
+    """Run all of them at once, each to its end, then raise the first error.
 
-    `asyncio.gather` alone raises at once and leaves the others behind: they would go on beside the job's next
-    pass, or after a replica that ends has given its lease back.
+    `asyncio.gather` alone raises at once and leaves the others behind: they would run concurrently with the
+    job's next pass, or after a replica that ends has released its lease.
     """
     for outcome in await asyncio.gather(*acts, return_exceptions=True):
         if outcome is not None:
@@ -100,7 +101,7 @@ async def together(*acts: Awaitable[None]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Hands:
-    """The context of all actions."""
+    """Context of all actions."""
 
     api: Api
     store: PodStore
@@ -111,7 +112,7 @@ class Hands:
     creations: Creations
 
     async def ensure(self, job: ZeroTrainingJob, item: Json) -> None:
-        """Make the object, or see that what is there belongs to this job and is up to date."""
+        """Create the object, or check that the existing one belongs to this job and update it."""
         if item["kind"] == "Secret":
             await self._ensure_secret(job, item)
             return
@@ -120,7 +121,7 @@ class Hands:
             await self._update(item, found)
 
     async def find_or_make(self, job: ZeroTrainingJob, item: Json) -> Json | None:
-        """Make the object, or read the one of this job that is there by its name; None where it was made."""
+        """Create the object and return None, or return the existing one of this job by its name."""
         try:
             await self.post(item)
         except AlreadyExists:
@@ -135,7 +136,7 @@ class Hands:
         return None
 
     async def keep(self, job: ZeroTrainingJob, item: Json) -> None:
-        """Make an object of the running attempt again if somebody deleted it, or opened the policy."""
+        """Recreate an object of the running attempt if it was deleted, and restore it if it was changed."""
         try:
             if item["kind"] != "Secret":
                 await self._update(item, await self._read(job, item))
@@ -144,7 +145,7 @@ class Hands:
         except AlreadyExists:
             return
         except ActionRefused as refusal:
-            # The attempt's pods were let in behind it: most likely it is there. It is tried again when due.
+            # The attempt's pods were created after it: most likely it exists. The next check tries again.
             if not refusal.may_exist:
                 raise
             return
@@ -153,7 +154,7 @@ class Hands:
         log.warning("%s/%s: %s was gone and is made again", job.namespace, job.name, item["kind"])
 
     async def remove(self, path: str, *, kind: str, job_uid: str) -> None:
-        """Delete the object, unless one of that name belongs to somebody else or is another one by now."""
+        """Delete the object, unless the one of that name has another owner or has been replaced by now."""
         try:
             found = await self.api.call(Request(method="GET", path=path, kind=kind))
             if owned(found, job_uid):
@@ -163,7 +164,7 @@ class Hands:
             log.debug("%s is gone already, or is another one by now", path)
 
     async def _ensure_secret(self, job: ZeroTrainingJob, item: Json) -> None:
-        """Secrets are created and never read: their name tells the job's life, attempt and spec."""
+        """Create a Secret. Secrets are never read: their name identifies the job's UID, attempt and spec."""
         memory, name = self.memories.of(job.uid), item["metadata"]["name"]
         try:
             await self.post(item)
@@ -176,37 +177,38 @@ class Hands:
         memory.secret = name
 
     def _has_pods(self, job: ZeroTrainingJob, secret: Json) -> bool:
-        """Whether pods of the Secret's attempt exist: none is made before it."""
+        """Return whether pods of the Secret's attempt exist: none is created before it."""
         pods, _ = self.store.of_job(owner_key(job.namespace, job.uid))
         return any(str(pod.attempt) == secret["metadata"]["labels"][LABEL_ATTEMPT] for pod in pods)
 
     async def _read(self, job: ZeroTrainingJob, item: Json) -> Json:
-        """The object that is there; refused where it belongs to somebody else."""
+        """Return the existing object. Raises ActionRefused if it belongs to another owner."""
         found = await self.api.call(Request(method="GET", path=path_of(item), kind=kind_of(item)))
         if not owned(found, job.uid):
             raise name_taken({"kind": item["kind"], **found})
         return found
 
     async def _update(self, item: Json, found: Json) -> None:
-        """Bring an object that is there up to date."""
+        """Update an existing object."""
         patch: Json = {}
         if item["kind"] == "ConfigMap" and found.get("data") != item.get("data"):
             patch = {"data": _replacing(found.get("data") or {}, item["data"])}
         elif item["kind"] == "NetworkPolicy" and found.get("spec") != item["spec"]:
-            # The installation's networks have changed, or somebody has opened the policy.
+            # The installation's networks have changed, or a user has opened the policy.
             patch = {"spec": _replacing(found.get("spec") or {}, item["spec"])}
         if patch:
             await self.merge(item, patch)
 
     async def merge(self, item: Json, patch: Json) -> None:
-        """Change the object of that name."""
+        """Merge the patch into the existing object."""
         path, kind = path_of(item), kind_of(item)
         await self.api.call(
             Request(method="PATCH", path=path, kind=kind, body=patch, content_type=MERGE_PATCH)
         )
 
     async def post(self, item: Json) -> Json:
-        """Create; what was sent with the metadata it got. Raises AlreadyExists, ActionRefused, ApiError."""
+        """Create the object; return what was sent with the metadata that it got. Raises AlreadyExists,
+        ActionRefused, ApiError."""
         try:
             request = Request(
                 method="POST", path=collection(item), kind=kind_of(item), body=item, answer=Answer.METADATA
@@ -220,7 +222,7 @@ class Hands:
         except NotFound as error:
             if item["kind"] not in _OF_OTHERS:
                 raise
-            # Found once and gone since: its API was removed or upgraded. What is served is looked for anew.
+            # It was served before, so its API was removed or upgraded. The next pass repeats the discovery.
             self.memories.apis = None
             raise ActionRefused(_OF_OTHERS[item["kind"]], f"{item['apiVersion']} is gone: {error}") from error
         except ApiError as error:
@@ -230,8 +232,8 @@ class Hands:
 
 
 def _refusal(error: Forbidden, item: Json) -> ActionRefused:
-    """The way out of what the API server's own admission says. Its text is cut to begin with what is wrong:
-    which of the pods was refused first differs from pass to pass."""
+    """Return the error for a rejection by the API server's own admission, with a way out. Its text is cut to
+    begin with the cause: the pod that is rejected first differs from pass to pass."""
     told = str(error)
     if "ephemeral-storage" in told:
         told += ". The limit is spec.scratch.ephemeralStorage: lower it to what the namespace allows"
@@ -265,11 +267,11 @@ _BEYOND_BASELINE = (
     "seLinux",
     "forbidden AppArmor",
 )
-"""What the level baseline forbids, too, in the words of Pod Security's checks."""
+"""Settings that the level baseline forbids as well, in the wording of Pod Security's checks."""
 
 
 def _least_level(said: str) -> str:
-    """The strictest level that lets the pods in which this refuses."""
+    """Return the strictest level that admits the pods which this message rejects."""
     is_restricted = said.startswith('violates PodSecurity "restricted')
     return (
         "baseline" if is_restricted and not any(word in said for word in _BEYOND_BASELINE) else "privileged"
@@ -277,7 +279,7 @@ def _least_level(said: str) -> str:
 
 
 def _replacing(found: Json, wanted: Json) -> Json:
-    """The merge patch that makes `found` equal to `wanted`: null takes a key away that would stay."""
+    """Return the merge patch that makes `found` equal to `wanted`: null removes a key that would stay."""
     patch: Json = {key: None for key in found if key not in wanted}
     for key, value in wanted.items():
         present = found.get(key)
@@ -299,7 +301,8 @@ def kind_of(item: Json) -> str:
 
 
 def _path(item: Json) -> str:
-    """Kinds that several schedulers and queues share by name are told apart by their API version."""
+    """Return the collection's path. The API version tells apart kinds that several schedulers and queues
+    share by name."""
     other = f"/apis/{item['apiVersion']}/namespaces/{{namespace}}/{item['kind'].lower()}s"
     return PATHS.get(item["kind"], other)
 
@@ -314,7 +317,8 @@ def name_taken(item: Json) -> ActionRefused:
     labels = meta.get("labels") or {}
     name, uid = labels.get(LABEL_JOB), labels.get(LABEL_JOB_UID)
     if name and uid and not meta.get("ownerReferences"):
-        # As `kubectl delete --cascade=orphan` leaves it. A NetworkPolicy that goes opens the pods it is for.
+        # `kubectl delete --cascade=orphan` leaves such objects. Deleting a NetworkPolicy exposes the pods
+        # that it protects.
         told = (
             f"{kind} {meta['name']} is left over from an earlier job {name} (uid {uid}), whose pods may "
             f"still run: end them (kubectl delete pods -l {LABEL_JOB_UID}={uid}), then delete it"

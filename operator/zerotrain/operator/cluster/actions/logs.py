@@ -1,4 +1,4 @@
-"""Keeping the last lines of a rank that failed, before its pod is deleted."""
+"""Storage of the last lines of a rank that failed, before its pod is deleted."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ log = logging.getLogger(__name__)
 
 
 async def save(hands: Hands, body: Json, action: SaveLog) -> None:
-    """Read and store; a refusal, and an answer that stays an error after all retries as that of a webhook
-    that is down, is remembered as the outcome and holds up nobody.
+    """Read and store the log. A rejection is remembered as the outcome and delays nothing, and so is an
+    answer that stays an error after all retries, such as that of a webhook that is down.
 
-    An API server that does not answer at all raises: then nothing is deleted either.
+    An API server that does not answer at all raises ApiError: then nothing is deleted either.
     """
     job = ZeroTrainingJob.parse(body)
     text = await read_tail(hands.api, namespace=job.namespace, pod=action.pod, container=action.container)

@@ -1,4 +1,4 @@
-"""The disruption budget of an attempt: created, and deleted with the attempt's end."""
+"""PodDisruptionBudget of an attempt: created for it, and deleted with its end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ async def protect(hands: Hands, body: Json, action: ProtectWorkers) -> None:
 
 
 async def unprotect(hands: Hands, body: Json, action: UnprotectWorkers) -> None:
-    """Delete the attempt's budget, unless one of that name belongs to somebody else."""
+    """Delete the attempt's budget, unless the object of that name has another owner."""
     meta = body["metadata"]
     name = budget_name(meta["name"], action.attempt)
     path = f"{PATHS[KIND].format(namespace=meta['namespace'])}/{name}"

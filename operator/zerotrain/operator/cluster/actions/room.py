@@ -1,8 +1,8 @@
-"""A hint on free room: what the cluster's nodes offer minus what their pods request, read once.
+"""Estimate of free capacity: the nodes' allocatable resources minus the requests of their pods, read once.
 
-Known here are node selectors, taints and counted resources; preferences, affinities, volumes and claimed
-devices are the scheduler's alone. So the hint may be too high, and then a larger attempt finds no nodes and
-goes back to the size that ran.
+It considers node selectors, taints and counted resources; preferences, affinities, volumes and claimed
+devices are left to the scheduler. So the estimate may be too high, and then a larger attempt finds no nodes
+and goes back to the size that ran.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _KEEPING_OFF = ("NoSchedule", "NoExecute")
 
 
 async def read(hands: Hands, body: Json, action: ReadRoom) -> None:
-    """Put the hint into the job's memory. While another job's reading goes on nothing is done: the next pass
-    asks again."""
+    """Put the estimate into the job's memory. Do nothing while the reading for another job goes on: the next
+    pass asks again."""
     lock = hands.memories.reading
     if lock.locked():
         return
@@ -38,14 +38,15 @@ async def read(hands: Hands, body: Json, action: ReadRoom) -> None:
         try:
             fits = await _fits(hands.api, spec, action.shape.excluded_nodes, job.uid)
         except Forbidden:
-            fits = None  # the scheduler will tell
+            fits = None  # the scheduler decides
     if hands.memories.knows(job.uid):
         found = Room(at=hands.api.time.now(), workers=action.shape.workers, fits=fits)
         hands.memories.of(job.uid).room = found
 
 
 async def _fits(api: Api, spec: Json, excluded: Sequence[str], uid: str) -> int | None:
-    """Workers with this pod spec that the cluster could hold if those of the job `uid` were gone."""
+    """Return how many workers with this pod spec would fit if those of the job `uid` were gone; None if that
+    cannot be estimated."""
     wanted = {**requests_of(spec), PODS: MILLI}
     if spec.get("resourceClaims"):
         return None
@@ -57,7 +58,7 @@ async def _fits(api: Api, spec: Json, excluded: Sequence[str], uid: str) -> int 
         if name not in excluded and _is_suitable(spec, node):
             free[name] = {key: at_most(allocatable[key]) for key in wanted if key in allocatable}
     if any(amount > 0 and name not in offered for name, amount in wanted.items()):
-        return None  # dynamic resource allocation, or nobody has it
+        return None  # dynamic resource allocation, or no node offers it
     async for pod in _items(api, "pods", {"fieldSelector": _LIVE}):
         node_name = pod["spec"].get("nodeName")
         if node_name in free and job_uid_of(pod) != uid:
@@ -90,7 +91,7 @@ def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
 
 
 async def _items(api: Api, kind: str, params: Mapping[str, str]) -> AsyncIterator[Json]:
-    """Each object by itself: one that is large or cannot be read costs no more than itself."""
+    """Iterate over the objects one by one: one that is large or cannot be read affects no other."""
     async for text in Listing(api, path=f"/api/v1/{kind}", kind=kind, params=params):
         with suppress(ValueError):
             yield words.read(text)

@@ -1,6 +1,6 @@
-"""Collecting the stacks of a hung attempt: from the workers' channel into a ConfigMap of the job.
+"""Collection of the stacks of a hung attempt: from the workers' channel into a ConfigMap of the job.
 
-It takes seconds, during which a pass must not hold up other jobs: the action starts a task and returns, the
+It takes seconds, during which a pass must not delay other jobs: the action starts a task and returns, and the
 outcome is in memory for a later pass. An operator that is killed in between collects again.
 """
 
@@ -23,11 +23,12 @@ from zerotrain.operator.resources.stacks import stacks_config_map
 log = logging.getLogger(__name__)
 
 MAX_JOBS = 8
-"""Collections at once: when a file system hangs, every job hangs. Others wait for their turn."""
+"""Maximum of concurrent collections: when a file system hangs, every job hangs. The others wait for a
+slot."""
 
 
 async def collect(hands: Hands, body: Json, action: CollectStacks) -> None:
-    """Start the collection unless it runs; nothing when too many do."""
+    """Start the collection unless it runs or MAX_JOBS others do."""
     running = hands.memories.collections
     job = ZeroTrainingJob.parse(body)
     if job.uid in running or len(running) >= MAX_JOBS:
@@ -48,7 +49,7 @@ async def _collect(hands: Hands, job: ZeroTrainingJob, action: CollectStacks) ->
         name = item["metadata"]["name"]
     except (ApiError, ActionRefused) as error:
         log.warning("stacks of %s, attempt %d, cannot be kept: %s", job.name, action.attempt, error)
-    if hands.memories.knows(job.uid):  # deleted meanwhile: nothing must be remembered of it
+    if hands.memories.knows(job.uid):  # a job that was deleted meanwhile must not be remembered
         hands.memories.of(job.uid).stacks = StacksView(attempt=action.attempt, at=at, config_map=name)
 
 

@@ -1,4 +1,4 @@
-"""Creating the pod that verifies a checkpoint."""
+"""Creation of the pod that verifies a checkpoint."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from zerotrain.operator.resources.verification import verification_pod
 
 
 async def create(hands: Hands, body: Json, action: CreateVerification) -> None:
-    """The job's NetworkPolicy is there since its first attempt. Raises ActionRefused, ApiError."""
+    """Create the pod. The job's NetworkPolicy exists since its first attempt. Raises ActionRefused,
+    ApiError."""
     job = ZeroTrainingJob.parse(body)
     pod = verification_pod(job, action.pod, action.checkpoint, action.limit_s, hands.options)
     await create_pod(hands, job, pod)

@@ -1,4 +1,4 @@
-"""Reading the StorageClass of volumes that must be encrypted, and the claim that names it."""
+"""Reader of the StorageClass of volumes that must be encrypted, and of the claim that names it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ PATH = "/apis/storage.k8s.io/v1/storageclasses"
 
 
 async def read_class(hands: Hands, body: Json, action: AskStorageClass) -> None:
-    """The answer is in memory for the next pass; a refusal and what is missing are answers, too."""
+    """Read the StorageClass into memory for the next pass. A rejection or a missing object is recorded as the
+    result, too."""
     name, encryption, problem = action.name, None, None
     try:
         if action.claim:
@@ -33,8 +34,8 @@ async def read_class(hands: Hands, body: Json, action: AskStorageClass) -> None:
 
 
 async def _class_of_claim(hands: Hands, namespace: str, claim: str) -> str:
-    """Empty where it names none: then an administrator made its volume by hand. What the claim says of itself
-    beyond that is a tenant's word."""
+    """Return the StorageClass that the claim names; empty if it names none: then an administrator made its
+    volume by hand. Everything else in the claim is set by a tenant and not trusted."""
     path = f"/api/v1/namespaces/{namespace}/persistentvolumeclaims/{claim}"
     found = await hands.api.call(Request(method="GET", path=path, kind="persistentvolumeclaims"))
     return str((found.get("spec") or {}).get("storageClassName") or "")

@@ -1,4 +1,4 @@
-"""Creating and deleting worker pods."""
+"""Creation and deletion of worker pods."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from zerotrain.operator.resources.budget import disruption_budget
 log = logging.getLogger(__name__)
 
 SHARED_FRESH = timedelta(seconds=10)
-"""What the pods of an attempt share is not asked for again within this."""
+"""Period in which the shared objects of an attempt are not checked again."""
 
 DELETIONS = 16
-"""Of one job, at once: those of a thousand pods must not take every connection."""
+"""Maximum of concurrent deletions of one job: those of a thousand pods must not take every connection."""
 
 LIVE_PODS = "status.phase!=Succeeded,status.phase!=Failed"
-"""Field selector of the pods that have not ended, judged by the API server when it is asked."""
+"""Field selector of the pods that have not ended, as judged by the API server at the request."""
 
 
 async def create(hands: Hands, body: Json, action: CreateWorkers) -> None:
@@ -53,7 +53,7 @@ async def create(hands: Hands, body: Json, action: CreateWorkers) -> None:
 
 
 async def keep_shared(hands: Hands, body: Json, action: KeepShared) -> None:
-    """One request for each object that is there."""
+    """Restore the shared objects, with one request for each object that exists."""
     job = ZeroTrainingJob.parse(body)
     objects = shared_objects(job, action.attempt, hands.operator_key, hands.options)
     if action.protected is not None:
@@ -89,10 +89,10 @@ async def delete_pods(hands: Hands, body: Json, action: DeletePods) -> None:
 
 
 async def _ensure_shared(hands: Hands, job: ZeroTrainingJob, attempt: int) -> bool:
-    """Returns whether this was the first time for the attempt."""
+    """Create the shared objects of the attempt. Return whether this was the first time for the attempt."""
     memory = hands.memories.of(job.uid)
     objects = shared_objects(job, attempt, hands.operator_key, hands.options)
-    # With the attempt: what somebody deleted is made again at the latest for the next one.
+    # The digest covers the attempt: objects that were deleted are recreated for the next one at the latest.
     digest = hash(repr((attempt, [item for item in objects if item["kind"] != "Secret"])))
     first = memory.ensured != digest
     if not first:
@@ -105,7 +105,7 @@ async def _ensure_shared(hands: Hands, job: ZeroTrainingJob, attempt: int) -> bo
 
 
 async def create_pod(hands: Hands, job: ZeroTrainingJob, pod: Json) -> None:
-    """Create a pod of the job when its turn comes. Raises as `_create_pod`."""
+    """Create a pod of the job as soon as it gets a slot. Raises as `_create_pod`."""
     async with hands.creations.one(job.namespace):
         await _create_pod(hands, job, pod)
 
@@ -118,7 +118,7 @@ async def _create_pod(hands: Hands, job: ZeroTrainingJob, pod: Json) -> None:
         try:
             made = await hands.api.call(Request(method="GET", path=path_of(pod), kind="pods"))
         except NotFound:
-            return  # it went between the two requests; the next pass sees what that means
+            return  # it was deleted between the two requests; the next pass handles that
         if not owned(made, job.uid):
             raise name_taken(made) from None
     hands.store.put(made, now=hands.api.time.now())

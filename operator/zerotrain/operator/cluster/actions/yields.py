@@ -1,4 +1,4 @@
-"""Asking the workers to checkpoint and stop."""
+"""Requests to the workers to checkpoint and stop."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from zerotrain.operator.reconcile import RequestYield, YieldState
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 5.0
-"""After so long an error ends the asking: as long as one call may take."""
+"""Seconds after which an error ends the requests: as long as one call may take."""
 
 
 async def request(hands: Hands, body: Json, action: RequestYield) -> None:
-    """The answer, or why there is none, is in memory for the next pass. All that are asked must accept, and
-    one that does not is no reason to leave out the others: ranks that were told would leave those that were
-    not. But a pass must not wait for a thousand workers that are cut off.
+    """Request a yield of all workers, and keep the answer, or why there is none, in memory for the next pass.
+
+    All workers must accept. One that does not accept is no reason to leave out the others: ranks that were
+    asked would leave those that were not. But a pass must not wait for a thousand workers that are cut off.
     """
     begun = time.monotonic()
     meta = body["metadata"]
