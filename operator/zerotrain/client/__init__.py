@@ -1,4 +1,4 @@
-"""What programs on the user's side need: jobs in a cluster, job files, local runs. Never imports the runtime.
+"""Client library for users' programs: jobs in a cluster, job files, local runs. It never imports the runtime.
 
 Names are imported at their first use: the models of the API take longer than most requests to a cluster.
 """

@@ -6,7 +6,7 @@
     job = client.submit("job.yaml")
     client.wait(job.name, until="complete", timeout_s=3600)
 
-Everything goes through the API server with the identity of the kubeconfig. Errors are those of `errors`.
+All requests go to the API server with the identity of the kubeconfig. Errors are those of `errors`.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
     from zerotrain.operator.api.planning import JobPlan
 
 FIELD_OWNER = "zerotrain-client"
-"""In metadata.managedFields of what this client wrote."""
+"""Name of this client as a field manager, in metadata.managedFields of what it wrote."""
 
 REPLACE_TRIES = 10
-"""A job may change between the look at it and the edit."""
+"""Number of tries to replace a job, which may change between the read and the write."""
 
 
 class Client(JobReader):
-    """Jobs of one namespace. Make it with `Client.connect`."""
+    """Client for the jobs of one namespace. Make it with `Client.connect`."""
 
     @staticmethod
     def plan(
         job: Mapping[str, Any] | Path | str, *, workers: int | None = None, config: Path | str | None = None
     ) -> JobPlan:
-        """Whether the job of an object, or of a file, fits: what the operator will say of it. No cluster is
-        asked. `config`: the JSON file of the ConfigMap that spec.configFrom names. Raises JobFileError,
-        ConfigSourceError."""
+        """Return the operator's plan for a job, given as an object or a file: whether it fits, without a
+        request to a cluster. `config`: the JSON file of the ConfigMap that spec.configFrom names. Raises
+        JobFileError, ConfigSourceError."""
         # Imported late: the models of the API take longer than most requests.
         from zerotrain.client.planning import plan
 
@@ -51,9 +51,10 @@ class Client(JobReader):
     def submit(
         self, job: Mapping[str, Any] | Path | str, *, dry_run: bool = False, replace: bool = False
     ) -> Job:
-        """Create the job of an object, or of a file. With `dry_run` the API server only says what it would
-        do; with `replace` a job that exists is changed to it, as far as its fields may change: what the
-        file leaves out goes, but for labels and annotations that somebody else has set.
+        """Create a job, given as an object or a file. With `dry_run` the API server only reports what it
+        would do. With `replace` an existing job is changed to the new one, as far as its fields may change:
+        fields that the file leaves out are removed, except for labels and annotations that another client has
+        set.
 
         Raises JobFileError, InvalidJobError, ConflictError.
         """
@@ -73,7 +74,7 @@ class Client(JobReader):
             raise
 
     def _replace(self, raw: Mapping[str, Any], *, dry_run: bool) -> Job | None:
-        """The job as it is now; None where there is none to be changed."""
+        """Replace an existing job. Return the new one; None if there is none to be replaced."""
         meta = raw["metadata"]
         path, what = job_path(meta["namespace"], meta["name"]), f"job {meta['name']}"
         query = {"fieldManager": FIELD_OWNER, "fieldValidation": "Strict"}
@@ -93,7 +94,7 @@ class Client(JobReader):
 
     def delete(self, name: str, *, dry_run: bool = False) -> None:
         """Delete the job and everything it owns, such as pods and kept logs; its checkpoints stay. With
-        `dry_run` the API server only says whether it would."""
+        `dry_run` the API server only reports whether it would."""
         body: dict[str, Any] = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
@@ -106,8 +107,8 @@ class Client(JobReader):
             raise self.no_such_job(name) from error
 
     def describe(self, name: str) -> Diagnosis:
-        """What is the case, what happened, what to do next. From the job alone where its events and pods may
-        not be read. Raises JobNotFoundError."""
+        """Return the state of the job, its history and advice. Only the job itself is used where its events
+        and pods may not be read. Raises JobNotFoundError."""
         from zerotrain.client.diagnosis import diagnose
 
         job = self.get(name)
@@ -117,28 +118,30 @@ class Client(JobReader):
             return diagnose(job)
 
     def suspend(self, name: str) -> Job:
-        """All ranks checkpoint at one step and stop; the job waits until it is resumed."""
+        """Suspend the job: all ranks checkpoint at one step and stop, and the job waits until it is
+        resumed."""
         return self.patch(name, {"spec": {"suspend": True}})
 
     def resume(self, name: str) -> Job:
-        """Go on from the newest durable checkpoint."""
+        """Resume the job from its newest durable checkpoint."""
         return self.patch(name, {"spec": {"suspend": False}})
 
     def scale(self, name: str, workers: int) -> Job:
-        """Another number of workers for a job with spec.elastic: a checkpoint, then another attempt."""
+        """Change the number of workers of a job with spec.elastic: a checkpoint, then another attempt."""
         return self.patch(name, {"spec": {"workers": workers}})
 
     @property
     def api_client(self) -> Any:
-        """The kubernetes.client.ApiClient of this connection, for objects that are no jobs."""
+        """The kubernetes.client.ApiClient of this connection, for objects other than jobs."""
         return self.transport.api_client
 
     def worker_text(self, name: str, path: str, *, worker: int = 0) -> str | None:
-        """What a worker answers at an HTTP path of `contract.worker_http`; None where it does not run."""
+        """Return a worker's answer at an HTTP path of `contract.worker_http`; None if the worker does not
+        run."""
         return scrape.worker_text(self.transport, self.pods(name), path, worker=worker)
 
     def patch(self, name: str, change: Mapping[str, Any], *, dry_run: bool = False) -> Job:
-        """Merge `change` into the job. Raises InvalidJobError for what may not change now."""
+        """Merge `change` into the job. Raises InvalidJobError for fields that may not change now."""
         query = {"fieldManager": FIELD_OWNER, "fieldValidation": "Strict"}
         query |= {"dryRun": "All"} if dry_run else {}
         path, what = job_path(self.namespace, name), f"job {name}"
@@ -159,7 +162,7 @@ def _object_of(job: Mapping[str, Any] | Path | str) -> Mapping[str, Any]:
 
 
 def _complete(raw: Mapping[str, Any], namespace: str) -> dict[str, Any]:
-    """With the namespace that it goes to and without what only the cluster writes."""
+    """Return the job with its target namespace and without the fields that only the cluster writes."""
     meta = raw.get("metadata")
     if not isinstance(meta, Mapping) or not isinstance(meta.get("name"), str):
         raise InvalidJobError("metadata.name is missing", next_step="give the job a name")

@@ -1,6 +1,6 @@
-"""The configuration of a job with spec.configFrom, found without a cluster: `plan`, `run` and `config`.
+"""Configuration of a job with spec.configFrom, found without a cluster, for `plan`, `run` and `config`.
 
-It is in the ConfigMap that the same file brings along for kubectl, or in a JSON file that is named beside it.
+It is in the ConfigMap that the same file contains for kubectl, or in a JSON file that is named beside it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ REFERENCE: FieldPath = ("spec", "configFrom", "configMapKeyRef")
 
 
 class ConfigSourceError(ValueError):
-    """The configuration that a job refers to cannot be read; `next_step` is what to do about it."""
+    """Error for a configuration that cannot be read; `next_step` says what to do about it."""
 
     def __init__(self, message: str, *, next_step: str) -> None:
         super().__init__(message)
@@ -30,14 +30,14 @@ class ConfigSourceError(ValueError):
 
 
 class ConfigMissingError(ConfigSourceError):
-    """The ConfigMap is not in the job's file, and no other file was named."""
+    """Error for a ConfigMap that is not in the job's file while no other file was named."""
 
 
 def inlined(file: JobFile, given: Path | None = None) -> JobFile:
-    """The job with its configuration in spec.config, wherever it was.
+    """Return the job with its configuration in spec.config, wherever it was.
 
-    `given`: the JSON file that the ConfigMap is made of (`--config`). Beside a configuration that is in the
-    job's file it must say the same. Raises ConfigSourceError.
+    `given`: the JSON file that the ConfigMap is made of (`--config`). It must equal a configuration that is
+    in the job's file. Raises ConfigSourceError.
     """
     reference = file.job.spec.config_from
     if reference is None:
@@ -60,8 +60,8 @@ def inlined(file: JobFile, given: Path | None = None) -> JobFile:
 
 
 def _config_map(file: JobFile, key: ConfigKey) -> Document | None:
-    """As kubectl would apply them: an object that names no namespace goes to the one that kubectl is told, so
-    it may be the job's; among several the one that says the same as the job."""
+    """Return the ConfigMap that kubectl would apply. An object without a namespace goes to the one that
+    kubectl is given, so it may be the job's. Among several, the one in the job's namespace is taken."""
     own = _namespace(file.document)
     found = [item for item in _config_maps(file) if _metadata(item).get("name") == key.name]
     same = [item for item in found if _namespace(item) == own]
@@ -73,7 +73,7 @@ def _config_map(file: JobFile, key: ConfigKey) -> Document | None:
             "metadata.namespace does not say which one it reads",
             next_step="write metadata.namespace into the job",
         )
-    # Of two with one name kubectl applies the later one last.
+    # If two have the same name, kubectl applies the later one last.
     return possible[-1] if possible else None
 
 
@@ -105,7 +105,7 @@ def _held(file: JobFile, key: ConfigKey, document: Document) -> tuple[ConfigPlac
 
 
 def _text(file: JobFile, key: ConfigKey, document: Document) -> tuple[str, str]:
-    """The field that holds the key, and what a worker would find in the file."""
+    """Return the field that holds the key, and the text that a worker would find in the file."""
     parts: dict[str, Mapping[str, Any]] = {}
     for field in ("data", "binaryData"):
         found = document.value.get(field)
@@ -164,7 +164,8 @@ def _read(given: Path) -> dict[str, Any]:
 
 
 def _compare(file: JobFile, place: str, values: Mapping[str, Any], given: Path) -> None:
-    """Which of two the job would run is nothing to guess."""
+    """Check that both configurations are equal: which of them the job should run must not be guessed. Raises
+    ConfigSourceError."""
     other = _read(given)
     key = next((key for key in {**values, **other} if values.get(key, ...) != other.get(key, ...)), None)
     if key is not None:

@@ -1,7 +1,7 @@
-"""What can go wrong between here and a job in a cluster: one class per way out.
+"""Errors between a client and a job in a cluster, with one class per remedy.
 
-Raised by `client.cluster` and its neighbours. The command line prints message and `next_step` and ends with
-`exit_code`; programs catch the class they can do something about.
+Raised by `client.cluster` and its neighbours. The command line prints the message and `next_step` and ends
+with `exit_code`; programs catch the class that they can handle.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from zerotrain.client.exit_codes import CommandExit
 
 
 class ClientError(Exception):
-    """The cluster did not do what it was asked to."""
+    """Error of a request that the cluster did not carry out."""
 
     exit_code: ClassVar[CommandExit] = CommandExit.SERVER_ERROR
 
@@ -23,90 +23,91 @@ class ClientError(Exception):
 
 
 class KubeconfigError(ClientError):
-    """No kubeconfig, a broken one, or no such context."""
+    """Missing or broken kubeconfig, or unknown context."""
 
     exit_code = CommandExit.NO_KUBECONFIG
 
 
 class UnreachableError(ClientError):
-    """Nobody answers at the API server's address."""
+    """API server that does not answer at its address."""
 
     exit_code = CommandExit.UNREACHABLE
 
 
 class CertificateError(UnreachableError):
-    """The API server's certificate is not one that the kubeconfig trusts, or it has expired."""
+    """Certificate of the API server that the kubeconfig does not trust, or that has expired."""
 
 
 class UnauthenticatedError(ClientError):
-    """Token or client certificate are wrong or have expired."""
+    """Token or client certificate that is wrong or has expired."""
 
     exit_code = CommandExit.UNAUTHENTICATED
 
 
 class ForbiddenError(ClientError):
-    """The identity is known and may not do this."""
+    """Identity that is known but lacks the permission."""
 
     exit_code = CommandExit.FORBIDDEN
 
 
 class NotFoundError(ClientError):
-    """There is no such object."""
+    """Object that does not exist."""
 
     exit_code = CommandExit.NOT_FOUND
 
 
 class JobNotFoundError(NotFoundError):
-    """There is no such job in the namespace."""
+    """Job that does not exist in the namespace."""
 
 
 class NoLogsError(NotFoundError):
-    """No pod of the attempt is left and no lines of it were kept."""
+    """Attempt of which no pod is left and no lines were kept."""
 
 
 class NotInstalledError(ClientError):
-    """The cluster does not serve ZeroTrainingJobs."""
+    """Cluster that does not serve ZeroTrainingJobs."""
 
     exit_code = CommandExit.NOT_INSTALLED
 
 
 class InvalidJobError(ClientError):
-    """The API server refuses the object or the edit; the message has every field."""
+    """Object or edit that the API server rejects; the message names every field."""
 
     exit_code = CommandExit.INVALID
 
 
 class ConflictError(ClientError):
-    """The object exists already, or has changed meanwhile."""
+    """Object that exists already, or has changed meanwhile."""
 
     exit_code = CommandExit.CONFLICT
 
 
 class WaitTimeoutError(ClientError):
-    """What was waited for did not come in time."""
+    """Wait whose condition did not hold in time."""
 
     exit_code = CommandExit.TIMED_OUT
 
 
 class JobFailedError(ClientError):
-    """The job ended otherwise than waited for."""
+    """Job that ended in another way than waited for."""
 
     exit_code = CommandExit.JOB_FAILED
 
 
 class ServerError(ClientError):
-    """5xx or too many requests."""
+    """Answer with status 5xx, or 429 for too many requests."""
 
 
 class ExpiredError(ServerError):
-    """410: the version to go on from is older than what the API server remembers."""
+    """Answer with status 410: the resource version to continue from is older than what the API server
+    keeps."""
 
 
 class TooManyLogsError(ClientError):
-    """More logs would have to be followed at once than the limit allows."""
+    """Request to follow more logs at once than the limit allows."""
 
     exit_code = CommandExit.USAGE
 
 
 class WorkerError(ClientError):
-    """No worker of the job answers through the API server."""
+    """Job none of whose workers answers through the API server."""

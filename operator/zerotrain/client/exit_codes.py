@@ -1,5 +1,5 @@
-"""Exit codes of commands that fail: stable, and apart from the codes by which workers end; 64, 66 and 67 mean
-the same in both.
+"""Exit codes of commands that fail: stable, and separate from the exit codes of workers; 64, 66 and 67 have
+the same meaning in both.
 
 `zerotrain run` ends with its job's code (`contract.exit_codes`); everything else ends with 0 or with one of
 these. Printed by `zerotrain explain exit-code`.
@@ -12,7 +12,7 @@ from enum import IntEnum
 
 
 class CommandExit(IntEnum):
-    """Why a command could not do what it was asked to. Scripts rely on them: never renumber one."""
+    """Reasons for which a command fails. Scripts rely on them: never renumber one."""
 
     DIFFERENT = 1
     USAGE = 2
@@ -35,7 +35,7 @@ class CommandExit(IntEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommandExitMeaning:
-    """One row of the table."""
+    """Row of the table of exit codes."""
 
     code: int
     name: str

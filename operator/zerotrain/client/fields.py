@@ -1,7 +1,7 @@
-"""Reading JSON of somebody else's making: what is absent or of another kind reads as nothing.
+"""Tolerant access to JSON from other sources: a field that is absent or of another type reads as empty.
 
-The views are made with it and not with the API's strict models: a client must show the job of an operator
-that is newer or older than itself, and of whatever a user put into a pod.
+The views use it instead of the API's strict models: a client must show jobs of an operator that is newer or
+older than itself, and whatever a user put into a pod.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MAX_WHOLE = 2**63
 
 
 class Fields:
-    """One object of JSON."""
+    """One JSON object."""
 
     def __init__(self, value: object) -> None:
         self._value: Mapping[str, Any] = value if isinstance(value, Mapping) else {}
@@ -36,7 +36,7 @@ class Fields:
         return value
 
     def count(self, name: str) -> int:
-        """A number that is 0 where nobody gave it."""
+        """Return the whole number; 0 where it is absent."""
         return self.whole(name) or 0
 
     def number(self, name: str) -> float | None:
@@ -53,7 +53,7 @@ class Fields:
         return self._value.get(name) is True
 
     def moment(self, name: str) -> datetime | None:
-        """RFC 3339, as the API server writes it."""
+        """Return the time in RFC 3339, as the API server writes it; None where it is absent."""
         try:
             moment = datetime.fromisoformat(self.text(name))
         except ValueError:
@@ -72,11 +72,11 @@ class Fields:
         return tuple(item for item in value if isinstance(item, str)) if isinstance(value, list) else ()
 
     def pairs(self, name: str) -> dict[str, str]:
-        """An object of texts, such as labels."""
+        """Return an object with text values, such as labels."""
         return {key: text for key, text in self._pairs(name) if isinstance(text, str)}
 
     def names(self) -> tuple[str, ...]:
-        """Of all fields that are there."""
+        """Return the names of all fields that are present."""
         return tuple(name for name in self._value if isinstance(name, str))
 
     def _pairs(self, name: str) -> Iterator[tuple[str, Any]]:

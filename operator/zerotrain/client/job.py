@@ -24,16 +24,16 @@ from zerotrain.client.views import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """One job as the API server had it when it was asked. Ask the client again for a newer one."""
+    """One job as the API server returned it. Ask the client again for a newer state."""
 
     name: str
     namespace: str
     uid: str
     created: datetime | None
     phase: str
-    """One of the operator's phases; empty before it first looked."""
+    """Phase that the operator has set; empty before its first pass."""
     attempt: int
-    """Counted from 1; 0 before the first."""
+    """Number of the attempt, counted from 1; 0 before the first."""
     step: int
     """Optimizer steps done, over all attempts."""
     total_steps: int | None
@@ -41,7 +41,7 @@ class Job:
     tokens_per_second: float | None
     step_seconds: float | None
     activity: str
-    """What rank 0 last said it does: init, first_step, step, checkpoint and so on."""
+    """Activity that rank 0 last reported: init, first_step, step, checkpoint and so on."""
     last_step_time: datetime | None
     start_time: datetime | None
     attempt_start_time: datetime | None
@@ -53,10 +53,10 @@ class Job:
     ranks_per_worker: int
     zero_stage: int | None
     suspended: bool
-    """What spec.suspend asks for; the phase says how far that is."""
+    """Value of spec.suspend; the phase says how far the suspension is."""
     conditions: tuple[Condition, ...]
     failures: tuple[Failure, ...]
-    """Newest first."""
+    """Failures, newest first."""
     restarts: Restarts
     last_checkpoint: Checkpoint | None
     resumed_from_step: int | None
@@ -71,7 +71,7 @@ class Job:
 
     @classmethod
     def of(cls, raw: Mapping[str, Any]) -> Self:
-        """From the API server's JSON, by whichever version of the operator its status was written."""
+        """Make the record from the API server's JSON, whichever version of the operator wrote the status."""
         job = Fields(raw)
         meta, spec, status = job.part("metadata"), job.part("spec"), job.part("status")
         progress, checkpoint = status.part("progress"), status.part("checkpoint")
@@ -113,17 +113,18 @@ class Job:
         )
 
     def condition(self, kind: str) -> Condition | None:
-        """The condition of this type, or None."""
+        """Return the condition of this type, or None."""
         return next((item for item in self.conditions if item.type == kind), None)
 
     @property
     def is_finished(self) -> bool:
-        """Completed or failed: nothing of it runs any more."""
+        """Return whether the job is completed or failed: nothing of it runs any more."""
         return self.phase in FINISHED_PHASES
 
     @property
     def num_workers(self) -> int:
-        """Workers of the current attempt; those asked for before there is one."""
+        """Return the number of workers of the current attempt, or the requested number before there is
+        one."""
         return self.workers.desired or Fields(self.raw).part("spec").count("workers")
 
     @property
@@ -133,12 +134,12 @@ class Job:
 
     @property
     def is_unread(self) -> bool:
-        """Whether its spec is too large or too deep to be read; the condition Stalled says what of it."""
+        """Return whether the spec is too large or too deep to be read; the condition Stalled says which."""
         return "unread" in self.raw
 
     @property
     def reference(self) -> str:
-        """`ml/gpt`, for messages."""
+        """Return namespace and name for messages, such as `ml/gpt`."""
         return f"{self.namespace}/{self.name}"
 
     def _repr_html_(self) -> str:
@@ -148,10 +149,10 @@ class Job:
 
 
 def _ranks_per_worker(spec: Fields) -> int:
-    """As the operator defaults it: one rank for each GPU."""
+    """Return the number of ranks per worker as the operator defaults it: one for each GPU."""
     return spec.whole("ranksPerWorker") or spec.part("resources").part("gpus").whole("count") or 1
 
 
 def command(job: Job, verb: str, options: str = "") -> str:
-    """What to type about a job, wherever the reader's context points to."""
+    """Return a command about the job that works whatever the reader's current context namespace is."""
     return f"zerotrain {verb} {job.name} -n {job.namespace}{f' {options}' if options else ''}"

@@ -1,4 +1,4 @@
-"""The one loader of job files: `zerotrain run`, `config show` and every later command read them here.
+"""The only loader of job files, for `zerotrain run`, `config show` and all other commands.
 
 Every error names the file, the line, the field, the rule and the value.
 """
@@ -19,14 +19,14 @@ from zerotrain.operator.api import ZeroTrainingJob
 from zerotrain.operator.constants import API_VERSION, KIND
 
 MAX_FILE_BYTES = 1 << 20
-"""etcd takes no larger object."""
+"""Maximum size of a job file; etcd accepts no larger object."""
 
 MAX_PROBLEMS = 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """One thing to correct."""
+    """One error to correct."""
 
     path: str
     """Field such as spec.model.gpt.dModel; empty for the file as a whole."""
@@ -35,7 +35,7 @@ class Problem:
 
 
 class JobFileError(ValueError):
-    """The job file cannot be used; `problems` holds everything that was found."""
+    """Error for a job file that cannot be used; `problems` holds everything that was found."""
 
     def __init__(self, source: str, problems: Sequence[Problem]) -> None:
         self.source = source
@@ -52,28 +52,28 @@ class JobFileError(ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConfigPlace:
-    """Where a configuration was found that is not in spec.config."""
+    """Source of a configuration that is not in spec.config."""
 
     name: str
-    """For messages, such as `ConfigMap ds, key ds.json`."""
+    """Name for messages, such as `ConfigMap ds, key ds.json`."""
     line: int
-    """Of the job file."""
+    """Line in the job file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobFile:
-    """A job and where each of its fields stands."""
+    """Job with the line of each of its fields."""
 
     job: ZeroTrainingJob
     source: str
     document: Document
     others: tuple[Document, ...] = ()
-    """What else the file holds for kubectl."""
+    """Other documents of the file, which are for kubectl."""
     config_place: ConfigPlace | None = None
-    """Of what stands in spec.config, where that is not what the file has there."""
+    """Source of the values in spec.config, where the file itself does not have them there."""
 
     def error(self, problems: Iterable[tuple[str, str]]) -> JobFileError:
-        """An error about (field, message) pairs that were found after loading."""
+        """Return an error about (field, message) pairs that were found after loading."""
         return JobFileError(self.source, [self._problem(path, message) for path, message in problems])
 
     def _problem(self, path: str, message: str) -> Problem:
@@ -102,7 +102,7 @@ def load_job(path: Path) -> JobFile:
 
 
 def parse_job(text: str, *, source: str) -> JobFile:
-    """The same from text; `source` is the name that errors give. Raises JobFileError."""
+    """Parse a ZeroTrainingJob from text; `source` is its name in errors. Raises JobFileError."""
     try:
         documents = read_documents(text)
     except YamlProblem as error:
@@ -118,13 +118,13 @@ def parse_job(text: str, *, source: str) -> JobFile:
 
 
 def dotted(path: FieldPath) -> str:
-    """spec.rules[0].action"""
+    """Return the path as text, such as `spec.rules[0].action`."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
     return text.removeprefix(".")
 
 
 def _the_job(documents: list[Document], source: str) -> Document:
-    """A file may bring a claim or a ConfigMap along for kubectl; the job must be the only one of its kind."""
+    """Return the only job of the file, which may also contain a claim or a ConfigMap for kubectl."""
     jobs = [doc for doc in documents if isinstance(doc.value, dict) and doc.value.get("kind") == KIND]
     if len(jobs) == 1:
         return jobs[0]
@@ -150,7 +150,8 @@ def _problem(error: ErrorDetails, document: Document) -> Problem:
 
 
 def _existing(loc: FieldPath, document: Document) -> FieldPath:
-    """pydantic puts names of union members between the fields; keep what the file has, and the last."""
+    """Return the path without the names of union members that pydantic puts between the fields: parts that
+    the file has are kept, and the last one."""
     kept: FieldPath = ()
     for index, part in enumerate(loc):
         last = index == len(loc) - 1
@@ -169,7 +170,7 @@ def _unknown_key(path: FieldPath, loc: FieldPath) -> str:
 
 
 def _fields_at(model: type[BaseModel], loc: FieldPath) -> list[str]:
-    """Names of the fields of the part of the API that `loc` leads to."""
+    """Return the names of the fields of that part of the API to which `loc` leads."""
     current: Any = model
     for part in loc:
         if isinstance(part, int):
@@ -186,7 +187,7 @@ def _fields_at(model: type[BaseModel], loc: FieldPath) -> list[str]:
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """The model that an annotation such as `Model | None` or `tuple[Rule, ...]` is about."""
+    """Return the model in an annotation such as `Model | None` or `tuple[Rule, ...]`."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     for argument in getattr(annotation, "__args__", ()):

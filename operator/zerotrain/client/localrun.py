@@ -1,6 +1,7 @@
-"""A job as local processes: the same job file and the same rules as in the cluster, without one.
+"""Jobs as local processes: the same job file and the same rules as in the cluster, without one.
 
-Turns a loaded job into what the launcher reads: rendered configuration files and the launch environment.
+This module turns a loaded job into what the launcher reads: rendered configuration files and the launch
+environment.
 """
 
 from __future__ import annotations
@@ -21,22 +22,23 @@ from zerotrain.operator.failure_policy import Budget
 from zerotrain.operator.resources.config_files import config_files, train_spec
 
 CHECKPOINTS_DIR = "checkpoints"
-"""In the run folder, as /checkpoints in a worker: the job writes below checkpoints/<name>."""
+"""Folder in the run folder that stands for /checkpoints in a worker: the job writes below
+checkpoints/<name>."""
 
 SPILL_DIR = "nvme"
-"""In the run folder, in place of the job's NVMe volume."""
+"""Folder in the run folder that replaces the job's NVMe volume."""
 
 DEFAULT_GRACE_S = 30.0
 LOCAL_UID = "local"
 
 
 class LocalRunError(ValueError):
-    """The job is right but cannot run here; the message says what to do."""
+    """Error for a valid job that cannot run here; the message says what to do."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LocalRun:
-    """Everything about a local run that does not change between its attempts."""
+    """Settings of a local run that do not change between its attempts."""
 
     name: str
     num_ranks: int
@@ -45,18 +47,19 @@ class LocalRun:
     environ: dict[str, str]
     """Variables of podTemplate.env that have a plain value."""
     files: dict[str, str]
-    """Name -> text of the configuration files."""
+    """Texts of the configuration files, by name."""
     total_steps: int | None
     checkpoint: bool
     nvme: Nvme | None
-    """The volume of the job; here a folder of the run."""
+    """NVMe volume of the job; here a folder of the run."""
     grace_s: float
     budget: Budget
     rules: tuple[FailureRule, ...] = ()
-    """Of the failure policy; on one machine there is no other node and no other size to go on with."""
+    """Rules of the failure policy; on one machine there is no other node and no other size to continue
+    with."""
 
     def write_files(self, run_dir: Path) -> None:
-        """The files that the operator would put into an attempt's Secret. Raises OSError."""
+        """Write the files that the operator would put into an attempt's Secret. Raises OSError."""
         run_dir.mkdir(parents=True, exist_ok=True)
         if self.nvme is not None:
             (run_dir / SPILL_DIR).mkdir(mode=0o700, exist_ok=True)
@@ -64,7 +67,7 @@ class LocalRun:
             (run_dir / name).write_text(text)
 
     def launch_spec(self, run_dir: Path, *, attempt: int, master_port: int) -> LaunchSpec:
-        """The environment of the one worker that holds all ranks. `run_dir` must be absolute."""
+        """Return the environment of the single worker that holds all ranks. `run_dir` must be absolute."""
         scratch = attempt_dir(run_dir, attempt)
         nvme = self.nvme
         return LaunchSpec(
@@ -91,18 +94,18 @@ class LocalRun:
 
 
 def attempt_dir(run_dir: Path, attempt: int) -> Path:
-    """Scratch of one attempt: channel socket, stack dumps, termination message."""
+    """Return the scratch folder of one attempt: channel socket, stack dumps, termination message."""
     return run_dir / "attempts" / str(attempt)
 
 
 def local_run(
     file: JobFile, *, ranks: int | None = None, data: Path | None = None, config: Path | None = None
 ) -> LocalRun:
-    """The plan of a local run; `ranks` and `data` replace what the job says, `config` is the file of its
-    ConfigMap where the job file does not bring that along.
+    """Return the plan of a local run. `ranks` and `data` override the job, and `config` is the file of its
+    ConfigMap if the job file does not contain it.
 
-    Raises JobFileError for what the cluster would refuse too, LocalRunError for what only a cluster has,
-    ConfigSourceError where the ConfigMap of spec.configFrom is not to be found.
+    Raises JobFileError for what the cluster would reject too, LocalRunError for features that only a cluster
+    has, ConfigSourceError if the ConfigMap of spec.configFrom cannot be found.
     """
     file = inlined(file, config)
     spec = file.job.spec

@@ -1,4 +1,5 @@
-"""`zerotrain logs -f`: lines of all workers as they come, while connections break and attempts end."""
+"""Follower of logs (`zerotrain logs -f`): lines of all workers as they come, across broken connections and
+new attempts."""
 
 from __future__ import annotations
 
@@ -29,13 +30,13 @@ if TYPE_CHECKING:
     from zerotrain.client.reading import JobReader
 
 LOOK_EVERY_S = 2.0
-"""How often a follower looks whether the watch has told of new pods; no request is sent for that."""
+"""Seconds between two checks whether the watch has reported new pods; no request is sent for that."""
 
 SOON_S = 0.2
-"""How soon it looks again once all logs have ended: the next attempt is near."""
+"""Seconds until the next check once all logs have ended: the next attempt is near."""
 
 MAX_PAUSE_S = 30.0
-"""Between two tries to open a log that cannot be read."""
+"""Maximum seconds between two tries to open a log that cannot be read."""
 
 MAX_QUEUED = 10_000
 
@@ -44,20 +45,21 @@ T = TypeVar("T")
 
 @dataclass(kw_only=True, slots=True)
 class _Tap:
-    """One pod's log, and the thread that reads it."""
+    """Log of one pod with the state of the thread that reads it."""
 
     pod: Pod
     place: Place = field(default_factory=Place)
     running: bool = False
     done: bool = False
-    """Read to the end of its container."""
+    """Whether the log was read to the end of its container."""
     is_last_try: bool = False
     troubled: bool = False
     pause_s: float = field(default_factory=lambda: LOOK_EVERY_S)
     opened_at: float = 0.0
 
     def is_due(self, *, is_last: bool) -> bool:
-        """Whether to open it now; once more where nothing can come any more."""
+        """Return whether to open the log now. With `is_last`, when no more lines can come, it is opened once
+        more."""
         if self.running or self.done or self.is_last_try:
             return False
         self.is_last_try = is_last
@@ -65,7 +67,7 @@ class _Tap:
 
 
 class Follower:
-    """Follows one job; `lines` may be called once."""
+    """Follower of one job; `lines` may be called once."""
 
     def __init__(self, reader: JobReader, job: Job, request: LogRequest) -> None:
         self._reader, self._job, self._request = reader, job, request
@@ -77,7 +79,7 @@ class Follower:
         self._told_attempt = 0
 
     def lines(self) -> Iterator[LogLine]:
-        """Lines as they come, of this attempt and, unless one was asked for, of those after it.
+        """Iterate over lines as they come, of this attempt and, unless one was requested, of later ones.
 
         Raises TooManyLogsError.
         """
@@ -103,8 +105,8 @@ class Follower:
             self._stop.set()
 
     def _open(self, *, is_last: bool) -> None:
-        """Read the pods that are new, and those whose connection ended before their container did."""
-        if is_last:  # the watch may be behind the job's end
+        """Read the logs of new pods, and of those whose connection ended before their container did."""
+        if is_last:  # the watch may lag behind the job's end
             listed = self._patiently(lambda: self._reader.pods(self._job.name))
             self._pods = {pod.name: pod for pod in listed} if listed is not None else self._pods
         for pod in self._chosen():
@@ -115,7 +117,7 @@ class Follower:
             threading.Thread(target=self._pump, args=(tap,), name="log", daemon=True).start()
 
     def _chosen(self) -> list[Pod]:
-        """The pods of the attempt whose lines are wanted, as many as may be followed."""
+        """Return the pods of the attempt whose lines are wanted, as many as may be followed."""
         request, job = self._request, self._job
         attempt = request.attempt if request.attempt is not None else job.attempt
         known = (pod for pod in list(self._pods.values()) if pod.attempt == attempt)
@@ -128,7 +130,7 @@ class Follower:
         return pods[: request.max_followed]
 
     def _watch_pods(self) -> None:
-        """Keep `_pods` as the API server has them: one request for as long as it lasts."""
+        """Keep `_pods` equal to the API server's state, with one request for as long as it lasts."""
         job = self._job
         watched = Watched(
             self._reader.transport,
@@ -152,7 +154,7 @@ class Follower:
         return any(tap.running for tap in self._taps.values())
 
     def _is_over(self) -> bool:
-        """Whether no more lines will come. Raises JobNotFoundError."""
+        """Return whether no more lines will come. Raises JobNotFoundError."""
         job = self._patiently(lambda: self._reader.get(self._job.name))
         if job is None:
             return False
@@ -161,7 +163,8 @@ class Follower:
         return job.is_finished or over or job.phase in ("Suspended", "Stalled")
 
     def _patiently(self, ask: Callable[[], T]) -> T | None:
-        """None while the API server is away; raises once it has been away for long."""
+        """Return the result of `ask`, or None while the API server is unavailable. Raises its error after
+        PATIENCE_S."""
         try:
             found = ask()
         except (UnreachableError, ServerError):
@@ -174,7 +177,7 @@ class Follower:
         return found
 
     def _pump(self, tap: _Tap) -> None:
-        """One pod's lines into the queue, until its container or the connection ends."""
+        """Put one pod's lines into the queue until its container or the connection ends."""
         ended = tap.pod.exit_code is not None or tap.pod.phase in ("Succeeded", "Failed")
         try:
             with ExitStack() as stack:
@@ -182,10 +185,10 @@ class Follower:
                     tap.troubled, tap.pause_s = False, LOOK_EVERY_S
                     if not self._put(line):
                         return
-            # While the container runs only the connection has ended.
+            # While the container runs, only the connection has ended.
             tap.done = ended
         except NotFoundError:
-            tap.done = True  # the pod went between the list and the question
+            tap.done = True  # the pod was deleted between the list and the request
         except ClientError as error:
             tap.pause_s = min(2 * tap.pause_s, MAX_PAUSE_S)
             if concerns_all(error):
@@ -198,7 +201,7 @@ class Follower:
             self._put(None)
 
     def _put(self, item: LogLine | ClientError | str | None) -> bool:
-        """Wait for room; False once nobody reads any more."""
+        """Wait for space in the queue and add the item. Return False once the reader has stopped."""
         while not self._stop.is_set():
             try:
                 self._queue.put(item, timeout=0.5)
@@ -211,8 +214,8 @@ class Follower:
         self._put(text)
 
     def _drain(self, wait_s: float) -> Iterator[LogLine]:
-        """What is in the queue, and what comes within the time while a log is open. Raises what concerns all
-        of them."""
+        """Iterate over the lines in the queue, and those that come within `wait_s` seconds while a log is
+        open. Raises an error that concerns all logs."""
         deadline = time.monotonic() + wait_s
         while wait_s == 0 or time.monotonic() < deadline:
             try:
@@ -230,7 +233,7 @@ class Follower:
 
 
 def check_number(job: Job, request: LogRequest) -> None:
-    """Raises TooManyLogsError where more workers are wanted than may be followed at once."""
+    """Raise TooManyLogsError if more workers are requested than may be followed at once."""
     workers = set(range(job.num_workers))
     if request.ranks is not None:
         workers &= {rank // job.ranks_per_worker for rank in request.ranks}

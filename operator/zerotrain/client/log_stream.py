@@ -1,4 +1,4 @@
-"""The log of one pod, line by line: used by `logs` for what is there, by `log_follow` for what comes.
+"""Log of one pod, line by line: `logs` uses it for existing lines, `log_follow` for new ones.
 
 A worker's pod holds the lines of all its ranks; the launcher marks those of every rank but 0.
 """
@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from zerotrain.client.reading import JobReader
 
 SPARE_LINES = 4
-"""Lines of one rank are looked for in so many times as many lines of its pod."""
+"""Factor between the lines of the pod that are requested and the lines of one rank that are looked for, per
+rank of the worker."""
 
 MAX_FOLLOWED = 64
 
 READ_TIMEOUT_S = 60.0
-"""Between two pieces of a log that is not followed."""
+"""Seconds between two chunks of a log that is not followed."""
 
 _RANK = re.compile(r"\[rank (\d{1,7})\] ")
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d) ")
@@ -39,16 +40,17 @@ def _warn(text: str) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogRequest:
-    """Which lines are wanted."""
+    """Selection of lines."""
 
     ranks: frozenset[int] | None = None
     attempt: int | None = None
     follow: bool = False
     tail: int | None = None
     max_followed: int = MAX_FOLLOWED
-    """Logs that are followed at once: each takes a thread here and a connection to the API server."""
+    """Maximum of logs that are followed at once: each takes a thread here and a connection to the API
+    server."""
     on_problem: Callable[[str], None] = _warn
-    """Hears of pods whose log cannot be read, while those of the others go on."""
+    """Function that is called for a pod whose log cannot be read, while the other logs go on."""
 
     def wants(self, line: LogLine) -> bool:
         return self.ranks is None or line.rank in self.ranks
@@ -56,21 +58,22 @@ class LogRequest:
 
 @dataclass(kw_only=True, slots=True)
 class Place:
-    """How far the log of a pod was read, over several connections."""
+    """Position up to which the log of a pod was read, over several connections."""
 
     newest: datetime | None = None
     at_newest: int = 0
-    """Lines of just that time."""
+    """Number of lines with exactly the newest time."""
     unstamped: int = 0
     _again: int = 0
-    """Lines of the newest time (without a time: lines) that come a second time."""
+    """Number of lines of the newest time (or, without any time, of all lines) that will come a second
+    time."""
 
     def reopen(self) -> None:
-        """From here on come lines that were read already: the API server knows whole seconds alone."""
+        """Prepare for a new connection, which repeats lines: the API server selects by whole seconds only."""
         self._again = self.at_newest if self.newest is not None else self.unstamped
 
     def take(self, line: LogLine) -> bool:
-        """Whether the line is a new one."""
+        """Return whether the line is new."""
         if line.time is None or (self.newest is not None and line.time <= self.newest):
             if self._again:
                 self._again -= line.time == self.newest
@@ -83,18 +86,18 @@ class Place:
 
 
 def concerns_all(error: ClientError) -> bool:
-    """Whether the logs of the other pods cannot be read either."""
+    """Return whether the logs of the other pods cannot be read either."""
     return isinstance(error, ForbiddenError | UnauthenticatedError)
 
 
 def trouble(pod: Pod, error: ClientError) -> str:
-    """One line about a log that cannot be read."""
+    """Return one line about a log that cannot be read."""
     where = f" on node {pod.node}" if pod.node else ""
     return f"logs of pod {pod.name}{where} cannot be read: {' '.join(str(error).split())}"
 
 
 def with_logs(pods: Iterable[Pod], job: Job, request: LogRequest) -> list[Pod]:
-    """The workers that have written something, of the ranks that are wanted."""
+    """Return the workers that have started and that hold one of the requested ranks."""
     each = job.ranks_per_worker
     wanted = None if request.ranks is None else {rank // each for rank in request.ranks}
     return [
@@ -107,8 +110,8 @@ def with_logs(pods: Iterable[Pod], job: Job, request: LogRequest) -> list[Pod]:
 def pod_lines(
     reader: JobReader, job: Job, pod: Pod, request: LogRequest, place: Place, stack: ExitStack
 ) -> Iterator[LogLine]:
-    """The wanted lines of one pod from a place on; those that end in the middle of a merge keep their order
-    by time."""
+    """Iterate over the requested lines of one pod from `place` on. Lines without a time get the newest time
+    before them, so that a merge by time keeps their order."""
     query = {"container": pod.container, "timestamps": "true"}
     if request.follow:
         query["follow"] = "true"
@@ -130,7 +133,7 @@ def pod_lines(
 
 
 def parse_line(text: str, pod: Pod) -> LogLine:
-    """One line of a pod's log, with the node's time before it where the kubelet gave one."""
+    """Parse one line of a pod's log, with the node's time before it where the kubelet gave one."""
     moment, text = _stamp(text)
     rank, text = rank_of(text)
     if rank is None and pod.worker == 0:
@@ -144,7 +147,7 @@ def _stamp(text: str) -> tuple[datetime | None, str]:
     if found is None:
         return None, text
     whole, fraction, zone = found.groups()
-    # Nanoseconds are more than Python's clock knows.
+    # The time has nanoseconds, which Python's datetime does not support.
     moment = datetime.fromisoformat(f"{whole}{(fraction or '.0')[:7]}{zone}")
     return moment, text[found.end() :]
 

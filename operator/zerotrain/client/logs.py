@@ -1,6 +1,7 @@
-"""The lines of a job's ranks: from the pods that exist, merged by time; else what was kept of a failure.
+"""Lines of a job's ranks: from the pods that exist, merged by time; otherwise the lines that were kept of a
+failure.
 
-A pod that cannot be read, such as one on a node that died, is told of and leaves the others readable.
+A pod that cannot be read, such as one on a dead node, is reported and leaves the others readable.
 """
 
 from __future__ import annotations
@@ -33,20 +34,21 @@ if TYPE_CHECKING:
     from zerotrain.client.reading import JobReader
 
 MAX_MERGED = 64
-"""Logs that are open at once; those of more workers come one worker after the other."""
+"""Maximum of logs that are open at once; those of more workers are read in groups, one after another."""
 
 KEPT_LINES, MAX_FAILURES = 100, 10
-"""As the operator keeps them, in `cluster.logs` and `api.status`, which a client does not import."""
+"""Limits of the operator on kept lines, from `cluster.logs` and `api.status`, which a client does not
+import."""
 
 _MASKED_COLOURS = re.compile(r"\?\[[0-9;]{0,40}m")
-"""What the operator leaves of colours: it keeps no control characters."""
+"""Remains of colour sequences after the operator has masked control characters."""
 
 _KEPT_KEY = re.compile(r"attempt-(\d+)\.log")
 _EARLIEST = datetime.min.replace(tzinfo=UTC)
 
 
 def read_logs(reader: JobReader, name: str, request: LogRequest) -> Iterator[LogLine]:
-    """The wanted lines. Raises NoLogsError at the first of them."""
+    """Iterate over the requested lines. Raises NoLogsError at the first of them."""
     job = reader.get(name)
     attempt = request.attempt if request.attempt is not None else job.attempt
     pods = with_logs(reader.pods(name, attempt), job, request)
@@ -61,8 +63,8 @@ def read_logs(reader: JobReader, name: str, request: LogRequest) -> Iterator[Log
 def _all_lines(
     reader: JobReader, job: Job, pods: list[Pod], request: LogRequest
 ) -> Generator[LogLine, None, bool]:
-    """To the end of what is there: by time, where the pods are few enough. Returns whether all pods went
-    meanwhile. Raises the error of the first one where none can be read."""
+    """Iterate over the existing lines, merged by time within groups of MAX_MERGED pods. Return whether all
+    pods were deleted meanwhile. If none can be read, raise the error of the first one."""
     errors: list[ClientError] = []
     shown = False
     for start in range(0, len(pods), MAX_MERGED):
@@ -89,14 +91,14 @@ def _readable(
     stack: ExitStack,
     errors: list[ClientError],
 ) -> Iterator[LogLine]:
-    """The lines of one pod, as far as they can be read."""
+    """Iterate over the lines of one pod, as far as they can be read."""
     try:
         yield from pod_lines(reader, job, pod, request, Place(), stack)
     except ClientError as error:
         if concerns_all(error):
             raise
         if isinstance(error, UnreachableError):
-            reader.get(job.name)  # raises where it is the API server that does not answer
+            reader.get(job.name)  # raises if the API server itself does not answer
         errors.append(error)
         request.on_problem(trouble(pod, error))
 
@@ -106,7 +108,8 @@ def _when(line: LogLine) -> datetime:
 
 
 def _tail(lines: Iterator[LogLine], request: LogRequest) -> Iterator[LogLine]:
-    """The last lines of each rank, where ranks were chosen; the API server counts for all ranks of a pod."""
+    """Keep the last lines of each rank, if ranks were chosen; the API server counts over all ranks of a
+    pod."""
     if request.tail is None or request.ranks is None or request.follow:
         return lines
     last: dict[int | None, deque[tuple[int, LogLine]]] = {}
@@ -118,7 +121,7 @@ def _tail(lines: Iterator[LogLine], request: LogRequest) -> Iterator[LogLine]:
 
 
 def _kept(reader: JobReader, job: Job, attempt: int, request: LogRequest) -> Iterator[LogLine]:
-    """The last lines of the rank that failed, from the ConfigMap of the job's failures."""
+    """Iterate over the last lines of the rank that failed, from the ConfigMap of the job's failures."""
     try:
         texts = reader.config_map(f"{job.name}-failures")
     except NotFoundError:
@@ -135,7 +138,7 @@ def _kept(reader: JobReader, job: Job, attempt: int, request: LogRequest) -> Ite
     worker = failure.rank // job.ranks_per_worker if failure and failure.rank is not None else 0
     pod = failure.pod if failure is not None else ""
     last = deque[LogLine](maxlen=request.tail)
-    for text in texts[key].splitlines()[1:]:  # the first one is the operator's title
+    for text in texts[key].splitlines()[1:]:  # the first line is the operator's title
         rank, rest = rank_of(_MASKED_COLOURS.sub("", text))
         rank = rank if rank is not None else 0 if worker == 0 else None
         line = LogLine(attempt=attempt, pod=pod, worker=worker, rank=rank, text=rest, kept=True)
@@ -145,7 +148,8 @@ def _kept(reader: JobReader, job: Job, attempt: int, request: LogRequest) -> Ite
 
 
 def _what_is_left(job: Job, asked: int, attempt: int, failure: Failure | None) -> str:
-    """What the reader sees instead of the lines that were asked for, and where the others may be."""
+    """Return a message about the lines that are shown instead of the requested ones, and where the others may
+    be."""
     gone = f"attempt {asked} has no pods any more"
     if asked != attempt:
         gone += ", and nothing of it was kept"
@@ -161,7 +165,7 @@ def _what_is_left(job: Job, asked: int, attempt: int, failure: Failure | None) -
 
 
 def elsewhere(job: Job, attempt: int) -> str:
-    """Where lines are that went with their pods."""
+    """Return a message about where lines of deleted pods may be found."""
     return (
         "All other lines are where a log collector of the cluster put them, if it has one: of pods in "
         f"namespace {job.namespace} with the labels {LABEL_JOB}={job.name} and {LABEL_ATTEMPT}={attempt}"

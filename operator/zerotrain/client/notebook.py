@@ -1,4 +1,4 @@
-"""How a job shows itself in a notebook: a small table. Everything in it is escaped, as it may be hostile."""
+"""HTML view of a job in a notebook: a small table. Everything in it is escaped, as it may be hostile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _STYLE = "border-collapse:collapse;font-family:sans-serif;font-size:13px"
 
 
 def job_html(job: Job) -> str:
-    """For `Job._repr_html_`."""
+    """Return the HTML of `Job._repr_html_`."""
     colour = _COLOURS.get(job.phase, "#6d4c41")
     rows = "".join(
         f'<tr><th style="text-align:left;padding:2px 12px 2px 0">{escape(name)}</th>'

@@ -1,5 +1,5 @@
-"""Objects of the API server as texts, read within bounds: a job that somebody stored to be too large or too
-deep comes without its spec and with a note that says so."""
+"""Parsing of the API server's objects within bounds: a stored job that is too large or too deep is returned
+without its spec and with a note that says so."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from zerotrain.operator.constants import MAX_SPEC_BYTES
 
 
 def read_item(text: bytes) -> dict[str, Any]:
-    """One of many. Raises ValueError."""
+    """Parse one of many objects. Raises ValueError."""
     if len(text) <= MAX_SPEC_BYTES:
         try:
             return _whole(text)
@@ -22,7 +22,7 @@ def read_item(text: bytes) -> dict[str, Any]:
 
 
 def read_object(text: bytes) -> dict[str, Any]:
-    """One that was asked for by its name: whole if it can be. Raises ValueError."""
+    """Parse an object that was requested by its name, in full if possible. Raises ValueError."""
     try:
         return _whole(text)
     except ValueError:
@@ -30,7 +30,7 @@ def read_object(text: bytes) -> dict[str, Any]:
 
 
 def read_line(line: bytes) -> Any:
-    """An event of a watch. Raises ValueError."""
+    """Parse an event of a watch. Raises ValueError."""
     if len(line) <= MAX_SPEC_BYTES:
         try:
             return read_json(line)

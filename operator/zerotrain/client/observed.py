@@ -1,4 +1,4 @@
-"""What surrounds a job in the cluster, as records: events, pods, log lines, reports, metrics."""
+"""Objects around a job in the cluster as records: events, pods, log lines, reports, metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zerotrain.operator.constants import CONTAINER_NAME, LABEL_ATTEMPT, LABEL_HE
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
-    """Something that was told about a job or one of its pods."""
+    """Kubernetes event about a job or one of its pods."""
 
     time: datetime | None
     type: str
@@ -26,11 +26,12 @@ class Event:
     source: str
     kind: str
     name: str
-    """Of the object that it is about."""
+    """Name of the object that it is about."""
 
     @classmethod
     def of(cls, raw: Mapping[str, Any]) -> Self:
-        """From an event of core/v1, which is also how the API server shows those of events.k8s.io."""
+        """Make the record from an event of core/v1, the form in which the API server also shows those of
+        events.k8s.io."""
         event = Fields(raw)
         series, about = event.part("series"), event.part("involvedObject")
         times = (
@@ -57,7 +58,7 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pod:
-    """A worker of the job, or a helper pod such as the one that verifies its last checkpoint."""
+    """Worker of the job, or a helper pod such as the one that verifies its last checkpoint."""
 
     name: str
     namespace: str
@@ -69,14 +70,14 @@ class Pod:
     node: str
     ready: bool
     started: bool
-    """Whether its container ever ran: only then there is a log."""
+    """Whether its container ever ran: only then is there a log."""
     exit_code: int | None
     reason: str
-    """Why it waits or how it ended: ImagePullBackOff, OOMKilled, Evicted and so on."""
+    """Reason why it waits or how it ended: ImagePullBackOff, OOMKilled, Evicted and so on."""
     message: str
     deleting: bool
     finalizers: tuple[str, ...]
-    """What keeps it from going."""
+    """Finalizers that block its deletion."""
     created: datetime | None
     container: str
     raw: Mapping[str, Any] = field(repr=False, compare=False)
@@ -114,12 +115,12 @@ class Pod:
 
     @property
     def is_running(self) -> bool:
-        """Whether it can be asked over HTTP."""
+        """Return whether it can be called over HTTP."""
         return self.phase == "Running" and self.started and self.exit_code is None and not self.deleting
 
 
 def _container(pod: Fields) -> Fields:
-    """The status of the launcher's container; of the only one in a helper."""
+    """Return the status of the launcher's container; of the only one in a helper."""
     found = pod.part("status").parts("containerStatuses")
     worker = next((item for item in found if item.text("name") == CONTAINER_NAME), None)
     return worker or (found[0] if found else Fields(None))
@@ -135,45 +136,45 @@ def _index(text: str | None) -> int | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogLine:
-    """One line that a rank wrote, as it wrote it: print it through `text.printable`."""
+    """One line exactly as a rank wrote it: print it through `text.printable`."""
 
     attempt: int
     pod: str
     worker: int
     rank: int | None
-    """None for what the launcher of a worker says, and where nobody can tell."""
+    """Rank that wrote the line; None for the launcher's own lines, and where the rank is unknown."""
     text: str
-    """Without the launcher's prefix and the end of the line."""
+    """Text without the launcher's prefix and the end of the line."""
     time: datetime | None = None
-    """When its node took it; None where nobody said."""
+    """Time at which its node received it; None where it is unknown."""
     kept: bool = False
-    """From what the operator kept of a failure; the pod is gone."""
+    """Whether the operator kept it of a failure; the pod is gone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobProgress:
-    """What the workers of a job say about themselves at one moment."""
+    """Reports of a job's workers at one moment."""
 
     reports: Mapping[str, WorkerReport]
-    """By pod."""
+    """Reports by pod."""
     silent: Mapping[str, str] = field(default_factory=dict)
     """Running pods that did not answer, and why."""
 
     @property
     def ranks(self) -> tuple[Progress, ...]:
-        """The records of all ranks that were heard of, in rank order."""
+        """Return the records of all ranks that were reported, in rank order."""
         found = [rank for report in self.reports.values() for rank in report.ranks]
         return tuple(sorted(found, key=lambda rank: rank.rank))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """One number of a metric."""
+    """One value of a metric."""
 
     name: str
-    """With its ending: _bucket, _sum, _count, _total, _info."""
+    """Name with its suffix: _bucket, _sum, _count, _total, _info."""
     labels: Mapping[str, str]
-    """Those of the exporter, and `pod`."""
+    """Labels of the exporter, and `pod`."""
     value: float
 
 
@@ -187,7 +188,7 @@ class MetricFamily:
     samples: tuple[Sample, ...]
 
     def value(self, **labels: str) -> float | None:
-        """The first sample with these labels."""
+        """Return the value of the first sample with these labels, or None."""
         for sample in self.samples:
             if all(sample.labels.get(name) == text for name, text in labels.items()):
                 return sample.value

@@ -1,5 +1,5 @@
-"""Lists of the API server, item by item, each within bounds: one that somebody stored to be too large or too
-deep is an item that says so, and costs no other its place in the list."""
+"""Lists of the API server, item by item, each within bounds: a stored item that is too large or too deep is
+returned with a note that says so, and does not affect the others."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ READ_TIMEOUT_S = 30.0
 
 
 class Listing:
-    """All items, to be iterated over once. Raises ClientError."""
+    """All items of a list, to be iterated over once. Raises ClientError."""
 
     def __init__(self, transport: Transport, path: str, query: Mapping[str, str], *, what: str) -> None:
         self._transport, self._path, self._query, self._what = transport, path, dict(query), what
         self.version = ""
-        """Resource version of the list, once all items are through."""
+        """Resource version of the list, once all items have been read."""
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         token = ""

@@ -1,4 +1,4 @@
-"""`status.memoryPlan` as records: what was planned for a job's ranks and workers, and what rank 0 took."""
+"""`status.memoryPlan` as records: the plan for a job's ranks and workers, and the usage of rank 0."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from zerotrain.client.words import size
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Room:
-    """One kind of memory: of a rank's GPU, or of a worker with all of its ranks."""
+    """Limit and need of one kind of memory: of a rank's GPU, or of a worker with all of its ranks."""
 
     tier: str
     per: str
-    """rank or worker."""
+    """Owner of the memory: rank or worker."""
     needed_bytes: int
     limit_bytes: int | None
     margin_bytes: int | None
-    """What is left of the limit; below zero where it does not fit."""
+    """Bytes that are left of the limit; negative where it does not fit."""
 
     @classmethod
     def of(cls, fields: Fields) -> Self:
@@ -33,7 +33,8 @@ class Room:
 
     @property
     def margin_text(self) -> str:
-        """`3.5 GiB (44%) of the worker's 8 GiB`; empty where nobody knows."""
+        """Return the margin as text, such as `3.5 GiB (44%) of the worker's 8 GiB`; empty where it is
+        unknown."""
         if self.limit_bytes is None or self.margin_bytes is None or self.limit_bytes <= 0:
             return ""
         part = f"{self.margin_bytes / self.limit_bytes:.0%}"
@@ -43,7 +44,7 @@ class Room:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryPlan:
-    """What one rank was predicted to take at its peak, and what rank 0 then took."""
+    """Predicted peak memory of one rank, and the observed usage of rank 0."""
 
     verdict: str
     message: str
@@ -52,11 +53,11 @@ class MemoryPlan:
     host_bytes: int | None
     nvme_bytes: int | None
     rooms: tuple[Room, ...]
-    """What there is of each tier, and what is left of it."""
+    """Limit of each tier, and what is left of it."""
     nearest: tuple[str, ...]
-    """Changes after which it would fit, where it does not."""
+    """Changes with which the job would fit, where it does not."""
     step_seconds: float | None
-    """Estimated by data sheet; None where the plan has no speed."""
+    """Step time estimated from data sheets; None where the plan has no speed."""
     bound_by: str
     missing_rates: tuple[str, ...]
     """Speeds that were not known, so that a step takes longer than `step_seconds`."""
@@ -88,7 +89,7 @@ class MemoryPlan:
 
     @property
     def tiers(self) -> tuple[tuple[str, int | None, int | None], ...]:
-        """(tier, planned, observed) of the tiers that are used."""
+        """Return (tier, planned, observed) of the tiers that are used."""
         rows = (
             ("gpu", self.gpu_bytes, self.observed_gpu_bytes),
             ("host", self.host_bytes, self.observed_host_bytes),
@@ -97,12 +98,13 @@ class MemoryPlan:
         return tuple(row for row in rows if row[1] or row[2])
 
     def margin_text(self, tier: str) -> str:
-        """Of gpu, host, pinned, shared or nvme; empty where nobody knows."""
+        """Return the margin of gpu, host, pinned, shared or nvme; empty where it is unknown."""
         return next((item.margin_text for item in self.rooms if item.tier == tier), "")
 
     @property
     def estimate(self) -> str:
-        """`about 1.9 s, bound by compute in backward`; empty where the plan has no speed."""
+        """Return the estimate as text, such as `about 1.9 s, bound by compute in backward`; empty where the
+        plan has no speed."""
         if self.step_seconds is None:
             return ""
         least = "at least" if self.missing_rates else "about"

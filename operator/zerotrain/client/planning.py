@@ -1,4 +1,5 @@
-"""Whether a job fits, asked before it is submitted: the operator's plan. No cluster is needed."""
+"""Plan of a job before it is submitted, as the operator makes it: whether the job fits. No cluster is
+needed."""
 
 from __future__ import annotations
 
@@ -16,14 +17,15 @@ from zerotrain.operator.api.planning import JobPlan, plan_job
 def plan(
     job: Mapping[str, Any] | Path | str, *, workers: int | None = None, config: Path | str | None = None
 ) -> JobPlan:
-    """Of an object or of a file; of another number of workers where it is given.
+    """Return the plan of a job, given as an object or a file, with another number of workers if `workers` is
+    given.
 
-    `config`: the JSON file of the ConfigMap that spec.configFrom names. Without it the ConfigMap counts that
-    the job's file brings along; where there is none, the `verdict` is UNKNOWN, as the operator's.
+    `config`: the JSON file of the ConfigMap that spec.configFrom names. Without it, the ConfigMap in the
+    job's file is used; if there is none, the `verdict` is UNKNOWN, as the operator's.
 
-    Raises JobFileError for a job that the operator would refuse, ConfigSourceError for a configuration that
-    cannot be read. A job that does not fit is an answer: its `verdict` is DOES_NOT_FIT and `proposal` the
-    nearest that does.
+    Raises JobFileError for a job that the operator would reject, ConfigSourceError for a configuration that
+    cannot be read. A job that does not fit raises nothing: its `verdict` is DOES_NOT_FIT and `proposal` is
+    the nearest configuration that fits.
     """
     if isinstance(job, Mapping):
         file = parse_job(json.dumps(job), source="job")

@@ -1,4 +1,4 @@
-"""`JobReader`: everything about jobs that only looks. `cluster.Client` adds what changes them."""
+"""`JobReader`: all read-only operations on jobs. `cluster.Client` adds those that change them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from zerotrain.client.watching import Watched, log_warning
 from zerotrain.operator.constants import GROUP, KIND, LABEL_JOB, PLURAL, VERSION
 
 Json: TypeAlias = dict[str, Any]
-# Inside the class `list` is a method.
+# Aliases, since inside the class `list` is a method.
 Jobs: TypeAlias = list[Job]
 Events: TypeAlias = list[Event]
 Pods: TypeAlias = list[Pod]
@@ -30,7 +30,7 @@ Families: TypeAlias = list[MetricFamily]
 
 
 class JobReader:
-    """Jobs of one namespace, to look at."""
+    """Read-only client for the jobs of one namespace."""
 
     def __init__(self, transport: Transport, namespace: str) -> None:
         self._transport = transport
@@ -43,33 +43,34 @@ class JobReader:
         context: str | None = None,
         namespace: str | None = None,
     ) -> Self:
-        """As kubectl connects: KUBECONFIG, its current context and namespace, unless given; in a pod, the
-        service account. Nothing is asked of the cluster yet. Raises KubeconfigError."""
+        """Connect as kubectl does: KUBECONFIG, its current context and namespace, unless given; in a pod, the
+        service account. No request is sent to the cluster yet. Raises KubeconfigError."""
         server = find_server(kubeconfig, context)
         return cls(Transport(server), namespace or server.namespace)
 
     def get(self, name: str) -> Job:
-        """The job of this name. Raises JobNotFoundError, with names that are near."""
+        """Return the job of this name. Raises JobNotFoundError, with similar names."""
         try:
             return Job.of(self._transport.get(job_path(self.namespace, name), what=f"job {name}"))
         except NotFoundError as error:
             raise self.no_such_job(name) from error
 
     def list(self, all_namespaces: bool = False, selector: str | None = None) -> Jobs:
-        """All jobs, by namespace and name."""
+        """Return all jobs, sorted by namespace and name."""
         path = job_path(None if all_namespaces else self.namespace)
         query = {"labelSelector": selector} if selector else {}
         found = [Job.of(item) for item in Listing(self._transport, path, query, what="jobs")]
         return sorted(found, key=lambda job: (job.namespace, job.name))
 
     def wait(self, name: str, *, until: str = "complete", timeout_s: float | None = None) -> Job:
-        """Until a condition holds: complete, failed, finished, running, suspended, deleted, step=N, or
+        """Wait until a condition holds: complete, failed, finished, running, suspended, deleted, step=N, or
         TYPE[=STATUS] of status.conditions. Raises WaitTimeoutError, JobFailedError, JobNotFoundError."""
-        self.get(name)  # a name that is wrong is told with the names that are near
+        self.get(name)  # a wrong name is reported with similar names
         return wait_for(self.watch(name, timeout_s=timeout_s), name, until=until, timeout_s=timeout_s)
 
     def watch(self, name: str, *, timeout_s: float | None = None) -> Iterator[Job | None]:
-        """The job now and after every change, until the time is over; None once it is gone."""
+        """Iterate over the job's states: now and after every change, until the time is over; None once it is
+        deleted."""
         return changes(self._transport, job_path(self.namespace), name, timeout_s=timeout_s)
 
     def watch_list(
@@ -81,9 +82,10 @@ class JobReader:
         known: Iterable[str] = (),
         on_problem: Callable[[str], None] | None = None,
     ) -> Iterator[dict[str, Job | None]]:
-        """Jobs by `namespace/name`: first all of them (or those of these names), then those that change; None
-        for those that are gone, also for those of `known` that are not there. Outlives an API server that is
-        away, which `on_problem` hears once. Raises ClientError where waiting does not help."""
+        """Iterate over jobs by `namespace/name`: first all of them (or those of these names), then those that
+        change; None for deleted ones, including those of `known` that do not exist. The watch outlives an API
+        server that is unavailable, which is reported once to `on_problem`. Raises ClientError where waiting
+        does not help."""
         path = job_path(None if all_namespaces else self.namespace)
         query = {"labelSelector": selector} if selector else {}
         query |= {"fieldSelector": f"metadata.name={names[0]}"} if len(names) == 1 else {}
@@ -98,7 +100,7 @@ class JobReader:
             }
 
     def events(self, name: str, *, pods: bool = False) -> Events:
-        """What was told about the job, oldest first; with `pods` about its pods, too."""
+        """Return the events about the job, oldest first; with `pods` also those about its pods."""
         uid = self.get(name).uid
         path, what = f"/api/v1/namespaces/{self.namespace}/events", f"events of {name}"
         about_job = {"fieldSelector": f"involvedObject.kind={KIND},involvedObject.uid={uid}"}
@@ -110,7 +112,8 @@ class JobReader:
         return sorted(found, key=lambda event: event.time.timestamp() if event.time else 0.0)
 
     def pods(self, name: str, attempt: int | None = None) -> Pods:
-        """The pods of the job that exist, of all attempts unless given: workers by index, then helpers."""
+        """Return the existing pods of the job, of all attempts unless given: workers by index, then
+        helpers."""
         path = f"/api/v1/namespaces/{self.namespace}/pods"
         query = {"labelSelector": f"{LABEL_JOB}={name}"}
         found = [Pod.of(item) for item in Listing(self._transport, path, query, what="pods")]
@@ -128,11 +131,11 @@ class JobReader:
         max_followed: int = MAX_FOLLOWED,
         on_problem: Callable[[str], None] | None = None,
     ) -> Iterator[LogLine]:
-        """Lines of all ranks, or of these; of the current attempt unless given. Where the pods are gone, what
-        the operator kept of the failure. `tail`: the last lines of each worker (of each rank where `ranks`
-        are given). `follow` goes on into later attempts, with `max_followed` workers at once at most. A pod
-        whose log cannot be read is told to `on_problem` (else to the logger of this package), and the others
-        go on. Raises NoLogsError, TooManyLogsError."""
+        """Iterate over the lines of all ranks, or of `ranks`, of the current attempt unless given. If the
+        pods are gone, the lines that the operator kept of the failure are returned. `tail`: the last lines of
+        each worker (of each rank if `ranks` is given). `follow` goes on into later attempts, with at most
+        `max_followed` workers at once. A pod whose log cannot be read is reported to `on_problem` (by default
+        the logger of this package), and the others go on. Raises NoLogsError, TooManyLogsError."""
         chosen = frozenset(ranks) if ranks is not None else None
         request = LogRequest(
             ranks=chosen, attempt=attempt, follow=follow, tail=tail, max_followed=max_followed
@@ -142,27 +145,27 @@ class JobReader:
         return read_logs(self, name, request)
 
     def config_map(self, name: str) -> dict[str, str]:
-        """The texts of a ConfigMap: stacks after a hang, lines of a failure. Raises NotFoundError."""
+        """Return the texts of a ConfigMap: stacks after a hang, lines of a failure. Raises NotFoundError."""
         path = f"/api/v1/namespaces/{self.namespace}/configmaps/{name}"
         data = self._transport.get(path, what=f"ConfigMap {name}").get("data") or {}
         return {str(key): str(text) for key, text in data.items()}
 
     def progress(self, name: str) -> JobProgress:
-        """What every rank does right now, asked of the workers themselves. Raises WorkerError where none of
-        them runs or answers."""
+        """Return the present progress of every rank, requested from the workers themselves. Raises
+        WorkerError if none of them runs or answers."""
         return scrape.progress(self._transport, self.pods(name), name)
 
     def metrics(self, name: str) -> Families:
-        """The metrics of all running workers, as a Prometheus scrapes them. Raises WorkerError."""
+        """Return the metrics of all running workers, as Prometheus scrapes them. Raises WorkerError."""
         return scrape.metrics(self._transport, self.pods(name), name)
 
     @property
     def transport(self) -> Transport:
-        """The way to the API server, for what this class has no method for."""
+        """The connection to the API server, for operations without a method of this class."""
         return self._transport
 
     def no_such_job(self, name: str) -> JobNotFoundError:
-        """The error about a name, with the names that are near."""
+        """Return the error about a name, with similar names."""
         names = [job.name for job in self.list()]
         near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
         if near:
@@ -175,6 +178,6 @@ class JobReader:
 
 
 def job_path(namespace: str | None, name: str | None = None) -> str:
-    """Of one job, of all jobs of a namespace, or of all jobs."""
+    """Return the path of one job, of all jobs of a namespace, or of all jobs."""
     place = f"/namespaces/{namespace}" if namespace is not None else ""
     return f"/apis/{GROUP}/{VERSION}{place}/{PLURAL}{f'/{name}' if name is not None else ''}"

@@ -1,4 +1,4 @@
-"""The object that a job becomes when its file replaces it; used by `Client.submit`."""
+"""Merge of a job's new file over the existing job; used by `Client.submit`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from zerotrain.client.fields import Fields
 
 
 def merged_over(old: Mapping[str, Any], new: Mapping[str, Any], owner: str) -> dict[str, Any]:
-    """`new`, at the version of `old`, with those labels and annotations of `old` that others have set.
+    """Return `new` at the version of `old`, with those labels and annotations of `old` that other clients
+    have set.
 
-    What `owner` has set before, and is not in `new`, goes.
+    Labels and annotations that `owner` has set before, and that are not in `new`, are removed.
     """
     meta = {**old["metadata"]}
     meta.pop("managedFields", None)
@@ -24,7 +25,7 @@ def merged_over(old: Mapping[str, Any], new: Mapping[str, Any], owner: str) -> d
 
 
 def _owned(old: Mapping[str, Any], kind: str, owner: str) -> set[str]:
-    """Keys of the labels or annotations that this owner has set."""
+    """Return the keys of the labels or annotations that this owner has set."""
     entries = Fields(old).part("metadata").parts("managedFields")
     mine = [entry for entry in entries if entry.text("manager") == owner]
     sets = [entry.part("fieldsV1").part("f:metadata").part(f"f:{kind}") for entry in mine]
