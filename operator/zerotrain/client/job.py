@@ -154,5 +154,5 @@ def _ranks_per_worker(spec: Fields) -> int:
 
 
 def command(job: Job, verb: str, options: str = "") -> str:
-    """Return a command about the job that works whatever the reader's current context namespace is."""
+    """Return a command about the job that names its namespace, whatever the reader's context is."""
     return f"zerotrain {verb} {job.name} -n {job.namespace}{f' {options}' if options else ''}"

@@ -68,7 +68,7 @@ class JobFile:
     source: str
     document: Document
     others: tuple[Document, ...] = ()
-    """Other documents of the file, which are for kubectl."""
+    """Documents of the file besides the job, which are for kubectl."""
     config_place: ConfigPlace | None = None
     """Source of the values in spec.config, where the file itself does not have them there."""
 

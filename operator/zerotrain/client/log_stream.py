@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from zerotrain.client.reading import JobReader
 
 SPARE_LINES = 4
-"""Factor between the lines of the pod that are requested and the lines of one rank that are looked for, per
-rank of the worker."""
+"""Factor by which more lines of the pod are requested, per rank of the worker, to find the last lines of one
+rank."""
 
 MAX_FOLLOWED = 64
 
@@ -110,8 +110,8 @@ def with_logs(pods: Iterable[Pod], job: Job, request: LogRequest) -> list[Pod]:
 def pod_lines(
     reader: JobReader, job: Job, pod: Pod, request: LogRequest, place: Place, stack: ExitStack
 ) -> Iterator[LogLine]:
-    """Iterate over the requested lines of one pod from `place` on. Lines without a time get the newest time
-    before them, so that a merge by time keeps their order."""
+    """Iterate over the requested lines of one pod from `place` on. Each line carries the newest time so far,
+    so that a merge by time keeps the order of the pod's lines."""
     query = {"container": pod.container, "timestamps": "true"}
     if request.follow:
         query["follow"] = "true"

@@ -1,7 +1,7 @@
-"""What the workers say about themselves, asked through the API server's pod proxy, several at a time.
+"""Reports and metrics of the workers, requested through the API server's pod proxy, several at a time.
 
-Needs the right to get `pods/proxy`. A tenant's own program may serve the port: answers are bounded, parsed
-with care, and a redirect is not followed.
+This needs the permission to get `pods/proxy`. A tenant's own program may serve the port: answers are bounded,
+parsed with care, and a redirect is not followed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 def progress(transport: Transport, pods: Iterable[Pod], job: str) -> JobProgress:
-    """The report of every running worker."""
+    """Return the reports of all running workers."""
 
     def ask(pod: Pod) -> WorkerReport:
         text = transport.read(_path(pod, PROGRESS_PATH), what=f"pod {pod.name}", limit=MAX_BYTES)
@@ -40,7 +40,7 @@ def progress(transport: Transport, pods: Iterable[Pod], job: str) -> JobProgress
 
 
 def metrics(transport: Transport, pods: Iterable[Pod], job: str) -> list[MetricFamily]:
-    """The families of all workers, each sample with the pod that it is from."""
+    """Return the metric families of all workers, each sample with the pod that it comes from."""
 
     def ask(pod: Pod) -> list[MetricFamily]:
         text = transport.read(_path(pod, METRICS_PATH), what=f"pod {pod.name}", limit=MAX_BYTES)
@@ -60,7 +60,7 @@ def metrics(transport: Transport, pods: Iterable[Pod], job: str) -> list[MetricF
 
 
 def worker_text(transport: Transport, pods: Iterable[Pod], path: str, *, worker: int) -> str | None:
-    """The answer of one worker at a path; None where it does not run. Raises ClientError."""
+    """Return one worker's answer at a path; None if it does not run. Raises ClientError."""
     pod = next((pod for pod in pods if pod.worker == worker and pod.is_running), None)
     if pod is None:
         return None
@@ -72,7 +72,7 @@ def worker_text(transport: Transport, pods: Iterable[Pod], path: str, *, worker:
 
 
 def parse_families(text: str, labels: Mapping[str, str]) -> list[MetricFamily]:
-    """An exposition in Prometheus' text form, with `labels` added. Raises ValueError."""
+    """Parse metrics in Prometheus' text format and add `labels`. Raises ValueError."""
     from prometheus_client.parser import text_string_to_metric_families
 
     return [
@@ -94,7 +94,7 @@ def _path(pod: Pod, path: str) -> str:
 
 
 def _ask_all(pods: Iterable[Pod], job: str, ask: Callable[[Pod], T]) -> tuple[dict[str, T], dict[str, str]]:
-    """Answers by pod, and why the others gave none. Raises WorkerError where nobody answers."""
+    """Return the answers by pod, and why the others gave none. Raises WorkerError if no worker answers."""
     running = [pod for pod in pods if pod.worker is not None and pod.is_running]
     if not running:
         raise WorkerError(f"no worker of {job} is running", next_step=f"zerotrain describe {job}")
@@ -110,7 +110,7 @@ def _ask_all(pods: Iterable[Pod], job: str, ask: Callable[[Pod], T]) -> tuple[di
                 except (ClientError, ValueError) as error:
                     silent[name] = one_line(str(error), 300)
             if not answers:
-                break  # the way is barred for all of them, and each call may take long
+                break  # no worker can be reached, and each call may take long
     if not answers:
         name, why = next(iter(silent.items()))
         raise WorkerError(

@@ -1,4 +1,4 @@
-"""One look at a job and all its ranks: what `zerotrain top` shows, as records without any terminal."""
+"""Snapshot of a job and all its ranks: what `zerotrain top` shows, as records without any terminal."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ ASK_AGAIN_S = 30.0
 KEPT = "not asked the workers: shown is what the operator keeps in the job's status"
 
 STILL_S = 30.0
-"""A rank whose record has not moved for so long is shown as standing still."""
+"""Seconds without a change of its record after which a rank is shown as standing still."""
 
 
 class Mark(StrEnum):
-    """What is the matter with a rank."""
+    """Finding about a rank."""
 
     FINE = ""
     SLOW = "straggler"
@@ -49,9 +49,9 @@ class RankRow:
     step: int
     step_seconds: float | None
     waits_s: float | None
-    """In a collective, for the others."""
+    """Seconds spent in a collective, waiting for the other ranks."""
     idle_s: float | None
-    """Since its step or phase last changed."""
+    """Seconds since its step or phase last changed."""
     gpu_bytes: int
     host_bytes: int
     spill_bytes: int
@@ -60,7 +60,7 @@ class RankRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TierRow:
-    """One tier of a rank's memory: the most that any rank took, against the plan."""
+    """One tier of a rank's memory: the largest use by any rank, against the plan."""
 
     tier: str
     planned: int | None
@@ -73,19 +73,19 @@ class TierRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
-    """A job, and its ranks as far as they could be asked."""
+    """A job, and its ranks as far as they could be read."""
 
     time: datetime
     job: Job
     rows: tuple[RankRow, ...] = ()
     problem: str = ""
-    """Why there are no ranks, or not all."""
+    """Reason why there are no ranks, or not all."""
     is_kept: bool = False
-    """Whether the rows are what the operator keeps in the job's status, because no worker could be asked."""
+    """Whether the rows are what the operator keeps in the job's status, because no worker could be called."""
 
     @property
     def tiers(self) -> tuple[TierRow, ...]:
-        """The tiers that the plan or a rank speaks of."""
+        """Return the tiers that the plan or a rank reports."""
         plan = self.job.memory_plan
         planned = {name: amount for name, amount, _ in plan.tiers} if plan is not None else {}
         taken = {
@@ -93,7 +93,7 @@ class Snapshot:
             "host": max((row.host_bytes for row in self.rows), default=0),
             "nvme": max((row.spill_bytes for row in self.rows), default=0),
         }
-        # On CPUs a rank reports its resident size as that of its device.
+        # On CPUs, a rank reports its resident size as its device memory.
         if "gpu" not in planned and taken["gpu"] == taken["host"]:
             taken["gpu"] = 0
         return tuple(
@@ -104,7 +104,7 @@ class Snapshot:
 
     @property
     def slowest(self) -> RankRow | None:
-        """The rank to look at: marked, or else behind, or else with the longest steps."""
+        """Return the rank to look at: marked, or else behind, or else with the longest steps."""
         return max(
             self.rows,
             key=lambda row: (row.mark is not Mark.FINE, -row.step, row.step_seconds or 0.0),
@@ -113,8 +113,8 @@ class Snapshot:
 
 
 class Looks:
-    """Snapshots of one job, one after the other. Workers that nobody can reach are asked again after a while:
-    each of those calls may take the API server its whole patience."""
+    """Sequence of snapshots of one job. Unreachable workers are called again after a while only: each of
+    those calls may last until the API server's timeout."""
 
     def __init__(self, reader: JobReader, name: str) -> None:
         self._reader, self._name = reader, name
@@ -122,7 +122,7 @@ class Looks:
         self._again_at = 0.0
 
     def take(self) -> Snapshot:
-        """As the function `take`."""
+        """Take a snapshot as the function `take` does."""
         last = self._last
         if last is not None and last.is_kept and time.monotonic() < self._again_at:
             job, now = self._reader.get(self._name), datetime.now(UTC)
@@ -134,8 +134,8 @@ class Looks:
 
 
 def take(reader: JobReader, name: str) -> Snapshot:
-    """Ask API server and workers; where no worker answers, show what the job's status keeps. Raises
-    ClientError where the job itself cannot be read."""
+    """Request the job and the reports of its workers; if no worker answers, show what the job's status keeps.
+    Raises ClientError if the job itself cannot be read."""
     job, now = reader.get(name), datetime.now(UTC)
     if job.is_finished or job.phase in ("Suspended", "Queued", "Stalled"):
         return Snapshot(time=now, job=job, problem=f"no ranks run: the job is {job.phase}")
@@ -157,8 +157,8 @@ def take(reader: JobReader, name: str) -> Snapshot:
 
 
 def kept_rows(job: Job, now: datetime) -> Iterator[RankRow]:
-    """Rank 0 as the operator last heard of it, and the ranks that it names: a poor picture, but one that
-    needs no way to the workers."""
+    """Iterate over rank 0 as last reported to the operator, and the ranks that the operator names. This is
+    incomplete, but needs no connection to the workers."""
     heard = Fields(job.raw).part("status").part("progress").count("attempt")
     if not job.ranks.ready or heard != job.attempt:
         return
@@ -226,7 +226,8 @@ def _mark(job: Job, record: Progress, slow: int | None) -> Mark:
 
 
 def one_line(snapshot: Snapshot) -> str:
-    """`22:15:04 Running attempt 2 step 140/1000, 0.42 s a step, loss 2.314`: for logs and pipes."""
+    """Return one line for logs and pipes, such as `22:15:04 Running attempt 2 step 140/1000, 0.42 s a step,
+    loss 2.314`."""
     job, slowest = snapshot.job, snapshot.slowest
     step = f"{job.step}/{job.total_steps}" if job.total_steps else str(job.step)
     newest = max((row.step for row in snapshot.rows), default=job.step)
@@ -246,7 +247,7 @@ def one_line(snapshot: Snapshot) -> str:
 
 
 def cells(row: RankRow) -> tuple[str, ...]:
-    """A rank as texts, in the order of COLUMNS."""
+    """Return a rank as texts, in the order of COLUMNS."""
     return (
         str(row.rank),
         row.phase,

@@ -1,7 +1,7 @@
-"""The way to the API server: kubeconfig and identity by the `kubernetes` package, requests in plain JSON.
+"""Connection to the API server: kubeconfig and identity by the `kubernetes` package, requests in plain JSON.
 
 Used by `cluster.Client` alone. Every failure becomes one of the classes of `errors`, with what to do next.
-The package's typed models are not used: they refuse objects that are newer than themselves.
+The package's typed models are not used: they reject objects that are newer than themselves.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ JSON = "application/json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Server:
-    """One API server, one identity, and the namespace that its kubeconfig prefers."""
+    """One API server, one identity, and the default namespace of its kubeconfig."""
 
     configuration: Any
-    """kubernetes.client.Configuration."""
+    """Object of type kubernetes.client.Configuration."""
     namespace: str
     context: str
     """Name of the context, for messages; `in-cluster` in a pod."""
@@ -43,7 +43,8 @@ class Server:
 
 
 def find_server(kubeconfig: Path | str | None, context: str | None) -> Server:
-    """The given kubeconfig, else $KUBECONFIG, else the pod's service account, else ~/.kube/config.
+    """Find the server by the given kubeconfig, else $KUBECONFIG, else the pod's service account, else
+    ~/.kube/config.
 
     Raises KubeconfigError.
     """
@@ -67,7 +68,7 @@ def find_server(kubeconfig: Path | str | None, context: str | None) -> Server:
         config.load_kube_config(config_file=file, context=chosen["name"], client_configuration=configuration)
     except ClientError:
         raise
-    # The loader raises whatever its YAML reader, the file system and plugins raise.
+    # The loader passes on any exception of its YAML reader, the file system and plugins.
     except Exception as error:
         raise _unusable(asked, error) from error
     namespace = (chosen.get("context") or {}).get("namespace") or "default"
@@ -75,10 +76,10 @@ def find_server(kubeconfig: Path | str | None, context: str | None) -> Server:
 
 
 def _kubernetes() -> tuple[Any, Any]:
-    """kubernetes.client and kubernetes.config, in half the time.
+    """Import kubernetes.client and kubernetes.config, in half the time.
 
-    The package imports all of itself, and its dynamic client the schemas of `kubernetes_validate`, seconds of
-    them, where that happens to be installed.
+    The package imports all of itself, and its dynamic client also the schemas of `kubernetes_validate` where
+    that is installed, which takes seconds.
     """
     validator = "kubernetes_validate"
     hide = validator not in sys.modules
@@ -93,7 +94,8 @@ def _kubernetes() -> tuple[Any, Any]:
 
 
 def _retries() -> Any:
-    """Once more where the connection was closed under a reader; what changes something is sent once."""
+    """Return the retry policy: once more if the connection closed during a read; requests that change
+    something are sent once."""
     import urllib3
 
     return urllib3.Retry(total=1, connect=0, read=1, redirect=False, status=0, other=0)
@@ -133,7 +135,7 @@ def _unusable(asked: str | None, error: Exception) -> KubeconfigError:
 
 
 class Transport:
-    """Requests to one API server. Safe to use from several threads."""
+    """Client for requests to one API server. Safe to use from several threads."""
 
     def __init__(self, server: Server) -> None:
         client, _ = _kubernetes()
@@ -143,14 +145,14 @@ class Transport:
 
     @property
     def api_client(self) -> Any:
-        """kubernetes.client.ApiClient, for what the rest of the package is good at."""
+        """The kubernetes.client.ApiClient, for uses of the rest of the package."""
         return self._api
 
     def close(self) -> None:
         self._api.close()
 
     def get(self, path: str, query: Mapping[str, str] | None = None, *, what: str) -> dict[str, Any]:
-        """The JSON object at a path. `what` is what errors call it, such as `job gpt`."""
+        """Return the JSON object at a path. `what` is its name in errors, such as `job gpt`."""
         return self._json("GET", path, query, None, JSON, what)
 
     def post(
@@ -180,7 +182,7 @@ class Transport:
     def read(
         self, path: str, query: Mapping[str, str] | None = None, *, what: str, limit: int = MAX_ANSWER_BYTES
     ) -> bytes:
-        """The body at a path, whatever it is, of at most `limit` bytes."""
+        """Return the body at a path, of any type and of at most `limit` bytes."""
         with self._answer("GET", path, query, None, JSON, what, READ_TIMEOUT_S) as answer:
             return _limited(answer, limit, what, self.server)
 
@@ -188,7 +190,7 @@ class Transport:
     def stream(
         self, path: str, query: Mapping[str, str] | None = None, *, what: str, timeout_s: float | None = None
     ) -> Iterator[Iterator[bytes]]:
-        """The chunks of an answer as they come: logs that are followed, watches."""
+        """Yield the chunks of an answer as they arrive, for followed logs and watches."""
         with self._answer("GET", path, query, None, JSON, what, timeout_s) as answer:
             yield _chunks(answer, self.server, what)
 
@@ -246,7 +248,7 @@ class Transport:
                 raise failed_request(answer.status, text, what=what, server=self.server)
             yield answer
         finally:
-            # Whatever is left unread would be read by the next one on this connection.
+            # An unread rest would be read by the next request on this connection.
             answer.close()
             answer.release_conn()
 

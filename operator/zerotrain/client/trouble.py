@@ -1,4 +1,4 @@
-"""From a failed request to words that help: which of `errors` it is, and what to do next."""
+"""Translation of failed requests into classes of `errors`, with advice on what to do next."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MAX_TOLD = 2000
 
 
 def lost_connection(error: Exception, server: Server) -> ClientError:
-    """For a request that got no answer."""
+    """Return the error for a request that got no answer."""
     causes = list(_causes(error))
     told = one_line(str(next(iter(causes[::-1]), error)), 300)
     certificate = next((item for item in causes if isinstance(item, ssl.SSLError)), None)
@@ -57,7 +57,7 @@ def lost_connection(error: Exception, server: Server) -> ClientError:
 
 
 def failed_request(status: int, body: bytes, *, what: str, server: Server) -> ClientError:
-    """For an answer of 300 and above."""
+    """Return the error for an answer with status 300 or above."""
     text = body.decode(errors="replace")
     answer = _status_object(text)
     message = one_line(answer.text("message") or text, MAX_TOLD) or f"status {status}"
@@ -85,7 +85,7 @@ def failed_request(status: int, body: bytes, *, what: str, server: Server) -> Cl
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and everything behind it, `MaxRetryError.reason` included."""
+    """Iterate over the error and all its causes, `MaxRetryError.reason` included."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -122,7 +122,7 @@ def _unauthenticated(server: Server, message: str) -> UnauthenticatedError:
 
 
 def _expired_at(file: str | None) -> datetime | None:
-    """When the certificate in the file ended; None where it has not, or nobody here can read it."""
+    """Return the end of the certificate in the file; None if it is still valid or cannot be read here."""
     try:
         from cryptography import x509
 
@@ -163,7 +163,7 @@ def _conflict(answer: Fields, message: str, what: str) -> ConflictError:
 
 
 def _refusal(answer: Fields, message: str, what: str) -> str:
-    """Every field that the API server names, one a line."""
+    """Return every field that the API server names, one a line."""
     causes = answer.part("details").parts("causes")
     lines = [
         f"  {cause.text('field')}: {one_line(cause.text('message'), MAX_TOLD)}"

@@ -1,6 +1,6 @@
-"""The parts of a job's status as records: conditions, failures, checkpoints, who holds it up.
+"""Parts of a job's status as records: conditions, failures, checkpoints, hangs and stragglers.
 
-`job.Job` is made of them. A record never changes: ask the client again for a newer one.
+`job.Job` consists of them. A record never changes: ask the client again for a newer one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FINISHED_PHASES = frozenset({"Completed", "Failed"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Condition:
-    """One observation, in the form of metav1.Condition."""
+    """One condition, in the form of metav1.Condition."""
 
     type: str
     status: str
@@ -42,7 +42,7 @@ class Condition:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Count:
-    """How many workers or ranks are wanted, running and ready."""
+    """Number of workers or ranks that are requested, running and ready."""
 
     desired: int
     running: int
@@ -57,7 +57,7 @@ class Count:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """The newest checkpoint that the operator knows of."""
+    """Newest checkpoint that the operator knows of."""
 
     step: int
     path: str
@@ -81,7 +81,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verification:
-    """What a pod of its own found when it read the newest checkpoint."""
+    """Result of the helper pod that read the newest checkpoint."""
 
     state: str
     step: int
@@ -125,7 +125,7 @@ class RankFailure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """Why an attempt ended."""
+    """Reason for the end of an attempt."""
 
     attempt: int
     time: datetime | None
@@ -174,7 +174,7 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Restarts:
-    """Over the life of the job, by the budget that paid."""
+    """Number of restarts over the life of the job, by the budget that they were charged to."""
 
     app: int
     infra: int
@@ -195,7 +195,7 @@ class Restarts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Culprit:
-    """The rank that holds the others up: of a hang, or a straggler."""
+    """Rank that holds up the others, by a hang or as a straggler."""
 
     attempt: int
     rank: int | None
@@ -230,7 +230,7 @@ class Culprit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class YieldRequest:
-    """Why the ranks were asked to checkpoint and stop."""
+    """Request to the ranks to checkpoint and stop, with its reason."""
 
     reason: str
     message: str

@@ -1,4 +1,4 @@
-"""Waiting for a job: the changes that the API server tells of, and what they are compared with."""
+"""Waiting for a job: its changes from a watch, and the conditions that they are compared with."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from zerotrain.client.watching import Watched
 from zerotrain.contract.text import one_line
 
 PATIENCE_S = 120.0
-"""A wait outlives an API server that is away for so long."""
+"""Seconds of an unavailable API server that a wait outlives."""
 
 GOALS = ("complete", "failed", "finished", "running", "suspended", "deleted", "step=N", "TYPE[=STATUS]")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Goal:
-    """What is waited for."""
+    """Condition to wait for."""
 
     text: str
     holds: Callable[[Job], bool]
     survives_failure: bool = False
-    """Whether it may still come once the job has failed."""
+    """Whether the condition may still become true once the job has failed."""
     survives_completion: bool = False
     survives_stalling: bool = False
-    """Whether it is worth waiting until somebody corrects the spec."""
+    """Whether to keep waiting for a correction of the spec once the job is stalled."""
     is_deletion: bool = False
 
 
 def parse_goal(text: str) -> Goal:
-    """One of GOALS. Raises InvalidJobError."""
+    """Parse one of GOALS. Raises InvalidJobError."""
     name, _, value = text.partition("=")
     match name.lower():
         case "complete" | "completed" if not value:
@@ -79,7 +79,8 @@ def _status_of(job: Job, kind: str) -> str:
 
 
 def wait_for(states: Iterator[Job | None], name: str, *, until: str, timeout_s: float | None) -> Job:
-    """The first state in which the goal holds."""
+    """Return the first state in which the goal holds. Raises InvalidJobError, JobNotFoundError,
+    JobFailedError, WaitTimeoutError."""
     goal, last = parse_goal(until), None
     for job in states:
         if job is None:
@@ -105,7 +106,7 @@ def wait_for(states: Iterator[Job | None], name: str, *, until: str, timeout_s: 
 
 
 def _is_seen(job: Job) -> bool:
-    """Whether the operator has looked at the spec as it is now; a correction takes a moment."""
+    """Return whether the operator has observed the present spec; a correction takes a moment."""
     generation = Fields(job.raw).part("metadata").whole("generation") or 0
     return generation <= (Fields(job.raw).part("status").whole("observedGeneration") or 0)
 
@@ -117,7 +118,8 @@ def _ended(job: Job, until: str) -> str:
 
 
 def changes(transport: Transport, path: str, name: str, *, timeout_s: float | None) -> Iterator[Job | None]:
-    """The job, then every change of it, until the time is over; None when it is gone, as the last."""
+    """Iterate over the job's states: now and after every change, until the time is over; None at the end once
+    it is deleted."""
     deadline = time.monotonic() + timeout_s if timeout_s is not None else math.inf
     query = {"fieldSelector": f"metadata.name={name}"}
     watched = Watched(transport, path, query, what=f"job {name}", patience_s=PATIENCE_S)

@@ -1,7 +1,9 @@
-"""Objects as they change: a list, then a watch from there, over lost connections and busy API servers.
+"""Objects as they change: a list, then a watch from its version, across lost connections and busy API
+servers.
 
-Used by `waiting` for one job, by `reading` for many, by `log_follow` for pods. What does not heal by itself
-(401, 403, 404, a certificate) ends it; everything else is told of once and tried again, each time later.
+Used by `waiting` for one job, by `reading` for many, by `log_follow` for pods. An error that does not resolve
+itself (401, 403, 404, a certificate) ends it. Any other error is reported once and the request tried again,
+each time after a longer pause.
 """
 
 from __future__ import annotations
@@ -27,11 +29,11 @@ from zerotrain.client.paging import Listing
 from zerotrain.client.transport import Transport
 
 WATCH_S = 240.0
-"""The API server ends a watch after so long; the next one begins where it ended."""
+"""Seconds after which the API server ends a watch; the next one begins where it ended."""
 
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 30.0
 LIST_EVERY_S = 10.0
-"""For those who may list and not watch."""
+"""Seconds between two lists for users that may list but not watch."""
 
 Json: TypeAlias = dict[str, Any]
 Batch: TypeAlias = dict[str, Json | None]
@@ -39,12 +41,12 @@ Batch: TypeAlias = dict[str, Json | None]
 
 
 def log_warning(text: str) -> None:
-    """For those who do not say whom to tell."""
+    """Log a warning: the default of `on_problem`."""
     logging.getLogger(__name__).warning("%s", text)
 
 
 class Watched:
-    """The objects at one path; `batches` may be called once."""
+    """Watch on the objects at one path; `batches` may be called once."""
 
     def __init__(
         self,
@@ -57,8 +59,9 @@ class Watched:
         patience_s: float = math.inf,
         on_problem: Callable[[str], None] = log_warning,
     ) -> None:
-        """`known` are the keys of objects that the caller has seen. `patience_s` is how long the API server
-        may be away. `on_problem` hears once of each absence, and of its end."""
+        """`known` are the keys of objects that the caller has seen. `patience_s` is how long the API
+        server may be unavailable. `on_problem` is called once at the beginning of each outage, and once at
+        its end."""
         self._transport, self._path, self._query, self._what = transport, path, dict(query), what
         self._keys = set(known)
         self._patience_s, self._on_problem = patience_s, on_problem
@@ -68,8 +71,8 @@ class Watched:
         self._was_heard = False
 
     def batches(self, deadline: float = math.inf) -> Iterator[Batch]:
-        """All objects, then what changes, until `deadline` (time.monotonic). Raises ClientError for what
-        does not heal, and at the first look for everything."""
+        """Iterate over all objects, then over changes, until `deadline` (time.monotonic). Raises ClientError
+        for errors that do not resolve themselves, and for every error of the first list."""
         while True:
             try:
                 if not self._version:
@@ -85,7 +88,7 @@ class Watched:
                 return
 
     def _listed(self) -> Batch:
-        """Everything that is there, and what was known and is not."""
+        """Return all existing objects, and None for known ones that no longer exist."""
         listing = Listing(self._transport, self._path, self._query, what=self._what)
         found: dict[str, Json | None] = {key_of(item): item for item in listing}
         self._version = listing.version
@@ -95,7 +98,7 @@ class Watched:
         return found | gone
 
     def _changes(self, deadline: float) -> Iterator[Batch]:
-        """One watch from the version that was seen last."""
+        """Watch once from the last version seen, and iterate over the changes."""
         began = time.monotonic()
         left_s = min(deadline - began, WATCH_S)
         if left_s <= 0:
@@ -121,11 +124,11 @@ class Watched:
             time.sleep(max(0.0, min(LIST_EVERY_S, deadline - began)))
             return
         if time.monotonic() < began + FIRST_PAUSE_S < deadline:
-            # Proxies end watches at once where they cannot hold them.
+            # Proxies that cannot hold watches end them at once.
             time.sleep(FIRST_PAUSE_S)
 
     def _understood(self, line: bytes) -> Batch:
-        """What one line of a watch says. Raises ExpiredError, ServerError, UnreachableError."""
+        """Return the change in one line of a watch. Raises ExpiredError, ServerError, UnreachableError."""
         try:
             raw = read_line(line)
         except ValueError as error:
@@ -148,16 +151,17 @@ class Watched:
         return {key: raw["object"]}
 
     def _heard(self) -> None:
-        """The API server is there."""
+        """Record that the API server answers."""
         if self._away_since is not None:
             self._on_problem(f"{self._what}: the API server answers again")
         self._away_since, self._pause_s, self._was_heard = None, FIRST_PAUSE_S, True
 
     def _rest(self, error: ClientError, deadline: float) -> None:
-        """Wait before the next try. Raises the error where nobody ever answered, or for too long."""
+        """Wait before the next try. Raises the error if the API server has never answered, or not for too
+        long."""
         now = time.monotonic()
         if not self._was_heard:
-            raise error  # who never answered is at a wrong address
+            raise error  # a server that has never answered is probably at a wrong address
         if self._away_since is None:
             self._away_since = now
             self._on_problem(f"{' '.join(str(error).split())}; trying again")
@@ -169,13 +173,13 @@ class Watched:
 
 
 def key_of(item: Mapping[str, Any]) -> str:
-    """`namespace/name`."""
+    """Return the key `namespace/name`."""
     meta = Fields(item).part("metadata")
     return f"{meta.text('namespace')}/{meta.text('name')}"
 
 
 def lines_of(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Whole lines, without their ends; also the last one that has none."""
+    """Iterate over whole lines, without their ends, including a last one that has no end."""
     rest = b""
     for chunk in chunks:
         *lines, rest = (rest + chunk).split(b"\n")

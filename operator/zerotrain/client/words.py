@@ -1,4 +1,4 @@
-"""Numbers as people read them: spans of time, sizes, percentages."""
+"""Readable forms of numbers: time spans, sizes, percentages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def span(seconds: float) -> str:
-    """`45s`, `3m20s`, `2h05m`, `3d4h`: two parts at most, as kubectl prints ages."""
+    """Return a time span as text: `45s`, `3m20s`, `2h05m`, `3d4h`; two parts at most, as kubectl prints
+    ages."""
     whole = max(0, int(seconds))
     if whole < 120:
         return f"{whole}s"
@@ -25,14 +26,14 @@ def span(seconds: float) -> str:
 
 
 def since(moment: datetime | None, now: datetime | None = None) -> str:
-    """How long ago; `-` where nobody knows."""
+    """Return the time since `moment` as text; `-` where it is unknown."""
     if moment is None:
         return "-"
     return span(((now or datetime.now(UTC)) - moment).total_seconds())
 
 
 def size(num_bytes: float) -> str:
-    """`12.3 GiB`."""
+    """Return a size as text, such as `12.3 GiB`."""
     value, unit = float(num_bytes), 0
     while abs(value) >= 1024 and unit < len(_UNITS) - 1:
         value, unit = value / 1024, unit + 1
@@ -40,5 +41,5 @@ def size(num_bytes: float) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 worker`, `2 workers`."""
+    """Return number and noun, such as `1 worker`, `2 workers`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

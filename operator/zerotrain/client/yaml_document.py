@@ -1,8 +1,8 @@
-"""YAML as the API server will get it, with the line of every field. Used by `jobfile` alone.
+"""YAML as the API server will receive it, with the line of every field. Used by `jobfile` alone.
 
-YAML 1.2 core for numbers and booleans: `5e-6` and `5e8` are numbers. kubectl still reads a few plain words
-the old way (`yes` is true, `017` is 15); such a value would differ between a local run and the cluster, so
-it is refused with both readings instead of being taken for one of them.
+Numbers and booleans follow YAML 1.2 core: `5e-6` and `5e8` are numbers. kubectl still reads a few plain words
+by YAML 1.1 (`yes` is true, `017` is 15). Such a value would differ between a local run and the cluster, so it
+is rejected with both readings.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 FieldPath: TypeAlias = tuple[str | int, ...]
 
 MAX_NODES = 100_000
-"""Aliases multiply: a few lines can stand for billions of values."""
+"""Maximum of values with all aliases expanded: a few lines can stand for billions of values."""
 
 MAX_DEPTH = 80
-"""Of mappings and lists within each other; a configuration alone may have 64."""
+"""Maximum nesting of mappings and lists; a configuration alone may have 64."""
 
 _TOO_DEEP = f"mappings and lists may nest {MAX_DEPTH} deep, aliases followed"
 _TAG = "tag:yaml.org,2002:"
@@ -34,7 +34,7 @@ _OLD_OCTAL = re.compile(r"[-+]?0[0-9_]+")
 
 
 class YamlProblem(ValueError):
-    """The text is no YAML, or a value means different things to different readers."""
+    """Error for text that is no YAML, or for a value that readers interpret differently."""
 
     def __init__(self, message: str, *, line: int, path: FieldPath = ()) -> None:
         super().__init__(message)
@@ -48,12 +48,12 @@ class Document:
     """One document of a file."""
 
     value: Any
-    """Plain dicts, lists, texts, numbers, booleans and None."""
+    """Value of plain dicts, lists, texts, numbers, booleans and None."""
     lines: dict[FieldPath, int]
-    """1-based line of every field."""
+    """Line of every field, 1-based."""
 
     def line_of(self, path: FieldPath) -> int:
-        """The line of the field, or of the nearest one around it."""
+        """Return the line of the field, or of the nearest enclosing one."""
         for length in range(len(path), -1, -1):
             if (line := self.lines.get(path[:length])) is not None:
                 return line
@@ -61,7 +61,7 @@ class Document:
 
 
 def read_documents(text: str) -> list[Document]:
-    """Every document of `text` that holds something. Raises YamlProblem."""
+    """Return all non-empty documents of `text`. Raises YamlProblem."""
     yaml = YAML(typ="safe", pure=True)
     yaml.max_depth = MAX_DEPTH
     try:
@@ -73,7 +73,11 @@ def read_documents(text: str) -> list[Document]:
         raise YamlProblem(
             f"not YAML: {error.problem or error.context}", line=1 if mark is None else mark.line + 1
         ) from error
-    except (YAMLError, ValueError, OverflowError) as error:  # ValueError: an escape for no character there is
+    except (
+        YAMLError,
+        ValueError,
+        OverflowError,
+    ) as error:  # ValueError: an escape for no existing character
         raise YamlProblem(f"not YAML: {error}", line=1) from error
     return [_Reader().read(node) for node in nodes]
 
@@ -83,7 +87,7 @@ class _Reader:
     lines: dict[FieldPath, int] = field(default_factory=dict)
     num_nodes: int = 0
     depth: int = 0
-    """Aliases included: a chain of them nests without a bracket."""
+    """Present nesting depth, aliases included: a chain of them nests without a bracket."""
 
     def read(self, node: Node) -> Document:
         return Document(value=self._value(node, ()), lines=self.lines)
@@ -102,7 +106,8 @@ class _Reader:
 
     @contextmanager
     def _inside(self, node: Node, path: FieldPath) -> Iterator[None]:
-        """Counts a node that is entered. Raises YamlProblem where there are too many, or too deep ones."""
+        """Count a node while it is read. Raises YamlProblem if there are too many nodes, or if they nest too
+        deep."""
         line = node.start_mark.line + 1
         self.num_nodes += 1
         if self.num_nodes > MAX_NODES:
@@ -130,7 +135,7 @@ class _Reader:
         return {**merged, **own}
 
     def _parents(self, node: Node, path: FieldPath) -> Iterator[dict[str, Any]]:
-        """The mappings that `<<` names, the first one wins."""
+        """Iterate over the mappings that `<<` names; the first one wins."""
         nodes = node.value if isinstance(node, SequenceNode) else [node]
         for parent in nodes:
             if not isinstance(parent, MappingNode):
@@ -191,7 +196,7 @@ def _no_number(text: str, line: int, path: FieldPath) -> YamlProblem:
 
 
 def _float(text: str, line: int, path: FieldPath) -> int | float:
-    # Python's float() knows inf and nan without YAML's dot; neither has a form in JSON.
+    # Python's float() accepts inf and nan without YAML's dot; neither can be expressed in JSON.
     try:
         value = float(
             text.replace("_", "").replace(".inf", "inf").replace(".INF", "inf").lower().replace(".nan", "nan")

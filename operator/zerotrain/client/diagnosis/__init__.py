@@ -1,6 +1,6 @@
-"""What happened to a job and what to do next, in plain words: `zerotrain describe`, and for programs.
+"""Diagnosis of a job in plain words, with advice, for `zerotrain describe` and for programs.
 
-Pure functions of the job, its events and its pods; they ask nobody.
+It consists of pure functions of the job, its events and its pods; they send no requests.
 """
 
 from .case import Advice

@@ -1,4 +1,4 @@
-"""What to do next about a job: rules, the most pressing first. Each looks at one kind of trouble."""
+"""Rules that give advice on a job, the most urgent first. Each covers one kind of trouble."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from zerotrain.contract.unreachable import tells_unreachable
 from zerotrain.operator.constants import ANNOTATION_IGNORE_MEMORY_PLAN, LABEL_JOB, MANAGER
 
 UNSEEN_S = 30.0
-"""After so long without an operator's word there is something wrong with the operator."""
+"""Age in seconds of a job without a phase from which on something is wrong with the operator."""
 
 UNREAD_S = 300.0
-"""The same for an edit of a job that is older."""
+"""Age in seconds of a job with an unobserved edit from which on something is wrong with the operator."""
 
 MAX_ADVICE = 6
 
 
 def advice_for(job: Job, events: Sequence[Event], pods: Sequence[Pod], now: datetime) -> Iterator[Advice]:
-    """At most MAX_ADVICE, none twice."""
+    """Iterate over at most MAX_ADVICE pieces of advice, without repetitions."""
     case = Case(job=job, events=events, pods=pods, now=now)
     given: dict[Advice, None] = {}
     for rule in _RULES:
@@ -108,7 +108,8 @@ def _failed(case: Case) -> Iterator[Advice]:
 
 
 def _unreachable(case: Case) -> Iterator[Advice]:
-    """The newest failure is a program, or an init container, that could not connect."""
+    """Advise on the network if the newest failure is a program, or an init container, that could not
+    connect."""
     newest = case.job.failures[0] if case.job.failures else None
     if newest is None or not (tells_unreachable(newest.message) or tells_unreachable(newest.last_line)):
         return
@@ -219,7 +220,7 @@ def _checkpoints(case: Case) -> Iterator[Advice]:
 
 
 def _calm(case: Case) -> Iterator[Advice]:
-    """Where nothing is wrong, what people usually do next."""
+    """Suggest the usual next command where nothing is wrong."""
     job = case.job
     if job.phase == "Suspended":
         yield Advice(text="Go on from the checkpoint.", command=case.zerotrain("resume"))

@@ -1,4 +1,4 @@
-"""What the rules of `advice` look at, and what they give."""
+"""Input and output of the rules of `advice`."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from zerotrain.client.observed import Event, Pod
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advice:
-    """One thing to do."""
+    """One recommended action."""
 
     text: str
     command: str = ""
-    """To type, where there is one."""
+    """Command to type, if there is one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """What the rules look at."""
+    """Input of the rules."""
 
     job: Job
     events: Sequence[Event]
@@ -29,16 +29,16 @@ class Case:
     now: datetime
 
     def has(self, reason: str) -> bool:
-        """Whether an event with this reason was told."""
+        """Return whether there is an event with this reason."""
         return any(event.reason == reason for event in self.events)
 
     def reason(self, kind: str, status: str) -> str:
-        """Of the condition, where it has this status."""
+        """Return the reason of the condition if it has this status, else an empty text."""
         found = self.job.condition(kind)
         return found.reason if found is not None and found.status == status else ""
 
     def zerotrain(self, verb: str, options: str = "") -> str:
-        """A command about the job."""
+        """Return a command about the job."""
         return command(self.job, verb, options)
 
     def kubectl(self, words: str) -> str:

@@ -1,4 +1,4 @@
-"""The whole picture of a job, put together from its parts."""
+"""Diagnosis of a job, composed of its parts."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from zerotrain.client.observed import Event, Pod
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnosis:
-    """What to tell about a job."""
+    """Description of a job, with advice."""
 
     headline: str
-    """One line: phase, how far, why."""
+    """One line: phase, progress, reason."""
     situation: tuple[str, ...]
-    """What is the case now, a sentence each."""
+    """Present state, in sentences."""
     happenings: tuple[Happening, ...]
     """Failures, events and warnings about pods, oldest first."""
     advice: tuple[Advice, ...]
-    """What to do next, the most pressing first; empty when there is nothing to do."""
+    """Recommended actions, the most urgent first; empty when there is nothing to do."""
 
 
 def diagnose(
@@ -35,8 +35,8 @@ def diagnose(
     *,
     now: datetime | None = None,
 ) -> Diagnosis:
-    """Look at everything that is known. Texts are as the cluster gave them: print them through
-    `text.printable`."""
+    """Diagnose the job from everything that is known. Texts are as the cluster returned them: print them
+    through `text.printable`."""
     moment, found = now or datetime.now(UTC), tuple(pods)
     return Diagnosis(
         headline=headline(job, moment),

@@ -1,4 +1,4 @@
-"""What happened to a job, in order: how its attempts ended, and what was told meanwhile."""
+"""History of a job, in order: the ends of its attempts, and the events in between."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CAUSES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Happening:
-    """One thing that happened."""
+    """One entry of the history."""
 
     time: datetime | None
     is_bad: bool
@@ -30,14 +30,15 @@ class Happening:
 
 
 def happenings(job: Job, events: Sequence[Event]) -> Iterator[Happening]:
-    """Oldest first. An event that only says what a failure's record says better is left out."""
+    """Iterate over the history, oldest first. An event is left out if the record of a failure contains the
+    same in more detail."""
     told = [_failure(job, failure) for failure in job.failures]
     for event in events:
         if _is_of_failure(job, event) or _is_a_start(event):
             continue
         about = f"{event.kind} {event.name}: " if event.kind == "Pod" else ""
         times = f" (x{event.count})" if event.count > 1 else ""
-        # Of pods only the trouble matters: the rest is in the job's own events.
+        # Pods' events matter only as warnings: the rest is in the job's own events.
         if event.kind != "Pod" or event.is_warning:
             title = f"{event.reason}{times}: {about}{event.message}"
             told.append(Happening(time=event.time, is_bad=event.is_warning, title=title))
@@ -45,7 +46,7 @@ def happenings(job: Job, events: Sequence[Event]) -> Iterator[Happening]:
 
 
 def _is_of_failure(job: Job, event: Event) -> bool:
-    """Whether the record of a failure says the same."""
+    """Return whether the record of a failure contains the same."""
     return event.kind != "Pod" and any(
         event.reason == failure.reason and event.message.startswith(f"attempt {failure.attempt}:")
         for failure in job.failures
@@ -53,7 +54,8 @@ def _is_of_failure(job: Job, event: Event) -> bool:
 
 
 def _is_a_start(event: Event) -> bool:
-    """A worker is not ready until all ranks have met, and the kubelet calls that unhealthy."""
+    """Return whether the event is a failed readiness probe. A worker is not ready until all ranks have
+    joined, and the kubelet reports that as unhealthy."""
     return event.kind == "Pod" and event.message.startswith("Readiness probe")
 
 

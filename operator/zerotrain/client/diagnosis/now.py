@@ -1,4 +1,4 @@
-"""What is the case with a job at this moment, in sentences."""
+"""Present state of a job, in sentences."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _YIELDS = {
 
 
 def headline(job: Job, now: datetime) -> str:
-    """`gpt trains: step 140 of 1,000, attempt 2`."""
+    """Return one line, such as `gpt trains; step 140 of 1,000 (14 %), attempt 2`."""
     what = _PHASES.get(job.phase, f"is {job.phase}")
     told = f"{job.name}: {what}" if job.phase in _NOT_OF_THE_JOB else f"{job.name} {what}"
     if job.total_steps and job.attempt:
@@ -52,7 +52,7 @@ def headline(job: Job, now: datetime) -> str:
 
 
 def situation(job: Job, pods: Sequence[Pod], now: datetime) -> Iterator[str]:
-    """Sentences, the most telling first."""
+    """Iterate over sentences, the most important first."""
     yield from _why(job)
     yield from _pace(job, now)
     yield from _size(job)
@@ -68,7 +68,7 @@ def situation(job: Job, pods: Sequence[Pod], now: datetime) -> Iterator[str]:
 
 
 def _why(job: Job) -> Iterator[str]:
-    """The words of the condition that stands for the phase."""
+    """Iterate over the messages of the conditions that explain the phase."""
     for kind, phases in (
         ("Failed", ("Failed",)),
         ("Stalled", ("Stalled",)),
@@ -190,7 +190,7 @@ def _memory(job: Job) -> Iterator[str]:
 
 
 def _waiting_pods(job: Job, pods: Sequence[Pod]) -> Iterator[str]:
-    """Pods that do not start, grouped by their reason."""
+    """Iterate over pods that do not start, grouped by their reason."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for pod in pods:
         if pod.attempt == job.attempt and pod.exit_code is None and not pod.started and pod.reason:

@@ -1,4 +1,4 @@
-"""What to do about pods that are refused, do not start, or do not go."""
+"""Advice on pods that are rejected, do not start, or are not deleted."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from zerotrain.client.diagnosis.case import Advice, Case
 
 LATE_S = 60.0
-"""A pod that has had a node for so long and does not start deserves a look."""
+"""Seconds after which a pod that has a node and has not started is reported."""
 
 _NAME = re.compile(r"[A-Z][A-Za-z]{2,62}/[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
 _FAILED_STARTS = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume", "FailedCreatePodSandBox"})
-"""Events in which a kubelet says what keeps a pod from starting."""
+"""Event reasons by which a kubelet reports what keeps a pod from starting."""
 
 
 def refused(case: Case, reasons: set[str]) -> Iterator[Advice]:
-    """What the API server does not take."""
+    """Advise on objects that the API server rejects."""
     if "QuotaExceeded" in reasons:
         yield Advice(
             text="A quota of the namespace leaves no room for the job's objects: raise it, end something "
@@ -39,7 +39,7 @@ def refused(case: Case, reasons: set[str]) -> Iterator[Advice]:
                 command=case.kubectl(f"get pods -l zerotrain.dev/job={case.job.name} --show-labels"),
             )
         elif _NAME.fullmatch(f"{kind}/{name}"):
-            # Whose it is decides whether it may go: no command here deletes it unseen.
+            # The owner decides whether it may be deleted: no command here deletes it unseen.
             yield Advice(
                 text=f"{kind} {name} stands where the job's own has to be: look whose it is, then delete "
                 "it or rename the job.",
@@ -48,7 +48,7 @@ def refused(case: Case, reasons: set[str]) -> Iterator[Advice]:
 
 
 def late(case: Case) -> Iterator[Advice]:
-    """What keeps pods that have a node from starting, in the kubelet's words."""
+    """Advise on pods that have a node and do not start, in the kubelet's words."""
     if case.job.phase not in ("Pending", "Starting"):
         return
     waiting = {pod.name: pod for pod in case.pods if pod.attempt == case.job.attempt and not pod.started}
@@ -72,7 +72,7 @@ def late(case: Case) -> Iterator[Advice]:
 
 
 def held(case: Case) -> Iterator[Advice]:
-    """Pods that do not go because somebody's finalizer is on them."""
+    """Advise on pods that are not deleted because of a finalizer."""
     for pod in case.pods:
         if pod.deleting and pod.finalizers:
             yield Advice(
@@ -86,7 +86,7 @@ def held(case: Case) -> Iterator[Advice]:
 
 
 def unstarted(case: Case) -> Iterator[Advice]:
-    """Pods that have a node and whose container does not start."""
+    """Advise on pods that have a node and whose container does not start."""
     words = {pod.reason for pod in case.pods if pod.attempt == case.job.attempt and not pod.started}
     first = next((pod.name for pod in case.pods if pod.reason in words and not pod.started), "")
     if words & {"ImagePullBackOff", "ErrImagePull", "ErrImageNeverPull", "InvalidImageName"}:
