@@ -85,7 +85,7 @@ class Executor(Hands):
                 lasting = error.status < 500  # otherwise a webhook or the server itself is down
                 raise ActionRefused(Reason.API_REFUSED, str(error), lasting=lasting) from error
             except ConfigError as error:
-                # The validation of the spec should reject this configuration. If it accepted too much, the
-                # user must see why.
+                # The validation of the spec judges what is rendered. If it accepted too much, the user must
+                # see why.
                 told = f"spec.config: {error} It can be changed while spec.suspend is true."
                 raise ActionRefused(Reason.INVALID_SPEC, told, lasting=True) from error

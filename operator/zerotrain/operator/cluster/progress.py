@@ -121,7 +121,7 @@ class _Poll:
 
 
 class ProgressPuller:
-    """Polls the workers until `run()` is cancelled. `changed` is called when a record says something new."""
+    """Poller of the workers, until `run()` is cancelled. `changed` is called when a record has news."""
 
     def __init__(
         self,
