@@ -1,2 +1,1 @@
-"""Collectives of the data-parallel group: gloo on CPU, NCCL on CUDA. Called by `zero` and the engine
-alone."""
+"""Collectives of the data-parallel group: gloo on CPU, NCCL on CUDA. Only `zero` and the engine call them."""

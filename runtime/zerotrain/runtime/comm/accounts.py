@@ -1,4 +1,5 @@
-"""What the collectives of one engine took: bytes, time, the hash of their sequence; the base of `Comm`."""
+"""Accounts of one engine's collectives: bytes, time and a hash of their sequence; the base class of
+`Comm`."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ TIMINGS_KEPT = 65_536
 
 
 class Accounts:
-    """`Comm` sets what is only declared here."""
+    """Base class that counts and times collectives. `Comm` sets the attributes that are only declared
+    here."""
 
     rank: int
     world_size: int
@@ -31,19 +33,23 @@ class Accounts:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.timings: deque[CollectiveSample] = deque(maxlen=TIMINGS_KEPT)
-        """Finished collectives, oldest first; whoever exports metrics pops them."""
+        """Finished collectives, oldest first; the exporter of metrics pops them."""
         self.bytes_sent: Counter[str] = Counter()
-        """Bytes this rank gave to the others, by operation; a broadcast counts its size on every rank."""
+        """Bytes that this rank sent to the others, by operation; a broadcast counts its size on every
+        rank."""
         self.cross_node_bytes: Counter[str] = Counter()
-        """The part of `bytes_sent` that went to other nodes."""
+        """Part of `bytes_sent` that went to other nodes."""
         self.wait_seconds = 0.0
-        """Time the caller spent waiting for collectives since the last `take_wait_seconds`."""
+        """Seconds that the caller spent waiting for collectives since the last `take_wait_seconds`."""
         self._sequence = 0
         self._stopwatch = Stopwatch(device, self._finished)
 
     def issue(self, start: Callable[[], Any]) -> Any:
-        """The handle of a collective that `start` issues. Raises the watchdog's verdict where that has ended
-        the group: NCCL takes no further collective then, and says so in words of its own."""
+        """Call `start`, which issues a collective, and return its handle.
+
+        Raises CommError with the watchdog's verdict if that has ended the group: NCCL then accepts no further
+        collective, and its own error does not give the reason.
+        """
         if self._watchdog is not None:
             self._watchdog.check()
         try:
@@ -63,10 +69,10 @@ class Accounts:
         receivers: int | None = None,
         crossing: int | None = None,
     ) -> Pending:
-        """Take a collective that was just issued into the accounts; its wait.
+        """Account for a collective that was just issued, and return the `Pending` to wait for it.
 
-        It gives `bytes_each` to each of `receivers` ranks (None: all others), `crossing` of them over the
-        border of a node (None: all other nodes once, as rings pass data on within a node).
+        It sends `bytes_each` to each of `receivers` ranks (None: all others), and to `crossing` of them
+        across a node boundary (None: once to every other node, as rings pass data on within a node).
         """
         num_bytes = bytes_each * (self.world_size - 1 if receivers is None else receivers)
         self.bytes_sent[op] += num_bytes
@@ -76,48 +82,50 @@ class Accounts:
         return self._stopwatch.start(op, label, num_bytes, self.watch(work, f"{op} for {label!r}"))
 
     def watch(self, work: Any, name: str) -> Watched:
-        """A handle under the watchdog's eyes, outside of the accounts; `name` is the same on every rank."""
+        """Wrap a handle so that the watchdog watches it, without accounting; `name` is the same on every
+        rank."""
         return Watched(work, name, rank=self.rank, watchdog=self._watchdog, delays=self._delays)
 
     def check(self) -> None:
-        """Raise CommError where the watchdog has found that a wait cannot end well."""
+        """Raise CommError if the watchdog has found that a wait cannot succeed."""
         if self._watchdog is not None:
             self._watchdog.check()
 
     def note_error(self, error: BaseException) -> None:
-        """A call of the engine raised on this rank: said to the other ranks if they miss it."""
+        """Record an error that a call of the engine raised on this rank. Other ranks report it if this rank
+        is missing from a collective."""
         if self._watchdog is not None:
             self._watchdog.note_error(error)
 
     def note_batch(self, epoch: int, batches: int, ended: bool) -> None:
-        """How far the engine's own loader is on this rank; see `EpochLoader.on_batch`."""
+        """Record the progress of the engine's own loader on this rank; see `EpochLoader.on_batch`."""
         if self._watchdog is not None:
             self._watchdog.batches = (epoch, batches, ended)
 
     def take_sequence(self) -> float:
-        """The rolling hash of all collectives since the last call."""
+        """Return the rolling hash of all collectives since the last call."""
         value, self._sequence = self._sequence, 0
         return float(value)
 
     def take_wait_seconds(self) -> float:
-        """Seconds spent waiting for collectives since the last call."""
+        """Return the seconds spent waiting for collectives since the last call."""
         value, self.wait_seconds = self.wait_seconds, 0.0
         return value
 
     @property
     def waiting_seconds(self) -> float | None:
-        """How long this rank has been in the collective that it waits for; 0 = it does something else, None =
-        nobody looks (one rank, or no watchdog)."""
+        """Seconds that this rank has waited in its current collective; 0 = it is not waiting, None = there is
+        no watchdog (as with one rank)."""
         return None if self._watchdog is None else self._watchdog.waiting_seconds
 
     def advise(self, text: str) -> None:
-        """End errors about ranks that part with this, from now on: what may be the reason, and the way
-        out."""
+        """Append this text to all later errors about ranks that diverge: the possible reason and the
+        remedy."""
         if self._watchdog is not None:
             self._watchdog.advice = f"; {text}"
 
     def poll_timings(self) -> None:
-        """Move measurements that finished on the device into `timings`; never waits."""
+        """Move the measurements that the device has finished into `timings`; never blocks."""
         self._stopwatch.poll()
 
     def _finished(self, sample: CollectiveSample) -> None:

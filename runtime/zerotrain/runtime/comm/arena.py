@@ -1,8 +1,8 @@
-"""One rank's memory that the other ranks of its host can read: a sparse, unnamed memory file.
+"""Memory of one rank that the other ranks of its host can read: a sparse, unnamed memory file.
 
-The file is a memfd: no name anywhere, so nothing is left behind however the process ends; not limited by the
-size of /dev/shm; and charged to the cgroup page by page, when a page is touched. Its size is address space
-only. Called by `shared.py`.
+The file is a memfd. It has no name, so nothing is left behind however the process ends. The size of /dev/shm
+does not limit it, and the cgroup is charged page by page, when a page is touched. Its size is address space
+only. Used by `shared.py`.
 """
 
 from __future__ import annotations
@@ -22,42 +22,42 @@ _FALLOC_PUNCH_HOLE = 0x03  # keep the size, free the pages
 _FILE_BIT = 61
 _PRESENT_FILE = 0b101
 _HUGE = 2 << 20
-"""Buffers of this size and more start on a boundary of it, and ask for huge pages."""
+"""Size in bytes from which a buffer is aligned to this size and requests huge pages."""
 
 
 class Arena:
-    """This rank's file, mapped whole. Buffers are page-aligned; fresh and freed ones read as zeros."""
+    """Memory file of this rank, mapped whole. Buffers are page-aligned; new and freed ones read as zeros."""
 
     def __init__(self, num_bytes: int) -> None:
-        """Raises OSError where the system has no memfd or refuses the address space."""
+        """Create and map the file. Raises OSError if the system has no memfd or refuses the address space."""
         self.num_bytes = num_bytes
         self.fd = os.memfd_create("zerotrain", os.MFD_CLOEXEC)
         os.ftruncate(self.fd, num_bytes)
         self.pages = mmap.mmap(self.fd, num_bytes)
         self._bytes = _as_bytes(self.pages)
         self._base = self._bytes.data_ptr()
-        with suppress(OSError):  # has_copies says what follows
-            _page_flags()  # now: a process that hides its memory later is no longer let in
+        with suppress(OSError):  # without it `has_copies` returns True
+            _page_flags()  # early: a process that is undumpable later cannot open it
         self._sizes: dict[int, int] = {}
         self._holes: list[tuple[int, int]] = [(0, num_bytes)]  # (offset, bytes), by offset
 
     def zeros(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """A 1-D tensor of zeros; give it back with `free`."""
+        """Return a 1-D tensor of zeros. Release it with `free`."""
         wanted = max(numel * dtype.itemsize, 1)
         align = _HUGE if wanted >= _HUGE else mmap.PAGESIZE
         offset = self._carve(-(-wanted // mmap.PAGESIZE) * mmap.PAGESIZE, align)
         if wanted >= _HUGE:
-            # Whole huge pages only, so that the buffer takes no more than its bytes.
-            with suppress(OSError):  # a kernel without them
+            # Only whole huge pages, so that the buffer takes no more memory than its bytes.
+            with suppress(OSError):  # the kernel has no huge pages
                 self.pages.madvise(mmap.MADV_HUGEPAGE, offset, wanted // _HUGE * _HUGE)
         return view_of(self._bytes, offset, numel, dtype)
 
     def view(self, offset: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """Elements at a byte offset."""
+        """Return `numel` elements at a byte offset."""
         return view_of(self._bytes, offset, numel, dtype)
 
     def free(self, tensor: torch.Tensor) -> None:
-        """Give the memory of a tensor from `zeros` back to the system."""
+        """Return the memory of a tensor from `zeros` to the system."""
         offset = tensor.data_ptr() - self._base
         assert offset in self._sizes  # came from `zeros`
         size = self._sizes.pop(offset)
@@ -74,12 +74,12 @@ class Arena:
         self._holes = merged
 
     def offset_of(self, tensor: torch.Tensor) -> int | None:
-        """Byte offset of a contiguous tensor that lies in this arena, else None."""
+        """Return the byte offset of a contiguous tensor that lies in this arena, else None."""
         offset = tensor.data_ptr() - self._base
         return offset if 0 <= offset < self.num_bytes else None
 
     def close(self) -> None:
-        """Close the file; the memory lives as long as tensors of it, here or on other ranks."""
+        """Close the file. The memory lives as long as tensors refer to it, here or on other ranks."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -100,16 +100,16 @@ class Arena:
 
 
 class PeerArena:
-    """Another rank's file, mapped for reading."""
+    """Memory file of another rank, mapped for reading."""
 
     def __init__(self, fd: int) -> None:
-        """Owns `fd` from now on."""
+        """Map the file and take ownership of `fd`."""
         self.fd = fd
         self.pages = mmap.mmap(fd, os.fstat(fd).st_size, prot=mmap.PROT_READ)
         self._bytes = _as_bytes(self.pages)
 
     def view(self, offset: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """Elements at a byte offset; writing into them kills the process."""
+        """Return `numel` elements at a byte offset. Writing into them kills the process."""
         return view_of(self._bytes, offset, numel, dtype)
 
     def close(self) -> None:
@@ -120,9 +120,10 @@ class PeerArena:
 
 
 def map_in_a_row(parts: list[tuple[int, int]], part_bytes: int) -> mmap.mmap:
-    """One private mapping of `(fd, offset)` parts, one behind the other; bytes and offsets are whole pages.
+    """Map `(fd, offset)` parts one after the other into one private mapping; sizes and offsets are whole
+    pages.
 
-    Reading sees what the owners have written last. Writing copies a page, for this process alone, until
+    Reads see what the owners have written last. A write copies the page, for this process alone, until
     `madvise(MADV_DONTNEED)` drops the copies. Raises OSError.
     """
     whole = mmap.mmap(
@@ -139,12 +140,14 @@ def map_in_a_row(parts: list[tuple[int, int]], part_bytes: int) -> mmap.mmap:
 
 
 def has_copies(address: int, num_bytes: int) -> bool:
-    """Whether a private mapping holds pages that this process wrote; True where the system does not tell."""
+    """Return whether a private mapping holds pages that this process wrote; True if the system does not
+    tell."""
     try:
         raw = os.pread(_page_flags(), num_bytes // mmap.PAGESIZE * 8, address // mmap.PAGESIZE * 8)
     except OSError:
         return True
-    # The upper bits: present, swapped out, (unused), of a file. Untouched or of the file is as it was mapped.
+    # The upper bits: present, swapped out, (unused), of a file. A page that is untouched or of the file was
+    # not written.
     kinds = (torch.frombuffer(bytearray(raw), dtype=torch.int64) >> _FILE_BIT) & 0b111
     return bool(((kinds != 0) & (kinds != _PRESENT_FILE)).any())
 
@@ -155,13 +158,13 @@ def _page_flags() -> int:
 
 
 def view_of(data: torch.Tensor, offset: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
-    """`numel` elements of another dtype at a byte offset of a tensor of bytes."""
+    """Return `numel` elements of `dtype` at a byte offset of a tensor of bytes."""
     return data[offset : offset + numel * dtype.itemsize].view(dtype)
 
 
 def _as_bytes(pages: mmap.mmap) -> torch.Tensor:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # "not writable": nobody writes into peers' memory
+        warnings.simplefilter("ignore")  # "not writable": peers' memory is never written
         return torch.frombuffer(pages, dtype=torch.uint8)
 
 

@@ -1,11 +1,12 @@
-"""Who has come how far: counters in memory that all ranks of a host read, each word written by one rank.
+"""Progress counters in memory that all ranks of a host read; each word is written by one rank.
 
-[Note: order of stores] Counters are aligned 8-byte words. x86 makes stores visible in program order, so a
-number that has arrived means that the data written before it has; on other machines `sharing.py` does not
-take this path.
+[Note: order of stores] Counters are aligned 8-byte words. x86 makes stores visible in program order, so once
+a number is visible, the data written before it is visible too. `sharing.py` does not use shared memory on
+other machines.
 
-[Note: waiting] Ranks may outnumber cores, so a wait looks a few times, yields, then sleeps, a tenth of what
-it has waited at a time and 1 ms at most: nobody burns a core, and the delay stays small beside the wait.
+[Note: waiting] Ranks may outnumber cores. So a wait polls a few times, then yields, then sleeps: each time a
+tenth of the time it has waited, at most 1 ms. No rank burns a core, and the delay stays small against the
+wait.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ from dataclasses import dataclass, replace
 from zerotrain.runtime.comm.errors import CommError
 
 RING = 4096
-"""Collectives of one channel that may be unfinished at a time."""
+"""Maximum number of unfinished collectives of one channel."""
 
 GATHERS, EXCHANGES = 0, 1
 _CHANNELS = 2
 _CLOSED = _CHANNELS
 _HEAD = 8
 BOARD_BYTES = 8 * (_HEAD + _CHANNELS * 2 * RING)
-"""Collectives started per channel and the closed flag; per channel, rings of offsets and of finished ones."""
+"""Size of a rank's board in bytes: a head with the number of started collectives per channel and the closed
+flag, then per channel a ring of buffer offsets and a ring of finished collectives."""
 
 _SPINS = 32
 _SHORTEST_SLEEP, _LONGEST_SLEEP = 20e-6, 1e-3
@@ -36,15 +38,15 @@ _LIVENESS_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Another rank's counters."""
+    """Counters of another rank."""
 
     words: memoryview
     pidfd: int | None
-    """Becomes readable when the process ends; None where it cannot be watched."""
+    """Descriptor that becomes readable when the process ends; None if the process cannot be watched."""
 
 
 class Board:
-    """This rank's counters and everybody else's."""
+    """Counters of this rank and of all other ranks."""
 
     def __init__(
         self, rank: int, mine: memoryview, others: dict[int, Reader], *, timeout_seconds: float
@@ -54,10 +56,10 @@ class Board:
         self.others = others
         self._timeout = timeout_seconds
         self.on_long_wait: Callable[[], None] = lambda: None
-        """Called now and then within a long wait; may raise."""
+        """Function called repeatedly during a long wait; may raise."""
 
     def start(self, channel: int, offset: int = 0) -> int:
-        """Announce the next collective, whose buffer is ready at `offset`; its number."""
+        """Announce the next collective, whose buffer is ready at `offset`, and return its number."""
         number: int = self.words[channel] + 1
         if number > RING:
             oldest = number - RING
@@ -67,12 +69,13 @@ class Board:
         return number
 
     def arrive(self, channel: int, number: int, what: str) -> None:
-        """Wait until every rank has announced this collective. Raises CommError naming who has not."""
+        """Wait until every rank has announced this collective. Raises CommError naming a rank that has
+        not."""
         if self._missing(channel, number) is not None:
             self._until(lambda: self._missing(channel, number), what)
 
     def offset(self, channel: int, number: int, rank: int) -> int:
-        """Where a rank's buffer of a collective is; after `arrive`."""
+        """Return the offset of a rank's buffer in a collective; valid after `arrive`."""
         words = self.words if rank == self.rank else self.others[rank].words
         found: int = words[_ring(channel, 0) + number % RING]
         return found
@@ -82,7 +85,7 @@ class Board:
         self.words[_ring(channel, 1) + number % RING] = number
 
     def behind(self, channel: int, number: int) -> int | None:
-        """Another rank that has not finished a collective and still may; None when there is none."""
+        """Return another rank that has not finished a collective and still may; None if there is none."""
         slot = _ring(channel, 1) + number % RING
         for rank, other in self.others.items():
             if other.words[slot] < number and not other.words[_CLOSED] and not _ended(other):
@@ -90,7 +93,8 @@ class Board:
         return None
 
     def wait_for_readers(self, channel: int, number: int, *, seconds: float) -> bool:
-        """Wait that long for the others to finish a collective; whether all ranks have, this one included."""
+        """Wait up to `seconds` for the other ranks to finish a collective; return whether all ranks,
+        including this one, have."""
         if self.words[_ring(channel, 1) + number % RING] < number:
             return False
         deadline = time.monotonic() + seconds
@@ -107,8 +111,8 @@ class Board:
         return None
 
     def close(self) -> None:
-        """This rank starts nothing any more. The second time does nothing: the numbers of the descriptors
-        may be somebody else's by then."""
+        """Announce that this rank starts no more collectives. A second call does nothing: by then the
+        descriptor numbers may refer to other files."""
         self.words[_CLOSED] = 1
         watched, self.others = (
             self.others,
@@ -120,7 +124,7 @@ class Board:
                     os.close(other.pidfd)
 
     def _until(self, late_rank: Callable[[], int | None], what: str) -> None:
-        """Wait until nobody is late; see [Note: waiting]."""
+        """Wait until `late_rank` returns None; see [Note: waiting]."""
         for _ in range(_SPINS):
             if late_rank() is None:
                 return
@@ -136,7 +140,7 @@ class Board:
     def _check(self, late_rank: Callable[[], int | None], late: int, waited: float, what: str) -> None:
         other = self.others.get(late)
         has_left = other is not None and (other.words[_CLOSED] or _ended(other))
-        if has_left and late_rank() == late:  # it may have announced this one just before it left
+        if has_left and late_rank() == late:  # it may have announced this collective just before it left
             raise CommError(f"{what} failed, because another rank ended or left: rank {late}")
         if waited > self._timeout:
             raise CommError(f"{what} failed: rank {late} did not get there within {waited:.0f} s")

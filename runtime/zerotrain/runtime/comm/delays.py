@@ -1,4 +1,5 @@
-"""Random pauses around collectives, so that tests meet orders of events that a quiet machine never shows."""
+"""Random pauses around collectives, so that tests meet orders of events that an idle machine never
+produces."""
 
 from __future__ import annotations
 
@@ -7,13 +8,13 @@ import time
 
 
 class Delays:
-    """Up to `most_seconds` at a time, another sequence on every rank."""
+    """Random pauses of at most `most_seconds` each, in a different sequence on every rank."""
 
     def __init__(self, most_seconds: float, *, seed: int) -> None:
         self._most = most_seconds
         self._random = random.Random(seed)
 
     def pause(self) -> None:
-        """Sleep for a random part of the bound."""
+        """Sleep for a random part of `most_seconds`."""
         if self._most > 0.0:
             time.sleep(self._random.random() * self._most)

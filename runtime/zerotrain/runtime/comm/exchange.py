@@ -1,4 +1,4 @@
-"""An all-to-all of gradients in flight, whichever way it travels; made by `Comm.start_exchange`."""
+"""An all-to-all of gradients in flight, independent of the transport; made by `Comm.start_exchange`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from zerotrain.runtime.comm.timing import Pending
 
 
 class Exchange:
-    """`wait`, read `parts`, `finish`; in that order, each once."""
+    """Handle of an all-to-all: call `wait`, read `parts`, call `finish`, in this order and once each."""
 
     def __init__(
         self,
@@ -24,17 +24,18 @@ class Exchange:
         self._parts = parts
         self._finish = finish
         self.extra_bytes = extra_bytes
-        """Memory that what is received takes until `finish`; 0 where it is read on the other ranks."""
+        """Bytes that the received parts take until `finish`; 0 if they are read in place on the other
+        ranks."""
 
     def wait(self) -> None:
-        """Block (CPU) or make the current stream wait (CUDA) until the parts are there."""
+        """Block (CPU) or make the current stream wait (CUDA) until the parts are available."""
         self._pending.wait()
 
     def parts(self) -> Sequence[torch.Tensor]:
-        """What every rank has for this one, in rank order; one of them may alias the buffer that was sent.
-        Read only."""
+        """Return what every rank sent to this one, in rank order. Read only; one of the parts may alias the
+        buffer that was sent."""
         return self._parts()
 
     def finish(self) -> None:
-        """The parts have been read and are not needed any more."""
+        """Declare that the parts have been read and are not needed any more."""
         self._finish()

@@ -1,12 +1,12 @@
-"""The data-parallel process groups and the collectives the engine uses on them.
+"""The data-parallel process groups and the collectives that the engine runs on them.
 
-Every collective goes through `Comm`, which times it, counts its bytes and folds it into a rolling hash; the
-hash rides in the step record, so ranks that issued different sequences get a named error instead of wrong
+Every collective goes through `Comm`, which times it, counts its bytes and folds it into a rolling hash. The
+hash is part of the step record, so ranks that issued different sequences get a named error instead of wrong
 numbers.
 
-Two groups: gathers of parameters and exchanges of gradients interleave differently with compute, and one
-group would force one order on both. At world size 1 nothing touches torch.distributed. Ranks of one host talk
-through memory that they share (`shared.py`) where that works and is faster.
+There are two groups: gathers of parameters and exchanges of gradients interleave differently with compute,
+and one group would force one order on both. At world size 1 nothing uses torch.distributed. Ranks of one host
+communicate through shared memory (`shared.py`) if that works and is faster.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from zerotrain.runtime.comm.work import FLAT_ALL_GATHER, Ready, gather_by_broadc
 __all__ = ["DEFAULT_TIMEOUT", "Comm", "CommError", "pick_device", "timeout_of"]
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
-"""Of a group whose ranks nobody else looks after."""
+"""Timeout of a group if the operator does not set one, see `timeout_of`."""
 
 BROADCAST_BYTES = 1 << 16
-"""Size from which a gather on gloo is made of broadcasts; below it latency counts."""
+"""Size in bytes from which a gather on gloo is made of broadcasts; below it latency dominates."""
 
 
 class Comm(Accounts):
@@ -56,14 +56,14 @@ class Comm(Accounts):
         options: CommEnv | None = None,
         group: Any = None,
     ) -> None:
-        """Join the group: the default one if the program made it, else `env://`. Collective.
+        """Join the group: the program's default group if there is one, else `env://`. Collective.
 
-        `timeout` None is `timeout_of(options)`, `options` None takes them from the environment. `group`: a
-        process group of the program's that holds the data-parallel ranks; None = all ranks.
+        `timeout` None means `timeout_of(options)`; `options` None reads them from the environment. `group` is
+        a process group of the program that holds the data-parallel ranks; None = all ranks.
         """
         options = options or CommEnv.from_env(os.environ)
         self.timeout = timeout = timeout or timeout_of(options)
-        """How long the ranks wait for each other in any group of the engine's."""
+        """Time that the ranks wait for each other in any group of the engine."""
         super().__init__(device)
         self._serial = next(_ENGINES)
         self._is_closed = False
@@ -72,29 +72,30 @@ class Comm(Accounts):
         self.rank = dist.get_rank(group) if joined else 0
         self.world_size = dist.get_world_size(group) if joined else 1
         self.model_parallel: ModelParallel | None = None
-        """The group that an mpu object supplies, whose ranks hold the parts of one replica of the model."""
+        """Group from an mpu object, whose ranks hold the parts of one replica of the model."""
         self._members = dist.get_process_group_ranks(group) if group is not None else None
-        """Global ranks of a group that is not all ranks."""
+        """Global ranks of the group if it is not all ranks."""
         self.global_ranks = tuple(self._members or range(self.world_size))
         self.group = (group or dist.group.WORLD) if joined else None
-        """The torch.distributed process group of the ranks; None for one rank that joined none."""
+        """The torch.distributed process group of the ranks; None for one rank without a group."""
         self.nodes = NodeMap.of(self.global_ranks, local_world_size=self._agree(options))
         self._exchanges = self._second_group(timeout) if self.world_size > 1 else None
         self.subgroups: list[Any] = []
-        """Process groups of some of the ranks: whoever makes one puts it here, so that a verdict ends its
-        collectives too, and takes it out before leaving it."""
+        """Process groups of some of the ranks. `SubGroup` adds its group here, so that a verdict aborts its
+        collectives too, and removes it before leaving the group."""
         self._delays = Delays(options.delay_seconds, seed=self.rank)
         self.meet = Meetings(self, store_name=f"zerotrain/{self._serial}/{self.global_ranks[0]}/meetings")
         """`meet(name)`: wait until every rank has called the engine's method of that name."""
         self._watchdog = self._make_watchdog(options.watchdog_seconds)
         self._shared, self.transport_reason = self._share(options.transport, timeout)
         self.memory: Memory = PrivateMemory(device) if self._shared is None else self._shared.memory
-        """Where buffers for collectives come from."""
+        """Allocator of the buffers for collectives."""
         _OPEN.add(self._serial)
 
     @property
     def transport(self) -> str:
-        """`shared`, `nccl`, `gloo` or, for one rank, `none`; `transport_reason` says why."""
+        """Name of the transport: `shared`, `nccl`, `gloo`, or `none` for one rank; `transport_reason`
+        explains it."""
         if self.world_size == 1:
             return "none"
         if self._shared is not None:
@@ -107,10 +108,10 @@ class Comm(Accounts):
         return self._shared is not None
 
     def all_gather(self, full: torch.Tensor, shard: torch.Tensor, *, label: str) -> Pending:
-        """Start filling `full` (1-D, world_size * shard elements) with every rank's `shard`, in rank order.
+        """Start to fill `full` (1-D, world_size * shard elements) with every rank's `shard`, in rank order.
 
-        `shard` may be this rank's part of `full` itself. Both must stay alive until `wait()`, and a shard
-        from `memory` unchanged until all ranks have come to a later collective.
+        `shard` may be this rank's part of `full` itself. Both must stay alive until `wait()`. A shard from
+        `memory` must stay unchanged until all ranks have entered a later collective.
         """
         if self.world_size == 1:
             if full.data_ptr() != shard.data_ptr():
@@ -130,9 +131,9 @@ class Comm(Accounts):
     def start_exchange(self, sent: torch.Tensor, *, label: str) -> Exchange:
         """Start the all-to-all of equal parts of a 1-D tensor: part i goes to rank i.
 
-        Followed by a local sum this is a reduce-scatter whose order of additions, and so whose bits, do not
-        depend on timing; on gloo it is also the faster one. `sent` (best from `memory.borrow`) must stay as
-        it is until `Exchange.finish`.
+        Followed by a local sum this is a reduce-scatter. Its order of additions, and so its bits, do not
+        depend on timing; on gloo it is also the faster one. `sent` (preferably from `memory.borrow`) must not
+        change until `Exchange.finish`.
         """
         self._delays.pause()
         num_bytes = sent.numel() // self.world_size * sent.element_size()
@@ -151,7 +152,7 @@ class Comm(Accounts):
         return Exchange(pending, parts=lambda: parts, finish=parts.clear, extra_bytes=received.nbytes)
 
     def exchange(self, received: torch.Tensor, sent: torch.Tensor, *, label: str) -> Pending:
-        """`start_exchange` into a buffer of the caller's: `received` holds the parts in rank order."""
+        """Run `start_exchange` into a buffer of the caller: `received` gets the parts in rank order."""
         exchange = self.start_exchange(sent, label=label)
 
         def wait() -> None:
@@ -163,8 +164,8 @@ class Comm(Accounts):
         return Pending(wait)
 
     def gather_record(self, record: Sequence[float], *, label: str = "step record") -> list[list[float]]:
-        """All-gather one short record of float64 per rank; the answer is in rank order and equal
-        everywhere."""
+        """All-gather one short record of float64 per rank; return the records in rank order, equal on every
+        rank."""
         if self.world_size == 1:
             return [list(record)]
         mine = torch.tensor(record, dtype=torch.float64, device=self.device)
@@ -172,21 +173,21 @@ class Comm(Accounts):
         self.all_gather(full, mine, label=label).wait()
         rows: list[list[float]] = full.view(self.world_size, -1).tolist()
         if self._watchdog is not None:
-            self._watchdog.check()  # on CUDA the values come here, those of an aborted collective too
+            self._watchdog.check()  # on CUDA the values arrive here, those of an aborted collective too
         return rows
 
     def broadcast(self, tensor: torch.Tensor, *, label: str, source: int = 0) -> None:
-        """Overwrite `tensor` with rank `source`'s values; blocks."""
+        """Overwrite `tensor` with the values of rank `source`; blocks."""
         if self.world_size == 1:
             return
         self._delays.pause()
         values = sendable(tensor)
         work = self.issue(lambda: dist.broadcast(values, group_src=source, group=self.group, async_op=True))
-        # Counted as if it went to one rank: which hops it takes is the backend's affair.
+        # Counted as if it went to one rank: the backend decides which hops it takes.
         self.account("broadcast", label, tensor.nbytes, work, receivers=1).wait()
 
     def close(self) -> None:
-        """Leave the groups that this object made, but the default one. The second time does nothing."""
+        """Leave the groups that this object made, except the default one. A second call does nothing."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -203,8 +204,11 @@ class Comm(Accounts):
         return f"{op} for {label!r} on rank {self.rank}"
 
     def _agree(self, options: CommEnv) -> int:
-        """Ranks per node, 0 where the ranks have unequal numbers: what follows is collective, so no rank may
-        decide by itself. Raises CommError, on every rank, when they ask for different transports."""
+        """Return the number of ranks per node, or 0 if it differs between ranks.
+
+        What follows is collective, so no rank may decide alone. Raises CommError, on every rank, if they are
+        configured for different transports.
+        """
         if self.world_size == 1:
             return options.local_world_size
         mine = torch.tensor([options.local_world_size, _TRANSPORTS.index(options.transport)])
@@ -221,13 +225,14 @@ class Comm(Accounts):
         return options.local_world_size if len(set(sizes)) == 1 else 0
 
     def _second_group(self, timeout: timedelta) -> Any:
-        """Of the same ranks."""
+        """Return a second group of the same ranks, for exchanges of gradients."""
         if self._members is None:
             return dist.new_group(timeout=timeout)
         key = tuple(self._members)
         if key not in _SECOND_GROUPS:
-            # Only the members come here. torch derives such a group's name from the groups that exist, so one
-            # that was destroyed would meet its successor's addresses; hence it is kept.
+            # Only the members call this. torch derives the name of such a group from the groups that exist,
+            # so a group made after another was destroyed would find the old one's addresses. The group is
+            # therefore kept.
             _SECOND_GROUPS[key] = dist.new_group(
                 self._members, timeout=timeout, use_local_synchronization=True
             )
@@ -268,7 +273,7 @@ class Comm(Accounts):
         return shared, reason
 
     def _abort(self, verdict: str) -> None:
-        """NCCL waits on the device, where no exception reaches it."""
+        """Abort the NCCL groups, because NCCL waits on the device, where no exception reaches it."""
         for group in (self.group, self._exchanges, *self.subgroups):
             backend: Any = dist.distributed_c10d._get_default_group() if group is None else group
             if hasattr(backend, "abort"):
@@ -281,23 +286,24 @@ _OPEN: set[int] = set()
 """Serial numbers of the objects that are not closed."""
 
 _SECOND_GROUPS: dict[tuple[int, ...], Any] = {}
-"""By their global ranks, for the life of the process."""
+"""Second groups by their global ranks; they live as long as the process."""
 
 _ENGINES = itertools.count()
-"""Every rank makes its engines in the same order, so they find each other's watchdogs by number."""
+"""Counter of engines. Every rank makes its engines in the same order, so their watchdogs find each other by
+number."""
 
 
 def timeout_of(options: CommEnv) -> timedelta:
-    """How long a rank waits for the others in a collective, and when groups are made."""
+    """Return how long a rank waits for the others in a collective, and when groups are made."""
     if options.hang_backstop_seconds is None:
         return DEFAULT_TIMEOUT
     return timedelta(seconds=options.hang_backstop_seconds)
 
 
 def pick_device() -> torch.device:
-    """CUDA device of LOCAL_RANK when there is CUDA, else the CPU. Makes it current.
+    """Return the CUDA device of LOCAL_RANK if there is CUDA, else the CPU, and make it current.
 
-    Raises LaunchError where there are fewer GPUs than ranks.
+    Raises LaunchError if there are fewer GPUs than ranks.
     """
     if not torch.cuda.is_available():
         return torch.device("cpu")
@@ -319,7 +325,7 @@ def _nothing() -> None:
 def _join(device: torch.device, timeout: timedelta) -> None:
     """Make the default group unless it exists or there is one rank.
 
-    It stays until the process ends: other engines use it, and one made anew would meet the addresses that
+    The group stays until the process ends. Other engines use it, and a new one would find the addresses that
     the old one left in the launcher's store.
     """
     if dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
@@ -336,7 +342,10 @@ def _join(device: torch.device, timeout: timedelta) -> None:
 
 
 def _leave(made: Any) -> None:
-    """At the end of the process: the default group that we made. Not where an engine is still open, as after
-    an error: peers that hang in a collective would be waited for."""
+    """Destroy the default group `made` by `_join`, at the end of the process.
+
+    It stays if an engine is still open, as after an error: destroying it would wait for peers that hang in a
+    collective.
+    """
     if not _OPEN and dist.is_initialized() and dist.group.WORLD is made:
         dist.destroy_process_group()

@@ -1,10 +1,10 @@
-"""Hands every rank's memory file to every other rank of the host, through unnamed-file descriptors.
+"""Hands every rank's memory file to every other rank of the host, as a descriptor of an unnamed file.
 
-Sockets of the abstract namespace: they leave nothing behind, and ranks that cannot reach each other (another
-network namespace) cannot share memory either. Their names are public (`/proc/net/unix`), and a name is free
-again once its socket is closed. So both ends ask the kernel who the other is (SO_PEERCRED): it must be the
-process that the group named through its own collective, of the same user, and the one that gives must know
-the group's token besides, which is in no name.
+The sockets are in the abstract namespace. They leave nothing behind, and ranks in different network
+namespaces, which cannot share memory either, cannot reach each other. Socket names are public
+(`/proc/net/unix`), and a name is free again once its socket is closed. So both ends ask the kernel for the
+process at the other end (SO_PEERCRED): it must be of the same user and be the process that the group named
+through its own collective. The sender must also know the group's token, which is in no name.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid: struct ucred
 
 _FACTS = struct.Struct("32s16s16sq")  # key of the host, name of the socket, token, pid
 FACTS_BYTES = _FACTS.size
-"""Size of `Door.facts()`."""
+"""Size of `Door.facts()` in bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Neighbour:
-    """What every rank of the group says of itself."""
+    """Address and identity of a rank, which it sends to the group."""
 
     host: bytes
-    """Equal for ranks that may share memory; zeros where it cannot."""
+    """Key of the host, equal for ranks that may share memory; zeros if the rank cannot share memory."""
     name: bytes
-    """Of its socket."""
+    """Name of the rank's socket."""
     token: bytes
     pid: int
 
@@ -48,14 +48,14 @@ class Neighbour:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Visitor:
-    """What another rank handed over."""
+    """Memory file and process of another rank."""
 
     fd: int
     pid: int
 
 
 class Door:
-    """This rank's end of the hand-over."""
+    """Listening socket of this rank, for the exchange of memory files."""
 
     def __init__(self) -> None:
         self._name, self._token = secrets.token_bytes(16), secrets.token_bytes(16)
@@ -64,11 +64,12 @@ class Door:
         self._socket.listen(4096)
 
     def facts(self) -> bytes:
-        """What the other ranks must know of this one: the key of its host, and where its door is."""
+        """Return what the other ranks must know of this one: the key of its host, its socket, its token and
+        its pid."""
         return _FACTS.pack(host_key(), self._name, self._token, os.getpid())
 
     def trade(self, rank: int, group: Sequence[Neighbour], fd: int) -> dict[int, Visitor]:
-        """Give `fd` to every other rank and take theirs. Raises OSError (a timeout is one)."""
+        """Give `fd` to every other rank and return theirs by rank. Raises OSError, also on a timeout."""
         for peer, neighbour in enumerate(group):
             if peer != rank:
                 self._give(neighbour, rank, fd, token=group[0].token)
@@ -109,7 +110,7 @@ class Door:
 
 
 def _check_process(connection: socket.socket, expected: Neighbour, what: str) -> int:
-    """The other end's process. Raises OSError unless it is the expected one."""
+    """Return the pid of the process at the other end. Raises OSError unless it is the expected one."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(raw)
     if uid != os.getuid() or pid != expected.pid:
@@ -121,8 +122,10 @@ def _check_process(connection: socket.socket, expected: Neighbour, what: str) ->
 
 
 def receive_descriptor(connection: socket.socket, num_bytes: int) -> tuple[bytes, int]:
-    """A message of that many bytes and the descriptor that came with it, which programs that this one starts
-    do not inherit (`socket.recv_fds` ignores its flags). Raises OSError."""
+    """Return a message of `num_bytes` bytes and the descriptor that came with it. Raises OSError.
+
+    Programs that this one starts do not inherit the descriptor (`socket.recv_fds` ignores its flags).
+    """
     descriptors = array.array("i")
     message, attached, _, _ = connection.recvmsg(
         num_bytes, socket.CMSG_LEN(descriptors.itemsize), socket.MSG_CMSG_CLOEXEC
@@ -138,8 +141,8 @@ def receive_descriptor(connection: socket.socket, num_bytes: int) -> tuple[bytes
 
 
 def host_key() -> bytes:
-    """32 bytes that are equal for ranks which may share memory: one boot of one machine, one network
-    namespace, one numbering of processes, one user."""
+    """Return 32 bytes that are equal for ranks which may share memory: same boot of the same machine, same
+    network and pid namespaces, same user."""
     facts = [platform.node(), str(os.getuid())]
     for path in ("/proc/sys/kernel/random/boot_id", "/etc/machine-id"):
         try:

@@ -1,4 +1,5 @@
-"""What the progress of all ranks says about a collective that does not end. Pure; called by `watchdog.py`."""
+"""Decides from the progress of all ranks what is wrong with a collective that does not end. Pure functions,
+called by `watchdog.py`."""
 
 from __future__ import annotations
 
@@ -9,33 +10,34 @@ from dataclasses import dataclass, field
 from zerotrain.contract.strict_json import strict_json
 
 CALL = "call of "
-"""Begins the names of collectives that are calls of the engine as a whole, such as `call of
+"""Prefix of the names of collectives that are whole calls of the engine, such as `call of
 save_checkpoint`."""
 
 ENDED = "ended"
-"""Of `Progress.end`, where nothing more is known."""
+"""Value of `Progress.end` if only the end of the rank is known."""
 
 STUCK_BOUNDS = 2.0
-"""Bounds after which a collective that nobody is missing from is reported; by then even a rank that came at
-the last moment has been in it for one bound."""
+"""Multiple of the bound after which a collective that every rank has entered is reported. By then even the
+last rank has been in it for one bound."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """How far a rank is."""
+    """Progress of one rank."""
 
     started: int
-    """Collectives so far."""
+    """Number of collectives started."""
     recent: Mapping[int, str] = field(default_factory=dict)
-    """The last of them by number, such as `all_gather for 'blocks.3'`."""
+    """Names of the last collectives by number, such as `all_gather for 'blocks.3'`."""
     waiting_for: int | None = None
     """Number of the collective that the rank waits for now."""
     end: str = ""
-    """Why the rank takes part in nothing more, such as `raised ValueError: ...`; empty while it may."""
+    """Reason why the rank takes part in no more collectives, such as `raised ValueError: ...`; empty while it
+    may."""
     error: str = ""
-    """The last error that came out of a call of the engine; the program may have handled it."""
+    """Last error that a call of the engine raised; the program may have handled it."""
     batches: tuple[int, int, bool] | None = None
-    """Epoch of the engine's own loader, batches of it so far, whether it has ended; None without one."""
+    """Epoch of the engine's own loader, its batches so far and whether it has ended; None without one."""
 
     def to_json(self) -> str:
         return json.dumps(
@@ -68,13 +70,13 @@ class Progress:
 
 
 NOTHING = Progress(started=0)
-"""Of a rank that has not said anything yet."""
+"""Progress of a rank that has not written any yet."""
 
 
 def judge(
     mine: Progress, others: Mapping[int, Progress], *, rank: int, waited: float, bound: float
 ) -> str | None:
-    """What is wrong with the collective that this rank waits for; None when it may still go through."""
+    """Return what is wrong with the collective that this rank waits for; None if it may still succeed."""
     number = mine.waiting_for
     if number is None:
         return None
@@ -84,7 +86,7 @@ def judge(
     if waited < bound:
         return None
     missing = {peer: theirs for peer, theirs in others.items() if theirs.started < number}
-    # A rank that is itself in a wait is held up by another one.
+    # A rank that is itself waiting is blocked by another one.
     culprits = {peer: theirs for peer, theirs in missing.items() if theirs.waiting_for is None} or missing
     if not culprits:
         if waited < bound * STUCK_BOUNDS:
@@ -101,8 +103,8 @@ def judge(
 
 
 def certain(mine: Progress, others: Mapping[int, Progress], *, rank: int) -> str | None:
-    """Why the collective that this rank waits for can never go through, however long it waits; None where
-    the others may only be late."""
+    """Return why the collective that this rank waits for can never succeed; None if the other ranks may only
+    be late."""
     number = mine.waiting_for
     for peer, theirs in others.items():
         for shared in sorted(mine.recent.keys() & theirs.recent.keys()):
@@ -123,7 +125,8 @@ def certain(mine: Progress, others: Mapping[int, Progress], *, rank: int) -> str
 
 
 def _fewer_batches(mine: tuple[int, Progress], theirs: tuple[int, Progress]) -> str | None:
-    """Whether their loader has ended before the batch that this rank works on, in words."""
+    """Return the error text if the peer's loader ended before the batch that this rank works on, else
+    None."""
     (rank, own), (peer, other) = mine, theirs
     if own.batches is None or other.batches is None:
         return None
@@ -138,7 +141,7 @@ def _fewer_batches(mine: tuple[int, Progress], theirs: tuple[int, Progress]) -> 
 
 
 def _different(number: int, mine: tuple[int, str], theirs: tuple[int, str]) -> str:
-    """The ranks are in different collectives of one number."""
+    """Return the error text for ranks that started different collectives under one number."""
     calls = [name.removeprefix(CALL) for _, name in (theirs, mine) if name.startswith(CALL)]
     if not calls:
         return (

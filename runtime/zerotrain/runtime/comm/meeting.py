@@ -1,7 +1,8 @@
-"""Calls of the engine that all ranks must make together: they meet in the store before any data is sent.
+"""Rendezvous in the store for engine calls that all ranks must make together, before any data is sent.
 
-A rank that saves a checkpoint alone would otherwise send the sizes of its files to ranks that expect weights.
-The wait is one under the watchdog like those for collectives, so both sides hear who called what.
+Otherwise a rank that saves a checkpoint alone would send the sizes of its files to ranks that expect weights.
+The watchdog watches this wait like those for collectives, so both sides get an error that says which rank
+called what.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ if TYPE_CHECKING:
     from zerotrain.runtime.comm.group import Comm
 
 _LOOK_AFTER = timedelta(milliseconds=200)
-"""How long a wait in the store goes before it asks the watchdog, again and again."""
+"""Time that a wait in the store lasts before the watchdog is checked; then the wait starts again."""
 
 
 class Meeting(Ready):
-    """A handle whose wait ends when every rank has come."""
+    """Handle whose wait ends when every rank has arrived."""
 
     def __init__(
         self, store: Any, *, number: int, world_size: int, timeout: timedelta, check: Callable[[], None]
     ) -> None:
-        """Announce this rank. `check` is called now and then within a wait, and may raise."""
+        """Announce this rank. `check` is called repeatedly during a wait, and may raise."""
         super().__init__(self._until_all)
         self._store = store
         self._all = f"zerotrain-meeting/{number}/all"
@@ -39,11 +40,11 @@ class Meeting(Ready):
             store.set(self._all, "1")
 
     def is_completed(self) -> bool:
-        """Whether `wait` has returned."""
+        """Return whether every rank is known to have arrived."""
         return self._is_over
 
     def _until_all(self) -> None:
-        """Block until everybody is there. Raises CommError."""
+        """Block until every rank has arrived. Raises CommError."""
         deadline = time.monotonic() + self._timeout.total_seconds()
         while not self._is_over:
             asked = time.monotonic()
@@ -61,7 +62,7 @@ class Meeting(Ready):
 
 
 class Meetings:
-    """Those of one `Comm`, in the same order on every rank."""
+    """Meetings of one `Comm`, in the same order on every rank."""
 
     def __init__(self, comm: Comm, *, store_name: str) -> None:
         self._comm = comm
@@ -70,8 +71,11 @@ class Meetings:
         self._met = 0
 
     def __call__(self, what: str) -> None:
-        """Wait until every rank has called the engine's method `what`: before data is sent, so that a rank
-        that called it alone, and those that did something else, hear of it. Raises CommError."""
+        """Wait until every rank has called the engine's method `what`. Raises CommError.
+
+        Called before data is sent, so that a rank that called it alone, and the ranks that did something
+        else, all get an error.
+        """
         comm = self._comm
         if comm.world_size == 1:
             return

@@ -1,5 +1,5 @@
-"""Memory of one rank that the other ranks of its host read in place; called by `shared.py` and by whoever
-needs buffers for collectives."""
+"""Memory of one rank that the other ranks of its host read in place; used by `shared.py` and by components
+that need buffers for collectives."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ from zerotrain.runtime.comm.arena import Arena, PeerArena, map_in_a_row
 from zerotrain.runtime.comm.board import GATHERS, Board
 
 _PATIENCE_SECONDS = 0.05
-"""How long `borrow` waits for slow readers before it takes more memory: never for ever, since a reader may
-itself be waiting for a collective that this rank has not reached."""
+"""Seconds that `borrow` waits for slow readers before it allocates more memory. The wait is bounded because a
+reader may itself wait for a collective that this rank has not reached."""
 
 _SMALL_BYTES = 1 << 16
-"""Buffers below it, such as step records, stay for good."""
+"""Size in bytes below which a buffer, such as a step record, is never freed."""
 
 
 @dataclass(slots=True, eq=False)
 class _Slot:
-    """A buffer that is lent over and over."""
+    """Buffer that is lent repeatedly."""
 
     data: torch.Tensor
     is_lent: bool = True
     last: tuple[int, int] | None = None
-    """(channel, number) of the last collective that reads it."""
+    """`(channel, number)` of the last collective that reads it."""
 
 
 class SharedMemory:
-    """Buffers in this rank's arena: lent over and over, or kept. Its own affair, but for `map_shards`."""
+    """Buffers in this rank's arena, either lent repeatedly or kept. Only `map_shards` involves other
+    ranks."""
 
     def __init__(self, board: Board, arena: Arena, peers: dict[int, PeerArena]) -> None:
         self._board = board
@@ -42,15 +43,15 @@ class SharedMemory:
         self.peers = peers
         self._slots: list[_Slot] = []
         self._mapped: WeakValueDictionary[int, mmap.mmap] = WeakValueDictionary()
-        """Mappings of everybody's shards, by address."""
+        """Mappings of all ranks' shards, by address."""
 
     @property
     def idle_bytes(self) -> int:
-        """Bytes that stay resident for the next `borrow`; at most what was lent at a time before."""
+        """Bytes that stay resident for the next `borrow`; at most what was lent at one time before."""
         return sum(slot.data.numel() for slot in self._slots if not slot.is_lent)
 
     def borrow(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """A 1-D tensor of zeros that the others can read; hand it back with `give_back`."""
+        """Return a 1-D tensor of zeros that the other ranks can read; release it with `give_back`."""
         num_bytes = numel * dtype.itemsize
         slot = self._idle_slot(num_bytes, seconds=0.0) or self._idle_slot(
             num_bytes, seconds=_PATIENCE_SECONDS
@@ -66,22 +67,24 @@ class SharedMemory:
         return slot.data.view(dtype)
 
     def give_back(self, tensor: torch.Tensor) -> None:
-        """Take a tensor from `borrow` back; other tensors are left alone."""
+        """Take back a tensor from `borrow`; other tensors are ignored."""
         slot = self._slot_of(tensor)
         if slot is not None:
             slot.is_lent = False
 
     def keep(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """A 1-D tensor of zeros that the others can read and that stays."""
+        """Return a 1-D tensor of zeros that the other ranks can read and that stays allocated."""
         return self.arena.zeros(numel, dtype)
 
     def drop(self, tensor: torch.Tensor) -> None:
-        """Give the memory of a tensor from `keep` back. Every rank must be done with it."""
+        """Free the memory of a tensor from `keep`. No rank may use it any more."""
         self.arena.free(tensor)
 
     def map_shards(self, shard: torch.Tensor) -> mmap.mmap | None:
-        """All ranks' shards (from `keep`) behind each other, as `map_in_a_row` makes it; None where shards
-        are not whole pages, or a rank may not have more mappings. Collective."""
+        """Map the shards of all ranks (from `keep`) one after the other with `map_in_a_row`. Collective.
+
+        Returns None, on every rank, if shards are not whole pages or a rank may not have more mappings.
+        """
         world_size = len(self.peers) + 1
         if shard.nbytes % mmap.PAGESIZE:
             return None
@@ -105,12 +108,12 @@ class SharedMemory:
         return pages
 
     def mapping_of(self, tensor: torch.Tensor) -> mmap.mmap | None:
-        """The mapping from `map_shards` that a tensor fills, if it is one."""
+        """Return the mapping from `map_shards` that a tensor fills, or None."""
         pages = self._mapped.get(tensor.data_ptr())
         return pages if pages is not None and len(pages) == tensor.nbytes else None
 
     def lend_to(self, tensor: torch.Tensor, channel: int, number: int) -> None:
-        """A collective reads the tensor from now on."""
+        """Record that a collective reads the tensor from now on."""
         slot = self._slot_of(tensor)
         if slot is not None:
             slot.last = (channel, number)
@@ -123,7 +126,8 @@ class SharedMemory:
         return next((slot for slot in self._slots if slot.data.data_ptr() == address), None)
 
     def _idle_slot(self, num_bytes: int, *, seconds: float) -> _Slot | None:
-        """A free slot of that size that nobody reads any more; waits that long for slow readers."""
+        """Return a free slot of that size that no rank reads any more, or None; waits up to `seconds` per
+        slot."""
         for slot in self._slots:
             if not slot.is_lent and slot.data.numel() == num_bytes and self._is_read(slot, seconds=seconds):
                 return slot
@@ -141,7 +145,8 @@ class SharedMemory:
 
 @cache
 def most_mappings() -> int:
-    """Of shards: half of what the system lets a process have, since everything else needs some too."""
+    """Return the limit of mappings for shards: half of what the system allows a process, which needs others
+    too."""
     with suppress(OSError, ValueError):
         return int(Path("/proc/sys/vm/max_map_count").read_text()) // 2
     return 1 << 15

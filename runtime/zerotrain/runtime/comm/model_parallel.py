@@ -1,4 +1,4 @@
-"""The model-parallel group of a DeepSpeed-style `mpu` object, which Megatron-like programs bring along."""
+"""The model-parallel group of a DeepSpeed-style `mpu` object, as programs like Megatron supply it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelParallel:
-    """This rank's place among the ranks that hold the parts of one replica of the model."""
+    """Rank and size of the group whose ranks hold the parts of one replica of the model."""
 
     group: Any
     """A torch.distributed process group."""
@@ -21,7 +21,8 @@ class ModelParallel:
 
     @classmethod
     def of(cls, mpu: object | None) -> ModelParallel | None:
-        """Read an mpu; None for None and for a group of one rank. Raises TypeError naming what it lacks.
+        """Read an mpu; return None for None and for a group of one rank. Raises TypeError naming a missing
+        method.
 
         Megatron calls the group tensor model parallel since it has pipelines; both names are read.
         """
@@ -37,9 +38,9 @@ class ModelParallel:
 
     @classmethod
     def data_parallel_group(cls, mpu: object | None) -> Any:
-        """The process group of the ranks that hold the same part as this one; None = all ranks.
+        """Return the process group of the ranks that hold the same part as this one; None = all ranks.
 
-        Raises TypeError naming what an mpu lacks, ValueError for one with pipeline stages.
+        Raises TypeError naming a missing method of the mpu, ValueError for one with pipeline stages.
         """
         if cls.of(mpu) is None:
             return None
@@ -52,20 +53,20 @@ class ModelParallel:
         return call_of(mpu, "get_data_parallel_group")
 
     def combine(self, rows: Sequence[float], device: torch.device) -> list[list[float]]:
-        """A short record of float64 of every rank of the group, in rank order."""
+        """Gather a short record of float64 from every rank of the group, in rank order."""
         mine = torch.tensor(rows, dtype=torch.float64, device=device)
         full: list[list[float]] = self.all_gather(mine).view(self.world_size, -1).tolist()
         return full
 
     def all_gather(self, part: torch.Tensor) -> torch.Tensor:
-        """Equal 1-D parts of all ranks of the group, one behind the other, in rank order."""
+        """Gather equal 1-D parts from all ranks of the group and concatenate them in rank order."""
         full = part.new_empty(self.world_size * part.numel())
         dist.all_gather(list(full.chunk(self.world_size)), part, group=self.group)
         return full
 
 
 def call_of(mpu: object, name: str) -> Any:
-    """The answer of an mpu's method. Raises TypeError where it has none of that name."""
+    """Return the result of an mpu's method. Raises TypeError if it has no such method."""
     method = getattr(mpu, name, None)
     if not callable(method):
         raise TypeError(f"mpu must have a method {name}(), as Megatron's has; got {type(mpu).__name__}")
@@ -73,6 +74,6 @@ def call_of(mpu: object, name: str) -> Any:
 
 
 def is_divided(parameter: torch.Tensor) -> bool:
-    """Whether the ranks of the group hold different parts of it, by Megatron's marks on the parameter; all
-    others are replicas, whose gradient counts once."""
+    """Return whether the ranks of the group hold different parts of the parameter, by Megatron's marks on it.
+    All other parameters are replicas, whose gradient counts once."""
     return any(getattr(parameter, mark, False) for mark in ("model_parallel", "tensor_model_parallel"))

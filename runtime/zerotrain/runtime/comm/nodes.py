@@ -1,4 +1,4 @@
-"""Which ranks share a node, and what crosses from one to another; called by `group.py` and by ZeRO++."""
+"""Mapping of ranks to nodes, and counts of what crosses node boundaries; used by `group.py` and by ZeRO++."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeMap:
-    """Consecutive ranks share a node, as launchers number them."""
+    """Nodes of a group. Consecutive ranks share a node, as launchers number them."""
 
     world_size: int
     ranks_per_node: int
 
     @classmethod
     def of(cls, global_ranks: Sequence[int], *, local_world_size: int) -> NodeMap:
-        """Of a group with these ranks of the job, of which `local_world_size` share a node (0 = all).
+        """Map a group with these ranks of the job, of which `local_world_size` share a node (0 = all).
 
-        Anything but equal runs of ranks per node means one node.
+        The result is one node unless every node has an equal, contiguous run of ranks.
         """
         world_size = len(global_ranks)
         nodes = [rank // local_world_size if local_world_size > 0 else 0 for rank in global_ranks]
@@ -33,5 +33,5 @@ class NodeMap:
 
     @property
     def outside(self) -> int:
-        """Ranks on other nodes."""
+        """Number of ranks on other nodes."""
         return self.world_size - self.ranks_per_node

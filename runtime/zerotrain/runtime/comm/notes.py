@@ -1,5 +1,5 @@
-"""What the ranks' watchdogs tell each other through the store: their progress, and where their processes are.
-Used by `watchdog.py`."""
+"""Messages between the ranks' watchdogs in the store: the ranks' progress and their processes. Used by
+`watchdog.py`."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from zerotrain.runtime.comm.judge import ENDED, NOTHING, Progress
 
 
 class Notes:
-    """This rank's progress in the store, and the others'."""
+    """Progress of this rank and of the others, in the store."""
 
     def __init__(self, store: Any, *, rank: int, world_size: int, every: float) -> None:
-        """`every`: seconds between two writes of what is not urgent."""
+        """Publish this rank's process. `every`: seconds between two writes that are not urgent."""
         self._store, self._rank, self._world_size, self._every = store, rank, world_size, every
         self._published: Progress | None = None
         self._published_at = 0.0
         self._host = host_key().hex()
         self._processes: dict[int, tuple[str, int]] = {}
-        """Host and number of the ranks' processes, as far as they were asked for."""
+        """Host and pid of the ranks' processes that were looked up."""
         with suppress(RuntimeError, OSError):
             store.set(_process_key(rank), json.dumps([self._host, os.getpid()]))
 
     def publish(self, mine: Progress) -> None:
-        """Write it."""
+        """Write this rank's progress."""
         self._store.set(_key(self._rank), mine.to_json())
         self._published, self._published_at = mine, time.monotonic()
 
     def keep_up(self, mine: Progress, *, is_urgent: bool) -> None:
-        """Write it if it changed, and is urgent or the last write is long ago. The end of the data is
-        urgent."""
+        """Write the progress if it changed and is urgent, or if the last write is long ago. The end of the
+        data is urgent."""
         before = self._published
         if mine == before:
             return
@@ -47,7 +47,7 @@ class Notes:
             self.publish(mine)
 
     def of_others(self) -> dict[int, Progress]:
-        """What the other ranks have written; of one whose process is gone, that it has ended."""
+        """Return the progress of the other ranks. A rank whose process is gone has ended."""
         found = {}
         for rank in range(self._world_size):
             if rank == self._rank:
@@ -62,7 +62,7 @@ class Notes:
         return found
 
     def _has_ended(self, rank: int) -> bool:
-        """Whether the rank's process is one of this host and is gone."""
+        """Return whether the rank's process was on this host and is gone."""
         if rank not in self._processes:
             if not self._store.check([_process_key(rank)]):
                 return False
@@ -73,12 +73,12 @@ class Notes:
 
 
 def _is_gone(pid: int) -> bool:
-    """Also true of a process that nobody has waited for yet."""
+    """Return whether a process has ended; True also for a zombie that its parent has not reaped."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         return True
-    except OSError:  # the kernel, or its filter, does not let us look
+    except OSError:  # the kernel or a seccomp filter does not allow the check
         return False
     try:
         poll = select.poll()

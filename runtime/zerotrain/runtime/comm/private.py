@@ -1,4 +1,4 @@
-"""Buffers of collectives where ranks cannot read each other's memory: plain ones. Called by `group.py`."""
+"""Private buffers for collectives between ranks that cannot read each other's memory. Used by `group.py`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 class Memory(Protocol):
-    """Where buffers that take part in collectives come from."""
+    """Allocator of the buffers that take part in collectives."""
 
     @property
     def idle_bytes(self) -> int:
@@ -17,29 +17,29 @@ class Memory(Protocol):
         ...
 
     def borrow(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """A 1-D tensor of zeros to send from; hand it back with `give_back`."""
+        """Return a 1-D tensor of zeros to send from; release it with `give_back`."""
         ...
 
     def give_back(self, tensor: torch.Tensor) -> None:
-        """Take a tensor from `borrow` back."""
+        """Take back a tensor from `borrow`."""
         ...
 
     def keep(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """A 1-D tensor of zeros to send from, for as long as the engine."""
+        """Return a 1-D tensor of zeros to send from, which lives as long as the engine."""
         ...
 
     def drop(self, tensor: torch.Tensor) -> None:
-        """Give the memory of a tensor from `keep` back. Every rank must be done with it."""
+        """Free the memory of a tensor from `keep`. No rank may use it any more."""
         ...
 
     def map_shards(self, shard: torch.Tensor) -> mmap.mmap | None:
-        """One mapping in which the shards of all ranks (each from `keep`) lie in rank order, private to this
-        process when written to; None where there is no such thing. Collective."""
+        """Return one mapping of the shards of all ranks (each from `keep`) in rank order, private to this
+        process when written to; None if that is not available. Collective."""
         ...
 
 
 class PrivateMemory:
-    """Memory of this process or device alone."""
+    """Memory that only this process can read, on its device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -52,17 +52,18 @@ class PrivateMemory:
         return self.keep(numel, dtype)
 
     def give_back(self, tensor: torch.Tensor) -> None:
-        """Nothing: it goes when the caller drops it."""
+        """Do nothing: the memory is freed when the caller drops the tensor."""
 
     def keep(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """On CPU a mapping of its own: malloc keeps freed megabytes in its heap."""
+        """Return a 1-D tensor of zeros. On CPU it is a mapping of its own, as malloc keeps freed megabytes in
+        its heap."""
         if self._device.type != "cpu" or numel == 0:
             return torch.zeros(numel, dtype=dtype, device=self._device)
         pages = mmap.mmap(-1, numel * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         return torch.frombuffer(pages, dtype=dtype)
 
     def drop(self, tensor: torch.Tensor) -> None:
-        """Nothing: it goes when the caller drops it."""
+        """Do nothing: the memory is freed when the caller drops the tensor."""
 
     def map_shards(self, shard: torch.Tensor) -> mmap.mmap | None:
         return None

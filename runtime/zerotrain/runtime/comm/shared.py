@@ -1,10 +1,10 @@
-"""Collectives between ranks of one host through memory that they all can read; called by `group.py`.
+"""Collectives between ranks of one host through shared memory; used by `group.py`.
 
-[Note: reading in place] Nothing is sent. A rank that starts a collective announces where its buffer is;
-whoever waits for the result reads the others' buffers, straight into the place where the data is wanted. So a
-buffer must stay as it is until all have read it. `borrow` hands out only buffers that nobody reads any more;
-buffers from `keep` (weights, accumulators) may be written after a collective that every rank entered after
-its last use, and the record at the step boundary is one.
+[Note: reading in place] Nothing is sent. A rank that starts a collective announces the offset of its buffer.
+A rank that waits for the result copies the others' buffers straight to the destination. So a buffer must not
+change until all ranks have read it. `borrow` hands out only buffers that no rank reads any more. Buffers from
+`keep` (weights, accumulators) may be written after a collective that every rank entered after its last use;
+the step record at the step boundary is one.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from zerotrain.runtime.comm.board import EXCHANGES, GATHERS, RING, Board
 from zerotrain.runtime.comm.memory import SharedMemory
 
 MOST_UNFINISHED = RING // 2
-"""Gathers in flight. The board has room for `RING` of them, and a rank that waits for room there, while all
-wait, would wait for ever; so the oldest ones are finished early instead."""
+"""Maximum number of gathers in flight. The board has `RING` slots, and a rank that waits for a free slot
+while all ranks wait would deadlock, so the oldest gathers are finished early instead."""
 
 
 class SharedGroup:
-    """All ranks of a group that lives on one host; every rank calls every method in the same order."""
+    """All ranks of a group that is on one host; every rank calls every method in the same order."""
 
     def __init__(self, board: Board, memory: SharedMemory) -> None:
         self.board = board
@@ -32,11 +32,11 @@ class SharedGroup:
         self.rank = board.rank
         self.world_size = len(memory.peers) + 1
         self._unfinished: dict[int, Callable[[], None]] = {}
-        """Gathers that nobody has waited for here, by number."""
+        """Gathers that were not waited for on this rank, by number."""
 
     def all_gather(self, full: torch.Tensor, shard: torch.Tensor, what: str) -> Callable[[], None]:
-        """Start `Comm.all_gather`; the answer waits for it. A mapping of everybody's shards is whole as soon
-        as all have come."""
+        """Start `Comm.all_gather` and return the function that waits for it. If `full` is a mapping of all
+        ranks' shards, it is whole as soon as all ranks have arrived."""
         while len(self._unfinished) >= MOST_UNFINISHED:
             next(iter(self._unfinished.values()))()
         pages = self.memory.mapping_of(full)
@@ -52,7 +52,7 @@ class SharedGroup:
         return SharedExchange(self, number=number, sent=sent, staged=staged, what=what)
 
     def parts(self, number: int, sent: torch.Tensor, what: str) -> list[torch.Tensor]:
-        """What every rank has for this one in an exchange, in rank order; blocks."""
+        """Return what every rank sends to this one in an exchange, in rank order; blocks."""
         self.board.arrive(EXCHANGES, number, what)
         numel = sent.numel() // self.world_size
         start = self.rank * numel * sent.element_size()
@@ -62,13 +62,14 @@ class SharedGroup:
         ]
 
     def finish(self, channel: int, number: int, staged: torch.Tensor | None) -> None:
-        """This rank has read all it needs of a collective."""
+        """Record that this rank has read all it needs of a collective."""
         self.board.finish(channel, number)
         if staged is not None:
             self.memory.give_back(staged)
 
     def close(self) -> None:
-        """Start nothing more; memory lives as long as tensors of it, here and on the other ranks."""
+        """Start no more collectives. Memory lives as long as tensors refer to it, here and on the other
+        ranks."""
         self.board.close()
         self.memory.arena.close()
         for peer in self.memory.peers.values():
@@ -84,13 +85,14 @@ class SharedGroup:
         return wait
 
     def _announce(self, channel: int, tensor: torch.Tensor) -> tuple[int, torch.Tensor | None]:
-        """Start a collective that reads `tensor`: its number, and the copy where others cannot read it."""
+        """Start a collective that reads `tensor`; return its number, and the copy if other ranks cannot read
+        `tensor`."""
         offset, staged = self.memory.arena.offset_of(tensor), None
         if offset is None:
             staged = self.memory.borrow(tensor.numel(), tensor.dtype)
             staged.copy_(tensor)
             offset = self.memory.arena.offset_of(staged)
-            assert offset is not None  # borrowed
+            assert offset is not None  # the tensor was borrowed
         number = self.board.start(channel, offset)
         self.memory.lend_to(tensor if staged is None else staged, channel, number)
         return number, staged
@@ -109,7 +111,8 @@ class SharedGroup:
         self.finish(GATHERS, number, staged)
 
     def _make_whole(self, mapped: torch.Tensor, pages: mmap.mmap, number: int, what: str) -> None:
-        """Everybody's shards are there already; what this process wrote over them goes."""
+        """Wait for all ranks, and drop the pages that this process wrote: the shards themselves are mapped
+        already."""
         self.board.arrive(GATHERS, number, what)
         if has_copies(mapped.data_ptr(), mapped.nbytes):
             pages.madvise(mmap.MADV_DONTNEED)
@@ -121,10 +124,10 @@ class SharedGroup:
 
 
 class SharedExchange:
-    """An all-to-all in flight whose parts are read where they are."""
+    """An all-to-all in flight whose parts are read in place."""
 
     extra_bytes = 0
-    """Memory that the parts take beside the buffers that were sent."""
+    """Bytes that the parts take in addition to the buffers that were sent."""
 
     def __init__(
         self, group: SharedGroup, *, number: int, sent: torch.Tensor, staged: torch.Tensor | None, what: str
@@ -140,9 +143,9 @@ class SharedExchange:
         self._group.parts(self._number, self._sent, self._what)
 
     def parts(self) -> list[torch.Tensor]:
-        """What every rank has for this one, in rank order; after `wait`. Read only."""
+        """Return what every rank sent to this one, in rank order, after `wait`. Read only."""
         return self._group.parts(self._number, self._sent, self._what)
 
     def finish(self) -> None:
-        """The parts are read."""
+        """Declare that the parts have been read."""
         self._group.finish(EXCHANGES, self._number, self._staged)

@@ -1,8 +1,8 @@
-"""Decides at start-up whether the ranks of a group talk through shared memory; called by `group.py`.
+"""Decides at start-up whether the ranks of a group use shared memory; called by `group.py`.
 
-They do when all of them are on one host, can hand each other memory, and a probe on the real group finds it
-faster than gloo. Each question is answered through the group, so that all ranks take the same way; the answer
-and its reason are kept for the metrics.
+They do if all of them are on one host, can exchange their memory files, and a probe on the real group finds
+it faster than gloo. Every decision is made collectively, so that all ranks use the same transport. The
+decision and its reason are kept for the metrics.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from zerotrain.runtime.comm.shared import SharedGroup
 _PROBE_NUMEL = 1 << 16
 _PROBE_ROUNDS = 3
 _ADDRESS_BYTES = 32 << 40
-"""Address space for the files of one host's ranks together."""
+"""Address space in bytes for the files of all ranks of a host together."""
 
 
 def share_memory(
     *, rank: int, world_size: int, timeout_seconds: float, probe: bool
 ) -> tuple[SharedGroup | None, str]:
-    """The group in shared memory and why, or None and why not. Collective; all ranks get the same answer.
+    """Return the group in shared memory and the reason, or None and the reason. Collective; the decision is
+    the same on all ranks.
 
-    `probe` False takes shared memory wherever it works.
+    `probe` False uses shared memory wherever it works.
     """
     door, arena, problem = _prepare(world_size)
     try:
@@ -62,7 +63,8 @@ def share_memory(
 
 
 def _prepare(world_size: int) -> tuple[Door | None, Arena | None, str]:
-    """All that a rank can do by itself, or why not: the others must not wait for one that cannot."""
+    """Do all that a rank can do alone, or return the problem: the other ranks must not wait for one that
+    cannot."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return None, None, f"the order of stores on {platform.machine()} is not known to be enough"
     if not hasattr(os, "memfd_create"):
@@ -101,7 +103,8 @@ def _pidfd(pid: int) -> int | None:
 
 
 def _arena_bytes(world_size: int) -> int:
-    """Address space of one rank: twice the memory of the machine, in which all ranks' must fit."""
+    """Return the address space of one rank: twice the memory of the machine, as far as all ranks' files
+    fit."""
     total = 64 << 30
     with suppress(OSError, ValueError, IndexError):
         total = int(Path("/proc/meminfo").read_text().split()[1]) * 1024
@@ -121,8 +124,10 @@ def _all_agree(yes: bool) -> bool:
 
 
 def _probe(group: SharedGroup) -> tuple[float, float]:
-    """Seconds of one all-gather of 256 KiB per rank through memory and through gloo: the best of a few rounds
-    of the slowest rank, the same numbers on every rank."""
+    """Measure the seconds of one all-gather of 256 KiB per rank through memory and through gloo.
+
+    Each is the best of a few rounds, taken from the slowest rank; the numbers are the same on every rank.
+    """
     shard = torch.zeros(_PROBE_NUMEL)
     full = torch.zeros(_PROBE_NUMEL * group.world_size)
     parts = list(full.view(group.world_size, -1))

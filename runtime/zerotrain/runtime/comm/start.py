@@ -1,4 +1,4 @@
-"""`init_distributed`: the default process group, for scripts that want it before `initialize`."""
+"""`init_distributed`: makes the default process group, for scripts that need it before `initialize`."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ def init_distributed(
     world_size: int = -1,
     **_: Any,
 ) -> None:
-    """Make torch's default process group unless it exists, from the launcher's environment. Collective.
+    """Make torch's default process group from the launcher's environment, unless it exists. Collective.
 
-    `dist_backend` None = NCCL on CUDA, else gloo; `rank` and `world_size` below 0 come from the environment,
-    which without any says one rank; `timeout` None = 30 minutes, or more where the operator looks after
-    hangs. Further arguments of DeepSpeed's function have nothing to do here. Raises CommError when ranks are
-    asked for that nobody can find, or `dist_init_required` is False and there is no group.
+    `dist_backend` None = NCCL on CUDA, else gloo. Negative `rank` and `world_size` are read from the
+    environment, and mean one rank if that has none. `timeout` None = 30 minutes, or the longer one that the
+    operator sets when it handles hangs. Further arguments of DeepSpeed's function have no effect. Raises
+    CommError if several ranks are requested without an address to meet at, or if `dist_init_required` is
+    False and there is no group.
     """
     if dist.is_initialized():
         return

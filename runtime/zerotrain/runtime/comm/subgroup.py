@@ -1,4 +1,4 @@
-"""Collectives among some of the ranks, for traffic that goes node by node; made and used by ZeRO++."""
+"""Collectives among some of the ranks, for traffic within and between nodes; used by ZeRO++."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from zerotrain.runtime.comm.work import FLAT_ALL_GATHER, sendable
 
 
 class SubGroup:
-    """This rank's group out of several that together hold all ranks."""
+    """Group of this rank, out of several groups that together hold all ranks."""
 
     def __init__(self, comm: Comm, groups: Sequence[Sequence[int]]) -> None:
-        """Collective over all ranks: everybody makes every group, in the same order."""
+        """Make all groups. Collective over all ranks, which pass the groups in the same order."""
         self._comm = comm
         self.ranks: tuple[int, ...] = ()
         self._group: Any = None
@@ -36,7 +36,7 @@ class SubGroup:
 
     @property
     def rank(self) -> int:
-        """Of this process within the group."""
+        """Rank of this process within the group."""
         return self.ranks.index(self._comm.rank)
 
     @property
@@ -44,7 +44,7 @@ class SubGroup:
         return len(self.ranks)
 
     def all_gather(self, full: torch.Tensor, shard: torch.Tensor, *, label: str) -> Pending:
-        """As `Comm.all_gather`, within the group."""
+        """Start `Comm.all_gather` within the group."""
         if self._group is None:
             full.copy_(shard)
             return Pending.done()
@@ -55,7 +55,7 @@ class SubGroup:
         )
 
     def all_to_all(self, received: torch.Tensor, sent: torch.Tensor, *, label: str) -> Pending:
-        """Part i of `sent` goes to the group's rank i; `received` holds the parts in the group's order."""
+        """Send part i of `sent` to rank i of the group; `received` gets the parts in the group's order."""
         if self._group is None:
             received.copy_(sent)
             return Pending.done()
@@ -73,7 +73,7 @@ class SubGroup:
         )
 
     def close(self) -> None:
-        """Leave the group, unless it is a lasting one."""
+        """Leave the group, unless it is kept for the life of the process."""
         group, self._group = self._group, None
         if group is None:
             return
@@ -83,8 +83,11 @@ class SubGroup:
 
 
 def _make(global_ranks: list[int], comm: Comm, *, is_member: bool) -> Any:
-    """A process group, None for one rank. All ranks of the job come here, or members alone where the engine
-    has only a part of the job's ranks. Without a timeout torch would take its own, on NCCL 10 minutes."""
+    """Make a process group; None for one rank.
+
+    All ranks of the job call this, or only the members if the engine has a part of the job's ranks. Without a
+    timeout torch would use its own, on NCCL 10 minutes.
+    """
     if len(global_ranks) == 1:
         return None
     if comm.world_size == dist.get_world_size():
@@ -98,5 +101,6 @@ def _make(global_ranks: list[int], comm: Comm, *, is_member: bool) -> Any:
 
 
 _LASTING: dict[tuple[int, ...], Any] = {}
-"""Groups that members alone made, by global ranks, for the life of the process: torch names such a group
-after its ranks and the number of groups that exist, so the next would meet a destroyed one's addresses."""
+"""Groups that only their members made, by global ranks, kept for the life of the process. torch names such a
+group after its ranks and the number of groups that exist, so a later group would find the addresses of a
+destroyed one."""

@@ -1,7 +1,7 @@
-"""Sums over flat gradients: by the native kernels on CPU where they are compiled in, else by torch.
+"""Sums over flat gradients: by the native kernels on CPU if they are compiled in, else by torch.
 
-Both ways add in the order of the ranks with one fused multiply-add per part, so they give the same bits.
-Called by whoever ends a reduction (`zero/reduce.py`, `comm`) and by the step.
+Both add in rank order with one fused multiply-add per part, so they give the same bits. Called at the end of
+a reduction (`zero/reduce.py`, `comm`) and by the step.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 _TILE = 1 << 17
 """Elements that torch widens at a time: a float64 copy of a whole shard would be twice its size."""
 _CUDA_TILE = 1 << 24
-"""The same on CUDA, where launches cost more than cache misses."""
+"""Elements that torch widens at a time on CUDA, where launches cost more than cache misses."""
 _ROW = 1 << 10
-"""Elements on CUDA of which squares are added in float32."""
+"""Elements per row on CUDA, whose squares are added in float32."""
 _WIDE, _PARTS = torch.float32, (torch.float32, torch.bfloat16)
 
 
@@ -36,9 +36,10 @@ _native = _load()
 def accumulate_(
     into: torch.Tensor, parts: Sequence[torch.Tensor], scale: float, *, overwrite: bool = False
 ) -> None:
-    """`into (+)= scale * part` for every part in turn; all 1-D of one length, the parts of one dtype.
+    """Compute `into (+)= scale * part` for every part in turn; all are 1-D of one length, the parts of one
+    dtype.
 
-    With `overwrite` what `into` held does not count; a part may then lie in the same memory.
+    With `overwrite` the old contents of `into` do not count; a part may then lie in the same memory.
     """
     if overwrite and any(part.data_ptr() == into.data_ptr() for part in parts):
         _overwrite_parts(into, parts, scale)
@@ -57,7 +58,7 @@ def accumulate_(
 
 
 def _overwrite_parts(into: torch.Tensor, parts: Sequence[torch.Tensor], scale: float) -> None:
-    """`accumulate_` over one of its parts."""
+    """Run `accumulate_` with `overwrite`, where `into` is one of the parts."""
     if len(parts) == 1:
         if scale != 1.0:
             into.mul_(scale)
@@ -72,9 +73,9 @@ def _overwrite_parts(into: torch.Tensor, parts: Sequence[torch.Tensor], scale: f
 
 @torch.no_grad()
 def sums_of_squares(flats: Sequence[torch.Tensor]) -> list[float]:
-    """Of each 1-D tensor, in float64; the same bits for the same elements in however many calls.
+    """Return the sum of squares of each 1-D tensor in float64; its bits do not depend on the number of calls.
 
-    On CUDA rows of 1,024 elements are added in float32, and all sums come to the host at once.
+    On CUDA rows of 1,024 elements are added in float32, and all sums are copied to the host at once.
     """
     if not flats or flats[0].device.type == "cpu":
         return [_on_host(flat) for flat in flats]
@@ -84,7 +85,8 @@ def sums_of_squares(flats: Sequence[torch.Tensor]) -> list[float]:
 def _on_gpu(flats: Sequence[torch.Tensor]) -> list[float]:
     sums = [_by_rows(flat) for flat in flats]
     found: list[float] = torch.stack(sums).tolist()
-    # What is too large for float32 squares is told from what is not finite.
+    # Recompute sums that are not finite in float64: squares may overflow float32 although the values are
+    # finite.
     return [
         value if isfinite(value) else float(_by_tiles(flat)) for value, flat in zip(found, flats, strict=True)
     ]

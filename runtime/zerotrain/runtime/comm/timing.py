@@ -1,5 +1,4 @@
-"""How long collectives take: wall clock on the CPU, events on CUDA, read late so that nothing
-synchronises."""
+"""Durations of collectives: wall clock on the CPU, events on CUDA, read late so that nothing synchronises."""
 
 from __future__ import annotations
 
@@ -19,18 +18,18 @@ class CollectiveSample:
     op: str
     """`all_gather`, `reduce_scatter` or `broadcast`."""
     label: str
-    """What it was for, usually the unit's name."""
+    """Purpose of the collective, usually the unit's name."""
     num_bytes: int
-    """Bytes this rank sent."""
+    """Bytes that this rank sent."""
     seconds: float
-    """From its start to the moment its result was needed or ready, whichever came later."""
+    """Seconds from its start until its result was needed or ready, whichever came later."""
     exposed_seconds: float
-    """The part during which the caller could do nothing else: its thread on the CPU, its stream on CUDA,
-    where the host goes on."""
+    """Seconds of it during which the caller was blocked: its thread on the CPU, its stream on CUDA, where the
+    host goes on."""
 
 
 class Pending:
-    """A collective in flight. `wait()` makes its result usable; calling it again does nothing."""
+    """A collective in flight. `wait()` makes its result usable; a second call does nothing."""
 
     __slots__ = ("_wait",)
 
@@ -39,11 +38,11 @@ class Pending:
 
     @classmethod
     def done(cls) -> Pending:
-        """One that needs no waiting."""
+        """Return a collective that needs no waiting."""
         return cls(None)
 
     def wait(self) -> None:
-        """Block (CPU) or make the current stream wait (CUDA) until the result is there."""
+        """Block (CPU) or make the current stream wait (CUDA) until the result is available."""
         wait, self._wait = self._wait, None
         if wait is not None:
             wait()
@@ -56,7 +55,8 @@ class Stopwatch:
         self._on_cuda = device.type == "cuda"
         self._finished = finished
         self._events: deque[tuple[str, str, int, Any, Any, Any]] = deque()
-        """Operation, label, bytes; events at the start, where the stream began to wait, where it went on."""
+        """Operation, label and bytes, then the events at the start and where the stream began and ceased to
+        wait."""
 
     def start(self, op: str, label: str, num_bytes: int, work: Any) -> Pending:
         """Wrap the handle of a collective that was just issued."""

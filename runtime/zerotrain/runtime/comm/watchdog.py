@@ -1,11 +1,12 @@
-"""Finds out, while a collective hangs, which rank is not in it; called by `group.py`.
+"""Finds the rank that is missing from a collective that hangs; used by `group.py`.
 
-A thread writes to the group's store how many collectives this rank has started and which the last ones were:
-every few seconds, and soon when the rank waits for long, or ends. Once a collective has been waited for two
-seconds, it compares (`judge`): a rank that started another collective under the same number, that raised or
-ended, or whose data ended can never meet this one, which is an error at once; a rank that has started fewer
-may only be slow, which becomes an error when the bound has passed. The main thread raises it in its wait; on
-CUDA, where waits do not block the host, the group is aborted and the next wait raises.
+A thread writes to the group's store how many collectives this rank has started and the names of the last
+ones: every few seconds, and soon when the rank waits for long, or ends. Once a collective has been waited for
+two seconds (less with a short bound), it compares (`judge`). A rank that started another collective under the
+same number, that raised or ended, or whose data ended can never join this one, which is an error at once. A
+rank that has started fewer may only be slow, which becomes an error when the bound has passed. The main
+thread raises the error in its wait. On CUDA, where waits do not block the host, the group is aborted and the
+next wait raises.
 """
 
 from __future__ import annotations
@@ -29,29 +30,30 @@ from zerotrain.runtime.comm.judge import ENDED, Progress, certain, judge
 from zerotrain.runtime.comm.notes import Notes
 
 KEPT = 64
-"""Collectives that a rank remembers."""
+"""Number of recent collectives that a rank remembers."""
 
 PATIENCE_SHARE = 0.1
-"""Part of the bound that a rank waits before it compares."""
+"""Fraction of the bound that a rank waits before it compares."""
 
 MAX_PATIENCE_S = 2.0
-"""And at most so long: what is certain need not wait for a bound, which is for ranks that may be slow."""
+"""Longest wait in seconds before a rank compares. A certain error need not wait for the bound, which is for
+ranks that may only be slow."""
 
 SHOWN = 300
-"""Characters of another rank's error that are passed on."""
+"""Characters of a rank's error that are passed on to other ranks."""
 
 LONGEST_SILENCE_S = 5.0
-"""Between two writes of a rank that goes on, at most."""
+"""Longest time in seconds between two writes while a rank makes progress."""
 
 TICK_S = 0.5
-"""Between two looks of the thread."""
+"""Seconds between two checks of the thread."""
 
 RANKS_PER_TICK_S = 200.0
-"""Of more ranks, those that wait read the others' progress less often."""
+"""Ranks whose progress a waiting rank reads per second, at most; it reads larger groups less often."""
 
 
 class Watchdog:
-    """One per `Comm` of several ranks."""
+    """Watchdog of one `Comm` with several ranks."""
 
     def __init__(
         self,
@@ -63,8 +65,11 @@ class Watchdog:
         device: torch.device | None = None,
         on_verdict: Callable[[str], None] | None = None,
     ) -> None:
-        """`store` is a c10d store of its own; `device` is the rank's; `on_verdict` is called in the thread,
-        where waits do not block the host."""
+        """Start the thread.
+
+        `store` is a c10d store for this watchdog alone; `device` is the rank's. `on_verdict` is given if
+        waits do not block the host, and is called in the thread.
+        """
         self._rank = rank
         self._world_size = world_size
         self._bound = bound_seconds
@@ -78,11 +83,11 @@ class Watchdog:
         self._waiting: tuple[int, float] | None = None
         self._on_device: deque[tuple[int, float, Any]] = deque()
         self.advice = ""
-        """What may be the reason where ranks part, after a semicolon; it ends every error."""
+        """Text that ends every error: a semicolon and the possible reason why ranks diverge."""
         self._verdict: str | None = None
         self._compared_at = 0.0
         self.batches: tuple[int, int, bool] | None = None
-        """As of `Progress`; the engine's loader sets it."""
+        """Progress of the engine's loader, which sets it; see `Progress.batches`."""
         self._error = self._end = ""
         self._process = os.getpid()
         _OPEN.add(self)
@@ -96,27 +101,28 @@ class Watchdog:
         return self._on_verdict is None
 
     def start(self, what: str, work: Any) -> int:
-        """A collective was issued; its number."""
+        """Record that a collective was issued, and return its number."""
         self._started += 1
         self._recent.append((self._started, what))
         if not self.is_host:
-            # A handle keeps the collective's result alive, so it goes as soon as it is over.
+            # A handle keeps the collective's result alive, so it is dropped as soon as the collective is
+            # over.
             while self._on_device and self._on_device[0][2].is_completed():
                 self._on_device.popleft()
             self._on_device.append((self._started, time.monotonic(), work))
         return self._started
 
     def enter(self, number: int) -> None:
-        """The rank waits for a collective from now on."""
+        """Record that the rank waits for a collective from now on."""
         self._waiting = (number, time.monotonic())
 
     def leave(self) -> None:
-        """It does not any more."""
+        """Record that the rank waits no more."""
         self._waiting = None
 
     @property
     def waiting_seconds(self) -> float:
-        """How long the rank has been in the collective that it waits for; 0 when it does something else."""
+        """Seconds that the rank has waited in its current collective; 0 if it is not waiting."""
         waiting = self._waiting
         return 0.0 if waiting is None else time.monotonic() - waiting[1]
 
@@ -126,32 +132,35 @@ class Watchdog:
         return self._verdict is not None
 
     def check(self) -> None:
-        """Raise CommError when the wait that runs cannot end well."""
+        """Raise CommError if the current wait cannot succeed."""
         if self._verdict is not None:
             raise CommError(self._verdict + self.advice)
 
     def note_error(self, error: BaseException) -> None:
-        """The rank met an error in a call of the engine, which the program may still handle: said of it if
-        the rank is missing later."""
+        """Record an error of an engine call, which the program may still handle. Other ranks report it if
+        this rank is missing later."""
         self._error = _described(error)
 
     def end(self, what: str) -> None:
-        """Tell the other ranks that this one takes part in no further collective, and why."""
-        if not self._end and os.getpid() == self._process:  # a forked process is not the rank
+        """Publish that this rank takes part in no further collective, and why."""
+        if not self._end and os.getpid() == self._process:  # a forked process is not this rank
             self._end = what
             with suppress(RuntimeError, OSError, ValueError):
                 self._notes.publish(self._progress())
 
     def close(self) -> None:
-        """End the thread, and tell the others."""
+        """End the thread, and publish that this rank has closed its engine."""
         _OPEN.discard(self)
         self._stop.set()
         self._thread.join(timeout=5)
         self.end("closed its engine")
 
     def explain(self, *, seconds: float = 0.0) -> str | None:
-        """Why the collective that this rank waits for failed, as far as the other ranks have told or their
-        processes ended; looks for so long."""
+        """Return why the collective that this rank waits for failed, from the other ranks' progress and
+        processes.
+
+        Looks for a reason for up to `seconds`; None if there is none.
+        """
         deadline = time.monotonic() + seconds
         while True:
             with suppress(RuntimeError, OSError, ValueError):
@@ -164,10 +173,10 @@ class Watchdog:
 
     def _run(self) -> None:
         if self._device is not None and self._device.type == "cuda":
-            # A thread begins with the first GPU, where asking for a collective's end would take memory.
+            # A new thread uses the first GPU, where querying a collective would allocate memory.
             torch.cuda.set_device(self._device)
         while not self._stop.wait(min(max(self._patience / 2, 0.05), TICK_S)):
-            # The store goes with rank 0; the collective then fails by itself.
+            # The store ends with rank 0; the collective then fails by itself.
             with suppress(RuntimeError, OSError, ValueError):
                 self._look()
 
@@ -177,7 +186,7 @@ class Watchdog:
                 (number, since) for number, since, work in list(self._on_device) if not work.is_completed()
             )
             self._waiting = next(pending, None)
-        # Only what changed is written, and the others are read only from within a long wait.
+        # Write only what changed, and read the others only during a long wait.
         mine, waiting, now = self._progress(), self._waiting, time.monotonic()
         waited = 0.0 if waiting is None else now - waiting[1]
         self._notes.keep_up(mine, is_urgent=waited >= self._patience / 2)
@@ -207,16 +216,17 @@ class Watchdog:
 
 
 def own_store(prefix: str) -> Any:
-    """The default group's store over a connection of its own, so that a blocked main thread holds nothing."""
+    """Return the default group's store over a connection of its own, so that a blocked main thread blocks
+    nothing."""
     c10d: Any = dist.distributed_c10d
     store = c10d._get_default_store()
-    with suppress(RuntimeError, AttributeError):  # kinds of stores that have no connection; older torch
+    with suppress(RuntimeError, AttributeError):  # some kinds of stores, and older torch, cannot clone
         store = store.clone()
     return c10d.PrefixStore(prefix, store)
 
 
 _OPEN: weakref.WeakSet[Watchdog] = weakref.WeakSet()
-"""Of this process."""
+"""Open watchdogs of this process."""
 
 
 def _described(error: BaseException) -> str:
@@ -225,8 +235,8 @@ def _described(error: BaseException) -> str:
 
 
 def _tell_of_exception(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-    """The interpreter's hook for an exception that ends the program: the other ranks hear of it before the
-    process is gone, then the hook that was there before does its work."""
+    """Publish an exception that ends the program before the process is gone, then call the previous
+    `sys.excepthook`."""
     for watchdog in list(_OPEN):
         watchdog.end(f"raised {_described(error)}")
     _hook_before(kind, error, trace)

@@ -1,4 +1,4 @@
-"""Handles of collectives in flight, and the wait for one; called by `group.py`."""
+"""Handles of collectives in flight, and the wait for one; used by `group.py`."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from zerotrain.runtime.comm.errors import CommError
 from zerotrain.runtime.comm.watchdog import Watchdog
 
 _LOOK_AFTER = timedelta(milliseconds=200)
-"""How long a wait on gloo goes before it asks the watchdog, again and again."""
+"""Time that a wait on gloo lasts before the watchdog is checked; then the wait starts again."""
 
 
 EXPLAIN_S = 2.0
-"""How long a wait that failed in the backend looks for the rank that has ended: its process may still be
-going."""
+"""Seconds that a wait which failed in the backend looks for the rank that has ended: its process may still be
+exiting."""
 
 
 class Ready:
-    """A handle whose wait is a function."""
+    """Handle whose wait is a function."""
 
     def __init__(self, wait: Callable[[], None]) -> None:
         self.wait = wait
@@ -44,10 +44,10 @@ class AllOf:
 
 
 class Watched:
-    """A handle whose wait is under the watchdog's eyes and whose failure says which collective it was."""
+    """Handle that the watchdog watches, and whose errors name the collective."""
 
     def __init__(self, work: Any, name: str, *, rank: int, watchdog: Watchdog | None, delays: Delays) -> None:
-        """`name` is the same on every rank."""
+        """Report the collective to the watchdog; `name` is the same on every rank."""
         self._work = work
         self._what = f"{name} on rank {rank}"
         self._watchdog = watchdog
@@ -55,7 +55,7 @@ class Watched:
         self._number = 0 if watchdog is None else watchdog.start(name, work)
 
     def wait(self) -> None:
-        """Wait for it. Raises CommError."""
+        """Wait for the collective. Raises CommError."""
         self._delays.pause()
         if self._watchdog is None:
             self._end()
@@ -73,7 +73,7 @@ class Watched:
             else:
                 self._work.wait()
                 if self._watchdog is not None:
-                    self._watchdog.check()  # on CUDA an aborted collective ends without a word
+                    self._watchdog.check()  # on CUDA an aborted collective ends without an error
         except CommError as error:
             if self._watchdog is None:
                 raise
@@ -85,7 +85,7 @@ class Watched:
         except RuntimeError as error:
             advice = "" if self._watchdog is None else self._watchdog.advice
             known = None if self._watchdog is None else self._watchdog.explain(seconds=EXPLAIN_S)
-            if known is not None:  # the backend's own words would name connections, not ranks
+            if known is not None:  # the backend's own error would name connections, not ranks
                 raise CommError(f"{self._what} failed, because {known}{advice}") from None
             raise CommError(
                 f"{self._what} failed, most likely because another rank ended: {error}{advice}"
@@ -98,19 +98,19 @@ class Watched:
                 return
             except RuntimeError:
                 if self._work.is_completed():
-                    self._work.wait()  # raises what went wrong
+                    self._work.wait()  # raises the collective's own error
                     return
                 watchdog.check()
 
 
 def sendable(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory in a dtype that every backend carries: NCCL has no int16, gloo no float8."""
+    """View the memory in a dtype that every backend supports: NCCL has no int16, gloo no float8."""
     is_float8 = tensor.dtype.itemsize == 1 and tensor.dtype.is_floating_point
     return tensor.reshape(-1).view(torch.uint8) if is_float8 or tensor.dtype is torch.int16 else tensor
 
 
 def gather_by_broadcasts(full: torch.Tensor, shard: torch.Tensor, *, rank: int, group: Any) -> AllOf:
-    """One broadcast per rank, straight into place: gloo's own all-gather goes through a copy of the whole."""
+    """Start one broadcast per rank, straight into place: gloo's own all-gather copies the whole tensor."""
     parts = sendable(full).view(dist.get_world_size(group), -1)
     if parts[rank].data_ptr() != shard.data_ptr():
         parts[rank].copy_(sendable(shard))
@@ -120,5 +120,5 @@ def gather_by_broadcasts(full: torch.Tensor, shard: torch.Tensor, *, rank: int, 
     )
 
 
-# torch 2.13 renamed the flat all-gather; the old name works, with a warning, on both sides of the change.
+# torch 2.13 renamed the flat all-gather; the old name still works in later versions, with a warning.
 FLAT_ALL_GATHER: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
