@@ -1,6 +1,6 @@
-"""Buffers of equal slots, so that long-lived inputs do not lie scattered between short-lived tensors.
+"""Buffers of equal slots, so that long-lived inputs do not fragment the memory of short-lived tensors.
 
-A slot goes back when nothing refers to it any more, in whatever order backward frees the graph.
+A slot is free again when nothing refers to it any more, in whatever order backward frees the graph.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ import torch
 from zerotrain.contract.memory.slots import next_buffer
 
 ALIGN_BYTES = 64
-"""Slots start like torch's own CPU tensors do, so that kernels take the same path."""
+"""Alignment of slots in bytes, as of torch's own CPU tensors, so that kernels take the same code path."""
 
 Key = tuple[int, torch.dtype, torch.device, bool]
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
 class Slot:
-    """One place in a buffer; `tensor` is 1-D."""
+    """One slot of a buffer; `tensor` is 1-D."""
 
     tensor: torch.Tensor
 
 
 class Arena:
-    """Slots by size, dtype and place."""
+    """Slots by number of elements, dtype, device and pinning."""
 
     def __init__(self, num_slots: int | None = None) -> None:
-        """`num_slots` per buffer; None starts small and doubles."""
+        """`num_slots` is the number of slots per buffer; None starts small and doubles."""
         self._num_slots = num_slots
         self._free: dict[Key, list[torch.Tensor]] = {}
         self._num_made: dict[Key, int] = {}
 
     def take(self, numel: int, *, dtype: torch.dtype, device: torch.device, pinned: bool) -> Slot:
-        """A slot with undefined contents."""
+        """Return a slot with undefined contents."""
         key = (numel, dtype, device, pinned)
         free = self._free.setdefault(key, [])
         if not free:

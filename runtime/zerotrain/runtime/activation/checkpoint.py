@@ -1,4 +1,4 @@
-"""`checkpoint_activations`: run a part of a model now, keep its inputs, run it again in backward."""
+"""`checkpoint_activations`: runs a part of a model, keeps its inputs, and runs it again in backward."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from zerotrain.runtime.activation.settings import Settings, current
 def checkpoint_activations(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call `function(*args, **kwargs)` without keeping its activations; backward calls it again.
 
-    Results and gradients are the same to the last bit as of a plain call: random numbers (CPU and CUDA) and
-    autocast are as in the first call. Where inputs stay meanwhile is `configure_checkpointing`'s business, or
-    the configuration's `activation_checkpointing` block. Without gradients it is a plain call.
+    Results and gradients equal those of a plain call to the last bit: random numbers (CPU and CUDA) and
+    autocast are as in the first call. `configure_checkpointing`, or the `activation_checkpointing` block of
+    the configuration, decides where inputs are kept meanwhile. Without gradients it is a plain call.
 
-    The function must do the same both times, and not change its inputs in place. With partitioning all ranks
+    The function must do the same both times, and not change its inputs in place. With partitioning, all ranks
     of the model-parallel group call it in the same order.
     """
     if not torch.is_grad_enabled():
@@ -51,8 +51,10 @@ def checkpoint_activations(function: Callable[..., Any], *args: Any, **kwargs: A
 
 
 def _anchors(leaves: Iterable[object]) -> list[torch.Tensor]:
-    """By these torch finds the GPUs whose random states it must save: it looks at positional arguments alone,
-    and not into objects."""
+    """Return an empty tensor on each GPU whose random state torch must save.
+
+    torch looks for GPUs only in positional arguments, and not inside objects.
+    """
     devices = {leaf.device for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_cuda}
     if not devices and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         devices = {torch.device("cuda", torch.cuda.current_device())}
@@ -60,7 +62,8 @@ def _anchors(leaves: Iterable[object]) -> list[torch.Tensor]:
 
 
 def _observed(function: Callable[..., Any], settings: Settings) -> Callable[..., Any]:
-    """The function with the device waited for around it and, when asked, its time printed."""
+    """Wrap the function to synchronise the device before and after it and, if configured, to print its
+    time."""
     name = _name_of(function)
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""One input of a checkpointed part between its forward and its recomputation."""
+"""One input of a checkpointed part between its forward pass and its recomputation."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from zerotrain.runtime.activation.settings import Settings
 
 
 def can_move(leaf: object) -> bool:
-    """Whether an argument is a tensor worth moving: an activation, dense.
+    """Return whether an argument is a tensor worth moving: an activation, dense.
 
-    Others stay what they are. What needs no gradient (ids, masks, angles of positions) goes to all parts:
-    each part would keep a copy of its own. Slices of larger tensors would free nothing.
+    Others stay where they are. Inputs without gradient (ids, masks, angles of positions) go to all parts, and
+    each part would keep its own copy. Slices of larger tensors would free nothing.
     """
     if not isinstance(leaf, torch.Tensor) or isinstance(leaf, torch.nn.Parameter):
         return False
@@ -20,7 +20,7 @@ def can_move(leaf: object) -> bool:
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether the elements fill one stretch of memory, each once, in whatever order of dimensions."""
+    """Return whether the elements fill one range of memory, each once, in any order of dimensions."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size == 1:
@@ -32,13 +32,13 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 class Kept:
-    """An activation that was put elsewhere; `fetch` gives an equal one, with the same strides, back.
+    """An activation that was moved elsewhere; `fetch` returns an equal tensor with the same strides.
 
-    The first `fetch` gives the original itself, to the forward pass.
+    The first `fetch` returns the original itself, to the forward pass.
     """
 
     def __init__(self, tensor: torch.Tensor, settings: Settings, arena: Arena) -> None:
-        """Collective over nothing: every rank cuts its own part out."""
+        """Move the tensor. No communication: every rank keeps its own part."""
         self._original: torch.Tensor | None = tensor
         self._shape, self._strides = tensor.shape, tensor.stride()
         self._device = tensor.device
@@ -46,11 +46,12 @@ class Kept:
         self._slot = self._put(_flat(tensor.detach()), settings, arena)
 
     def fetch(self) -> torch.Tensor:
-        """Collective over the model-parallel group when partitioned, but for the first time."""
+        """Return the activation. Collective over the model-parallel group if partitioned, except for the
+        first call."""
         original, self._original = self._original, None
         if original is not None:
             return original
-        # Where that is the slot itself, autograd guards it against writes.
+        # If this is the slot itself, autograd detects writes into it.
         flat = self._slot.tensor.to(self._device, non_blocking=True)
         if self._parallel is not None:
             flat = self._parallel.all_gather(flat)
@@ -73,5 +74,5 @@ class Kept:
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements of a dense tensor in the order of memory."""
+    """Return the elements of a dense tensor in memory order."""
     return tensor.as_strided((tensor.numel(),), (1,))

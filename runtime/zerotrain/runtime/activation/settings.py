@@ -1,6 +1,6 @@
-"""What `configure_checkpointing` and the configuration's block say, for the whole process.
+"""Settings of activation checkpointing, from `configure_checkpointing` and the configuration's block.
 
-The state is the process's: models call `checkpoint_activations` without an engine at hand.
+They are global to the process, because models call `checkpoint_activations` without an engine.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from zerotrain.runtime.comm.model_parallel import ModelParallel
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """Where the inputs of checkpointed parts stay."""
+    """Settings that say where the inputs of checkpointed parts are kept."""
 
     partition: bool = False
-    """Each rank of the model-parallel group keeps its part."""
+    """Whether each rank of the model-parallel group keeps only its part."""
     contiguous: bool = False
-    """In one buffer per size."""
+    """Whether inputs are kept in preallocated buffers, by size."""
     num_checkpoints: int | None = None
-    """Inputs that such a buffer holds; None = it grows."""
+    """Number of inputs per buffer; None = buffers grow."""
     in_host_memory: bool = False
     synchronize: bool = False
-    """Wait for the device before and after each part."""
+    """Whether to wait for the device before and after each part."""
     profile: bool = False
-    """Print the times of each part."""
+    """Whether to print the times of each part."""
     parallel: ModelParallel | None = None
 
     @classmethod
     def of(cls, config: ActivationCheckpointingConfig, parallel: ModelParallel | None) -> Settings:
-        """From the resolved block."""
+        """Convert the resolved configuration block."""
         return cls(
             partition=config.partition_activations,
             contiguous=config.contiguous_memory_optimization,
@@ -48,7 +48,7 @@ class Settings:
 
     @property
     def moves_inputs(self) -> bool:
-        """Whether inputs do not simply stay where they are."""
+        """Whether inputs are moved or copied instead of kept where they are."""
         return self.contiguous or self.in_host_memory or self.is_partitioned
 
     @property
@@ -63,12 +63,12 @@ class _Process:
 
 
 def current() -> tuple[Settings, Arena]:
-    """What holds now."""
+    """Return the current settings and their arena."""
     return _Process.settings, _Process.arena
 
 
 def adopt(settings: Settings) -> None:
-    """Use these settings from now on; warns where partitioning has no group to partition over."""
+    """Use these settings from now on; warn if partitioning has no group to partition over."""
     if settings.partition and settings.parallel is None:
         warnings.warn(
             "activation_checkpointing.partition_activations: there is no model-parallel group of more than "
@@ -90,7 +90,7 @@ def configure_checkpointing(
     synchronize: bool | None = None,
     profile: bool | None = None,
 ) -> None:
-    """Say how `checkpoint_activations` keeps the inputs of what it recomputes, for the whole process.
+    """Configure how `checkpoint_activations` keeps the inputs of what it recomputes, for the whole process.
 
     Args:
         mpu_: an object with get_model_parallel_group(), _rank() and _world_size() (or Megatron's
@@ -123,10 +123,10 @@ def configure_checkpointing(
 
 
 def reset_checkpointing() -> None:
-    """Drop the buffers of contiguous checkpointing; what is in use stays valid. Settings stay."""
+    """Drop the buffers of contiguous checkpointing; those in use stay valid. The settings stay."""
     _Process.arena = Arena(_Process.settings.num_checkpoints)
 
 
 def checkpointing_is_configured() -> bool:
-    """Whether `configure_checkpointing`, or an engine with the block, has run."""
+    """Return whether `configure_checkpointing` was called, or an engine with the block was made."""
     return _Process.is_configured

@@ -1,9 +1,9 @@
-"""Models that no rank could hold: built without memory, given their values piece by piece.
+"""Models that no rank could hold: built without memory, and given their values piece by piece.
 
-    recorder  builds on the meta device and writes down what the constructors do
-    log       replays that for one tensor at a time
+    recorder  builds on the meta device and records what the constructors do
+    log       replays the record for one tensor at a time
     context   `init_context`, and which log or file holds the values of which parameter
-    values    hands `initialize` each unit's values: replayed, read from files, or the model's own
+    values    gives `initialize` the values of each unit: replayed, read from files, or the model's own
 
-`zerotrain.runtime.weights` binds files to parameters; `setup` and `zero.unit` take the values.
+`zerotrain.runtime.weights` binds files to parameters; `setup` and `zero.unit` use the values.
 """

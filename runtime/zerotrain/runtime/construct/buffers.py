@@ -1,7 +1,7 @@
-"""The buffers of a model at the start: all ranks must have the same ones, and rank 0's values count.
+"""The buffers of a model at the start: checked to be the same on all ranks, and given the values of rank 0.
 
-`setup` calls `check_buffers` before anything is sharded, `take_values` calls `take_buffers`. Values travel as
-bytes of contiguous memory, so every dtype does, and views of any strides.
+`setup` calls `check_buffers` before anything is sharded; `take_values` calls `take_buffers`. Values are sent
+as bytes of contiguous memory, which works for every dtype and for views with any strides.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _STATISTICS = ("running_mean", "running_var")
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a buffer is registered."""
+    """Module and key under which a buffer is registered."""
 
     name: str
     module: nn.Module
@@ -54,7 +54,8 @@ class _Place:
 
 
 def _places(model: nn.Module) -> list[_Place]:
-    """Every buffer under every name, in the order of the names: that of registration may differ by rank."""
+    """Return every buffer under every name, sorted by name: the order of registration may differ between
+    ranks."""
     found = [
         _Place(joined(prefix, key), module, key)
         for prefix, module in all_modules(model)
@@ -65,7 +66,7 @@ def _places(model: nn.Module) -> list[_Place]:
 
 
 def _distinct(places: Sequence[_Place]) -> dict[int, list[_Place]]:
-    """By tensor, in the order of their first names."""
+    """Group places by tensor, in the order of their first names."""
     found: dict[int, list[_Place]] = {}
     for place in places:
         found.setdefault(id(place.tensor), []).append(place)
@@ -76,8 +77,11 @@ def _distinct(places: Sequence[_Place]) -> dict[int, list[_Place]]:
 
 
 def check_buffers(model: nn.Module, comm: Comm) -> None:
-    """Raise LayoutError, the same on every rank, for a buffer that cannot be sent or saved, and where ranks
-    have buffers of other names, shapes or dtypes, or share other ones. Collective."""
+    """Raise LayoutError, the same on every rank, if the buffers cannot be used. Collective.
+
+    That is a buffer that cannot be sent or saved, or ranks that have buffers of different names, shapes or
+    dtypes, or that share tensors between buffers in different ways.
+    """
     places = _places(model)
     problem = next(filter(None, (_problem(place, comm) for place in places)), None)
     facts = [] if problem else list(_facts(places))
@@ -97,7 +101,7 @@ def check_buffers(model: nn.Module, comm: Comm) -> None:
 
 
 def _problem(place: _Place, comm: Comm) -> str | None:
-    """Why this buffer cannot be handled; None for nearly all."""
+    """Return why this buffer cannot be handled; None for nearly all."""
     buffer, name = place.tensor, place.name
     if torch.nn.parameter.is_lazy(buffer):
         return f"buffer {name!r} is lazy; run one forward pass before zerotrain.runtime.initialize"
@@ -126,7 +130,8 @@ def _problem(place: _Place, comm: Comm) -> str | None:
 
 
 def _facts(places: Sequence[_Place]) -> Iterator[list[Any]]:
-    """What the ranks must agree on, of each buffer: name, dtype, shape, first name, whether it is saved."""
+    """Yield what the ranks must agree on, for each buffer: name, dtype, shape, first name, whether it is
+    saved."""
     first = {key: same[0].name for key, same in _distinct(places).items()}
     for place in places:
         tensor = place.tensor
@@ -134,12 +139,12 @@ def _facts(places: Sequence[_Place]) -> Iterator[list[Any]]:
 
 
 def _digest(facts: Any) -> float:
-    """52 bits of it, exact in float64."""
+    """Return 52 bits of a hash of the facts, which float64 holds exactly."""
     return float(int(sha256(json.dumps(facts).encode()).hexdigest()[:13], 16))
 
 
 def _difference(mine: Sequence[list[Any]], theirs: Sequence[list[Any]], rank: int) -> str | None:
-    """The first buffer in which this rank differs from rank 0."""
+    """Describe the first buffer in which this rank differs from rank 0; None if there is none."""
     ours, others = ({fact[0]: fact for fact in facts} for facts in (mine, theirs))
     for name in sorted({*ours, *others}):
         own, other = ours.get(name), others.get(name)
@@ -169,13 +174,13 @@ def _described(fact: list[Any] | None, beside: list[Any] | None) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BufferRules:
-    """Which dtype buffers take."""
+    """Rules for the dtypes of buffers."""
 
     layout: ModelLayout
     precision: PrecisionConfig
 
     def dtype_of(self, place: _Place) -> torch.dtype | None:
-        """The dtype to cast to; None = it stays as it is."""
+        """Return the dtype to cast to; None = no cast."""
         tensor = place.tensor
         if tensor.dtype not in _CAST or tensor.layout is not torch.strided:
             return None
@@ -185,16 +190,17 @@ class BufferRules:
         return wanted
 
     def keeps(self, name: str) -> bool:
-        """Whether `data_types.keep_in_fp32_modules` names the buffer: by a part of its name or a pattern."""
+        """Return whether `data_types.keep_in_fp32_modules` names the buffer, by a part of its name or by a
+        pattern."""
         return any(
             pattern in name or fnmatchcase(name, pattern) for pattern in self.precision.keep_in_fp32_modules
         )
 
     def _of_weights(self, place: _Place) -> torch.dtype | None:
-        """torch's BatchNorm takes running statistics in the dtype of its weights alone (InstanceNorm takes
-        any).
+        """Return the dtype of the weights for running statistics of BatchNorm; None for other buffers.
 
-        A subclass with a forward of its own says itself what meets what.
+        torch's BatchNorm accepts running statistics only in the dtype of its weights (InstanceNorm accepts
+        any). A subclass with its own forward defines itself which dtypes it mixes.
         """
         module = place.module
         if place.key not in _STATISTICS or not isinstance(module, _BatchNorm) or not module.affine:
@@ -209,10 +215,10 @@ class BufferRules:
 
 
 def take_buffers(model: nn.Module, comm: Comm, rules: BufferRules) -> dict[str, torch.dtype]:
-    """Have every buffer in its dtype and with rank 0's values; the dtypes that the model gave to those that
-    were cast, by each name. Collective. The buffers are on this rank's device.
+    """Cast every buffer and give it rank 0's values. Collective. The buffers are on this rank's device.
 
-    Tensors stay the objects they are, but where one is expanded here and rank 0's values differ in it.
+    Returns the original dtypes of the buffers that were cast, by each name. Tensors stay the same objects,
+    except where one is expanded here and rank 0's values differ within it.
     """
     given = _cast(model, rules, comm)
     if comm.world_size > 1:
@@ -248,7 +254,7 @@ def _cast(model: nn.Module, rules: BufferRules, comm: Comm) -> dict[str, torch.d
 
 
 def _from_rank_0(same: Sequence[_Place], comm: Comm, *, is_whole: bool) -> None:
-    """Give one tensor rank 0's values; `is_whole`: repetitions of `expand` are sent, too."""
+    """Give one tensor rank 0's values; with `is_whole` the repetitions of `expand` are sent too."""
     buffer = same[0].tensor
     part = buffer if is_whole else unexpanded(buffer)
     if part.numel() == 0:
@@ -266,7 +272,7 @@ def _from_rank_0(same: Sequence[_Place], comm: Comm, *, is_whole: bool) -> None:
 
 
 def kept_buffers(model: nn.Module, dtype: torch.dtype) -> dict[str, torch.dtype]:
-    """Floating buffers in another dtype than `dtype`, by their first names."""
+    """Return the dtypes of floating buffers in another dtype than `dtype`, by first name."""
     tensors = [same[0] for same in _distinct(_places(model)).values()]
     return {
         place.name: place.tensor.dtype

@@ -1,4 +1,5 @@
-"""`init_context`: build a model that no rank could hold; and where its values will come from."""
+"""`init_context`, which builds a model that no rank could hold, and the record of where its values come
+from."""
 
 from __future__ import annotations
 
@@ -19,14 +20,14 @@ from zerotrain.runtime.zero.names import all_modules, holder_of, joined
 
 
 class Origin(Protocol):
-    """Where the values of one tensor come from. Local: no collective."""
+    """Source of the values of one tensor. Local: no collective."""
 
     def read(self, start: int, target: torch.Tensor) -> None:
         """Fill 1-D `target` with elements `[start, start + target.numel())` of the flattened tensor."""
 
 
 class Replayed:
-    """Values that a construction log gives."""
+    """Values that are replayed from a construction log."""
 
     def __init__(self, log: ConstructionLog, ref: TensorRef) -> None:
         self._log = log
@@ -39,7 +40,7 @@ class Replayed:
 
 _logs: WeakKeyDictionary[nn.Module, ConstructionLog] = WeakKeyDictionary()
 _registered: WeakKeyDictionary[nn.Module, dict[str, TensorRef]] = WeakKeyDictionary()
-"""Tensors as constructors registered them; `model.to(dtype)` afterwards makes others that no log knows."""
+"""Tensors as constructors registered them. `model.to(dtype)` later makes other tensors that no log knows."""
 
 _bound: WeakKeyDictionary[nn.Module, Mapping[str, Origin]] = WeakKeyDictionary()
 
@@ -51,21 +52,21 @@ def init_context(
     seed: int | None = None,
     enabled: bool = True,
 ) -> Iterator[None]:
-    """Within the context, constructors make tensors on the meta device: a model of any size takes no memory.
+    """Build models without memory: in this context constructors make tensors on the meta device.
 
     `initialize` then gives every rank its own part of the values, parameter by parameter, by running again
     what the constructors did (`reset_parameters`, `_init_weights`, plain `torch.nn.init` calls, rotary
-    tables): the host never holds more than the rank's share and one unit. Each random operation has a seed
-    of its own, derived from `seed` and its number. So the values are the same for every number of ranks,
-    every stage and every device, but are other random numbers than a plain construction draws. Code inside
-    the context may read values (`.item()`, `.tolist()`); they are computed on the spot.
+    tables). The host never holds more than the rank's share and one unit. Each random operation has a seed of
+    its own, derived from `seed` and its number. So the values are the same for every number of ranks, every
+    stage and every device, but are other random numbers than a plain construction draws. Code inside the
+    context may read values (`.item()`, `.tolist()`); they are computed immediately.
 
     Args:
         config: the configuration of `initialize`, checked before minutes of building; may be None.
-        seed: of the random values; `torch.initial_seed()` of rank 0 unless given.
-        enabled: False builds plainly, for scripts with a switch.
+        seed: seed of the random values; `torch.initial_seed()` of rank 0 unless given.
+        enabled: False builds the model normally, for scripts with a switch.
 
-    Raises ConfigError when `config` cannot be read. Build the model the same way on every rank.
+    Raises ConfigError if `config` cannot be read. Build the model the same way on every rank.
     """
     if config is not None and not isinstance(config, EngineConfig):
         load(config)
@@ -93,12 +94,12 @@ def init_context(
 
 
 def bind(model: nn.Module, origins: Mapping[str, Origin]) -> None:
-    """From now on these parameters and buffers (names as in `model`) take their values from `origins`."""
+    """Make these parameters and buffers (names as in `model`) take their values from `origins`."""
     _bound[model] = {**_bound.get(model, {}), **origins}
 
 
 def logs_of(model: nn.Module) -> list[ConstructionLog]:
-    """The constructions that the model's modules come from; usually one or none."""
+    """Return the construction logs of the model's modules; usually one or none."""
     return list(
         {id(log): log for module in model.modules() if (log := _logs.get(module)) is not None}.values()
     )
@@ -107,9 +108,9 @@ def logs_of(model: nn.Module) -> list[ConstructionLog]:
 def replayed_origin(
     model: nn.Module, name: str, tensor: torch.Tensor, logs: Sequence[ConstructionLog]
 ) -> Replayed | None:
-    """How a deferred parameter or buffer of the model gets its values; None when none of `logs` knows it.
+    """Return the origin of a deferred parameter or buffer of the model; None if none of `logs` knows it.
 
-    Raises NoValues when its construction never gave it any.
+    Raises NoValues if its construction never gave it values.
     """
     registered = _registered.get(holder_of(model, name), {}).get(name.rpartition(".")[2])
     candidates = [TensorRef.of(tensor)]
@@ -125,14 +126,14 @@ def replayed_origin(
 
 
 def forget(model: nn.Module) -> None:
-    """Drop what is known about the model's construction and files, once the values are on their way."""
+    """Drop the records of the model's construction and files, once they are not needed any more."""
     for module in model.modules():
         for memory in (_logs, _registered, _bound):
             memory.pop(module, None)
 
 
 def bound_origins(model: nn.Module) -> dict[str, Origin]:
-    """What was bound to the model or a module of it, by name in `model`."""
+    """Return the origins that were bound to the model or a module of it, by name in `model`."""
     found: dict[str, Origin] = {}
     for prefix, module in all_modules(model):
         for name, origin in _bound.get(module, {}).items():

@@ -1,9 +1,9 @@
-"""What constructors did to tensors, written down on the meta device and replayed for one tensor at a time.
+"""A log of the operations that constructors run on the meta device, replayed for one tensor at a time.
 
-Every operation is kept with the storages it reads and writes. To give one tensor its values, the operations
-that lead to it are found backwards and run for real on the host, in their order, the random ones each with a
-seed of its own. So a tensor's values depend on the constructor and the seed alone: not on which other tensors
-are replayed, on units, ranks, stage or device. The idea is torchdistX's deferred initialisation.
+Every operation is kept with the storages that it reads and writes. To give one tensor its values, the
+operations that lead to it are found backwards and run on the host in their order, each random one with its
+own seed. So a tensor's values depend only on the constructor and the seed: not on which other tensors are
+replayed, nor on units, ranks, stage or device. The idea is torchdistX's deferred initialisation.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ class NoValues(ValueError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorRef:
-    """A tensor of the construction: its place inside a storage, which the reference keeps alive.
+    """Reference to a tensor of the construction: its position inside a storage, which the reference keeps
+    alive.
 
-    Not the tensor itself: `torch.utils.swap_tensors` needs to be its only holder later.
+    It is not the tensor itself, because `torch.utils.swap_tensors` later needs the only reference to that.
     """
 
     storage: torch.UntypedStorage
@@ -35,7 +36,7 @@ class TensorRef:
     offset: int
     is_conj: bool = False
     is_neg: bool = False
-    """Lazy views: the storage holds the conjugate, or the negative."""
+    """Mark of a lazy view: the storage holds the negative (with `is_conj`: the conjugate)."""
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> TensorRef:
@@ -63,9 +64,9 @@ class _Operation:
     outputs: tuple[TensorRef, ...]
     reads: tuple[int, ...]
     seed_index: int | None
-    """Number of the operation among the random ones."""
+    """Index of the operation among the random ones; None if it is not random."""
     gives_values: bool
-    """Writes something, which `torch.empty` does not."""
+    """Whether the operation writes values, which `torch.empty` does not."""
 
 
 class ConstructionLog:
@@ -78,7 +79,7 @@ class ConstructionLog:
         self._num_random = 0
 
     def record(self, function: Any, args: Any, kwargs: dict[str, Any], outputs: Any) -> None:
-        """Write one operation down. `outputs` is what it gave on the meta device."""
+        """Record one operation. `outputs` are its results on the meta device."""
         args, kwargs = tree_map_only(torch.Tensor, _frozen, (args, kwargs))
         inputs = {leaf.key for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, TensorRef)}
         found = tuple(
@@ -102,19 +103,19 @@ class ConstructionLog:
         self._operations.append(operation)
 
     def knows(self, tensor: TensorRef) -> bool:
-        """Whether the tensor's memory came into being here."""
+        """Return whether the tensor's memory was allocated in this construction."""
         return tensor.key in self._writers
 
     def has_values(self, tensor: TensorRef) -> bool:
-        """Whether any operation gave the tensor's memory values."""
+        """Return whether any operation gave values to the tensor's memory."""
         writers = self._writers.get(tensor.key, ())
         return any(self._operations[index].gives_values for index in writers)
 
     @torch.no_grad()
     def materialise(self, tensor: torch.Tensor | TensorRef) -> torch.Tensor:
-        """A host tensor with the values that the constructor gave; nothing is kept.
+        """Compute the tensor's values from its construction, as a host tensor; nothing is kept.
 
-        Takes the memory of the tensors that it was computed from while it runs. Raises NoValues.
+        While it runs it takes the memory of the tensors that the values are computed from. Raises NoValues.
         """
         ref = tensor if isinstance(tensor, TensorRef) else TensorRef.of(tensor)
         memory: dict[int, torch.UntypedStorage] = {}
@@ -125,7 +126,7 @@ class ConstructionLog:
         return _view(ref, memory)
 
     def _needed(self, key: int) -> set[int]:
-        """Operations that the final contents of a storage depend on."""
+        """Return the indices of the operations that the final contents of a storage depend on."""
         found: set[int] = set()
         waiting: list[tuple[int, int]] = [(key, len(self._operations))]
         done: dict[int, int] = {}
@@ -154,7 +155,7 @@ class ConstructionLog:
                 memory[ref.key] = _storage_like(ref, real)
 
     def _with_seed(self, operation: _Operation, args: Any, kwargs: dict[str, Any]) -> Any:
-        # The operation's own seed; a generator that the constructor passed would make order matter.
+        # Use the operation's own seed: a generator passed by the constructor would make the order matter.
         text = f"{self.seed} {operation.seed_index}".encode()
         generator = torch.default_generator
         before = generator.get_state()
@@ -168,7 +169,8 @@ class ConstructionLog:
 
 
 def _frozen(tensor: torch.Tensor) -> Any:
-    """Deferred tensors by reference, real ones (`torch.tensor([...])`) by value: they may change later."""
+    """Return a reference to a deferred tensor, or a copy of a real one (`torch.tensor([...])`), which may
+    change."""
     return TensorRef.of(tensor) if tensor.is_meta else tensor.detach().clone()
 
 
@@ -191,7 +193,7 @@ def _view(ref: TensorRef, memory: dict[int, torch.UntypedStorage]) -> torch.Tens
 
 
 def _storage_like(ref: TensorRef, real: torch.Tensor) -> torch.UntypedStorage:
-    """The storage of `real`, laid out as the deferred tensor was."""
+    """Return the storage of `real`, laid out like the deferred tensor."""
     if real.stride() == ref.stride and real.storage_offset() == ref.offset:
         return real.untyped_storage()
     storage = torch.UntypedStorage(ref.storage.nbytes())  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Runs constructors on the meta device and records what they do. Entered by `init_context` alone."""
+"""Runs constructors on the meta device and records their operations. Used only by `init_context`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HOST = torch.device("cpu")
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """New tensors take no memory; what is done to them is written down instead."""
+    """Dispatch mode that gives new tensors no memory and records the operations on them instead."""
 
     def __init__(self, log: ConstructionLog) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -25,26 +25,26 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # Constructors are not compiled, and shielding them from the compiler imports it: a second, 70 MB.
+        # Constructors are not compiled, and excluding them from the compiler imports it: one second, 70 MB.
         return False
 
     def __torch_dispatch__(
         self, func: Any, types: Iterable[type], args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        with torch._C.DisableTorchFunction():  # here the truth about devices counts
+        with torch._C.DisableTorchFunction():  # the real devices are needed here
             return self._dispatch(func, args, kwargs or {})
 
     def _dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
         names = {argument.name for argument in func._schema.arguments}
         if not any(tensor.is_meta for tensor in tensors) and (tensors or "device" not in names):
-            return func(*args, **kwargs)  # on constants such as torch.tensor([1, 2])
+            return func(*args, **kwargs)  # constants such as torch.tensor([1, 2])
         if not _gives_tensors(func) or _mutates_real(func, args, kwargs):
             return self._now(func, args, kwargs)
         try:
             outputs = func(*_on_meta(args), **_on_meta(_placed(kwargs, _META, names)))
         except (NotImplementedError, RuntimeError):
-            # Shapes that depend on values (nonzero, unique), or the user's own mistake: the same on values.
+            # Shapes that depend on values (nonzero, unique), or an error of the user: run it on the values.
             return self._now(func, args, kwargs)
         self._log.record(func, args, _placed(kwargs, _HOST, names), outputs)
         return outputs
@@ -58,9 +58,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class HostTensors(TorchFunctionMode):
-    """Deferred tensors look like host tensors: initialisers skip what says that it is on the meta device.
+    """Function mode that makes deferred tensors look like host tensors, as initialisers skip meta tensors.
 
-    Also the ways to read values that never reach the dispatcher.
+    It also computes the values for calls that read them without reaching the dispatcher, such as `tolist`.
     """
 
     def __init__(self, log: ConstructionLog) -> None:
@@ -104,7 +104,7 @@ def _mutates_real(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
 
 
 def _placed(kwargs: dict[str, Any], device: torch.device, names: set[str]) -> dict[str, Any]:
-    """The arguments with every wish for a device answered by `device`."""
+    """Return the arguments with every requested device replaced by `device`."""
     if "device" not in names:
         return kwargs
     placed = {**kwargs, "device": device}

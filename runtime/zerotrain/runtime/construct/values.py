@@ -1,6 +1,6 @@
-"""The initial values of a model, handed to its units one by one: `setup` makes it, `zero.unit` asks.
+"""Initial values of a model, given to its units one by one: made by `setup`, read by `zero.unit`.
 
-Three kinds of models come here, also mixed: built plainly (rank 0's values count), built within
+Models come in three kinds, which may be mixed: built normally (rank 0's values are used), built within
 `init_context` (values are replayed), and with weights from files (each rank reads what it owns).
 """
 
@@ -26,9 +26,10 @@ _TRIM_BYTES = 1 << 22
 
 
 def origins_of(model: nn.Module) -> dict[str, Origin]:
-    """By name, for every parameter and buffer that does not hold its values itself; tied ones by each name.
+    """Return the origin of every parameter and buffer without values of its own, by name; tied ones by each
+    name.
 
-    Raises LayoutError naming parameters on the meta device that nothing gives values to.
+    Raises LayoutError naming parameters on the meta device that have no source of values.
     """
     bound, logs = bound_origins(model), logs_of(model)
     tensors: list[tuple[str, torch.Tensor]] = [*named_parameters(model, remove_duplicate=False)]
@@ -74,13 +75,13 @@ def _refuse(lost: Sequence[str], empty: Sequence[str]) -> None:
 
 
 class ModelValues:
-    """Gives units their values; lives while `initialize` runs."""
+    """Source of the units' values; it lives while `initialize` runs."""
 
     def __init__(
         self, comm: Comm, origins: Mapping[str, Origin], given_dtypes: Mapping[str, torch.dtype]
     ) -> None:
         self.given_dtypes = given_dtypes
-        """Of the buffers that were cast: the dtypes that the model gave them, by each name."""
+        """Original dtypes of the buffers that were cast, by each name."""
         self._comm = comm
         self._origins = origins
         self._untrimmed = 0
@@ -89,9 +90,9 @@ class ModelValues:
     def interval(
         self, layout: UnitLayout, parameters: Sequence[nn.Parameter], own: tuple[int, int], *, whole: bool
     ) -> torch.Tensor:
-        """Elements `own` of the unit, or all of them; fp32 for what is trained. Collective.
+        """Return elements `own` of the unit, or all of them; trainable ones in fp32. Collective.
 
-        `own` is this rank's shard. Takes the memory of the answer and of one parameter.
+        `own` is this rank's shard. Takes the memory of the result and of one parameter.
         """
         dtype = torch.float32 if layout.trainable else TORCH_DTYPES[layout.dtype]
         start, stop = (0, layout.padded_numel) if whole else own
@@ -125,7 +126,7 @@ class ModelValues:
         return values
 
     def _trim(self, num_bytes: int) -> None:
-        # malloc keeps the replayed parameters; a rank that is short of memory needs their pages now.
+        # malloc keeps the memory of replayed parameters, which a rank that is short of memory needs now.
         self._untrimmed += num_bytes
         if self._untrimmed >= _TRIM_BYTES:
             self._untrimmed = 0
@@ -136,9 +137,9 @@ def take_values(model: nn.Module, comm: Comm, rules: BufferRules) -> ModelValues
     """Put the model's buffers on this rank's device, and deferred parameters there without memory.
     Collective, after `check_buffers`.
 
-    Other parameters follow unit by unit (`zero/build.py`): all together they may be more than a GPU has.
-    Deferred buffers get their values, and rank 0's buffers count, in the dtypes of `rules`. Every parameter
-    stays the object it is. Raises LayoutError as `origins_of`.
+    Other parameters follow unit by unit (`zero/build.py`), because all together they may exceed a GPU's
+    memory. Deferred buffers get their values; then all buffers get rank 0's values, in the dtypes of `rules`.
+    Every parameter stays the same object. Raises LayoutError as `origins_of`.
     """
     origins = origins_of(model)
     _agree_on_seeds(model, comm)
@@ -153,9 +154,9 @@ def take_values(model: nn.Module, comm: Comm, rules: BufferRules) -> ModelValues
 
 
 def materialize(model: nn.Module, device: torch.device | str = "cpu") -> nn.Module:
-    """Give a deferred model all its values on one device, in place, without an engine; hand it back.
+    """Give a deferred model all its values on one device, in place and without an engine; return the model.
 
-    For inference or inspection of models that do fit. Raises LayoutError as `initialize` does.
+    For inference or inspection of models that fit into memory. Raises LayoutError as `initialize` does.
     """
     origins = origins_of(model)
     for name, parameter in named_parameters(model):
@@ -188,7 +189,7 @@ def _become_empty(parameter: nn.Parameter, name: str, device: torch.device) -> N
 
 
 def _swap(parameter: nn.Parameter, name: str, values: torch.Tensor) -> None:
-    # `.data =` cannot leave the meta device, and a new object would be a stranger to parameter groups.
+    # `.data =` cannot leave the meta device, and parameter groups would not know a new object.
     try:
         holder = nn.Parameter(values, requires_grad=parameter.requires_grad)
         torch.utils.swap_tensors(parameter, holder)  # type: ignore[no-untyped-call]
@@ -204,7 +205,7 @@ def _move_buffers(model: nn.Module, device: torch.device) -> None:
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None and buffer.device != device:
-                # One that several modules share stays one.
+                # A buffer that several modules share stays one tensor.
                 if id(buffer) not in moved:
                     moved[id(buffer)] = converted(buffer, buffer.dtype, device)
                 module._buffers[name] = moved[id(buffer)]
