@@ -45,48 +45,48 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CoreOptions:
-    """How to shard; the engine derives it from the configuration."""
+    """Options of the sharding, which the engine derives from the configuration."""
 
     placement: Placement
     live: LiveLimits = field(default_factory=LiveLimits)
-    """How much is gathered at once."""
+    """Limits of what is gathered at once."""
     wire_dtype: str | None = None
-    """Dtype of gradients on the wire when narrower than autograd's."""
+    """Dtype in which gradients are sent, if narrower than autograd's."""
     overlap: bool = True
-    """Reduce gradients while backward goes on."""
+    """Whether gradients are reduced while backward runs."""
     reduce_bucket_numel: int = 1 << 62
-    """Elements of finished units that may be on the wire meanwhile."""
+    """Elements of finished units that may be in flight during backward."""
     predivision: float = 1.0
-    """Gradients are divided by this before they travel."""
+    """Divisor of the gradients before they are sent."""
     averages: bool = True
-    """Gradients of the ranks are averaged; false = summed."""
+    """Whether the gradients of the ranks are averaged; False = summed."""
     plus: ZeroPlusPlus = field(default_factory=ZeroPlusPlus)
     just_in_time: bool = False
-    """Updates may go on in the background when a forward pass begins (zero/pending.py)."""
+    """Whether updates may run in the background when a forward pass begins (zero/pending.py)."""
     tier: ParamTier | None = None
-    """Keeps the shards of units beside the device; None = they stay there."""
+    """Tier that keeps the shards of units outside of the device; None = they stay on the device."""
     staging: Staging | None = None
-    """See `HasShard.staging`."""
+    """Host buffers for the shards of a tier; see `HasShard.staging`."""
     vault: Vault | None = None
-    """What this rank spills to, for the optimizer's states as well."""
+    """Spill storage of this rank, also for the optimizer's states."""
 
 
 class Core:
-    """One model cut into units over the ranks of one `Comm`."""
+    """One model, sharded in units over the ranks of one `Comm`."""
 
     layout: ModelLayout
     units: list[Unit]
     gradients: dict[str, UnitGradients]
-    """Of the trainable units, by name."""
+    """Gradients of the trainable units, by name."""
     has_gradients = False
-    """A backward pass ran since the last step boundary."""
+    """Whether a backward pass ran since the last step boundary."""
     in_backward = False
     _ends_backward_itself = True
     is_torn = False
-    """A backward pass since the last step boundary raised, so the gradients are incomplete."""
+    """Whether a backward pass since the last step boundary raised, so that the gradients are incomplete."""
     is_closed = False
     given_buffer_dtypes: Mapping[str, torch.dtype] = MappingProxyType({})
-    """Of the buffers that the engine cast: the dtypes that the model gave them, by name."""
+    """Original dtypes of the buffers that the engine cast, by name."""
 
     def __init__(
         self,
@@ -105,26 +105,26 @@ class Core:
         self.comm = comm
         self.ledger = MemoryLedger()
         self.on_weights_written: list[Callable[[Unit, torch.Tensor], None]] = []
-        """Called when a unit's whole weights, the tensor, were changed from outside, before its shard is; no
+        """Called with a unit and its whole weights when user code changed them, before the shard changes; no
         collectives."""
         self.states: Mapping[str, StateTensors] = {}
-        """Masters and optimizer states by unit; the optimizer puts its own mapping here."""
+        """Masters and optimizer states by unit; the optimizer sets its own mapping."""
         self.holds: Counter[Unit] = Counter()
-        """How many `full_parameters` contexts each unit is in."""
+        """Number of `full_parameters` contexts that each unit is in."""
         self.on_new_gradients: Callable[[], None] = lambda: None
         """Called when the first backward pass of a step begins; no collectives."""
         self.on_own_backward: Callable[[], None] = lambda: None
-        """Called when somebody else than the engine calls `backward`; no collectives."""
+        """Called when the user's code, not the engine, calls `backward`; no collectives."""
         self.on_forward_error: Callable[[BaseException | None], None] = lambda _error: None
         """Called with what the outermost forward call raises, before the caller gets it; no collectives."""
         self.on_first_backward: Callable[[], None] | None = None
         """Called once, when the first backward pass begins; no collectives."""
         self.gradient_scale: Callable[[], float] = lambda: 1.0
-        """Factor of the loss scaling on the accumulated gradients."""
+        """Factor of the loss scaling in the accumulated gradients."""
         self.at_boundary: Callable[[], bool] = lambda: False
         """Whether the backward pass that starts is the last one before the step."""
         self.knows_compiler = COMPILER in sys.modules
-        """The hooks are such that torch.compile leaves them alone."""
+        """Whether the hooks are made so that torch.compile does not trace them."""
         self.before_pass: Callable[[], None] = lambda: None
         """Called when a forward pass with gradients begins; may call `replace_units`. Collective."""
         self.options, self.model = options, model
@@ -138,9 +138,9 @@ class Core:
         self.live = LiveWeights(options.live)
         self.updates = PendingUpdates()
         self._opened: list[Window] = []
-        """Windows of the pass that runs; a graph that is retained may open them again."""
+        """Windows of the current pass; a retained graph may open them again."""
         self.boundaries: dict[str, Boundary] = {}
-        """By the name of their module."""
+        """Boundaries by the name of their module."""
         self._handles: list[RemovableHandle] = wait_before_loading(self)
         units = build_units(self, layout, values, on_made)
         self._handles += accept_plain_keys(model)
@@ -150,8 +150,8 @@ class Core:
     def replace_units(
         self, layout: ModelLayout, units: list[Unit], gradients: dict[str, UnitGradients]
     ) -> None:
-        """Work with these units from now on, between steps. Boundaries of modules that had units stay the
-        objects they are, as a hook of the root may be the caller."""
+        """Use these units from now on; called between steps. Boundaries of modules that had units stay the
+        same objects, because the caller may be a hook of the root."""
         self.layout, self.units, self.gradients = layout, units, gradients
         self.uses.forget()
         self.reducer.replace(list(gradients.values()))
@@ -173,8 +173,8 @@ class Core:
     # --- forward
 
     def before_forward(self, boundary: Boundary, *, is_root: bool) -> Window | None:
-        """Make the boundary's units whole and prefetch the next; the window of this call when it can have
-        one."""
+        """Make the boundary's units whole and prefetch the next; return the window of this call, if it can
+        have one."""
         recompute = in_graph_task()
         if not recompute and (is_root or self.passes.entry is None):
             self.passes.enter(boundary)
@@ -198,23 +198,25 @@ class Core:
             boundary.expected_windows += 1
         order = self.passes.order
         keep = window is not None and order.is_known and self.live.keeps(boundary.units, order.upcoming())
-        keep = keep or bool(boundary.calls)  # the module called itself and goes on
+        keep = keep or bool(boundary.calls)  # the module called itself, and its outer call goes on
         for unit in boundary.units:
-            # With gradients on but none that we can see coming back, backward might find the weights gone.
+            # Gradients are on, but none is visible that will come back: backward could find the weights
+            # freed.
             is_unclear = window is None and torch.is_grad_enabled() and unit.layout.trainable
             if not is_unclear and not keep:
                 self.live.free([unit])
         if self.updates:
-            # Not before this boundary's own forward, which on a device is under way by now.
+            # Not before this boundary's own forward, which is running on a device by now.
             self.live.prefetch(islice(order.upcoming(), 1), waits=True)
         if boundary is self.passes.entry and not boundary.calls:
             self.passes.leave(keep=keep)
 
     def open_for_use(self, parameter: nn.Parameter, use: Use) -> bool:
-        """A sharded parameter is used outside of its module (`F.linear(x, self.embed.weight)`).
+        """Make a sharded parameter usable outside of its module (`F.linear(x, self.embed.weight)`).
 
-        In a call of the model its unit lives as long as the pass from now on; otherwise it is lent, if it
-        may (`uses.py`), and the parameter stays hidden. Every rank runs the same code, so all come here.
+        Returns whether it is shown. In a call of the model its unit lives as long as the pass from now on.
+        Otherwise it is lent, if that is allowed (`uses.py`), and the parameter stays hidden. Every rank runs
+        the same code, so all call this.
         """
         if self.settle_for_use(parameter, use):
             return True
@@ -227,9 +229,10 @@ class Core:
         return True
 
     def settle_for_use(self, parameter: nn.Parameter, use: Use | None = None) -> bool:
-        """A parameter that is hidden while it is updated is used from Python; say whether it may be now.
+        """Show a parameter that is hidden during its update, if it may be used now; return whether it is
+        shown.
 
-        Raises UpdatePending where that takes all ranks.
+        Raises UpdatePending if showing it needs all ranks.
         """
         unit = unit_of(self, parameter)
         if unit not in self.updates or unit.placement.params_sharded:
@@ -238,8 +241,8 @@ class Core:
         return self.updates.open_for_use(unit, fqn_of(parameter), in_forward=is_common)
 
     def check_idle(self, what: str) -> None:
-        """Raise RuntimeError while the model is in forward or backward, where `what` cannot be done, and
-        after `close`."""
+        """Raise RuntimeError if `what` is not possible: while the model is in forward or backward, and after
+        `close`."""
         if self.is_closed:
             raise RuntimeError(f"{what} is not possible: the engine of this model is closed")
         self.passes.check_stale()
@@ -248,8 +251,8 @@ class Core:
             raise RuntimeError(f"{what} is not possible while the model is in {phase}; call it between them")
 
     def check_step(self) -> None:
-        """Raise RuntimeError while whole sharded parameters are held, which an update would leave behind, and
-        when a backward pass of the step raised."""
+        """Raise RuntimeError while whole sharded parameters are held, which an update would leave stale, and
+        after a backward pass of the step raised."""
         if self.is_torn or self.in_backward:
             raise RuntimeError(
                 "step() is not possible after a backward pass that raised, as the step's gradients are "
@@ -263,7 +266,7 @@ class Core:
             )
 
     def drop_leftovers(self) -> None:
-        """A pass begins: forget what one before left that raised or had no backward pass."""
+        """Drop, at the begin of a pass, what an earlier one left that raised or had no backward pass."""
         if self.in_backward:  # the caller's own loss.backward() raised
             self.is_torn = True
             self.finish_backward()
@@ -274,12 +277,13 @@ class Core:
     # --- backward
 
     def begin_backward(self) -> None:
-        """The engine is about to call `loss.backward()` and will call `finish_backward` itself."""
+        """Begin a backward pass of the engine, which will call `loss.backward()` and then
+        `finish_backward`."""
         self._ends_backward_itself = False
         self._start_pass()
 
     def open_window(self, window: Window) -> None:
-        """A gradient reached an output of the window's module."""
+        """Prepare backward of the window's module; called when a gradient reaches one of its outputs."""
         if window.is_open:
             return
         if not self.in_backward:
@@ -304,7 +308,8 @@ class Core:
         self.live.prefetch(self._backward_order.upcoming())
 
     def close_window(self, window: Window) -> None:
-        """Every gradient of the window's forward call is there."""
+        """Reduce and free the module's units; called when every gradient of the window's forward call is
+        computed."""
         if not window.is_open or window.is_closed:
             return
         window.is_closed = True
@@ -322,11 +327,11 @@ class Core:
         self.live.free(boundary.units)
 
     def finish_backward(self) -> None:
-        """The backward pass is over: reduce the rest, free everything."""
+        """End the backward pass: reduce the remaining gradients and free everything."""
         self._ends_backward_itself = True
         if not self.in_backward:
             if self.passes.entry is None:
-                self.live.free(self.units, everything=True)  # kept for a backward pass that did not come
+                self.live.free(self.units, everything=True)  # kept for a backward pass that was not run
             return
         self.in_backward = False
         self.reducer.finish()
@@ -385,26 +390,29 @@ def until_closed(core: Core, handle: RemovableHandle) -> None:
 
 
 def has_lost_spill(core: Core) -> bool:
-    """Whether the spill file is of no use any more, which no other rank knows."""
+    """Return whether the spill file of this rank has failed, which no other rank knows."""
     vault = used_vault(core)
     try:
         return vault is not None and vault.file is None
-    except Exception:  # the vault's first error, which whoever met it has raised
+    except Exception:  # the vault's first error, which was raised where it occurred
         return True
 
 
 def used_vault(core: Core) -> Vault | None:
-    """What this rank spills to; None also while nothing is spilled, though the configuration allows it."""
+    """Return the spill storage of this rank; None also if nothing is spilled although the configuration
+    allows it."""
     vault = core.options.vault
     return vault if vault is not None and vault.memory.file else None
 
 
 def update_order(core: Core) -> list[Unit]:
-    """The trainable units in the order in which this rank's last forward pass used them, then the rest."""
+    """Return the trainable units in the order in which this rank's last forward pass used them, then the
+    rest."""
     used = [unit for boundary in core.passes.trained.recorded() for unit in boundary.units]
     return [unit for unit in dict.fromkeys([*used, *core.units]) if unit.name in core.gradients]
 
 
 def publication_order(core: Core) -> list[Unit]:
-    """The trainable units, as far as the ranks agree on an order of forward: reductions go the other way."""
+    """Return the trainable units in the agreed order of forward, which is the reverse of that of
+    reductions."""
     return [gradients.unit for gradients in reversed(core.reducer.order)]

@@ -1,8 +1,8 @@
-"""Reading and writing what the engine keeps of one parameter: fp32 value, gradient, optimizer states.
+"""Access to what the engine keeps of one parameter: fp32 value, gradient, optimizer states.
 
-Public through `zerotrain.runtime`. The `full` functions are collective and deal in tensors of the parameter's
-shape; the `local` ones deal in this rank's part of the flattened parameter, a 1-D tensor that may be empty.
-What is read is a copy. DeepSpeed documents the same as its "safe" functions (docs/deepspeed.md).
+Public through `zerotrain.runtime`. The `full` functions are collective and use tensors of the parameter's
+shape. The `local` ones use this rank's part of the flattened parameter, a 1-D tensor that may be empty.
+Results are copies. DeepSpeed documents the same as its "safe" functions (docs/deepspeed.md).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from zerotrain.runtime.zero.unit import Unit
 
 
 def get_full_fp32(parameter: nn.Parameter) -> torch.Tensor:
-    """The master value, fp32, in the parameter's shape, on this rank's device. Collective.
+    """Return the master value, fp32, in the parameter's shape, on this rank's device. Collective.
 
     A frozen parameter has no master: its value is converted. Raises ValueError for a parameter of no engine.
     """
@@ -32,7 +32,7 @@ def get_full_fp32(parameter: nn.Parameter) -> torch.Tensor:
 
 
 def set_full_fp32(parameter: nn.Parameter, value: torch.Tensor) -> None:
-    """Replace the master value, and with it the weight, on every rank. Collective; equal values everywhere.
+    """Replace the master value, and with it the weight, on every rank. Collective; equal values on all ranks.
 
     Raises ValueError for another shape, RuntimeError within `full_parameters` and in forward or backward.
     """
@@ -41,7 +41,7 @@ def set_full_fp32(parameter: nn.Parameter, value: torch.Tensor) -> None:
 
 
 def get_full_optimizer_state(parameter: nn.Parameter, kind: str) -> torch.Tensor:
-    """One state, such as "exp_avg", fp32 in the parameter's shape. Collective.
+    """Return one state, such as "exp_avg", fp32 in the parameter's shape. Collective.
 
     Raises KeyError for a kind that the optimizer does not keep, ValueError for a frozen parameter.
     """
@@ -50,17 +50,18 @@ def get_full_optimizer_state(parameter: nn.Parameter, kind: str) -> torch.Tensor
 
 
 def set_full_optimizer_state(parameter: nn.Parameter, kind: str, value: torch.Tensor) -> None:
-    """Replace one state on every rank. Collective; equal values everywhere. Errors as for reading it."""
+    """Replace one state on every rank. Collective; equal values on all ranks. Errors as for reading it."""
     place = _Place.of(parameter, "set_full_optimizer_state", writes=True)
     place.write_state(place.checked_kind(kind), place.own_of(_checked(value, parameter.shape, place)))
 
 
 def get_full_grad(parameter: nn.Parameter) -> torch.Tensor:
-    """The gradient so far of the step: fp32 mean over the ranks, before clipping, unscaled. Collective.
+    """Return the gradient of the step so far: fp32 mean over the ranks, before clipping, unscaled.
+    Collective.
 
-    Readable from the first backward of a step to `engine.step()` at its boundary; within accumulation it is
+    Readable from the first backward of a step to `engine.step()` at its boundary. Within accumulation it is
     the sum of the micro-batches so far, each divided by their number. A parameter that got no gradient has
-    zeros. Raises RuntimeError when no backward ran since the last step, ValueError for a frozen parameter.
+    zeros. Raises RuntimeError if no backward ran since the last step, ValueError for a frozen parameter.
     """
     place = _Place.of(parameter, "get_full_grad")
     gradients = place.gradients()
@@ -73,9 +74,10 @@ def get_full_grad(parameter: nn.Parameter) -> torch.Tensor:
 
 
 def set_full_grad(parameter: nn.Parameter, value: torch.Tensor) -> None:
-    """Replace the gradient that the next step uses. Collective; equal values everywhere.
+    """Replace the gradient that the next step uses. Collective; equal values on all ranks.
 
-    Within one unit in the last place where stages 0 and 1 average it in the step. Errors as for reading.
+    If stages 0 and 1 average it in the step, it is exact within one unit in the last place. Errors as for
+    reading.
     """
     place = _Place.of(parameter, "set_full_grad", writes=True)
     gradients = place.gradients()
@@ -87,7 +89,7 @@ def set_full_grad(parameter: nn.Parameter, value: torch.Tensor) -> None:
 
 
 def get_local_fp32(parameter: nn.Parameter) -> torch.Tensor:
-    """This rank's part of the master value, fp32 1-D. No communication."""
+    """Return this rank's part of the master value, fp32 1-D. No communication."""
     return _Place.of(parameter, "get_local_fp32").master_part().float()
 
 
@@ -98,7 +100,8 @@ def set_local_fp32(parameter: nn.Parameter, value: torch.Tensor) -> None:
 
 
 def get_local_optimizer_state(parameter: nn.Parameter, kind: str) -> torch.Tensor:
-    """This rank's part of one state, fp32 1-D. No communication. Errors as `get_full_optimizer_state`."""
+    """Return this rank's part of one state, fp32 1-D. No communication. Errors as
+    `get_full_optimizer_state`."""
     place = _Place.of(parameter, "get_local_optimizer_state")
     return place.state_part(kind)
 
@@ -111,7 +114,7 @@ def set_local_optimizer_state(parameter: nn.Parameter, kind: str, value: torch.T
 
 
 def get_local_grad(parameter: nn.Parameter) -> torch.Tensor:
-    """This rank's part of what `get_full_grad` gives, fp32 1-D. Collective at stages 0 and 1."""
+    """Return this rank's part of the result of `get_full_grad`, fp32 1-D. Collective at stages 0 and 1."""
     place = _Place.of(parameter, "get_local_grad")
     gradients = place.gradients()
     if not place.is_summed(gradients):
@@ -130,20 +133,20 @@ def set_local_grad(parameter: nn.Parameter, value: torch.Tensor) -> None:
 
 
 def local_interval(parameter: nn.Parameter) -> tuple[int, int]:
-    """Elements of the flattened parameter that this rank owns, `(start, stop)`; equal when none."""
+    """Return the elements of the flattened parameter that this rank owns, `(start, stop)`; equal if none."""
     place = _Place.of(parameter, "local_interval")
     return place.start - place.segment.start, place.stop - place.segment.start
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Place:
-    """Where one parameter lives."""
+    """Position of one parameter: its engine, unit and segment."""
 
     core: Core
     unit: Unit
     segment: Segment
     start: int
-    """First element of the unit that is this parameter's and this rank's."""
+    """First element of the unit that belongs to this parameter and this rank."""
     stop: int
 
     @classmethod
@@ -165,11 +168,12 @@ class _Place:
         return cls(core=core, unit=unit, segment=segment, start=start, stop=stop)
 
     def cut(self, tensor: torch.Tensor, offset: int) -> torch.Tensor:
-        """This rank's part of the parameter in a tensor whose element 0 is the unit's element `offset`."""
+        """Return this rank's part of the parameter in a tensor whose element 0 is the unit's element
+        `offset`."""
         return tensor[self.start - offset : self.stop - offset]
 
     def own_of(self, full: torch.Tensor) -> torch.Tensor:
-        """This rank's part of a whole parameter."""
+        """Return this rank's part of a whole parameter."""
         return self.cut(full.flatten(), self.segment.start)
 
     def states(self) -> StateTensors:
@@ -177,7 +181,7 @@ class _Place:
         return self.core.states[self.unit.name]
 
     def checked_kind(self, kind: str) -> str:
-        """The kind. Raises as the public functions say for one that the optimizer does not keep."""
+        """Return the kind. Raises, as the public functions say, for one that the optimizer does not keep."""
         kinds = self.states().kinds
         if kind not in kinds:
             raise KeyError(
@@ -186,7 +190,7 @@ class _Place:
         return kind
 
     def state_part(self, kind: str) -> torch.Tensor:
-        """A copy of this rank's part of a state, or of MASTER."""
+        """Return a copy of this rank's part of a state, or of MASTER."""
         if kind != MASTER:
             self.checked_kind(kind)
         states = self.states()
@@ -201,11 +205,11 @@ class _Place:
             )
 
     def is_summed(self, gradients: UnitGradients) -> bool:
-        """Whether the owners hold the mean over the ranks already."""
+        """Return whether the owners already hold the mean over the ranks."""
         return self.unit.placement.grads_sharded or gradients.is_reduced
 
     def gradients(self) -> UnitGradients:
-        """The unit's gradients. Raises as the public functions say."""
+        """Return the unit's gradients. Raises as the public functions say."""
         self.check_trainable()
         if not self.core.has_gradients:
             raise RuntimeError(
@@ -217,7 +221,8 @@ class _Place:
         return gradients
 
     def master_part(self) -> torch.Tensor:
-        """A copy of this rank's part of the master, or of the weight of a frozen parameter, on the device."""
+        """Return a copy of this rank's part of the master, or of the weight of a frozen parameter, on the
+        device."""
         if self.unit.layout.trainable:
             return self.state_part(MASTER)
         start = self.unit.start
@@ -226,7 +231,7 @@ class _Place:
 
     @torch.no_grad()
     def write_master(self, own: torch.Tensor) -> None:
-        """Replace this rank's part of master and weight, then everybody's replicas."""
+        """Replace this rank's part of master and weight, then the replicas on all ranks."""
         unit = self.unit
         unit.before_write()
         if unit.layout.trainable:
@@ -239,7 +244,7 @@ class _Place:
 
     @torch.no_grad()
     def write_state(self, kind: str, own: torch.Tensor) -> None:
-        """Replace this rank's part of a state or of MASTER, and everybody's where states are replicas."""
+        """Replace this rank's part of a state or of MASTER; if states are replicated, that of all ranks."""
         states = self.states()
         if self.unit.placement.states_sharded:
             states.write(kind, self.start - self.unit.start, own)
@@ -248,19 +253,19 @@ class _Place:
 
     @torch.no_grad()
     def gathered(self, own: torch.Tensor) -> torch.Tensor:
-        """The whole parameter, in its shape, from every rank's part of it."""
+        """Gather the whole parameter, in its shape, from every rank's part of it."""
         full = torch.empty(self.segment.numel, dtype=own.dtype, device=own.device)
         self.own_of(full).copy_(own)
         self._exchange_parts(full)
         return full.view(self.segment.shape)
 
     def _exchange_parts(self, flat: torch.Tensor) -> None:
-        """Each owner's part of the flattened parameter to all."""
+        """Broadcast each owner's part of the flattened parameter to all ranks."""
         for rank in range(self.core.comm.world_size):
             start, stop = _overlap(self.segment, *self.core.layout.shard_range(self.unit.layout, rank))
             if start < stop:
                 part = flat[start - self.segment.start : stop - self.segment.start]
-                # By parameter, so that ranks which ask for different ones of a unit are told so.
+                # One label per parameter, so that ranks which request different ones of a unit get an error.
                 self.core.comm.broadcast(part, label=self.segment.fqn, source=rank)
 
 

@@ -1,9 +1,9 @@
-"""Gradients of one trainable unit: what autograd writes into, and what micro-batches are summed in.
+"""Gradients of one trainable unit: the buffer that autograd writes into, and the sum of micro-batches.
 
-Autograd accumulates in place into `p.grad`, so `p.grad` are views of one flat buffer and no hook per
-parameter is needed. That buffer *is* the fp32 accumulator where dtype and placement allow it; otherwise it is
-a zero-filled buffer that exists from the first gradient of a backward pass to the reduction. Parameters that
-got no gradient keep zeros. What `p.grad` is when that buffer is gone: `slots.py`.
+Autograd accumulates in place into `p.grad`, so every `p.grad` is a view of one flat buffer and no hook per
+parameter is needed. That buffer *is* the fp32 accumulator if dtype and placement allow it; otherwise it is a
+zero-filled buffer that exists from the first gradient of a backward pass to the reduction. Parameters that
+got no gradient keep zeros. `slots.py` defines `p.grad` when that buffer is gone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from zerotrain.runtime.zero.unit import Unit, UnitState
 
 
 class GradientOutsideModule(RuntimeError):
-    """A gradient was computed from weights that were not there."""
+    """A gradient was computed from weights that were not available."""
 
     def __init__(self, fqn: str, module: str) -> None:
         super().__init__(
@@ -35,7 +35,7 @@ class GradientOutsideModule(RuntimeError):
 
 
 class UnitGradients:
-    """The sum of a step's gradients of one unit, and what autograd writes into until it is in that sum."""
+    """Sum of a step's gradients of one unit, and the buffer for gradients that are not in the sum yet."""
 
     def __init__(self, unit: Unit, ledger: MemoryLedger) -> None:
         self.unit = unit
@@ -48,16 +48,16 @@ class UnitGradients:
             accumulator = unit.comm.memory.keep(numel, torch.float32)
         self._sum = ledger.count(Kind.GRADS, accumulator)
         self.is_direct = not sharded and unit.layout.dtype == "fp32"
-        """autograd writes into the accumulator itself."""
+        """Whether autograd writes into the accumulator itself."""
         self._is_blank = not self.is_direct
-        """Whatever `_sum` holds counts as zeros."""
+        """Whether the contents of `_sum` count as zeros."""
         self.is_reduced = False
-        """Stages 0 and 1: the accumulator holds this step's sum over the ranks already."""
+        """Whether, at stages 0 and 1, the accumulator already holds this step's sum over the ranks."""
         self._flat: torch.Tensor | None = None
         self._views: list[torch.Tensor] = []
         self.slots = GradientSlots(unit, partial(parts_of, self))
         self.download: Callable[[], torch.Tensor] | None = None
-        """Brings `shard` to host memory where the states are there and the gradients are not."""
+        """Copies `shard` to host memory if the states are there and the gradients are not."""
         self._direct_views = unit.views_of(self._sum) if self.is_direct else []
         self._clean_version = self._sum._version
         if self.is_direct:
@@ -65,10 +65,10 @@ class UnitGradients:
 
     @property
     def accumulator(self) -> torch.Tensor:
-        """1-D fp32: this rank's shard when gradients are sharded, else the whole unit.
+        """1-D fp32 accumulator: this rank's shard if gradients are sharded, else the whole unit.
 
-        Once a step's sum over the ranks is there, only this rank's part of a whole unit counts, unless states
-        are replicated.
+        Once a step's sum over the ranks is computed, only this rank's part of a whole unit is valid, unless
+        states are replicated.
         """
         if self._is_blank:
             self._sum.zero_()
@@ -77,7 +77,7 @@ class UnitGradients:
 
     @property
     def shard(self) -> torch.Tensor:
-        """The part of the accumulator that this rank updates weights with (the whole when states are
+        """Part of the accumulator from which this rank updates weights (the whole if states are
         replicated)."""
         unit = self.unit
         if unit.placement.grads_sharded or not unit.placement.states_sharded:
@@ -86,7 +86,7 @@ class UnitGradients:
 
     @property
     def own_part(self) -> torch.Tensor:
-        """The interval of the layout that belongs to this rank, at every stage."""
+        """Interval of the accumulator that the layout assigns to this rank, at every stage."""
         return own_part_of(self.unit, self.accumulator)
 
     @property
@@ -102,8 +102,8 @@ class UnitGradients:
         return self.is_open or not (self.is_direct or self._is_blank) or self.slots.have_strays()
 
     def attach(self) -> None:
-        """Point every `p.grad` at its view; a gradient that is already there is kept, one that was there and
-        is not any more was dropped by the script."""
+        """Make every `p.grad` a view of the buffer. A gradient that is already there is added; one that was
+        there and is gone was dropped by the script, and is zeroed."""
         writes_through = self.is_direct and not self.is_reduced
         if not writes_through and self._flat is None:
             layout = self.unit.layout
@@ -120,8 +120,8 @@ class UnitGradients:
                 views[index].add_(found)
 
     def settle(self) -> None:
-        """Before the gradients are read and before the step: take in what scripts and autograd left in
-        `p.grad` since the last backward pass."""
+        """Take in what scripts and autograd left in `p.grad` since the last backward pass; called before the
+        step and before gradients are read."""
         shown, found = self.slots.shown, self.slots.found()
         if shown is not None and all(map(operator.is_, found, shown)):
             return
@@ -135,7 +135,7 @@ class UnitGradients:
                 self.slots.change(index, torch.Tensor.zero_)
 
     def take(self) -> torch.Tensor:
-        """Hand out the flat buffer of this backward pass (zeros if there is none) and detach from it."""
+        """Return the flat buffer of this backward pass (zeros if there is none) and detach from it."""
         if self._flat is None:
             self.attach()
         flat = self._flat
@@ -145,11 +145,11 @@ class UnitGradients:
         return flat
 
     def take_whole(self) -> torch.Tensor:
-        """Hand out what a replicated accumulator holds, to be reduced into this rank's part of it.
+        """Return the contents of a replicated accumulator, to be reduced into this rank's part of it.
 
-        The first and only micro-batch of a step is handed out as autograd made it, which is as exact and half
-        the bytes. What autograd computes from now on until `clear` goes into a buffer of its own, as the
-        accumulator is on the wire or holds a sum over the ranks.
+        If the step has only one micro-batch, autograd's own buffer is returned, which is as exact and half
+        the bytes. What autograd computes from now on until `clear` goes into a separate buffer, because the
+        accumulator is being sent or holds a sum over the ranks.
         """
         if self._is_blank and not self.is_direct:
             self.is_reduced = True
@@ -161,15 +161,15 @@ class UnitGradients:
         return self.accumulator
 
     def release(self, flat: torch.Tensor) -> None:
-        """Count a buffer from `take` as gone; the caller drops it. An accumulator stays."""
+        """Account for a buffer from `take` as freed; the caller drops it. An accumulator stays."""
         if flat is self._sum:
             return
         self._ledger.add(Kind.AUTOGRAD, -flat.numel() * flat.element_size())
         self.unit.comm.memory.give_back(flat)
 
     def fold(self) -> None:
-        """Add this backward pass to a replicated accumulator; no communication. One that is reduced already
-        stays open for the next reduction."""
+        """Add this backward pass to a replicated accumulator, without communication. If that is already
+        reduced, the buffer stays open for the next reduction."""
         if self.is_reduced or not self.is_open:
             return
         flat = self.take()
@@ -181,14 +181,14 @@ class UnitGradients:
         self.release(flat)
 
     def dispose(self) -> None:
-        """Give all memory back, between steps; the parameters have no gradients then."""
+        """Free all memory, between steps; the parameters then have no gradients."""
         self.slots.empty()
         self._ledger.add(Kind.GRADS, -self._sum.nbytes)
         if not self.unit.placement.grads_sharded:
             self.unit.comm.memory.drop(self._sum)
 
     def wipe(self) -> None:
-        """Zero the accumulator: at once where autograd adds to it, else when it is used. `clear` follows; any
+        """Zero the accumulator: at once if autograd adds to it, else when it is used. `clear` follows; any
         thread may call this."""
         if self.is_direct:
             self._sum.zero_()
@@ -196,7 +196,7 @@ class UnitGradients:
             self._is_blank = True
 
     def clear(self, *, everything: bool = False, is_wiped: bool = False) -> None:
-        """Make room for the next step.
+        """Prepare for the next step.
 
         `everything`: drop also what a step would have added. `is_wiped`: `wipe` was called.
         """
@@ -215,7 +215,8 @@ class UnitGradients:
 
 
 def parts_of(gradients: UnitGradients, index: int) -> list[torch.Tensor]:
-    """What this rank has of one parameter's gradient: its part of the sum, and what is not in it yet."""
+    """Return this rank's parts of one parameter's gradient: its part of the sum, and what is not in the sum
+    yet."""
     unit = gradients.unit
     segment = unit.layout.segments[index]
     low, high = (unit.start, unit.stop) if unit.placement.grads_sharded else (0, unit.layout.padded_numel)
@@ -230,7 +231,7 @@ def parts_of(gradients: UnitGradients, index: int) -> list[torch.Tensor]:
 
 @torch.no_grad()
 def scale_gradients(gradients: UnitGradients, factor: float) -> None:
-    """Multiply what a step accumulated, what is not in the sum yet included. Between passes."""
+    """Multiply the gradients of a step, including what is not in the sum yet. Between passes."""
     if not gradients._is_blank:
         gradients._sum.mul_(factor)
     if gradients._flat is not None:
@@ -238,7 +239,7 @@ def scale_gradients(gradients: UnitGradients, factor: float) -> None:
 
 
 def shard_on(gradients: UnitGradients, device: torch.device) -> torch.Tensor:
-    """`shard` where it is read on that device; the caller may overwrite it."""
+    """Return `shard` on the device; the caller may overwrite it."""
     shard = gradients.shard
     if device == shard.device:
         return shard
@@ -246,20 +247,23 @@ def shard_on(gradients: UnitGradients, device: torch.device) -> torch.Tensor:
 
 
 def own_part_to_write(gradients: UnitGradients) -> tuple[torch.Tensor, bool]:
-    """`own_part` for a sum over the ranks, and whether that starts from zero instead of what it holds."""
+    """Return `own_part` as the target of a sum over the ranks, and whether the sum overwrites what it
+    holds."""
     starts, gradients._is_blank = gradients._is_blank, False
     return own_part_of(gradients.unit, gradients._sum), starts
 
 
 def own_part_of(unit: Unit, gradients: torch.Tensor) -> torch.Tensor:
-    """This rank's interval of a unit's accumulated gradients."""
+    """Return this rank's interval of a unit's accumulated gradients."""
     return gradients if unit.placement.grads_sharded else gradients[unit.start : unit.stop]
 
 
 def check_stray(unit: Unit, index: int, *, is_assigned: bool = False) -> None:
-    """Raise GradientOutsideModule for a gradient that autograd made when the weights were elsewhere,
-    GradientSharded for one that a script put in the place of the engine's. Within `full_parameters` the
-    weights are there."""
+    """Check a gradient in `p.grad` that is not the engine's.
+
+    Raises GradientOutsideModule if autograd computed it while the weights were elsewhere, GradientSharded if
+    a script assigned it over the engine's. Within `full_parameters` the weights are available.
+    """
     if not unit.placement.params_sharded or (unit.state is UnitState.HELD and not is_assigned):
         return
     fqn = unit.layout.segments[index].fqn

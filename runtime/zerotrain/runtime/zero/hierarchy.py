@@ -1,11 +1,11 @@
-"""Gradients that travel node by node, quantised where asked (ZeRO++ qgZ, https://arxiv.org/abs/2306.10209).
+"""Hierarchical reduction of gradients, optionally quantised (ZeRO++ qgZ, https://arxiv.org/abs/2306.10209).
 
-A plain all-to-all carries every rank's gradients over the border of its node. Here the ranks of a node sum
-theirs first, and only that sum crosses: as many bytes fewer as a node has ranks. Quantised, both hops carry
-int4 codes, decoded and summed in fp32 in between, so errors do not pile up with the number of ranks.
+A plain all-to-all sends every rank's gradients across node boundaries. Here the ranks of a node sum theirs
+first, and only that sum crosses: the bytes are divided by the number of ranks per node. If quantised, both
+hops carry int4 codes, decoded and summed in fp32 in between, so errors do not grow with the number of ranks.
 
-With error feedback (LoCo, https://arxiv.org/abs/2407.04480) what rounding took from a hop is kept and added
-to what the next reduction of the unit sends.
+With error feedback (LoCo, https://arxiv.org/abs/2407.04480) the rounding error of a hop is kept and added to
+what the next reduction of the unit sends.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ from zerotrain.runtime.zero.quantize import INT4, Quantizer
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ErrorFeedback:
-    """`zeropp_loco_param`."""
+    """Settings of `zeropp_loco_param`."""
 
     err_beta: float = 0.8
-    """Share of the old error that is kept."""
+    """Fraction of the old error that is kept."""
     reset_every: int = 1024
-    """Reductions of a unit after which its errors start from zero."""
+    """Number of reductions of a unit after which its errors are reset to zero."""
 
     @classmethod
     def read(cls, values: Mapping[str, float]) -> ErrorFeedback:
-        """From the configuration's object. Raises ConfigError for an entry that is none or out of range."""
+        """Read the configuration's object. Raises ConfigError for an unknown entry or one that is out of
+        range."""
         path = "zero_optimization.zeropp_loco_param"
         known = {"err_beta": 0.8, "reset_T": 1024}
         for name in values.keys() - known.keys():
@@ -50,13 +51,12 @@ class ErrorFeedback:
 
 
 class NodeHops:
-    """The groups of the two hops: the ranks of this node, and the ranks with this one's place on each
-    node."""
+    """Groups of the two hops: the ranks of this node, and the ranks with this one's position on each node."""
 
     def __init__(self, comm: Comm) -> None:
-        """Collective."""
+        """Make the groups. Collective."""
         ranks, size = range(comm.world_size), comm.nodes.ranks_per_node
-        if size == 1:  # nothing to sum before the border
+        if size == 1:  # no ranks of one node to sum first
             size = comm.world_size
         self.within = SubGroup(comm, [ranks[first : first + size] for first in ranks[::size]])
         self.across = SubGroup(comm, [ranks[place::size] for place in range(size)])
@@ -73,7 +73,7 @@ class HierarchicalReduction:
         quantizer: Quantizer | None = INT4,
         feedback: ErrorFeedback | None = None,
     ) -> None:
-        """`quantizer` None sends as is. Collective."""
+        """Make the groups. `quantizer` None sends without quantisation. Collective."""
         self._hops = NodeHops(comm)
         self._ledger = ledger
         self._quantizer = quantizer
@@ -81,9 +81,9 @@ class HierarchicalReduction:
         self._errors: dict[str, _Errors] = {}
 
     def start(self, sent: torch.Tensor, *, label: str) -> Exchange:
-        """As `Comm.start_exchange`; `label` tells units apart."""
+        """Start an exchange like `Comm.start_exchange`; `label` identifies the unit."""
         within, across = self._hops.within, self._hops.across
-        # Part (node, place) of the flat buffer goes to that place first, then to that node.
+        # Part (node, place) of the flat buffer is sent to that place first, then to that node.
         by_place = sent.view(across.world_size, within.world_size, -1).transpose(0, 1)
         errors = self._errors_of(label, by_place)
         packer = self._quantizer
@@ -108,7 +108,7 @@ class HierarchicalReduction:
             return None
         found = self._errors.get(label)
         if found is None or found.first.numel() != by_place.numel():
-            if found is not None:  # the unit was laid out anew
+            if found is not None:  # the unit has a new layout
                 self._ledger.add(Kind.GRADS, -found.first.nbytes - found.second.nbytes)
             found = self._errors[label] = _Errors(by_place, self._feedback, self._ledger)
         found.count()
@@ -116,7 +116,7 @@ class HierarchicalReduction:
 
 
 class _Errors:
-    """What rounding took so far from one unit's gradients, per hop; fp32."""
+    """Rounding errors of one unit's gradients so far, per hop; fp32."""
 
     def __init__(self, by_place: torch.Tensor, feedback: ErrorFeedback, ledger: MemoryLedger) -> None:
         numel, device = by_place.numel(), by_place.device
@@ -129,7 +129,7 @@ class _Errors:
         self._turns = 0
 
     def count(self) -> None:
-        """One reduction of the unit begins."""
+        """Count a reduction of the unit that begins, and reset the errors when due."""
         if self._reset_every and self._turns and self._turns % self._reset_every == 0:
             self.first.zero_()
             self.second.zero_()
@@ -137,7 +137,7 @@ class _Errors:
 
 
 class _Trip(Protocol):
-    """The buffers of one reduction. `turn` sums what the first hop brought and loads the second."""
+    """Buffers of one reduction. `turn` sums what the first hop received and fills the second hop's buffer."""
 
     sent_first: torch.Tensor
     received_first: torch.Tensor
@@ -148,12 +148,12 @@ class _Trip(Protocol):
     def turn(self) -> None: ...
 
     def parts(self) -> Sequence[torch.Tensor]:
-        """After both hops, one part per node."""
+        """Return the parts after both hops, one per node."""
         ...
 
 
 class _PlainTrip:
-    """In the dtype that the gradients come in; the sum of a node is rounded to it once."""
+    """Buffers in the gradients' own dtype; the sum of a node is rounded to it once."""
 
     def __init__(self, by_place: torch.Tensor) -> None:
         places, self._nodes, _ = by_place.shape
@@ -178,7 +178,7 @@ class _PlainTrip:
 
 
 class _PackedTrip:
-    """As codes."""
+    """Buffers of quantised codes."""
 
     def __init__(self, by_place: torch.Tensor, quantizer: Quantizer, errors: _Errors | None) -> None:
         self._places, self._nodes, self._numel = by_place.shape
@@ -213,7 +213,7 @@ class _PackedTrip:
         return parts
 
     def _pack(self, rows: torch.Tensor, into: torch.Tensor, error: torch.Tensor | None) -> None:
-        """Every row on its own, as each goes to another rank."""
+        """Quantise every row separately, as each goes to another rank."""
         beta = 0.0 if self._errors is None else self._errors.beta
         errors = [None] * len(rows) if error is None else error.view(len(rows), -1)
         for row, packed, one in zip(rows, into.view(len(rows), -1), errors, strict=True):

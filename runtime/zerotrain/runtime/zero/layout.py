@@ -1,8 +1,8 @@
-"""Where every parameter element lives: units, segments and rank intervals.
+"""Positions of all parameter elements: units, segments and rank intervals.
 
 A *unit* is one flat 1-D buffer: the trainable (or the frozen) parameters of one module of the model, one
-behind the other, padded once so that every rank owns the same number of elements. This module holds only the
-facts (no tensors, no torch); `plan.py` derives them from a model. The engine allocates by it, the checkpoint
+after the other, padded once so that every rank owns the same number of elements. This module holds only the
+layout (no tensors, no torch); `plan.py` derives it from a model. The engine allocates by it, the checkpoint
 package stores and resizes by it, so it must stay a pure function of (model, unit boundaries, world size).
 """
 
@@ -14,11 +14,12 @@ from functools import cached_property
 from hashlib import sha256
 
 ALIGN = 2048
-"""Elements; a shard is a multiple of it, so that every 2-byte stream of a shard is a multiple of 4 KiB."""
+"""Number of elements of which a shard is a multiple, so that every 2-byte stream of a shard is a multiple of
+4 KiB."""
 
 SEGMENT_ALIGN = 8
-"""Elements; parameters start on 16 bytes even in a 2-byte dtype, which matrix kernels want. The gaps hold
-zeros."""
+"""Alignment of parameters in elements: 16 bytes even in a 2-byte dtype, as matrix kernels prefer. The gaps
+hold zeros."""
 
 DTYPE_BYTES: Mapping[str, int] = {
     "fp32": 4,
@@ -40,7 +41,7 @@ DTYPE_BYTES: Mapping[str, int] = {
 
 
 class LayoutError(ValueError):
-    """The model cannot be laid out as asked, or a name is not part of the layout."""
+    """The model cannot be laid out as requested, or a name is not part of the layout."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,11 +70,11 @@ class UnitLayout:
     trainable: bool
     segments: tuple[Segment, ...]
     numel: int
-    """Elements up to the end of the last segment, alignment gaps included."""
+    """Number of elements up to the end of the last segment, alignment gaps included."""
     padded_numel: int
-    """A multiple of `world_size * align`."""
+    """Number of elements with padding, a multiple of `world_size * align`."""
     stays_whole: bool = False
-    """Small parameters whose weights every rank keeps at stage 3, too."""
+    """Whether every rank keeps the weights whole at stage 3 too, because they are small."""
 
     @property
     def num_bytes(self) -> int:
@@ -82,10 +83,10 @@ class UnitLayout:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelLayout:
-    """Every unit of one model for one world size."""
+    """All units of one model for one world size."""
 
     units: tuple[UnitLayout, ...]
-    """In module order, which is the canonical order of collectives at the step boundary."""
+    """Units in module order, which is the canonical order of collectives at the step boundary."""
     world_size: int
     align: int = ALIGN
     aliases: Mapping[str, str] = field(default_factory=dict)
@@ -100,26 +101,27 @@ class ModelLayout:
         return {segment.fqn: (unit, segment) for unit in self.units for segment in unit.segments}
 
     def unit(self, name: str) -> UnitLayout:
-        """The unit of that name. Raises LayoutError when there is none."""
+        """Return the unit of that name. Raises LayoutError if there is none."""
         try:
             return self._by_name[name]
         except KeyError:
             raise LayoutError(f"no unit named {name!r}; the layout has {sorted(self._by_name)}") from None
 
     def find(self, fqn: str) -> tuple[UnitLayout, Segment]:
-        """Unit and segment that hold a parameter, aliases followed. Raises LayoutError for an unknown fqn."""
+        """Return unit and segment that hold a parameter, aliases resolved. Raises LayoutError for an unknown
+        fqn."""
         try:
             return self._by_fqn[self.aliases.get(fqn, fqn)]
         except KeyError:
             raise LayoutError(f"no parameter named {fqn!r} in the layout") from None
 
     def shard_numel(self, unit: UnitLayout | str) -> int:
-        """Elements that each rank owns of a unit."""
+        """Return the number of elements that each rank owns of a unit."""
         layout = self.unit(unit) if isinstance(unit, str) else unit
         return layout.padded_numel // self.world_size
 
     def shard_range(self, unit: UnitLayout | str, rank: int) -> tuple[int, int]:
-        """`(start, stop)` of the elements of a unit's flat buffer that `rank` owns."""
+        """Return `(start, stop)` of the elements of a unit's flat buffer that `rank` owns."""
         if not 0 <= rank < self.world_size:
             raise LayoutError(f"rank must be in [0, {self.world_size}); got {rank}")
         shard = self.shard_numel(unit)
@@ -135,7 +137,7 @@ class ModelLayout:
                 yield segment, start, stop
 
     def fingerprint(self) -> str:
-        """Hex digest over everything that must agree between ranks for collectives to match."""
+        """Return a hex digest of everything that must agree between ranks for collectives to match."""
         digest = sha256(f"{self.world_size} {self.align}".encode())
         for unit in self.units:
             digest.update(
@@ -148,7 +150,7 @@ class ModelLayout:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParameterFact:
-    """What the layout needs to know of one parameter; `shape` is the full shape, dtype as in
+    """Facts about one parameter that the layout needs; `shape` is the full shape, dtype as in
     `DTYPE_BYTES`."""
 
     fqn: str
@@ -157,7 +159,7 @@ class ParameterFact:
 
 
 def round_up(value: int, multiple: int) -> int:
-    """The smallest multiple of `multiple` that is at least `value`."""
+    """Return the smallest multiple of `multiple` that is at least `value`."""
     return -(-value // multiple) * multiple
 
 
@@ -171,7 +173,7 @@ def build_unit(
     align: int = ALIGN,
     stays_whole: bool = False,
 ) -> UnitLayout:
-    """Lay parameters of one dtype out one behind the other. Raises LayoutError on mixed or unknown dtypes."""
+    """Lay out parameters of one dtype, one after the other. Raises LayoutError on mixed or unknown dtypes."""
     dtypes = {parameter.dtype for parameter in parameters}
     if len(dtypes) != 1 or not dtypes <= DTYPE_BYTES.keys():
         raise LayoutError(

@@ -1,10 +1,10 @@
-"""Names of modules, parameters and buffers as the plain model has them, whatever wraps parts of it.
+"""Plain names of modules, parameters and buffers, as if no part of the model were wrapped.
 
 `torch.compile(module)` and torch's `checkpoint_wrapper` put a module of their own around another one, and
-torch then has the wrapper's attribute in every name below (`_orig_mod.`, `_checkpoint_wrapped_module.`).
-Checkpoints, exports and messages must not depend on whether a run compiles or recomputes, so names are made
-here: a wrapper is known by its class, never by the text, and has the name of what it wraps. A model's own
-attribute of such a name is an attribute like any other.
+torch then includes the wrapper's attribute in every name below (`_orig_mod.`, `_checkpoint_wrapped_module.`).
+Checkpoints, exports and messages must not depend on whether a run compiles or recomputes, so this module
+makes the names. A wrapper is recognised by its class, never by the text, and has the name of what it wraps. A
+model's own attribute of such a name is treated like any other attribute.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _RECOMPUTED = (
     "_checkpoint_wrapped_module",
 )
 """Module and class of a wrapper, and the attribute that holds what it wraps. The modules take seconds to
-load, and before that no model has such a wrapper."""
+import, and until they are imported no model has such a wrapper."""
 
 Layers = tuple[nn.Module, ...]
-"""A module below the wrappers around it: the outermost wrapper first, the module itself last."""
+"""A module with the wrappers around it: the outermost wrapper first, the module itself last."""
 
 
 def layers_of(module: nn.Module) -> Layers:
-    """The module alone, or the wrappers that it consists of and what they wrap."""
+    """Return the wrappers of a module and the module they wrap, or the module alone."""
     layers = [module]
     while (inner := _wrapped_by(layers[-1])) is not None:
         layers.append(inner)
@@ -41,7 +41,7 @@ def layers_of(module: nn.Module) -> Layers:
 
 
 def innermost(module: nn.Module) -> nn.Module:
-    """The module without the wrappers around it."""
+    """Return the module without the wrappers around it."""
     return layers_of(module)[-1]
 
 
@@ -58,8 +58,10 @@ def _is(module: nn.Module, wrapper: tuple[str, str, str]) -> bool:
 
 
 def walk(model: nn.Module, *, remove_duplicate: bool = True) -> Iterator[tuple[str, Layers]]:
-    """Every module by its plain name, in the order of `named_modules`; one with several names comes once, or
-    by each of them."""
+    """Yield every module by its plain name, in the order of `named_modules`.
+
+    With `remove_duplicate` a module with several names comes once, else by each of them.
+    """
     yield from _walk(model, "", set() if remove_duplicate else None)
 
 
@@ -75,7 +77,7 @@ def _walk(module: nn.Module, name: str, seen: set[nn.Module] | None) -> Iterator
 
 
 def children_of(layers: Layers) -> Iterator[tuple[str, nn.Module]]:
-    """The modules directly below, by attribute."""
+    """Yield the modules directly below, by attribute."""
     for layer in layers:
         for key, child in layer._modules.items():
             if child is not None and not any(child is other for other in layers):
@@ -83,18 +85,18 @@ def children_of(layers: Layers) -> Iterator[tuple[str, nn.Module]]:
 
 
 def joined(prefix: str, name: str) -> str:
-    """The name of something below a module."""
+    """Join the name of a module and a name below it."""
     return f"{prefix}.{name}" if prefix else name
 
 
 def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """As torch's, with plain names: a wrapper stands for what it wraps."""
+    """Yield modules as torch's `named_modules` does, with plain names; a wrapper stands for what it wraps."""
     for name, layers in walk(model):
         yield name, layers[0]
 
 
 def all_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The same, but wrappers and what they wrap all come, under one name."""
+    """Yield modules by plain name; wrappers and what they wrap all come, under one name."""
     for name, layers in walk(model):
         for layer in layers:
             yield name, layer
@@ -103,7 +105,7 @@ def all_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 def named_parameters(
     model: nn.Module, *, remove_duplicate: bool = True
 ) -> Iterator[tuple[str, nn.Parameter]]:
-    """As torch's, with plain names."""
+    """Yield parameters as torch's `named_parameters` does, with plain names."""
     seen: set[int] = set()
     for prefix, layers in walk(model, remove_duplicate=remove_duplicate):
         for layer in layers:
@@ -115,7 +117,7 @@ def named_parameters(
 
 
 def named_buffers(model: nn.Module, *, remove_duplicate: bool = True) -> Iterator[tuple[str, torch.Tensor]]:
-    """As torch's, with plain names."""
+    """Yield buffers as torch's `named_buffers` does, with plain names."""
     seen: set[int] = set()
     for prefix, layers in walk(model, remove_duplicate=remove_duplicate):
         for layer in layers:
@@ -127,7 +129,7 @@ def named_buffers(model: nn.Module, *, remove_duplicate: bool = True) -> Iterato
 
 
 def holder_of(model: nn.Module, name: str) -> nn.Module:
-    """The module that a parameter or buffer of that plain name is registered on."""
+    """Return the module on which the parameter or buffer of that plain name is registered."""
     *path, attribute = name.split(".")
     layers = layers_of(model)
     for key in path:
@@ -139,7 +141,7 @@ def holder_of(model: nn.Module, name: str) -> nn.Module:
 
 
 def check_names(model: nn.Module) -> None:
-    """Raise LayoutError where a wrapper and what it wraps both have something of one name."""
+    """Raise LayoutError if a wrapper and what it wraps both have an attribute of the same name."""
     for name, layers in walk(model):
         owners: dict[str, nn.Module] = {}
         for layer in layers if len(layers) > 1 else ():
@@ -157,9 +159,9 @@ def check_names(model: nn.Module) -> None:
 
 
 def plain_key(model: nn.Module, key: str) -> str:
-    """The key that the plain model's state dict has for a key of `model.state_dict()`.
+    """Convert a key of `model.state_dict()` to the key in the plain model's state dict.
 
-    torch's checkpoint_wrapper takes its own word out of keys by a hook, torch.compile does not.
+    torch's checkpoint_wrapper removes its own prefix from keys by a hook, torch.compile does not.
     """
     module: nn.Module | None = model
     parts = key.split(".")
@@ -178,11 +180,11 @@ def plain_key(model: nn.Module, key: str) -> str:
 
 
 def accept_plain_keys(model: nn.Module) -> list[RemovableHandle]:
-    """Let `load_state_dict` take the plain model's keys for what torch.compile wraps, as torch's
-    checkpoint_wrapper does by itself; torch's own keys stay right."""
+    """Let `load_state_dict` accept the plain model's keys for modules that torch.compile wraps, as torch's
+    checkpoint_wrapper does by itself; torch's own keys stay valid."""
 
     def rename(module: nn.Module, state: dict[str, object], prefix: str, *_: object) -> None:
-        own = {*module._parameters, *module._buffers, *module._modules}  # the wrapper's, its word included
+        own = {*module._parameters, *module._buffers, *module._modules}  # the wrapper's, prefix included
         for key in [key for key in state if key.startswith(prefix)]:
             name = key.removeprefix(prefix)
             if name.partition(".")[0] not in own:
@@ -193,22 +195,22 @@ def accept_plain_keys(model: nn.Module) -> list[RemovableHandle]:
 
 
 def without_wrappers(name: str) -> str:
-    """A name as a model with wrappers of torch's wrote it into a file, without their words: for names whose
-    model is not there."""
+    """Remove the prefixes of torch's wrappers from a name in a file, for names whose model is not
+    available."""
     for *_, word in (_COMPILED, _RECOMPUTED):
         name = name.replace(f"{word}.", "")
     return name
 
 
 def has_wrappers(model: nn.Module) -> bool:
-    """Whether torch's own names differ from the plain ones below the model itself."""
+    """Return whether torch's own names below the model differ from the plain ones."""
     return any(_wrapped_by(module) is not None for module in innermost(model).modules())
 
 
 @contextmanager
 def unwrapped(model: nn.Module) -> Iterator[None]:
-    """Within the context no module below the model is a wrapper, so that torch's own names are the plain
-    ones: for libraries that go by them. Not for forward passes."""
+    """Replace the wrappers below the model by what they wrap, within the context, so that torch's own names
+    are the plain ones: for libraries that use those names. Not for forward passes."""
     replaced: list[tuple[nn.Module, str, nn.Module]] = []
     for module in list(innermost(model).modules()):
         for key, child in module._modules.items():

@@ -1,14 +1,14 @@
-"""Updates that go on in the background while the next forward pass runs, and the fences that wait for them.
+"""Updates that run in the background during the next forward pass, and the fences that wait for them.
 
-`StepPipeline` hands the units over; `Unit` calls `settle` before its weights are used or gathered, `Core` at
+`StepPipeline` starts the updates; `Unit` calls `settle` before its weights are used or gathered, `Core` at
 the ends of a pass, and everything that reads or writes states calls `settle_all` first.
 
-[Note: fences] Only the main thread is here, so only it issues collectives, and what it issues depends on the
-order of its own calls alone, never on how far the background is. Where the ranks hold replicas of weights
+[Note: fences] Only the main thread runs this code, so only it issues collectives. What it issues depends only
+on the order of its own calls, never on the progress of the background. If the ranks hold replicas of weights
 that each of them updates a part of (stages 1 and 2, small parameters of stage 3), a settled unit must be
-published to all, and ranks may run different modules: so units are published in one canonical order, and
-whoever needs one publishes all before it. Until then replicas are hidden from Python
-(`placeholder.py`): a use settles them, or says that it cannot.
+published to all, and ranks may run different modules. So units are published in one canonical order, and
+settling one publishes all before it. Until then replicas are hidden from Python (`placeholder.py`): a use
+settles them, or raises an error.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from zerotrain.runtime.zero.unit import Unit, conceal, reveal
 
 
 class UpdatePending(RuntimeError):
-    """A weight was used on one rank while other ranks' parts of it are not there yet."""
+    """A weight was used on one rank while other ranks' parts of it are not available yet."""
 
     def __init__(self, fqn: str) -> None:
         super().__init__(
@@ -47,35 +47,37 @@ class UpdateInterrupted(RuntimeError):
 
 
 class Ticket(Protocol):
-    """One unit's update in the background."""
+    """Update of one unit in the background."""
 
     seconds: float
-    """What it took there; 0.0 until it is over."""
+    """Duration of the update in seconds; 0.0 until it is over."""
 
     def wait(self) -> None:
-        """Block until it is over; on CUDA the current stream waits for the weights. Raises what it met."""
+        """Block until the update is over; on CUDA the current stream waits for the weights. Raises the
+        update's error."""
         ...
 
 
 class PendingUpdates:
-    """Of one engine; see [Note: fences]. `fence_seconds` and `gather_seconds` grow for ever."""
+    """Background updates of one engine; see [Note: fences]. `fence_seconds` and `gather_seconds` are never
+    reset."""
 
     def __init__(self) -> None:
         self.failure: BaseException | None = None
-        """What an update met. It is final: masters, moments and weights may be of different steps."""
+        """First error of an update. It is final: masters, moments and weights may be of different steps."""
         self.fence_seconds = 0.0
         """Seconds in which the caller waited for updates."""
         self.gather_seconds = 0.0
-        """Seconds in which it published their results."""
+        """Seconds in which the caller published their results."""
         self.background_seconds = 0.0
         """Seconds of the updates themselves."""
         self.publish_numel = 1 << 62
-        """Elements that may be in flight when many units are published."""
+        """Maximum number of elements in flight when many units are published."""
         self._traceback: TracebackType | None = None
         self._tickets: dict[Unit, Ticket] = {}
         self._stored: Ticket | None = None
         self._publication: list[Unit] = []
-        """Of those, which are published, in the order in which they are."""
+        """Units with pending updates that have to be published, in the order of publication."""
         self._gradients: Mapping[str, UnitGradients] = {}
 
     def __bool__(self) -> bool:
@@ -85,13 +87,13 @@ class PendingUpdates:
         return unit in self._tickets
 
     def check(self) -> None:
-        """Raise what an update met before, if one did."""
+        """Raise the error of an earlier update, if there was one."""
         if self.failure is not None:
-            # As it was first raised: a traceback would grow by every call that meets it.
+            # With its first traceback, which would otherwise grow with every call that raises it.
             raise self.failure.with_traceback(self._traceback)
 
     def fail(self, error: BaseException) -> None:
-        """An update met this; nothing else can be done with the engine."""
+        """Record the error of an update, after which the engine cannot be used any more."""
         final = error if isinstance(error, Exception) else UpdateInterrupted()
         self.failure, self._traceback = final, error.__traceback__
 
@@ -103,7 +105,7 @@ class PendingUpdates:
         gradients: Mapping[str, UnitGradients],
         publication: Sequence[Unit],
     ) -> None:
-        """These updates go on from now on; when `stored` is over, all states are where they belong.
+        """Register updates that were started; when `stored` is over, all states are stored.
 
         `publication` holds the units in an order that is the same on every rank.
         """
@@ -116,7 +118,7 @@ class PendingUpdates:
                 conceal(unit)
 
     def settle(self, unit: Unit) -> None:
-        """Wait for one unit's update and make its result the weights. Collective where replicas are
+        """Wait for one unit's update and make its result the weights. Collective if replicas are
         published."""
         self.check()
         if unit not in self._tickets:
@@ -127,14 +129,14 @@ class PendingUpdates:
         self._settle(before)
 
     def settle_units(self) -> None:
-        """The same for every unit. Collective where replicas are published."""
+        """Settle every unit. Collective if replicas are published."""
         self.check()
         if self._tickets:
             published = set(self._publication)
             self._settle([*(unit for unit in self._tickets if unit not in published), *self._publication])
 
     def settle_all(self) -> None:
-        """`settle_units`, and wait until the states may be read."""
+        """Settle every unit and wait until the states may be read."""
         self.settle_units()
         self._wait_stored()
 
@@ -149,9 +151,9 @@ class PendingUpdates:
             self._wait_stored()
 
     def open_for_use(self, unit: Unit, fqn: str, *, in_forward: bool) -> bool:
-        """A hidden replica is used from Python: settle it if this rank may; say whether it was.
+        """Settle a hidden replica that Python code uses, if this rank may; return whether it did.
 
-        Raises UpdatePending where all ranks would have to come here, which only a forward pass promises.
+        Raises UpdatePending if all ranks would have to call this, which only a forward pass guarantees.
         """
         if unit not in self._tickets or unit.placement.params_sharded:
             return False
@@ -172,7 +174,7 @@ class PendingUpdates:
         try:
             publish_all(settled(), most_numel=self.publish_numel)
         except BaseException as error:
-            # Of what is on its way to replicas, some are shown already, and nobody would wait for it again.
+            # Some of the replicas being published are shown already, and no later call would wait for them.
             if not isinstance(error, Exception) and any(_is_published(unit) for unit in units):
                 self.fail(error)
             raise
@@ -198,21 +200,21 @@ class PendingUpdates:
         if self._publication and self._publication[0] is unit:
             del self._publication[0]
         unit.pending = None
-        # On a device the main stream must do it.
+        # On a device the main stream must clear it.
         self._gradients[unit.name].clear(is_wiped=unit.comm.device.type == "cpu")
         if not unit.placement.params_sharded:
             reveal(unit)
 
 
 def _is_published(unit: Unit) -> bool:
-    """Whether each rank updates a part of weights that all hold."""
+    """Return whether each rank updates a part of weights that all ranks hold."""
     placement = unit.placement
     is_replica = placement.states_sharded and not placement.params_sharded
     return is_replica and unit.comm.world_size > 1
 
 
 def publish_all(units: Iterable[Unit], *, most_numel: int) -> None:
-    """Bring everybody's replicas of updated units up to date, with about so many elements in flight.
+    """Update the replicas of the units on all ranks, with at most about `most_numel` elements in flight.
     Collective."""
     flying: deque[tuple[int, Pending]] = deque()
     for unit in units:

@@ -1,10 +1,9 @@
-"""What a parameter is while its values are on other ranks: the same object, in a class that refuses to be
-read.
+"""Placeholder of a parameter whose values are on other ranks: the same object, in a class that refuses reads.
 
-[Note: one object, two classes] A sharded parameter keeps its identity (optimizers, tied modules and the
-user's own lists hold it), so hiding it changes its class, and `__torch_function__` then sees every use that
-Python can make of it. The few C paths that do not ask `__torch_function__` (`torch.tensor(p)`, DLPack
-capsules) find a tensor of the right shape, dtype and device whose elements all are one NaN: wrong loudly,
+[Note: one object, two classes] A sharded parameter keeps its identity, because optimizers, tied modules and
+the user's own lists refer to it. So hiding it changes its class, and `__torch_function__` then sees every use
+from Python. The few C paths that do not call `__torch_function__` (`torch.tensor(p)`, DLPack capsules) find a
+tensor of the right shape, dtype and device whose elements are all one NaN: the result is visibly wrong, and
 never an invalid address.
 """
 
@@ -39,7 +38,7 @@ class ParameterSharded(RuntimeError):
 
 
 class Use(NamedTuple):
-    """A call of a function of torch's that gets hidden parameters."""
+    """Call of a torch function with hidden parameters."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -47,31 +46,31 @@ class Use(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Of the function."""
+        """Name of the function."""
         return getattr(self.function, "__name__", str(self.function))
 
     @property
     def has_data(self) -> bool:
-        """Whether it gets a tensor that is no hidden parameter."""
+        """Whether the call has a tensor argument that is not a parameter."""
         leaves = pytree.tree_leaves((self.args, self.kwargs))
         return any(isinstance(leaf, torch.Tensor) and not isinstance(leaf, nn.Parameter) for leaf in leaves)
 
     def run(self) -> Any:
-        """Call it."""
+        """Call the function."""
         return self.function(*self.args, **self.kwargs)
 
 
 class Owner(Protocol):
-    """Whoever hides the parameter."""
+    """Object that hides the parameter."""
 
     def settle_for_use(self, parameter: nn.Parameter) -> bool:
-        """Show a parameter that is hidden only while it is updated, if that is allowed now; say whether it
+        """Show a parameter that is hidden only during its update, if that is allowed now; return whether it
         was."""
         ...
 
     def open_for_use(self, parameter: nn.Parameter, use: Use) -> bool:
-        """Make the parameter whole if that is allowed now; say whether it was. One that is still hidden then
-        is lent: `uses` carries the use out."""
+        """Make the parameter whole if that is allowed now; return whether it was. If it is still hidden then,
+        it is lent: `uses` runs the operation."""
         ...
 
     @property
@@ -81,20 +80,20 @@ class Owner(Protocol):
 
 
 class Lender(Protocol):
-    """Shows parameters for one operation."""
+    """Object that shows parameters for one operation."""
 
     def run(self, parameters: Sequence[nn.Parameter], use: Callable[[], Any]) -> Any:
-        """What `use()` gives while these are whole."""
+        """Return the result of `use()`, called while these parameters are whole."""
         ...
 
 
 _owners = WeakIdKeyDictionary()
-"""Parameter -> (weak reference to its owner, fqn): owners hold their parameters, and hooks or an engine hold
-the owner."""
+"""Parameter -> (weak reference to its owner, fqn). Weak, as owners hold their parameters, and hooks or an
+engine hold the owner."""
 
 
 class ShardedParameter(ShardedLabels, nn.Parameter):
-    """See [Note: one object, two classes]."""
+    """Class of a parameter while it is hidden; see [Note: one object, two classes]."""
 
     @classmethod
     def __torch_function__(
@@ -116,7 +115,7 @@ class ShardedParameter(ShardedLabels, nn.Parameter):
         hidden: list[nn.Parameter] = [*_found_in((args, kwargs), ShardedParameter)]
         for parameter in hidden:
             if not isinstance(parameter, ShardedParameter):
-                continue  # shown with another one of its unit
+                continue  # shown together with another parameter of its unit
             owner, fqn = owner_of(parameter), fqn_of(parameter)
             if owner is None or not owner.open_for_use(parameter, use):
                 if func is torch.Tensor.detach:
@@ -125,14 +124,14 @@ class ShardedParameter(ShardedLabels, nn.Parameter):
         return _run_on_lent(use.run, [each for each in hidden if isinstance(each, ShardedParameter)])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        _ = self.data  # raises unless it can be shown; then it has its own class again
+        _ = self.data  # raises unless it can be shown; then it has its original class again
         return copy.deepcopy(self, memo)
 
 
 class ShardedValues(torch.Tensor):
-    """What `detach` gives of a sharded parameter: shape and dtype can be asked for, values cannot.
+    """Result of `detach` on a sharded parameter: shape and dtype can be read, values cannot.
 
-    `state_dict()` of any part of the model goes through it, and libraries call that for the keys alone.
+    `state_dict()` of any part of the model calls `detach`, and libraries call that only for the keys.
     """
 
     fqn: str
@@ -164,7 +163,7 @@ class ShardedValues(torch.Tensor):
 
 
 def _run_on_lent(use: Callable[[], Any], lent: Iterable[nn.Parameter]) -> Any:
-    """The operation, within the care of every owner that lends it parameters."""
+    """Run the operation while every owner lends its parameters."""
     of_owner: dict[int, tuple[Owner, list[nn.Parameter]]] = {}
     for parameter in lent:
         if (owner := owner_of(parameter)) is not None:
@@ -177,31 +176,31 @@ def _run_on_lent(use: Callable[[], Any], lent: Iterable[nn.Parameter]) -> Any:
 
 
 def adopt(parameter: nn.Parameter, owner: Owner, fqn: str) -> None:
-    """Remember who can open the parameter, and its name."""
+    """Record the parameter's owner, which can show it, and its name."""
     _owners[parameter] = (weakref.ref(owner), fqn)
 
 
 def owner_of(parameter: nn.Parameter) -> Owner | None:
-    """Who adopted the parameter, if anybody who is still there."""
+    """Return the owner that adopted the parameter, or None if it is gone or never existed."""
     found = _owners.get(parameter)  # type: ignore[no-untyped-call]
     owner: Owner | None = None if found is None else found[0]()
     return owner
 
 
 def owners() -> list[Owner]:
-    """All that adopted a parameter which is still there, each once."""
+    """Return all existing owners of existing parameters, each once."""
     found = (reference() for reference, _ in list(_owners.values()))  # type: ignore[no-untyped-call]
     return list({id(owner): owner for owner in found if owner is not None}.values())
 
 
 def fqn_of(parameter: nn.Parameter) -> str:
-    """The name an adopted parameter was adopted under."""
+    """Return the name under which the parameter was adopted."""
     fqn: str = _owners[parameter][1]
     return fqn
 
 
 def hide(parameter: nn.Parameter, nan: torch.Tensor) -> None:
-    """Make an adopted parameter refuse to be read. `nan` is a 0-d tensor of its dtype on its device."""
+    """Make an adopted parameter refuse reads. `nan` is a 0-d tensor of its dtype on its device."""
     parameter.data = nan.expand(parameter.shape)
     parameter.__class__ = ShardedParameter
 
@@ -237,7 +236,7 @@ def _getters(*names: str) -> set[Any]:
     return {getattr(torch.Tensor, name).__get__ for name in names if hasattr(torch.Tensor, name)}
 
 
-# Facts about the tensor that do not touch its elements, and its gradient slot.
+# Properties of the tensor that do not need its elements, and its gradient slot.
 _HARMLESS = {
     *_getters(
         "shape", "dtype", "device", "layout", "requires_grad", "is_leaf", "grad", "grad_fn", "ndim", "names"

@@ -1,15 +1,15 @@
 """Sums gradients over the ranks, in one canonical order of units that is the same on every rank.
 
-[Note: canonical order] Ranks may finish units in different orders, or not touch some at all (an expert
-without tokens, a branch not taken). Collectives must match, so within a backward pass every trainable unit is
-reduced exactly once and in an agreed order: a unit that is ready early waits for its turn, and at the end of
-backward the rest follow, with zeros where there was no gradient. The order is the reverse of the layout until
-all ranks have seen the same other order in one whole backward pass (the step record says so).
+[Note: canonical order] Ranks may finish units in different orders, or not use some at all (an expert without
+tokens, a branch not taken). Collectives must match, so within a backward pass every trainable unit is reduced
+exactly once and in an agreed order: a unit that is ready early waits for those before it, and at the end of
+backward the rest follow, with zeros if there was no gradient. The order is the reverse of the layout until
+all ranks have seen the same other order in one whole backward pass (according to the step record).
 
 [Note: late gradients] A gradient that arrives after its unit was sent (a parameter used outside of its
-module, a second backward pass of a step that was reduced already) stays in the unit's buffer. It goes with
-the unit's next turn, and where no turn comes before the step boundary, the step record tells all ranks that
-somebody has such gradients: then all units are sent once more.
+module, a second backward pass of a step that was reduced already) stays in the unit's buffer. It is sent with
+the unit's next reduction. If there is none before the step boundary, the step record tells all ranks that one
+of them has such gradients, and all units are sent once more.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class _Exchange:
     gradients: UnitGradients
     local: torch.Tensor
     wire: torch.Tensor
-    """`local` or its cast; both stay alive until the exchange is over."""
+    """Gradients as they are sent: `local` or its cast; both stay alive until the exchange is over."""
     exchange: Exchange
     is_whole: bool
-    """`local` is the replicated accumulator itself."""
+    """Whether `local` is the replicated accumulator itself."""
 
 
 class Reducer:
@@ -54,11 +54,11 @@ class Reducer:
         predivision: float = 1.0,
         averages: bool = True,
     ) -> None:
-        """`wire_dtype` None sends as autograd made them; gradients are divided by `predivision` before they
-        travel and by the rest after the sum.
+        """`wire_dtype` None sends gradients in autograd's dtype. They are divided by `predivision` before
+        they are sent and by the rest after the sum.
 
-        With `overlap`, finished units up to `bucket_numel` elements together (but not more than the largest
-        unit has, and at least one unit) are on the wire while backward goes on.
+        With `overlap`, finished units of up to `bucket_numel` elements together (but not more than the
+        largest unit has, and at least one unit) are in flight while backward runs.
         """
         self._comm = comm
         self._ledger = ledger
@@ -68,26 +68,26 @@ class Reducer:
         self._before = 1.0 / predivision
         self._after = predivision / (comm.world_size if averages else 1)
         self.start_exchange = comm.start_exchange
-        """How gradients travel; ZeRO++ has its own way."""
+        """Function that starts the exchange of gradients; ZeRO++ sets its own."""
         self._flying: deque[_Exchange] = deque()
         self._gathers: list[Pending] = []
         self._seen: dict[UnitGradients, None] = {}  # ordered set: the order in which units became ready
         self._next = 0
         self.keeps_local: Callable[[], bool] = lambda: False
-        """Whether stages 0 and 1 send nothing now: the optimizer wants each rank's own sums."""
+        """Whether stages 0 and 1 send nothing now, because the optimizer needs each rank's own sums."""
         self.replace([])
 
     def replace(self, gradients: list[UnitGradients]) -> None:
-        """These, in layout order, are the model's gradients from now on. Not during a pass."""
+        """Use these gradients, in layout order, from now on. Not during a pass."""
         self.order = list(reversed(gradients))
-        """In which units are sent; the same on every rank."""
+        """Order in which units are sent; the same on every rank."""
         self._seen.clear()
         self._is_sharded = any(part.unit.placement.grads_sharded for part in gradients)
         layouts = [part.unit.layout for part in gradients]
         largest = max((layout.padded_numel for layout in layouts if layout.module), default=0)
         self._bucket_numel = min(self._bucket_limit, largest)
         self._sends = self._is_sharded
-        """Units are sent during the pass that runs; otherwise stages 0 and 1 only add up."""
+        """Whether units are sent during the current pass; otherwise stages 0 and 1 only accumulate."""
 
     @property
     def reduces_early(self) -> bool:
@@ -95,24 +95,24 @@ class Reducer:
         return self._overlap and self._comm.world_size > 1 and not self.keeps_local()
 
     def begin(self, *, at_boundary: bool) -> None:
-        """A backward pass starts; `at_boundary`: no other micro-batch follows before the step."""
+        """Begin a backward pass; `at_boundary`: no other micro-batch follows before the step."""
         self._seen.clear()
         self._next = 0
         self._sends = self._is_sharded or (at_boundary and self.reduces_early)
 
     def ready(self, gradients: UnitGradients) -> None:
-        """This unit's gradients of the pass are complete."""
+        """Record that this unit's gradients of the pass are complete, and send what the order allows."""
         if not self._sends:
             gradients.fold()
             return
-        # A second use after its turn changes nothing here; see [Note: late gradients].
+        # A second use after it was sent changes nothing here; see [Note: late gradients].
         self._seen.setdefault(gradients)
         while self._next < len(self.order) and self.order[self._next] in self._seen:
             self._launch(self.order[self._next])
             self._next += 1
 
     def finish(self) -> None:
-        """The pass is over: send what is left and wait for everything."""
+        """End the pass: send the remaining units and wait for all exchanges."""
         if self._sends:
             for gradients in self.order[self._next :]:
                 self._launch(gradients)
@@ -127,7 +127,7 @@ class Reducer:
             self._drain(everything=True)
 
     def reduce_replicated(self) -> None:
-        """At the step boundary: sum and average what stages 0 and 1 accumulated locally."""
+        """Sum and average, at the step boundary, what stages 0 and 1 accumulated locally."""
         if not self._is_sharded and self._comm.world_size > 1 and not self.keeps_local():
             for gradients in self.order:
                 if not gradients.is_reduced:
@@ -140,18 +140,18 @@ class Reducer:
         return any(gradients.is_open for gradients in self.order)
 
     def reduce_late(self) -> None:
-        """Send every unit once more. All ranks call it when one of them `has_late`."""
+        """Send every unit once more. All ranks call it if one of them `has_late`."""
         for gradients in self.order:
             self._launch(gradients)
         self._drain(everything=True)
 
     @property
     def seen_order_hash(self) -> float:
-        """Identifies the order in which units became ready in the last pass, for the step record."""
+        """Hash of the order in which units became ready in the last pass, for the step record."""
         return float(zlib.crc32("|".join(gradients.unit.name for gradients in self._seen).encode()))
 
     def adopt_seen_order(self) -> None:
-        """Use the order of the last pass from now on; call it only when all ranks saw the same."""
+        """Use the order of the last pass from now on; call it only if all ranks saw the same."""
         unseen = [gradients for gradients in self.order if gradients not in self._seen]
         self.order = [*self._seen, *unseen]
 
@@ -169,8 +169,11 @@ class Reducer:
         return _Exchange(gradients=gradients, local=local, wire=wire, exchange=exchange, is_whole=is_whole)
 
     def _drain(self, *, everything: bool) -> None:
-        """Take in the oldest exchanges until the rest fits the bucket. Which ones depends on the units'
-        order and sizes alone, so that gathers that follow (stage 0) have one order on all ranks."""
+        """Finish the oldest exchanges until the rest fits the bucket.
+
+        The choice depends only on the units' order and sizes, so that gathers that follow (stage 0) have one
+        order on all ranks.
+        """
         numel = sum(exchange.local.numel() for exchange in self._flying)
         while self._flying and (everything or (numel > self._bucket_numel and len(self._flying) > 1)):
             exchange = self._flying.popleft()
@@ -183,8 +186,8 @@ class Reducer:
 
     @torch.no_grad()
     def _take_in(self, exchange: _Exchange) -> None:
-        """`own += mean (or sum) over ranks`, added in rank order in fp32, so that its bits do not depend on
-        timing."""
+        """Compute `own += mean (or sum) over ranks`, added in rank order in fp32, so that its bits do not
+        depend on timing."""
         gradients = exchange.gradients
         exchange.exchange.wait()
         own, starts = own_part_to_write(gradients)
@@ -199,10 +202,10 @@ class Reducer:
 
 @torch.no_grad()
 def reduced_copy(reducer: Reducer, local: torch.Tensor, *, label: str) -> torch.Tensor:
-    """What the step will make of a slice of replicated accumulators: the same additions in the same order
-    on one node; on several the step adds node by node, and the last bits may differ.
+    """Return what the step will compute from a slice of replicated accumulators.
 
-    Collective. Called to show a gradient that is not reduced yet.
+    The additions and their order are the same on one node; with several nodes the step adds node by node, and
+    the last bits may differ. Collective. Called to show a gradient that is not reduced yet.
     """
     comm = reducer._comm
     if comm.world_size == 1:

@@ -1,11 +1,11 @@
-"""What `p.grad` holds: a view of the buffer that autograd writes into, or a `ShardedGradient`.
+"""Contents of `p.grad`: a view of the buffer that autograd writes into, or a `ShardedGradient`.
 
-[Note: gradients that are elsewhere] After a backward pass most gradients are in no tensor of the parameter's
-shape: stages 2 and 3 have sent them to their owners, stages 0 and 1 hold sums of micro-batches in fp32. With
-None in `p.grad`, code that clips, logs or drops gradients would take that for "no gradient" and do nothing,
-without a word. So `p.grad` is then a tensor without memory that refuses to be read and says what to call.
-Three uses of it mean the same at every stage, and work: setting it to None and `zero_()` drop the parameter's
-gradient, and multiplying it by a number scales it. Parameters keep their class.
+[Note: gradients that are elsewhere] After a backward pass most gradients are not in a tensor of the
+parameter's shape: stages 2 and 3 have sent them to their owners, stages 0 and 1 hold sums of micro-batches in
+fp32. If `p.grad` were None, code that clips, logs or drops gradients would take that for "no gradient" and
+silently do nothing. So `p.grad` is then a tensor without memory that refuses reads and says what to call
+instead. Three uses of it mean the same at every stage, and work: setting it to None and `zero_()` drop the
+parameter's gradient, and multiplying it by a number scales it. Parameters keep their class.
 
 Owned by `UnitGradients`; docs/adr/0050-gradients-of-others-code.md.
 """
@@ -39,18 +39,22 @@ class GradientSharded(RuntimeError):
 
 
 class ShardedGradient(torch.Tensor):
-    """See [Note: gradients that are elsewhere]. Shape, dtype and device are the parameter's."""
+    """Placeholder in `p.grad` with the parameter's shape, dtype and device.
+
+    See [Note: gradients that are elsewhere].
+    """
 
     slots: weakref.ref[GradientSlots]
     place: int
-    """Of the parameter in its unit."""
+    """Index of the parameter in its unit."""
     fqn: str
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def of(slots: GradientSlots, index: int) -> ShardedGradient:
-        """For one parameter of a unit. It refers back weakly, as a cycle through `p.grad` is never freed."""
+        """Make the placeholder for one parameter of a unit. It refers to `slots` weakly, because a reference
+        cycle through `p.grad` is never freed."""
         parameter = slots.unit.parameters[index]
         with torch._C.DisableTorchFunctionSubclass():
             made: ShardedGradient = torch.Tensor._make_wrapper_subclass(
@@ -85,21 +89,24 @@ class ShardedGradient(torch.Tensor):
 
 
 class GradientSlots:
-    """The `p.grad` of one unit's parameters, and what the engine last put there."""
+    """The `p.grad` slots of one unit's parameters, and what the engine last put there."""
 
     def __init__(self, unit: Unit, parts_of: Callable[[int], list[torch.Tensor]]) -> None:
-        """`parts_of` gives what this rank has of one parameter's gradient."""
+        """`parts_of` returns this rank's parts of one parameter's gradient."""
         self.unit = unit
         self._parts_of = parts_of
         self.shown: Sequence[torch.Tensor] | None = None
-        """What is there unless somebody else changed it; None = None everywhere."""
+        """Tensors that the engine last put into the slots; None = None in every slot."""
         self._handles: list[torch.Tensor] = []
         self._added: set[int] = set()
-        """Slots in which autograd put a gradient in place of a `ShardedGradient`."""
+        """Indices of slots in which autograd replaced a `ShardedGradient` by a gradient."""
 
     def fill(self, tensors: Sequence[torch.Tensor]) -> tuple[list[int], list[tuple[int, torch.Tensor]]]:
-        """Put tensors there; `(indices of gradients that somebody dropped or replaced, (index, tensor) of
-        those found there that are not the engine's)`."""
+        """Put tensors into the slots, and return what other code changed there.
+
+        Returns `(indices of gradients that were dropped or replaced, (index, tensor) of those found there
+        that are not the engine's)`.
+        """
         before, self.shown = self.shown, tensors
         lost: list[int] = []
         strays: list[tuple[int, torch.Tensor]] = []
@@ -119,7 +126,7 @@ class GradientSlots:
         return lost, strays
 
     def hide(self) -> None:
-        """Put the tensors there that stand for gradients which are elsewhere."""
+        """Put placeholders into the slots, for gradients that are elsewhere."""
         if not self._handles:
             self._handles = [ShardedGradient.of(self, index) for index in range(len(self.unit.parameters))]
         self.shown = self._handles
@@ -128,7 +135,7 @@ class GradientSlots:
                 parameter.grad = handle
 
     def empty(self) -> None:
-        """Leave the parameters without gradients."""
+        """Set every `p.grad` to None."""
         self.shown = None
         self._added.clear()
         with torch._C.DisableTorchFunctionSubclass():
@@ -137,16 +144,17 @@ class GradientSlots:
 
     @property
     def are_hidden(self) -> bool:
-        """Whether `ShardedGradient`s are there."""
+        """Whether `ShardedGradient`s are in the slots."""
         return self.shown is not None and self.shown is self._handles
 
     def found(self) -> list[torch.Tensor | None]:
-        """What is there now."""
+        """Return the current contents of the slots."""
         with torch._C.DisableTorchFunctionSubclass():
             return [parameter.grad for parameter in self.unit.parameters]
 
     def have_strays(self) -> bool:
-        """Whether there is a tensor that the engine did not put there: autograd's, or a script's."""
+        """Return whether a slot holds a tensor that the engine did not put there, but autograd or a script
+        did."""
         found = self.found()
         if self.shown is None:
             return any(grad is not None for grad in found)
@@ -154,21 +162,21 @@ class GradientSlots:
         return any(grad is not None and grad is not shown for grad, shown in pairs)
 
     def receive(self, index: int, gradient: torch.Tensor) -> None:
-        """Autograd adds to a gradient that is elsewhere: leave the summand there, as autograd itself would
-        where there is none."""
+        """Store a gradient that autograd adds to one that is elsewhere: put the summand into the slot, as
+        autograd itself does with an empty slot."""
         self._added.add(index)
         with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
             self.unit.parameters[index].grad = gradient.detach().clone()
 
     @torch.no_grad()
     def change(self, index: int, operation: Callable[[torch.Tensor], Any]) -> None:
-        """Do something in place to all that this rank has of one parameter's gradient."""
+        """Apply an in-place operation to all of this rank's parts of one parameter's gradient."""
         for part in self._parts_of(index):
             operation(part)
 
 
 def _slots_of(handle: ShardedGradient, func: Any) -> GradientSlots:
-    """Where the gradient is kept. Raises GradientSharded for one of a step that is over."""
+    """Return the slots of a placeholder. Raises GradientSharded for one of an earlier step."""
     slots = handle.slots()
     if slots is None or not slots.are_hidden:
         raise GradientSharded(handle.fqn, f"{_name(func)}, after the step that it belongs to")
@@ -186,7 +194,7 @@ def _refuse(func: Any, *args: Any, **kwargs: Any) -> NoReturn:
 
 def _first_in(tree: Any) -> ShardedGradient:
     found = next(_handles_in(tree), None)
-    assert found is not None  # torch asked us because of one
+    assert found is not None  # torch dispatches here only because of one
     return found
 
 
@@ -202,7 +210,7 @@ def _handles_in(tree: Any) -> Iterator[ShardedGradient]:
 
 
 def _alias(func: Any, handle: ShardedGradient, **_: Any) -> ShardedGradient:
-    """`p.grad.detach()`, `p.grad.data`."""
+    """Implements `p.grad.detach()` and `p.grad.data`."""
     return ShardedGradient.of(_slots_of(handle, func), handle.place)
 
 
@@ -251,7 +259,7 @@ def _scale_all(func: Any, handles: Sequence[Any], factors: Any) -> None:
 
 
 def _add_in_place(func: Any, handle: Any, other: Any, **kwargs: Any) -> Any:
-    """Autograd adds a gradient that came after the others were sent."""
+    """Accept a gradient that autograd adds after the others were sent."""
     if not isinstance(handle, ShardedGradient) or torch._C._current_graph_task_id() == -1 or kwargs:
         _refuse(func, handle, other)
     _slots_of(handle, func).receive(handle.place, other)
@@ -259,7 +267,7 @@ def _add_in_place(func: Any, handle: Any, other: Any, **kwargs: Any) -> Any:
 
 
 def _add(func: Any, left: Any, right: Any, **kwargs: Any) -> Any:
-    """The same with create_graph: what is returned becomes `p.grad`."""
+    """Accept such a gradient with create_graph: autograd puts the returned tensor into `p.grad`."""
     handle, other = (left, right) if isinstance(left, ShardedGradient) else (right, left)
     if isinstance(other, ShardedGradient) or torch._C._current_graph_task_id() == -1 or kwargs:
         _refuse(func, left, right)

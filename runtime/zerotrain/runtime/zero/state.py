@@ -1,9 +1,9 @@
-"""What the engine hands to the checkpoint package, and takes back.
+"""Interface between the engine and the checkpoint package: the state that is saved and loaded.
 
 The engine fills a `CheckpointState`; `zerotrain.runtime.checkpoint` writes it out or overwrites its contents
-in place (any number of ranks before, this number now); the engine then calls `after_state_load()` to
-re-derive everything that is not stored: compute-precision weights, replicas, schedules. A state is a
-`StateStream`, so that one in a spill file is saved and loaded without ever being in memory as a whole.
+in place (saved by any number of ranks, loaded by the present number). The engine then calls
+`after_state_load()` to derive everything that is not stored: compute-precision weights, replicas, schedules.
+A state is a `StateStream`, so that a spilled one is saved and loaded without ever being whole in memory.
 """
 
 from __future__ import annotations
@@ -17,54 +17,55 @@ import torch
 from zerotrain.runtime.zero.layout import ModelLayout
 
 MASTER = "master"
-"""fp32 value of a trainable parameter."""
+"""Kind of the fp32 value of a trainable parameter."""
 
 EXP_AVG = "exp_avg"
 EXP_AVG_SQ = "exp_avg_sq"
 MAX_EXP_AVG_SQ = "max_exp_avg_sq"
 MOMENTUM = "momentum"
 SUM = "sum"
-"""Adagrad's sum of squared gradients."""
+"""Kind of Adagrad's sum of squared gradients."""
 
 WORKER_ERROR = "worker_error"
-"""1-bit Adam: what one rank's compression left out; the kind is this, a dot and the rank."""
+"""Prefix of the kinds of 1-bit Adam's compression errors, one per rank: this, a dot and the rank."""
 SERVER_ERROR = "server_error"
 
 PARAM = "param"
-"""Value of a frozen parameter in the unit's own dtype."""
+"""Kind of the value of a frozen parameter, in the unit's own dtype."""
 
 StreamKey = tuple[str, str]
 """(unit name, kind)."""
 
 
 class StateTensors(Protocol):
-    """What the optimizer keeps of one unit, wherever and however it is stored; 1-D, of `interval`."""
+    """Optimizer states of one unit, independent of how they are stored; 1-D, of `interval`."""
 
     @property
     def interval(self) -> tuple[int, int]:
-        """Elements of the unit that these states cover: this rank's, or all where they are replicated."""
+        """Elements of the unit that these states cover: this rank's, or all if they are replicated."""
         ...
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """State kinds beside MASTER."""
+        """Kinds of states in addition to MASTER."""
         ...
 
     def read(self, kind: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """An fp32 copy of elements `[start, stop)` of the interval, of MASTER or a kind. No communication."""
+        """Return an fp32 copy of elements `[start, stop)` of the interval, of MASTER or a kind. No
+        communication."""
         ...
 
     def write(self, kind: str, start: int, values: torch.Tensor) -> None:
-        """Replace the elements from `start` on; of MASTER also the weights of this rank that are rounded from
-        it. No communication."""
+        """Replace the elements from `start` on; for MASTER also this rank's weights that are rounded from it.
+        No communication."""
         ...
 
 
 class StateStream(Protocol):
     """One sequence of elements of a checkpoint, read and written piece by piece.
 
-    Whoever goes through one takes `windows`, and of several kinds of a unit the same window one after the
-    other: a tier that keeps them side by side then moves each of its tiles once.
+    Callers iterate with `windows`, and process the same window of all kinds of a unit in turn: a tier that
+    stores the kinds side by side then moves each of its tiles once.
     """
 
     @property
@@ -74,7 +75,8 @@ class StateStream(Protocol):
     def dtype(self) -> torch.dtype: ...
 
     def read(self, start: int, stop: int) -> torch.Tensor:
-        """Elements `[start, stop)`, 1-D: a copy or the memory itself, which the caller does not write to."""
+        """Return elements `[start, stop)`, 1-D: a copy or the memory itself, which the caller must not write
+        to."""
         ...
 
     def write(self, start: int, values: torch.Tensor) -> None:
@@ -84,7 +86,7 @@ class StateStream(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorStream:
-    """A `StateStream` over a 1-D tensor that is resident."""
+    """A `StateStream` over a 1-D tensor in memory."""
 
     tensor: torch.Tensor
 
@@ -105,33 +107,33 @@ class TensorStream:
 
 
 WINDOW_NUMEL = 1 << 20
-"""Elements of a stream that are in hand at a time."""
+"""Maximum number of elements of a stream in memory at a time."""
 
 
 def windows(numel: int) -> Iterator[tuple[int, int]]:
-    """`(start, stop)` of the parts in which a stream of `numel` elements is gone through."""
+    """Yield `(start, stop)` of the parts in which a stream of `numel` elements is processed."""
     for start in range(0, numel, WINDOW_NUMEL):
         yield start, min(start + WINDOW_NUMEL, numel)
 
 
 def whole(stream: StateStream) -> torch.Tensor:
-    """All of a stream at once, where it is known to be small."""
+    """Return all of a stream at once, if it is known to be small."""
     return stream.read(0, stream.numel)
 
 
 def is_optional(kind: str) -> bool:
-    """Whether a state may be missing from a checkpoint, and starts as zeros then: errors of compression, as
-    another number of ranks has others."""
+    """Return whether a state may be missing from a checkpoint, and then starts as zeros: compression errors,
+    which differ with the number of ranks."""
     return kind.startswith((WORKER_ERROR, SERVER_ERROR))
 
 
 @dataclass(kw_only=True)
 class CheckpointState:
-    """This rank's part of everything that a checkpoint must hold.
+    """Part of this rank in everything that a checkpoint must hold.
 
-    `streams[unit, kind]` has `layout.shard_numel(unit)` elements: the interval
-    `layout.shard_range(unit, rank)` of that unit. The streams are the engine's own state (also at stage 0,
-    where they are slices of the replicated one), so that writing into them is loading.
+    `streams[unit, kind]` has `layout.shard_numel(unit)` elements: the interval `layout.shard_range(unit,
+    rank)` of that unit. The streams are the engine's own state (also at stage 0, where they are slices of the
+    replicated one), so writing into them loads the checkpoint.
     """
 
     layout: ModelLayout
@@ -139,26 +141,29 @@ class CheckpointState:
     world_size: int
     streams: dict[StreamKey, StateStream]
     scalars: dict[str, Any] = field(default_factory=dict)
-    """JSON-able and equal on every rank: step counts, learning-rate schedule, loss scale. `load` replaces the
-    contents."""
+    """Values that JSON can hold, equal on every rank: step counts, learning-rate schedule, loss scale. `load`
+    replaces the contents."""
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     """Persistent module buffers by fqn; each rank holds them whole."""
     extra: dict[str, Any] = field(default_factory=dict)
-    """What modules with `get_extra_state` add to a state dict, by its key there. `load` replaces it by what
-    the checkpoint has under these keys."""
+    """Extra state of modules with `get_extra_state`, by its key in the state dict. `load` replaces it by the
+    checkpoint's values under these keys."""
     accepts: Callable[[Mapping[str, Any]], object] = lambda _scalars: None
     """Called with the scalars of a checkpoint before anything is overwritten; raises CheckpointMismatch."""
     given_dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
-    """Of the buffers that the engine cast: the dtypes that the model gave them."""
+    """Original dtypes of the buffers that the engine cast."""
 
     def stored_buffer(self, fqn: str) -> torch.Tensor:
-        """The buffer as a checkpoint holds it: in the dtype that the model gave it, where that can hold what
-        training made of it, so that the checkpoint fits other compute dtypes, too."""
+        """Return the buffer in the dtype that a checkpoint holds.
+
+        That is the dtype that the model gave it, if it can represent the current one, so that the checkpoint
+        fits other compute dtypes, too.
+        """
         buffer, given = self.buffers[fqn], self.given_dtypes.get(fqn)
         fits = given is not None and torch.promote_types(given, buffer.dtype) == given
         return buffer.to(given) if fits else buffer
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The state kinds present, sorted."""
+        """Kinds of the states present, sorted."""
         return tuple(sorted({kind for _, kind in self.streams}))

@@ -1,11 +1,11 @@
-"""torch's functions on gradients, made right for parameters that an engine trains.
+"""Replacements for torch's functions on gradients, correct for parameters that an engine trains.
 
 Scripts call `torch.nn.utils.clip_grad_norm_` and the like with the model's parameters, often by a name that
-they imported before this package. These functions are closures over what they do
-(`clip_grad._no_grad`), so the first engine of a process puts a function of ours into that cell, which whoever
-imported them calls from then on. It looks the parameters up: without one that an open engine trains, torch's
-own code runs, with the caller's arguments. `torch.amp.GradScaler` is reached by the method that divides
-gradients. docs/adr/0050-gradients-of-others-code.md has the alternatives.
+they imported before this package. These functions are closures over their implementation
+(`clip_grad._no_grad`). So the first engine of a process puts our function into that cell, and all later calls
+reach it. It looks the parameters up: if no open engine trains one of them, torch's own code runs with the
+caller's arguments. `torch.amp.GradScaler` is replaced at the method that divides gradients.
+docs/adr/0050-gradients-of-others-code.md has the alternatives.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _cores: WeakSet[Core] = WeakSet()
 
 
 def serve(core: Core) -> None:
-    """From now on torch's functions work on this engine's gradients."""
+    """Make torch's functions work on this engine's gradients from now on."""
     _cores.add(core)
     _redirect()
 
@@ -44,7 +44,7 @@ def _redirect() -> None:
 
 
 def _replace(name: str, ours: Callable[..., Any]) -> None:
-    """Have one of torch's functions call `ours(original, *args, **kwargs)` where there are engines."""
+    """Make one of torch's functions call `ours(original, *args, **kwargs)` while there are engines."""
     function = getattr(clip_grad, name)
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     if "func" in cells:
@@ -72,7 +72,7 @@ def _switch(original: Callable[..., Any], ours: Callable[..., Any]) -> Callable[
 
 
 def _has_engines() -> bool:
-    # A compiled caller keeps torch's own code: an engine's gradients are no part of a graph.
+    # A compiled caller keeps torch's own code: an engine's gradients are not part of a graph.
     return bool(_cores) and not torch.compiler.is_compiling()
 
 
@@ -147,7 +147,7 @@ def _get_total_norm(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> Any:
-    """Its argument are gradients, not parameters: what `p.grad` was."""
+    """Compute the norm of gradients (the contents of `p.grad`), not of parameters."""
     items = _listed(tensors)
     known = _known_gradients()
     found = [known.get(_key_of(tensor)) for tensor in items]
@@ -176,7 +176,8 @@ def _unscale(
     found_inf: torch.Tensor,
     allow_fp16: bool,
 ) -> dict[torch.device, torch.Tensor]:
-    """`GradScaler._unscale_grads_`: the ranks agree on what is not finite, so that all skip the step."""
+    """Replacement for `GradScaler._unscale_grads_`: the ranks agree on non-finite values, so that all skip
+    the step."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     owned, others = clipping.split(parameters)
     if not owned:
@@ -207,7 +208,7 @@ def _listed(tensors: Any) -> list[Any]:
 
 
 def _again(given: Any, items: list[Any]) -> Any:
-    """The argument as it was given; a generator was read."""
+    """Return the argument in the form that the caller gave: a generator was consumed."""
     return _generated(items) if isinstance(given, GeneratorType) else items
 
 
@@ -224,7 +225,7 @@ def _norm_of(gradients: Sequence[torch.Tensor], norm_type: float, foreach: bool 
 
 
 def _known_gradients() -> dict[tuple[int, int], tuple[Core, clipping.Slot]]:
-    """All that is in `p.grad` of open engines, by `_key_of`."""
+    """Return all contents of `p.grad` of open engines, by `_key_of`."""
     found: dict[tuple[int, int], tuple[Core, clipping.Slot]] = {}
     for core in _cores:
         for part in () if core.is_closed else core.gradients.values():
@@ -234,7 +235,7 @@ def _known_gradients() -> dict[tuple[int, int], tuple[Core, clipping.Slot]]:
 
 
 def _key_of(gradient: torch.Tensor) -> tuple[int, int]:
-    """The same for `p.grad`, `p.grad.detach()` and `p.grad.data`: a place in memory and its size."""
+    """Return a key that is equal for `p.grad`, `p.grad.detach()` and `p.grad.data`: address and size."""
     if isinstance(gradient, ShardedGradient):
         return id(gradient.slots()), -1 - gradient.place
     return gradient.data_ptr(), gradient.numel()

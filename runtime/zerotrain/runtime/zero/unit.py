@@ -1,6 +1,6 @@
-"""One unit at run time: its weights (whole or as a shard), its gradients, and the state that says which.
+"""One unit at run time: its weights (whole or as a shard), its gradients, and its state.
 
-Stages 0 to 3 are one code path; `Placement` holds the three booleans that tell them apart.
+Stages 0 to 3 are one code path; `Placement` holds the three booleans that distinguish them.
 """
 
 from __future__ import annotations
@@ -29,44 +29,46 @@ from zerotrain.runtime.zero.shards import HasShard, ParamTier, ResidentShard
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """What of a unit is kept as a shard between uses (stage 3, 2 and 1 respectively)."""
+    """Parts of a unit that are kept as a shard between uses (parameters at stage 3, gradients at 2, states at
+    1)."""
 
     params_sharded: bool
     grads_sharded: bool
     states_sharded: bool
     may_share: bool = True
-    """Ranks of one host may read its weights where they are."""
+    """Whether ranks of one host may read each other's weights in place."""
     splits_masters: bool = False
-    """bf16 weights are the upper halves of their masters (zero/rounding.py), so they are rounded half up."""
+    """Whether bf16 weights are the upper halves of their masters (zero/rounding.py), and so are rounded half
+    up."""
 
     @classmethod
     def of_stage(cls, stage: int, *, world_size: int, has_tier: bool = False) -> Placement:
-        """The booleans of a ZeRO stage; one rank has nothing to shard with, unless its shards live in a
+        """Return the placement of a ZeRO stage. One rank shards nothing, unless its shards are kept in a
         tier."""
         stage = stage if world_size > 1 or has_tier else 0
         return cls(params_sharded=stage >= 3, grads_sharded=stage >= 2, states_sharded=stage >= 1)
 
 
 class InitialValues(Protocol):
-    """Where units get their first values from."""
+    """Source of the units' initial values."""
 
     def interval(
         self, layout: UnitLayout, parameters: Sequence[nn.Parameter], own: tuple[int, int], *, whole: bool
     ) -> torch.Tensor:
-        """A new tensor with the elements `own` (this rank's shard) of the unit, or all; fp32 for what is
-        trained. Collective."""
+        """Return a new tensor with elements `own` (this rank's shard) of the unit, or all; trainable ones in
+        fp32. Collective."""
         ...
 
 
 class UnitState(Enum):
-    """Where a unit's weights are and what they are needed for."""
+    """State of a unit's weights: where they are and what they are needed for."""
 
-    SHARDED = auto()  # only our shard is resident; parameters refuse to be read
+    SHARDED = auto()  # only this rank's shard is resident; parameters refuse reads
     GATHERING = auto()  # the all-gather is in flight
     FORWARD = auto()  # whole; the end of its module's forward frees it
     BACKWARD = auto()  # whole; forward hooks (recomputation) leave it alone, the end of its backward frees it
     HELD = auto()  # whole for `full_parameters`; hooks leave it alone
-    LENT = auto()  # whole for uses outside of its module, each of which asks; see uses.py
+    LENT = auto()  # whole for uses outside of its module; each use calls uses.py
 
 
 _NEXT = {
@@ -90,9 +92,9 @@ class Unit(HasShard):
     precision."""
 
     num_writes = 0
-    """By the engine."""
+    """Number of writes by the engine."""
     seen_versions: list[int]
-    """Of the parameters; see `accept_writes`."""
+    """Versions of the parameters at the last `accept_writes`."""
 
     def __init__(
         self,
@@ -106,7 +108,7 @@ class Unit(HasShard):
         values: InitialValues,
         tier: ParamTier | None = None,
     ) -> None:
-        """Take the initial values in and make the parameters views of them. Collective.
+        """Take the initial values and make the parameters views of them. Collective.
 
         `tier` keeps the shard; None = the device does.
         """
@@ -117,15 +119,15 @@ class Unit(HasShard):
         self.start, self.stop = plan.shard_range(layout, comm.rank)
         self.state = UnitState.SHARDED if placement.params_sharded else UnitState.FORWARD
         self.is_wide = False
-        """Used outside of its own module: whole from the root's forward to its end, and likewise in
-        backward."""
+        """Whether the unit is used outside of its own module: it is then whole from the root's forward to its
+        end, and likewise in backward."""
         self.weights: WeightTraffic | None = None
-        """How the weights are gathered (ZeRO++); None = straight through `comm`."""
+        """Gather of the weights under ZeRO++; None = directly through `comm`."""
         self.pending: Callable[[], None] | None = None
-        """Waits for the update that goes on in the background and makes its result the weights
-        (zero/pending.py); None = there is none."""
+        """Waits for the update that runs in the background and makes its result the weights
+        (zero/pending.py); None = there is no such update."""
         self._is_exact = True
-        """What the last gather brought is no decoded code."""
+        """Whether the last gather brought exact weights rather than decoded codes."""
         self._pending = Pending.done()
         self._classes = [type(parameter) for parameter in parameters]
         dtype = TORCH_DTYPES[layout.dtype]
@@ -164,17 +166,17 @@ class Unit(HasShard):
 
     @property
     def is_gathered(self) -> bool:
-        """Whether sharded weights take the memory of whole ones just now."""
+        """Whether sharded weights currently take the memory of whole ones."""
         return self.placement.params_sharded and self.state is not UnitState.SHARDED
 
     def views_of(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """One view per parameter, in parameter shape, of a flat tensor with the unit's layout."""
+        """Return one view per parameter, in parameter shape, of a flat tensor with the unit's layout."""
         return [flat[part.start : part.stop].view(part.shape) for part in self.layout.segments]
 
     def start_gather(self, *, is_exact: bool = False) -> None:
-        """Begin to make the weights whole, without waiting. Nothing happens unless they are sharded.
+        """Start to gather the weights, without waiting. Does nothing unless they are sharded.
 
-        `is_exact`: not through codes, as somebody will look at them.
+        `is_exact`: without quantisation, because the user will read them.
         """
         if self.pending is not None:
             self.pending()
@@ -183,7 +185,7 @@ class Unit(HasShard):
             self._is_exact = is_exact or self.weights is None or not self.weights.rounds(self.dtype)
             own = self.full.tensor[self.start : self.stop]
             if self._is_near:
-                self._pending = _gather(self, own)  # the neighbours' copy: the shard is not read
+                self._pending = _gather(self, own)  # from the neighbours' copy: the shard is not read
             else:
                 self._pending = self.stored.send(own, partial(_gather, self))
             self._become(UnitState.GATHERING)
@@ -195,7 +197,7 @@ class Unit(HasShard):
         if not self.placement.params_sharded or self.state in (UnitState.BACKWARD, UnitState.HELD):
             return
         if purpose is UnitState.HELD and not self._is_exact:
-            self.free()  # kept from a forward pass, or on the way to the next
+            self.free()  # kept from a forward pass, or prefetched for the next
         if self.state is not UnitState.FORWARD:
             self.start_gather(is_exact=purpose is UnitState.HELD)
             self._pending.wait()
@@ -204,38 +206,37 @@ class Unit(HasShard):
             self._become(purpose)
 
     def free(self) -> None:
-        """Go back to the shard alone. Whatever is in `full` is lost. Nothing happens to replicated
-        weights."""
+        """Keep only the shard; the contents of `full` are lost. Does nothing for replicated weights."""
         if not self.placement.params_sharded or self.state is UnitState.SHARDED:
             return
-        self._pending.wait()  # a prefetch nobody used still writes into the buffer
+        self._pending.wait()  # a prefetch that was not used still writes into the buffer
         if self.state not in (UnitState.GATHERING, UnitState.LENT):
             _hide(self.parameters, self._nan)
         self.full.release()
         self._become(UnitState.SHARDED)
 
     def publish(self) -> Pending:
-        """After an update of `shard`: bring replicas up to date (sharded weights are gathered when used)."""
+        """Update the replicas after an update of `shard`; sharded weights are gathered when used."""
         self.invalidate()
         if self.placement.params_sharded or not self.placement.states_sharded:
             return Pending.done()
         return self.comm.all_gather(self.full.tensor, self.shard, label=self.name)
 
     def invalidate(self) -> None:
-        """The shard was written or will be: copies of the weights elsewhere are out of date."""
+        """Mark copies of the weights as out of date, because the shard was written or will be."""
         self.num_writes += 1
         if self.weights is not None:
             self.weights.invalidate()
 
     def before_write(self) -> None:
-        """Call before the shard is written outside of a step: other ranks may read it where it is.
+        """Prepare for a write into the shard outside of a step, as other ranks may read it in place.
         Collective."""
         self.invalidate()
         if self.comm.shares_memory:
             self.comm.gather_record([0.0])
 
     def keep_written(self) -> None:
-        """What was written into the whole weights, the same on every rank, becomes the shard."""
+        """Store what was written into the whole weights, the same on every rank, as the shard."""
         self.invalidate()
         part, shard = self.full.tensor[self.start : self.stop], self.stored.tensor
         if shard is None or part.data_ptr() != shard.data_ptr():
@@ -243,8 +244,10 @@ class Unit(HasShard):
 
     @torch.no_grad()
     def dispose(self) -> None:
-        """Give all memory back; the parameters, whole now (HELD or replicated), get tensors of their own.
-        Every rank must be done with the shards."""
+        """Free all memory; the parameters, whole now (HELD or replicated), get tensors of their own.
+
+        No rank may use the shards any more.
+        """
         for parameter, original, view in zip(self.parameters, self._classes, self._views, strict=True):
             show(parameter, original, view.clone())
         if self.keeps_shard and (self.placement.params_sharded or self._is_kept):
@@ -267,13 +270,14 @@ class Unit(HasShard):
 
 
 def versions_of(parameters: Sequence[nn.Parameter]) -> list[int]:
-    """How often each was written in place; giving a parameter other memory, as `show` does, is no write."""
+    """Return how often each parameter was written in place. Replacing its memory, as `show` does, is no
+    write."""
     with torch._C.DisableTorchFunctionSubclass():
         return list(map(_VERSION, parameters))
 
 
 def accept_writes(unit: Unit) -> None:
-    """What was written into the parameters so far is known; see writes.py."""
+    """Record that all writes into the parameters so far are known; see writes.py."""
     unit.seen_versions = versions_of(unit.parameters)
 
 
@@ -281,7 +285,7 @@ _VERSION = vars(torch._C.TensorBase)["_version"].__get__
 
 
 def conceal(unit: Unit) -> None:
-    """Hide replicated weights, as they are about to change in the background."""
+    """Hide replicated weights, which are about to change in the background."""
     _hide(unit.parameters, unit._nan)
 
 
@@ -291,7 +295,7 @@ def reveal(unit: Unit) -> None:
 
 
 def lend(unit: Unit) -> None:
-    """Make the weights whole, unless they are, without showing the parameters: see `uncover`."""
+    """Make the weights whole, unless they are, without showing the parameters; `uncover` shows them."""
     if unit.state in (UnitState.SHARDED, UnitState.GATHERING):
         unit.start_gather()
         unit._pending.wait()
@@ -310,7 +314,7 @@ def cover(unit: Unit, parameter: nn.Parameter) -> None:
 
 
 def _store(unit: Unit, weights: torch.Tensor, kept: torch.Tensor | None, tier: ParamTier | None) -> None:
-    """Put the first weights where they belong: this rank's interval or, not sharded, all of them."""
+    """Store the first weights: this rank's interval or, if they are not sharded, all of them."""
     sharded = unit.placement.params_sharded
     if kept is not None:
         part = weights if sharded else weights[unit.start : unit.stop]
@@ -331,7 +335,7 @@ def _store(unit: Unit, weights: torch.Tensor, kept: torch.Tensor | None, tier: P
 
 
 def _gather(unit: Unit, own: torch.Tensor) -> Pending:
-    """From this rank's part, wherever that is."""
+    """Start the gather of the whole weights from this rank's part, wherever that is."""
     full, traffic = unit.full.tensor, unit.weights
     if traffic is None:
         return unit.comm.all_gather(full, own, label=unit.name)
@@ -344,8 +348,10 @@ def _hide(parameters: Sequence[nn.Parameter], nan: torch.Tensor) -> None:
 
 
 def _shared_shard(unit: Unit, dtype: torch.dtype) -> tuple[torch.Tensor | None, mmap | None]:
-    """A shard that the other ranks of the host read in place, and the whole weights made of everybody's;
-    None where the ranks do not share memory or have whole weights of their own."""
+    """Return a shard that the other ranks of the host read in place, and the mapping of all ranks' shards.
+
+    Both are None if the ranks do not share memory or each have whole weights of their own.
+    """
     placement = unit.placement
     if not (unit.comm.shares_memory and placement.states_sharded and placement.may_share):
         return None, None
@@ -358,7 +364,7 @@ def _shared_shard(unit: Unit, dtype: torch.dtype) -> tuple[torch.Tensor | None, 
 
 
 def _initial_master(unit: Unit, initial: torch.Tensor) -> torch.Tensor | None:
-    """fp32 values of what this rank updates; the weights themselves when they are fp32; None when
+    """Return fp32 values of what this rank updates: the weights themselves if they are fp32; None if
     frozen."""
     if not unit.layout.trainable:
         return None
