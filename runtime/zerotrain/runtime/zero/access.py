@@ -1,4 +1,4 @@
-"""Whole parameters outside of forward and backward: `full_parameters`."""
+"""Access to whole parameters outside of forward and backward: `full_parameters`."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def full_parameters(
     write: bool = False,
     enabled: bool = True,
 ) -> Iterator[None]:
-    """Within the context every parameter of a module (or of those given) is whole, on every rank. Collective.
+    """Make every parameter of a module (or those given) whole within the context, on every rank. Collective.
 
     Args:
         target: a module (with all below it), a parameter, or parameters. Those that no engine drives are left
             alone.
-        modifier_rank: what this rank writes into the parameters (in place, under `torch.no_grad()`) reaches
-            weights and masters of all ranks when the context ends. None: what every rank writes alike into
-            whole weights lasts as outside of the context, and into partitioned ones is refused.
+        modifier_rank: what this rank writes into the parameters (in place, under `torch.no_grad()`) is copied
+            to weights and masters of all ranks when the context ends. None: what every rank writes alike into
+            whole weights is kept, as outside of the context; writes into partitioned ones are refused.
         write: the same as `modifier_rank=0`.
         enabled: False does nothing.
 
@@ -36,7 +36,7 @@ def full_parameters(
     the same unit are whole, too. Forward and backward may run inside; `engine.step()` may not.
 
     Raises RuntimeError while the model is in forward or backward, ValueError for a rank that does not exist,
-    OutsideWrite for written values that would be lost, on the ranks that own them. When the block raises,
+    OutsideWrite for written values that would be lost, on the ranks that own them. If the block raises,
     nothing is written back.
     """
     if not enabled:
@@ -46,7 +46,7 @@ def full_parameters(
     opened = _units_of(target)
     for core in dict.fromkeys(opened.values()):
         core.check_idle("full_parameters")
-        core.updates.settle_all()  # a writer would be overwritten, and so would states that follow it
+        core.updates.settle_all()  # a pending update would overwrite what is written, and its states
         if rank is not None and not 0 <= rank < core.comm.world_size:
             raise ValueError(f"modifier_rank must be in [0, {core.comm.world_size}) or None; got {rank}")
     for unit, core in opened.items():
@@ -59,7 +59,7 @@ def full_parameters(
                 _write_back(unit, core, rank)
         else:
             for unit, core in opened.items():
-                if core.holds[unit] == 1:  # else the outer context may write back
+                if core.holds[unit] == 1:  # otherwise the outer context may write back
                     core.writes.check_held([unit])
     finally:
         for unit, core in opened.items():
@@ -70,7 +70,8 @@ def full_parameters(
 
 
 def locate(parameter: nn.Parameter) -> tuple[Core, Unit]:
-    """The engine's core and the unit that hold a parameter. Raises ValueError when no engine drives it."""
+    """Return the engine's core and the unit that hold a parameter. Raises ValueError if no engine drives
+    it."""
     core = owner_of(parameter)
     if not isinstance(core, Core):
         raise ValueError(
@@ -82,7 +83,7 @@ def locate(parameter: nn.Parameter) -> tuple[Core, Unit]:
 
 
 def _units_of(target: nn.Module | nn.Parameter | Iterable[nn.Parameter]) -> dict[Unit, Core]:
-    """In the order of the parameters, which is the same on every rank."""
+    """Return units and cores in the order of the parameters, which is the same on every rank."""
     if isinstance(target, nn.Module):
         parameters: Iterable[nn.Parameter] = target.parameters()
     else:
@@ -97,11 +98,11 @@ def _units_of(target: nn.Module | nn.Parameter | Iterable[nn.Parameter]) -> dict
 
 @torch.no_grad()
 def _write_back(unit: Unit, core: Core, rank: int) -> None:
-    # Private to this rank also where it is a mapping of the others' shards: pages are copied when written.
+    # The memory is private to this rank even if it maps the others' shards: pages are copied when written.
     core.comm.broadcast(unit.full.tensor, label=unit.name, source=rank)
     unit.before_write()
     for listener in core.on_weights_written:
         listener(unit, unit.full.tensor)
     unit.keep_written()
-    unit.publish().wait()  # replicas made of others' shards are whole when all have written
+    unit.publish().wait()  # mappings of all ranks' shards are whole when all have written
     core.writes.forget([unit])

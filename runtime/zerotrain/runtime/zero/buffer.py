@@ -1,7 +1,8 @@
-"""A flat tensor whose memory comes and goes while the tensor, and every view of it, stays the same object.
+"""A flat tensor whose memory is allocated and freed while the tensor, and every view of it, stays the same
+object.
 
-Autograd keeps views of gathered weights until backward. So a unit is freed by taking the memory from under
-its tensor and gathered by giving memory back; replacing the tensor would leave the saved views behind.
+Autograd keeps views of gathered weights until backward. So freeing a unit removes the memory of its tensor,
+and gathering allocates it again. A new tensor would not reach the saved views.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
 
 
 def flat_zeros(numel: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A 1-D tensor of zeros for a buffer of the engine.
+    """Return a 1-D tensor of zeros for a buffer of the engine.
 
-    On CPU it is a mapping of its own: malloc keeps freed megabytes in its heap, and then a process holds more
-    than the byte formulas say.
+    On CPU it is a mapping of its own: malloc keeps freed megabytes in its heap, and the process would then
+    hold more than the byte formulas say.
     """
     if device.type != "cpu" or numel == 0:
         return torch.zeros(numel, dtype=dtype, device=device)
@@ -28,13 +29,13 @@ def flat_zeros(numel: int, *, dtype: torch.dtype, device: torch.device) -> torch
 
 
 def flat_copy(source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A 1-D tensor of its own with the values of another."""
+    """Copy a tensor into a new 1-D tensor."""
     copy = flat_zeros(source.numel(), dtype=dtype, device=source.device)
     return copy.copy_(source)
 
 
 def return_free_memory() -> None:
-    """Ask malloc to give the heap's free pages back to the system, where it can (glibc)."""
+    """Ask malloc to return the heap's free pages to the system, if it can (glibc)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -44,12 +45,13 @@ def _pages(num_bytes: int) -> mmap.mmap:
 
 
 def has_pages(device: torch.device) -> bool:
-    """Whether memory comes and goes by pages, under the same address; elsewhere storages are resized."""
+    """Return whether memory is freed by pages and keeps its address; on other devices storages are
+    resized."""
     return device.type == "cpu"
 
 
 class FlatBuffer:
-    """`numel` elements; starts released. Contents are undefined after `allocate()` and lost by
+    """Flat buffer of `numel` elements; starts released. Contents are undefined after `allocate()` and lost by
     `release()`."""
 
     def __init__(
@@ -62,7 +64,8 @@ class FlatBuffer:
         kind: Kind,
         pages: mmap.mmap | None = None,
     ) -> None:
-        """`pages`: a mapping of memory that is accounted for elsewhere; it always has contents."""
+        """Make the buffer. `pages` is a mapping of memory that is accounted for elsewhere; it always has
+        contents."""
         self.num_bytes = 0 if pages is not None else numel * dtype.itemsize
         self._is_mapped = pages is not None
         self.is_allocated = False
@@ -70,9 +73,9 @@ class FlatBuffer:
         self._kind = kind
         self._map: mmap.mmap | None = None
         if pages is not None or has_pages(device):
-            # Private pages given back with madvise read as zeros. A storage resized to nothing has no
-            # address, and then a forgotten alias of a weight (`w = layer.weight.detach()`) takes the process
-            # down when read.
+            # Private pages freed with madvise read as zeros. A storage resized to nothing has no address, and
+            # reading a forgotten alias of a weight (`w = layer.weight.detach()`) would then crash the
+            # process.
             self._map = pages if pages is not None else _pages(self.num_bytes)
             self.tensor = torch.frombuffer(self._map, dtype=dtype)
         else:
@@ -80,7 +83,8 @@ class FlatBuffer:
             self.tensor.untyped_storage().resize_(0)
 
     def views(self, cut: Callable[[torch.Tensor], list[torch.Tensor]]) -> list[torch.Tensor]:
-        """What `cut` makes of the tensor, which has memory meanwhile: torch refuses views of none."""
+        """Return the views that `cut` makes of the tensor, which has memory meanwhile: torch refuses views
+        without it."""
         if self.is_allocated or self._map is not None:
             return cut(self.tensor)
         storage = self.tensor.untyped_storage()
@@ -91,7 +95,7 @@ class FlatBuffer:
             storage.resize_(0)
 
     def allocate(self) -> None:
-        """Give the tensor memory. Nothing happens when it has some."""
+        """Allocate the tensor's memory. Does nothing if it has some."""
         if self.is_allocated:
             return
         if self._map is None:
@@ -100,7 +104,7 @@ class FlatBuffer:
         self._ledger.add(self._kind, self.num_bytes)
 
     def release(self) -> None:
-        """Give the memory back to the system (CPU) or the caching allocator (CUDA)."""
+        """Return the memory to the system (CPU) or the caching allocator (CUDA)."""
         if not self.is_allocated:
             return
         if self._map is None:

@@ -1,7 +1,8 @@
-"""Norms and bounds of gradients that engines keep, over all ranks: what `torch.nn.utils` does with `p.grad`.
+"""Norms and clipping, over all ranks, of gradients that engines keep: what `torch.nn.utils` does with
+`p.grad`.
 
-Everything here is collective over the ranks of the engines whose parameters are given. Stages 0 and 1 average
-first what they would average in the step. Called by `optimizer.clip_grad_norm_` and, through
+Everything here is collective over the ranks of the engines whose parameters are given. Stages 0 and 1 first
+average what they would average in the step. Called by `optimizer.clip_grad_norm_` and, through
 `torch_calls.py`, by torch's own functions.
 """
 
@@ -22,25 +23,25 @@ from zerotrain.runtime.zero.gradients import UnitGradients
 from zerotrain.runtime.zero.placeholder import owner_of
 
 CLIP_EPSILON = 1e-6
-"""As in torch.nn.utils.clip_grad_norm_."""
+"""Constant that is added to the norm, as in torch.nn.utils.clip_grad_norm_."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where the gradient of one parameter is: the parameter's place in its unit."""
+    """Position of one parameter's gradient: the gradients of its unit, and its index there."""
 
     gradients: UnitGradients
     index: int
 
     def own(self) -> torch.Tensor:
-        """The part of the ranks' average that this rank owns; 1-D fp32, it may be empty."""
+        """Return the part of the ranks' average that this rank owns; 1-D fp32, may be empty."""
         unit = self.gradients.unit
         segment = unit.layout.segments[self.index]
         start, stop = max(unit.start, segment.start), min(unit.stop, segment.stop)
         return self.gradients.own_part[start - unit.start : max(start, stop) - unit.start]
 
     def counted(self, core: Core) -> torch.Tensor:
-        """`own` without what another rank of the model-parallel group counts."""
+        """Return `own`, or nothing if another rank of the model-parallel group counts this parameter."""
         parallel, own = core.comm.model_parallel, self.own()
         if parallel is None or parallel.rank == 0 or is_divided(self.gradients.unit.parameters[self.index]):
             return own
@@ -48,11 +49,12 @@ class Slot:
 
 
 Owned = Mapping[Core, Sequence[Slot]]
-"""By engine, in the order of the parameters, which is the same on every rank."""
+"""Slots by engine, in the order of the parameters, which is the same on every rank."""
 
 
 def split(parameters: Iterable[Any]) -> tuple[Owned, list[Any]]:
-    """Those that engines train, as slots, and the others. Frozen ones have no gradient: they are left out."""
+    """Split parameters into those that engines train, as slots, and others. Frozen ones have no gradient, and
+    are left out of both."""
     slots: dict[Core, dict[int, Slot]] = {}
     owned: dict[Core, list[Slot]] = {}
     others: list[Any] = []
@@ -69,10 +71,10 @@ def split(parameters: Iterable[Any]) -> tuple[Owned, list[Any]]:
 
 
 def settle(core: Core, what: str) -> bool:
-    """Average what this step's gradients are so far; False right after a step whose update goes on in the
-    background, when there are none. Collective.
+    """Average this step's gradients so far. Collective.
 
-    Raises RuntimeError in forward and backward, and where each rank keeps its own gradient.
+    Returns False if there are none, right after a step whose update runs in the background. Raises
+    RuntimeError in forward and backward, and if each rank keeps its own gradient.
     """
     core.check_idle(what)
     if core.updates:
@@ -92,7 +94,8 @@ def settle(core: Core, what: str) -> bool:
 
 
 def summed_norm_powers(core: Core, slots: Sequence[Slot], norm_type: float, *, what: str) -> float:
-    """Sum over all ranks of |g| ** norm_type, the largest |g| for inf; without the loss scale. Collective."""
+    """Return the sum over all ranks of |g| ** norm_type, for inf the largest |g|; without the loss scale.
+    Collective."""
     parts = [part for slot in slots if (part := slot.counted(core)).numel()]
     mine = _combined(_norm_powers(parts, norm_type), norm_type)
     total = _combined([row[0] for row in core.comm.gather_record([mine], label=what)], norm_type)
@@ -103,7 +106,7 @@ def summed_norm_powers(core: Core, slots: Sequence[Slot], norm_type: float, *, w
 
 
 def norm_of(powers: Sequence[float], norm_type: float) -> float:
-    """The norm of everything of which these are the `summed_norm_powers`s."""
+    """Return the norm over all parts, from their `summed_norm_powers`."""
     total = _combined(powers, norm_type)
     if math.isinf(norm_type) or not math.isfinite(total):
         return total
@@ -111,7 +114,7 @@ def norm_of(powers: Sequence[float], norm_type: float) -> float:
 
 
 def check_norm_type(norm_type: float) -> float:
-    """Raise ValueError for an order whose norms of parts do not add up to that of the whole."""
+    """Raise ValueError for an order with which the norms of parts do not give the norm of the whole."""
     order = float(norm_type)
     if not order > 0.0:
         raise ValueError(
@@ -129,7 +132,7 @@ def scale(owned: Owned, factor: float) -> None:
 
 
 def clip_factor(max_norm: float, norm: float) -> float:
-    """torch's: not above 1, and not a number for a norm that is none."""
+    """Return torch's clipping factor: at most 1, and NaN for a NaN norm."""
     factor = float(max_norm) / (norm + CLIP_EPSILON)
     return 1.0 if factor > 1.0 else factor
 
@@ -137,7 +140,8 @@ def clip_factor(max_norm: float, norm: float) -> float:
 def clip_grad_norm_(
     parameters: Iterable[Any], max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False
 ) -> torch.Tensor:
-    """`torch.nn.utils.clip_grad_norm_` for parameters of engines alone: the norm before, over all ranks."""
+    """Run `torch.nn.utils.clip_grad_norm_` for engines' parameters only; return the norm before, over all
+    ranks."""
     owned, _ = split(parameters)
     norm = total_norm(owned, norm_type, error_if_nonfinite=error_if_nonfinite, what="clip_grad_norm_")
     if (factor := clip_factor(max_norm, norm)) != 1.0:
@@ -153,12 +157,13 @@ def total_norm(
     what: str,
     others: Callable[[], float] = lambda: 0.0,
 ) -> float:
-    """Norm of the gradients of these parameters and of others, of which `others()` is the norm. Collective.
+    """Return the norm of these parameters' gradients and of others, whose norm `others()` returns.
+    Collective.
 
-    Raises RuntimeError as torch does for one that is not finite, where that is asked for.
+    With `error_if_nonfinite`, raises RuntimeError as torch does for a norm that is not finite.
     """
     order = check_norm_type(norm_type)
-    # Every engine settles before any is counted: the ranks must agree on what comes first.
+    # Settle every engine before the first norm: the ranks must agree on the order of collectives.
     present = [(core, slots) for core, slots in owned.items() if settle(core, what)]
     powers = [summed_norm_powers(core, slots, order, what=what) for core, slots in present]
     rest = others()
@@ -173,7 +178,7 @@ def total_norm(
 
 
 def clamp(owned: Owned, bound: float, *, what: str) -> None:
-    """Bound every element of the averaged gradients. Collective."""
+    """Clamp every element of the averaged gradients. Collective."""
     for core, slots in owned.items():
         if settle(core, what):
             limit = float(bound) * core.gradient_scale()
@@ -183,7 +188,7 @@ def clamp(owned: Owned, bound: float, *, what: str) -> None:
 
 
 def unscale(owned: Owned, factor: float, *, what: str) -> bool:
-    """Multiply the averaged gradients; whether any rank met one that is not finite. Collective."""
+    """Multiply the averaged gradients; return whether any rank found a non-finite one. Collective."""
     found = False
     for core, slots in owned.items():
         if not settle(core, what):
@@ -200,7 +205,7 @@ def unscale(owned: Owned, factor: float, *, what: str) -> bool:
 
 
 def as_tensor(norm: float, owned: Owned) -> torch.Tensor:
-    """A norm as torch gives it: 0-d fp32, on the device of the first engine."""
+    """Return a norm as torch does: 0-d fp32, on the device of the first engine."""
     core = next(iter(owned), None)
     return torch.tensor(norm, dtype=torch.float32, device=None if core is None else core.comm.device)
 
@@ -223,7 +228,7 @@ def _norm_powers(parts: Sequence[torch.Tensor], norm_type: float) -> list[float]
 
 
 def _combined(values: Sequence[float], norm_type: float) -> float:
-    """Sum, or for inf the largest, in which what is not a number counts."""
+    """Return the sum, or for inf the largest; NaN if any value is NaN."""
     if not math.isinf(norm_type):
         return sum(values)
     return math.nan if any(map(math.isnan, values)) else max(values, default=0.0)

@@ -1,4 +1,4 @@
-"""What modules add to a state dict beside tensors: `get_extra_state` and `set_extra_state`."""
+"""Extra state that modules add to a state dict, besides tensors: `get_extra_state` and `set_extra_state`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger("zerotrain")
 
 
 def modules_with_extra_state(model: nn.Module) -> dict[str, nn.Module]:
-    """Modules that have one, by its key in a state dict."""
+    """Return the modules with extra state, by its key in a state dict."""
     return {
         f"{name}.{_SUFFIX}" if name else _SUFFIX: layers[-1]
         for name, layers in walk(model)
@@ -26,19 +26,20 @@ def modules_with_extra_state(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def extra_states(model: nn.Module) -> dict[str, Any]:
-    """The extra states as they are now, by key."""
+    """Return the current extra states, by key."""
     return {key: module.get_extra_state() for key, module in modules_with_extra_state(model).items()}
 
 
 def restore_extra_states(model: nn.Module, states: Mapping[str, Any]) -> None:
-    """Undo `extra_states`, for the keys that are there."""
+    """Restore the extra states from `extra_states`, for the keys that exist."""
     for key, module in modules_with_extra_state(model).items():
         if key in states:
             module.set_extra_state(states[key])
 
 
 def exportable_extra_states(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Those that are tensors, which files of weights can hold; the others are named in the log."""
+    """Return the extra states that are tensors, which files of weights can hold; log the names of the
+    others."""
     found = extra_states(model)
     tensors = {key: value for key, value in found.items() if isinstance(value, torch.Tensor)}
     if left_out := sorted(found.keys() - tensors.keys()):

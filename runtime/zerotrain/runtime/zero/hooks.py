@@ -1,14 +1,13 @@
-"""Every entry from the user's modules and from autograd into the engine; all of them are one call into
-`Core`.
+"""Hooks through which the user's modules and autograd call the engine; each is one call of `Core`.
 
 [Note: windows] A unit's weights are needed in backward from the first gradient that reaches an output of its
-module to the moment its last parameter gradient is there. One `Window` per forward call finds both ends:
-* the beginning is a tensor hook on every output through which a gradient can come back. (A module-level
-backward
-  pre-hook does not fire for dicts and forbids `y = m(x); y += 1`.)
-* the end is one autograd function around the module's inputs: its node is older than every node of the
-module, so
-  autograd runs it after them. A module without inputs that need gradients ends with the whole backward pass.
+module until its last parameter gradient is computed. One `Window` per forward call finds both ends:
+
+* The beginning is a tensor hook on every output through which a gradient can come back. (A module-level
+  backward pre-hook does not fire for dicts and forbids `y = m(x); y += 1`.)
+* The end is one autograd function around the module's inputs: its node is older than every node of the
+  module, so autograd runs it after them. A module without inputs that need gradients ends with the whole
+  backward pass.
 """
 
 from __future__ import annotations
@@ -30,39 +29,40 @@ if TYPE_CHECKING:
 
 
 COMPILER = "torch._dynamo"
-"""Module of torch.compile."""
+"""Name of torch.compile's module."""
 
 
 class Boundary:
-    """One module and the units that live and die with its forward and backward."""
+    """One module and the units whose life its forward and backward bound."""
 
     def __init__(self, module: nn.Module, name: str, units: list[Unit]) -> None:
         self.module = module
         self.name = name
         self.units = units
         self.calls: list[Window | None] = []
-        """Windows of the forward calls that are running: several when a module calls itself. One that raised
-        stays until the root's next pass."""
+        """Windows of the forward calls that are running: several when a module calls itself. The window of a
+        call that raised stays until the root's next pass."""
         self.open_windows = 0
         self.expected_windows = 0
-        """Forward calls whose backward has not ended yet."""
+        """Number of forward calls whose backward has not ended yet."""
         self.num_ended = 0
-        """Backward windows of this pass that have closed."""
+        """Number of backward windows of this pass that have closed."""
         self.usual_ends: int | None = None
-        """The same of the last pass."""
+        """Value of `num_ended` at the end of the last pass; None before the first ends."""
 
     def is_complete(self, *, is_recompute: bool) -> bool:
-        """Whether, as far as one can know, every gradient of the pass is there when a window closes.
+        """Return whether, when a window closes, every gradient of the pass is computed, as far as can be
+        known.
 
-        The forward calls of reentrant checkpointing happen without gradients, so how many recomputations
-        belong to a pass is known from the last one alone; in the first, nothing is complete before the end.
+        The forward calls of reentrant checkpointing run without gradients, so the number of recomputations of
+        a pass is known only from the last pass. In the first pass nothing is complete before the end.
         """
         if self.open_windows or self.expected_windows > 0:
             return False
         return not is_recompute or (self.usual_ends is not None and self.num_ended >= self.usual_ends)
 
     def end_pass(self) -> None:
-        """A backward pass is over."""
+        """Reset the counters at the end of a backward pass."""
         self.usual_ends, self.num_ended = self.num_ended, 0
         self.open_windows = self.expected_windows = 0
 
@@ -78,10 +78,11 @@ class Window:
         self.is_open = False
         self.is_closed = False
         self.is_recompute = is_recompute
-        """Made while a backward pass runs (activation checkpointing), so perhaps never used."""
+        """Whether the window was made during a backward pass (activation checkpointing), and so may never be
+        used."""
 
     def on_output_gradient(self, _gradient: torch.Tensor) -> None:
-        """Tensor hook on an output."""
+        """Open the window; tensor hook on an output."""
         if torch.is_grad_enabled():
             _refuse_second_order(self.boundary)
         self.core.open_window(self)
@@ -93,7 +94,7 @@ class CloseWindow(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, window: Window, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.window = window
-        # Aliases that are no autograd views: a module may still modify its inputs in place.
+        # Aliases that are not autograd views, because a module may still modify its inputs in place.
         return tuple(tensor.detach() for tensor in inputs)
 
     @staticmethod
@@ -114,7 +115,7 @@ class BoundaryHooks:
         self._is_root = is_root
 
     def attach(self) -> list[RemovableHandle]:
-        """Register; ours is the first hook before and the last one after forward that exists now."""
+        """Register the hooks: the first pre-forward and the last forward hook of those that exist now."""
         module = self._boundary.module
         return [
             module.register_forward_pre_hook(_untraced(self._before), prepend=True, with_kwargs=True),
@@ -149,7 +150,8 @@ class BoundaryHooks:
         return output
 
     def _stored_tensors(self) -> Iterator[torch.Tensor]:
-        """Results that modules leave in attributes instead of returning them (`self.aux_loss = ...`)."""
+        """Yield results that modules store in attributes instead of returning them (`self.aux_loss =
+        ...`)."""
         if any(unit.placement.params_sharded for unit in self._boundary.units):
             for module in self._boundary.module.modules():
                 for value in vars(module).values():
@@ -157,7 +159,7 @@ class BoundaryHooks:
                         yield value
 
     def _keep_off_weights(self, output: Any) -> Any:
-        """Copy outputs that are views of weights: they outlive the unit's live window."""
+        """Copy outputs that are views of weights, because they outlive the unit's live window."""
         units = [unit for unit in self._boundary.units if unit.placement.params_sharded]
         if not units:
             return output
@@ -169,15 +171,17 @@ class BoundaryHooks:
 
 
 def _untraced(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """The hook as torch.compile must see it: a break of the graph. Nothing was compiled where the compiler is
-    not loaded, and loading it would cost seconds."""
+    """Wrap the hook so that torch.compile breaks the graph there.
+
+    If the compiler is not loaded, nothing was compiled, and loading it would cost seconds.
+    """
     compiler = sys.modules.get(COMPILER)
     untraced: Callable[..., Any] = hook if compiler is None else compiler.disable(hook)
     return untraced
 
 
 def _refuse_second_order(boundary: Boundary) -> None:
-    """With `create_graph` the backward pass becomes part of a graph that reads weights again later."""
+    """Raise RuntimeError for `create_graph` at stage 3, where the graph would read freed weights later."""
     sharded = [unit.name for unit in boundary.units if unit.placement.params_sharded]
     if sharded:
         raise RuntimeError(
@@ -187,7 +191,7 @@ def _refuse_second_order(boundary: Boundary) -> None:
 
 
 def aliases(tensor: torch.Tensor, unit: Unit) -> bool:
-    """Whether the tensor shares memory with the unit's whole weights."""
+    """Return whether the tensor shares memory with the unit's whole weights."""
     return bool(tensor.untyped_storage()._cdata == unit.full.tensor.untyped_storage()._cdata)
 
 
@@ -196,5 +200,5 @@ def _needs_grad(tensor: torch.Tensor) -> bool:
 
 
 def in_graph_task() -> bool:
-    """Whether autograd is running backward right now, in which case a forward call is a recomputation."""
+    """Return whether autograd is running backward, in which case a forward call is a recomputation."""
     return torch._C._current_graph_task_id() != -1

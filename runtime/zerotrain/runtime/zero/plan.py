@@ -1,8 +1,8 @@
-"""Cuts a model into units: which module each parameter travels with.
+"""Divides a model into units: decides which parameters are gathered together.
 
-The rule, for a model nobody described: every child of an outermost `ModuleList` (a transformer block) is a
-unit; outside of those, every module that itself holds at least `min_unit_numel` parameter elements is one
-(embedding, head); what is left belongs to the root. `unit_modules` replaces the rule.
+The default rule: every child of an outermost `ModuleList` (a transformer block) is a unit. Outside of those,
+every module that itself holds at least `min_unit_numel` parameter elements is one (embedding, head). The rest
+belongs to the root. `unit_modules` replaces the rule.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ ROOT_UNIT = "(root)"
 FROZEN_SUFFIX = "#frozen"
 SHARED_SUFFIX = "#shared"
 SMALL_UNIT = "(small)"
-"""All small parameters of the model; see `SmallParameters`."""
+"""Name of the unit of all small parameters of the model; see `SmallParameters`."""
 
 MIN_UNIT_NUMEL = 1024
-"""Elements below which a unit of its own costs more in calls than it saves in bytes."""
+"""Number of elements below which a unit of its own costs more in calls than it saves in bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SmallParameters:
-    """Which parameters every rank keeps whole at stage 3: gathers would cost more than they save."""
+    """Limits of the parameters that every rank keeps whole at stage 3, where gathers would cost more than
+    they save."""
 
     numel: int = 0
-    """Largest of them."""
+    """Number of elements of the largest such parameter."""
     budget: int = 1 << 62
-    """Elements of all of them, taken in the model's order."""
+    """Maximum number of elements of all of them, taken in the model's order."""
 
 
 def plan_layout(
@@ -60,9 +61,9 @@ def plan_layout(
     ones as `StoredDtypes` says.
 
     `unit_modules` lists module names (fqn), class names or classes. A parameter belongs to the innermost unit
-    module above it; one that several units share (tied weights) belongs to the innermost module above all its
-    users. `leaves` are units that hold no other one, beside what either way gives. `small` ones share one
-    unit of the model. Raises LayoutError when an entry matches no module.
+    module above it. One that several units share (tied weights) belongs to the innermost module above all its
+    users. `leaves` are units that contain no other unit, in addition to those of the rule or the list.
+    `small` parameters share one unit of the model. Raises LayoutError if an entry matches no module.
     """
     boundaries = (
         set(_default_boundaries(model, min_unit_numel))
@@ -78,8 +79,8 @@ def plan_layout(
     for names, parameter in _parameters_with_names(model):
         aliases.update(dict.fromkeys(names[1:], names[0]))
         module = _home(names, boundaries)
-        # Weights shared between units get a flat buffer of their own: they live longer than their module
-        # does.
+        # Weights shared between units get a flat buffer of their own, because they live longer than their
+        # module.
         unit = _unit_name(module if _is_own(names, module, boundaries) else names[0].rpartition(".")[0])
         if parameter.numel() <= min(small.numel, budget) and small.numel:
             module, unit = "", SMALL_UNIT
@@ -112,7 +113,7 @@ def _build(
         and module != _module_of(unit)
         and any(other[1] == unit and other[0] != module for other in taken)
     ):
-        name += SHARED_SUFFIX  # a module with tied parameters beside parameters of its own
+        name += SHARED_SUFFIX  # a module with tied parameters and with parameters of its own
     if sum(other[:3] == key[:3] for other in taken) > 1:  # frozen weights of several dtypes
         name = f"{name}.{dtype}"
     return build_unit(
@@ -127,7 +128,7 @@ def _build(
 
 
 def _parameters_with_names(model: nn.Module) -> Iterator[tuple[list[str], nn.Parameter]]:
-    """Every distinct parameter with all its fqns; the first one owns it."""
+    """Yield every distinct parameter with all its fqns; the first one owns it."""
     names: dict[nn.Parameter, list[str]] = {}
     for fqn, parameter in plain.named_parameters(model, remove_duplicate=False):
         names.setdefault(parameter, []).append(fqn)
@@ -136,7 +137,7 @@ def _parameters_with_names(model: nn.Module) -> Iterator[tuple[list[str], nn.Par
 
 
 def _unit_of(fqn: str, boundaries: set[str]) -> str:
-    """The innermost unit module above a parameter; "" is the root."""
+    """Return the innermost unit module above a parameter; "" is the root."""
     module = fqn.rpartition(".")[0]
     while module and module not in boundaries:
         module = module.rpartition(".")[0]
@@ -144,7 +145,8 @@ def _unit_of(fqn: str, boundaries: set[str]) -> str:
 
 
 def _home(names: Sequence[str], boundaries: set[str]) -> str:
-    """The module whose forward bounds the parameter's life: the common ancestor of the units that use it."""
+    """Return the module whose forward bounds the parameter's life: the common ancestor of the units that use
+    it."""
     homes = [_unit_of(fqn, boundaries) for fqn in names]
     if len(set(homes)) == 1:
         return homes[0]
@@ -215,7 +217,7 @@ def _chosen_boundaries(model: nn.Module, wanted: Sequence[str | type[nn.Module]]
 
 
 def _with_leaves(model: nn.Module, boundaries: set[str], leaves: LeafModuleConfig) -> set[str]:
-    """Leaf modules are units, and nothing inside of one is."""
+    """Return the boundaries with the leaf modules added, and without those inside of a leaf."""
     found: set[str] = set()
     for name, module in plain.all_modules(model):  # outer ones first
         if name and _is_leaf(name, module, leaves) and not _is_below(name, found):
@@ -243,15 +245,15 @@ def _matches(name: str, module: nn.Module, entry: str | type[nn.Module]) -> bool
 
 
 def parameters_by_fqn(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Every parameter under every name it has."""
+    """Return every parameter under every name it has."""
     return dict(plain.named_parameters(model, remove_duplicate=False))
 
 
 def persistent_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Buffers that a state dict would hold, by fqn."""
+    """Return the buffers that a state dict would hold, by fqn."""
     kept = {}
     for prefix, module in plain.all_modules(model):
-        for name, buffer in module._buffers.items():  # named_buffers would leave out a second name
+        for name, buffer in module._buffers.items():  # named_buffers would omit a second name
             if buffer is not None and name not in module._non_persistent_buffers_set:
                 kept[plain.joined(prefix, name)] = buffer
     return kept

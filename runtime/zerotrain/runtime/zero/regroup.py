@@ -1,4 +1,4 @@
-"""Takes units apart into the values of their parameters, so that other units can be built from them.
+"""Splits units into the values of their parameters, so that other units can be built from them.
 
 Called by `relayout`, module by module: at most one module's weights and states are whole at any time.
 """
@@ -22,7 +22,7 @@ from zerotrain.runtime.zero.unit import Unit, UnitState
 class TakenApart:
     """Whole values of some parameters, by name: weights in compute precision and every state stream.
 
-    Gives new units their initial values (`InitialValues`): a master that was kept, else the weight.
+    Gives new units their initial values (`InitialValues`): the saved master if there is one, else the weight.
     """
 
     def __init__(self, comm: Comm) -> None:
@@ -51,8 +51,11 @@ class TakenApart:
 
     @torch.no_grad()
     def add_gradients(self, gradients: UnitGradients) -> None:
-        """Copy what a step has summed so far: the ranks' mean where it is there, else this rank's own sum;
-        and what is in no sum yet. Collective where ranks hold parts."""
+        """Copy what a step has summed so far, and what is in no sum yet.
+
+        The sum is the ranks' mean if that is computed, else this rank's own sum. Collective if ranks hold
+        parts.
+        """
         if gradients.is_open:
             flat = gradients.take()
             views = zip(gradients.unit.layout.segments, gradients.unit.views_of(flat), strict=True)
@@ -71,7 +74,7 @@ class TakenApart:
     def interval(
         self, layout: UnitLayout, parameters: Sequence[nn.Parameter], own: tuple[int, int], *, whole: bool
     ) -> torch.Tensor:
-        """Elements `own` of a new unit, or all of them; fp32 for what is trained. Local."""
+        """Return elements `own` of a new unit, or all of them; trainable ones in fp32. Local."""
         dtype = torch.float32 if layout.trainable else TORCH_DTYPES[layout.dtype]
         low, high = (0, layout.padded_numel) if whole else own
         flat = flat_zeros(high - low, dtype=dtype, device=self._comm.device)
@@ -84,7 +87,8 @@ class TakenApart:
 
     @torch.no_grad()
     def restore(self, unit: Unit, states: StateTensors) -> list[str]:
-        """Write the streams of parameters that were trained before; the names of those that were not."""
+        """Write the streams of parameters that were trained before; return the names of those that were
+        not."""
         fresh = []
         for segment in unit.layout.segments:
             if (segment.fqn, MASTER) not in self._streams:
@@ -99,7 +103,7 @@ class TakenApart:
         return fresh
 
     def show_late_gradients(self, unit: Unit) -> None:
-        """Leave what was in no sum where autograd leaves gradients, for the new unit to find."""
+        """Put what was in no sum into `p.grad`, where the new unit finds it like autograd's gradients."""
         with torch._C.DisableTorchFunctionSubclass():
             for segment, parameter in zip(unit.layout.segments, unit.parameters, strict=True):
                 if (late := self._late.get(segment.fqn)) is not None:
@@ -109,7 +113,7 @@ class TakenApart:
     def restore_gradients(self, gradients: UnitGradients) -> None:
         """Add what `add_gradients` copied of a new unit's parameters. Local.
 
-        Where ranks keep whole gradients, a mean counts as every rank's own sum, and the step averages it.
+        If ranks keep whole gradients, a mean counts as every rank's own sum, and the step averages it.
         """
         unit, sums = gradients.unit, gradients.accumulator
         low = unit.start if unit.placement.grads_sharded else 0
@@ -122,7 +126,7 @@ class TakenApart:
 
 
 def _copy_part(values: torch.Tensor, start: int, flat: torch.Tensor, low: int) -> None:
-    """Write what overlaps: `values` begin at element `start` of the unit, `flat` at element `low`."""
+    """Write the overlap: `values` begin at element `start` of the unit, `flat` at element `low`."""
     begin, end = max(start, low), min(start + values.numel(), low + flat.numel())
     if begin < end:
         flat[begin - low : end - low].copy_(values[begin - start : end - start])

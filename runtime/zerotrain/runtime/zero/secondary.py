@@ -1,9 +1,9 @@
-"""How one unit's weights are gathered under ZeRO++ (https://arxiv.org/abs/2306.10209); called by `Unit`.
+"""Gathers of one unit's weights under ZeRO++ (https://arxiv.org/abs/2306.10209); used by `Unit`.
 
-hpZ: after the first gather of a step, a group of neighbouring ranks (a node) keeps the unit once among them;
-later gathers, backward's above all, stay within the group until the weights are updated. The values are the
-same bits. qwZ: gathers that cross nodes carry int8 codes. Both forward and backward then see the decoded
-values; masters stay exact.
+hpZ: after the first gather of a step, a group of neighbouring ranks (a node) keeps a second, partitioned copy
+of the unit. Later gathers, mostly backward's, stay within the group until the weights are updated. The values
+are the same bits. qwZ: gathers that cross nodes carry int8 codes. Both forward and backward then use the
+decoded values; masters stay exact.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from zerotrain.runtime.zero.quantize import Quantizer
 
 
 class WeightTraffic:
-    """Of one unit with sharded weights. All ranks call every method in the same order."""
+    """Gathers of one unit with sharded weights. All ranks call every method in the same order."""
 
     def __init__(
         self, comm: Comm, ledger: MemoryLedger, *, neighbours: SubGroup | None, quantizer: Quantizer | None
@@ -37,7 +37,8 @@ class WeightTraffic:
     def gather(
         self, full: torch.Tensor, shard: torch.Tensor, *, label: str, is_exact: bool = False
     ) -> Pending:
-        """As `Comm.all_gather`; `is_exact`: what users see and save, never rounded."""
+        """Start a gather like `Comm.all_gather`; with `is_exact`, for weights that users read or save, never
+        rounded."""
         quantizer = self._quantizer if self.rounds(shard.dtype) else None
         if quantizer is not None and is_exact:
             return self._comm.all_gather(full, shard, label=label)
@@ -52,19 +53,19 @@ class WeightTraffic:
         return self._then(pending, lambda: self._keep(full))
 
     def is_near(self, dtype: torch.dtype, *, is_exact: bool) -> bool:
-        """Whether the next gather takes the neighbours' copy, so that the shard is not read."""
+        """Return whether the next gather uses the neighbours' copy, so that the shard is not read."""
         return self._nearby(dtype, is_exact) is not None
 
     def rounds(self, dtype: torch.dtype) -> bool:
-        """Whether what is gathered without `is_exact` is made of codes."""
+        """Return whether gathers without `is_exact` are quantised."""
         return self._quantizer is not None and dtype.is_floating_point and dtype.itemsize > 1
 
     def invalidate(self) -> None:
-        """The weights changed, or are about to."""
+        """Mark the neighbours' copy as stale, because the weights changed or will."""
         self._is_valid = False
 
     def drop(self) -> None:
-        """Give the second copy's memory back."""
+        """Free the memory of the second copy."""
         self.invalidate()
         if self._secondary is not None:
             self._ledger.add(Kind.SECONDARY, -self._secondary.nbytes)
@@ -86,7 +87,7 @@ class WeightTraffic:
 
         def unpack() -> None:
             parts = full.view(self._comm.world_size, -1)
-            # This rank's own part, too: all ranks compute with the same weights.
+            # Also this rank's own part, so that all ranks compute with the same weights.
             for one, part in zip(packed.view(self._comm.world_size, -1), parts, strict=True):
                 quantizer.unpack(one, part)
             self._ledger.add(Kind.GATHERED, -packed.nbytes)

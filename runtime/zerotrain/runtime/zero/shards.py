@@ -1,7 +1,7 @@
-"""Where a unit's shard lives between its uses: on the device, or in a tier that `offload` supplies.
+"""Storage of a unit's shard between its uses: on the device, or in a tier that `offload` supplies.
 
-Called by `Unit`, which asks for the shard to be sent to a gather, for a place to write new weights to, and
-for parts of it. A tier is made by `setup` and handed to `Core` in its options.
+`Unit` uses it to send the shard to a gather, to write new weights, and to read parts of the shard. `setup`
+makes the tier and passes it to `Core` in its options.
 """
 
 from __future__ import annotations
@@ -24,38 +24,42 @@ if TYPE_CHECKING:
     from zerotrain.runtime.zero.unit import Placement
 
 StartGather = Callable[[torch.Tensor], Pending]
-"""Starts the gather of a unit from this rank's part of it."""
+"""Function that starts the gather of a unit from this rank's part of it."""
 
 
 class StoredShard(Protocol):
-    """One unit's shard, 1-D in compute precision, wherever it is."""
+    """Shard of one unit, 1-D in compute precision, independent of where it is stored."""
 
     @property
     def tensor(self) -> torch.Tensor | None:
-        """The shard itself where it is in the device's memory; None = in a tier."""
+        """The shard itself if it is in the device's memory; None = in a tier."""
         ...
 
     @property
     def is_spilled(self) -> bool:
-        """Whether it is on a disk."""
+        """Whether the shard is on a disk."""
         ...
 
     def send(self, part: torch.Tensor, start: StartGather) -> Pending:
-        """Start the gather: from the shard itself, or from `part`, its place in the whole weights, once it is
-        there."""
+        """Start the gather: from the shard itself, or from `part`, its position in the whole weights, once it
+        is copied there."""
         ...
 
     def read_ahead(self) -> bool:
-        """Begin to bring it close for the next `send`, without waiting; False where there is no room."""
+        """Start to load the shard for the next `send`, without waiting; return False if there is no free
+        memory."""
         ...
 
     def to_update(self, *, reads: bool, device: torch.device) -> AbstractContextManager[torch.Tensor]:
-        """A tensor on `device` whose contents become the shard when the block ends without an error; it holds
-        the shard if `reads`. Of another thread than the caller of the rest, too."""
+        """Return a context with a tensor on `device` whose contents become the shard when the block ends
+        without error.
+
+        The tensor holds the shard if `reads`. May be called from another thread than the other methods.
+        """
         ...
 
     def read(self, start: int, stop: int) -> torch.Tensor:
-        """Elements `[start, stop)`, a copy or the memory itself."""
+        """Return elements `[start, stop)`, a copy or the memory itself."""
         ...
 
     def write(self, start: int, values: torch.Tensor) -> None:
@@ -63,28 +67,28 @@ class StoredShard(Protocol):
         ...
 
     def drop(self) -> None:
-        """Give its memory and its place back."""
+        """Free its memory and its slot in the tier."""
         ...
 
 
 class ParamTier(Protocol):
-    """Keeps shards of units beside the device; one for all units of an engine."""
+    """Storage of units' shards outside of the device; one for all units of an engine."""
 
     def prepare(self, plan: ModelLayout, ledger: MemoryLedger) -> None:
-        """These are all units from now on. Called before new ones are made."""
+        """Prepare for these units, which are all units from now on. Called before new ones are made."""
         ...
 
     @property
     def kind(self) -> Kind:
-        """What memory of shards counts as."""
+        """Kind under which the ledger counts the memory of shards."""
         ...
 
     def is_resident(self, layout: UnitLayout) -> bool:
-        """Whether its shard is device memory all the same."""
+        """Return whether the unit's shard is kept in device memory nevertheless."""
         ...
 
     def keep(self, layout: UnitLayout, values: torch.Tensor) -> StoredShard:
-        """Take over this rank's shard of a unit that `prepare` knows and that is not resident."""
+        """Take over this rank's shard of a unit that `prepare` was given and that is not resident."""
         ...
 
 
@@ -114,11 +118,11 @@ class ResidentShard:
         self.tensor[start : start + values.numel()].copy_(values)
 
     def drop(self) -> None:
-        """Nothing: its memory goes with the unit."""
+        """Do nothing: the memory is freed with the unit."""
 
 
 class CopiedBack(AbstractContextManager[torch.Tensor]):
-    """A copy of a tensor on another device, which is copied back when the block ends without an error."""
+    """Copy of a tensor on another device, which is copied back when the block ends without an error."""
 
     def __init__(self, tensor: torch.Tensor, *, reads: bool, device: torch.device) -> None:
         self._tensor = tensor
@@ -136,7 +140,7 @@ class CopiedBack(AbstractContextManager[torch.Tensor]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardStream:
-    """A `StateStream` over a shard that is in a tier."""
+    """A `StateStream` over a shard in a tier."""
 
     stored: StoredShard
     numel: int
@@ -150,25 +154,26 @@ class ShardStream:
 
 
 class Staging(Protocol):
-    """Host memory in which an update computes weights that are on an accelerator."""
+    """Host memory in which an update computes the weights of an accelerator."""
 
     def lend(
         self, weights: torch.Tensor, *, reads: bool, ledger: MemoryLedger
     ) -> AbstractContextManager[torch.Tensor]:
-        """A tensor like `weights`, with their contents if `reads`, that is copied into them when the block
-        ends without an error."""
+        """Return a context with a tensor like `weights`, with their contents if `reads`; it is copied into
+        them when the block ends without an error."""
         ...
 
     def close(self) -> None:
-        """Give the memory back, when nothing is copied any more."""
+        """Free the memory, once no copy is running."""
         ...
 
 
 class HasShard:
-    """What a unit offers of its shard, wherever that is; `Unit` supplies the rest."""
+    """Shard of a unit, independent of where it is stored; `Unit` supplies the rest."""
 
     staging: Staging | None = None
-    """Where weights of an accelerator are updated by rules that run on the host; None = it is the host."""
+    """Host memory for updates of an accelerator's weights by rules that run on the host; None if the device
+    is the host."""
     stored: StoredShard
     full: FlatBuffer
     placement: Placement
@@ -180,12 +185,12 @@ class HasShard:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights."""
+        """Dtype of the weights."""
         return self.full.tensor.dtype
 
     @property
     def shard(self) -> torch.Tensor:
-        """This rank's interval, 1-D, where the device keeps it. Raises RuntimeError where a tier does."""
+        """Interval of this rank, 1-D, if the device keeps it. Raises RuntimeError if a tier does."""
         if (shard := self.stored.tensor) is None:
             raise RuntimeError("the shard is offloaded; read it with `read_weights`")
         return shard
@@ -197,15 +202,18 @@ class HasShard:
 
     @property
     def weight_stream(self) -> StateStream:
-        """This rank's interval, wherever it is. Whoever writes calls `before_write` first."""
+        """Stream over this rank's interval, wherever it is. Call `before_write` before writing."""
         if (shard := self.stored.tensor) is not None:
             return TensorStream(shard)
         return ShardStream(self.stored, self.stop - self.start, self.dtype)
 
     def weights_to_update(self, *, reads: bool, device: torch.device) -> AbstractContextManager[torch.Tensor]:
-        """For a block that computes new weights of what this rank updates (its shard, or all where states
-        are replicated), on the device that the rule runs on: a tensor that holds the present ones only if
-        `reads`. What it holds when the block ends without an error are the weights from then on."""
+        """Return a context that computes new weights of what this rank updates, on the device that the rule
+        runs on.
+
+        This rank updates its shard, or all weights if states are replicated. The context's tensor holds the
+        present weights only if `reads`. Its contents become the weights when the block ends without an error.
+        """
         is_own = self.placement.states_sharded
         weights = self.stored.tensor if is_own else self.full.tensor
         if weights is not None and self.staging is not None and device.type == "cpu":
@@ -214,7 +222,7 @@ class HasShard:
         return stored.to_update(reads=reads, device=device)
 
     def read_weights(self, start: int, stop: int) -> torch.Tensor:
-        """Elements of the shard: a copy or the memory itself."""
+        """Return elements of the shard: a copy or the memory itself."""
         return self.stored.read(start, stop)
 
     def write_weights(self, start: int, values: torch.Tensor) -> None:
@@ -222,13 +230,13 @@ class HasShard:
         self.stored.write(start, values)
 
     def read_ahead(self) -> bool:
-        """Begin to bring the shard close for the next gather, without waiting; False where there is no
-        room."""
+        """Start to load the shard for the next gather, without waiting; return False if there is no free
+        memory."""
         return self._is_near or self.stored.read_ahead()
 
     @property
     def is_exact(self) -> bool:
-        """Whether the whole weights are no decoded codes."""
+        """Whether the whole weights are exact rather than decoded codes."""
         return self._is_exact
 
     @property

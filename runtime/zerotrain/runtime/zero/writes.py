@@ -1,12 +1,12 @@
-"""Writes into parameters from outside of the engine: found, and kept or refused.
+"""Detects writes into parameters from outside of the engine, and keeps or refuses them.
 
 [Note: outside writes] `load_state_dict` of a part, `reset_parameters()`, `p.clamp_()` under `no_grad` and an
-`Embedding(max_norm=...)` write into the weights in use, which no hook sees; torch counts each in
-`p._version`, and the engine's own updates do not (they write the unit's buffer). So a look at the counters
-finds them. Where every rank holds whole weights, what was written becomes the master, once the ranks have
-found that they hold the same; the step's record says that somebody wrote, so nothing is exchanged otherwise.
-Where weights are partitioned, a write goes into what is freed after use: it is refused, by name.
-Writes through `.data` escape torch's counters; `watch.py` finds them on request.
+`Embedding(max_norm=...)` write into the weights in use, and no hook sees it. torch counts each such write in
+`p._version`, but not the engine's own updates, which write the unit's buffer. So comparing the counters finds
+them. If every rank holds whole weights, the written values become the master, once the ranks have found that
+they hold the same. The step record says whether a rank wrote, so nothing is exchanged otherwise. If weights
+are partitioned, a write goes into memory that is freed after use: it is refused, by name. Writes through
+`.data` escape torch's counters; `watch.py` finds them on request.
 """
 
 from __future__ import annotations
@@ -37,17 +37,18 @@ class OutsideWrite(RuntimeError):
 
 
 class Writes:
-    """Into the parameters of one engine."""
+    """Detector of writes into the parameters of one engine."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self._is_unsettled = False
-        """Something was taken over here, and whether the ranks hold the same is not known yet."""
+        """Whether written values were taken over on this rank without knowing yet if the ranks hold the
+        same."""
         self.watch: DataWatch | None = None
-        """Finds what torch does not count, on request."""
+        """Detector, on request, of writes that torch does not count."""
 
     def found(self) -> bool:
-        """Whether this rank wrote into a parameter since the last step. No communication."""
+        """Return whether this rank wrote into a parameter since the last step. No communication."""
         if self.watch is not None:
             self.watch.check()
             if self.watch.live.changed:
@@ -56,8 +57,10 @@ class Writes:
 
     @torch.no_grad()
     def take_over(self, units: Iterable[Unit] | None = None) -> None:
-        """Let masters and shards follow what this rank wrote into whole weights; None = all units. Call it
-        before they are read. No communication."""
+        """Copy to masters and shards what this rank wrote into whole weights; None = all units.
+
+        Call it before they are read. No communication.
+        """
         for unit in _whole(self._core.units if units is None else units):
             if _is_written(unit):
                 self._is_unsettled = True
@@ -70,11 +73,11 @@ class Writes:
 
     @torch.no_grad()
     def take_private_pages(self, units: Iterable[Unit] | None = None) -> None:
-        """Let shards follow what this rank wrote into its part of whole weights in any way; the ranks must
-        have written the same. Call it before shards are updated. No communication.
+        """Copy to shards what this rank wrote, in any way, into its part of whole weights.
 
-        Where shards are views of the whole weights they have it already. Where the whole weights map
-        everybody's shards, a write makes a private page, which the next publication would drop.
+        The ranks must have written the same. Call it before shards are updated. No communication. Shards that
+        are views of the whole weights have the values already. If the whole weights map all ranks' shards, a
+        write makes a private page, which the next publication would drop.
         """
         for unit in _whole(self._core.units if units is None else units):
             if not _has_views(unit):
@@ -83,9 +86,10 @@ class Writes:
                     unit.shard.copy_(part)
 
     def settle(self) -> None:
-        """Keep what was written, if every rank holds the same. Collective: when some rank has `found` any.
+        """Keep what was written, if every rank holds the same. Collective, called if any rank has `found`
+        writes.
 
-        Raises OutsideWrite on every rank, naming parameters, where they differ or are partitioned.
+        Raises OutsideWrite on every rank, naming parameters, if they differ or are partitioned.
         """
         lost = self._lost()
         self._refuse(self._core.comm.gather_record([lost, self._digest()], label="writes from outside"))
@@ -93,13 +97,15 @@ class Writes:
         self._is_unsettled = False
 
     def forget(self, units: Iterable[Unit]) -> None:
-        """Every rank has the same values of these now."""
+        """Accept the writes into these units, whose values are the same on every rank now."""
         for unit in units:
             accept_writes(unit)
 
     def check_held(self, units: Iterable[Unit]) -> None:
-        """Raise OutsideWrite for weights that were whole for a look and hold other values now than the shard:
-        on the ranks that own such values. No communication."""
+        """Raise OutsideWrite if weights that were whole for reading now differ from the shard.
+
+        Only ranks that own such values raise. No communication.
+        """
         changed = []
         for unit in units:
             if unit.placement.params_sharded and (names := _written(unit)):
@@ -116,12 +122,13 @@ class Writes:
             )
 
     def _lost(self) -> float:
-        """The place of the first partitioned parameter that this rank wrote, counted over all; -1 = none."""
+        """Return the index, over all parameters, of the first partitioned one that this rank wrote; -1 =
+        none."""
         lost = [] if self.watch is None else self.watch.live.changed
         for unit in self._core.units:
             if unit.placement.params_sharded:
                 lost = [*lost, *_written(unit)]
-                accept_writes(unit)  # refused now, so the next step may go on
+                accept_writes(unit)  # this write is refused now, so the next step may go on
         if self.watch is not None:
             self.watch.live.changed = []
         return float(self._names().index(lost[0])) if lost else -1.0
@@ -130,11 +137,11 @@ class Writes:
         return [segment.fqn for unit in self._core.units for segment in unit.layout.segments]
 
     def _digest(self) -> float:
-        """Of the whole weights that this rank holds."""
+        """Return a digest of the whole weights that this rank holds."""
         return float(zlib.crc32(repr(self._digests()).encode()))
 
     def _digests(self) -> list[float]:
-        """By parameter, in the layout's order; partitioned ones count as equal."""
+        """Return digests by parameter, in the layout's order; partitioned ones count as equal."""
         if self._core.comm.world_size == 1:
             return []
         return [float(value) for unit in self._core.units for value in digests_of(unit)]
@@ -162,7 +169,7 @@ class Writes:
 
 
 def digests_of(unit: Unit) -> list[int]:
-    """A number per parameter that changes with its bits; zeros for what is partitioned."""
+    """Return a checksum per parameter, which changes with its bits; zeros for partitioned ones."""
     if unit.placement.params_sharded:
         return [0] * len(unit.layout.segments)
     return [_crc(unit.full.tensor[part.start : part.stop]) for part in unit.layout.segments]
@@ -176,12 +183,12 @@ def _crc(values: torch.Tensor) -> int:
 
 
 def _whole(units: Iterable[Unit]) -> Iterator[Unit]:
-    """Those that every rank holds whole, and that no update hides."""
+    """Return the units that every rank holds whole and whose weights no pending update hides."""
     return (unit for unit in units if not unit.placement.params_sharded and unit.pending is None)
 
 
 def _has_views(unit: Unit) -> bool:
-    """Whether the shard is a part of the whole weights' memory."""
+    """Return whether the shard is a part of the whole weights' memory."""
     return unit.full.tensor.data_ptr() + unit.start * unit.dtype.itemsize == unit.shard.data_ptr()
 
 
@@ -190,6 +197,6 @@ def _is_written(unit: Unit) -> bool:
 
 
 def _written(unit: Unit) -> list[str]:
-    """Names of the parameters that were written since the last look."""
+    """Return the names of the parameters that were written since the last check."""
     pairs = zip(unit.layout.segments, versions_of(unit.parameters), unit.seen_versions, strict=True)
     return [segment.fqn for segment, version, seen in pairs if version != seen]
