@@ -1,4 +1,4 @@
 """The flat-unit ZeRO core: layout, planning, shard store, hooks and the end-of-step pipeline.
 
-`engine.py` is the only caller; the checkpoint package reads `layout` and `state` alone.
+`engine.py` is the only caller; the checkpoint package reads only `layout` and `state`.
 """

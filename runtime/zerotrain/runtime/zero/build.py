@@ -1,4 +1,4 @@
-"""Makes units from a layout and says which modules need hooks. Called by `Core`, and by `relayout` when
+"""Makes units from a layout and finds the modules that need hooks. Called by `Core`, and by `relayout` when
 parameters were frozen or unfrozen."""
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def build_unit(
     parameters: Mapping[str, nn.Parameter],
     values: InitialValues,
 ) -> Unit:
-    """Take one unit's parameters over, so that at most one unit is held twice at any time. Collective."""
+    """Build one unit from its parameters, so that at most one unit is in memory twice at any time.
+    Collective."""
     placement, tier = core.options.placement, core.options.tier
     if layout.stays_whole:
         placement, tier = replace(placement, params_sharded=False), None
@@ -53,7 +54,7 @@ def build_unit(
 
 
 def move_to(parameter: nn.Parameter, device: torch.device) -> None:
-    """Have value and gradient on the device, as `Module.to` does; the object stays."""
+    """Move value and gradient to the device, as `Module.to` does; the object stays."""
     if parameter.device == device:
         return
     parameter.data = parameter.data.to(device)
@@ -64,7 +65,7 @@ def move_to(parameter: nn.Parameter, device: torch.device) -> None:
 def build_units(
     core: Core, layout: ModelLayout, values: InitialValues, on_made: Callable[[Unit, MemoryLedger], None]
 ) -> list[Unit]:
-    """All units of a layout; `on_made` is called for each before the next one is made. Collective."""
+    """Build all units of a layout; `on_made` is called for each before the next one is made. Collective."""
     if core.options.tier is not None:
         core.options.tier.prepare(layout, core.ledger)
     parameters = parameters_by_fqn(core.model)
@@ -82,10 +83,10 @@ def busy_modules(
     reduces_early: bool,
     just_in_time: bool = False,
 ) -> dict[str, list[Unit]]:
-    """Units by the module whose calls bound their lives, the root first; those that need no attention
-    (replicated, or frozen and whole) are left out.
+    """Return the units by the module whose calls bound their lives, the root first.
 
-    `just_in_time`: whatever is trained is waited for before it is used.
+    Units that need no hooks (replicated, or frozen and whole) are left out. `just_in_time`: trained units are
+    waited for before use.
     """
     busy: dict[str, list[Unit]] = {"": []}
     for unit in units:

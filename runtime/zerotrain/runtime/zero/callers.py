@@ -1,6 +1,6 @@
-"""Who uses a parameter just now: looks for the model's own code on the Python stack.
+"""Finds the model's own code on the Python stack, to tell what uses a parameter.
 
-Only asked when a partitioned parameter is read (`uses.py`) or a pass looks stale, so ordinary calls of
+Only called when a partitioned parameter is read (`uses.py`) or a pass looks stale, so ordinary calls of
 modules pay nothing for it.
 """
 
@@ -15,11 +15,11 @@ from torch import nn
 
 _OURS = "zerotrain.runtime.zero"
 _MACHINERY = nn.Module.__call__.__code__.co_filename
-"""torch's own module code: state_dict, to, apply; what is called from there is not a use of the weights."""
+"""File of torch's own module code (state_dict, to, apply); a call from there is not a use of the weights."""
 
 
 class Caller(Enum):
-    """What of the model is running."""
+    """Kind of the model's code that is running."""
 
     NOTHING = "nothing"
     METHOD = "method"
@@ -27,9 +27,10 @@ class Caller(Enum):
 
 
 def caller_in(model: nn.Module) -> Caller:
-    """Whether a `forward` or another method of the model, of a module in it or of one around it is running.
+    """Return whether a `forward` or another method of the model, of a module in it or of one around it is
+    running.
 
-    NOTHING also where torch's own module code (`state_dict`, `to`) does the asking.
+    NOTHING also if torch's own module code (`state_dict`, `to`) is the direct caller.
     """
     found = Caller.NOTHING
     is_first = True
@@ -47,14 +48,14 @@ def caller_in(model: nn.Module) -> Caller:
 
 
 def is_running(module: nn.Module) -> bool:
-    """Whether a call of the module is on the stack of this thread."""
+    """Return whether a call of the module is on the stack of this thread."""
     return any(
         frame.f_code.co_name == "_call_impl" and frame.f_locals.get("self") is module for frame in _frames()
     )
 
 
 def _frames() -> Iterator[FrameType]:
-    """Innermost first, without those of this package."""
+    """Yield the frames, innermost first, without those of this package."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if not frame.f_globals.get("__name__", "").startswith(_OURS):
@@ -66,7 +67,7 @@ def _is_method_of(frame: FrameType, model: nn.Module) -> bool:
     code = frame.f_code
     owner, _, _ = code.co_qualname.rpartition(".")
     if not owner or not code.co_argcount:
-        return False  # spares the locals of plain functions
+        return False  # avoids reading the locals of plain functions
     first = frame.f_locals.get(code.co_varnames[0])
     if not isinstance(first, nn.Module) or owner not in {kind.__qualname__ for kind in type(first).__mro__}:
         return False

@@ -1,5 +1,5 @@
-"""Dtypes of parameters: the one table between the layout's names and torch's objects, and which of them a
-parameter is stored in."""
+"""Dtypes of parameters: the table between the layout's names and torch's objects, and the choice for
+storage."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Layout name of a torch dtype. Raises LayoutError for one that cannot be sharded."""
+    """Return the layout's name of a torch dtype. Raises LayoutError for one that cannot be sharded."""
     try:
         return _NAMES[dtype]
     except KeyError:
@@ -41,20 +41,22 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 class StoredDtypes:
-    """In which dtype the parameters of a model are stored.
+    """Choice of the dtype in which each parameter of a model is stored.
 
-    Trained ones take the compute precision, whole numbers keep their dtype. Frozen floating ones take the
-    compute precision where it is a narrow one, which a precision block asked for; in fp32, the default, they
-    keep their own, unless trained parameters of the same dtype are converted: layers of one dtype stay so.
+    Trained parameters take the compute precision, integer ones keep their dtype. Frozen floating ones take
+    the compute precision if it is narrower than fp32, which a precision block requested. In fp32, the
+    default, they keep their own dtype, unless trained parameters of the same dtype are converted: layers of
+    one dtype stay so.
     """
 
     def __init__(self, parameters: Iterable[nn.Parameter], compute_dtype: str) -> None:
-        """`parameters`: all of the model."""
+        """`parameters` are all of the model."""
         self._compute_dtype = compute_dtype
         self._converted = {parameter.dtype for parameter in parameters if parameter.requires_grad}
 
     def of(self, parameter: nn.Parameter) -> str:
-        """The layout's name of it. Raises LayoutError for a dtype that cannot be sharded."""
+        """Return the layout's name of the parameter's dtype. Raises LayoutError for one that cannot be
+        sharded."""
         if not parameter.dtype.is_floating_point:
             return dtype_name(parameter.dtype)
         keeps = self._compute_dtype == "fp32" and not parameter.requires_grad

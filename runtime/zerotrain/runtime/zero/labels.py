@@ -1,8 +1,9 @@
-"""DeepSpeed's names on a parameter whose values are on other ranks: `ds_id`, `ds_shape`, `ds_status`, ...
+"""DeepSpeed's attributes of a parameter whose values are on other ranks: `ds_id`, `ds_shape`, `ds_status`,
+...
 
-Scripts ask `hasattr(parameter, "ds_id")` before they gather. A parameter that is whole has none of these
-names, and nothing has to be gathered then. They are computed from what the engine knows; the tensor itself
-carries nothing.
+Scripts check `hasattr(parameter, "ds_id")` before they gather. A whole parameter has none of these
+attributes, as it needs no gather. They are computed from what the engine knows; the tensor itself stores
+nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _next_number = itertools.count()
 
 
 class ZeroParamStatus(Enum):
-    """Where the values of a parameter are."""
+    """Availability of a parameter's values."""
 
     AVAILABLE = 1
     NOT_AVAILABLE = 2
@@ -28,7 +29,7 @@ class ZeroParamStatus(Enum):
 
 
 class Label:
-    """An attribute that a function computes; whoever assigns it puts a value of his own in its place."""
+    """Attribute that a function computes; an assignment replaces it by the assigned value."""
 
     def __init__(self, read: Callable[[Any], Any]) -> None:
         self._read = read
@@ -39,13 +40,13 @@ class Label:
 
 
 class ShardedLabels:
-    """Attributes of a sharded parameter; base of the class that it has meanwhile."""
+    """Attributes of a sharded parameter; base of the class that it has while it is hidden."""
 
     __slots__ = ()
 
     @Label
     def ds_id(self) -> int:
-        """A number of its own in this process."""
+        """Number that identifies the parameter in this process."""
         number: int | None = _numbers.get(self)  # type: ignore[no-untyped-call]
         if number is None:
             number = _numbers[self] = next(_next_number)
@@ -53,24 +54,24 @@ class ShardedLabels:
 
     @Label
     def ds_shape(self) -> Any:
-        """Its shape when it is whole, which is also what `shape` says here."""
+        """Shape of the whole parameter, which `shape` also returns here."""
         return _tensor(self).shape
 
     @Label
     def ds_numel(self) -> Any:
-        """Its elements when it is whole."""
+        """Number of elements of the whole parameter."""
         return _tensor(self).numel()
 
     @Label
     def ds_status(self) -> ZeroParamStatus:
-        """NOT_AVAILABLE."""
+        """Always NOT_AVAILABLE."""
         return ZeroParamStatus.NOT_AVAILABLE
 
     @Label
     def ds_tensor(self) -> torch.Tensor:
-        """A copy of this rank's part in the parameter's dtype, 1-D; empty where it has none. No
+        """Copy of this rank's part in the parameter's dtype, 1-D; empty if this rank has none. No
         communication."""
-        # Not at the top: it imports the class that this is a base of.
+        # Imported here, because that module imports the class that this is a base of.
         from zerotrain.runtime.zero.fragments import get_local_fp32
 
         parameter = _tensor(self)

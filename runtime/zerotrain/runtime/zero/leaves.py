@@ -1,6 +1,6 @@
-"""Modules that a script marks as leaves: units that are gathered as a whole, whatever is in them.
+"""Modules that a script marks as leaves: units that are gathered as a whole, whatever they contain.
 
-The configuration's `zero_optimization.leaf_module` says the same by names and classes.
+The configuration's `zero_optimization.leaf_module` does the same by names and classes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _marked: WeakSet[nn.Module] = WeakSet()
 
 
 def mark_leaf(module: nn.Module, *, is_leaf: bool = True) -> None:
-    """Mark a module, or take the mark away. Raises RuntimeError once an engine drives it."""
+    """Mark a module, or remove the mark. Raises RuntimeError once an engine drives it."""
     owners = [owner_of(parameter) for parameter in module.parameters()]
     if any(isinstance(owner, Core) and not owner.is_closed for owner in owners):
         raise RuntimeError(
@@ -34,17 +34,18 @@ def mark_leaf(module: nn.Module, *, is_leaf: bool = True) -> None:
 
 
 def is_leaf(module: nn.Module) -> bool:
-    """Whether the module itself is marked."""
+    """Return whether the module itself is marked."""
     return module in _marked
 
 
 def marked_in(model: nn.Module) -> list[nn.Module]:
-    """All marked modules of a model."""
+    """Return all marked modules of a model."""
     return [module for module in model.modules() if module in _marked]
 
 
 def of_classes(model: nn.Module, classes: Iterable[type[nn.Module] | str]) -> list[nn.Module]:
-    """The modules of these classes, given as such or by their names, bare or with their module."""
+    """Return the modules of these classes, which are given as classes or by name, bare or with their
+    module."""
     wanted = list(classes)
     kinds = tuple(kind for kind in wanted if isinstance(kind, type))
     names = {name for name in wanted if isinstance(name, str)}
@@ -59,6 +60,6 @@ def of_classes(model: nn.Module, classes: Iterable[type[nn.Module] | str]) -> li
 
 
 def with_marked(model: nn.Module, leaves: LeafModuleConfig) -> LeafModuleConfig:
-    """The configuration's leaves and the marked ones."""
+    """Return the configuration's leaves with the marked modules added."""
     names = [name for name, module in plain.all_modules(model) if module in _marked]
     return replace(leaves, names=(*leaves.names, *names)) if names else leaves

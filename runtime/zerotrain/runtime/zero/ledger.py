@@ -1,4 +1,4 @@
-"""Exact byte counts of everything the engine allocates, by kind, so that tests can hold it to the byte
+"""Exact byte counts of everything the engine allocates, by kind, so that tests can check the byte
 formulas."""
 
 from __future__ import annotations
@@ -11,35 +11,35 @@ import torch
 
 
 class Tier(StrEnum):
-    """Where a buffer is."""
+    """Location of a buffer."""
 
-    DEVICE = "device"  # where the model computes; with the CPU as the device it is host memory, too
+    DEVICE = "device"  # the device that computes the model; if that is the CPU, it is host memory, too
     HOST = "host"
     DISK = "disk"
 
 
 class Kind(StrEnum):
-    """What a buffer is for."""
+    """Purpose of a buffer."""
 
     PARAMS = "params"  # trainable weights in compute precision: a replica or a shard
-    FROZEN = "frozen"  # the same for frozen weights
+    FROZEN = "frozen"  # frozen weights, likewise
     SECONDARY = "secondary"  # shards that neighbouring ranks keep of each other's weights (hpZ)
     GRADS = "grads"  # accumulated gradients
     STATES = "states"  # master weights and moments (fp32 weights that are their own master count as params)
-    GATHERED = "gathered"  # full weights of units that are live just now
-    AUTOGRAD = "autograd"  # full gradients of units that are in backward just now
+    GATHERED = "gathered"  # full weights of units that are live now
+    AUTOGRAD = "autograd"  # full gradients of units that are in backward now
     REDUCE = "reduce"  # receive buffers of gradient exchanges
     SNAPSHOT = "snapshot"  # copy of the state, in host memory, that a checkpoint is written from
     HOST_STATES = "host_states"  # offloaded master weights (or their remainders) and moments
     HOST_GRADS = "host_grads"  # gradients on their way to offloaded states
     HOST_PARAMS = "host_params"  # offloaded weights
     RING = "ring"  # tiles between memory and the spill file, and weights between host and device
-    TAGS = "tags"  # what proves that a spilled chunk is the one that was written last
+    TAGS = "tags"  # proofs that a spilled chunk is the one that was written last
     SPILL = "spill"  # the spill file itself
 
     @property
     def tier(self) -> Tier:
-        """Where buffers of this kind are."""
+        """Location of buffers of this kind."""
         return _TIERS.get(self, Tier.DEVICE)
 
 
@@ -61,11 +61,13 @@ TRANSIENT = (Kind.GATHERED, Kind.AUTOGRAD, Kind.REDUCE)
 
 
 class MemoryLedger:
-    """Live and peak bytes by kind; `peak_bytes` is the peak of the sum, not the sum of peaks. What is on disk
-    is counted by kind alone: sums are of memory."""
+    """Live and peak bytes by kind; `peak_bytes` is the peak of the sum, not the sum of peaks.
+
+    Bytes on disk are counted only by kind: sums are of memory.
+    """
 
     phase = "start"
-    """What the engine does just now; peaks are kept by phase, too."""
+    """Current phase of the engine; peaks are also kept by phase."""
 
     def __init__(self) -> None:
         self._live: Counter[Kind] = Counter()
@@ -74,7 +76,7 @@ class MemoryLedger:
         self._peak_total = 0
         self._phase_peak: dict[str, int] = {}
         self._tier_peak: dict[tuple[str, Tier], int] = {}
-        self._lock = Lock()  # updates in the background count what they borrow
+        self._lock = Lock()  # updates in the background count the memory they borrow
 
     def add(self, kind: Kind, num_bytes: int) -> None:
         """Count an allocation (negative: a release)."""
@@ -95,33 +97,34 @@ class MemoryLedger:
             self._tier_peak[key] = max(self._tier_peak.get(key, 0), self._in_tier[tier])
 
     def enter(self, phase: str) -> None:
-        """From now on it is `phase`."""
+        """Begin a phase."""
         with self._lock:
             self.phase = phase
             self._note(*Tier)
 
     def count(self, kind: Kind, tensor: torch.Tensor) -> torch.Tensor:
-        """Count a tensor that lives as long as the engine, and hand it back."""
+        """Count a tensor that lives as long as the engine, and return it."""
         self.add(kind, tensor.numel() * tensor.element_size())
         return tensor
 
     def live_bytes(self, kind: Kind | None = None, *, tier: Tier | None = None) -> int:
-        """Bytes allocated now, of one kind, of one tier, or of all memory."""
+        """Return the bytes allocated now, of one kind, of one tier, or of all memory."""
         if kind is not None:
             return self._live[kind]
         in_tier = self._in_tier
         return in_tier[Tier.DEVICE] + in_tier[Tier.HOST] if tier is None else in_tier[tier]
 
     def peak_bytes(self, kind: Kind | None = None) -> int:
-        """Largest `live_bytes` since the start or the last `reset_peak`."""
+        """Return the largest `live_bytes` since the start or the last `reset_peak`."""
         return self._peak_total if kind is None else self._peak[kind]
 
     def phase_peaks(self) -> dict[str, int]:
-        """Largest sum of live bytes by phase, since the start or the last `reset_peak`."""
+        """Return the largest sum of live bytes by phase, since the start or the last `reset_peak`."""
         return dict(self._phase_peak)
 
     def tier_peaks(self) -> dict[tuple[str, Tier], int]:
-        """Largest sum of live bytes by phase and tier, likewise."""
+        """Return the largest sum of live bytes by phase and tier, since the start or the last
+        `reset_peak`."""
         return dict(self._tier_peak)
 
     @property
@@ -135,7 +138,7 @@ class MemoryLedger:
         return sum(self._live[kind] for kind in TRANSIENT)
 
     def reset_peak(self) -> None:
-        """Start measuring peaks anew from what is live."""
+        """Restart the measurement of peaks from what is live."""
         with self._lock:
             self._peak = self._live.copy()
             self._peak_total = self._in_tier[Tier.DEVICE] + self._in_tier[Tier.HOST]

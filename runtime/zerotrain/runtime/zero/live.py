@@ -1,4 +1,4 @@
-"""Which sharded units are whole just now: gathers ahead of use, frees after it, keeps what returns soon.
+"""Manager of gathered units: gathers sharded units before use, frees them after it, keeps those needed soon.
 
 Called by `Core` on every hook. All decisions follow from the units' sizes and from the order of the last
 pass, so they are the same on every rank that runs the same modules.
@@ -22,14 +22,15 @@ class HasUnits(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LiveLimits:
-    """In elements."""
+    """Limits of gathered weights, in elements."""
 
     prefetch_numel: int = 0
-    """Gathered ahead of use: at least one unit, several as long as they stay within this; 0 = none."""
+    """Elements gathered before use: at least one unit, several as long as they stay within this; 0 = none."""
     max_live_numel: int = 1 << 62
-    """Gathered at once: above it nothing is prefetched or kept."""
+    """Maximum of elements gathered at once: above it nothing is prefetched or kept."""
     max_reuse_numel: int = 0
-    """A unit whose backward comes within this many elements of other units stays whole after forward."""
+    """Number of elements of other units within which a unit's backward must follow for it to stay whole after
+    forward."""
 
 
 class LiveWeights:
@@ -40,21 +41,21 @@ class LiveWeights:
         self.replace(())
 
     def replace(self, units: Sequence[Unit]) -> None:
-        """These are the model's units from now on."""
+        """Use these units from now on."""
         self._units = [unit for unit in units if unit.placement.params_sharded]
         self._largest = max((unit.layout.padded_numel for unit in self._units), default=0)
         self._are_spilled = any(unit.stored.is_spilled for unit in self._units)
 
     @property
     def numel(self) -> int:
-        """Elements gathered now."""
+        """Number of elements gathered now."""
         return sum(unit.layout.padded_numel for unit in self._units if unit.is_gathered)
 
     def prefetch(self, upcoming: Iterable[HasUnits], *, waits: bool = False) -> None:
         """Start the gathers of what is used next, within the limits.
 
-        It ends at a unit whose update may still go on (how far it is must not matter, as ranks differ),
-        unless the caller has nothing better to do than to wait for it.
+        It stops at a unit whose update may still be pending, unless `waits`, for a caller that can wait for
+        it. The progress of the update must not matter, as it differs between ranks.
         """
         if not self._units:
             return
@@ -86,8 +87,8 @@ class LiveWeights:
                     return
 
     def _read_ahead(self, upcoming: Iterable[HasUnits]) -> None:
-        """Bring the shards close that will be gathered after those, as far as their tier has room. This is
-        the rank's own affair."""
+        """Load spilled shards of upcoming units that are not being gathered, as far as their tier has free
+        memory. Local to the rank."""
         for step in upcoming:
             for unit in step.units:
                 if unit.state is not UnitState.SHARDED or not unit.stored.is_spilled:
@@ -96,16 +97,17 @@ class LiveWeights:
                     return
 
     def keeps(self, units: Iterable[Unit], upcoming: Iterable[HasUnits]) -> bool:
-        """Whether units whose forward ends now stay whole until their backward, after all that is upcoming.
+        """Return whether units whose forward ends now stay whole until their backward, after all that is
+        upcoming.
 
-        The last ones of a pass stay first: one stays only if there is room for all that follow.
+        The last units of a pass have priority: one stays only if all that follow fit, too.
         """
         limits = self._limits
         if not limits.max_reuse_numel:
             return False
         live = {unit for unit in self._units if unit.is_wide and unit.is_gathered}
         live.update(unit for unit in units if unit.placement.params_sharded)
-        between = 0  # forward and then backward of all that follows
+        between = 0  # elements of forward and then backward of all units that follow
         for step in upcoming:
             for unit in step.units:
                 if unit.placement.params_sharded:
@@ -117,14 +119,15 @@ class LiveWeights:
         return room <= limits.max_live_numel
 
     def free(self, units: Iterable[Unit], *, everything: bool = False) -> None:
-        """Back to shards, except what `full_parameters` holds and, unless `everything`, what the whole pass
-        uses."""
+        """Free the units, except those that `full_parameters` holds and, unless `everything`, those that the
+        whole pass uses."""
         for unit in units:
             if unit.state is not UnitState.HELD and (everything or not unit.is_wide):
                 unit.free()
 
     def end_forward(self, *, keep: bool) -> None:
-        """The model's forward is over: free what lived through it (unless `keep`) and prefetches in vain."""
+        """Free, after the model's forward, what lived through it (unless `keep`) and prefetches that were not
+        used."""
         for unit in self._units:
             if unit.state is UnitState.GATHERING or (unit.is_wide and not keep):
                 unit.free()

@@ -1,4 +1,4 @@
-"""What happens when the user loads a state dict into the model or a part of it."""
+"""Hooks for a state dict that the user loads into the model or a part of it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 class WaitForUpdates:
-    """Hook before `load_state_dict` writes into a module: what an update in the background would still write
-    comes first. Does nothing in a copy of the module."""
+    """Hook before `load_state_dict` writes into a module: it waits for pending updates, which would overwrite
+    the loaded values. Does nothing in a copy of the module."""
 
     __slots__ = ("_core",)
 
@@ -30,7 +30,7 @@ class WaitForUpdates:
 
 
 def wait_before_loading(core: Core) -> list[RemovableHandle]:
-    """Hook every module; calls of modules do not come here. What was written is found by `writes.py`."""
+    """Hook every module; calls of modules do not trigger the hook. `writes.py` finds what was loaded."""
     hook = WaitForUpdates(core)
     return [
         module.register_load_state_dict_pre_hook(hook)  # type: ignore[no-untyped-call]

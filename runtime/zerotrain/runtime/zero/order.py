@@ -1,4 +1,4 @@
-"""Guesses what comes next: the order of the last pass, which training repeats almost always."""
+"""Predicts the next items from the order of the last pass, which training repeats almost always."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RecordedOrder(Generic[Item]):
         self._is_known = False
 
     def begin(self) -> None:
-        """A new pass starts; what the previous one recorded becomes the prediction."""
+        """Begin a new pass; the record of the previous one becomes the prediction."""
         if self._now:
             self._last = self._now
         self._now = []
@@ -27,11 +27,11 @@ class RecordedOrder(Generic[Item]):
         self._is_known = False
 
     def recorded(self) -> list[Item]:
-        """The items of the last pass that visited any, in its order."""
+        """Return the items of the last pass that visited any, in its order."""
         return list(self._now or self._last)
 
     def adopt(self, other: RecordedOrder[Item]) -> None:
-        """The last pass was the one that the other record holds."""
+        """Replace the last pass by the one that the other record holds."""
         self._now = other.recorded()
 
     def visit(self, item: Item) -> None:
@@ -44,7 +44,7 @@ class RecordedOrder(Generic[Item]):
             self._is_known = False
 
     def upcoming(self) -> Iterator[Item]:
-        """What followed the last item that was visited, in the pass before; nothing where it is new."""
+        """Return what followed the last visited item in the pass before; nothing if the item is new."""
         return islice(self._last, self._position, None) if self._is_known else iter(())
 
     @property

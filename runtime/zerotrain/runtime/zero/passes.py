@@ -1,10 +1,10 @@
-"""The forward pass that goes on: which module was entered first, and what is looked at then.
+"""The current forward pass: which module was entered first, and what is checked at the ends of a pass.
 
 [Note: roots of passes] The outermost module entered is the root of its pass. Mostly that is the model. A
 script, a method of the model (`model.loss(batch)`) or a wrapper may also call modules of it one after the
-other: their calls, and uses of parameters between them (`uses.py`), are one pass, which lasts until its
-backward pass, the step, a call of the model itself or the next call of the module that it began with.
-Only modules with hooks (`Boundary`) are seen; what a pass through others must not miss, the step looks for.
+other. Their calls, and uses of parameters between them (`uses.py`), are one pass, which lasts until its
+backward pass, the step, a call of the model itself or the next call of the module that it began with. Only
+modules with hooks (`Boundary`) are seen; what a pass through other modules must not miss, the step checks.
 """
 
 from __future__ import annotations
@@ -23,48 +23,49 @@ if TYPE_CHECKING:
 
 
 class Passes:
-    """Of one model."""
+    """Passes of one model."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self.entry: Boundary | None = None
-        """The outermost boundary whose forward runs; None = none does."""
+        """Outermost boundary whose forward runs; None = none does."""
         self.is_checked = False
-        """Since the last step a pass with gradients began and `Core.before_pass` was called."""
+        """Whether, since the last step, a pass with gradients began and `Core.before_pass` was called."""
         self.expects_backward = False
-        """A pass with gradients began, and no backward pass since."""
+        """Whether a pass with gradients began, and no backward pass has since."""
         self._goes_on = False
-        """What is entered next, unless it is the model, belongs to the pass of the last one."""
+        """Whether the next module entered, unless it is the model, belongs to the last pass."""
         self._has_gradients = False
         self._first: Boundary | None = None
         self.trained: RecordedOrder[Boundary] = RecordedOrder()
-        """The order of modules in training."""
+        """Order of modules in training."""
         self._evaluated: RecordedOrder[Boundary] = RecordedOrder()
         self.order = self.trained
-        """That of the pass that goes on."""
+        """Order of the current pass."""
         self._expected: list[tuple[Boundary, int]] = []
-        """Before an evaluation that keeps gradients: the windows that are waited for."""
+        """Expected windows per boundary before an evaluation that keeps gradients."""
 
     def enter(self, boundary: Boundary) -> None:
-        """The forward of a boundary begins, and of no other one that is known of."""
+        """Enter the forward of a boundary; called when no other boundary is known to run."""
         if self.entry is not None and is_running(self.entry.module):
-            return  # the model calls itself, or is called by one of its modules
+            return  # the model calls itself, or one of its modules calls it
         if not (self.is_continued() and boundary.name and boundary is not self._first):
             self._begin(boundary)
         self._first = self._first or boundary
         self.entry = boundary
 
     def begin_use(self) -> None:
-        """A parameter is used between the calls of modules."""
+        """Begin a pass, unless one is running or continued, for a use of a parameter between calls of
+        modules."""
         if self.entry is None and not self.is_continued():
             self._begin(None)
 
     def leave(self, *, keep: bool) -> None:
-        """The forward of the entry is over; `keep`: what lived through it is wanted soon."""
+        """Leave the forward of the entry; `keep`: what lived through it is needed soon."""
         entry, self.entry = self.entry, None
         if entry is None or entry.name:
             return
-        if sys.exc_info()[0] is None:  # else forward raised, maybe here alone: settle before backward
+        if sys.exc_info()[0] is None:  # else forward raised, maybe only on this rank: settle before backward
             self._core.updates.settle_units()
         else:
             self._core.on_forward_error(sys.exc_info()[1])
@@ -72,7 +73,7 @@ class Passes:
         self._core.live.end_forward(keep=keep)
 
     def begin_backward(self) -> None:
-        """Autograd is about to run."""
+        """Note that autograd is about to run."""
         self.entry = None
         self._goes_on = self.expects_backward = False
         self._expected.clear()
@@ -80,17 +81,17 @@ class Passes:
             self.trained.adopt(self.order)  # a model that is trained in evaluation mode
 
     def end_step(self) -> None:
-        """The gradients are taken or dropped."""
+        """Note that the gradients were used or dropped."""
         self.entry = None
         self._goes_on = self.expects_backward = self.is_checked = False
 
     def check_stale(self) -> None:
-        """Forget an entry whose forward raised, when the model looks busy."""
+        """Forget an entry whose forward raised, if the model looks busy."""
         if self.entry is not None and not is_running(self.entry.module):
             self.entry = None
 
     def is_continued(self) -> bool:
-        """Whether what is entered or used next belongs to the pass of what was before."""
+        """Return whether the next module or parameter used belongs to the previous pass."""
         return self._goes_on and self._has_gradients is torch.is_grad_enabled()
 
     def _begin(self, first: Boundary | None) -> None:

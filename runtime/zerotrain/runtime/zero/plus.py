@@ -1,4 +1,5 @@
-"""ZeRO++ of one engine: which traffic goes another way than straight through `Comm`; made by `Core`."""
+"""ZeRO++ of one engine: replaces some of the traffic that otherwise goes directly through `Comm`; made by
+`Core`."""
 
 from __future__ import annotations
 
@@ -16,26 +17,27 @@ from zerotrain.runtime.zero.secondary import WeightTraffic
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ZeroPlusPlus:
-    """What is asked for; all off by default."""
+    """Options of ZeRO++; all off by default."""
 
     hpz_ranks: int = 1
-    """Neighbouring ranks that keep a unit among them between its first gather and its update; 1 = off."""
+    """Number of neighbouring ranks that share a copy of a unit between its first gather and its update; 1 =
+    off."""
     quantized_weights: bool = False
     quantized_gradients: bool = False
     feedback: ErrorFeedback | None = None
-    """Of quantised gradients."""
+    """Error feedback of quantised gradients."""
 
     @property
     def changes_weights(self) -> bool:
-        """Whether gathered weights are memory of this rank, whatever the ranks share."""
+        """Whether gathered weights are in this rank's own memory, even if the ranks share memory."""
         return self.hpz_ranks > 1 or self.quantized_weights
 
 
 class Traffic:
-    """The ways of one engine."""
+    """Traffic of one engine: how its gradients and weights are sent."""
 
     def __init__(self, comm: Comm, ledger: MemoryLedger, plus: ZeroPlusPlus) -> None:
-        """Collective."""
+        """Make the groups. Collective."""
         self._comm = comm
         self._ledger = ledger
         self._plus = plus
@@ -55,11 +57,11 @@ class Traffic:
 
     @property
     def start_exchange(self) -> Callable[..., Exchange]:
-        """`Comm.start_exchange` or what stands for it."""
+        """`Comm.start_exchange` or its replacement."""
         return self._comm.start_exchange if self._reduction is None else self._reduction.start
 
     def of_weights(self) -> WeightTraffic | None:
-        """The way of one unit's weights; None = straight through `Comm`."""
+        """Return the traffic of one unit's weights; None = directly through `Comm`."""
         if not self._plus.changes_weights:
             return None
         quantizer = INT8 if self._plus.quantized_weights else None

@@ -1,8 +1,8 @@
-"""Block quantisation for the wire (ZeRO++, https://arxiv.org/abs/2306.10209): int8 weights, int4 gradients.
+"""Block quantisation of traffic (ZeRO++, https://arxiv.org/abs/2306.10209): int8 weights, int4 gradients.
 
-Every block of 256 elements has one fp32 scale, its largest magnitude over the largest code, so a value is off
-by at most half a scale. Packed form: the codes of all blocks, then the scales. A block with a value that is
-not finite decodes to NaN, so an overflow is seen after the trip as before it.
+Every block of 256 elements has one fp32 scale, its largest magnitude divided by the largest code, so the
+error of a value is at most half a scale. Packed form: the codes of all blocks, then the scales. A block with
+a non-finite value decodes to NaN, so an overflow is detected after the transfer as before it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import torch
 BLOCK_NUMEL = 256
 SCALE_BYTES = 4
 _TILE, _CUDA_TILE = 1 << 16, 1 << 21
-"""Elements worked on at a time, a whole number of blocks; on CUDA launches cost more than cache misses."""
+"""Number of elements processed at a time, a whole number of blocks; on CUDA launches cost more than cache
+misses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class Quantizer:
     bits: int
 
     def packed_bytes(self, numel: int) -> int:
-        """Bytes of `numel` elements, a whole number of blocks."""
+        """Return the packed size in bytes of `numel` elements, a whole number of blocks."""
         return numel * self.bits // 8 + numel // BLOCK_NUMEL * SCALE_BYTES
 
     @torch.no_grad()
@@ -39,8 +40,8 @@ class Quantizer:
     ) -> None:
         """Quantise 1-D `values` into `packed_bytes` bytes.
 
-        `error` (fp32, of their size) is added first and then becomes `beta` of itself and 1 - `beta` of what
-        rounding took.
+        `error` (fp32, of the same size) is added first, and then becomes `beta` times itself plus 1 - `beta`
+        times the rounding error.
         """
         codes, scales = self._split(into, values.numel())
         for start, stop in _tiles(values):
@@ -55,7 +56,7 @@ class Quantizer:
             codes[start * self.bits // 8 : stop * self.bits // 8] = self._join(whole)
             if error is not None:
                 taken = blocks - whole.view_as(blocks) * scale.unsqueeze(1)
-                # An overflow skips the step; its error must not live on.
+                # An overflow skips the step, so its error must not be kept.
                 error[start:stop].mul_(beta).add_(taken.nan_to_num(0.0, 0.0, 0.0).view(-1), alpha=1 - beta)
 
     @torch.no_grad()

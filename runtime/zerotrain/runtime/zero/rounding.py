@@ -1,4 +1,5 @@
-"""fp32 values as a bf16 upper half and an int16 remainder: two bytes less per weight than fp32 beside bf16.
+"""Splits fp32 values into a bf16 upper half and an int16 remainder: two bytes less per weight than fp32 with
+bf16.
 
 `bits = (high << 16) + low` with `high` rounded half up, so that `low` fits an int16 (ties to even would need
 +32768). Exact for every finite value, also one that rounds to infinity. The native kernels compute the same
@@ -13,7 +14,8 @@ import torch
 
 
 def split(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """fp32 as (bf16, int16). Every NaN becomes the same one, since those with high payloads would wrap."""
+    """Split fp32 into (bf16, int16). Every NaN becomes the same one, since those with high payloads would
+    wrap."""
     bits = values.masked_fill(values.isnan(), math.nan).view(torch.int32)
     high = (bits + 0x8000) >> 16
     low = bits - (high << 16)
@@ -21,11 +23,11 @@ def split(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def join(high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
-    """Undo `split`: a new fp32 tensor."""
+    """Undo `split`: return a new fp32 tensor."""
     bits = high.view(torch.int16).to(torch.int32)
     return (bits << 16).add_(low).view(torch.float32)
 
 
 def round_half_up(values: torch.Tensor) -> torch.Tensor:
-    """fp32 as the bf16 half of `split`; ties go away from zero."""
+    """Return the bf16 half of `split`; ties go away from zero."""
     return split(values)[0]

@@ -1,4 +1,4 @@
-"""The engines of this process, and parameters that are used while a pass runs."""
+"""Open engines of this process, and the gather of parameters that are used during a pass."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from zerotrain.runtime.zero.uses import show_for_pass, unit_of
 
 
 def cores() -> list[Core]:
-    """Those of open engines."""
+    """Return the cores of open engines."""
     return [owner for owner in owners() if isinstance(owner, Core) and not owner.is_closed]
 
 
 def is_running(core: Core) -> bool:
-    """Whether forward or backward of its model is under way."""
+    """Return whether forward or backward of the core's model is running."""
     return core.passes.entry is not None or core.in_backward
 
 
 def gather_for_pass(parameters: Iterable[nn.Parameter]) -> bool:
-    """Make sharded parameters whole until the end of the forward or backward pass that runs; say whether one
-    runs. Collective: every rank does it at the same place of the pass."""
+    """Make sharded parameters whole until the end of the current forward or backward pass; return whether one
+    runs. Collective: every rank calls it at the same point of the pass."""
     owned = [(parameter, owner_of(parameter)) for parameter in parameters]
     found = [
         (parameter, core)

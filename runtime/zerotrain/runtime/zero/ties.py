@@ -1,7 +1,7 @@
-"""Parameters that are several objects over the same memory, as `a.data = b.data` makes them.
+"""Parameters that are several objects over the same memory, as `a.data = b.data` makes them: refused.
 
-Plain torch updates that memory through each of them; units copy every parameter into memory of their own, so
-they would come apart.
+Plain torch updates that memory through each of them. Units copy every parameter into memory of its own, so
+the parameters would diverge.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class _Region:
 
     @property
     def is_dense(self) -> bool:
-        """Every element between the first and the last one is the parameter's."""
+        """Whether every element between the first and the last one belongs to the parameter."""
         numel = 1
         for size in self.shape:
             numel *= size
         return numel == self.stop - self.offset
 
     def overlaps(self, other: _Region) -> bool:
-        """Whether an element is surely in both; two interleaved ones are taken to be apart."""
+        """Return whether an element is surely in both; two interleaved regions count as disjoint."""
         if (self.offset, self.shape, self.stride) == (other.offset, other.shape, other.stride):
             return True
         if not (self.is_dense or other.is_dense):
@@ -54,7 +54,7 @@ class _Region:
 
 
 def refuse_shared_memory(model: nn.Module) -> None:
-    """Raise LayoutError where two parameters of the model use the same elements of memory."""
+    """Raise LayoutError if two parameters of the model use the same elements of memory."""
     regions: dict[tuple[int, torch.dtype], list[_Region]] = defaultdict(list)
     for name, parameter in named_parameters(model):
         if parameter.numel() and not isinstance(parameter, ShardedParameter):

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-_MAX_DEPTH = 8  # a cyclic object graph must end somewhere; real outputs nest three or four deep
+_MAX_DEPTH = 8  # bound for cyclic object graphs; real outputs nest three or four deep
 
 
 def tensors_with_grad(tree: Any, depth: int = 0) -> Iterator[torch.Tensor]:
-    """Every tensor of an output through which gradients can come back."""
+    """Yield every tensor of an output through which gradients can come back."""
     if isinstance(tree, torch.Tensor):
         if tree.requires_grad:
             yield tree
@@ -39,7 +39,7 @@ def replace_tensors(
     wanted: Callable[[torch.Tensor], bool],
     replace: Callable[[list[torch.Tensor]], list[torch.Tensor]],
 ) -> Any:
-    """Rebuild the pytree with the wanted tensors replaced, all in one call; the same object when there is
+    """Rebuild the pytree with the wanted tensors replaced, all in one call; the same object if there is
     none."""
     leaves, spec = pytree.tree_flatten(tree)
     places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and wanted(leaf)]

@@ -66,8 +66,8 @@ class UnitState(Enum):
     SHARDED = auto()  # only this rank's shard is resident; parameters refuse reads
     GATHERING = auto()  # the all-gather is in flight
     FORWARD = auto()  # whole; the end of its module's forward frees it
-    BACKWARD = auto()  # whole; forward hooks (recomputation) leave it alone, the end of its backward frees it
-    HELD = auto()  # whole for `full_parameters`; hooks leave it alone
+    BACKWARD = auto()  # whole; forward hooks (recomputation) keep it, the end of its backward frees it
+    HELD = auto()  # whole for `full_parameters`; hooks do not change it
     LENT = auto()  # whole for uses outside of its module; each use calls uses.py
 
 

@@ -1,9 +1,9 @@
 """Uses of partitioned parameters outside of the calls of their modules: `hidden @ model.head.weight.t()`.
 
-Within a call of the model the whole unit is shown to the end of the pass (`Core.open_for_use`). Anywhere else
-nobody knows where the pass ends, so the unit is *lent*: whole, while every use still comes here. A use shows
-its parameters for one operation and hooks what comes out, so that backward finds the weights again wherever
-they went meanwhile. What comes out as a view of the weights is copied.
+Within a call of the model the whole unit is shown until the end of the pass (`Core.open_for_use`). Elsewhere
+the end of the pass is unknown, so the unit is *lent*: it is whole, while every use still goes through this
+module. A use shows its parameters for one operation and hooks the results, so that backward finds the weights
+again wherever they are by then. Results that are views of the weights are copied.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 
 
 class DirectUses:
-    """Of one model."""
+    """Uses of one model's parameters."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self._boundaries: dict[Unit, Boundary] = {}
 
     def forget(self) -> None:
-        """The units are others from now on."""
+        """Forget the units, because they were replaced."""
         self._boundaries.clear()
 
     def allows(self, use: Use) -> bool:
-        """Whether every rank may be expected to make this use, so that it can be waited for.
+        """Return whether every rank can be expected to make this use, so that waiting for all is safe.
 
-        So it is in code of the model, in what makes the loss (with gradients on, between the first call of a
-        step and its backward pass), and where an evaluation goes on with what a module gave. A script's look
-        at a weight is not: often one rank alone takes it.
+        It can in code of the model, in the computation of the loss (with gradients on, between the first call
+        of a step and its backward pass), and if an evaluation continues with a module's result. A script that
+        only reads a weight does not qualify: often only one rank does that.
         """
         if in_graph_task():
             return True
@@ -54,12 +54,12 @@ class DirectUses:
         return caller is Caller.FORWARD or (computes and caller is Caller.METHOD)
 
     def lend(self, parameter: nn.Parameter, use: Use) -> bool:
-        """Make the parameter's unit whole, if the use is allowed; say whether it is. The first use begins a
-        pass."""
+        """Make the parameter's unit whole, if the use is allowed; return whether it is. The first use begins
+        a pass."""
         if not self.allows(use):
             return False
         if not in_graph_task():
-            self._core.passes.begin_use()  # in which units may become others
+            self._core.passes.begin_use()  # may replace units
         unit = unit_of(self._core, parameter)
         lend(unit)
         if torch.is_grad_enabled():
@@ -67,7 +67,7 @@ class DirectUses:
         return True
 
     def run(self, parameters: Sequence[nn.Parameter], use: Callable[[], Any]) -> Any:
-        """One operation on parameters that are lent."""
+        """Run one operation on parameters that are lent."""
         pairs = [(parameter, unit_of(self._core, parameter)) for parameter in parameters]
         for parameter, unit in pairs:
             uncover(unit, parameter)
@@ -101,18 +101,18 @@ class DirectUses:
 
 
 def show_for_pass(unit: Unit) -> None:
-    """Make a unit whole that is used outside of its module, until the pass that runs ends."""
+    """Make a unit that is used outside of its module whole until the current pass ends."""
     unit.is_wide = True
     unit.require(UnitState.BACKWARD if in_graph_task() else UnitState.FORWARD)
 
 
 def unit_of(core: Core, parameter: nn.Parameter) -> Unit:
-    """The unit that holds a parameter of this model."""
+    """Return the unit that holds a parameter of this model."""
     return next(unit for unit in core.units if any(parameter is member for member in unit.parameters))
 
 
 def _computes(use: Use) -> bool:
-    """Whether a tensor is computed from the values: nothing is written, or taken out of torch's sight."""
+    """Return whether the use computes a tensor from the values, and neither writes nor leaves torch."""
     is_in_place = use.name.endswith("_") and not use.name.endswith("__")
     return use.function not in _LEAVING and not is_in_place
 

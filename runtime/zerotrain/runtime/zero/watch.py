@@ -1,7 +1,7 @@
 """Finds writes into parameters that torch does not count (`p.data.clamp_()`): for debugging, on request.
 
-What ranks hold whole is compared with what it was after the last step; what is gathered for a while, with the
-shard when it is freed. Each look reads the weights once.
+Weights that ranks hold whole are compared with their values after the last step. Gathered weights are
+compared with the shard when they are freed. Each check reads the weights once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _IN_USE = (UnitState.FORWARD, UnitState.BACKWARD, UnitState.LENT)
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """One unit after a step."""
+    """State of one unit after a step."""
 
     digests: list[int]
     versions: list[int]
@@ -32,7 +32,7 @@ class _Seen:
 
 
 class DataWatch:
-    """Over the units of one engine, until `end`."""
+    """Watch over the units of one engine, until `end`."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
@@ -42,12 +42,12 @@ class DataWatch:
         self.remember()
 
     def end(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         self._core.live = LiveWeights(self._core.options.live)
         self._core.live.replace(self._core.units)
 
     def remember(self) -> None:
-        """The weights are as the engine made them. Collective where an update is under way: it is waited
+        """Record the weights as the engine made them. Collective while an update is pending, as it is waited
         for."""
         self._core.updates.settle_all()
         whole = [unit for unit in self._core.units if not unit.placement.params_sharded]
@@ -56,12 +56,11 @@ class DataWatch:
         }
 
     def check(self) -> None:
-        """Raise OutsideWrite for parameters whose values changed though nobody wrote that the engine knows
-        of. No communication."""
+        """Raise OutsideWrite for parameters whose values changed without a known write. No communication."""
         changed = []
         for unit, seen in self._seen.items():
             if unit.num_writes != seen.num_writes:
-                continue  # by the engine, within full_parameters or through the state functions
+                continue  # written by the engine, within full_parameters or through the state functions
             now = zip(digests_of(unit), versions_of(unit.parameters), strict=True)
             for segment, (digest, version), before in zip(
                 unit.layout.segments, now, zip(seen.digests, seen.versions, strict=True), strict=True
@@ -78,7 +77,7 @@ class WatchedLiveWeights(LiveWeights):
     def __init__(self, limits: LiveLimits) -> None:
         super().__init__(limits)
         self.changed: list[str] = []
-        """Names of parameters whose values were others."""
+        """Names of parameters whose values differed."""
 
     def free(self, units: Iterable[Unit], *, everything: bool = False) -> None:
         units = list(units)
@@ -89,7 +88,7 @@ class WatchedLiveWeights(LiveWeights):
 
 
 def _changed(unit: Unit) -> Iterator[str]:
-    """Parameters of which the gathered weights hold other values than this rank's shard."""
+    """Yield the parameters whose gathered weights differ from this rank's shard."""
     for segment in unit.layout.segments:
         start, stop = max(unit.start, segment.start), min(unit.stop, segment.stop)
         if start < stop:

@@ -1,4 +1,4 @@
-"""Models that other libraries divide or replicate already: refused at the start, with the way out.
+"""Refuses, at the start, models that other libraries already shard or replicate, and says what to do.
 
 Two of them at once would average gradients twice, hide parameters from each other, or hang.
 """
@@ -16,14 +16,14 @@ from zerotrain.runtime.zero.names import all_modules, named_parameters
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A class of torch's, which its owner module has once that is loaded."""
+    """A torch class, which the module `home` has once that is loaded."""
 
     home: str
     name: str
     shown: str
     does: str
     has_module: bool = False
-    """It keeps the bare module in its attribute `module`."""
+    """Whether it keeps the bare module in its attribute `module`."""
 
 
 _AVERAGES, _SHARDS = "averages gradients", "shards parameters"
@@ -43,7 +43,7 @@ _KINDS = (
 
 
 def refuse_wrapped(model: nn.Module) -> None:
-    """Raise LayoutError for a model of which torch's data parallelism, sharding or DTensors have a part."""
+    """Raise LayoutError if a part of the model uses torch's data parallelism, sharding or DTensors."""
     for name, module in all_modules(model):
         for kind in _KINDS:
             if isinstance(module, getattr(sys.modules.get(kind.home), kind.name, ())):
