@@ -1,1 +1,1 @@
-"""Where optimizer states and parameters live when they leave the device, and the update that goes with it."""
+"""Storage of optimizer states and parameters outside of the device, and the update that goes with it."""

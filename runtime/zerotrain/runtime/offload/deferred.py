@@ -1,9 +1,9 @@
 """Optimizer states that are made at the first backward pass, so that evaluation alone costs none.
 
-A run whose optimizer nobody named starts with these (docs/adr/0053-evaluation.md). Until the first backward
+A run whose user named no optimizer starts with these (docs/adr/0053-evaluation.md). Until the first backward
 pass they stand for states that are all zero and for masters that equal the weights; the digits that rounding
 took from masters are kept from the start. Reading them takes no memory. Made by `tiers.StateTiers`; `make`
-gives what a tier really holds.
+returns the states that a tier really stores.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from zerotrain.runtime.zero.unit import Unit
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptOn:
-    """Where digits of masters are kept until the states are made."""
+    """Device and ledger entry of the digits of masters that are kept until the states are made."""
 
     device: torch.device
     kind: Kind
@@ -31,7 +31,7 @@ class KeptOn:
 
 
 class DeferredStates(UnitStates):
-    """States of one unit that are not made so far. Used by one thread; no communication."""
+    """States of one unit that are not made yet. Used by one thread; no communication."""
 
     def __init__(
         self,
@@ -42,20 +42,20 @@ class DeferredStates(UnitStates):
         build: Callable[[torch.Tensor], UnitStates],
         kept_on: KeptOn | None,
     ) -> None:
-        """`build` makes states of fp32 masters and zeros. `kept_on` None: digits of masters are kept nowhere,
-        the states are made as soon as there are some."""
+        """Defer the states that `build` makes of fp32 masters and zeros. `kept_on` None: digits of masters
+        are kept nowhere, so the states are made as soon as there are such digits."""
         super().__init__(unit, kinds, encoding)
         self.made: UnitStates | None = None
         self.on_made: Callable[[UnitStates], None] = lambda _: None
-        """Called with the states that take this object's place."""
+        """Callback that receives the states that replace this object."""
         self._build = build
         self._kept_on = kept_on
         self._kept: torch.Tensor | None = None
-        """What the encoding stores of the masters; None = nothing beyond the weights."""
+        """The array that the encoding stores of the masters; None = nothing beyond the weights."""
 
     def make(self) -> UnitStates:
-        """The states of the masters as they are now and zeros. Raises what their tier raises, and nothing is
-        lost then."""
+        """Make the states from the masters as they are now and zeros, and return them. Raises what their tier
+        raises; nothing is lost then."""
         if self.made is None:
             initial = self._masters()
             self._count(-1)
@@ -69,7 +69,7 @@ class DeferredStates(UnitStates):
         return self.made
 
     def drop(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         self._count(-1)
         self._kept = None
 
@@ -95,7 +95,7 @@ class DeferredStates(UnitStates):
 
     @torch.no_grad()
     def take_initial(self, initial: torch.Tensor) -> None:
-        """The first values, from which the weights were rounded."""
+        """Take the first fp32 values, from which the weights were rounded."""
         if self.encoding is Encoding.WEIGHT or self._are_weights(initial):
             return
         if self._kept_on is None:
@@ -111,8 +111,9 @@ class DeferredStates(UnitStates):
             super().take_weights(written)
 
     def _adds_nothing(self, name: str, values: torch.Tensor) -> bool:
-        """Whether what is not made says the same: zeros of a state, or masters that equal the weights."""
-        if name != MASTER:  # also of a remainder
+        """Return whether storing these values changes nothing: zeros of a state, or masters that equal the
+        weights."""
+        if name != MASTER:  # true of a remainder as well
             return self._is_absent(name) and not values.any()
         return self._kept is None and self._are_weights(values)
 
@@ -120,7 +121,7 @@ class DeferredStates(UnitStates):
         return self._kept is None or name != self.encoding.stored
 
     def _are_weights(self, values: torch.Tensor) -> bool:
-        """Whether the unit's dtype holds these fp32 values."""
+        """Return whether the unit's dtype represents these fp32 values exactly."""
         dtype = self.unit.dtype
         if dtype is torch.float32:
             return True
@@ -128,14 +129,14 @@ class DeferredStates(UnitStates):
         return all(torch.equal(part, part.to(dtype).float()) for part in parts)
 
     def _derived(self) -> torch.Tensor:
-        """What is stored of masters that equal the weights: a new tensor."""
+        """Return a new tensor with what the encoding stores of masters that equal the weights."""
         if self.encoding is Encoding.SPLIT:
             return flat_zeros(self.numel, dtype=torch.int16, device=self.unit.comm.device)
         return flat_copy(self.read_weights(0, self.numel).to(self.unit.comm.device), torch.float32)
 
     def _masters(self) -> torch.Tensor:
-        """All of them in fp32: the memory of weights that are their own masters, kept ones, or a new
-        tensor."""
+        """Return all masters in fp32: the memory of weights that are their own masters, the kept ones, or a
+        new tensor."""
         if self.encoding is Encoding.WEIGHT:
             return self.read_weights(0, self.numel)
         kept = self._derived() if self._kept is None else self._kept

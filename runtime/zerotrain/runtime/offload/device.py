@@ -1,4 +1,5 @@
-"""States that are resident as whole tensors: on the device beside the weights, and the base of the host tier.
+"""States that are resident as whole tensors: on the device beside the weights, and the base class of the host
+tier.
 
 Called through `tiers.StateTiers`.
 """
@@ -16,11 +17,11 @@ from zerotrain.runtime.zero.state import MASTER
 from zerotrain.runtime.zero.unit import Unit
 
 MakeArray = Callable[[int, torch.dtype], torch.Tensor]
-"""A 1-D tensor of zeros, of that many elements."""
+"""Function that returns a 1-D tensor of zeros, of that many elements and that dtype."""
 
 
 class ResidentStates(UnitStates):
-    """One tensor per stored array."""
+    """States of one unit with one tensor per stored array."""
 
     def __init__(
         self,
@@ -32,7 +33,7 @@ class ResidentStates(UnitStates):
         counted_as: Kind,
         ledger: MemoryLedger,
     ) -> None:
-        """`arrays` by stored name, on one device."""
+        """Take `arrays` by stored name, all on one device."""
         super().__init__(unit, kinds, encoding)
         self.arrays = dict(arrays)
         self._counted_as, self._ledger = counted_as, ledger
@@ -41,7 +42,7 @@ class ResidentStates(UnitStates):
 
     @property
     def device(self) -> torch.device:
-        """Where the update runs."""
+        """Device on which the update runs."""
         found = next(iter(self.arrays.values()), None)
         return self.unit.comm.device if found is None else found.device
 
@@ -55,11 +56,11 @@ class ResidentStates(UnitStates):
 
     @property
     def by_kind(self) -> Mapping[str, torch.Tensor]:
-        """The rule's states in memory."""
+        """The rule's states in memory, by kind."""
         return {kind: self.arrays[kind] for kind in self.kinds}
 
     def adopt(self, kind: str, array: torch.Tensor) -> None:
-        """Have a further kind, in memory that is accounted for elsewhere."""
+        """Add a further kind, in memory that is accounted for elsewhere."""
         self.kinds = (*self.kinds, kind)
         self.arrays[kind] = array
 
@@ -70,7 +71,7 @@ class ResidentStates(UnitStates):
         self.arrays[name][start : start + values.numel()].copy_(values)
 
     def update(self, update: UnitUpdate) -> None:
-        """All of it in one block."""
+        """Update all elements in one block."""
         with self.weights_to_update(self.device) as weights:
             is_master = self.encoding is Encoding.WEIGHT
             block = Block(
@@ -89,7 +90,7 @@ class ResidentStates(UnitStates):
             self.write_weights(0, self.master)
 
     def drop(self) -> None:
-        """Give the memory back."""
+        """Release the memory."""
         self._ledger.add(self._counted_as, -self.num_bytes)
         self.arrays.clear()
 
@@ -97,7 +98,8 @@ class ResidentStates(UnitStates):
 def device_states(
     unit: Unit, kinds: tuple[str, ...], encoding: Encoding, initial: torch.Tensor, ledger: MemoryLedger
 ) -> ResidentStates:
-    """Beside the weights. `initial`: the unit's fp32 values, which become the master where it is stored."""
+    """Make states on the device beside the weights. `initial`: the unit's fp32 values, which become the
+    master where it is stored."""
     numel, device = initial.numel(), unit.comm.device
     arrays = {}
     if encoding is Encoding.FULL:

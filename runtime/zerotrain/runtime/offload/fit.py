@@ -1,8 +1,8 @@
-"""Whether what is offloaded will fit the host's memory and disk: asked by `setup` before it allocates.
+"""Check whether what is offloaded will fit the host's memory and disk; `setup` calls it before it allocates.
 
-An engine that does not fit would otherwise be killed without a word in the middle of its start, or fill a
-disk. All ranks of a host draw on the same memory and disk, so each one says what it needs and all of them
-come to the same answer.
+An engine that does not fit would otherwise be killed without a message in the middle of its start, or fill a
+disk. All ranks of a host share the same memory and disk, so every rank sends its needs to all, and all of
+them come to the same answer.
 """
 
 from __future__ import annotations
@@ -36,21 +36,22 @@ class DoesNotFit(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Row:
-    """What one rank needs and finds, in bytes."""
+    """Bytes that one rank needs, and bytes that it finds available."""
 
     host: float
     disk: float
     memory_limit: float
     memory_used: float
-    """By all ranks of the host and by others."""
+    """Bytes in use by all ranks of the host and by other processes."""
     taken_over: float
-    """Of it, what this rank's engine takes over from the model."""
+    """The part of `memory_used` that this rank's engine takes over from the model."""
     disk_limit: float
-    """Of this rank's spill, or _NO_LIMIT."""
+    """Limit of this rank's spill, or _NO_LIMIT."""
     disk_free: float
-    """Of the whole disk; _NO_LIMIT where no folder is known, _NO_FOLDER where it is none."""
+    """Free bytes of the whole disk; _NO_LIMIT where no folder is known, _NO_FOLDER where a folder cannot be
+    used."""
     accelerator_free: float
-    """Of this rank's own, or _NO_LIMIT."""
+    """Free bytes of this rank's own accelerator, or _NO_LIMIT."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +68,7 @@ class _Host:
 
     @property
     def room(self) -> Needs:
-        """For one rank."""
+        """Bytes that are available to one rank."""
         ranks = len(self.rows)
         disks = [row.disk_limit for row in self.rows] + [row.disk_free / ranks for row in self.rows]
         accelerators = [row.accelerator_free for row in self.rows]
@@ -92,7 +93,7 @@ def _least(bounds: Sequence[float]) -> int | None:
 
 
 def unit_sizes(layout: ModelLayout) -> list[UnitSize]:
-    """A layout as the byte formulas take it."""
+    """Return a layout's units in the form that the byte formulas take."""
     return [
         UnitSize(
             name=unit.name,
@@ -114,9 +115,9 @@ def check_fit(
     comm: Comm,
     environ: Mapping[str, str] = os.environ,
 ) -> None:
-    """Raise DoesNotFit, the same on every rank, when a host has not room for its ranks. Collective.
+    """Raise DoesNotFit, the same on every rank, when a host lacks memory or disk for its ranks. Collective.
 
-    Nothing is asked where nothing is offloaded. Raises ConfigError for a spill without a folder to write in.
+    Does nothing where nothing is offloaded. Raises ConfigError for a spill without a folder to write in.
     """
     if config.zero.offload_optimizer is None and config.zero.offload_param is None:
         return
@@ -146,7 +147,7 @@ def check_fit(
 
 
 def _tightest(hosts: Sequence[_Host]) -> Needs:
-    """What there is for one rank on whichever host it is."""
+    """Return the least that is available to one rank of any host, for each resource."""
     rooms = [host.room for host in hosts]
     return Needs(
         host=_least([room.host for room in rooms if room.host is not None]),
@@ -176,7 +177,7 @@ def _mine(model: nn.Module, needs: Needs, place: SpillSettings) -> list[float]:
 
 
 def _taken_over(model: nn.Module) -> int:
-    """Host memory of the model's own parameters, which become the engine's."""
+    """Return the bytes of host memory of the model's own parameters, which become the engine's."""
     tensors = {
         parameter.data_ptr(): parameter.nbytes for parameter in model.parameters() if not parameter.is_meta
     }

@@ -15,7 +15,7 @@ from zerotrain.runtime.zero.unit import Unit
 
 
 class HostStates(ResidentStates):
-    """One mapping with the stored arrays behind each other."""
+    """States of one unit in one memory mapping, with the stored arrays one after another."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class HostStates(ResidentStates):
         ledger: MemoryLedger,
         pinned: bool,
     ) -> None:
-        """`initial`: the unit's fp32 values."""
+        """Make the states of a unit from `initial`, its fp32 values."""
         first = encoding.stored
         names = kinds if first is None else (first, *kinds)
         numel = initial.numel()
@@ -40,11 +40,11 @@ class HostStates(ResidentStates):
 
     @property
     def device(self) -> torch.device:
-        """Where the update runs."""
+        """Device on which the update runs."""
         return torch.device("cpu")
 
     def unpin(self) -> None:
-        """Take the memory back from the device's driver."""
+        """Unlock the memory's pages with the device's driver."""
         self._memory.release()
 
     def drop(self) -> None:

@@ -1,4 +1,5 @@
-"""Whether an engine's steps return before their updates are done; called by the engine when it is built."""
+"""Decide whether an engine's steps return before their updates are done; called by the engine when it is
+built."""
 
 from __future__ import annotations
 
@@ -17,20 +18,20 @@ KEY = "zero_optimization.offload_optimizer.just_in_time"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepFacts:
-    """What the decision rests on; the same on every rank."""
+    """Facts on which the decision rests; the same on every rank."""
 
     tier: str
-    """Where the states are: none, cpu or nvme."""
+    """Tier of the states: none, cpu or nvme."""
     stage: int
     world_size: int
     on_cuda: bool
     is_elementwise: bool
-    """The rule updates unit by unit, without collectives."""
+    """Whether the rule updates unit by unit, without collectives."""
 
 
 def runs_just_in_time(asked: bool | None, facts: StepFacts) -> bool:
-    """See `updates_just_in_time`. Raises ConfigError when it is asked for with an optimizer that works on all
-    units together."""
+    """Return whether steps update just in time, by `updates_just_in_time`. Raises ConfigError when the user
+    asks for it with an optimizer that works on all units together."""
     if facts.tier != "none" and not facts.is_elementwise:
         if asked:
             raise ConfigError(
@@ -46,9 +47,9 @@ def runs_just_in_time(asked: bool | None, facts: StepFacts) -> bool:
 
 
 def make_updater(config: EngineConfig, comm: Comm, *, is_elementwise: bool) -> Updater | None:
-    """The thread that updates in the background, as configured; None = steps are synchronous.
+    """Return the thread that updates in the background, as configured; None = steps are synchronous.
 
-    Raises ConfigError, see `runs_just_in_time`.
+    Raises ConfigError as `runs_just_in_time`.
     """
     offload = config.zero.offload_optimizer
     facts = StepFacts(

@@ -1,11 +1,11 @@
-"""Memory of the host that a CUDA device copies from and to: exactly so many bytes, page-locked if asked.
+"""Host memory that a CUDA device copies from and to: an exact number of bytes, page-locked if requested.
 
-Neither malloc nor torch's pinned allocator is asked: the one keeps freed pages, the other rounds up to powers
-of two.
+Neither malloc nor torch's pinned allocator serves here: malloc keeps freed pages, and the pinned allocator
+rounds up to powers of two.
 
-[Note: locked pages] The driver knows page-locked memory by its address. Memory that went while the driver
-still knew it would leave an entry behind, and whatever is mapped there next could not be locked any more. So
-the mapping itself takes its entry out, when the last tensor over it goes.
+[Note: locked pages] The driver knows page-locked memory by its address. Memory that is unmapped while the
+driver still knows it would leave an entry behind, and a later mapping at that address could not be locked any
+more. So the mapping itself removes its entry, when the last tensor over it is freed.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from typing import Any
 import torch
 
 _PORTABLE = 1
-"""cudaHostRegisterPortable: for every context of the process."""
+"""The value of cudaHostRegisterPortable: page-locked for every context of the process."""
 
 
 class HostPages:
     """Zeroed memory of an exact size, on huge pages where the system has some."""
 
     def __init__(self, num_bytes: int, *, pinned: bool) -> None:
-        """Raises RuntimeError when the driver does not lock the memory."""
+        """Map the memory. Raises RuntimeError when the driver does not lock it."""
         self._map = _Map(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        with contextlib.suppress(OSError, AttributeError):  # a kernel without huge pages
+        with contextlib.suppress(OSError, AttributeError):  # for a kernel without huge pages
             self._map.madvise(mmap.MADV_HUGEPAGE)
         self.data = torch.frombuffer(self._map, dtype=torch.uint8)[:num_bytes]
-        """1-D uint8. The memory goes when the last tensor over it does."""
+        """The memory as a 1-D uint8 tensor. It is freed with the last tensor over it."""
         if pinned and num_bytes > 0:
             self._map.lock_pages(self.data.data_ptr(), num_bytes)
 
     def release(self) -> None:
-        """Let the system move the pages; nothing may copy any more. The second time does nothing."""
+        """Unlock the pages; no copy may be under way any more. A second call does nothing."""
         self._map.unlock_pages()
 
 
 class _Map(mmap.mmap):
-    """See [Note: locked pages]."""
+    """A mapping that unlocks its pages before it is unmapped; see [Note: locked pages]."""
 
     _address: int | None = None
-    """That the driver knows."""
+    """Address that the driver has page-locked, if any."""
 
     def lock_pages(self, address: int, num_bytes: int) -> None:
         runtime = _runtime()
@@ -61,7 +61,8 @@ class _Map(mmap.mmap):
             _runtime().cudaHostUnregister(address)
 
     def __del__(self) -> None:
-        # Before the memory is unmapped. At the end of the process the driver may be gone already.
+        # The pages are unlocked before the memory is unmapped. At the end of the process the driver may be
+        # gone.
         with contextlib.suppress(Exception):
             self.unlock_pages()
 

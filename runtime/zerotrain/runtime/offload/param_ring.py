@@ -1,13 +1,13 @@
-"""The buffers through which spilled weights come and go. Called by `params.py`, from two threads.
+"""Buffers for reading and writing spilled weights. Called by `params.py`, from two threads.
 
-Two buffers bring weights close to their next gather; three serve updates: weights are read into one (where
-the update needs them), updated in another and written from the third. None of this depends on settings of
-the user, so there is always enough.
+Two buffers read weights ahead of their next gather; three serve updates: weights are read into one (where the
+update needs them), updated in another and written from the third. None of these numbers depends on settings
+of the user, so there are always enough buffers.
 
-[Note: two threads] Gathers, reads ahead and windows belong to the main thread, updates to that of the
-just-in-time step. Whoever uses a unit has waited for its update, so both never work on the same record; what
-they share are the buffers, which the lock guards. Nobody waits for a buffer that the other thread holds: each
-gives its own back.
+[Note: two threads] Gathers, reads ahead and windows belong to the main thread, updates to the thread of the
+just-in-time step. A unit is used only after its update was waited for, so the threads never work on the same
+record; they share only the buffers, which the lock guards. Neither thread waits for a buffer that the other
+one holds: each returns its own.
 
 [Note: fresh weights] New weights are written to the file, and the first ones of a step also stay in a free
 buffer, where the next forward pass finds them without reading.
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class _Buffer:
-    """Room for one record."""
+    """A buffer for one record."""
 
     __slots__ = ("copied", "data", "io", "pinned")
 
@@ -41,17 +41,18 @@ class _Buffer:
         self.data = data
         self.pinned = pinned
         self.io: RecordIO | None = None
-        """What moves its bytes just now."""
+        """The read or write that is under way in the buffer, if any."""
         self.copied: Any = None
-        """Event after which the device has read it."""
+        """CUDA event after which the device has read the buffer."""
 
     @property
     def is_copied(self) -> bool:
-        """Whether the device does not read it any more."""
+        """Whether the device does not read the buffer any more."""
         return self.copied is None or self.copied.query()
 
     def wait(self) -> None:
-        """Until its bytes are still: weights after a read, of no use after a write."""
+        """Wait for the buffer's transfers. It then holds weights after a read, and nothing of use after a
+        write."""
         if (io := self.io) is not None:
             io.wait()
             self.io = None
@@ -64,7 +65,7 @@ class _Pool:
     """Free buffers of one size."""
 
     def __init__(self, count: int, ledger: MemoryLedger, *, pins: bool) -> None:
-        """`pins`: the buffers are page-locked."""
+        """Create an empty pool of `count` buffers to be. `pins`: the buffers are page-locked."""
         self._count = count
         self._ledger = ledger
         self._pins = pins
@@ -72,7 +73,8 @@ class _Pool:
         self.free: list[_Buffer] = []
 
     def grow(self, num_bytes: int) -> None:
-        """Have buffers of at least that size; all are free now."""
+        """Replace the buffers by larger ones where they have less than `num_bytes`. All buffers must be
+        free."""
         if num_bytes <= self.num_bytes:
             return
         for buffer in self.free:
@@ -83,7 +85,7 @@ class _Pool:
         self.num_bytes = num_bytes
 
     def _made(self, num_bytes: int) -> _Buffer:
-        from zerotrain.runtime._native import aligned_buffer  # not there without compiled code
+        from zerotrain.runtime._native import aligned_buffer  # needs compiled code
 
         pinned = HostPages(num_bytes, pinned=True) if self._pins else None
         data = aligned_buffer(num_bytes) if pinned is None else pinned.data
@@ -91,10 +93,10 @@ class _Pool:
 
 
 class ParamRing:
-    """Of one vault: see the module's text."""
+    """The buffers of one vault: see the module's text."""
 
     def __init__(self, vault: Vault, uploads: Uploads, ledger: MemoryLedger, *, pins: bool) -> None:
-        """`pins`: the buffers are page-locked."""
+        """Create the pools, without buffers yet. `pins`: the buffers are page-locked."""
         self._to_read = _Pool(READ_BUFFERS, ledger, pins=pins)
         self._to_update = _Pool(UPDATE_BUFFERS, ledger, pins=pins)
         lock = RLock()
@@ -102,7 +104,8 @@ class ParamRing:
         self.gathers = GatherBuffers(vault, self._to_read, lock, self.updates, uploads)
 
     def fit(self, largest: int, trained: int) -> None:
-        """Have room for records of so many bytes, and for trained ones. Not during a step."""
+        """Provide buffers for records of up to `largest` bytes, and of up to `trained` bytes for trained
+        ones. Not during a step."""
         if largest > self._to_read.num_bytes or trained > self._to_update.num_bytes:
             self.gathers.empty()
             self.updates.empty()
@@ -111,8 +114,8 @@ class ParamRing:
 
     @contextmanager
     def updating(self, record: Record, *, reads: bool, following: Record | None) -> Iterator[torch.Tensor]:
-        """A buffer whose contents become the record when the block ends without an error; it holds the record
-        if `reads`. `following` will be next, and is read meanwhile."""
+        """Yield a buffer whose contents become the record when the block ends without an error; it holds the
+        record if `reads`. `following` is updated next, and is read meanwhile."""
         self.updates.begin(record)
         try:
             self.gathers.drop(record)
@@ -129,42 +132,42 @@ class ParamRing:
             self.updates.end(record)
 
     def forget(self, record: Record) -> None:
-        """Nobody wants this record any more."""
+        """Wait for the transfers of a record that is not used any more, and free its buffers."""
         self.updates.settle(record)
         self.gathers.forget(record)
         self.updates.drop(record)
 
 
 class UpdateBuffers:
-    """Weights that are read for an update, updated, or written."""
+    """Buffers of weights that are read for an update, updated, or written."""
 
     def __init__(self, vault: Vault, pool: _Pool, lock: RLock) -> None:
         self._vault = vault
         self._pool = pool
         self._lock = lock
         self._loading: dict[Record, _Buffer] = {}
-        """Read for the next update."""
+        """Buffers that hold, or will hold, the weights for the next update, by record."""
         self._written: dict[Record, _Buffer] = {}
-        """On their way to the file, oldest first."""
+        """Buffers that are being written to the file, by record, oldest first."""
         self._busy: set[Record] = set()
 
     def begin(self, record: Record) -> None:
-        """Its update begins."""
+        """Mark the record as being updated."""
         with self._lock:
             self._busy.add(record)
 
     def end(self, record: Record) -> None:
-        """Its update is over."""
+        """Mark the record's update as finished."""
         with self._lock:
             self._busy.discard(record)
 
     def is_busy(self, record: Record) -> bool:
-        """Whether it is being updated."""
+        """Return whether the record is being updated."""
         return record in self._busy
 
     @contextmanager
     def buffer_of(self, record: Record, *, reads: bool, following: Record | None) -> Iterator[torch.Tensor]:
-        """See `ParamRing.updating`."""
+        """Yield the buffer of `ParamRing.updating`."""
         self.settle(record)
         buffer = self._loading.pop(record, None) or self._take(record, loads=reads)
         try:
@@ -182,7 +185,7 @@ class UpdateBuffers:
             self._written[record] = buffer
 
     def settle(self, record: Record) -> None:
-        """Wait until a record is in the file, if it is on its way there."""
+        """Wait until a record is in the file, if it is being written there."""
         buffer = self._written.get(record)
         if buffer is None:
             return
@@ -195,14 +198,14 @@ class UpdateBuffers:
                 self._pool.free.append(buffer)
 
     def drop(self, record: Record) -> None:
-        """What was read of it is out of date."""
+        """Discard what was read of a record, as it is out of date."""
         if (buffer := self._loading.pop(record, None)) is not None:
             buffer.wait()
             with self._lock:
                 self._pool.free.append(buffer)
 
     def empty(self) -> None:
-        """Have all buffers free."""
+        """Free all buffers."""
         for record in list(self._loading):
             self.drop(record)
         for record in list(self._written):
@@ -225,7 +228,7 @@ class UpdateBuffers:
 
 
 class GatherBuffers:
-    """Weights on their way to a gather, and the record that is looked at part by part."""
+    """Buffers of weights for gathers, and a window on the record that is accessed part by part."""
 
     def __init__(
         self, vault: Vault, pool: _Pool, lock: RLock, updates: UpdateBuffers, uploads: Uploads
@@ -241,7 +244,7 @@ class GatherBuffers:
 
     @contextmanager
     def contents(self, record: Record) -> Iterator[torch.Tensor]:
-        """The weights of a record, to be sent to the device."""
+        """Yield the weights of a record, to be sent to the device."""
         self._updates.settle(record)
         with self._lock:
             self._close_window()
@@ -255,14 +258,14 @@ class GatherBuffers:
                 self._pool.free.append(buffer)
 
     def read_ahead(self, record: Record) -> bool:
-        """Begin to read a record for `contents`; False where no buffer is free."""
+        """Start to read a record for `contents`; return False where no buffer is free."""
         if self._updates.is_busy(record) or record in self._ahead:
             return True
         self._updates.settle(record)
         with self._lock:
             self.flush(record)
             if self._updates.is_busy(record) or record in self._ahead:
-                return True  # meanwhile
+                return True  # in the meantime
             if not self._pool.free:
                 return False
             self._ahead[record] = self._read(record)
@@ -270,9 +273,10 @@ class GatherBuffers:
 
     @contextmanager
     def window(self, record: Record, *, writes: bool = False, loads: bool = True) -> Iterator[torch.Tensor]:
-        """A record to look at, and to change if `writes`; `loads` False = what it holds does not matter.
+        """Yield a record to read, and to change if `writes`; with `loads` False its present contents do not
+        matter.
 
-        It stays close until something else is wanted, as records are looked at part by part.
+        The record stays in its buffer until another one needs it, as records are accessed part by part.
         """
         self._updates.settle(record)
         with self._lock:
@@ -290,13 +294,13 @@ class GatherBuffers:
             yield buffer.data[: record.num_bytes]
 
     def flush(self, record: Record) -> None:
-        """Have the file hold what was written through its window."""
+        """Write to the file what was changed through the record's window."""
         with self._lock:
             if self._window is not None and self._window[0] is record:
                 self._close_window()
 
     def drop(self, record: Record) -> None:
-        """It will be written: what was read of it is out of date."""
+        """Discard what was read of a record that is about to be written."""
         with self._lock:
             self.flush(record)
             if (buffer := self._ahead.pop(record, None)) is not None:
@@ -304,14 +308,14 @@ class GatherBuffers:
                 self._pool.free.append(buffer)
 
     def forget(self, record: Record) -> None:
-        """As `drop`, and what was written through the window does not matter."""
+        """Discard what was read of a record as `drop` does, and also what was written through its window."""
         with self._lock:
             if self._window is not None and self._window[0] is record:
                 self._is_dirty = False
             self.drop(record)
 
     def borrow(self) -> _Buffer | None:
-        """A buffer for fresh weights, if one is free that nobody has to wait for."""
+        """Return a free buffer for fresh weights that needs no waiting; None where there is none."""
         with self._lock:
             for index, buffer in enumerate(self._pool.free):
                 if buffer.io is None and buffer.is_copied:
@@ -319,12 +323,12 @@ class GatherBuffers:
         return None
 
     def keep(self, record: Record, buffer: _Buffer) -> None:
-        """The borrowed buffer holds what the next gather of the record wants."""
+        """Keep the borrowed buffer, which holds the weights for the record's next gather."""
         with self._lock:
             self._ahead[record] = buffer
 
     def empty(self) -> None:
-        """Have all buffers free."""
+        """Free all buffers."""
         with self._lock:
             self._close_window()
             for record in list(self._ahead):
@@ -338,9 +342,9 @@ class GatherBuffers:
     def _take(self) -> _Buffer:
         self._close_window()
         if not self._pool.free:
-            _, guessed = self._ahead.popitem()  # another than the one that is wanted now
+            _, guessed = self._ahead.popitem()  # not the record that is needed now
             self._pool.free.append(guessed)
-        buffer = self._pool.free.pop(0)  # the one that the device was sent first
+        buffer = self._pool.free.pop(0)  # the one that was sent to the device first
         buffer.wait()
         return buffer
 

@@ -1,8 +1,9 @@
-"""Weights of stage 3 beside the device: in host memory, or in the spill file. Made by `setup`, asked by
+"""Weights of stage 3 outside of the device: in host memory, or in the spill file. Made by `setup`, called by
 units.
 
-A shard travels straight to its place in the unit's whole weights, from where the gather sends it on, so a
-tier needs no memory on the device. What is spilled comes and goes through a few buffers (`ring.py`).
+A shard is copied straight to its place in the unit's whole weights, from where the gather sends it on, so a
+tier needs no memory on the device. Spilled shards are read and written through a few buffers
+(`param_ring.py`).
 """
 
 from __future__ import annotations
@@ -39,22 +40,24 @@ class OffloadedParams:
     def __init__(
         self, device: torch.device, *, vault: Vault | None = None, host_numel: int = 0, pins: bool = False
     ) -> None:
-        """`vault` None = host memory. With one, shards of `host_numel` elements of this rank stay in host
-        memory: whole units, in layout order, as far as they fit. `pins`: host memory is page-locked."""
+        """Create the tier. `vault` None = host memory. With a vault, shards of `host_numel` elements of this
+        rank stay in host memory: whole units, in layout order, as far as they fit. `pins`: host memory is
+        page-locked."""
         self._device = device
         self._vault = vault
         self._host_numel = host_numel
         self._pins = pins
         self._uploads = Uploads(device)
         self._in_host: dict[UnitLayout, int] = {}
-        """Elements of shards that stay in host memory."""
+        """Number of elements of each shard that stays in host memory."""
         self._records: dict[UnitLayout, Record] = {}
         self._tag_bytes: dict[Record, int] = {}
         self._ring: ParamRing | None = None
         self._ledger: MemoryLedger
 
     def prepare(self, plan: ModelLayout, ledger: MemoryLedger) -> None:
-        """These are all units from now on: give those that are spilled their place. Before they are made."""
+        """Take the units of `plan` as the complete set from now on, and allocate records for those that are
+        spilled. Called before the units are made."""
         self._ledger = ledger
         if self._vault is None:
             return
@@ -83,7 +86,7 @@ class OffloadedParams:
         return self._vault is not None
 
     def is_resident(self, layout: UnitLayout) -> bool:
-        """Whether its shard is device memory all the same."""
+        """Return whether a unit's shard is in device memory all the same, as the device is the CPU."""
         return layout not in self._records and self._device.type == "cpu"
 
     def keep(self, layout: UnitLayout, values: torch.Tensor) -> StoredShard:
@@ -100,7 +103,7 @@ class OffloadedParams:
         return shard
 
     def forget(self, record: Record) -> None:
-        """The unit of this record is gone."""
+        """Give the record of a unit that is gone back to the vault."""
         assert self._vault is not None
         for layout in [layout for layout, kept in self._records.items() if kept is record]:
             del self._records[layout]
@@ -109,13 +112,14 @@ class OffloadedParams:
         del self._tag_bytes[record]
 
     def next_to_update(self, record: Record) -> Record | None:
-        """Which trained unit's weights an update in layout order wants after these."""
+        """Return the record of the trained unit that an update in layout order reads after this one; None
+        after the last."""
         trained = [kept for layout, kept in self._records.items() if layout.trainable]
         following = trained[trained.index(record) + 1 :][:1] if record in trained else []
         return following[0] if following else None
 
     def send(self, source: torch.Tensor, part: torch.Tensor, start: StartGather) -> Pending:
-        """See `StoredShard.send`."""
+        """Copy a shard and start its gather, as `StoredShard.send`."""
         return self._uploads.send(source, part, start)
 
     def _make_ring(self, vault: Vault) -> None:
@@ -150,7 +154,7 @@ class HostShard:
         self._uploads = uploads
         self._ledger = ledger
         self._sent: Any = None
-        """Event behind its last copy to the device."""
+        """Event behind the shard's last copy to the device."""
         self._host = ledger.count(Kind.HOST_PARAMS, pages.data.view(dtype)).copy_(values)
 
     def send(self, part: torch.Tensor, start: StartGather) -> Pending:
@@ -162,7 +166,7 @@ class HostShard:
         return True
 
     def to_update(self, *, reads: bool, device: torch.device) -> AbstractContextManager[torch.Tensor]:
-        if self._sent is not None:  # of other shards, copies wait for what the device computes just now
+        if self._sent is not None:  # other shards' copies wait for the device's computation
             self._sent.synchronize()
         if device.type == "cpu":
             return nullcontext(self._host)
@@ -216,7 +220,7 @@ class SpilledShard:
                 yield copy
 
     def read(self, start: int, stop: int) -> torch.Tensor:
-        """A copy."""
+        """Return a copy of these elements."""
         with self._ring.gathers.window(self._record) as data:
             return self._view(data)[start:stop].clone()
 
@@ -239,5 +243,5 @@ def _num_bytes(layout: UnitLayout, numel: int) -> int:
 
 
 def _chunks(num_bytes: int) -> Sequence[int]:
-    """Sizes of a record's chunks."""
+    """Return the sizes of a record's chunks in bytes."""
     return [min(PARAM_CHUNK_BYTES, num_bytes - start) for start in range(0, num_bytes, PARAM_CHUNK_BYTES)]

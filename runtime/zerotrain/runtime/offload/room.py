@@ -1,7 +1,7 @@
-"""How much host memory and disk there is for what is about to be offloaded; read by `fit.py`.
+"""Host memory and disk space that is available for offloading; read by `fit.py`.
 
-Memory is bounded by the machine and by every control group (v1 and v2) that the process is in. What the
-kernel merely caches of files is not in the way: it gives that back; shared memory and tmpfs it does not.
+Memory is bounded by the machine and by every control group (v1 and v2) that the process is in. The kernel's
+cache of files counts as free, as the kernel gives it back; shared memory and tmpfs do not.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _UNLIMITED = 1 << 60
-"""Control groups without a limit say more than any machine has."""
+"""Least value that means "no limit": control groups without a limit report more than any machine has."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryRoom:
-    """The bound that leaves least, in bytes."""
+    """One bound on this process's memory, in bytes."""
 
     limit: int
     used: int
-    """Of the limit, without what is cached of files."""
+    """Used bytes of the limit, without the kernel's cache of files."""
     source: str
-    """Who sets the limit, for the message."""
+    """Description of what sets the limit, for the message."""
 
     @property
     def free(self) -> int:
@@ -31,12 +31,13 @@ class MemoryRoom:
 
 
 def memory_room(root: Path = Path("/")) -> MemoryRoom:
-    """The tightest bound on this process's memory. `root` stands for / in tests."""
+    """Return the tightest bound on this process's memory. `root` stands for / in tests."""
     return min((_machine(root), *_groups(root)), key=lambda room: room.free)
 
 
 def disk_free(folders: Sequence[Path]) -> int | None:
-    """Bytes that a spill striped over these folders can take; None where one cannot be made or written in."""
+    """Return the bytes that a spill striped over these folders can take; None where one cannot be made or
+    written in."""
     smallest: dict[int, int] = {}  # by file system
     shares: dict[int, int] = {}
     for folder in folders:
@@ -71,7 +72,8 @@ def _groups(root: Path) -> Iterator[MemoryRoom]:
 
 
 def _tree(mount: Path, path: str, read: Callable[[Path], MemoryRoom | None]) -> Iterator[MemoryRoom]:
-    """The group and those above it. In a container the mount is often the group itself, whatever its path."""
+    """Yield the bounds of the group and of those above it. In a container the mount is often the group
+    itself, whatever its path."""
     parts = [part for part in path.split("/") if part not in ("", "..")]
     for depth in range(len(parts), -1, -1):
         found = read(mount.joinpath(*parts[:depth]))
@@ -106,7 +108,7 @@ def _number(path: Path) -> int | None:
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """`name 123 ...` lines; empty where there is no such file."""
+    """Parse `name 123 ...` lines; empty where there is no such file."""
     try:
         lines = path.read_text().splitlines()
     except OSError:

@@ -1,6 +1,6 @@
-"""What the NVMe tier of this rank is told: by the configuration, by the launch environment, by both.
+"""Settings of this rank's NVMe tier, from the configuration, the launch environment, or both.
 
-Read by `spill.open_vault` and by the check of what fits; the operator refuses the same contradictions before
+Read by `spill.open_vault` and by the check of what fits; the operator rejects the same contradictions before
 anything starts.
 """
 
@@ -21,22 +21,22 @@ _ZERO = "zero_optimization"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpillSettings:
-    """Where this rank's spill lies, how large it may become, how it is sealed and written."""
+    """Folders of this rank's spill, its size limit, and how it is sealed and written."""
 
     folders: tuple[Path, ...]
     folders_from: str
-    """The key or the variable that names them."""
+    """The key or the variable that names the folders."""
     limit_bytes: int | None
-    """Of this rank, all files together; None = what the disk has."""
+    """Limit of all files of this rank together; None = the space of the disk."""
     encryption: Encryption
     job: str
-    """What tells this job's spill from others': bound into every sealed chunk."""
+    """Identity of the job, bound into every sealed chunk to tell its spill from that of other jobs."""
     queue_depth: int
     request_bytes: int
 
 
 def spills(config: EngineConfig) -> bool:
-    """Whether anything is offloaded to nvme."""
+    """Return whether anything is offloaded to nvme."""
     blocks = (config.zero.offload_optimizer, config.zero.offload_param)
     return any(block is not None and block.device == "nvme" for block in blocks)
 
@@ -44,7 +44,7 @@ def spills(config: EngineConfig) -> bool:
 def spill_settings(
     config: EngineConfig, environ: Mapping[str, str], *, world_size: int
 ) -> SpillSettings | None:
-    """The settings of this rank; None when nothing is offloaded to nvme.
+    """Return the settings of this rank; None when nothing is offloaded to nvme.
 
     Raises ConfigError for a spill without a folder, for a folder that is not on the job's volume and for an
     encryption that the job contradicts, LaunchError for an unreadable environment.
@@ -59,7 +59,7 @@ def spill_settings(
 
 
 def _on_volume(folder: Path, volume: Path, folders_from: str) -> Path:
-    """The folder without symbolic links. Raises ConfigError where that is not on the volume."""
+    """Return the folder without symbolic links. Raises ConfigError where that is not on the volume."""
     found, root = Path(os.path.realpath(folder)), Path(os.path.realpath(volume))
     if found.is_relative_to(root) and _device(found) == _device(root):
         return found
@@ -72,12 +72,12 @@ def _on_volume(folder: Path, volume: Path, folders_from: str) -> Path:
 
 
 def _device(folder: Path) -> int:
-    """The file system that the folder is on, or will be made on."""
+    """Return the number of the file system that the folder is on, or will be made on."""
     return next(parent for parent in (folder, *folder.parents) if os.path.exists(parent)).stat().st_dev
 
 
 def possible_spill(config: EngineConfig, environ: Mapping[str, str], *, world_size: int) -> SpillSettings:
-    """What the settings would be if something were offloaded to nvme; no folders where none is known."""
+    """Return the settings as if something were offloaded to nvme; no folders where none is known."""
     env = SpillEnv.from_env(environ)
     folders = tuple(map(Path, config.zero.spill.paths)) or ((env.nvme_path,) if env.nvme_path else ())
     return _settings(config, env, folders, "", world_size=world_size)
@@ -86,7 +86,7 @@ def possible_spill(config: EngineConfig, environ: Mapping[str, str], *, world_si
 def _settings(
     config: EngineConfig, env: SpillEnv, folders: tuple[Path, ...], folders_from: str, *, world_size: int
 ) -> SpillSettings:
-    # Without a launcher nobody says which ranks share the volume: count on all of them.
+    # Without a launcher the number of ranks that share the volume is unknown: assume all of them.
     sharers = env.local_world_size or world_size
     limits = [config.zero.spill.max_bytes, None if env.nvme_bytes is None else env.nvme_bytes // sharers]
     return SpillSettings(
@@ -101,7 +101,7 @@ def _settings(
 
 
 def _folders(config: EngineConfig, env: SpillEnv) -> tuple[tuple[Path, ...], str]:
-    """The folders, and what names them."""
+    """Return the folders, and the key or variable that names them."""
     zero = config.zero
     if zero.spill.paths:
         return tuple(Path(folder).absolute() for folder in zero.spill.paths), f"{_ZERO}.spill.paths"

@@ -1,5 +1,6 @@
-"""Makes what of a rank's memory is not the device's: the vault, which optimizer states and weights share, and
-the tier of the weights. Called by `setup` before the units are made, as their weights go there first."""
+"""Construction of a rank's storage outside of the device: the vault, which optimizer states and weights
+share, and the tier of the weights. Called by `setup` before the units are made, as their weights go there
+first."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def open_vault(config: EngineConfig, comm: Comm) -> Vault | None:
-    """The vault of this rank, still without a file; None when nothing goes to nvme.
+    """Return the vault of this rank, still without a file; None when nothing is offloaded to nvme.
 
     Raises ConfigError as `spill_settings`, and where this installation lacks the native module.
     """
@@ -47,24 +48,25 @@ def open_vault(config: EngineConfig, comm: Comm) -> Vault | None:
         queue_depth=settings.queue_depth,
         request_bytes=settings.request_bytes,
     )
-    refuse_cores()  # before there is a key
+    refuse_cores()  # before the key exists
     sealer = create_sealer(Encryption(settings.encryption), identity)
     return Vault(place, sealer=sealer, identity=identity)
 
 
 _limits: dict[int, SpillLimit] = {}
-"""Of this process by their bytes, as several engines share the rank's part of the volume."""
+"""Limits of this process by their bytes, as several engines share the rank's part of the volume."""
 
 
 def _limit(num_bytes: int) -> SpillLimit:
-    """For one vault, within the process's."""
+    """Return the limit of one vault, within the process's limit."""
     from zerotrain.runtime.vault.file import SpillLimit
 
     return SpillLimit(num_bytes, within=_limits.setdefault(num_bytes, SpillLimit(num_bytes)))
 
 
 def make_staging(config: EngineConfig, comm: Comm) -> WeightStaging | None:
-    """Where weights of an accelerator are updated by rules that run on the host, if any do."""
+    """Return the staging buffers for weights of an accelerator that rules on the host update; None without
+    such rules."""
     block = config.zero.offload_optimizer
     if block is None or comm.device.type == "cpu":
         return None
@@ -72,7 +74,7 @@ def make_staging(config: EngineConfig, comm: Comm) -> WeightStaging | None:
 
 
 def make_param_tier(config: EngineConfig, comm: Comm, vault: Vault | None) -> OffloadedParams | None:
-    """The tier of the weights; None where they stay on the device."""
+    """Return the tier of the weights; None where they stay on the device."""
     block = config.zero.offload_param
     where = offload_tiers(config, on_host=comm.device.type == "cpu").params
     if block is None or where == "gpu":

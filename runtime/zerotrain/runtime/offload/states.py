@@ -1,9 +1,9 @@
-"""What the optimizer keeps of one unit, however it is encoded and wherever it is stored.
+"""States that the optimizer keeps of one unit, however they are encoded and wherever they are stored.
 
-Three encodings of the fp32 master weight, chosen by the configuration and never by the tier, so that every
-tier computes the same bits. Three tiers store what the encoding leaves to be stored (`device.py`, `host.py`,
-`vaulted.py`), and all of them hand it to the update as `Block`s. Made by `tiers.StateTiers`; used by the
-optimizer, checkpoints and state access.
+There are three encodings of the fp32 master weight, chosen by the configuration and never by the tier, so
+that every tier computes the same bits. Three tiers store what the encoding leaves to be stored (`device.py`,
+`host.py`, `vaulted.py`), and all of them pass it to the update as `Block`s. Made by `tiers.StateTiers`; used
+by the optimizer, checkpoints and state access.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from zerotrain.runtime.zero.state import MASTER
 from zerotrain.runtime.zero.unit import Unit
 
 REMAINDER = "remainder"
-"""What is stored of a master whose upper half is the weight; no kind of its own outside of this package."""
+"""Name of the array stored for a master whose upper half is the weight; not a kind outside of this
+package."""
 
 STORED_DTYPES = {REMAINDER: torch.int16}
-"""Of stored arrays; all others are fp32."""
+"""Dtypes of stored arrays; all others are fp32."""
 
 _PIECE_NUMEL = 1 << 20
-"""Elements that are converted at a time."""
+"""Number of elements that are converted at a time."""
 
 
 class Encoding(Enum):
-    """Where the bits of a master weight are."""
+    """Storage of the bits of a master weight."""
 
     WEIGHT = "weight"  # fp32 compute: the weight is its own master
     FULL = "full"  # fp32 beside the weight, which is rounded from it to nearest, ties to even
@@ -40,14 +41,14 @@ class Encoding(Enum):
 
     @classmethod
     def of(cls, unit: Unit) -> Encoding:
-        """As the unit's weights are kept."""
+        """Return the encoding for the way in which the unit's weights are kept."""
         if unit.dtype is torch.float32:
             return cls.WEIGHT if unit.keeps_shard else cls.FULL
         return cls.SPLIT if unit.placement.splits_masters and unit.dtype is torch.bfloat16 else cls.FULL
 
     @property
     def stored(self) -> str | None:
-        """Name of what a tier stores of the master, if anything."""
+        """Name of the array that a tier stores of the master, if any."""
         return {Encoding.WEIGHT: None, Encoding.FULL: MASTER, Encoding.SPLIT: REMAINDER}[self]
 
 
@@ -59,22 +60,22 @@ class Block:
     start: int
     stop: int
     master: torch.Tensor | None
-    """fp32; the weight itself under WEIGHT, None under SPLIT."""
+    """The fp32 master; the weight itself under WEIGHT, None under SPLIT."""
     remainder: torch.Tensor | None
-    """int16; under SPLIT."""
+    """The int16 remainder; only under SPLIT."""
     by_kind: Mapping[str, torch.Tensor]
-    """fp32 states of the rule."""
+    """The rule's fp32 states."""
     weight: torch.Tensor | None
     """Weights in compute precision that the update writes (SPLIT: reads, too); None under WEIGHT."""
 
 
 class BlockUpdate(Protocol):
-    """The update of one unit, once its weights are at hand."""
+    """The update of one unit, once its weights are available."""
 
     @property
     def task(self) -> Any | None:
-        """The same as a native task over all elements of the unit (`_native.UpdateTask`), where the rule has
-        a kernel: a tile can then be opened, updated and sealed in one pass."""
+        """The same update as a native task over all elements of the unit (`_native.UpdateTask`), where the
+        rule has a kernel: a tile can then be opened, updated and sealed in one pass."""
         ...
 
     def __call__(self, block: Block) -> None:
@@ -83,15 +84,15 @@ class BlockUpdate(Protocol):
 
 
 class UnitUpdate(Protocol):
-    """The update of one unit, before."""
+    """The update of one unit, before its weights are available."""
 
     def bind(self, weights: torch.Tensor, encoding: Encoding) -> BlockUpdate:
-        """For weights of the states' interval, which decide the device."""
+        """Bind the update to weights of the states' interval; they decide the device."""
         ...
 
 
 class UnitPlace:
-    """Which elements of a unit this rank updates, and the weights there."""
+    """The elements of a unit that this rank updates, and their weights."""
 
     def __init__(self, unit: Unit, encoding: Encoding) -> None:
         assert unit.layout.trainable
@@ -108,16 +109,17 @@ class UnitPlace:
 
     @property
     def own_start(self) -> int:
-        """Where this rank's interval of the layout begins, also where states are replicated."""
+        """First element of this rank's interval of the layout, counted in `interval`; also where states are
+        replicated."""
         return self.unit.start - self.interval[0]
 
     def weights_to_update(self, device: torch.device) -> AbstractContextManager[torch.Tensor]:
-        """The weights of the interval on a device, as they are now unless the encoding overwrites them all;
-        what is in the tensor at the end becomes the weights."""
+        """Yield the weights of the interval on a device, as they are now unless the encoding overwrites them
+        all. The contents of the tensor at the end become the weights."""
         return self.unit.weights_to_update(reads=self.encoding is not Encoding.FULL, device=device)
 
     def read_weights(self, start: int, stop: int) -> torch.Tensor:
-        """Elements of the weights in compute precision: a copy or the memory itself."""
+        """Return elements of the weights in compute precision: a copy or the memory itself."""
         if self.unit.placement.states_sharded:
             return self.unit.read_weights(start, stop)
         return self.unit.full.tensor[start:stop]
@@ -131,10 +133,11 @@ class UnitPlace:
 
 
 class UnitStates(UnitPlace, ABC):
-    """Master and states of what this rank updates of one unit; `start` counts elements of `interval`."""
+    """Master and states of the elements of one unit that this rank updates; `start` counts elements of
+    `interval`."""
 
     is_spilled = False
-    """They lie on a disk because memory has no room for them."""
+    """Whether the states are on a disk, because memory does not hold them."""
 
     def __init__(self, unit: Unit, kinds: tuple[str, ...], encoding: Encoding) -> None:
         super().__init__(unit, encoding)
@@ -148,12 +151,12 @@ class UnitStates(UnitPlace, ABC):
 
     @property
     def device(self) -> torch.device:
-        """Where the update runs."""
+        """Device on which the update runs."""
         return torch.device("cpu")
 
     @abstractmethod
     def load(self, name: str, start: int, stop: int) -> torch.Tensor:
-        """Elements of a stored array: a copy, or the memory itself."""
+        """Return elements of a stored array: a copy, or the memory itself."""
 
     @abstractmethod
     def store(self, name: str, start: int, values: torch.Tensor) -> None:
@@ -161,12 +164,12 @@ class UnitStates(UnitPlace, ABC):
 
     @torch.no_grad()
     def read(self, kind: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """An fp32 copy of elements of MASTER or of a kind, on the device of the tier. Raises KeyError for a
-        kind that is not there."""
+        """Return an fp32 copy of elements of MASTER or of a kind, on the device of the tier. Raises KeyError
+        for a kind that is not there."""
         return self.peek(kind, start, self.numel if stop is None else stop).clone()
 
     def peek(self, kind: str, start: int, stop: int) -> torch.Tensor:
-        """As `read`, but maybe the memory itself."""
+        """Return the elements that `read` returns, but possibly as the memory itself."""
         if kind != MASTER:
             self._check(kind)
             return self.load(kind, start, stop)
@@ -180,7 +183,7 @@ class UnitStates(UnitPlace, ABC):
 
     @torch.no_grad()
     def write(self, kind: str, start: int, values: torch.Tensor) -> None:
-        """Replace elements from `start` on by values of any floating dtype; of MASTER also the weights."""
+        """Replace elements from `start` on by values of any floating dtype; for MASTER also the weights."""
         values = values.detach().reshape(-1)
         if kind != MASTER:
             self._check(kind)
@@ -198,13 +201,13 @@ class UnitStates(UnitPlace, ABC):
 
     @torch.no_grad()
     def take_weights(self, written: torch.Tensor) -> None:
-        """Somebody is about to replace the weights of the interval by `written`: what it changes becomes the
-        master, what it leaves keeps every digit.
+        """Adapt the masters to `written`, which is about to replace the weights of the interval: weights that
+        it changes become the masters, and masters of unchanged weights keep every digit.
 
         Under SPLIT a changed weight drops its remainder. Where weights were overwritten in place already
         (replicated ones), no change can be seen, and the old remainder stays: it is at most half a unit in
-        the last place of bf16, and the weight stays what was written. (A remainder below zero would make a
-        zero no number, so it goes.)
+        the last place of bf16, and the weight stays what was written. (A remainder below zero would turn a
+        weight of zero into NaN, so it is dropped.)
         """
         if self.encoding is Encoding.WEIGHT:
             return
@@ -226,8 +229,8 @@ class UnitStates(UnitPlace, ABC):
 
     @torch.no_grad()
     def take_initial(self, initial: torch.Tensor) -> None:
-        """Store what the unit's first values (fp32, of the interval) leave to be stored. The weights were
-        rounded from them already."""
+        """Store the part of the unit's first values (fp32, of the interval) that the encoding stores. The
+        weights were rounded from them already."""
         if self.encoding is Encoding.FULL:
             self.store(MASTER, 0, initial)
         elif self.encoding is Encoding.SPLIT:
@@ -235,14 +238,15 @@ class UnitStates(UnitPlace, ABC):
                 self.store(REMAINDER, start, split(initial[start : start + _PIECE_NUMEL])[1])
 
     def stream(self, kind: str) -> OwnStream:
-        """This rank's interval of the layout, for checkpoints."""
+        """Return a stream over this rank's interval of the layout, for checkpoints."""
         if kind != MASTER:
             self._check(kind)
         return OwnStream(self, kind)
 
     @torch.no_grad()
     def replicate(self) -> None:
-        """Where states are replicated: bring every rank's to what their owners hold. Collective."""
+        """Copy replicated states from their owners to every rank; does nothing where states are sharded.
+        Collective."""
         unit = self.unit
         if unit.placement.states_sharded or unit.comm.world_size == 1:
             return
@@ -271,14 +275,14 @@ class OwnStream:
 
     @property
     def numel(self) -> int:
-        """Elements of the shard."""
+        """Number of elements of the shard."""
         return self.states.unit.stop - self.states.unit.start
 
     def read(self, start: int, stop: int) -> torch.Tensor:
-        """fp32: a copy or the memory itself."""
+        """Return fp32 elements: a copy or the memory itself."""
         offset = self.states.own_start
         return self.states.peek(self.kind, offset + start, offset + stop)
 
     def write(self, start: int, values: torch.Tensor) -> None:
-        """Of MASTER also this rank's weights."""
+        """Replace elements; for MASTER also this rank's weights."""
         self.states.write(self.kind, self.states.own_start + start, values)

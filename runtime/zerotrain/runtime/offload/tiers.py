@@ -1,7 +1,7 @@
-"""Which tier holds the states of which unit, and a step's way through all of them.
+"""The choice of a tier for the states of every unit, and a step's pass over all of them.
 
-Three tiers: the device beside the weights, host memory, the vault. Made by the engine's setup (`make_tiers`),
-driven by `ZeroOptimizer`.
+There are three tiers: the device beside the weights, host memory, the vault. Made by the engine's setup
+(`make_tiers`), driven by `ZeroOptimizer`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # the vault is compiled code, and nothing else here is
 
 
 class TierName(Enum):
-    """Where states are offloaded to, by the configuration's names."""
+    """Tiers to which states are offloaded, by the configuration's names."""
 
     DEVICE = "none"
     HOST = "cpu"
@@ -40,7 +40,7 @@ class TierName(Enum):
 
 
 class StateTiers:
-    """Makes the states of units, and opens passes over them."""
+    """Factory of the states of units, and of passes over them."""
 
     def __init__(
         self,
@@ -51,29 +51,31 @@ class StateTiers:
         vault: Vault | None = None,
         defers: bool = False,
     ) -> None:
-        """`ratio`: the part of the elements that is offloaded, 0..1; `vault`: where, for VAULT; `defers`: see
-        the attribute."""
+        """Choose the tier. `ratio`: the part of the elements that is offloaded, 0..1; `vault`: the vault, for
+        VAULT; `defers`: see the attribute."""
         assert (vault is not None) or name is not TierName.VAULT
         self.name = name
         self.defers = defers
-        """States are added as `DeferredStates`. In the vault they have their place from the start."""
+        """Whether states are added as `DeferredStates`. In the vault they have their records from the
+        start."""
         self._ratio, self._pinned, self._vault = ratio, pinned, vault
         self._kept: frozenset[str] = frozenset()
         self._shelf: Shelf | None = None
         self._on_host: list[HostStates] = []
         self._places: dict[Unit, VaultStates] = {}
-        """Of all units whose states are in the vault, also of those that are not made."""
+        """Records of all units whose states are in the vault, also of units whose states are not made yet."""
 
     def plan(self, layout: ModelLayout, *, replicated: bool) -> None:
-        """These are the units from now on: those at the start of forward stay on the device, as much as the
-        ratio leaves. `replicated`: every rank keeps all states. Called before `add`."""
+        """Take the units of this layout as the complete set from now on. Those at the start of forward stay
+        on the device, as many as the ratio leaves. `replicated`: every rank keeps all states. Called before
+        `add`."""
         units = [unit for unit in layout.units if unit.trainable]
         ranks = 1 if replicated else layout.world_size
         kept = kept_states([unit.padded_numel // ranks for unit in units], self._ratio)
         self._kept = frozenset(units[index].name for index in kept)
 
     def add(self, unit: Unit, kinds: tuple[str, ...], ledger: MemoryLedger) -> UnitStates:
-        """The states of a trainable unit: its initial values and zeros."""
+        """Return the states of a trainable unit: its initial values and zeros."""
         initial = unit.initial_master
         assert initial is not None  # frozen units have no states
         unit.initial_master = None
@@ -86,7 +88,7 @@ class StateTiers:
             build = partial(self._on_the_host, unit, kinds, encoding, ledger)
             kept_on = KeptOn(device=torch.device("cpu"), kind=Kind.HOST_STATES, ledger=ledger)
         else:
-            # A place of its own now, so that a disk without room shows at the start.
+            # The record is allocated now, so that a disk that is too small shows at the start.
             spilled = self._shelf_of(ledger).add(unit, kinds, encoding, initial.numel())
             self._places[unit] = spilled
             build, kept_on = partial(_in_place, spilled), None
@@ -109,7 +111,7 @@ class StateTiers:
         return states
 
     def forget(self, states: UnitStates) -> None:
-        """Give the memory, or the place in the vault, of states back."""
+        """Release the memory of states, or their record in the vault."""
         place = self._places.pop(states.unit, None)
         if isinstance(states, DeferredStates):
             states.drop()
@@ -122,14 +124,14 @@ class StateTiers:
             self._shelf.forget(cast("VaultStates", states))
 
     def open_pass(self, order: Sequence[UnitStates]) -> UpdatePass:
-        """A pass that updates each of these once, in this order."""
+        """Return a pass that updates each of these states once, in this order."""
         if self._shelf is not None:
             self._shelf.cache.close()
         spilled = [cast("VaultStates", states) for states in order if states.is_spilled]
         return UpdatePass(spilled, self._vault)
 
     def close(self) -> None:
-        """Give back what the device's driver knows of. Host states stay readable."""
+        """Unlock the memory that the device's driver has page-locked. Host states stay readable."""
         for states in self._on_host:
             states.unpin()
 
@@ -154,10 +156,10 @@ def _in_place(states: VaultStates, initial: torch.Tensor) -> UnitStates:
 
 
 class UpdatePass:
-    """One step's way through the states. One thread, from the first `update` to `close`.
+    """One step's pass over the states. Used by one thread, from the first `update` to `close`.
 
-    What is in the vault is one sweep over all units, so that the next unit's tiles are read while the last
-    one's are written.
+    The states in the vault are one sweep over all units, so that the next unit's tiles are read while the
+    last one's are written.
     """
 
     def __init__(self, spilled: Sequence[VaultStates], vault: Vault | None) -> None:
@@ -166,7 +168,7 @@ class UpdatePass:
         self._tiles: Iterator[Tile] | None = None
 
     def update(self, states: UnitStates, update: UnitUpdate) -> None:
-        """Hand a unit's states to `update`. After an error the pass is over."""
+        """Pass a unit's states to `update`. After an error the pass is over."""
         try:
             if isinstance(states, ResidentStates):
                 states.update(update)
@@ -177,7 +179,7 @@ class UpdatePass:
             raise
 
     def close(self) -> None:
-        """Wait until everything is stored. Raises what went wrong."""
+        """Wait until everything is stored. Raises the first error."""
         self._stack.close()
 
     def _sweep(self) -> Iterator[Tile]:
@@ -189,7 +191,7 @@ class UpdatePass:
 
 
 def make_tiers(config: EngineConfig, vault: Vault | None, *, defers: bool = False) -> StateTiers:
-    """The tiers of a configuration; `vault` is this rank's, where anything is spilled; `defers` as of
+    """Return the tiers of a configuration. `vault` is this rank's, where anything is spilled; `defers` as of
     `StateTiers`."""
     block = config.zero.offload_optimizer
     if block is None:

@@ -1,10 +1,11 @@
-"""What travels between a CUDA device and host memory in a step: gradients down, weights up.
+"""Transfers between a CUDA device and host memory in a step: gradients down, weights up.
 
-Called by `StepPipeline`, which has no `DeviceLink` where the device is the CPU: there both are one memory.
+Called by `StepPipeline`, which has no `DeviceLink` where the device is the CPU: both are the same memory
+there.
 
 [Note: streams] Gradients come down on one stream and weights go up on another, so both directions of the bus
 are used while the main stream computes. Both wait for what the main stream did before the step. An update
-runs with the upload stream as the current one, so whatever it copies to the device, or computes there, is
+runs with the upload stream as the current one. Whatever it copies to the device, or computes there, is
 followed by the event that the main stream waits for at the unit's fence, before it starts the unit's gather.
 Gradients land in a ring of pinned buffers: the copy of the next units goes on while one is updated, and a
 buffer is used again when the update that read it is over.
@@ -22,14 +23,15 @@ from zerotrain.runtime.zero.gradients import UnitGradients
 from zerotrain.runtime.zero.ledger import Kind, MemoryLedger
 
 DOWNLOAD_BUFFERS = 3
-"""One that an update reads, one that is full, one that fills."""
+"""Number of buffers: one that an update reads, one that is full, one that fills."""
 
 
 class DeviceLink:
     """The copies of one engine; see [Note: streams]."""
 
     def __init__(self, device: torch.device, ledger: MemoryLedger, *, pins: bool = True) -> None:
-        """For a CUDA device. `pins` False: through pageable memory, which is slower."""
+        """Create the streams of a CUDA device. `pins` False: copies go through pageable memory, which is
+        slower."""
         self._device = device
         self._pins = pins
         self._ledger = ledger
@@ -44,8 +46,8 @@ class DeviceLink:
         """Events behind the updates that were run, by unit."""
 
     def begin(self, parts: Sequence[UnitGradients], *, leaving: Sequence[UnitGradients]) -> None:
-        """A step is about to update `parts`, of which `leaving` have their states in host memory. The
-        step before must be over. Called by the main thread."""
+        """Prepare a step that updates `parts`, of which `leaving` have their states in host memory. The step
+        before must be over. Called by the main thread."""
         main = torch.cuda.current_stream(self._device)
         self._uploads.wait_stream(main)
         self._downloads.wait_stream(main)
@@ -58,7 +60,7 @@ class DeviceLink:
             part.download = self._download_of(part) if part in self._places else None
 
     def run(self, name: str, update: Callable[[str], None]) -> None:
-        """Run one unit's update; any one thread."""
+        """Run one unit's update, in any one thread."""
         with torch.cuda.stream(self._uploads):
             update(name)
             event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -66,11 +68,11 @@ class DeviceLink:
             self._done[name] = event
 
     def wait(self, name: str) -> None:
-        """Let the current stream wait for what `run` put on its stream."""
+        """Make the current stream wait for what `run` put on the upload stream."""
         torch.cuda.current_stream(self._device).wait_event(self._done[name])
 
     def close(self) -> None:
-        """Give the ring back, when no update runs."""
+        """Release the ring. No update may be running."""
         self._downloads.synchronize()
         self._fit_ring(0)
 
@@ -78,9 +80,9 @@ class DeviceLink:
         return lambda: self._download(part)
 
     def _download(self, part: UnitGradients) -> torch.Tensor:
-        """The gradients in host memory, until the next unit's are asked for."""
+        """Return the gradients in host memory, valid until the next unit's are requested."""
         place = self._places[part]
-        # The update before this one is over, so its buffer is free; the one of `place` itself is not.
+        # The update before this one is over, so its buffer is free. The buffer of `place` itself is not.
         while len(self._started) < min(place + DOWNLOAD_BUFFERS, len(self._order)):
             self._start(len(self._started))
         self._started[place].synchronize()

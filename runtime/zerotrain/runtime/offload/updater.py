@@ -1,10 +1,10 @@
 """The thread that updates units while the main thread goes on; called by `StepPipeline`.
 
-[Note: one thread] Updates run in the order in which they were handed over, one at a time, without any
-collective: how far the thread is decides only how long somebody waits for a `UnitTicket`. The thread is a
-daemon that `close`, the end of the interpreter and the disappearance of the `Updater` end after the unit it
-is at; none of them waits for a disk that hangs longer than `EXIT_SECONDS`. A forked child (a worker of a
-DataLoader) has no such thread and says so instead of waiting for it.
+[Note: one thread] Updates run in the order of their submission, one at a time, without any collective: how
+far the thread is decides only how long the wait for a `UnitTicket` takes. The thread is a daemon. `close`,
+the end of the interpreter and the disappearance of the `Updater` end it after the unit that it updates; none
+of them waits longer than `EXIT_SECONDS` for a disk that hangs. A forked child (a worker of a DataLoader) has
+no such thread and raises an error instead of waiting for it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from time import perf_counter
 import torch
 
 EXIT_SECONDS = 30.0
-"""What the end of the process waits for the unit that is being updated."""
+"""Seconds that the end of the process waits for the unit that is being updated."""
 
 
 class UpdateAbandoned(RuntimeError):
-    """The engine was closed, or the process is about to end, before the unit's turn came."""
+    """Error of an update that had not begun when the engine was closed or the process was about to end."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -36,7 +36,7 @@ class UpdateAbandoned(RuntimeError):
 
 
 class UnitTicket:
-    """One unit's update in the background."""
+    """A handle on one unit's update in the background."""
 
     __slots__ = ("_done", "_error", "_on_wait", "_pid", "seconds")
 
@@ -49,11 +49,13 @@ class UnitTicket:
 
     @property
     def is_done(self) -> bool:
-        """Whether `wait` would not block. Only to look at: what ranks do must not depend on it."""
+        """Whether `wait` would not block. For observation only: the control flow of ranks must not depend on
+        it."""
         return self._done.is_set()
 
     def wait(self) -> None:
-        """Block until the update is over, and let the device wait for what it copies. Raises what it met."""
+        """Block until the update is over, and make the device wait for what it copies. Raises the update's
+        error."""
         if os.getpid() != self._pid:
             raise RuntimeError(
                 "the weights are being updated by a thread of the parent process, which a forked process "
@@ -66,13 +68,13 @@ class UnitTicket:
             self._on_wait()
 
     def end(self, seconds: float, error: BaseException | None = None) -> None:
-        """The thread is done with it."""
+        """Mark the update as finished; called by the thread."""
         self.seconds, self._error = seconds, error
         self._done.set()
 
 
 class Task:
-    """What the thread does for one step: every unit in turn."""
+    """The thread's work for one step: the updates of all units, one after another."""
 
     def __init__(
         self,
@@ -87,7 +89,7 @@ class Task:
         self._tickets, self._stored = tickets, stored
 
     def do(self, is_closing: threading.Event) -> None:
-        """Update every unit. An error ends it, and every ticket that is left carries it."""
+        """Update every unit. An error ends the task, and every remaining ticket carries it."""
         left = deque([*self._tickets.values(), self._stored])
         try:
             for name, ticket in self._tickets.items():
@@ -108,7 +110,7 @@ class Task:
 
 
 class Updater:
-    """One engine's thread; see [Note: one thread]. It starts with the first `submit`."""
+    """The thread of one engine; see [Note: one thread]. It starts with the first `submit`."""
 
     def __init__(
         self,
@@ -116,7 +118,8 @@ class Updater:
         device: torch.device | None = None,
         pause: Callable[[], None] = lambda: None,
     ) -> None:
-        """`pause` is called before each unit: tests delay it there."""
+        """Create the updater, without a thread yet. `pause` is called before each unit: tests delay it
+        there."""
         self._device = device
         self.pause = pause
         self._is_closing = threading.Event()
@@ -131,8 +134,8 @@ class Updater:
         finish: Callable[[], None],
         on_wait: Callable[[str], None] | None = None,
     ) -> tuple[dict[str, UnitTicket], UnitTicket]:
-        """Call `run(name)` for every unit in this order, then `finish`, in the thread; a ticket per unit, and
-        one for `finish`. Whoever waited for a unit calls `on_wait(name)`."""
+        """Call `run(name)` for every unit in this order, then `finish`, in the thread. Returns a ticket per
+        unit, and one for `finish`. A thread that has waited for a unit calls `on_wait(name)`."""
         tickets = {name: UnitTicket(None if on_wait is None else partial(on_wait, name)) for name in order}
         stored = UnitTicket(None)
         if self._thread is None:
@@ -141,7 +144,7 @@ class Updater:
         return tickets, stored
 
     def close(self) -> None:
-        """End the thread after the unit it is at. The second time does nothing."""
+        """End the thread after the unit that it updates. A second call does nothing."""
         if self._end is not None:
             self._end()
 

@@ -1,6 +1,6 @@
-"""Copies of weights between host memory and the device, beside what the device computes.
+"""Copies of weights between host memory and the device, concurrent with the device's computation.
 
-`params.py` sends offloaded shards to their gathers; units of which the states alone are offloaded are updated
+`params.py` sends offloaded shards to their gathers; units of which only the states are offloaded are updated
 in host memory and sent back. On a CPU there is nothing to overlap: a copy is made at once.
 """
 
@@ -27,12 +27,12 @@ class Uploads:
 
     @torch.no_grad()
     def send(self, source: torch.Tensor, part: torch.Tensor, start: StartGather) -> Pending:
-        """Copy page-locked `source` to `part` and start the gather from there. `source` must stay as it is
+        """Copy page-locked `source` to `part` and start the gather from there. `source` must stay unchanged
         until `finish`, or until an event of `mark` has passed."""
         if self._stream is None:
             part.copy_(source)
             return start(part)
-        # `part` is memory that the computation used until now, and its allocator may hand out again.
+        # The computation used the memory of `part` until now, and its allocator may hand it out again.
         self._stream.wait_stream(torch.cuda.current_stream(part.device))
         with torch.cuda.stream(self._stream):
             part.copy_(source, non_blocking=True)
@@ -46,7 +46,8 @@ class Uploads:
         return Pending(wait)
 
     def mark(self) -> Any:
-        """An event that has passed when all copies so far are done; None where they are already."""
+        """Return an event that has passed when all copies so far are done; None where they are done
+        already."""
         if self._stream is None:
             return None
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -60,7 +61,8 @@ class Uploads:
 
 
 class WeightStaging:
-    """Page-locked buffers in turn, so that one unit is computed while the one before is sent. One thread."""
+    """Page-locked buffers used in rotation, so that one unit is computed while the one before is sent. Used
+    by one thread."""
 
     def __init__(self, device: torch.device, *, pins: bool) -> None:
         self._device = device
@@ -73,7 +75,7 @@ class WeightStaging:
 
     @contextmanager
     def lend(self, weights: torch.Tensor, *, reads: bool, ledger: MemoryLedger) -> Iterator[torch.Tensor]:
-        """See `zero.shards.Staging`. The copies ride the current stream."""
+        """Yield a host buffer for weights, as `zero.shards.Staging`. The copies run on the current stream."""
         self._fit(weights.nbytes, ledger)
         turn, self._turn = self._turn, (self._turn + 1) % UPLOAD_BUFFERS
         if (sent := self._sent[turn]) is not None:
@@ -88,7 +90,7 @@ class WeightStaging:
         self._sent[turn] = self._mark()
 
     def close(self) -> None:
-        """Give the buffers back, when nothing is copied any more. The second time does nothing."""
+        """Wait for the copies and release the buffers. A second call does nothing."""
         for sent in self._sent:
             if sent is not None:
                 sent.synchronize()

@@ -1,6 +1,6 @@
-"""States in the vault: sealed chunks on disk, which pass through a ring of tiles.
+"""States in the vault: sealed chunks on disk, processed through a ring of tiles.
 
-A chunk holds the arrays of 16,384 elements behind each other, so that a tile is opened, updated and sealed
+A chunk holds the arrays of 16,384 elements one after another, so that a tile is opened, updated and sealed
 before it leaves the caches. Called through `tiers.StateTiers`.
 """
 
@@ -22,12 +22,13 @@ from zerotrain.runtime.zero.state import MASTER
 from zerotrain.runtime.zero.unit import Unit
 
 _WINDOW_CHUNKS = 64
-"""Chunks that are in hand at a time when states are read or written outside of a step."""
+"""Number of chunks that are in memory at a time when states are read or written outside of a step."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkLayout:
-    """How the elements of a record lie in its chunks: `names` in this order, array behind array."""
+    """Layout of a record's elements in its chunks: the arrays of `names`, in this order, one after
+    another."""
 
     names: tuple[str, ...]
     numel: int
@@ -39,17 +40,18 @@ class ChunkLayout:
 
     @property
     def chunk_bytes(self) -> tuple[int, ...]:
-        """Of every chunk."""
+        """Bytes of every chunk."""
         starts = range(0, self.numel, CHUNK_NUMEL)
         return tuple(min(CHUNK_NUMEL, self.numel - start) * self.width for start in starts)
 
     @property
     def dtypes(self) -> str:
-        """As the sealer calls them."""
+        """The sealer's names of the dtypes, in the order of `names`, separated by commas."""
         return ",".join("i16" if name == REMAINDER else "f32" for name in self.names)
 
     def chunks(self, data: torch.Tensor, first: int) -> Iterator[tuple[int, int, dict[str, torch.Tensor]]]:
-        """`(start, stop, arrays by name)` of the chunks from `first` on that lie in `data`, 1-D uint8."""
+        """Yield `(start, stop, arrays by name)` of the chunks from `first` on that lie in `data`, 1-D
+        uint8."""
         offset = 0
         while offset < data.numel():
             start = first * CHUNK_NUMEL
@@ -64,8 +66,8 @@ class ChunkLayout:
 
 
 class _Window:
-    """Some chunks of one record in memory, read or about to be written: kinds lie side by side, and whoever
-    goes through a unit takes one kind after the other."""
+    """Consecutive chunks of one record in memory, read or about to be written. A chunk has all kinds side by
+    side, and callers go through a unit one kind after the other."""
 
     def __init__(self, states: VaultStates, first: int, last: int) -> None:
         self.states, self.first, self.last = states, first, last
@@ -74,26 +76,26 @@ class _Window:
         self.is_changed = False
 
     def arrays(self, chunk: int) -> tuple[dict[str, torch.Tensor], int]:
-        """The arrays of a chunk, and its first element."""
+        """Return the arrays of a chunk, and its first element."""
         start = chunk * CHUNK_NUMEL
         return self._arrays[start], start
 
     def flush(self) -> None:
-        """Write what was changed."""
+        """Write the chunks if they were changed."""
         if self.is_changed:
             self.states.vault.write_chunks(self.states.record, self.first, self.last, self.data)
             self.is_changed = False
 
 
 class WindowCache:
-    """The one window that is in memory, over all units of a tier."""
+    """The single window that is in memory, for all units of a tier."""
 
     def __init__(self, ledger: MemoryLedger) -> None:
         self._ledger = ledger
         self._window: _Window | None = None
 
     def get(self, states: VaultStates, chunk: int) -> _Window:
-        """The window around a chunk."""
+        """Return the window around a chunk."""
         found = self._window
         if found is None or found.states is not states or not found.first <= chunk < found.last:
             self.close()
@@ -104,7 +106,8 @@ class WindowCache:
         return found
 
     def close(self) -> None:
-        """Write it back and give the memory up. Called before a step and before a record goes."""
+        """Write the window back and release its memory. Called before a step and before a record is
+        removed."""
         if (window := self._window) is not None:
             window.flush()
             self._window = None
@@ -112,7 +115,7 @@ class WindowCache:
 
 
 class VaultStates(UnitStates):
-    """One record."""
+    """States of one unit in one record of the vault."""
 
     is_spilled = True
 
@@ -127,7 +130,7 @@ class VaultStates(UnitStates):
         layout: ChunkLayout,
         cache: WindowCache,
     ) -> None:
-        """`record` is a record of the vault for `layout`, without contents so far."""
+        """Take `record`, a record of the vault for `layout`, without contents so far."""
         super().__init__(unit, kinds, encoding)
         self.vault, self.record, self.layout = vault, record, layout
         self._cache = cache
@@ -161,7 +164,8 @@ class VaultStates(UnitStates):
                 tile.seal()
 
     def update(self, update: UnitUpdate, tiles: Iterator[Tile]) -> None:
-        """Every tile of the record; `tiles` come from a sweep that goes on with the next unit's."""
+        """Update every tile of the record; `tiles` come from a sweep that continues with the next unit's
+        tiles."""
         with self.weights_to_update(self.device) as weights:
             bound = update.bind(weights, self.encoding)
             for _ in self.record.tiles():
@@ -186,7 +190,7 @@ class VaultStates(UnitStates):
         )
 
     def _chunks(self, start: int, stop: int) -> Iterator[tuple[_Window, dict[str, torch.Tensor], int, int]]:
-        """`(window, arrays, low, high)`: elements `[low, high)` of the chunk's arrays are next."""
+        """Yield `(window, arrays, low, high)`: elements `[low, high)` of the chunk's arrays are next."""
         while start < stop:
             chunk = start // CHUNK_NUMEL
             window = self._cache.get(self, chunk)
@@ -197,7 +201,8 @@ class VaultStates(UnitStates):
 
 
 class Shelf:
-    """The records of one engine's states in a vault that may have others', and what they count as."""
+    """The records of one engine's states in a vault that it may share with other engines, and their
+    accounting."""
 
     def __init__(self, vault: Vault, ledger: MemoryLedger) -> None:
         self._vault, self._ledger = vault, ledger
@@ -205,7 +210,7 @@ class Shelf:
         self._ring_bytes = 0
 
     def add(self, unit: Unit, kinds: tuple[str, ...], encoding: Encoding, numel: int) -> VaultStates:
-        """A place for the states of a unit, without contents. Raises SpillDoesNotFit."""
+        """Allocate a record for the states of a unit, without contents. Raises SpillDoesNotFit."""
         first = encoding.stored
         layout = ChunkLayout(kinds if first is None else (first, *kinds), numel)
         tag_bytes = self._vault.memory.tags
@@ -217,7 +222,7 @@ class Shelf:
         )
 
     def forget(self, states: VaultStates) -> None:
-        """Give the place back."""
+        """Release the record of these states."""
         self.cache.close()
         tag_bytes = self._vault.memory.tags
         self._vault.forget(states.record)
