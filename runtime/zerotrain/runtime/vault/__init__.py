@@ -1,1 +1,1 @@
-"""Encrypted scratch space on local drives for optimizer states and parameters that left memory."""
+"""Encrypted scratch space on local drives for optimizer states and parameters moved out of memory."""

@@ -1,4 +1,4 @@
-"""The vault's units of account: records of chunks in the file, and intervals of them. No I/O here."""
+"""Records of chunks in the spill file, and ranges of their chunks. No I/O here."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ import torch
 from zerotrain.runtime.vault.seal import TILE_CHUNKS, ChunkBatch, SealedRecord
 
 BLOCK_BYTES = 4096
-"""Every chunk, offset and buffer is a multiple of it: what O_DIRECT needs on the devices in use."""
+"""Divisor of every chunk size, offset and buffer size: what O_DIRECT needs on the devices in use."""
 
 
 @dataclass(eq=False, slots=True)
 class Record:
-    """What one unit keeps in the file: chunks one after another, at one offset."""
+    """The data of one unit in the file: chunks one after another, at one offset."""
 
     sealed: SealedRecord
-    """What memory keeps to recognise the chunks."""
+    """The sealer's record, which authenticates the chunks."""
 
     sizes: tuple[int, ...]
     """Bytes of each chunk."""
 
     swept: bool = True
-    """Whether sweeps pass over it, so that the ring's buffers must hold its tiles."""
+    """Whether sweeps pass over the record, so that the ring's buffers must hold its tiles."""
 
     offset: int = -1
-    """Bytes from the file's start; -1 while it has no place there."""
+    """Bytes from the file's start; -1 while the record has no place there."""
 
     starts: tuple[int, ...] = field(init=False)
-    """Bytes from the record's start to each chunk, and its end."""
+    """Bytes from the record's start to each chunk, and to its end."""
 
     def __post_init__(self) -> None:
         self.starts = (0, *accumulate(self.sizes))
 
     @property
     def name(self) -> str:
-        """The unit's."""
+        """Name of the unit."""
         return self.sealed.unit
 
     @property
@@ -47,7 +47,8 @@ class Record:
         return self.starts[-1]
 
     def tiles(self, first: int = 0, last: int | None = None) -> tuple[TileRef, ...]:
-        """The chunks `first` to `last` (exclusive; all by default), cut on the record's grid of tiles."""
+        """Return the chunks `first` to `last` (exclusive; all by default), cut on the record's grid of
+        tiles."""
         stop = len(self.sizes) if last is None else last
         if not 0 <= first <= stop <= len(self.sizes):
             raise ValueError(
@@ -72,11 +73,11 @@ class TileRef:
 
     @property
     def offset(self) -> int:
-        """Bytes from the file's start to the first of them."""
+        """Bytes from the file's start to the first of these chunks."""
         return self.record.offset + self.record.starts[self.first]
 
     def batch(self, data: torch.Tensor) -> ChunkBatch:
-        """The chunks as they lie in `data` (uint8, 1-D)."""
+        """Return the chunks as a batch whose bytes are `data` (uint8, 1-D)."""
         return ChunkBatch(
             record=self.record.sealed,
             first=self.first,
@@ -86,13 +87,13 @@ class TileRef:
         )
 
     def inner(self, chunk: int) -> slice:
-        """Where that chunk of the record lies in the tile's bytes."""
+        """Return the range of a chunk of the record in the tile's bytes."""
         base = self.record.starts[self.first]
         return slice(self.record.starts[chunk] - base, self.record.starts[chunk + 1] - base)
 
 
 def check_chunks(name: str, sizes: Sequence[int]) -> None:
-    """Raises ValueError where the vault cannot hold chunks of these bytes."""
+    """Raise ValueError where the vault cannot hold chunks of these sizes."""
     bad = next((i for i, size in enumerate(sizes) if size <= 0 or size % BLOCK_BYTES), None)
     if bad is not None or not sizes:
         what = "it has no chunks" if bad is None else f"chunk {bad} has {sizes[bad]} bytes"
@@ -100,5 +101,5 @@ def check_chunks(name: str, sizes: Sequence[int]) -> None:
 
 
 def largest_tile_bytes(records: Iterable[Record]) -> int:
-    """Bytes of the largest tile that sweeps pass over: the size of one buffer of the ring."""
+    """Return the bytes of the largest tile that sweeps pass over: the size of one buffer of the ring."""
     return max((ref.num_bytes for record in records if record.swept for ref in record.tiles()), default=0)

@@ -1,4 +1,4 @@
-"""What the vault raises beside `seal.SpillIntegrityError`. The trainer turns `exit_code` into the process's.
+"""Errors of the vault, beside `seal.SpillIntegrityError`. The trainer exits with an error's `exit_code`.
 
 VaultError              the vault cannot be used: broken off, closed, forked, misused
   SpillDoesNotFit       the limit or the disk is too small                      exit 67
@@ -11,17 +11,18 @@ from zerotrain.contract.exit_codes import ExitCode
 
 
 class VaultError(RuntimeError):
-    """The vault cannot be used any more, or was used wrongly."""
+    """Error of a vault that cannot be used any more, or was used wrongly."""
 
 
 class SpillDoesNotFit(VaultError):
-    """The spill file is larger than the vault's limit or the free space; the text gives both."""
+    """Error of a spill file that is larger than the vault's limit or the free space; the text gives both."""
 
     exit_code: ExitCode = ExitCode.DOES_NOT_FIT
 
 
 class SpillIOError(VaultError):
-    """A read or a write failed. `errno` is the system's; `offset` is in bytes from the file's start."""
+    """Error of a failed read or write. `errno` is the system's; `offset` is in bytes from the file's
+    start."""
 
     def __init__(self, message: str, *, errno: int, offset: int, unit: str, rank: int) -> None:
         super().__init__(message)

@@ -1,19 +1,19 @@
-"""Which bytes of the spill file are taken. No I/O here."""
+"""Allocation of the spill file's bytes. No I/O here."""
 
 from __future__ import annotations
 
 
 class Extents:
-    """First fit over the ranges that forgotten records left, else at the end."""
+    """First-fit allocator over the ranges that forgotten records left, else at the end."""
 
     def __init__(self) -> None:
         self.end = 0
         """Bytes that the file must have."""
-        # (offset, bytes), by offset, never adjacent, never at the end
+        # Free ranges as (offset, bytes), sorted by offset, never adjacent, never at the end.
         self._free: list[tuple[int, int]] = []
 
     def take(self, num_bytes: int) -> int:
-        """The offset of a range of that many bytes."""
+        """Allocate a range of that many bytes and return its offset."""
         for index, (offset, size) in enumerate(self._free):
             if size >= num_bytes:
                 rest = (offset + num_bytes, size - num_bytes)
@@ -24,7 +24,7 @@ class Extents:
         return offset
 
     def give_back(self, offset: int, num_bytes: int) -> None:
-        """The range may be taken again."""
+        """Free a range, so that it may be allocated again."""
         merged: list[tuple[int, int]] = []
         for start, size in sorted([*self._free, (offset, num_bytes)]):
             if merged and sum(merged[-1]) == start:

@@ -1,7 +1,7 @@
 """The spill file's folders and limits around the native `SpillFile`; made by the vault's store.
 
-Everything that can be known to fail is checked here before a byte is allocated. No name outlives the opening
-of the file: nothing is left for others to clean.
+Every failure that can be foreseen is checked here before a byte is allocated. The file has no name after it
+was opened: nothing is left to clean up.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from zerotrain.runtime.vault.errors import SpillDoesNotFit, VaultError
 from zerotrain.runtime.vault.seal import VaultIdentity
 
 ENGINE_ENV = "ZEROTRAIN_SPILL_ENGINE"
-"""Forces "io_uring", "libaio" or "threads", for tests and for comparisons."""
+"""Variable that forces "io_uring", "libaio" or "threads", for tests and for comparisons."""
 
 STRIPE_BYTES = 4 << 20
-"""What one of several folders gets before the next has its turn."""
+"""Bytes that one of several folders gets before the next one follows."""
 
 KEEP_MORE = "keep more in memory with a smaller zero_optimization.offload_optimizer.ratio"
 OTHER_FOLDER = (
@@ -37,22 +37,22 @@ MAX_QUEUE_DEPTH = 1024
 
 
 class SpillLimit:
-    """Bytes that spill files may take together; thread-safe."""
+    """Limit of the bytes that spill files take together; thread-safe."""
 
     def __init__(self, limit_bytes: int, *, within: SpillLimit | None = None) -> None:
-        """`within`: what is taken here is taken there as well, until this object is gone."""
+        """Set the limit. `within`: bytes taken here are taken there as well, until this object is gone."""
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
         self._within = within
         self._lock = threading.Lock()
 
     def __del__(self) -> None:
-        """A vault that was dropped without a word has no file any more."""
+        """Give back the bytes of a vault that was dropped without being closed: it has no file any more."""
         if self._within is not None:
             self._within.give_back(self.used_bytes)
 
     def take(self, num_bytes: int, *, rank: int) -> None:
-        """Raises SpillDoesNotFit."""
+        """Count bytes as used. Raises SpillDoesNotFit above the limit."""
         with self._lock:
             needed = self.used_bytes + num_bytes
             if needed > self.limit_bytes:
@@ -67,7 +67,7 @@ class SpillLimit:
             self.used_bytes = needed
 
     def give_back(self, num_bytes: int) -> None:
-        """The bytes may be taken again."""
+        """Count bytes as free again."""
         with self._lock:
             self.used_bytes -= num_bytes
             if self._within is not None:
@@ -76,26 +76,26 @@ class SpillLimit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpillPlace:
-    """Where and how the spill file is kept."""
+    """Location of the spill file, and how it is read and written."""
 
     folders: tuple[Path, ...]
-    """Existing or to be made; with several the file's stripes go to them in turn."""
+    """Folders, existing or to be made; with several, the file's stripes go to them in rotation."""
 
     limit: SpillLimit | None = None
-    """None: what the disks have."""
+    """Limit of the file's size; None = the free space of the disks."""
 
     engine: str = "auto"
-    """ "auto", "io_uring", "libaio" or "threads"; ZEROTRAIN_SPILL_ENGINE answers for "auto"."""
+    """I/O engine: "auto", "io_uring", "libaio" or "threads"; ZEROTRAIN_SPILL_ENGINE replaces "auto"."""
 
     queue_depth: int = 32
-    """Requests under way per folder."""
+    """Number of requests under way per folder."""
 
     request_bytes: int = 1 << 20
-    """Bytes of one request; cut down to whole blocks."""
+    """Bytes of one request; rounded down to whole blocks."""
 
 
 def open_spill_file(place: SpillPlace, num_bytes: int, identity: VaultIdentity) -> SpillFile:
-    """A file without a name, allocated. Raises SpillDoesNotFit, VaultError."""
+    """Open a file without a name and allocate its bytes. Raises SpillDoesNotFit, VaultError."""
     for folder in place.folders:
         _make_folder(folder)
     _take(place, 0, num_bytes, identity)
@@ -120,7 +120,7 @@ def open_spill_file(place: SpillPlace, num_bytes: int, identity: VaultIdentity) 
 
 
 def grow(file: SpillFile, place: SpillPlace, num_bytes: int, identity: VaultIdentity) -> None:
-    """Allocates up to `num_bytes`. Raises SpillDoesNotFit; the file is then as before."""
+    """Allocate up to `num_bytes`. Raises SpillDoesNotFit; the file is then as before."""
     old = file.num_bytes
     if num_bytes <= old:
         return
@@ -133,7 +133,7 @@ def grow(file: SpillFile, place: SpillPlace, num_bytes: int, identity: VaultIden
 
 
 def close(file: SpillFile, place: SpillPlace) -> None:
-    """Waits for what is under way; the space is free afterwards."""
+    """Wait for the requests under way and close the file; its space is free afterwards."""
     num_bytes = file.num_bytes
     try:
         file.close()
@@ -142,15 +142,16 @@ def close(file: SpillFile, place: SpillPlace) -> None:
 
 
 def remove_folders(folders: Sequence[str]) -> None:
-    """The process's own folders, as the open file needs no name. (NFS gives it one, and keeps the folder.)"""
+    """Remove the process's own folders, as the open file needs no name. (NFS gives it one, and keeps the
+    folder.)"""
     for folder in folders:
         with suppress(OSError):
             os.rmdir(folder)
 
 
 def _private_folder(folder: Path, identity: VaultIdentity, own: list[str]) -> str:
-    """Where the file is opened. A folder of its own (0700) only where files cannot be made without a name: a
-    process that is killed in between would leave it behind."""
+    """Return the folder in which the file is opened. It is a new one (0700) only where files cannot be made
+    without a name: a process that is killed in between would leave it behind."""
     try:
         os.close(os.open(folder, os.O_TMPFILE | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
     except OSError:
@@ -188,7 +189,7 @@ def _give_back(place: SpillPlace, num_bytes: int) -> None:
 
 
 def _check_space(place: SpillPlace, num_bytes: int, identity: VaultIdentity) -> None:
-    """Raises SpillDoesNotFit where a file system has less than its share; folders may share one."""
+    """Raise SpillDoesNotFit where a file system has less than its share; folders may share one."""
     by_device: dict[int, list[Path]] = {}
     for folder in place.folders:
         by_device.setdefault(folder.stat().st_dev, []).append(folder)

@@ -27,17 +27,19 @@ from zerotrain.runtime.vault.seal import (
 
 
 class OpenSslSealer(KeepsRecords):
-    """A key in guarded memory, and what opens and seals with it; see `Sealer`."""
+    """A sealer that encrypts with OpenSSL, its key in guarded memory; see `Sealer`."""
 
     def __init__(self, identity: VaultIdentity, *, key: bytes | None = None, first_counter: int = 0) -> None:
-        """`key` and `first_counter` are for tests: the vault never gives them, and the key is then random."""
+        """Make the key. `key` and `first_counter` are for tests: the vault never gives them, and the key is
+        then random."""
         super().__init__(identity)
         self._key = VaultKey(key)
         self._native = NativeSealer(self._key, first_counter=first_counter)
 
     @property
     def info(self) -> SealerInfo:
-        """As it is now: contexts are made with the first chunks, and may need memory that is then refused."""
+        """Present state of the encryption: contexts are made with the first chunks, and the system may refuse
+        their memory then."""
         contexts = (
             "cipher contexts beside it"
             if cipher_contexts_are_guarded()
@@ -51,19 +53,19 @@ class OpenSslSealer(KeepsRecords):
         )
 
     def seal(self, chunks: ChunkBatch) -> None:
-        """See Sealer. Raises RuntimeError once closed, and in a forked child."""
+        """Seal chunks as `Sealer.seal`. Raises RuntimeError once closed, and in a forked child."""
         self._native.seal(native_chunks(chunks))
 
     def open(self, chunks: ChunkBatch) -> None:
-        """See Sealer. Raises RuntimeError once closed, and in a forked child."""
+        """Open chunks as `Sealer.open`. Raises RuntimeError once closed, and in a forked child."""
         self._refuse(chunks, self._native.open(native_chunks(chunks)))
 
     def update(self, chunks: ChunkBatch, task: UpdateTask, *, origin: int = 0) -> None:
-        """See Sealer. Raises RuntimeError once closed, and in a forked child."""
+        """Update chunks as `Sealer.update`. Raises RuntimeError once closed, and in a forked child."""
         self._refuse(chunks, self._native.update(native_chunks(chunks), task, **chunk_cut(chunks, origin)))
 
     def close(self) -> None:
-        """Wipes the key and what was derived from it."""
+        """Wipe the key and what was derived from it."""
         self._native.close()
         self._records.clear()
 

@@ -1,8 +1,9 @@
-"""The spill file and the sealer together: chunks in, chunks out. Used by sweeps and by single records.
+"""Reads and writes of sealed chunks: the spill file and the sealer together. Used by sweeps and single
+records.
 
-The first error is final: after it the file may hold other bytes than memory believes, so every later call
-raises it again. One thing is tried twice: bytes that fail authentication are read once more, as a transfer
-can go wrong on its way and leave what lies on the drive intact.
+The first error is final: after it the file may hold other bytes than memory expects, so every later call
+raises it again. One operation is tried twice: bytes that fail authentication are read once more, as a
+transfer can corrupt them while the bytes on the drive are intact.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class SpillFaults:
-    """How often something went wrong, for the metrics; also after the vault has failed."""
+    """Counts of faults, for the metrics; valid also after the vault has failed."""
 
     io_errors: int = 0
-    """Reads and writes that the system refused."""
+    """Number of reads and writes that the system refused."""
     auth_failures: int = 0
-    """Reads whose bytes failed authentication, the first and the second ones of a chunk."""
+    """Number of reads whose bytes failed authentication, the first and the second ones of a chunk."""
 
 
 class Port:
@@ -41,7 +42,7 @@ class Port:
         self.identity = identity
         self.file: SpillFile | None = None
         self.num_rereads = 0
-        """Times that a second read was needed; the second one passed or the vault has failed."""
+        """Number of second reads; after each, the bytes passed or the vault has failed."""
         self.faults = SpillFaults()
         self._failure: BaseException | None = None
         self._lock = threading.Lock()
@@ -49,11 +50,11 @@ class Port:
 
     @property
     def is_owner(self) -> bool:
-        """False in a forked child, which shares neither the queues nor the buffers."""
+        """Whether this process made the vault; a forked child shares neither the queues nor the buffers."""
         return os.getpid() == self._owner
 
     def usable(self) -> SpillFile:
-        """The open file. Raises the vault's first error, or VaultError."""
+        """Return the open file. Raises the vault's first error, or VaultError."""
         if not self.is_owner:
             raise VaultError("the vault belongs to the process that made it; a forked child cannot use it")
         if self._failure is not None:
@@ -63,22 +64,22 @@ class Port:
         return self.file
 
     def fail(self, error: BaseException) -> BaseException:
-        """Makes the error final unless there is one; returns the final one."""
+        """Make the error final unless there is one already; return the final one."""
         with self._lock:
             if self._failure is None:
                 self._failure = error
             return self._failure
 
     def read(self, ref: TileRef, data: torch.Tensor) -> int:
-        """Starts to read the sealed chunks into `data`; the ticket."""
+        """Start to read the sealed chunks into `data`; return the ticket."""
         return self.usable().read(_offset(ref), data)
 
     def write(self, ref: TileRef, data: torch.Tensor) -> int:
-        """Starts to write the sealed chunks in `data`; the ticket."""
+        """Start to write the sealed chunks in `data`; return the ticket."""
         return self.usable().write(_offset(ref), data)
 
     def wait(self, ticket: int, ref: TileRef) -> None:
-        """Until nothing of it is under way. Raises SpillIOError, which is final."""
+        """Wait until nothing of the request is under way. Raises SpillIOError, which is final."""
         if self.file is None or not self.is_owner:
             self.usable()
             return
@@ -99,7 +100,7 @@ class Port:
             ) from error
 
     def open(self, ref: TileRef, data: torch.Tensor) -> None:
-        """Verifies and decrypts in place. Raises SpillIntegrityError, which is final."""
+        """Verify and decrypt in place. Raises SpillIntegrityError, which is final."""
         self.usable()
         try:
             self.sealer.open(ref.batch(data))
@@ -113,12 +114,12 @@ class Port:
                 raise self.fail(error) from first
 
     def update(self, ref: TileRef, data: torch.Tensor, task: UpdateTask, origin: int) -> None:
-        """Opens, updates and seals every chunk, once. Raises SpillIntegrityError, which is final."""
+        """Open, update and seal every chunk, once. Raises SpillIntegrityError, which is final."""
         self.usable()
         try:
             self.sealer.update(ref.batch(data), task, origin=origin)
         except SpillIntegrityError as first:
-            # The others are updated and sealed again by now.
+            # The other chunks are updated and sealed again by now.
             for chunk in first.failed:
                 self.faults.auth_failures += 1
                 one, piece = TileRef(ref.record, chunk, chunk + 1), data[ref.inner(chunk)]
@@ -130,7 +131,7 @@ class Port:
                     raise self.fail(error) from first
 
     def seal(self, ref: TileRef, data: torch.Tensor) -> None:
-        """Encrypts in place, as a new generation: the old bytes on the drive cannot be opened any more."""
+        """Encrypt in place, as a new generation: the old bytes on the drive cannot be opened any more."""
         self.usable()
         self.sealer.seal(ref.batch(data))
 

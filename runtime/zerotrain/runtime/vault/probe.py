@@ -1,8 +1,8 @@
-"""What the spill file's drive gives: a pass over some of the records at the start of a training, timed.
+"""Measurement of the spill file's drive: a timed pass over some of the records at the start of a training.
 
-The pass does what an optimizer step's passes do but the arithmetic: it reads, opens, seals and writes, a few
-tiles ahead and behind. So later passes that wait for the drive and are much slower than this one say that the
-drive has become slower, or that somebody else uses it. Called by the engine for whoever reports.
+The pass does what an optimizer step's passes do except the arithmetic: it reads, opens, seals and writes, a
+few tiles ahead and behind. So if later passes wait for the drive and are much slower than this one, the drive
+has become slower, or something else uses it. Called by the engine for its callers that report.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from zerotrain.runtime.vault.chunks import TileRef
 from zerotrain.runtime.vault.store import Vault
 
 PROBE_BYTES = 64 << 20
-"""Read, and as many written: less than a second of most drives."""
+"""Bytes that the pass reads, and as many that it writes: less than a second of most drives."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VolumeSpace:
-    """Bytes of the volumes that hold a spill file, each counted once."""
+    """Bytes of the volumes that hold a spill file, each volume counted once."""
 
     free: int
     capacity: int
 
 
 def probe(vault: Vault, *, max_bytes: int = PROBE_BYTES) -> float | None:
-    """Bytes per second, read and written, of one pass; None where nothing is swept.
+    """Return the bytes per second, read and written, of one pass; None where nothing is swept.
 
     Every record must have been written. The bytes stay the same. Raises SpillIOError, SpillIntegrityError.
     """
@@ -49,7 +49,7 @@ def probe(vault: Vault, *, max_bytes: int = PROBE_BYTES) -> float | None:
 
 
 def space(vault: Vault) -> VolumeSpace:
-    """Of the volumes of the spill file's folders, which need not be there any more."""
+    """Return the space of the volumes of the spill file's folders, which need not exist any more."""
     free = capacity = 0
     seen: set[int] = set()
     for folder in vault.place.folders:

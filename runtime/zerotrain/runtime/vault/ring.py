@@ -8,7 +8,7 @@ from zerotrain.runtime._native import aligned_buffer
 
 
 class Ring:
-    """`num_tiles` buffers of `tile_bytes` each, in one mapping on huge pages."""
+    """Buffers in one mapping on huge pages: `num_tiles` of `tile_bytes` each."""
 
     def __init__(self, num_tiles: int, tile_bytes: int) -> None:
         self.num_tiles = num_tiles
@@ -25,13 +25,13 @@ class Ring:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all buffers are here."""
+        """Whether no buffer is in use."""
         return len(self._free) == self.num_tiles
 
     def take(self) -> torch.Tensor | None:
-        """A buffer (uint8, 1-D), or None when all are in use."""
+        """Return a buffer (uint8, 1-D), or None when all are in use."""
         return self._free.pop() if self._free else None
 
     def give_back(self, buffer: torch.Tensor) -> None:
-        """The buffer is not used any more, not by the kernel either."""
+        """Return a buffer to the ring. Neither the process nor the kernel may use it any more."""
         self._free.append(buffer)

@@ -1,9 +1,9 @@
-"""How chunks of the vault are sealed: the interface, its records, and the sealer that encrypts nothing.
+"""Sealing of the vault's chunks: the interface, its records, and the sealer that encrypts nothing.
 
 The vault's store calls `seal` before it writes and `open` after it has read; the optimizer's step over the
 vault calls `update`, which does both around the arithmetic. Encrypting sealers: `openssl` (OpenSSL through
-`csrc/io`) and `wheel` (the `cryptography` package); `sealers.create_sealer` chooses. `docs/vault.md` says
-what is promised.
+`csrc/io`) and `wheel` (the `cryptography` package); `sealers.create_sealer` chooses. `docs/vault.md` states
+the guarantees.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from zerotrain.contract.memory.inputs import CHUNK_NUMEL, TAG_BYTES
 from zerotrain.runtime._native import Chunks, UpdateTask, update_chunks
 
 TILE_CHUNKS = 64
-"""Chunks of one tile."""
+"""Number of chunks of one tile."""
 
 MAX_RECORDS = 2**32
-"""Records that a sealer may have had over its life: a record's id is four bytes of the nonce."""
+"""Greatest number of records over a sealer's life: a record's id is four bytes of the nonce."""
 
 
 class Encryption(Enum):
-    """`zero_optimization.spill.encryption`."""
+    """Values of `zero_optimization.spill.encryption`."""
 
     AEAD = "AEAD"
     NONE = "None"
-    """Plain text on the drive; only ever by name, and a metric says so."""
+    """Plain text on the drive; used only when named explicitly, and a metric reports it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VaultIdentity:
-    """Whose bytes these are; part of what every chunk is authenticated with."""
+    """Identity of the bytes' owner; part of what every chunk is authenticated with."""
 
     job: str
     rank: int
@@ -47,29 +47,30 @@ class VaultIdentity:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SealerInfo:
-    """What the vault reports of its encryption."""
+    """Description of the vault's encryption, for its reports."""
 
     name: str
-    """"AES-256-GCM" or "None"."""
+    """Name of the cipher: "AES-256-GCM" or "None"."""
 
     backend: str
-    """Which code computes it, with its version."""
+    """Name and version of the code that encrypts."""
 
     is_encrypted: bool
 
     memory: str = ""
-    """How the key and what is derived from it are kept; what could not be had, with the reason."""
+    """Description of how the key and what is derived from it are kept; protection that was refused, with the
+    reason."""
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class SealedRecord:
-    """One stream of chunks in the spill file, and what memory keeps to tell its bytes from any other.
+    """One stream of chunks in the spill file, and the data in memory that tells its bytes from any other.
 
     All chunks have `chunk_bytes` but the last, which has `last_chunk_bytes`.
     """
 
     id: int
-    """Unique over all records that the sealer ever had."""
+    """Number that is unique over all records that the sealer ever had."""
 
     unit: str
     num_chunks: int
@@ -79,17 +80,17 @@ class SealedRecord:
     """The dtypes of a chunk's parts in order."""
 
     context: bytes
-    """What is authenticated with every chunk beside its place and its generation."""
+    """Bytes authenticated with every chunk beside its place and its generation."""
 
     table: bytearray = field(repr=False)
-    """Where chunks are encrypted TAG_BYTES per chunk: all tags, then all counters, then all generations; else
-    one byte per chunk, 1 where it was sealed."""
+    """Table of TAG_BYTES per chunk where chunks are encrypted: all tags, then all counters, then all
+    generations. Otherwise one byte per chunk, 1 where it was sealed."""
 
     @property
     def has_remainder(self) -> bool:
         """Whether chunks hold the lower half of the master weight instead of all of it.
 
-        Raises ValueError where the record was added without a layout, or with one that is not a step's.
+        Raises ValueError where the record was added without a layout, or with one that an update cannot use.
         """
         first, *states = self.layout.split(",")
         if first not in ("f32", "i16") or any(state != "f32" for state in states):
@@ -101,11 +102,11 @@ class SealedRecord:
 
     @property
     def element_bytes(self) -> int:
-        """Of all parts together. Raises ValueError as `has_remainder`."""
+        """Bytes of one element, over all parts. Raises ValueError as `has_remainder`."""
         return (2 if self.has_remainder else 4) + 4 * self.layout.count(",")
 
     def bytes_of(self, first: int, count: int) -> int:
-        """Bytes of `count` chunks from chunk `first` on."""
+        """Return the bytes of `count` chunks from chunk `first` on."""
         ends_record = first + count == self.num_chunks
         return count * self.chunk_bytes + (
             self.last_chunk_bytes - self.chunk_bytes if ends_record and count else 0
@@ -122,13 +123,13 @@ class ChunkBatch:
 
     count: int
     data: torch.Tensor
-    """1-D uint8 on the CPU, exactly the chunks' bytes; written in place."""
+    """The chunks' exact bytes, 1-D uint8 on the CPU; written in place."""
 
     file_offset: int
-    """Of the first byte in the spill file; for messages."""
+    """Offset of the first byte in the spill file; for messages."""
 
     def check(self) -> None:
-        """Raises ValueError where `data` or the range is not the record's."""
+        """Raise ValueError where `data` or the range does not fit the record."""
         if self.first < 0 or self.count < 1 or self.first + self.count > self.record.num_chunks:
             raise ValueError(
                 f"chunks {self.first} to {self.first + self.count} of unit {self.record.unit!r}: "
@@ -143,12 +144,12 @@ class ChunkBatch:
 
 
 class SpillIntegrityError(Exception):
-    """Bytes that the drive returned are not those that were written there last. Nothing of them was used."""
+    """Error of bytes from the drive that are not those written there last. None of them was used."""
 
     exit_code: ExitCode = ExitCode.SPILL_INTEGRITY
 
     def __init__(self, chunks: ChunkBatch, failed: Sequence[int], *, rank: int) -> None:
-        """`failed`: indices in the record of the chunks that did not pass."""
+        """Take as `failed` the indices in the record of the chunks that failed authentication."""
         record, chunk = chunks.record, failed[0]
         self.unit, self.rank, self.chunk = record.unit, rank, chunk
         self.failed = tuple(failed)
@@ -162,48 +163,50 @@ class SpillIntegrityError(Exception):
 
 
 class Sealer(Protocol):
-    """Turns chunks into what may lie on the drive, and back. Thread-safe; runs without the GIL."""
+    """Converter of chunks to what may be written to the drive, and back. Thread-safe; runs without the
+    GIL."""
 
     @property
     def info(self) -> SealerInfo: ...
 
     @property
     def table_bytes(self) -> int:
-        """Memory that tags, counters and generations of all records take."""
+        """Bytes of memory for the tags, counters and generations of all records."""
 
     def add(self, unit: str, chunk_bytes: Sequence[int], *, layout: str = "") -> SealedRecord:
-        """A record for chunks of these sizes: all equal, but the last may be shorter.
+        """Return a new record for chunks of these sizes: all equal, but the last may be shorter.
 
-        `layout`: the dtypes of a chunk's parts in order, as in "f32,f32,f32" or "i16,f32,f32"; authenticated
-        with every chunk, and what `update` cuts chunks by.
+        `layout`: the dtypes of a chunk's parts in order, as in "f32,f32,f32" or "i16,f32,f32". It is
+        authenticated with every chunk, and `update` cuts chunks by it.
         """
 
     def forget(self, record: SealedRecord) -> None:
-        """Its id is never used again."""
+        """Remove a record. Its id is never used again."""
 
     def seal(self, chunks: ChunkBatch) -> None:
-        """Makes `data` what may be written, in place. Every call counts as a new generation of its chunks."""
+        """Encrypt `data` in place, so that it may be written. Every call is a new generation of its
+        chunks."""
 
     def open(self, chunks: ChunkBatch) -> None:
-        """Makes `data` what was sealed last, in place.
+        """Decrypt `data` in place to what was sealed last.
 
         Raises SpillIntegrityError, which names all chunks that failed: they are zeroed, the others are open.
-        ValueError for chunks that were never sealed.
+        Raises ValueError for chunks that were never sealed.
         """
 
     def update(self, chunks: ChunkBatch, task: UpdateTask, *, origin: int = 0) -> None:
-        """Opens, updates and seals chunk by chunk, so that a chunk stays in the processor's cache.
+        """Open, update and seal chunk by chunk, so that a chunk stays in the processor's cache.
 
-        `origin`: element of the task that the record's first element is. Raises SpillIntegrityError, which
+        `origin`: element of the task that is the record's first element. Raises SpillIntegrityError, which
         names all chunks that failed: they were not updated, the others were.
         """
 
     def close(self) -> None:
-        """Wipes the key: what lies on the drive is unreadable from here on."""
+        """Wipe the key: the bytes on the drive are unreadable from here on."""
 
 
 class Records:
-    """The records of one sealer: hands out ids, and counts what their tables take."""
+    """The records of one sealer: assigns ids, and counts the bytes of the records' tables."""
 
     def __init__(self, identity: VaultIdentity, *, table_bytes_per_chunk: int = TAG_BYTES) -> None:
         self.identity = identity
@@ -214,12 +217,12 @@ class Records:
 
     @property
     def table_bytes(self) -> int:
-        """Of all records that were not forgotten."""
+        """Bytes of the tables of all records that were not forgotten."""
         with self._lock:
             return sum(len(record.table) for record in self._records.values())
 
     def add(self, unit: str, chunk_bytes: Sequence[int], layout: str) -> SealedRecord:
-        """Raises ValueError where the sizes are not those of one record, or no id is left."""
+        """Add a record. Raises ValueError where the sizes are not those of one record, or no id is left."""
         sizes = set(chunk_bytes[:-1])
         if (
             not chunk_bytes
@@ -249,18 +252,19 @@ class Records:
         return record
 
     def forget(self, record: SealedRecord) -> None:
-        """Its id stays used."""
+        """Remove a record. Its id stays used."""
         with self._lock:
             self._records.pop(record.id, None)
 
     def clear(self) -> None:
-        """Forgets all."""
+        """Remove all records."""
         with self._lock:
             self._records.clear()
 
 
 def _context(identity: VaultIdentity, unit: str, layout: str) -> bytes:
-    """What a chunk is authenticated with beside its place; every part has its length before it."""
+    """Return the bytes with which a chunk is authenticated beside its place; each text has its length before
+    it."""
     parts = [part.encode() for part in ("zerotrain vault 1", identity.job, unit, layout)]
     return struct.pack("<II", identity.rank, identity.world_size) + b"".join(
         struct.pack("<I", len(part)) + part for part in parts
@@ -268,7 +272,7 @@ def _context(identity: VaultIdentity, unit: str, layout: str) -> bytes:
 
 
 def native_chunks(chunks: ChunkBatch) -> Chunks:
-    """The batch as `csrc/io` takes it. Raises ValueError where it does not fit its record."""
+    """Return the batch as `csrc/io` takes it. Raises ValueError where it does not fit its record."""
     chunks.check()
     record = chunks.record
     return Chunks(
@@ -282,7 +286,7 @@ def native_chunks(chunks: ChunkBatch) -> Chunks:
 
 
 class ChunkCut(TypedDict):
-    """How a task's elements lie in a batch of chunks, as `csrc/io` takes it."""
+    """Position of a task's elements in a batch of chunks, as `csrc/io` takes it."""
 
     start: int
     has_remainder: bool
@@ -290,7 +294,8 @@ class ChunkCut(TypedDict):
 
 
 def chunk_cut(chunks: ChunkBatch, origin: int) -> ChunkCut:
-    """`origin`: element of the task that the record begins with. Raises ValueError without a layout."""
+    """Return the position of a task's elements in a batch. `origin`: element of the task that is the record's
+    first. Raises ValueError without a layout."""
     record = chunks.record
     return {
         "start": origin + chunks.first * CHUNK_NUMEL,
@@ -300,40 +305,40 @@ def chunk_cut(chunks: ChunkBatch, origin: int) -> ChunkCut:
 
 
 class KeepsRecords:
-    """What every sealer does about its records."""
+    """Base class of the sealers: keeps their records."""
 
     def __init__(self, identity: VaultIdentity, *, table_bytes_per_chunk: int = TAG_BYTES) -> None:
         self._records = Records(identity, table_bytes_per_chunk=table_bytes_per_chunk)
 
     @property
     def table_bytes(self) -> int:
-        """See Sealer."""
+        """Bytes as in `Sealer.table_bytes`."""
         return self._records.table_bytes
 
     def add(self, unit: str, chunk_bytes: Sequence[int], *, layout: str = "") -> SealedRecord:
-        """See Sealer."""
+        """Add a record as `Sealer.add`."""
         return self._records.add(unit, chunk_bytes, layout)
 
     def forget(self, record: SealedRecord) -> None:
-        """See Sealer."""
+        """Remove a record as `Sealer.forget`."""
         self._records.forget(record)
 
 
 class PlainSealer(KeepsRecords):
-    """Leaves chunks as they are: `encryption: "None"`, which has to be asked for by name."""
+    """A sealer that leaves chunks as they are: `encryption: "None"`, which must be named explicitly."""
 
     info = SealerInfo(name="None", backend="none", is_encrypted=False, memory="no key")
 
     def __init__(self, identity: VaultIdentity) -> None:
-        super().__init__(identity, table_bytes_per_chunk=1)  # whether it was ever sealed
+        super().__init__(identity, table_bytes_per_chunk=1)  # whether the chunk was ever sealed
 
     def seal(self, chunks: ChunkBatch) -> None:
-        """Only takes down that the chunks hold something."""
+        """Record only that the chunks hold data."""
         chunks.check()
         chunks.record.table[chunks.first : chunks.first + chunks.count] = b"\x01" * chunks.count
 
     def open(self, chunks: ChunkBatch) -> None:
-        """Changes nothing. Raises ValueError for chunks that were never sealed."""
+        """Check the chunks and change nothing. Raises ValueError for chunks that were never sealed."""
         chunks.check()
         never = chunks.record.table.find(0, chunks.first, chunks.first + chunks.count)
         if never >= 0:
@@ -342,10 +347,10 @@ class PlainSealer(KeepsRecords):
             )
 
     def update(self, chunks: ChunkBatch, task: UpdateTask, *, origin: int = 0) -> None:
-        """The arithmetic alone."""
+        """Run the arithmetic alone."""
         self.open(chunks)
         update_chunks(native_chunks(chunks), task, **chunk_cut(chunks, origin))
 
     def close(self) -> None:
-        """Forgets all records; nothing is secret."""
+        """Remove all records; nothing is secret."""
         self._records.clear()

@@ -1,4 +1,5 @@
-"""Chooses the sealer of a vault. Called where the vault is set up; the choice is part of the vault's info."""
+"""The choice of a vault's sealer. Called where the vault is set up; the choice is part of the vault's
+info."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from zerotrain.runtime._native import openssl_version
 from zerotrain.runtime.vault.seal import Encryption, PlainSealer, Sealer, VaultIdentity
 
 CRYPTO_VARIABLE = "ZEROTRAIN_VAULT_CRYPTO"
-"""Names the library where the better one is not wanted."""
+"""Variable that names the library, where the better one is not wanted."""
 
 
 class CryptoBackend(Enum):
@@ -23,7 +24,8 @@ class CryptoBackend(Enum):
 def create_sealer(
     encryption: Encryption, identity: VaultIdentity, *, environ: Mapping[str, str] = os.environ
 ) -> Sealer:
-    """A sealer with a key of its own. Raises ValueError where the environment asks for what is not there."""
+    """Return a sealer with a key of its own. Raises ValueError where the environment asks for a library that
+    is missing."""
     if encryption is Encryption.NONE:
         return PlainSealer(identity)
     if chosen_backend(environ) is CryptoBackend.OPENSSL:
@@ -36,7 +38,8 @@ def create_sealer(
 
 
 def chosen_backend(environ: Mapping[str, str] = os.environ) -> CryptoBackend:
-    """OpenSSL where the native module has it: there the step runs inside of opening and sealing."""
+    """Return the library: OpenSSL where the native module has it, as the step then runs inside of opening and
+    sealing."""
     has_openssl = bool(openssl_version())
     asked = environ.get(CRYPTO_VARIABLE, "")
     if not asked:

@@ -1,8 +1,8 @@
-"""Keeps the process's memory out of core files and away from other processes of its user.
+"""Protection of the process's memory from core files and from other processes of its user.
 
-Called once when an engine starts that spills. The stacks that the launcher asks for come from inside of the
-process (faulthandler), so they still work; memory shared between ranks is handed over through sockets, so it
-does too.
+Called once when an engine starts that spills. The stack dumps that the launcher requests come from inside of
+the process (faulthandler), so they still work. Memory shared between ranks is passed through sockets, so it
+still works, too.
 """
 
 from __future__ import annotations
@@ -18,25 +18,28 @@ _PR_SET_DUMPABLE = 4
 _CORE_FILTER = Path("/proc/self/coredump_filter")
 
 READABLE_VARIABLE = "ZEROTRAIN_KEEP_READABLE"
-"""1: debuggers and profilers of the same user (gdb, py-spy) can attach to the ranks."""
+"""Variable that, set to 1, lets debuggers and profilers of the same user (gdb, py-spy) attach to the
+ranks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Secrecy:
-    """What the system granted. A field is empty where it did, else the reason."""
+    """Protections that the system granted. A field is empty where it was granted, else the reason."""
 
     core_files: str
-    """RLIMIT_CORE is 0: the kernel writes no core file."""
+    """Result of RLIMIT_CORE = 0: the kernel writes no core file."""
 
     core_contents: str
-    """coredump_filter is 0: what a collector of the host's gets, whom no limit stops, holds no memory."""
+    """Result of coredump_filter = 0: a core collector of the host, which no limit stops, gets no memory
+    contents."""
 
     reading: str
-    """PR_SET_DUMPABLE is 0: no core at all, and no process of the same user can attach or read memory."""
+    """Result of PR_SET_DUMPABLE = 0: no core at all, and no process of the same user can attach or read
+    memory."""
 
     @property
     def refused(self) -> Mapping[str, str]:
-        """What could not be had, with the reason."""
+        """Protections that were not granted, with the reason."""
         fields = {
             "RLIMIT_CORE": self.core_files,
             "coredump_filter": self.core_contents,
@@ -46,28 +49,29 @@ class Secrecy:
 
     @property
     def text(self) -> str:
-        """For the log and the metric's label."""
+        """Summary for the log and the metric's label."""
         if not self.refused:
             return "memory is in no core and not readable by the user's other processes"
         return "; ".join(f"{name} not set: {reason}" for name, reason in self.refused.items())
 
 
 _granted: list[Secrecy] = []
-"""What `refuse_cores` came to; the process's, as its limits are."""
+"""Result of the last `refuse_cores`; one per process, as its limits are."""
 
 
 def granted_text() -> str:
-    """Of the last `refuse_cores`; empty before the first."""
+    """Return the text of the last `refuse_cores`; empty before the first."""
     return _granted[-1].text if _granted else ""
 
 
 def refuse_cores(*, environ: Mapping[str, str] = os.environ) -> Secrecy:
-    """Raises nothing: where the system refuses, training goes on and the reason is reported.
+    """Protect the process's memory. Raises nothing: where the system refuses, training goes on and the reason
+    is reported.
 
-    To be called when descriptors on the process's own `/proc` files are open (comm's page map): for users
-    other than root the system no longer lets them be opened afterwards.
+    Must be called when descriptors on the process's own `/proc` files are open (comm's page map): for users
+    other than root the system does not let them be opened afterwards.
     """
-    # The filter before the last one, which makes its file root's.
+    # The filter comes before PR_SET_DUMPABLE, which makes the filter's file root's.
     contents = _no_core_contents()
     keeps = environ.get(READABLE_VARIABLE) == "1"
     secrecy = Secrecy(

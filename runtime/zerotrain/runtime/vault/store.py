@@ -1,8 +1,8 @@
 """The vault of one rank: records of sealed chunks in a file without a name.
 
-Made by the state tiers and shared with the parameters' tier. Records are added when units are built, again
-when the layout changes; optimizer steps sweep over them, checkpoints and state access read intervals.
-`docs/adr/0015-vault.md` has the reasons.
+Made by `offload.spill`; state tiers and the parameters' tier share it. Records are added when units are
+built, again when the layout changes; optimizer steps sweep over them, checkpoints and state access read
+intervals. `docs/adr/0015-vault.md` has the reasons.
 """
 
 from __future__ import annotations
@@ -25,55 +25,55 @@ from zerotrain.runtime.vault.secrecy import granted_text
 from zerotrain.runtime.vault.sweep import Sweep, SweepStats, Turn
 
 RING_TILES = 5
-"""Two tiles read ahead, one worked on, two written behind."""
+"""Number of tiles in the ring: two read ahead, one worked on, two written behind."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VaultInfo:
-    """What was found and chosen, for the log and the metrics."""
+    """Properties of the file and the encryption, for the log and the metrics."""
 
     engine: str
-    """ "io_uring", "libaio" or "threads"."""
+    """I/O engine: "io_uring", "libaio" or "threads"."""
 
     engine_reason: str
-    """Why not a better one; empty for the best."""
+    """Reason against a better engine; empty for the best."""
 
     is_direct: bool
-    """O_DIRECT in every folder."""
+    """Whether every folder uses O_DIRECT."""
 
     direct_reason: str
-    """Why not; empty otherwise."""
+    """Reason against O_DIRECT; empty where it is used."""
 
     unlinked_by: str
-    """How the file lost its name."""
+    """Method by which the file lost its name."""
 
     allocation_reason: str
-    """Why the bytes are not reserved; empty where they are."""
+    """Reason why the bytes are not reserved; empty where they are."""
 
     encryption: str
-    """ "AES-256-GCM" or "None"."""
+    """Name of the cipher: "AES-256-GCM" or "None"."""
 
     backend: str
-    """Which code encrypts."""
+    """Name and version of the code that encrypts."""
 
     key_memory: str
-    """How the key is kept, with what the system refused of it."""
+    """Description of how the key is kept, with what the system refused of it."""
 
     secrecy: str
-    """Whether memory is kept out of cores, with what the system refused; empty before it was asked."""
+    """Whether memory is kept out of cores, with what the system refused; empty before `refuse_cores`."""
 
     folders: tuple[str, ...]
     file_bytes: int
 
     @property
     def reasons(self) -> str:
-        """Why not a faster way, all in one."""
+        """Reasons against a faster way, in one text."""
         return "; ".join(filter(None, (self.engine_reason, self.direct_reason, self.allocation_reason)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VaultMemory:
-    """Bytes."""
+    """Memory and disk use of a vault; in bytes, unless stated otherwise."""
 
     ring: int
     """Host memory of the sweeps' buffers."""
@@ -82,13 +82,13 @@ class VaultMemory:
     """Host memory of tags, counters and generations."""
 
     file: int
-    """Disk."""
+    """Disk space of the spill file."""
 
     moved: int
-    """Read and written since the file was made."""
+    """Bytes read and written since the file was made."""
 
     rereads: int
-    """Reads that had to be repeated; a count."""
+    """Number of reads that had to be repeated."""
 
 
 class RecordIO:
@@ -102,7 +102,8 @@ class RecordIO:
         self._lock = threading.Lock()
 
     def wait(self) -> None:
-        """Until it is in the file, or plain in the buffer. Raises SpillIOError, SpillIntegrityError."""
+        """Wait until the record is in the file, or plain in the buffer. Raises SpillIOError,
+        SpillIntegrityError."""
         with self._lock:
             if self._ticket is not None:
                 ticket, self._ticket = self._ticket, None
@@ -117,7 +118,8 @@ class RecordIO:
 
 
 class Vault:
-    """Records in one spill file. One sweep at a time; single records may move beside it. Thread-safe."""
+    """Records in one spill file. One sweep runs at a time; single records may be moved meanwhile.
+    Thread-safe."""
 
     def __init__(
         self,
@@ -132,29 +134,29 @@ class Vault:
                 f"ring_tiles must be at least 3, to read, work and write at once; got {ring_tiles}"
             )
         self.totals = SweepStats()
-        """Of all sweeps that have ended."""
+        """Sum of all sweeps that have ended."""
         self.probed = SweepStats()
-        """The part of it that `probe` made."""
+        """The part of `totals` that `probe` made."""
         self.place = place
-        """Where the file is kept."""
+        """Location of the file."""
         self._identity = identity
         self._port = Port(sealer, identity)
         self.records: dict[int, Record] = {}
-        """By the sealer's number; for reading."""
+        """Records by the sealer's number; read-only for callers."""
         self.faults = self._port.faults
-        """Counted also where the vault has failed."""
+        """Counts of faults, valid also where the vault has failed."""
         self._extents = Extents()
         self._ring_tiles = ring_tiles
         self._ring = Ring(ring_tiles, 0)
-        self._layout = threading.RLock()  # of records and the file's size
+        self._layout = threading.RLock()  # guards the records and the file's size
         self._turn = Turn()
 
     def add(self, name: str, chunk_bytes: Sequence[int], *, layout: str = "", swept: bool = True) -> Record:
-        """A record of chunks of these bytes (multiples of 4096, all alike but the last).
+        """Return a new record of chunks of these bytes (multiples of 4096, all equal but the last).
 
-        `layout` says what the bytes are and is authenticated with them. `swept=False`: only moved whole, by
-        start_read and start_write. Its chunks must be written before they can be read. Raises SpillDoesNotFit
-        once the vault is allocated.
+        `layout` describes the bytes and is authenticated with them. `swept=False`: the record is only moved
+        whole, by start_read and start_write. Its chunks must be written before they can be read. Raises
+        SpillDoesNotFit once the vault is allocated.
         """
         check_chunks(name, chunk_bytes)
         with self._layout:
@@ -171,7 +173,8 @@ class Vault:
             return record
 
     def allocate(self) -> None:
-        """Makes the file and gives every record its place; again: nothing. Raises SpillDoesNotFit."""
+        """Create the file and place every record in it. A second call does nothing. Raises
+        SpillDoesNotFit."""
         with self._layout:
             if self._port.file is not None:
                 return
@@ -184,7 +187,7 @@ class Vault:
             self._fit_ring()
 
     def forget(self, record: Record) -> None:
-        """The record's bytes may be overwritten; reading it is an error from here on."""
+        """Remove a record. Its bytes may be overwritten; reading it is an error from here on."""
         with self._layout:
             if self.records.pop(record.sealed.id, None) is None:
                 raise VaultError(f"record {record.name!r} is not in this vault")
@@ -195,7 +198,7 @@ class Vault:
             self._fit_ring()
 
     def close(self) -> None:
-        """Wipes the key, waits for what is under way and gives the space back; again: nothing."""
+        """Wipe the key, wait for requests under way and free the space. A second call does nothing."""
         if not self._port.is_owner:
             return
         with self._turn, self._layout:
@@ -209,7 +212,7 @@ class Vault:
                 self.records.clear()
 
     def sweep(self, tiles: Sequence[TileRef], *, writes: bool, reads: bool = True) -> Sweep:
-        """A pass over the tiles in this order, as a context manager; waits for another one to end.
+        """Return a pass over the tiles in this order, as a context manager; it waits for another one to end.
 
         `reads=False` fills tiles that hold nothing yet: their data is whatever was in the buffer.
         """
@@ -230,7 +233,7 @@ class Vault:
         )
 
     def read_chunks(self, record: Record, first: int = 0, last: int | None = None) -> torch.Tensor:
-        """The plain bytes (uint8, 1-D) of the chunks `first` to `last` (exclusive), as a copy."""
+        """Return the plain bytes (uint8, 1-D) of the chunks `first` to `last` (exclusive), as a copy."""
         tiles = record.tiles(first, last)
         out = torch.empty(sum(ref.num_bytes for ref in tiles), dtype=torch.uint8)
         start = 0
@@ -242,7 +245,7 @@ class Vault:
         return out
 
     def write_chunks(self, record: Record, first: int, last: int | None, data: torch.Tensor) -> None:
-        """Writes plain bytes (uint8, 1-D) over the chunks `first` to `last` (exclusive)."""
+        """Write plain bytes (uint8, 1-D) over the chunks `first` to `last` (exclusive)."""
         tiles = record.tiles(first, last)
         expected = sum(ref.num_bytes for ref in tiles)
         if data.dtype != torch.uint8 or data.numel() != expected:
@@ -258,19 +261,19 @@ class Vault:
                 start += tile.data.numel()
 
     def start_read(self, record: Record, buffer: torch.Tensor) -> RecordIO:
-        """Starts to read the whole record into `buffer` (uint8, 1-D, page border); also during a sweep."""
+        """Start to read the whole record into `buffer` (uint8, 1-D, page-aligned); also during a sweep."""
         ref, data = _whole(record, buffer)
         return RecordIO(self._port, ref, data, self._port.read(ref, data), is_read=True)
 
     def start_write(self, record: Record, buffer: torch.Tensor) -> RecordIO:
-        """Seals the whole record in `buffer`, in place, and starts to write it; also during a sweep."""
+        """Seal the whole record in `buffer`, in place, and start to write it; also during a sweep."""
         ref, data = _whole(record, buffer)
         self._port.seal(ref, data)
         return RecordIO(self._port, ref, data, self._port.write(ref, data), is_read=False)
 
     @property
     def info(self) -> VaultInfo:
-        """Raises VaultError before `allocate`."""
+        """Properties of the vault. Raises VaultError before `allocate`."""
         file, sealer = self._port.usable(), self._port.sealer.info
         each = range(file.num_folders)
         return VaultInfo(
@@ -302,7 +305,7 @@ class Vault:
 
     @property
     def file(self) -> SpillFile:
-        """The open file; raises what every other call would."""
+        """The open file. Raises what every other call would raise."""
         return self._port.usable()
 
     def _settle(self, record: Record) -> None:
@@ -316,7 +319,8 @@ class Vault:
         record.offset = offset
 
     def _fit_ring(self) -> Ring:
-        """Buffers for the largest tile, unless a sweep has them; its successor then sees to it."""
+        """Return the ring, remade for the largest tile unless a sweep uses its buffers; the next sweep then
+        remakes it."""
         with self._layout:
             tile_bytes = largest_tile_bytes(self.records.values())
             if self._port.file is not None and self._ring.tile_bytes != tile_bytes and self._ring.is_whole:

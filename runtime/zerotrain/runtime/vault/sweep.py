@@ -1,4 +1,4 @@
-"""One pass over tiles: the next ones are read and the last ones written while one is worked on.
+"""A pass over tiles: the next ones are read and the last ones written while one is worked on.
 
 Made by the vault's store; iterated by the optimizer's step over the vault and by state access.
 """
@@ -26,25 +26,26 @@ if TYPE_CHECKING:
 
 
 MAX_INTERRUPTS = 4
-"""Of the wait for one tile while a sweep is left: who asks more often gets out, and the vault is lost."""
+"""Number of interrupts of the wait for one tile while a sweep ends; the last one ends the wait, and the vault
+is lost."""
 
 
 class Turn:
-    """Whose sweep it is: a lock that says so when a thread would wait for itself."""
+    """The lock of the running sweep, which raises an error when a thread would wait for itself."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._owner: int | None = None
 
     def acquire(self) -> None:
-        """Waits for the other sweep to end. Raises VaultError inside of a sweep of this thread."""
+        """Wait for the other sweep to end. Raises VaultError inside of a sweep of this thread."""
         if self._owner == threading.get_ident():
             raise VaultError("this thread is inside of a sweep of the vault; leave it first")
         self._lock.acquire()
         self._owner = threading.get_ident()
 
     def release(self) -> None:
-        """The next one's turn."""
+        """Release the lock for the next sweep."""
         self._owner = None
         self._lock.release()
 
@@ -56,7 +57,7 @@ class Turn:
 
 
 class TileState(Enum):
-    """What the bytes of a tile are."""
+    """State of a tile's bytes."""
 
     AS_READ = auto()  # sealed, the same as in the file
     OPEN = auto()  # plain
@@ -65,22 +66,22 @@ class TileState(Enum):
 
 @dataclass(slots=True)
 class SweepStats:
-    """What a sweep moved and how long it had to wait."""
+    """Amounts that a sweep moved, and the time that it had to wait."""
 
     num_tiles: int = 0
     bytes_read: int = 0
     bytes_written: int = 0
     wait_s: float = 0.0
-    """Seconds in which nothing but the drive was at work."""
+    """Seconds in which only the drive was at work."""
     total_s: float = 0.0
 
     @property
     def num_bytes(self) -> int:
-        """Moved in both directions."""
+        """Bytes moved in both directions."""
         return self.bytes_read + self.bytes_written
 
     def add(self, other: SweepStats) -> None:
-        """Sums, field by field."""
+        """Add the other's values, field by field."""
         self.num_tiles += other.num_tiles
         self.bytes_read += other.bytes_read
         self.bytes_written += other.bytes_written
@@ -89,29 +90,29 @@ class SweepStats:
 
 
 class Tile:
-    """A tile in memory, until the loop goes on to the next."""
+    """A tile in memory, valid until the loop goes on to the next."""
 
     def __init__(self, port: Port, ref: TileRef, data: torch.Tensor, state: TileState) -> None:
         self.ref = ref
         self.data = data
-        """uint8, 1-D: the chunks back to back; plain while the tile is open."""
+        """The chunks back to back (uint8, 1-D); plain while the tile is open."""
         self.state = state
         self._port = port
 
     def open(self) -> None:
-        """Verifies and decrypts. Raises SpillIntegrityError."""
+        """Verify and decrypt. Raises SpillIntegrityError."""
         self._expect(TileState.AS_READ, "opened")
         self._port.open(self.ref, self.data)
         self.state = TileState.OPEN
 
     def seal(self) -> None:
-        """Encrypts; the sweep writes the tile once the loop goes on."""
+        """Encrypt; the sweep writes the tile once the loop goes on."""
         self._expect(TileState.OPEN, "sealed")
         self._port.seal(self.ref, self.data)
         self.state = TileState.SEALED
 
     def update(self, task: UpdateTask, *, origin: int = 0) -> None:
-        """Opens, updates and seals, chunk by chunk; `origin`: the task's element where the record starts."""
+        """Open, update and seal, chunk by chunk; `origin`: the task's element where the record starts."""
         self._expect(TileState.AS_READ, "updated")
         self._port.update(self.ref, self.data, task, origin)
         self.state = TileState.SEALED
@@ -131,7 +132,8 @@ class _InFlight:
 
 
 class Sweep:
-    """A context manager and an iterator over its tiles, in the order given. Leaving waits for the writes."""
+    """A context manager and an iterator over its tiles, in the order given. Leaving it waits for the
+    writes."""
 
     def __init__(
         self,
@@ -149,11 +151,11 @@ class Sweep:
         self._reads, self._writes = reads, writes
         self._turn, self._make_ring, self._totals = turn, ring, totals
         self._ring: Ring
-        self._next = 0  # of the tiles, to be read
+        self._next = 0  # index of the next tile to be read
         self._ahead: deque[_InFlight] = deque()
         self._behind: deque[_InFlight] = deque()
         self._tile: Tile | None = None
-        self._now: _InFlight  # the tile's
+        self._now: _InFlight  # the entry of `_tile`
         self._started_s = 0.0
 
     def __enter__(self) -> Self:
@@ -199,7 +201,8 @@ class Sweep:
             self._finish(error)
 
     def _finish(self, error: BaseException | None) -> None:
-        """Nothing is under way afterwards, or the vault has failed; a broken pass that writes is final."""
+        """Wait until nothing is under way, or mark the vault as failed; a broken pass that writes is
+        final."""
         broken, is_clear = error, False
         try:
             entries = [*self._behind, *self._ahead, *([] if self._tile is None else [self._now])]
@@ -222,7 +225,7 @@ class Sweep:
             raise broken
 
     def _end(self, entry: _InFlight) -> BaseException | None:
-        """Waits, also where it is interrupted; what came in between."""
+        """Wait, also where the wait is interrupted; return the first error that came in between."""
         first: BaseException | None = None
         for _ in range(MAX_INTERRUPTS):
             try:
@@ -243,7 +246,7 @@ class Sweep:
         return stopped
 
     def _read_ahead(self) -> None:
-        """Keeps one tile for now and half of the other buffers ahead of it."""
+        """Keep one tile for now and half of the other buffers ahead of it."""
         while self._next < len(self._tiles) and len(self._ahead) <= (self._ring.num_tiles - 1) // 2:
             buffer = self._ring.take()
             if buffer is None:
@@ -260,7 +263,7 @@ class Sweep:
                 self.stats.bytes_read += ref.num_bytes
 
     def _hand_back(self) -> None:
-        """The tile that the loop has left: its write starts."""
+        """Start to write the tile that the loop has left."""
         if self._tile is None:
             return
         tile = self._tile
@@ -285,7 +288,7 @@ class Sweep:
             self._port.wait(entry.ticket, entry.ref)
             entry.ticket = None
         except (VaultError, ValueError):
-            entry.ticket = None  # failed for good; or told before, to a wait that was interrupted
+            entry.ticket = None  # failed for good, or reported before to a wait that was interrupted
             raise
         finally:
             self.stats.wait_s += perf_counter() - started

@@ -1,7 +1,7 @@
 """The sealer on the `cryptography` package: the same bytes as `openssl`, for modules built without OpenSSL.
 
-Chosen by `sealers.create_sealer`, also where `ZEROTRAIN_VAULT_CRYPTO=cryptography` asks for it. Threads of
-Python's own: the package computes without the GIL.
+Chosen by `sealers.create_sealer`, also where `ZEROTRAIN_VAULT_CRYPTO=cryptography` asks for it. It uses
+Python's threads: the package computes without the GIL.
 """
 
 from __future__ import annotations
@@ -42,10 +42,12 @@ MAX_GENERATION = 2**32 - 1
 
 
 class WheelSealer(KeepsRecords):
-    """A key in guarded memory; what the package derives from it lives for one batch. See `Sealer`."""
+    """A sealer with a key in guarded memory; what the package derives from it lives for one batch. See
+    `Sealer`."""
 
     def __init__(self, identity: VaultIdentity, *, key: bytes | None = None, first_counter: int = 0) -> None:
-        """`key` and `first_counter` are for tests: the vault never gives them, and the key is then random."""
+        """Make the key. `key` and `first_counter` are for tests: the vault never gives them, and the key is
+        then random."""
         super().__init__(identity)
         self._key = VaultKey(key)
         self._counter = first_counter
@@ -55,7 +57,7 @@ class WheelSealer(KeepsRecords):
 
     @property
     def info(self) -> SealerInfo:
-        """As it is now."""
+        """Present state of the encryption."""
         return SealerInfo(
             name="AES-256-GCM",
             backend=f"cryptography {version('cryptography')} ({backend.openssl_version_text()})",
@@ -65,14 +67,14 @@ class WheelSealer(KeepsRecords):
         )
 
     def seal(self, chunks: ChunkBatch) -> None:
-        """See Sealer. Raises RuntimeError once closed, and in a forked child."""
+        """Seal chunks as `Sealer.seal`. Raises RuntimeError once closed, and in a forked child."""
         places = _Places(chunks)
         places.check(opens=False, seals=True)
         cipher = AESGCM(self._key.view())
         list(self._pool.map(lambda chunk: self._seal_chunk(cipher, places, chunk), places.indices))
 
     def open(self, chunks: ChunkBatch) -> None:
-        """See Sealer. Raises RuntimeError once closed, and in a forked child."""
+        """Open chunks as `Sealer.open`. Raises RuntimeError once closed, and in a forked child."""
         places = _Places(chunks)
         places.check(opens=True, seals=False)
         failed = self._open_all(places)
@@ -80,12 +82,13 @@ class WheelSealer(KeepsRecords):
             raise SpillIntegrityError(chunks, failed, rank=self._records.identity.rank)
 
     def update(self, chunks: ChunkBatch, task: UpdateTask, *, origin: int = 0) -> None:
-        """See Sealer. One pass each to open, update and seal: the package knows nothing of the arithmetic."""
+        """Update chunks as `Sealer.update`, in one pass each to open, update and seal: the package does not
+        do the arithmetic."""
         places = _Places(chunks)
         places.check(opens=True, seals=True)
         check_update(native_chunks(chunks), task, **chunk_cut(chunks, origin))
         failed = self._open_all(places)
-        # Between chunks that failed lie runs that are updated as if they were batches of their own.
+        # Runs of chunks between those that failed are updated as batches of their own.
         for before, after in pairwise([chunks.first - 1, *failed, chunks.first + chunks.count]):
             if after - before > 1:
                 self._update_run(places.run(before + 1, after), task, origin)
@@ -93,18 +96,18 @@ class WheelSealer(KeepsRecords):
             raise SpillIntegrityError(chunks, failed, rank=self._records.identity.rank)
 
     def close(self) -> None:
-        """Wipes the key."""
+        """Wipe the key."""
         self._key.wipe()
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._records.clear()
 
     def _update_run(self, run: ChunkBatch, task: UpdateTask, origin: int) -> None:
-        """Updates chunks that are open, and seals them."""
+        """Update chunks that are open, and seal them."""
         update_chunks(native_chunks(run), task, **chunk_cut(run, origin))
         self.seal(run)
 
     def _open_all(self, places: _Places) -> list[int]:
-        """Indices in the record of the chunks that failed; they are zeroed."""
+        """Open all chunks; return the indices in the record of those that failed, which are zeroed."""
         cipher = AESGCM(self._key.view())
         genuine = self._pool.map(lambda chunk: self._open_chunk(cipher, places, chunk), places.indices)
         return [chunk for chunk, good in zip(places.indices, genuine, strict=True) if not good]
@@ -140,7 +143,7 @@ class WheelSealer(KeepsRecords):
             return self._counter - 1
 
     def _buffer(self, size: int) -> memoryview:
-        """Of the calling thread; only ever holds ciphertext."""
+        """Return a buffer of the calling thread, which only ever holds ciphertext."""
         kept: bytearray | None = getattr(self._staging, "buffer", None)
         if kept is None or len(kept) < size:
             kept = self._staging.buffer = bytearray(size)
@@ -158,11 +161,11 @@ class _Places:
 
     @property
     def indices(self) -> range:
-        """Indices in the record."""
+        """Indices of the chunks in the record."""
         return range(self._chunks.first, self._chunks.first + self._chunks.count)
 
     def check(self, *, opens: bool, seals: bool) -> None:
-        """ValueError: a chunk was never sealed; RuntimeError: one cannot be sealed again."""
+        """Raise ValueError where a chunk was never sealed, RuntimeError where one cannot be sealed again."""
         for chunk in self.indices:
             generation = self.generation(chunk)
             if opens and generation == 0:
@@ -176,7 +179,7 @@ class _Places:
                 )
 
     def run(self, first: int, stop: int) -> ChunkBatch:
-        """The chunks [first, stop) as a batch."""
+        """Return the chunks [first, stop) as a batch."""
         start = (first - self._chunks.first) * self._record.chunk_bytes
         size = self._record.bytes_of(first, stop - first)
         return ChunkBatch(
@@ -188,32 +191,32 @@ class _Places:
         )
 
     def data(self, chunk: int) -> memoryview:
-        """The chunk's bytes; writable."""
+        """Return the chunk's bytes; writable."""
         start = (chunk - self._chunks.first) * self._record.chunk_bytes
         return self._bytes[start : start + self._record.bytes_of(chunk, 1)]
 
     def nonce(self, counter: int) -> bytes:
-        """12 bytes, as csrc/io/sealer.hpp says."""
+        """Return the 12 bytes that csrc/io/sealer.hpp specifies."""
         return struct.pack("<IQ", self._record.id, counter)
 
     def associated(self, chunk: int, generation: int) -> bytes:
-        """What is authenticated beside the chunk's bytes, as csrc/io/sealer.hpp says."""
+        """Return the bytes authenticated beside the chunk's, as csrc/io/sealer.hpp specifies."""
         place = (self._record.id, chunk // TILE_CHUNKS, chunk, self._record.bytes_of(chunk, 1), generation)
         return self._record.context + struct.pack("<IIIII", *place)
 
     def generation(self, chunk: int) -> int:
-        """How often the chunk was sealed."""
+        """Return the number of times that the chunk was sealed."""
         (generation,) = struct.unpack_from("<I", self._record.table, self._generation_at(chunk))
         return int(generation)
 
     def kept(self, chunk: int) -> tuple[bytes, int, int]:
-        """Tag, counter and generation of what was sealed last."""
+        """Return tag, counter and generation of what was sealed last."""
         table = self._record.table
         (counter,) = struct.unpack_from("<Q", table, self._counter_at(chunk))
         return bytes(table[chunk * TAG_SIZE : (chunk + 1) * TAG_SIZE]), counter, self.generation(chunk)
 
     def keep(self, chunk: int, tag: bytes, counter: int, generation: int) -> None:
-        """Writes them down."""
+        """Store tag, counter and generation of a chunk that was sealed."""
         self._record.table[chunk * TAG_SIZE : (chunk + 1) * TAG_SIZE] = tag
         struct.pack_into("<Q", self._record.table, self._counter_at(chunk), counter)
         struct.pack_into("<I", self._record.table, self._generation_at(chunk), generation)
