@@ -1,4 +1,4 @@
-"""Which units an optimizer updates, and how: their states, and the group and age of every stretch of them.
+"""The units that an optimizer updates: their states, and the group and age of every stretch of them.
 
 Owned by `ZeroOptimizer`; `relayout` adds and removes units when parameters were frozen or unfrozen.
 """
@@ -27,16 +27,17 @@ class Run:
     stop: int
     group: int
     born: int
-    """Updates made before these elements were trained; their own count starts after it, as in torch."""
+    """Number of updates before these elements were trained; their own count starts after it, as in torch."""
 
 
 class UnitBook:
-    """`states` and `runs` by unit name, `group_of` and `born` by parameter name."""
+    """States and runs of units: `states` and `runs` by unit name, `group_of` and `born` by parameter name."""
 
     def __init__(self, group_of: dict[str, int], *, takes_all: bool) -> None:
-        """`takes_all`: the caller gave no groups, so there is one, for whatever is trained."""
+        """Start without units. `takes_all`: the caller gave no groups, so there is one, for every trained
+        parameter."""
         self.tiers = StateTiers()
-        """Where states are; the engine puts its own here before the first `add`."""
+        """Tiers of the states; the engine sets its own before the first `add`."""
         self.states: dict[str, UnitStates] = {}
         self.runs: dict[str, tuple[Run, ...]] = {}
         self.group_of = group_of
@@ -54,7 +55,7 @@ class UnitBook:
         return states
 
     def make_deferred(self) -> None:
-        """Make the states that were not made so far; from now on none is deferred. No communication."""
+        """Make the states that are deferred so far; from now on none is deferred. No communication."""
         if not self.tiers.defers:
             return
         for states in list(self.states.values()):
@@ -63,7 +64,7 @@ class UnitBook:
         self.tiers.defers = False
 
     def index(self, unit: Unit, layout: ModelLayout) -> None:
-        """Look the groups and ages of a unit's parameters up, after one of them changed."""
+        """Look up the groups and ages of a unit's parameters, after one of them changed."""
         keys: dict[tuple[int, int], int] = {}
         key_of = {
             segment.fqn: keys.setdefault(
@@ -79,14 +80,14 @@ class UnitBook:
         )
 
     def forget(self, unit: Unit) -> None:
-        """Drop the states of a unit that is taken apart."""
+        """Drop the states of a unit that is dissolved."""
         self.runs.pop(unit.name)
         self.tiers.forget(self.states.pop(unit.name))
 
     def admit(self, fqns: Iterable[str]) -> None:
-        """Give parameters that are to be trained a group.
+        """Assign a group to parameters that are to be trained.
 
-        Raises GroupError for one that the caller's groups do not hold.
+        Raises GroupError for a parameter that the caller's groups do not hold.
         """
         missing = [fqn for fqn in fqns if fqn not in self.group_of]
         if missing and not self._takes_all:
@@ -97,11 +98,11 @@ class UnitBook:
         self.group_of.update(dict.fromkeys(missing, 0))
 
     def scalars(self) -> dict[str, Any]:
-        """JSON-able; empty as long as nothing was unfrozen."""
+        """Return the ages as JSON values; empty as long as nothing was unfrozen."""
         return {"born": dict(self.born)} if self.born else {}
 
     def load_scalars(self, scalars: Mapping[str, Any], units: Iterable[Unit], layout: ModelLayout) -> None:
-        """Undo `scalars`."""
+        """Restore the ages of `scalars`."""
         self.born = {fqn: int(value) for fqn, value in scalars.get("born", {}).items()}
         for unit in units:
             if unit.name in self.states:

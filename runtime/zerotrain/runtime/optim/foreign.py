@@ -1,8 +1,8 @@
-"""Any element-wise torch optimizer on the shards (`zero_allow_untested_optimizer`).
+"""Element-wise torch optimizers of any kind on the shards (`zero_allow_untested_optimizer`).
 
 The optimizer that the user gave is copied without its parameters and runs on views of the flat fp32 shards,
 one view per stretch of a parameter group. Its per-element states are moved into flat streams like those of
-the built-in rules, so they are sharded, counted and in checkpoints; what else it keeps (step counts and the
+the built-in rules, so they are sharded, counted and in checkpoints. Its other values (step counts and the
 like) are numbers that are equal on every rank, and go into the checkpoint's scalars. Made by `given.py`.
 """
 
@@ -25,7 +25,7 @@ WHOLE_TENSOR = {
     "Adafactor": "it keeps sums over the rows and columns of whole matrices",
     "SparseAdam": "it wants sparse gradients",
 }
-"""Optimizers of torch that cannot run on parts of parameters, and why."""
+"""Optimizers of torch that cannot run on parts of parameters, with the reason."""
 
 _PROBE_STEPS = 3
 _CUT = 7
@@ -35,7 +35,7 @@ class ForeignRule:
     """A `JointRule` around a torch optimizer."""
 
     def __init__(self, prototype: torch.optim.Optimizer, groups: Sequence[dict[str, Any]]) -> None:
-        """`groups` are the engine's, in the prototype's order; their options are read at every step.
+        """Take the engine's `groups`, in the prototype's order; their options are read at every step.
 
         Raises ConfigError when the optimizer cannot run on parts of parameters.
         """
@@ -45,15 +45,16 @@ class ForeignRule:
         state = _check_elementwise(prototype)
         self.kinds = tuple(sorted(name for name, value in state.items() if _is_per_element(value)))
         self._counts = {name: value for name, value in state.items() if name not in self.kinds}
-        """What it keeps per parameter beside the streams, to show the types."""
+        """Values that the optimizer keeps per parameter beside the streams, as examples of their types."""
         self._inner: torch.optim.Optimizer | None = None
         self._views: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
         self._anchors: list[nn.Parameter] = []
-        """One element per group on every rank, without gradient: so each rank knows each group's counts."""
+        """One element per group on every rank, with a zero gradient, so that each rank has each group's
+        counts."""
         self._loaded: list[dict[str, Any]] | None = None
 
     def update_units(self, units: Sequence[UnitUpdate], step: int, *, grad_scale: float) -> None:
-        """See `JointRule`. Collective is nothing here: each rank works on its own shards."""
+        """Update the units as `JointRule`. No communication: each rank works on its own shards."""
         if self._inner is None:
             self._start(units)
         assert self._inner is not None
@@ -68,7 +69,7 @@ class ForeignRule:
         self._keep_states_flat()
 
     def scalars(self) -> dict[str, Any]:
-        """JSON-able and equal on every rank: what is kept beside the streams, by group."""
+        """Return the values kept beside the streams, by group: JSON values, equal on every rank."""
         if self._inner is None:
             return {"counts": self._loaded}
         counts = [
@@ -77,7 +78,7 @@ class ForeignRule:
         return {"counts": to_plain(counts, type(self._inner).__name__)}
 
     def load_scalars(self, scalars: Mapping[str, Any]) -> None:
-        """Undo `scalars`; the streams are overwritten by the checkpoint itself."""
+        """Restore the values of `scalars`; the streams are overwritten by the checkpoint itself."""
         self._loaded = scalars["counts"]
         self._inner = None
 
@@ -105,7 +106,7 @@ class ForeignRule:
                 self._inner.state[parameter].update({**counts, **streams})
 
     def _stretches(self, units: Sequence[UnitUpdate]) -> Iterable[tuple[UnitUpdate, int, int]]:
-        """Maximal runs of one parameter group that this rank holds, in layout order."""
+        """Yield the maximal runs of one parameter group that this rank holds, in layout order."""
         for unit in units:
             owned = [segment for segment in unit.segments if segment.start < segment.stop]
             for index, segment in enumerate(owned):
@@ -117,7 +118,7 @@ class ForeignRule:
                 yield unit, segment.start, owned[end].stop
 
     def _keep_states_flat(self) -> None:
-        """Move states that the optimizer made past `_StateOfOne` into the streams."""
+        """Move states into the streams that the optimizer did not store through `_StateOfOne`."""
         assert self._inner is not None
         for parameter, views in self._views.items():
             parameter.grad = None
@@ -129,8 +130,8 @@ class ForeignRule:
 
 
 class _StateOfOne(dict[str, Any]):
-    """What an optimizer keeps for one parameter. A state that it makes moves into its stream at once, so that
-    the states of all parameters are never there twice."""
+    """The state that an optimizer keeps for one parameter. A tensor stored in it moves into its stream at
+    once, so that the states of all parameters never exist twice."""
 
     def __init__(self, views: Mapping[str, torch.Tensor]) -> None:
         super().__init__()
@@ -140,7 +141,7 @@ class _StateOfOne(dict[str, Any]):
         view = self._views.get(name)
         if view is not None and _is_like(value, view) and value.data_ptr() != view.data_ptr():
             view.copy_(value)
-            value.set_(view)  # the optimizer may hold the tensor by another name, too
+            value.set_(view)  # the optimizer may also hold the tensor by another name
         super().__setitem__(name, value)
 
 
@@ -157,7 +158,7 @@ class _States(defaultdict[torch.Tensor, Any]):
 
 
 def _is_like(value: Any, view: torch.Tensor) -> bool:
-    """Whether the tensor can take the place of the other one."""
+    """Return whether the tensor can replace the other one."""
     return (
         isinstance(value, torch.Tensor)
         and (value.shape, value.dtype, value.device) == (view.shape, view.dtype, view.device)
@@ -183,7 +184,8 @@ def _not_elementwise(prototype: torch.optim.Optimizer, reason: str) -> ConfigErr
 
 
 def _check_elementwise(prototype: torch.optim.Optimizer) -> dict[str, Any]:
-    """Try it on a small matrix and on the same elements cut in two; the state it made for a parameter."""
+    """Run the optimizer on a small matrix and on the same elements cut in two; return the state that it made
+    for a parameter. Raises ConfigError where the results differ or the state does not fit."""
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(4, 6, generator=generator)
     whole = [nn.Parameter(start.clone())]
@@ -225,7 +227,7 @@ def _fits(value: Any) -> bool:
 def _copy_without_state(
     prototype: torch.optim.Optimizer, members: Sequence[Sequence[nn.Parameter]]
 ) -> torch.optim.Optimizer:
-    """The same optimizer with the same options over other parameters, as if it had never stepped."""
+    """Return the same optimizer with the same options over other parameters, as if it had never stepped."""
     made: torch.optim.Optimizer = object.__new__(type(prototype))  # copy.copy would lose attributes
     made.__dict__.update(prototype.__dict__)
     made.__dict__.pop("step", None)  # a schedule's counter, bound to the original

@@ -1,6 +1,6 @@
 """Adam and AdamW on a GPU by torch's fused kernel: one pass over memory instead of ten.
 
-Called through the rules of `rules.py` and `native.py`, whose way of doing it on CPU is another.
+Called through the rules of `rules.py` and `native.py`, which compute in another way on CPU.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class FusedAdamRule(AdamRule):
     """Adam and AdamW, equal to `AdamRule` up to rounding. A `KernelRule`."""
 
     def kernel_for(self, device: torch.device) -> Kernel | None:
-        """See `KernelRule`."""
+        """Return the fused kernel on CUDA, else None."""
         return FusedKernel(self) if device.type == "cuda" else None
 
 
 def fused_rule(rule: UpdateRule) -> UpdateRule:
-    """The rule with the fused kernel where there is one."""
+    """Return the rule with the fused kernel where there is one."""
     if isinstance(rule, AdamRule):
         return FusedAdamRule(
             decoupled=rule.decoupled, bias_correction=rule.bias_correction, amsgrad=rule.amsgrad
@@ -45,22 +45,22 @@ class FusedTask:
 
 @dataclass(frozen=True, slots=True)
 class FusedKernel:
-    """Of a rule: a `Kernel`, for fp32 gradients, which are scaled in place."""
+    """The fused kernel of a rule: a `Kernel`, for fp32 gradients, which are scaled in place."""
 
     rule: AdamRule
 
     def task(self, step: UnitStep) -> FusedTask:
-        """See `Kernel`."""
+        """Return the task of a step, as `Kernel`."""
         if step.grad_scale == 1.0:
             return FusedTask(step, None)
-        # 0 clips gradients that are not finite: finite ones become 0, the others no number.
+        # Clipping gives a scale of 0 for gradients that are not finite: finite ones become 0, the others NaN.
         inverse = 1.0 / step.grad_scale if step.grad_scale else inf
         return FusedTask(step, torch.full((), inverse, dtype=torch.float32, device=step.grad.device))
 
     def run(
         self, task: Any, master: torch.Tensor | None, states: Mapping[str, torch.Tensor], *, start: int = 0
     ) -> None:
-        """See `Kernel`."""
+        """Run a part of a task, as `Kernel`."""
         stop = start + next(iter(states.values())).numel()
         for segment in task.step.segments:
             low, high = max(start, segment.start), min(stop, segment.stop)

@@ -1,8 +1,9 @@
 """The optimizer and the schedule that a script passes to `initialize`, or else those of the configuration.
 
-A torch optimizer that the engine has itself (Adam, AdamW, SGD, Adagrad) is replaced by the engine's, with the
-same groups and options; another one runs on the shards as it is (`foreign.py`). Either way the script's
-object shares the engine's parameter groups afterwards, so a rate that is set through it counts.
+A torch optimizer that the engine implements itself (Adam, AdamW, SGD, Adagrad) is replaced by the engine's,
+with the same groups and options; another one runs on the shards as it is (`foreign.py`). In both cases the
+script's object shares the engine's parameter groups afterwards, so a rate that is set through it takes
+effect.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _OWN = {
     torch.optim.SGD: ("SGD", ("dampening", "nesterov")),
     torch.optim.Adagrad: ("Adagrad", ("lr_decay", "initial_accumulator_value")),
 }
-"""Optimizers of torch that the engine has: its name, and the options that must be equal in all groups."""
+"""Optimizers of torch that the engine implements: its name, and the options that all groups must share."""
 
 
 def make_optimizer(
@@ -42,7 +43,7 @@ def make_optimizer(
     optimizer: Any = None,
     model_parameters: Parameters | None = None,
 ) -> ZeroOptimizer:
-    """The engine's optimizer.
+    """Return the engine's optimizer.
 
     `optimizer`: None, a torch optimizer over the model's parameters, or a function of parameters (or groups)
     that makes one. Raises ConfigError for an optimizer that cannot run on shards or that needs
@@ -65,17 +66,17 @@ def make_optimizer(
 
 
 def _hand_over(given: torch.optim.Optimizer, made: ZeroOptimizer) -> None:
-    """The script's object updates nothing any more; groups and hooks of either are those of both."""
+    """Disable the step of the script's optimizer, and share groups and hooks between it and the engine's."""
     given.param_groups = made.param_groups
     made.followers.append(given)
-    if not isinstance(made.rule, ForeignRule):  # else it is a copy of it that steps, and calls them
+    if not isinstance(made.rule, ForeignRule):  # else a copy of it steps, and calls them
         share_step_hooks(made, given)
     given.step = refuse_step  # type: ignore[method-assign]
 
 
 def make_schedule(optimizer: ZeroOptimizer, config: EngineConfig, lr_scheduler: Any = None) -> Schedule:
-    """The engine's schedule; `lr_scheduler`: None, a torch schedule, or a function of an optimizer that makes
-    one. Raises ConfigError for one that needs more than its number of steps."""
+    """Return the engine's schedule. `lr_scheduler`: None, a torch schedule, or a function of an optimizer
+    that makes one. Raises ConfigError for a schedule that needs more than its number of steps."""
     if lr_scheduler is None:
         return LrSchedule(optimizer.param_groups, config.scheduler)
     if isinstance(lr_scheduler, type) or not hasattr(lr_scheduler, "step"):
@@ -84,7 +85,8 @@ def make_schedule(optimizer: ZeroOptimizer, config: EngineConfig, lr_scheduler: 
 
 
 def _configured_maker(maker: Any, config: OptimizerConfig) -> Callable[[Any], Any]:
-    """A torch optimizer by its name in the configuration, with the parameters that the file gives it."""
+    """Return a function that makes a torch optimizer by its configured name, with its configured
+    parameters."""
 
     def make(parameters: Any) -> Any:
         try:
@@ -154,7 +156,7 @@ def _replace(
     layout: ModelLayout,
     config: EngineConfig,
 ) -> ZeroOptimizer:
-    """The engine's own optimizer of that kind with the given one's groups."""
+    """Return the engine's own optimizer of that kind with the given one's groups."""
     first = given.param_groups[0]
     for index, group in enumerate(given.param_groups):
         for key in (*shared, "decoupled_weight_decay"):

@@ -16,7 +16,8 @@ class TorchSchedule:
     """A schedule that the script made; the engine steps it after each update that was not skipped."""
 
     def __init__(self, scheduler: Any, optimizer: ZeroOptimizer) -> None:
-        """Raises ConfigError for a schedule over other groups, or one that wants a metric."""
+        """Take the schedule over. Raises ConfigError for one over other groups, or one that needs a
+        metric."""
         if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
             raise ConfigError(
                 "lr_scheduler",
@@ -32,7 +33,7 @@ class TorchSchedule:
             self._take_over(theirs)
 
     def _take_over(self, theirs: Any) -> None:
-        """The schedule was made over another optimizer: give it the engine's groups."""
+        """Give the engine's groups to a schedule that was made over another optimizer."""
         if len(theirs.param_groups) != len(self._groups):
             raise ConfigError(
                 "lr_scheduler",
@@ -45,7 +46,7 @@ class TorchSchedule:
         theirs.param_groups = self._groups
 
     def step(self) -> None:
-        """Move on by one update."""
+        """Advance by one update."""
         self.num_updates += 1
         optimizer = getattr(self.scheduler, "optimizer", None)
         if optimizer is not None:
@@ -53,11 +54,11 @@ class TorchSchedule:
         self.scheduler.step()
 
     def get_last_lr(self) -> list[float]:
-        """The rates that the next update uses, one per group."""
+        """Return the rates that the next update uses, one per group."""
         return [float(group["lr"]) for group in self._groups]
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-able. Raises ValueError where the schedule keeps what has no JSON form."""
+        """Return JSON values. Raises ValueError where the schedule keeps something that has no JSON form."""
         state = self.scheduler.state_dict()
         return {"num_updates": self.num_updates, "scheduler": to_plain(state, type(self.scheduler).__name__)}
 
@@ -71,7 +72,7 @@ class TorchSchedule:
             )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Undo `state_dict`. Raises ValueError as `check_state`."""
+        """Restore the state of `state_dict`. Raises ValueError as `check_state`."""
         self.check_state(state)
         self.num_updates = int(state["num_updates"])
         self.scheduler.load_state_dict(from_plain(state["scheduler"], self.scheduler.state_dict()))

@@ -1,4 +1,4 @@
-"""Parameter groups: which learning rate and weight decay each element of a flat shard gets."""
+"""Parameter groups: the learning rate and weight decay of each element of a flat shard."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GROUP_KEYS = ("lr", "weight_decay", "betas", "eps", "momentum")
 
 
 class GroupError(ValueError):
-    """The parameter groups do not cover the model's trainable parameters exactly once."""
+    """Error of parameter groups that do not cover the model's trainable parameters exactly once."""
 
 
 def build_groups(
@@ -27,8 +27,8 @@ def build_groups(
     *,
     is_foreign: bool = False,
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """`(param_groups, group index by fqn)`; `model_parameters` is what a torch optimizer would be given, or
-    None; `is_foreign` groups are those of a torch optimizer, which has options of its own.
+    """Return `(param_groups, group index by fqn)`. `model_parameters` is what a torch optimizer would be
+    given, or None; `is_foreign` groups are those of a torch optimizer, which has options of its own.
 
     Raises GroupError for a trainable parameter in no group or in two, and for options that are not per group.
     """
@@ -41,7 +41,7 @@ def build_groups(
     groups: list[dict[str, Any]] = []
     index_of: dict[str, int] = {}
     for group in given:
-        assert isinstance(group, Mapping)  # made so above
+        assert isinstance(group, Mapping)  # the lines above made it so
         append_group(groups, index_of, group, names=names, config=config, is_foreign=is_foreign)
     trained = {fqn for fqn, parameter in named_parameters(model) if parameter.requires_grad}
     missing = sorted(trained - index_of.keys())
@@ -56,8 +56,8 @@ def build_groups(
 def listed(
     model_parameters: Iterable[nn.Parameter] | Iterable[Mapping[str, Any]] | None,
 ) -> list[Any] | None:
-    """What `initialize` was given, None for all trainable parameters. Raises GroupError where it is empty or
-    no parameters at all."""
+    """Return `model_parameters` as a list, None for all trainable parameters. Raises GroupError where it is
+    empty or holds no parameters at all."""
     if model_parameters is None:
         return None
     given = list(model_parameters)
@@ -74,7 +74,7 @@ def listed(
 
 
 def names_of(model: nn.Module) -> dict[int, str]:
-    """Name by the parameter's id."""
+    """Return the names of the parameters by their ids."""
     return {id(parameter): fqn for fqn, parameter in named_parameters(model)}
 
 
@@ -87,7 +87,7 @@ def append_group(
     config: OptimizerConfig,
     is_foreign: bool = False,
 ) -> None:
-    """Complete a group by the configuration's values and add it. Raises GroupError, see `build_groups`."""
+    """Complete a group by the configuration's values and add it. Raises GroupError as `build_groups`."""
     index, params = len(groups), group["params"]
     params = [params] if isinstance(params, nn.Parameter) else list(params)
     if not is_foreign:
@@ -117,7 +117,7 @@ def _assign(parameter: nn.Parameter, index: int, names: Mapping[int, str], index
 
 
 def group_hyper(group: Mapping[str, Any]) -> Hyper:
-    """The group's values as they are now, by value."""
+    """Return the group's present values, as a copy."""
     beta1, beta2 = group["betas"]
     return Hyper(
         lr=float(group["lr"]),
@@ -131,9 +131,11 @@ def group_hyper(group: Mapping[str, Any]) -> Hyper:
 def group_runs(
     layout: ModelLayout, unit: UnitLayout, interval: tuple[int, int], index_of: Mapping[str, int]
 ) -> Sequence[tuple[int, int, int]]:
-    """`(start, stop, group index)` runs that cover an interval of a unit, relative to the interval's start.
+    """Return `(start, stop, group index)` runs that cover an interval of a unit, relative to the interval's
+    start.
 
-    Gaps and padding go with the parameter before them: they are zeros and stay zeros under every rule.
+    Gaps and padding belong to the run of the parameter before them: they are zeros and stay zeros under every
+    rule.
     """
     low, high = interval
     runs: list[tuple[int, int, int]] = []

@@ -1,6 +1,6 @@
-"""What update rules get that cannot work element by element: all units at once, parameter by parameter.
+"""Input of update rules that cannot work element by element: all units at once, parameter by parameter.
 
-`ZeroOptimizer.begin_update` makes these; `LambRule`, `OneBitAdamRule` and `ForeignRule` take them.
+`ZeroOptimizer.begin_update` makes it; `LambRule`, `OneBitAdamRule` and `ForeignRule` take it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class SegmentRun:
 
     fqn: str
     start: int
-    """Element of the interval's tensors."""
+    """First element in the interval's tensors."""
     stop: int
     group: int
-    """Index of its parameter group."""
+    """Index of the parameter's group."""
     hyper: Hyper
 
 
@@ -38,9 +38,9 @@ class UnitUpdate:
     states: ResidentStates
     grads: torch.Tensor
     accumulator: torch.Tensor
-    """Gradients of the whole unit at stages 0 and 1, of the interval else."""
+    """Gradients of the whole unit at stages 0 and 1, of the interval otherwise."""
     segments: tuple[SegmentRun, ...]
-    """Every parameter of the unit, in layout order, on every rank."""
+    """Parts of every parameter of the unit, in layout order, on every rank."""
 
 
 @runtime_checkable
@@ -59,14 +59,14 @@ class JointRule(Protocol):
 
 @runtime_checkable
 class CountingRule(Protocol):
-    """What a rule has that keeps more than streams."""
+    """A rule that keeps values beside its streams."""
 
     def scalars(self) -> dict[str, Any]:
-        """JSON-able and equal on every rank."""
+        """Return these values as JSON values that are equal on every rank."""
         ...
 
     def load_scalars(self, scalars: Mapping[str, Any]) -> None:
-        """Undo `scalars`."""
+        """Restore the values of `scalars`."""
         ...
 
 

@@ -1,8 +1,8 @@
 """LAMB (https://arxiv.org/abs/1904.00962) as DeepSpeed's FusedLamb computes it, on sharded parameters.
 
 Each parameter's step is scaled by the ratio of two norms over the whole parameter. A rank holds parts of
-parameters, so the first pass over the shards updates the moments and sums squares, ONE exchange of a short
-record makes the norms of all parameters of the model whole, and a second pass applies the update.
+parameters, so the first pass over the shards updates the moments and sums squares. ONE exchange of a short
+record then completes the norms of all parameters of the model, and a second pass applies the update.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from zerotrain.runtime.zero.state import EXP_AVG, EXP_AVG_SQ
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LambRule:
-    """The trust ratio `|weight| / |update|` of each parameter is kept within `[min_coeff, max_coeff]`."""
+    """LAMB; the trust ratio `|weight| / |update|` of each parameter is kept in `[min_coeff, max_coeff]`."""
 
     max_coeff: float = 10.0
     min_coeff: float = 0.01
@@ -30,7 +30,7 @@ class LambRule:
 
     @classmethod
     def of(cls, config: OptimizerConfig) -> LambRule:
-        """As configured."""
+        """Return the rule of a configuration."""
         params = config.params
         return cls(
             max_coeff=float(params.get("max_coeff", 10.0)),
@@ -40,7 +40,7 @@ class LambRule:
         )
 
     def update_units(self, units: Sequence[UnitUpdate], step: int, *, grad_scale: float) -> None:
-        """See `JointRule`."""
+        """Update the units as `JointRule`."""
         squares: list[torch.Tensor] = []
         for unit in units:
             for segment in unit.segments:
@@ -49,7 +49,7 @@ class LambRule:
         mine = torch.stack(squares)
         comm = units[0].states.unit.comm
         rows = comm.gather_record(mine.flatten().tolist())
-        # In rank order, so that all ranks compute the same bits.
+        # The sum is in rank order, so that all ranks compute the same bits.
         whole = torch.tensor(rows, dtype=torch.float64).sum(dim=0).view(-1, 2).sqrt()
         ratios = iter(whole.tolist())
         for unit in units:
@@ -66,7 +66,7 @@ class LambRule:
             unit.states.by_kind[EXP_AVG_SQ][tile].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
 
     def _squares(self, unit: UnitUpdate, segment: SegmentRun) -> torch.Tensor:
-        """Sums of squares (weight, update) of the part that this rank owns, in float64."""
+        """Return the sums of squares (weight, update) of the part that this rank owns, in float64."""
         states = unit.states
         own_start = 0 if states.unit.placement.states_sharded else states.unit.start
         own_stop = own_start + states.unit.stop - states.unit.start
@@ -79,7 +79,7 @@ class LambRule:
         return sums
 
     def _direction(self, unit: UnitUpdate, segment: SegmentRun, tile: slice) -> torch.Tensor:
-        """The step before it is scaled."""
+        """Return the step before it is scaled."""
         states, hyper = unit.states, segment.hyper
         variance = states.by_kind[EXP_AVG_SQ][tile]
         inside = self.eps_inside_sqrt

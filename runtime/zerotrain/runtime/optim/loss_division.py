@@ -1,10 +1,10 @@
 """The division of losses by the accumulation steps, exact also where the loss is bf16.
 
-The gradient of a bf16 loss begins as a bf16 number, and a third is none: 0.333984, 0.2 % too much in every
-element of the gradient. So where bf16 computes, a step that begins with a bf16 loss divides in backward by
-the power of two in the number of steps alone, which is exact, and by the odd rest in fp32: in the factor
-that takes the loss scale out of the sum of the gradients and clips it. Whether it does so is the same on
-every rank, which the step record checks.
+The gradient of a bf16 loss begins as a bf16 number, and bf16 cannot represent a third: it is 0.333984, 0.2 %
+too much in every element of the gradient. So where bf16 computes, a step that begins with a bf16 loss divides
+in backward only by the power of two in the number of steps, which is exact. It divides by the odd rest in
+fp32: in the factor that removes the loss scale from the sum of the gradients and clips it. Whether it does so
+is the same on every rank, which the step record checks.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ from zerotrain.runtime.zero.gradients import UnitGradients, scale_gradients
 
 
 class LossDivision:
-    """How the losses of one engine's steps are divided.
+    """The division of the losses of one engine's steps.
 
     Attributes:
-        rest: what the sum of this step's gradients is still to be divided by; 1 unless the step began with
-        a bf16
-            loss and its micro-batches are no power of two.
+        rest: divisor that is still to be applied to the sum of this step's gradients; 1 unless the step
+            began with a bf16 loss and the number of its micro-batches is not a power of two.
     """
 
     def __init__(self, precision: PrecisionConfig) -> None:
@@ -31,8 +30,8 @@ class LossDivision:
         self.rest = 1
 
     def divide(self, loss: torch.Tensor, steps: int | None, *, begins: bool) -> torch.Tensor:
-        """The loss that backward starts from, divided by a number of steps (None = not divided). `begins`: no
-        gradient of this step is there yet."""
+        """Return the loss that backward starts from, divided by a number of steps (None = not divided).
+        `begins`: this step has no gradient yet."""
         if begins:
             leaves = self._may_leave_rest and steps is not None and loss.dtype is torch.bfloat16
             self.rest = _odd_part(steps) if leaves and steps else 1
@@ -41,7 +40,8 @@ class LossDivision:
         return loss if self.rest == 1 else loss * self.rest
 
     def settle(self, gradients: Iterable[UnitGradients]) -> None:
-        """Divide what this step accumulated by the rest now: gradients follow that somebody else scaled."""
+        """Divide what this step accumulated by the rest now, before gradients that other code scaled are
+        added."""
         if self.rest != 1:
             for part in gradients:
                 scale_gradients(part, 1.0 / self.rest)
@@ -49,5 +49,5 @@ class LossDivision:
 
 
 def _odd_part(number: int) -> int:
-    """The number without its factors of two."""
+    """Return the number without its factors of two."""
     return number // (number & -number)

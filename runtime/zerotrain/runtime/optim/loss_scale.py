@@ -1,8 +1,8 @@
-"""The factor on an fp16 loss that keeps small gradients from vanishing, and how it follows overflows.
+"""The factor on an fp16 loss that keeps small gradients from vanishing, and its reaction to overflows.
 
 The engine multiplies the loss by `scale`; the step divides by it again, in the same factor that clips. The
-dynamic scale goes through the values of DeepSpeed's `DynamicLossScaler` for the same overflows and settings,
-so that its configurations mean the same here.
+dynamic scale takes the same values as DeepSpeed's `DynamicLossScaler` for the same overflows and settings, so
+that DeepSpeed's configurations have the same meaning here.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from zerotrain.contract.config import PrecisionConfig
 from zerotrain.contract.exit_codes import ExitCode
 
 FACTOR = 2.0
-"""Of a back-off and of a growth."""
+"""Factor of a back-off and of a growth."""
 
 
 class LossScaleError(RuntimeError):
-    """The gradients overflow although the loss scale is as small as it may get."""
+    """Error of gradients that overflow although the loss scale has reached its minimum."""
 
     exit_code: ExitCode = ExitCode.DIVERGED
 
@@ -40,10 +40,10 @@ class LossScaler:
         self._iteration = 0
         self._last_overflow = -1
         self._hysteresis = precision.hysteresis
-        """Overflows left before the scale falls, the one that lets it fall included."""
+        """Number of overflows left before the scale falls, including the one that makes it fall."""
 
     def update(self, *, overflow: bool, where: Sequence[str] = ()) -> None:
-        """Follow the outcome of a step; `where` names the units whose gradients overflowed, for the error.
+        """Update the scale after a step; `where` names the units whose gradients overflowed, for the error.
 
         Raises LossScaleError when the scale would have to fall below `fp16.min_loss_scale` and
         `fp16.raise_error_at_min_scale` is on.
@@ -75,13 +75,13 @@ class LossScaler:
         settings = self._settings
         if settings.consecutive_hysteresis:
             self._hysteresis = settings.hysteresis
-        good_steps = self._iteration - self._last_overflow - 1  # before this one, as DeepSpeed counts
+        good_steps = self._iteration - self._last_overflow - 1  # before this step, as DeepSpeed counts
         if good_steps > 0 and good_steps % settings.loss_scale_window == 0:
             self._hysteresis = settings.hysteresis
             self.scale *= FACTOR
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """Return the state as JSON values."""
         return {
             "scale": self.scale,
             "iteration": self._iteration,
@@ -90,7 +90,8 @@ class LossScaler:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Undo `state_dict`. A fixed scale, or none, stays what this run's configuration says."""
+        """Restore the state of `state_dict`. A fixed scale, or none, stays as this run's configuration sets
+        it."""
         if self.is_dynamic and "iteration" in state:
             self.scale = float(state["scale"])
             self._iteration = int(state["iteration"])

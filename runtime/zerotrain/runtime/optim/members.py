@@ -1,7 +1,7 @@
-"""Parameter groups at a resume: which stored group is which of the groups now, by the parameters they hold.
+"""Parameter groups at a resume: the stored groups are matched with the present ones by their parameters.
 
 A script that lists its groups in another order, or the same parameters under another label, goes on with
-every parameter's own options; one that divides the parameters otherwise is refused.
+every parameter's own options; a script that divides the parameters in another way is rejected.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _PER_GROUP = frozenset(
         "counts",
     }
 )
-"""Lists with one value per group in the states of torch's schedules and of `ForeignRule`."""
+"""Names of lists with one value per group in the states of torch's schedules and of `ForeignRule`."""
 
 
 def members_of(group_of: Mapping[str, int], num_groups: int) -> list[list[str]]:
-    """Names of the parameters of every group."""
+    """Return the names of the parameters of every group."""
     members: list[list[str]] = [[] for _ in range(num_groups)]
     for fqn, index in group_of.items():
         members[index].append(fqn)
@@ -35,11 +35,11 @@ def members_of(group_of: Mapping[str, int], num_groups: int) -> list[list[str]]:
 def match_groups(
     stored: Sequence[Sequence[str]] | None, num_stored: int, group_of: Mapping[str, int], num_groups: int
 ) -> list[int]:
-    """For every group now, the index of the stored one with the same members.
+    """Return, for every present group, the index of the stored one with the same members.
 
     Parameters that only one side has do not count: they are frozen on the other. Groups without a common
     member are matched in their order; so are all groups of a checkpoint that holds no members (`stored`
-    None). Raises ValueError where the numbers differ, or the members do, with names.
+    None). Raises ValueError where the numbers of groups differ, or the members do, with names.
     """
     if num_stored != num_groups:
         raise ValueError(
@@ -65,12 +65,13 @@ def match_groups(
 
 
 def match_stored(scalars: Mapping[str, Any], group_of: Mapping[str, int], num_groups: int) -> list[int]:
-    """`match_groups` for the scalars of an optimizer as a checkpoint has them."""
+    """Match the groups of an optimizer's scalars in a checkpoint, as `match_groups`."""
     return match_groups(scalars.get("members"), len(scalars["groups"]), group_of, num_groups)
 
 
 def regrouped(state: Any, order: Sequence[int]) -> Any:
-    """The state of a schedule or a rule with its values per group in the order of the groups now."""
+    """Return the state of a schedule or a rule with its values per group in the order of the present
+    groups."""
     if isinstance(state, Mapping):
         return {
             key: [value[index] for index in order]

@@ -1,8 +1,8 @@
 """Adam, AdamW, Adagrad and Lion by the native kernels of csrc/cpu: the default on CPU, one pass over memory
 instead of eight.
 
-A module of its own: everything else runs from a wheel without compiled code, where importing this one raises
-ImportError. Called by `ZeroOptimizer` and the state tiers.
+This is a separate module: everything else runs from a wheel without compiled code, where importing this one
+raises ImportError. Called by `ZeroOptimizer` and the state tiers.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ REMAINDER = "remainder"
 
 
 class _NativeRule:
-    """What the kernels add to a rule of `rules.py`: the same bits on every processor, thread count and cut of
-    the range, for masters in fp32 and for those kept as bf16 weight and int16 remainder. Tensors on CUDA go
-    the base class's way, Adam's through `FusedAdamRule`."""
+    """The kernels' part of a rule of `rules.py`: the same bits on every processor, thread count and cut of
+    the range, for masters in fp32 and for those kept as bf16 weight and int16 remainder. Tensors on CUDA are
+    updated by the base class, Adam's by `FusedAdamRule`."""
 
     __slots__ = ()
     kinds: tuple[str, ...]
@@ -35,7 +35,7 @@ class _NativeRule:
         raise AssertionError("every rule names its kernel")
 
     def kernel_for(self, device: torch.device) -> Kernel | None:
-        """See `KernelRule`."""
+        """Return the native kernel on CPU, else None."""
         return NativeKernel(self) if device.type == "cpu" else None
 
     def segment(self, start: int, stop: int, hyper: Hyper, step: int) -> Segment:
@@ -56,13 +56,14 @@ class _NativeRule:
 
 @dataclass(frozen=True, slots=True)
 class NativeKernel:
-    """The kernel of a rule: a `Kernel`. `task` takes gradients and weights in fp32, bf16 and fp16."""
+    """The native kernel of a rule: a `Kernel`. `task` takes gradients and weights in fp32, bf16 and fp16."""
 
     rule: _NativeRule
 
     def task(self, step: UnitStep) -> UpdateTask:
-        """See `Kernel`; the gradients are kept. With "remainder" among the names the weight is the upper half
-        of the masters, and without "master", too, it is the fp32 master itself."""
+        """Return the task of a step, as `Kernel`; it leaves the gradients unchanged. With "remainder" among
+        the names the weight is the upper half of the masters; with neither "remainder" nor "master", it is
+        the fp32 master itself."""
         return UpdateTask(
             self.rule.kernel,
             [self.rule.segment(one.start, one.stop, one.hyper, one.step) for one in step.segments],
@@ -75,16 +76,16 @@ class NativeKernel:
     def run(
         self, task: Any, master: torch.Tensor | None, states: Mapping[str, torch.Tensor], *, start: int = 0
     ) -> None:
-        """See `Kernel`."""
+        """Run a part of a task, as `Kernel`."""
         update_(task, master, [states[kind] for kind in self.rule.kinds], start=start)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NativeAdamRule(_NativeRule, FusedAdamRule):
-    """Adam and AdamW, on CUDA by torch's fused kernel."""
+    """Adam and AdamW by the native kernel, and on CUDA by torch's fused kernel."""
 
     def kernel_for(self, device: torch.device) -> Kernel | None:
-        """See `KernelRule`."""
+        """Return the native kernel on CPU, the fused one on CUDA, else None."""
         return _NativeRule.kernel_for(self, device) or FusedAdamRule.kernel_for(self, device)
 
     @property
@@ -94,7 +95,7 @@ class NativeAdamRule(_NativeRule, FusedAdamRule):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NativeAdagradRule(_NativeRule, AdagradRule):
-    """Adagrad."""
+    """Adagrad by the native kernel."""
 
     @property
     def kernel(self) -> str:
@@ -103,7 +104,7 @@ class NativeAdagradRule(_NativeRule, AdagradRule):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NativeLionRule(_NativeRule, LionRule):
-    """Lion."""
+    """Lion by the native kernel."""
 
     @property
     def kernel(self) -> str:
@@ -111,8 +112,8 @@ class NativeLionRule(_NativeRule, LionRule):
 
 
 def native_rule(rule: UpdateRule) -> UpdateRule:
-    """The rule that does by a kernel what a rule of `rules.py` does, up to rounding; on CPU the rule itself
-    where there is no kernel (SGD, amsgrad)."""
+    """Return the rule that computes a rule of `rules.py` by a native kernel, up to rounding; on CPU the rule
+    itself where there is no kernel (SGD, amsgrad)."""
     if isinstance(rule, AdamRule) and not rule.amsgrad:
         return NativeAdamRule(decoupled=rule.decoupled, bias_correction=rule.bias_correction)
     if isinstance(rule, AdagradRule):

@@ -1,15 +1,15 @@
 """1-bit Adam (https://arxiv.org/abs/2102.02888), as DeepSpeed's OneBitAdam: stages 0 and 1.
 
-For `freeze_step` updates it is Adam without bias correction. Then the second moment stays as it is, and the
-ranks exchange no gradients any more but the signs of their momenta: each adds its own gradient to the common
-momentum, compresses the sum to one bit per element with feedback of the error, and sends each rank its part;
-that rank averages, compresses the average with an error of its own, and sends it to all. The next momentum is
-what comes back, the same on every rank.
+For `freeze_step` updates it is Adam without bias correction. Then the second moment stays fixed, and the
+ranks exchange the signs of their momenta instead of gradients. Each rank adds its own gradient to the common
+momentum, compresses the sum to one bit per element with error feedback, and sends each rank its part. That
+rank averages the parts, compresses the average with an error of its own, and sends it to all. The result is
+the next momentum, the same on every rank.
 
-[Note: elements without a scale] A sign cannot say zero: elements whose gradient was zero in the whole warm-up
-(rows of tokens not seen, dead units) get momenta of their block's size, and their second moment, by which
-these are to be divided, is zero for ever. They stay where they are but for the weight decay, which is what
-DeepSpeed's `exp_avg_mask` is for.
+[Note: elements without a scale] A sign cannot represent zero. Elements whose gradient was zero in the whole
+warm-up (rows of tokens not seen, dead units) get momenta of their block's size, and their second moment, by
+which these are divided, is zero for ever. These elements do not change except by the weight decay;
+DeepSpeed's `exp_avg_mask` serves the same purpose.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from zerotrain.runtime.zero.state import EXP_AVG, EXP_AVG_SQ, SERVER_ERROR, WORK
 
 @dataclass(kw_only=True)
 class _Buffers:
-    """What one unit needs beside its sharded states."""
+    """The buffers of one unit beside its sharded states."""
 
     momentum: torch.Tensor
-    """Whole, on every rank."""
+    """The whole momentum, on every rank."""
     worker_error: torch.Tensor
-    """Whole: what this rank's compression left out so far."""
+    """The error that this rank's compression has left so far, of the whole unit."""
     server_error: torch.Tensor
-    """This rank's interval: the same of the compressed average."""
+    """The error of the compressed average, of this rank's interval."""
     whole: SignCodec
     own: SignCodec
     is_current: bool = False
-    """`momentum` is whole; before the first compressed step only this rank's interval counts."""
+    """Whether `momentum` is whole; before the first compressed step only this rank's interval is valid."""
 
 
 class OneBitAdamRule:
-    """A `JointRule` that talks to the other ranks itself from `freeze_step` on."""
+    """A `JointRule` that communicates with the other ranks itself from `freeze_step` on."""
 
     def __init__(self, config: OptimizerConfig) -> None:
         self.freeze_step = int(config.params.get("freeze_step", 100_000))
@@ -56,15 +56,16 @@ class OneBitAdamRule:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The second moment; the first is a part of a buffer that `attach` makes."""
+        """Names of the state streams: the second moment; the first is part of a buffer that `attach`
+        makes."""
         return (EXP_AVG_SQ,)
 
     def is_local(self, num_updates: int) -> bool:
-        """Whether the next update takes this rank's own gradients instead of the average."""
+        """Return whether the next update takes this rank's own gradients instead of the average."""
         return num_updates >= self.freeze_step
 
     def attach(self, states: ResidentStates, ledger: MemoryLedger) -> None:
-        """Make the buffers of a unit; the momentum's part becomes a state stream."""
+        """Make the buffers of a unit; the momentum's part of this rank becomes a state stream."""
         unit, device = states.unit, states.master.device
         numel, own = unit.layout.padded_numel, unit.stop - unit.start
 
@@ -84,7 +85,7 @@ class OneBitAdamRule:
             )
 
     def update_units(self, units: Sequence[UnitUpdate], step: int, *, grad_scale: float) -> None:
-        """See `JointRule`."""
+        """Update the units as `JointRule`."""
         is_local = self.is_local(step - 1)
         for unit in units:
             buffers = self._buffers.get(unit.states.unit.name)
@@ -105,7 +106,7 @@ class OneBitAdamRule:
                 unit.states.by_kind[EXP_AVG_SQ][tile].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
 
     def _exchange(self, update: UnitUpdate, buffers: _Buffers, scale: float) -> None:
-        """The compressed mean of the ranks' momenta, into the common momentum."""
+        """Exchange the compressed mean of the ranks' momenta, into the common momentum."""
         unit, momentum = update.states.unit, buffers.momentum
         comm = unit.comm
         if not buffers.is_current:
@@ -114,7 +115,7 @@ class OneBitAdamRule:
         hypers = {segment.fqn: segment.hyper for segment in update.segments}
         for part in unit.layout.segments:
             _mix(momentum, update.accumulator, part.start, part.stop, hyper=hypers[part.fqn], scale=scale)
-        # In place from here: the momentum becomes what is to be sent, then what was lost by compressing it.
+        # The momentum is overwritten from here on: it becomes what is sent, then what its compression lost.
         signs = buffers.whole.pack(momentum.add_(buffers.worker_error))
         buffers.worker_error.copy_(momentum)
         ranks = comm.world_size
@@ -143,11 +144,13 @@ class OneBitAdamRule:
                 update.add_(weight, alpha=hyper.weight_decay)
             weight.add_(update, alpha=-hyper.lr)
 
-    # --- checkpoints: the errors are per rank, so that each rank stores its interval of every rank's
+    # --- checkpoints: the errors differ between ranks, so each rank stores its interval of every rank's
+    # errors
 
     @torch.no_grad()
     def error_streams(self, states: Mapping[str, UnitStates]) -> dict[StreamKey, torch.Tensor]:
-        """This rank's interval of the server error and of a copy of every rank's worker error. Collective."""
+        """Return this rank's interval of the server error and of a copy of every rank's worker error.
+        Collective."""
         streams: dict[StreamKey, torch.Tensor] = {}
         for name, buffers in self._buffers.items():
             comm = states[name].unit.comm
@@ -162,7 +165,7 @@ class OneBitAdamRule:
     def take_errors(
         self, states: Mapping[str, UnitStates], streams: Mapping[StreamKey, torch.Tensor]
     ) -> None:
-        """Undo `error_streams` after the streams were overwritten. Collective."""
+        """Restore the errors after the streams of `error_streams` were overwritten. Collective."""
         for name, buffers in self._buffers.items():
             comm = states[name].unit.comm
             buffers.is_current = False
@@ -175,7 +178,7 @@ class OneBitAdamRule:
 def _mix(
     momentum: torch.Tensor, grads: torch.Tensor, start: int, stop: int, *, hyper: Hyper, scale: float
 ) -> None:
-    """`momentum = beta1 * momentum + (1 - beta1) * scale * gradient` of one parameter, whole."""
+    """Compute `momentum = beta1 * momentum + (1 - beta1) * scale * gradient` of one whole parameter."""
     beta1 = hyper.betas[0]
     part = slice(start, stop)
     momentum[part].mul_(beta1).add_(grads[part], alpha=(1 - beta1) * scale)

@@ -39,9 +39,9 @@ from zerotrain.runtime.zero.unit import Placement, Unit
 
 
 def rule_for(config: OptimizerConfig) -> UpdateRule | JointRule:
-    """The rule of a configuration: by its kernel where there is one (compiled in, or torch's fused one on a
-    GPU), unless `torch_adam` asks for the arithmetic of torch's plain loop. Raises ConfigError where the
-    native kernel was named but this installation lacks it."""
+    """Return the rule of a configuration. It uses a kernel where there is one (compiled in, or torch's fused
+    one on a GPU), unless `torch_adam` asks for the arithmetic of torch's plain loop. Raises ConfigError where
+    the native kernel was named but this installation lacks it."""
     if config.type == "OneBitAdam":
         return OneBitAdamRule(config)
     if config.type == "Lamb":
@@ -65,15 +65,15 @@ def rule_for(config: OptimizerConfig) -> UpdateRule | JointRule:
 
 
 def _json_values(group: Mapping[str, Any]) -> dict[str, Any]:
-    """A group's hyperparameters as they come back from JSON."""
+    """Return a group's hyperparameters as they come back from JSON."""
     return {key: list(group[key]) if key == "betas" else group[key] for key in GROUP_KEYS}
 
 
 def _defaults(
     config: OptimizerConfig, first: Mapping[str, Any], prototype: torch.optim.Optimizer | None
 ) -> dict[str, Any]:
-    """As torch's optimizer of that kind has them: schedules that cycle momentum look for `betas` or
-    `momentum` in there."""
+    """Return the defaults that torch's optimizer of that kind has: schedules that cycle momentum look for
+    `betas` or `momentum` in them."""
     if prototype is not None:
         return dict(prototype.defaults)
     unused = {"SGD": ("betas",), "Adagrad": ("betas", "momentum")}.get(config.type, ("momentum",))
@@ -81,7 +81,7 @@ def _defaults(
 
 
 class ZeroOptimizer(ScaleNames, TorchOptimizer):
-    """What `initialize` returns as the optimizer; `engine.step()` drives it.
+    """The optimizer that `initialize` returns; `engine.step()` drives it.
 
     `param_groups` are plain dicts as in torch: schedules and users may set `lr`, `weight_decay`, `betas`,
     `eps` and `momentum` between steps.
@@ -99,8 +99,8 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
     ) -> None:
         """Read the groups; states are made by `make_states`, unit by unit.
 
-        `prototype` is an optimizer from outside: it does the updates, and its groups are the ones.
-        `is_torchs`: `model_parameters` are the groups of a torch optimizer, with all its options.
+        `prototype` is an optimizer from outside: it does the updates, and its groups are used. `is_torchs`:
+        `model_parameters` are the groups of a torch optimizer, with all its options.
         """
         given = prototype.param_groups if prototype is not None else model_parameters
         is_foreign = is_torchs or prototype is not None
@@ -108,29 +108,30 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
         groups, group_of = build_groups(model, config, given, is_foreign=is_foreign)
         super().__init__(groups, _defaults(config, groups[0], prototype))
         self.rule = ForeignRule(prototype, self.param_groups) if prototype is not None else rule_for(config)
-        # Before a schedule writes `lr`: a resume must tell what the user edited from what a run changed.
+        # Copied before a schedule writes `lr`: a resume must tell the user's edits from changes by a run.
         self._configured = [_json_values(group) for group in self.param_groups]
         self.num_updates = 0
-        """Steps that changed the weights; skipped ones do not count."""
+        """Number of steps that changed the weights; skipped ones do not count."""
         self.layout = layout
         self.book = UnitBook(group_of, takes_all=given is None)
         self.states = self.book.states
         self.is_default = False
-        """Nobody named it: states are made at the first backward pass."""
+        """Whether neither the user nor the configuration chose it; states are then made at the first
+        backward."""
         self.drop_gradients: Callable[[], None] = lambda: None
-        """What `zero_grad` does; the engine puts its own here."""
+        """The implementation of `zero_grad`; the engine sets its own here."""
 
     def keep_states_in(self, tiers: StateTiers, placement: Placement) -> None:
-        """Say where states will be, before any unit is made. Raises ConfigError for a rule that cannot have
-        them there."""
+        """Set the tiers of the states, before any unit is made. Raises ConfigError for a rule whose states
+        cannot be in them."""
         self.book.tiers = tiers
         if isinstance(self.rule, JointRule):
             refuse_offload(self._config.type, tiers, placement)
         tiers.plan(self.layout, replicated=not placement.states_sharded)
 
     def make_states(self, unit: Unit, ledger: MemoryLedger) -> None:
-        """Make the states of a new unit, which gives its fp32 values up: at no time are those of all units
-        beside the states."""
+        """Make the states of a new unit, which releases its fp32 values: the values of all units never exist
+        together beside the states."""
         if unit.layout.trainable:
             states = self.book.add(unit, self.layout, self.rule.kinds, ledger)
             if isinstance(self.rule, OneBitAdamRule):
@@ -138,7 +139,7 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
                 self.rule.attach(states, ledger)
 
     def attach(self, core: Core) -> None:
-        """Follow what happens to the units that the states were made of."""
+        """Follow changes of the units that the states were made of."""
 
         def take(unit: Unit, written: torch.Tensor) -> None:
             if (states := self.states.get(unit.name)) is not None:
@@ -151,11 +152,11 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
 
     @property
     def configured(self) -> OptimizerConfig:
-        """The configuration of the optimizer that runs: the file's, or one for what the caller passed."""
+        """Configuration of the optimizer that runs: the file's, or one for what the caller passed."""
         return self._config
 
     def append_group(self, group: Mapping[str, Any]) -> None:
-        """See `add_param_group`."""
+        """Add a group, as `add_param_group`."""
         if isinstance(self.rule, (ForeignRule, OneBitAdamRule)):
             raise GroupError(
                 f"{type(self.rule).__name__} keeps the groups that it was made with; pass all to initialize"
@@ -164,7 +165,7 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
         self._configured.append(_json_values(self.param_groups[-1]))
 
     def begin_update(self, parts: Sequence[UnitGradients], *, grad_scale: float) -> Update | JointUpdate:
-        """The next step's update of these units, in forward order, with the hyperparameters as they are now.
+        """Return the next step's update of these units, in forward order, with the present hyperparameters.
 
         It reads the gradients when it runs, and overwrites them.
         """
@@ -193,7 +194,7 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
         return Update(self.book.tiers, self.states, kernels)
 
     def follow_freezing(self) -> None:
-        """Raise GroupError for a rule whose own state does not follow units that are cut anew."""
+        """Raise GroupError for a rule whose own state cannot follow units that are divided anew."""
         if isinstance(self.rule, JointRule) and not isinstance(self.rule, LambRule):
             raise GroupError(
                 f"{type(self.rule).__name__} cannot follow a change of requires_grad after initialize; use "
@@ -211,8 +212,8 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
         return float(self.param_groups[0]["lr"])
 
     def scalars(self) -> dict[str, Any]:
-        """JSON-able state beside the tensors. No update in the background reads or writes any of it: its
-        numbers are its own by then, and rules that count are never just in time."""
+        """Return the state beside the tensors, as JSON values. No update in the background reads or writes
+        any of it: an update holds its own numbers by then, and rules that count are never just in time."""
         return {
             "num_updates": self.num_updates,
             "groups": [
@@ -228,9 +229,9 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
         }
 
     def load_scalars(self, scalars: Mapping[str, Any]) -> None:
-        """Undo `scalars`, but keep what the user configured otherwise since: an edited value wins.
+        """Restore the state of `scalars`, except for values that the user has configured differently since.
 
-        Raises ValueError when the groups differ, see `match_groups` of `members.py`.
+        Raises ValueError when the groups differ, as `match_groups` of `members.py`.
         """
         order = match_stored(scalars, self.book.group_of, len(self.param_groups))
         groups = [scalars["groups"][index] for index in order]
@@ -240,18 +241,18 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
         for mine, saved, then, now in zip(self.param_groups, groups, before, self._configured, strict=True):
             edited = {key for key, value in now.items() if key in then and then[key] != value}
             restored = {key: from_plain(value, mine.get(key)) for key, value in saved.items()}
-            edited |= {"name"} & mine.keys()  # a label is the script's own, and moves with its members
+            edited |= {"name"} & mine.keys()  # a label belongs to the script, and moves with its members
             mine.update({key: value for key, value in restored.items() if key not in edited})
         self.book.load_scalars(scalars, [states.unit for states in self.states.values()], self.layout)
         if isinstance(self.rule, CountingRule) and "rule" in scalars:
             self.rule.load_scalars(regrouped(scalars["rule"], order))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """The same as `engine.zero_grad()`."""
+        """Drop the gradients, as `engine.zero_grad()`."""
         self.drop_gradients()
 
     def step(self, closure: Callable[[], Any] | None = None) -> NoReturn:
-        """Raise: the engine's step reduces, clips and updates together."""
+        """Raise RuntimeError: the engine's step reduces, clips and updates together."""
         refuse_step()
 
     step.hooked = True  # type: ignore[attr-defined]  # torch wraps it otherwise; the engine calls the hooks

@@ -12,7 +12,7 @@ PAIRS = "__pairs__"
 
 
 def to_plain(value: Any, path: str) -> Any:
-    """The value in JSON types. Raises ValueError with the path of what has none."""
+    """Return the value in JSON types. Raises ValueError with the path of a value that has none."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, torch.Tensor) and value.numel() == 1:
@@ -30,7 +30,7 @@ def to_plain(value: Any, path: str) -> Any:
 
 
 def from_plain(value: Any, like: Any) -> Any:
-    """Undo `to_plain`; `like` is a value of the same shape that shows the types."""
+    """Convert a value of `to_plain` back; `like` is a value of the same shape that shows the types."""
     if isinstance(value, dict) and PAIRS in value:
         pairs = dict(value[PAIRS])
         return Counter(pairs) if isinstance(like, Counter) else pairs

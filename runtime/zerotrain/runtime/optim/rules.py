@@ -17,14 +17,14 @@ from zerotrain.contract.config import ConfigError, OptimizerConfig
 from zerotrain.runtime.zero.state import EXP_AVG, EXP_AVG_SQ, MAX_EXP_AVG_SQ, MOMENTUM, SUM
 
 TILE = 1 << 17
-"""Elements on CPU: four fp32 streams and a temporary of a tile stay in a core's cache."""
+"""Number of elements of a tile on CPU: four fp32 streams and a temporary stay in a core's cache."""
 CUDA_TILE = 1 << 24
-"""Elements on CUDA, where launches cost more than cache misses."""
+"""Number of elements of a tile on CUDA, where launches cost more than cache misses."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hyper:
-    """What may differ between parameter groups and steps, by value."""
+    """Hyperparameters that may differ between parameter groups and steps, by value."""
 
     lr: float
     weight_decay: float
@@ -68,39 +68,41 @@ class Alike(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitStep:
-    """One step of one unit, but for its states, which come later and in blocks."""
+    """One step of one unit, without its states, which are passed later and in blocks."""
 
     segments: Sequence[Alike]
     grad: torch.Tensor
-    """1-D, all elements of the unit; a kernel may overwrite it."""
+    """The gradients, 1-D, of all elements of the unit; a kernel may overwrite them."""
     grad_scale: float
     weight: torch.Tensor | None
-    """Of the same elements. It gets the new values, and is read where it is the master or a part of it."""
+    """Weights of the same elements. The step writes them, and reads them where they are the master or part of
+    it."""
     names: Sequence[str]
-    """Of the arrays that will come."""
+    """Names of the arrays that will be passed."""
 
 
 class Kernel(Protocol):
-    """Clips, updates and rounds the weights in one pass, with the same bits for every cut of the range."""
+    """A kernel that clips, updates and rounds the weights in one pass, with the same bits for every cut of
+    the range."""
 
     def task(self, step: UnitStep) -> Any:
-        """The step as `run` takes it; hyperparameters are taken by value."""
+        """Return the task that `run` takes for a step; hyperparameters are taken by value."""
         ...
 
     def run(
         self, task: Any, master: torch.Tensor | None, states: Mapping[str, torch.Tensor], *, start: int = 0
     ) -> None:
-        """Do a part of a task, from element `start` on; `master` is fp32, or a remainder (int16), or None
-        where the weight is it."""
+        """Run a part of a task, from element `start` on. `master` is fp32, or a remainder (int16), or None
+        where the weight is the master."""
         ...
 
 
 @runtime_checkable
 class KernelRule(Protocol):
-    """What a rule that a kernel can carry out has beside `UpdateRule`."""
+    """The additional method of an `UpdateRule` that a kernel can carry out."""
 
     def kernel_for(self, device: torch.device) -> Kernel | None:
-        """The kernel for tensors there, if there is one."""
+        """Return the kernel for tensors on that device, if there is one."""
         ...
 
 
@@ -111,11 +113,11 @@ class AdamRule:
     decoupled: bool = True
     bias_correction: bool = True
     amsgrad: bool = False
-    """Divide by the largest second moment so far (https://openreview.net/forum?id=ryQu7f-RZ)."""
+    """Whether to divide by the largest second moment so far (https://openreview.net/forum?id=ryQu7f-RZ)."""
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The moments."""
+        """Names of the moments."""
         return (EXP_AVG, EXP_AVG_SQ, MAX_EXP_AVG_SQ) if self.amsgrad else (EXP_AVG, EXP_AVG_SQ)
 
     def update(
@@ -153,7 +155,7 @@ class SGDRule:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Momentum costs a stream only when it is on."""
+        """Name of the momentum, if it is on: only then it costs a stream."""
         return (MOMENTUM,) if self.has_momentum else ()
 
     def update(
@@ -182,7 +184,7 @@ class AdagradRule:
 
     lr_decay: float = 0.0
     start: float = 0.0
-    """Of the sum of squares."""
+    """Initial value of the sum of squares."""
     kinds: tuple[str, ...] = (SUM,)
 
     def update(
@@ -227,8 +229,8 @@ class LionRule:
 
 
 def rule_of(config: OptimizerConfig) -> UpdateRule:
-    """The rule that a configuration names, element by element, with torch's arithmetic. Raises ConfigError
-    for one that is not here."""
+    """Return the element-wise rule that a configuration names, with torch's arithmetic. Raises ConfigError
+    for one that does not exist here."""
     params = config.params
     if config.type in ("Adam", "AdamW"):
         return AdamRule(
@@ -255,8 +257,8 @@ def rule_of(config: OptimizerConfig) -> UpdateRule:
 
 
 def tiles(start: int, stop: int, device: torch.device, *, decodes: bool = False) -> Iterator[slice]:
-    """Cut `[start, stop)` into slices that fit the cache of the device; `decodes`: with several temporaries
-    in fp32, which must not take much of a device's memory."""
+    """Cut `[start, stop)` into slices that fit the cache of the device. `decodes`: the caller has several
+    fp32 temporaries, which must not take much of a device's memory."""
     size = CUDA_TILE if device.type == "cuda" else TILE
     size = size // 8 if decodes else size
     for low in range(start, stop, size):

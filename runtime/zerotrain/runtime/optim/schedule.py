@@ -1,8 +1,8 @@
 """Learning-rate schedules in closed form: the rate is a function of the number of updates made, nothing else.
 
-Update k (from 0) uses the rate at k. Rates, parameter names and quirks are DeepSpeed's, so that a run that
-moves here goes on with the same rates: the warm-up schedules use their lowest rate for the first update *and*
-start their curve with the second. Called by `initialize`; `Engine.step` moves them on.
+Update k (from 0) uses the rate at k. Rates, parameter names and quirks are DeepSpeed's, so that a run that is
+moved here goes on with the same rates: the warm-up schedules use their lowest rate for the first update *and*
+start their curve with the second. Called by `initialize`; `Engine.step` advances them.
 """
 
 from __future__ import annotations
@@ -15,46 +15,47 @@ from typing import Any, Protocol
 from zerotrain.contract.config import ConfigError, SchedulerConfig
 
 Rate = Callable[[int, float], float]
-"""(updates made, the group's base rate) -> rate."""
+"""Function (updates made, the group's base rate) -> rate."""
 
 
 class Schedule(Protocol):
-    """What `initialize` returns as the schedule, and what the engine needs of it."""
+    """The schedule that `initialize` returns, and the methods that the engine needs of it."""
 
     num_updates: int
-    """Updates made so far."""
+    """Number of updates made so far."""
 
     def step(self) -> None:
-        """Move on by one update; the engine calls it after each update that was not skipped."""
+        """Advance by one update; the engine calls it after each update that was not skipped."""
         ...
 
     def get_last_lr(self) -> list[float]:
-        """The rates that the next update uses, one per group."""
+        """Return the rates that the next update uses, one per group."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """Return the state as JSON values."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Undo `state_dict`."""
+        """Restore the state of `state_dict`."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curve:
-    """What a schedule writes into one parameter group."""
+    """Functions for the values that a schedule writes into one parameter group."""
 
     rate: Rate
     betas: Callable[[int], tuple[float, float]] | None = None
-    """(updates made) -> betas; None leaves them alone."""
+    """Function (updates made) -> betas; None leaves them unchanged."""
 
 
 class LrSchedule:
-    """Writes rates into an optimizer's groups. `step()` is called by the engine after each update."""
+    """A schedule that writes rates into an optimizer's groups. The engine calls `step()` after each
+    update."""
 
     def __init__(self, groups: Sequence[dict[str, Any]], config: SchedulerConfig | None) -> None:
-        """`config` None keeps every group's own rate."""
+        """Write the first rates; with `config` None every group keeps its own rate."""
         self._groups, self.config = groups, config
         self._base = [float(group["lr"]) for group in groups]
         self._curves = (
@@ -64,24 +65,24 @@ class LrSchedule:
         self._write()
 
     def step(self) -> None:
-        """Move on by one update."""
+        """Advance by one update."""
         self.num_updates += 1
         self._write()
 
     def get_last_lr(self) -> list[float]:
-        """The rates that the next update uses, one per group."""
+        """Return the rates that the next update uses, one per group."""
         return [float(group["lr"]) for group in self._groups]
 
     def get_lr(self) -> list[float]:
-        """As `get_last_lr`."""
+        """Return the rates of `get_last_lr`."""
         return self.get_last_lr()
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """Return the state as JSON values."""
         return {"num_updates": self.num_updates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Undo `state_dict`. The base rates stay those of this run's configuration."""
+        """Restore the state of `state_dict`. The base rates stay those of this run's configuration."""
         self.num_updates = int(state["num_updates"])
         self._write()
 
@@ -97,7 +98,8 @@ class LrSchedule:
 
 
 def is_constant(schedule: Schedule) -> bool:
-    """Whether it only counts updates: neither the configuration nor the caller asked for a schedule."""
+    """Return whether it only counts updates: neither the configuration nor the caller asked for a
+    schedule."""
     return isinstance(schedule, LrSchedule) and schedule.config is None
 
 
@@ -123,7 +125,7 @@ def _curve_of(config: SchedulerConfig, group: int, num_groups: int) -> Curve:
 
 
 def _check_lengths(config: SchedulerConfig, num_groups: int) -> None:
-    """Lists have one value per parameter group."""
+    """Raise ConfigError for a list that does not have one value per parameter group."""
     for name, value in config.params.items():
         if isinstance(value, (list, tuple)) and len(value) != num_groups:
             raise ConfigError(
@@ -139,7 +141,7 @@ def _warmup_steps(params: Mapping[str, Any]) -> int:
 
 
 def _ramp(position: int, params: Mapping[str, Any]) -> float:
-    """0 to 1 over the warm-up."""
+    """Return the progress of the warm-up, from 0 to 1."""
     steps = _warmup_steps(params)
     if params.get("warmup_type", "log") == "linear":
         return position / steps
@@ -176,7 +178,8 @@ def _cosine(params: Mapping[str, Any]) -> Rate:
 
 
 def _range_test(params: Mapping[str, Any], group: int) -> Rate:
-    """Ever rising, to find the rate at which training breaks (https://arxiv.org/abs/1803.09820)."""
+    """Return an ever rising rate, to find the one at which training breaks
+    (https://arxiv.org/abs/1803.09820)."""
     low = _of_group(params.get("lr_range_test_min_lr", 1e-3), group)
     size = int(params.get("lr_range_test_step_size", 2000))
     per_size = float(params.get("lr_range_test_step_rate", 1.0))
@@ -185,7 +188,8 @@ def _range_test(params: Mapping[str, Any], group: int) -> Rate:
 
 
 def _one_cycle(params: Mapping[str, Any], group: int) -> Curve:
-    """Up and down once, momentum the other way, then decay (https://arxiv.org/abs/1803.09820)."""
+    """Return one cycle: up and down once, momentum the other way, then decay
+    (https://arxiv.org/abs/1803.09820)."""
     first = int(params.get("cycle_first_step_size", 2000))
     second = int(_or(params.get("cycle_second_step_size"), first))
     stairs = int(params.get("cycle_first_stair_count", 0))
@@ -197,7 +201,7 @@ def _one_cycle(params: Mapping[str, Any], group: int) -> Curve:
     most = _of_group(params.get("cycle_max_mom", 0.9), group)
 
     def height(k: int) -> float:
-        """0 at the ends of the cycle, 1 at its top."""
+        """Return the position in the cycle: 0 at its ends, 1 at its top."""
         position = k % total
         rises = position <= first
         count = stairs if rises else later_stairs
@@ -223,7 +227,7 @@ def _one_cycle(params: Mapping[str, Any], group: int) -> Curve:
 
 
 _CYCLE_BETA2 = 0.99
-"""DeepSpeed's OneCycle sets both betas."""
+"""Second beta of OneCycle, as DeepSpeed's sets both betas."""
 
 
 def _or(value: float | None, default: float) -> float:

@@ -1,4 +1,5 @@
-"""One bit per element: the sign, with one fp32 scale per block. Used by 1-bit Adam's collectives.
+"""Compression to one bit per element: the sign, with one fp32 scale per block. Used by 1-bit Adam's
+collectives.
 
 A block has 2,048 elements, the unit in which shards are cut, so a rank's part is compressed on its own and no
 block crosses ranks. The scale is the root mean square of the block's real elements; gaps between parameters
@@ -15,10 +16,10 @@ import torch
 from zerotrain.runtime.zero.layout import ALIGN, UnitLayout
 
 BLOCK = ALIGN
-"""Elements that share a scale."""
+"""Number of elements that share a scale."""
 
 _TILE_BLOCKS, _CUDA_TILE_BLOCKS = 64, 1 << 13
-"""Blocks worked on at a time; on CUDA launches cost more than cache misses."""
+"""Number of blocks processed at a time; on CUDA launches cost more than cache misses."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,20 +31,20 @@ class Signs:
 
     @classmethod
     def empty(cls, numel: int, device: torch.device) -> Signs:
-        """Room for `numel` elements, a multiple of the block."""
+        """Allocate signs for `numel` elements, a multiple of the block."""
         return cls(
             bits=torch.empty(numel // 8, dtype=torch.uint8, device=device),
             scales=torch.empty(numel // BLOCK, dtype=torch.float32, device=device),
         )
 
     def framed(self, parts: int) -> torch.Tensor:
-        """As bytes, cut in equal parts of which each has its bits and then its scales."""
+        """Return the signs as bytes, cut in equal parts of which each has its bits and then its scales."""
         rows = self.bits.view(parts, -1), self.scales.view(torch.uint8).view(parts, -1)
         return torch.cat(rows, dim=1).flatten()
 
     @classmethod
     def unframed(cls, frame: torch.Tensor, parts: int) -> Signs:
-        """Undo `framed`."""
+        """Restore signs from the bytes of `framed`."""
         rows = frame.view(parts, -1)
         blocks = rows.shape[1] // (BLOCK // 8 + 4)
         return cls(
@@ -52,11 +53,11 @@ class Signs:
         )
 
     def part(self, index: int, parts: int) -> Signs:
-        """One of equal parts."""
+        """Return one of `parts` equal parts."""
         return Signs(bits=self.bits.view(parts, -1)[index], scales=self.scales.view(parts, -1)[index])
 
     def add_to(self, target: torch.Tensor, *, weight: float) -> None:
-        """`target += weight * self`; gaps get values too, see `SignCodec.clear_gaps`."""
+        """Compute `target += weight * self`; gaps get values too, see `SignCodec.clear_gaps`."""
         rows, packed = target.view(-1, BLOCK), self.bits.view(-1, BLOCK // 8)
         weights = _bit_weights(target.device)
         for tile in _tiles(rows):
@@ -66,7 +67,7 @@ class Signs:
 
 
 class SignCodec:
-    """Compresses flat tensors that cover the elements `[start, stop)` of a unit, whole blocks."""
+    """Compressor of flat tensors that cover the elements `[start, stop)` of a unit, in whole blocks."""
 
     def __init__(self, layout: UnitLayout, start: int, stop: int, device: torch.device) -> None:
         self._gaps = _gaps(layout, start, stop)
@@ -75,12 +76,12 @@ class SignCodec:
         self._counts = real.view(-1, BLOCK).sum(dim=1).clamp_(min=1.0)
 
     def clear_gaps(self, flat: torch.Tensor) -> None:
-        """Zero what lies between and behind parameters."""
+        """Zero the elements between and behind parameters."""
         for gap in self._gaps:
             flat[gap].zero_()
 
     def pack(self, value: torch.Tensor) -> Signs:
-        """Compress `value`, and leave in it what is lost by that."""
+        """Compress `value`, and leave in it the error of the compression."""
         signs = Signs.empty(value.numel(), value.device)
         rows, packed = value.view(-1, BLOCK), signs.bits.view(-1, BLOCK // 8)
         weights = _bit_weights(value.device)

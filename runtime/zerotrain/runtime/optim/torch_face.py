@@ -1,8 +1,9 @@
 """The engine's optimizers as `torch.optim.Optimizer`s, so that torch's schedules and scalers, Lightning and
-Accelerate take them.
+Accelerate accept them.
 
-The base class brings hooks, `defaults` and `param_groups`; whatever torch does with states or with a step of
-its own is done right here, or raises and says what to call. docs/adr/0050-gradients-of-others-code.md.
+The base class brings hooks, `defaults` and `param_groups`. Whatever torch does with states or with a step of
+its own is implemented here, or raises an error that names what to call.
+docs/adr/0050-gradients-of-others-code.md.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ SCALARS = "zerotrain"
 
 
 class ShardedStates(defaultdict[torch.Tensor, Any]):
-    """`optimizer.state`: empty, as states are parts on the ranks. Looking a parameter up raises KeyError."""
+    """The empty `optimizer.state`, as states are divided among the ranks. Looking up a parameter raises
+    KeyError."""
 
     def __missing__(self, key: Any) -> NoReturn:
         raise KeyError(
@@ -35,21 +37,21 @@ class ShardedStates(defaultdict[torch.Tensor, Any]):
 
 
 class TorchOptimizer(torch.optim.Optimizer, ABC):
-    """What `initialize` and `shard` return as the optimizer.
+    """The optimizer that `initialize` and `shard` return.
 
     Attributes:
         param_groups: the very dicts that the engine reads at every step.
-        num_updates: steps that changed the weights.
+        num_updates: number of steps that changed the weights.
         followers: optimizers over the same groups, this one first; a schedule over any of them sees that a
             step was taken.
-        face: the one that hooks are called with.
+        face: the optimizer that is passed to hooks.
     """
 
     num_updates: int
     _is_made = False
 
     def __init__(self, groups: list[dict[str, Any]], defaults: dict[str, Any]) -> None:
-        """`groups` are taken as they are, also those of frozen parameters."""
+        """Take the `groups` as they are, also those of frozen parameters."""
         super().__init__(groups, defaults)
         self._is_made = True
         self.state = ShardedStates()
@@ -57,8 +59,8 @@ class TorchOptimizer(torch.optim.Optimizer, ABC):
         self.face: torch.optim.Optimizer = self
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """A further group, of parameters that are frozen so far; they are trained from the step on that
-        follows their `requires_grad_()`. Call it before `load_checkpoint`, too.
+        """Add a group of parameters that are frozen so far; they are trained from the step on that follows
+        their `requires_grad_()`. Call it before `load_checkpoint`, too.
 
         Raises GroupError for parameters that have a group, and for an optimizer whose groups are fixed.
         """
@@ -69,15 +71,15 @@ class TorchOptimizer(torch.optim.Optimizer, ABC):
 
     @abstractmethod
     def append_group(self, group: Mapping[str, Any]) -> None:
-        """See `add_param_group`."""
+        """Add a group, as `add_param_group`."""
 
     @abstractmethod
     def scalars(self) -> dict[str, Any]:
-        """JSON-able state beside the tensors."""
+        """Return the state beside the tensors, as JSON values."""
 
     @abstractmethod
     def load_scalars(self, scalars: Mapping[str, Any]) -> None:
-        """Undo `scalars`."""
+        """Restore the state of `scalars`."""
 
     def clip_grad_norm_(
         self,
@@ -87,7 +89,7 @@ class TorchOptimizer(torch.optim.Optimizer, ABC):
         foreach: bool | None = None,
     ) -> torch.Tensor:
         """Scale the gradients of this step so that their norm over all parameters and ranks is at most
-        `max_norm`, and give the norm that they had. Collective; between `backward` and `step`.
+        `max_norm`, and return the norm that they had. Collective; between `backward` and `step`.
 
         The arguments are those of `torch.nn.utils.clip_grad_norm_`; `foreach` changes nothing. Raises
         RuntimeError for a norm that is not finite, if asked to, and in forward and backward.
@@ -96,15 +98,15 @@ class TorchOptimizer(torch.optim.Optimizer, ABC):
         return clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite=error_if_nonfinite)
 
     def state_dict(self) -> dict[str, Any]:
-        """torch's form, of plain values: groups and counts. `state` is empty, as moments are divided among
-        the ranks: they are in `engine.save_checkpoint`."""
+        """Return torch's form, of plain values: groups and counts. `state` is empty, as moments are divided
+        among the ranks: `engine.save_checkpoint` saves them."""
         return {**super().state_dict(), SCALARS: self.scalars()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the groups' values of `state_dict`, into the dicts that are there.
+        """Copy the groups' values of `state_dict` into the present dicts.
 
-        Raises RuntimeError where moments would have to come along: load a checkpoint of the engine first.
-        Raises ValueError for other groups.
+        Raises RuntimeError where moments would have to be restored as well: load a checkpoint of the engine
+        first. Raises ValueError for other groups.
         """
         state = dict(state_dict)
         for before in self._optimizer_load_state_dict_pre_hooks.values():
@@ -143,7 +145,7 @@ class TorchOptimizer(torch.optim.Optimizer, ABC):
             hook(self.face, (), {})
 
     def after_step(self) -> None:
-        """Run those of `register_step_post_hook`, and let schedules know that there was a step."""
+        """Run the hooks of `register_step_post_hook`, and mark the step as taken for schedules."""
         for each in self.followers:
             each._opt_called = True  # type: ignore[attr-defined]  # torch.optim.lr_scheduler's own mark
         hooks = self._optimizer_step_post_hooks, torch_optimizer._global_optimizer_post_hooks
@@ -158,13 +160,14 @@ class TorchOptimizer(torch.optim.Optimizer, ABC):
 
 
 def share_step_hooks(one: torch.optim.Optimizer, other: torch.optim.Optimizer) -> None:
-    """Hooks registered on either run with the engine's steps."""
+    """Share the hooks of two optimizers, so that hooks registered on either run with the engine's steps."""
     one._optimizer_step_pre_hooks = other._optimizer_step_pre_hooks
     one._optimizer_step_post_hooks = other._optimizer_step_post_hooks
 
 
 def refuse_step(*_: Any, **__: Any) -> NoReturn:
-    """`step()` of an optimizer that was passed to `initialize`: the weights are the engine's now."""
+    """Raise RuntimeError, as `step()` of an optimizer that was passed to `initialize`: the engine owns the
+    weights."""
     raise RuntimeError(
         "call engine.step() instead of optimizer.step(): it reduces, clips and updates; an optimizer that "
         "was passed to initialize() updates nothing by itself any more"

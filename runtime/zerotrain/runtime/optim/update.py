@@ -1,7 +1,7 @@
-"""One optimizer step as something that can be carried out later, unit by unit, by another thread.
+"""One optimizer step as an object that can be carried out later, unit by unit, by another thread.
 
 `ZeroOptimizer.begin_update` makes an `Update`, which holds every number of the step by value: a schedule or a
-user may change the groups meanwhile. The step is written once, over the blocks that the state tiers hand out.
+user may change the groups meanwhile. The step is written once, over the blocks that the state tiers provide.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class SegmentStep:
     stop: int
     hyper: Hyper
     step: int
-    """Updates of these elements, this one included."""
+    """Number of updates of these elements, this one included."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitKernel:
-    """The update of one unit, by value but for its gradients: a `UnitUpdate`."""
+    """The update of one unit, by value except for its gradients: a `UnitUpdate`."""
 
     rule: UpdateRule
     segments: Sequence[SegmentStep]
@@ -43,7 +43,8 @@ class UnitKernel:
     grad_scale: float
 
     def bind(self, weights: torch.Tensor, encoding: Encoding) -> BoundUpdate:
-        """For weights of the states' interval, on the device that the states are updated on."""
+        """Bind the update to weights of the states' interval, on the device on which the states are
+        updated."""
         grads, rule = shard_on(self.part, weights.device), self.rule
         kernel = rule.kernel_for(weights.device) if isinstance(rule, KernelRule) else None
         if kernel is None:
@@ -61,13 +62,13 @@ class UnitKernel:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BoundUpdate:
-    """The update of one unit: a `BlockUpdate`."""
+    """The update of one unit with its weights: a `BlockUpdate`."""
 
     update: UnitKernel
     grads: torch.Tensor
     kernel: Kernel | None = None
     task: Any | None = None
-    """Of the kernel."""
+    """Task of the kernel."""
 
     def __call__(self, block: Block) -> None:
         """Update a block in place."""
@@ -83,7 +84,7 @@ class BoundUpdate:
                 self._update_tile(cut(block, tile), segment)
 
     def _update_tile(self, tile: Block, segment: SegmentStep) -> None:
-        """With torch's operations, on a master that is made for it where none is stored."""
+        """Update a tile with torch's operations, on a master that is made for it where none is stored."""
         grad, master, weight = self.grads[tile.start : tile.stop], tile.master, tile.weight
         if self.update.grad_scale != 1.0:
             grad.mul_(self.update.grad_scale)
@@ -101,10 +102,11 @@ class BoundUpdate:
 
 
 class Update:
-    """One step of an element-wise rule. `run` every unit of `order`, in that order, then `finish`."""
+    """One step of an element-wise rule. Call `run` for every unit of `order`, in that order, then
+    `finish`."""
 
     is_collective = False
-    """Whether `finish` talks to the other ranks."""
+    """Whether `finish` communicates with the other ranks."""
 
     def __init__(
         self,
@@ -112,9 +114,9 @@ class Update:
         states: Mapping[str, UnitStates],
         kernels: Mapping[str, UnitKernel],
     ) -> None:
-        """`kernels` of the units to be updated, in forward order."""
+        """Open a pass over the units of `kernels`, which are in forward order."""
         self.order = tuple(kernels)
-        """Names of units, in the order of forward."""
+        """Names of the units to be updated, in forward order."""
         self._states, self._kernels = states, dict(kernels)
         self._pass = tiers.open_pass([states[name] for name in kernels])
 
@@ -124,7 +126,7 @@ class Update:
         self._pass.update(self._states[name], self._kernels.pop(name))
 
     def finish(self) -> None:
-        """Wait until everything is stored. Raises what went wrong."""
+        """Wait until everything is stored. Raises the first error."""
         self._pass.close()
 
 
@@ -151,7 +153,7 @@ class JointUpdate:
 
 
 def joint_update(part: UnitGradients, book: UnitBook, hypers: Sequence[Hyper]) -> UnitUpdate:
-    """One unit for a rule that works on all units together; `hypers` by group."""
+    """Return the input of one unit for a rule that works on all units together; `hypers` by group."""
     states = book.states[part.unit.name]
     assert isinstance(states, ResidentStates)
     low, high = states.interval
@@ -169,7 +171,7 @@ def joint_update(part: UnitGradients, book: UnitBook, hypers: Sequence[Hyper]) -
 
 
 def cut(block: Block, part: slice) -> Block:
-    """A part of a block, by positions within it."""
+    """Return a part of a block, by positions within it."""
 
     def of(tensor: torch.Tensor | None) -> torch.Tensor | None:
         return None if tensor is None else tensor[part]

@@ -1,4 +1,4 @@
-"""Carries a step's update out: at once, or in the background of the next forward pass (docs/adr/0016).
+"""Execution of a step's update: at once, or in the background of the next forward pass (docs/adr/0016).
 
 Called by `StepPipeline` when the ranks have agreed that the step counts and on the factor of its gradients.
 """
@@ -21,13 +21,13 @@ from zerotrain.runtime.zero.pending import publish_all
 
 
 class Updating:
-    """Of one engine."""
+    """The updates of one engine's steps."""
 
     def __init__(
         self, core: Core, optimizer: ZeroOptimizer, *, updater: Updater | None, link: DeviceLink | None
     ) -> None:
-        """`updater` None: updates are over when `start` returns. `link` None: states and weights share a
-        memory."""
+        """Connect the engine's parts. `updater` None: updates are over when `start` returns. `link` None:
+        states and weights are in the same memory."""
         self._core = core
         self._optimizer = optimizer
         self.updater = updater
@@ -35,10 +35,10 @@ class Updating:
 
     @torch.no_grad()
     def start(self, grad_scale: float) -> float:
-        """Update every unit and bring replicas up to date; seconds spent on the latter. In the background
-        where there is one, and then replicas follow when they are used."""
+        """Update every unit and bring replicas up to date; return the seconds spent on the latter. Where
+        updates run in the background, replicas follow when they are used."""
         core = self._core
-        self._optimizer.book.make_deferred()  # no hook saw a backward pass, as the model was not entered
+        self._optimizer.book.make_deferred()  # no hook saw a backward pass if the model was not entered
         trained = [unit for unit in core.units if unit.layout.trainable]
         core.writes.take_private_pages(trained)  # counted writes were settled with the step's record
         try:
@@ -50,11 +50,11 @@ class Updating:
             publish_all(trained, most_numel=core.updates.publish_numel)
             return perf_counter() - began
         except BaseException as error:
-            core.updates.fail(error)  # a part of the units is updated: nothing can be saved of it
+            core.updates.fail(error)  # some units are updated, so no valid state can be saved
             raise
 
     def close(self) -> None:
-        """End the thread of the updates and give the buffers of their copies back."""
+        """End the thread of the updates and release the buffers of their copies."""
         if self.updater is not None:
             self.updater.close()
         if self._link is not None:
