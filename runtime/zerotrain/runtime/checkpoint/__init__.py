@@ -1,9 +1,9 @@
 """Durable checkpoints: JSON manifest, safetensors files, atomic commit, any number of ranks. No pickle.
 
-The engine's `save_checkpoint` and `load_checkpoint` call `save` (or `begin`, which writes in the
-background) and `load`, its `claim_checkpoints` calls `open_attempt` once per folder: before the first save,
-in the trainer at the start. See `names` for the folder, `stepfolder` for the order of events. Names load on
-first use (PEP 562): what the command line needs (manifests, names, digests) comes without torch.
+The engine's `save_checkpoint` and `load_checkpoint` call `save` (or `begin`, which writes in the background)
+and `load`. Its `claim_checkpoints` calls `open_attempt` once per folder: before the first save, in the
+trainer at the start. `names` describes the folder, `stepfolder` the order of events. Names load on first use
+(PEP 562): what the command line needs (manifests, names, digests) comes without torch.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A save that goes on while the model trains: one thread per rank writes a copy of the state.
 
 No collective runs in the thread. A rank's file is announced by its side record, and rank 0's thread commits
-when it sees all of them. What the threads achieved travels as a small number (`SaveStage`) in the record that
-the ranks exchange at every step boundary; `finish` is the collective end, for a failure and for whoever must
-wait (the next save, a load, the end). Made by `writer.begin`, owned by the engine.
+when it sees all of them. The progress of the threads travels as a small number (`SaveStage`) in the record
+that the ranks exchange at every step boundary. `finish` is the collective end, for a failure and for callers
+that must wait (the next save, a load, the end). Made by `writer.begin`, owned by the engine.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from zerotrain.runtime.checkpoint.retention import retain
 from zerotrain.runtime.checkpoint.stepfolder import StepFolder
 
 POLL_SECONDS = 0.05
-"""Between two looks of rank 0 for the other ranks' side records."""
+"""Seconds between two polls of rank 0 for the other ranks' side records."""
 
 VISIBLE_SECONDS = 10.0
-"""After every rank said that it wrote: time for a network file system to show the files to rank 0."""
+"""Seconds, after every rank reported its file, for a network file system to show the files to rank 0."""
 
 EXIT_SECONDS = 60.0
-"""What a process that ends by itself waits for the other ranks' files."""
+"""Seconds that a process which ends by itself waits for the other ranks' files."""
 
 
 class SaveStage(IntEnum):
-    """How far a rank's thread is; fits two bits."""
+    """Progress of a rank's thread; fits two bits."""
 
     WRITING = 0
     WRITTEN = 1
-    """Its file is durable; on rank 0 the commit may be under way."""
+    """The rank's file is durable; on rank 0 the commit may be under way."""
     FAILED = 2
     DURABLE = 3
-    """Committed; rank 0 alone gets here."""
+    """The checkpoint is committed; only rank 0 reaches this stage."""
 
 
 class BackgroundSave:
-    """One save on its way. `stage` may be read at any time; `finish` and `settle` end it, once."""
+    """One save under way. `stage` may be read at any time; `finish` or `settle` ends it, once."""
 
     def __init__(
         self, image: Image, folder: StepFolder, *, group: RankGroup, keep_last: int | None, started: float
     ) -> None:
-        """`image` must not change any more; `started` is the monotonic time at which the save was asked
-        for."""
+        """Start the thread. `image` must not change any more; `started` is the monotonic time of the save's
+        request."""
         self.folder = folder
         self.num_bytes = image.num_bytes
         self.stage = SaveStage.WRITING
@@ -65,26 +65,26 @@ class BackgroundSave:
         self._is_written = threading.Event()
         self._all_written = threading.Event()
         self._give_up = threading.Event()
-        # A daemon: a process that dies of an exception must not wait for ranks that are gone.
+        # The thread is a daemon: a process that dies of an exception must not wait for ranks that are gone.
         self._thread = threading.Thread(target=self._run, name="zerotrain-checkpoint", daemon=True)
         self.stall_seconds = time.monotonic() - started
-        """How long the caller stood still for the copy."""
+        """Seconds that the caller was blocked by the copy."""
         atexit.register(self._at_exit)
         self._thread.start()
 
     def heed(self, stages: Sequence[int]) -> bool:
-        """Take note of every rank's stage, as exchanged; returns whether `finish` or `settle` is due."""
+        """Record every rank's stage, as exchanged; return whether `finish` or `settle` is due."""
         if all(stage != SaveStage.WRITING for stage in stages):
             self._all_written.set()
         return SaveStage.FAILED in stages or self.is_durable(stages)
 
     @staticmethod
     def is_durable(stages: Sequence[int]) -> bool:
-        """Whether rank 0 has committed."""
+        """Return whether rank 0 has committed."""
         return stages[0] == SaveStage.DURABLE
 
     def promise(self) -> SaveResult:
-        """What will be there when all goes well."""
+        """Return the result to expect when all goes well."""
         return SaveResult(
             path=self.folder.final,
             step=self.folder.step,
@@ -96,7 +96,7 @@ class BackgroundSave:
         )
 
     def settle(self) -> SaveResult:
-        """The result once rank 0 was heard to be DURABLE. No collective."""
+        """Return the result after rank 0 has reported DURABLE. No collective."""
         self._thread.join()
         atexit.unregister(self._at_exit)
         return SaveResult(
@@ -153,7 +153,7 @@ class BackgroundSave:
 
     def _outcome_of_writing(self) -> Outcome:
         image = self._image
-        assert image is not None  # until the thread is done
+        assert image is not None  # set until the thread is done
         return Outcome.of(
             lambda: self.folder.write_file(image.rank, image.tensors, image.rng),
             self.folder.directory,
@@ -171,16 +171,16 @@ class BackgroundSave:
         return Outcome.of(commit, self.folder.directory, catch=Exception)
 
     def _await_files(self) -> None:
-        """Until every rank's side record is there, or it is clear that one will not come."""
+        """Wait until every rank's side record is there, or it is clear that one will not come."""
         missing = list(range(self.folder.world_size))
         deadline = float("inf")
         while missing := [rank for rank in missing if not self.folder.is_written(rank)]:
             if self._all_written.is_set():
                 deadline = min(deadline, time.monotonic() + VISIBLE_SECONDS)
             if self._give_up.wait(POLL_SECONDS) or time.monotonic() > deadline:
-                return  # the commit names the rank whose file is not there
+                return  # the commit names the rank whose file is missing
 
     def _at_exit(self) -> None:
-        """A process that ends without `close`: give the checkpoint a chance to become durable."""
+        """Let the checkpoint become durable in a process that ends without `close`, within EXIT_SECONDS."""
         self._is_written.wait()
         self._thread.join(EXIT_SECONDS)

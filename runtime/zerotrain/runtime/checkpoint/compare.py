@@ -1,4 +1,5 @@
-"""Two checkpoints element by element, whatever numbers of ranks wrote them: `zerotrain checkpoint diff`."""
+"""Comparison of two checkpoints element by element, whatever numbers of ranks wrote them: `zerotrain
+checkpoint diff`."""
 
 from __future__ import annotations
 
@@ -16,22 +17,22 @@ from zerotrain.runtime.checkpoint.names import BUFFER_PREFIX
 from zerotrain.runtime.checkpoint.tensorfile import TensorFile
 
 TILE_NUMEL = 1 << 20
-"""Elements that are compared at a time."""
+"""Number of elements that are compared at a time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """One state of one parameter (or a buffer, kind "buffer") in both checkpoints."""
+    """Comparison of one state of one parameter (or a buffer, kind "buffer") in both checkpoints."""
 
     fqn: str
     kind: str
     numel: int
     differing: int
-    """Elements whose values differ."""
+    """Number of elements whose values differ."""
     max_abs: float
     """Largest absolute difference; NaN when one side is NaN where the other is not."""
     note: str = ""
-    """Why it cannot be compared: on one side alone, other shapes."""
+    """Reason why the state cannot be compared: on one side alone, other shapes."""
 
     @property
     def is_equal(self) -> bool:
@@ -39,10 +40,10 @@ class Difference:
 
 
 class Side:
-    """One of the two, with its files open."""
+    """One of the two checkpoints, with its files open."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError or ValueError."""
+        """Open the checkpoint. Raises OSError or ValueError."""
         self.manifest: Manifest = read_manifest(path)
         self.files = [TensorFile(path / entry.name) for entry in self.manifest.files]
 
@@ -54,7 +55,7 @@ class Side:
         return dict(self.manifest.units[self.manifest.tensors[fqn].unit].kinds)
 
     def read(self, fqn: str, kind: str, start: int, stop: int) -> torch.Tensor:
-        """Elements `[start, stop)` in the stored dtype."""
+        """Return elements `[start, stop)` in the stored dtype."""
         entry = self.manifest.tensors[fqn]
         key = f"{entry.unit}/{kind}"
         parts = [
@@ -65,7 +66,7 @@ class Side:
 
 
 def differences(left: Side, right: Side) -> Iterator[Difference]:
-    """Every state of every parameter and buffer of both, in the left one's order. Raises OSError and
+    """Compare every state of every parameter and buffer of both, in the left one's order. Raises OSError and
     ValueError."""
     ours, theirs = left.manifest.tensors, right.manifest.tensors
     for fqn in [*ours, *(name for name in theirs if name not in ours)]:
@@ -126,7 +127,7 @@ def _of_tensors(
 
 
 def _numbers(values: torch.Tensor) -> torch.Tensor:
-    """As fp64, complex numbers as pairs; a dtype without arithmetic as its bytes."""
+    """Return values as fp64: complex numbers as pairs, a dtype without arithmetic as its bytes."""
     if values.is_complex():
         return torch.view_as_real(values).double()
     return (values.view(torch.uint8) if values.dtype is torch.float4_e2m1fn_x2 else values).double()

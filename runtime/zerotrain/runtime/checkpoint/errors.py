@@ -1,16 +1,16 @@
-"""Everything that can go wrong with a checkpoint folder, and which exit code it ends a rank with.
+"""Errors of a checkpoint folder, and the exit code with which each ends a rank.
 
     CheckpointError                the folder cannot be used as asked (exit CHECKPOINT_UNUSABLE)
-      CheckpointNotWritable        the operating system refused a write; nothing half-written stays (exit
+      CheckpointNotWritable        the operating system rejected a write; nothing half-written stays (exit
                                    STORAGE_FAILED where it may pass, as a server that restarts does)
-        CheckpointNoSpace          ... for want of room: bytes needed and free are in the text
+        CheckpointNoSpace          ... for lack of space: bytes needed and free are in the text
       CheckpointFenced             a newer attempt or another job owns the folder: too late to commit
       CheckpointUnreadable         the volume failed while a checkpoint was read, which says nothing of the
                                    checkpoint (exit STORAGE_FAILED)
       CheckpointDamaged            no checkpoint in the folder is whole, or the one asked for is not
       CheckpointMismatch           whole, but of another model or optimizer (exit BAD_CONFIG)
 
-Raised on every rank alike: ranks compare notes before any of them decides.
+Every rank raises the same error: the ranks exchange their outcomes before any of them decides.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from zerotrain.contract.exit_codes import ExitCode, may_pass
 
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""Disk full, quota reached, file size limit reached."""
+"""Error numbers for a full disk, a reached quota and a reached file size limit."""
 
 
 class CheckpointError(Exception):
@@ -31,7 +31,7 @@ class CheckpointError(Exception):
 
 
 class CheckpointNotWritable(CheckpointError):
-    """A write, sync or rename failed; the temporary folder is removed, older checkpoints are untouched."""
+    """Error of a write, sync or rename; the temporary folder is removed, older checkpoints are untouched."""
 
     def __init__(self, path: Path | str, *, rank: int, code: int, detail: str) -> None:
         self.path = Path(path)
@@ -43,7 +43,7 @@ class CheckpointNotWritable(CheckpointError):
 
 
 class CheckpointNoSpace(CheckpointNotWritable):
-    """No room: `bytes_needed` for the whole checkpoint, `bytes_free` left on the disk."""
+    """Error of a lack of space: `bytes_needed` for the whole checkpoint, `bytes_free` left on the disk."""
 
     def __init__(self, path: Path | str, *, rank: int, code: int, bytes_needed: int, bytes_free: int) -> None:
         self.bytes_needed = bytes_needed
@@ -59,11 +59,11 @@ class CheckpointNoSpace(CheckpointNotWritable):
 
 
 class CheckpointFenced(CheckpointError):
-    """This attempt is not the newest one any more, so it may not commit."""
+    """Error of an attempt that is not the newest one any more, so it may not commit."""
 
     @classmethod
     def found(cls, path: Path | str, *, mine: str, fence: str) -> CheckpointFenced:
-        """The error for an attempt `mine` that met the fence of another."""
+        """Return the error for an attempt `mine` that found the fence of another."""
         return cls(
             f"checkpoint folder {path} belongs to {fence} now; {mine} came too late and may not write there. "
             "A newer attempt runs: this one must end"
@@ -71,16 +71,18 @@ class CheckpointFenced(CheckpointError):
 
 
 class CheckpointUnreadable(CheckpointError):
-    """A read failed in a way that may pass; nothing was marked as damaged and no older checkpoint taken."""
+    """Error of a read that may succeed later; nothing was marked as damaged and no older checkpoint taken."""
 
     exit_code = ExitCode.STORAGE_FAILED
 
 
 class CheckpointDamaged(CheckpointError):
-    """Checkpoints exist but none can be trusted; starting afresh silently would lose the run."""
+    """Error of a folder with checkpoints of which none can be trusted; a silent fresh start would lose the
+    run."""
 
 
 class CheckpointMismatch(CheckpointError):
-    """Model, optimizer or client state do not fit the checkpoint; the user must change one of them."""
+    """Error of a model, optimizer or client state that does not fit the checkpoint; the user must change
+    one."""
 
     exit_code = ExitCode.BAD_CONFIG

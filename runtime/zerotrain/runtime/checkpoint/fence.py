@@ -1,8 +1,8 @@
-"""Who owns a checkpoint folder: the fence, and the lock under which it is read and moved.
+"""Ownership of a checkpoint folder: the fence, and the lock under which it is read and moved.
 
 A new attempt writes `fence.json` before it loads anything. Every commit re-reads it under the lock, so that a
 pod of an older attempt that is still running on a lost node can finish writing but never commit. Another job
-(other uid) that is pointed at the folder takes it over the same way.
+(other uid) that is pointed at the folder takes it over in the same way.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from zerotrain.runtime.checkpoint.files import json_bytes, replace_durable
 from zerotrain.runtime.checkpoint.names import FENCE, LOCK, MAX_RECORD_BYTES, is_count
 
 LOCK_WAIT_SECONDS = 10.0
-"""A lost node may hold the lock of a network file system until its lease ends; then go on without."""
+"""Seconds to wait for the lock: a lost node may hold that of a network file system until its lease ends. Then
+the holder is ignored."""
 
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 
@@ -39,7 +40,8 @@ class Owner:
 
 
 def read_fence(directory: Path) -> Owner | None:
-    """The owner; None when there is no fence, or it is torn (a disk did that: it is replaced atomically)."""
+    """Return the owner; None when there is no fence, or it is torn (by the disk, as it is replaced
+    atomically)."""
     try:
         record = read_json(directory / FENCE, max_bytes=MAX_RECORD_BYTES)
         owner = Owner(attempt=record["attempt"], job_uid=str(record["job_uid"]))
@@ -51,7 +53,8 @@ def read_fence(directory: Path) -> Owner | None:
 
 
 def take_over(directory: Path, owner: Owner) -> None:
-    """Make `owner` the folder's owner. Raises CheckpointFenced when a higher attempt of the same job is."""
+    """Make `owner` the folder's owner. Raises CheckpointFenced when a higher attempt of the same job owns
+    it."""
     with folder_lock(directory):
         current = read_fence(directory)
         if current is not None and current.job_uid == owner.job_uid and current.attempt > owner.attempt:
@@ -61,7 +64,7 @@ def take_over(directory: Path, owner: Owner) -> None:
 
 
 def check_owner(directory: Path, owner: Owner) -> None:
-    """Raise CheckpointFenced unless `owner` may commit; call it under the lock."""
+    """Raise CheckpointFenced unless `owner` may commit. The caller must hold the lock."""
     current = read_fence(directory)
     if current is None or current == owner:
         return
@@ -71,7 +74,8 @@ def check_owner(directory: Path, owner: Owner) -> None:
 
 @contextlib.contextmanager
 def folder_lock(directory: Path, *, wait_seconds: float = LOCK_WAIT_SECONDS) -> Iterator[bool]:
-    """Hold the folder's lock; yields False where the file system has no locks or the holder never lets go."""
+    """Hold the folder's lock; yield False where the file system has no locks or the holder does not release
+    it."""
     descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         yield _lock(descriptor, wait_seconds)

@@ -42,12 +42,13 @@ def replace_durable(path: Path, data: bytes) -> None:
 
 
 def json_bytes(value: Mapping[str, Any]) -> bytes:
-    """Compact JSON. Raises ValueError or TypeError for what JSON has no form for (NaN, bytes, tensors)."""
+    """Return compact JSON. Raises ValueError or TypeError for values without a JSON form (NaN, bytes,
+    tensors)."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 
 
 def free_bytes(path: Path) -> int:
-    """Bytes that this user may still write on the disk that holds `path`; 0 when that cannot be told."""
+    """Return the bytes that this user may still write on the disk that holds `path`; 0 when unknown."""
     try:
         stats = os.statvfs(path)
     except OSError:
@@ -56,7 +57,7 @@ def free_bytes(path: Path) -> int:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder if it is there (of a link, the link); what cannot be removed is left to the next
+    """Remove a folder if it is there (of a link, only the link); what cannot be removed is left to the next
     save."""
     if path.is_symlink():
         with contextlib.suppress(OSError):
@@ -65,7 +66,7 @@ def remove_tree(path: Path) -> None:
 
 
 def remove_any(path: Path) -> None:
-    """Remove a file or a folder with all it holds; what cannot be removed is left."""
+    """Remove a file or a folder with its contents; what cannot be removed is left."""
     if path.is_dir() and not path.is_symlink():
         remove_tree(path)
     else:

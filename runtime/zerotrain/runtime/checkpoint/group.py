@@ -1,4 +1,4 @@
-"""How the ranks of a save or load agree: small gathers of integers and texts over a process group.
+"""Agreement of the ranks of a save or load: small gathers of integers and texts over a process group.
 
 Objects are never pickled across ranks: errors travel as UTF-8, outcomes as int64 records.
 """
@@ -23,24 +23,24 @@ class RankGroup(Protocol):
     world_size: int
 
     def gather(self, values: Sequence[int]) -> list[tuple[int, ...]]:
-        """Every rank's record, in rank order. All ranks pass the same number of values."""
+        """Return every rank's record, in rank order. All ranks pass the same number of values."""
 
     def broadcast_text(self, text: str, *, source: int) -> str:
-        """The text of rank `source`, on every rank."""
+        """Return the text of rank `source`, on every rank."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """What one rank met, as all ranks know it."""
+    """A problem of one rank, as all ranks know it."""
 
     rank: int
     text: str
     is_grave: bool = False
-    """One that outweighs those of lower ranks."""
+    """Whether the problem outweighs those of lower ranks."""
 
 
 class SingleRank:
-    """A world of one."""
+    """A world of one rank."""
 
     rank = 0
     world_size = 1
@@ -56,7 +56,7 @@ class ProcessGroupRanks:
     """Ranks of a torch.distributed process group (gloo on the host, NCCL on the accelerator)."""
 
     def __init__(self, group: dist.ProcessGroup | None = None, comm: Comm | None = None) -> None:
-        """`comm`: the engine's, whose watchdog looks after the waits then."""
+        """Use a process group. `comm`: the engine's, whose watchdog then supervises the waits."""
         self._group, self._comm = group, comm
         self.rank = dist.get_rank(group)
         self.world_size = dist.get_world_size(group)
@@ -81,28 +81,28 @@ class ProcessGroupRanks:
         return bytes(buffer.cpu().tolist()).decode()
 
     def _wait(self, work: Any, operation: str) -> None:
-        """Raises CommError under an engine."""
+        """Wait for a collective. Raises CommError under an engine."""
         if self._comm is not None:
             work = self._comm.watch(work, f"{operation} for 'checkpoint'")
         work.wait()
 
 
 def ranks_of(comm: Comm) -> RankGroup:
-    """The ranks of an engine."""
+    """Return the ranks of an engine."""
     return SingleRank() if comm.world_size == 1 else ProcessGroupRanks(comm.group, comm)
 
 
 def default_group() -> RankGroup:
-    """The default process group when torch.distributed runs, otherwise a world of one. For programs without
-    an engine; the ranks of one are `ranks_of` its `comm`."""
+    """Return the default process group when torch.distributed runs, otherwise a world of one. For programs
+    without an engine; an engine's ranks are `ranks_of` its `comm`."""
     if dist.is_available() and dist.is_initialized():
         return ProcessGroupRanks()
     return SingleRank()
 
 
 def first_problem(group: RankGroup, problem: str | None, *, grave: bool = False) -> Problem | None:
-    """That of the lowest rank with a grave one, else of the lowest with any, None when there is none; the
-    same on every rank."""
+    """Return the problem of the lowest rank with a grave one, else of the lowest with any, None when there is
+    none; the same on every rank."""
     flags = [flag for (flag,) in group.gather([0 if problem is None else 1 + grave])]
     worst = max(flags)
     if worst == 0:

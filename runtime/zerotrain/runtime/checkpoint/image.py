@@ -1,4 +1,5 @@
-"""What one rank stores at one moment: the contents of its file and everything that the manifest says.
+"""The state that one rank stores at one moment: the contents of its file and everything that the manifest
+says.
 
 `Image.of` refers to the engine's streams and takes the rest (scalars, client state, random generators) by
 value; `detached` copies the streams too, so that training may go on while the copy is written.
@@ -25,7 +26,7 @@ from zerotrain.runtime.zero.layout import ModelLayout, UnitLayout
 from zerotrain.runtime.zero.state import CheckpointState
 
 _STATE_DEPTH = MAX_DEPTH - 8
-"""Of what a user saves, within the manifest."""
+"""Greatest nesting of a user's state within the manifest."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,9 +36,9 @@ class Image:
     layout: ModelLayout
     rank: int
     tensors: Mapping[str, Content]
-    """By key of the rank's file."""
+    """Contents by key of the rank's file."""
     kinds: Mapping[str, Mapping[str, str]]
-    """Per unit: state kind -> dtype."""
+    """Dtypes by unit and state kind."""
     rng: Mapping[str, Any]
     """Scalar part of the rank's random generators."""
     scalars: Mapping[str, Any]
@@ -46,8 +47,8 @@ class Image:
 
     @classmethod
     def of(cls, state: CheckpointState, client_state: Mapping[str, Any]) -> Image:
-        """The state as it is now. Raises ValueError or TypeError for what has no durable form, with its
-        name."""
+        """Take the state as it is now. Raises ValueError or TypeError for a value without a durable form,
+        with its name."""
         tensors: dict[str, Content] = {}
         kinds: dict[str, dict[str, str]] = {}
         for (unit, kind), stream in sorted(state.streams.items(), key=lambda item: item[0]):
@@ -80,15 +81,16 @@ class Image:
 
     @property
     def num_bytes(self) -> int:
-        """Of the rank's file."""
+        """Bytes of the rank's file."""
         return file_size(self.tensors)
 
     def detached(self, staging: Staging) -> Image:
-        """The same with copies of the contents, in `staging`."""
+        """Return the same image with copies of the contents, in `staging`."""
         return replace(self, tensors=staging.copies(self.tensors))
 
     def manifest(self, files: tuple[FileEntry, ...], folder: StepFolder) -> Manifest:
-        """What rank 0 writes beside the files. Units without a stream are left out, with their parameters."""
+        """Return the manifest that rank 0 writes. Units without a stream are left out, with their
+        parameters."""
         layout = self.layout
         pieces = stored_pieces(layout)
         stored = [unit for unit in layout.units if unit.name in self.kinds]
@@ -128,7 +130,7 @@ def check_values(client_state: Any, extra: Mapping[str, Any]) -> None:
 
 
 def _by_value(what: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Through JSON, as they will come back. Raises ValueError where they would not."""
+    """Return values as they come back from JSON. Raises ValueError where they would not."""
     try:
         copy: dict[str, Any] = strict_json(
             json_bytes(values), max_bytes=MAX_MANIFEST_BYTES, max_depth=_STATE_DEPTH

@@ -1,4 +1,4 @@
-"""What is in a checkpoint folder, and whether it is whole. Without torch: `zerotrain checkpoint ls|verify`.
+"""Contents and condition of a checkpoint folder. Without torch: `zerotrain checkpoint ls|verify`.
 
 `survey` looks at names, records and sizes; `verify` also reads every byte, as a load does.
 """
@@ -32,20 +32,18 @@ from zerotrain.runtime.checkpoint.names import (
 )
 from zerotrain.runtime.checkpoint.rawfile import hash_file, tensor_sizes
 
-"""A manifest names every piece of every parameter: some 100 bytes for each of tensors x ranks at worst."""
-
 
 class Condition(StrEnum):
-    """How a checkpoint is, as far as one has looked."""
+    """Condition of a checkpoint, as far as it was examined."""
 
     WHOLE = "whole"
-    DAMAGED = "damaged"  # committed, or it was: a load passes over it
-    PARTIAL = "partial"  # never committed: a save that goes on, or that was killed
+    DAMAGED = "damaged"  # committed at some time: a load passes over it
+    PARTIAL = "partial"  # never committed: a save that is under way, or that was killed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Surveyed:
-    """One checkpoint of a folder; numbers are None where no record tells them."""
+    """One checkpoint of a folder; numbers are None where no record has them."""
 
     path: Path
     condition: Condition
@@ -54,17 +52,17 @@ class Surveyed:
     attempt: int | None = None
     job_uid: str = ""
     world_size: int | None = None
-    """Ranks that wrote it."""
+    """Number of ranks that wrote the checkpoint."""
     created_at: float | None = None
-    """Unix seconds."""
+    """Time of creation in Unix seconds."""
     num_bytes: int = 0
     is_latest: bool = False
-    """Whether a load without a tag takes it."""
+    """Whether a load without a tag takes the checkpoint."""
 
 
 def survey(directory: Path) -> list[Surveyed]:
-    """Every checkpoint of a run's folder, newest commit first, the unfinished last. Raises OSError, also
-    where the volume fails while one is looked at."""
+    """Return every checkpoint of a run's folder, newest commit first, the unfinished last. Raises OSError,
+    also where the volume fails while one is examined."""
     found: list[Path] = []
     partial: list[Path] = []
     for entry in sorted(os.scandir(directory), key=lambda item: item.name):
@@ -91,7 +89,7 @@ def survey(directory: Path) -> list[Surveyed]:
 
 
 def look_at(path: Path) -> Surveyed:
-    """One checkpoint by its records and sizes. Raises OSError where the volume fails."""
+    """Examine one checkpoint by its records and sizes. Raises OSError where the volume fails."""
     try:
         manifest = read_manifest(path)
         problem = next(_size_problems(manifest, path), None) or _note(path)
@@ -113,9 +111,9 @@ def look_at(path: Path) -> Surveyed:
 
 
 def absence(path: Path) -> str | None:
-    """What is not there where `path` is no checkpoint, not even a damaged one; None where it is one.
+    """Describe what is missing where `path` is no checkpoint, not even a damaged one; None where it is one.
 
-    Raises OSError where that cannot be told: the volume fails, or a folder may not be looked into.
+    Raises OSError where this cannot be determined: the volume fails, or a folder is not accessible.
     """
     if any(_is_there(path / name) for name in (MANIFEST, COMMIT)):
         return None
@@ -125,10 +123,10 @@ def absence(path: Path) -> str | None:
 
 
 def may_be_foreign(path: Path) -> bool:
-    """Whether what is at `path`, an `absence`, may be a whole checkpoint in a format of somebody else's.
+    """Return whether the contents of `path`, an `absence`, may be a whole checkpoint in a foreign format.
 
-    It is none where nothing is there, and where its name or a file in it is of a kind that only this package
-    writes: that is one of ours with parts missing. Raises OSError where it cannot be told.
+    They are none where nothing is there, and where the name or a file in it is of a kind that only this
+    package writes: that is one of ours with parts missing. Raises OSError where this cannot be determined.
     """
     if is_step_folder(path.name) or not _is_there(path):
         return False
@@ -140,7 +138,7 @@ def may_be_foreign(path: Path) -> bool:
 
 
 def resolve(path: Path) -> Path:
-    """A checkpoint's own folder, given that or a run's folder (then its newest whole one).
+    """Return a checkpoint's own folder, given that or a run's folder (then its newest whole one).
 
     Raises ValueError when there is none.
     """
@@ -155,7 +153,8 @@ def resolve(path: Path) -> Path:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """The manifest that COMMIT vouches for. Raises OSError, or ValueError when one of them is damaged."""
+    """Return the manifest whose digest COMMIT has. Raises OSError, or ValueError when one of them is
+    damaged."""
     commit = read_commit(path)
     data = read_regular(path / MANIFEST, MAX_MANIFEST_BYTES)
     if hashlib.sha256(data).hexdigest() != commit.manifest_sha256:
@@ -168,13 +167,14 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def verify(path: Path, progress: Callable[[int], object]) -> list[str]:
-    """Everything that is wrong with a checkpoint: digests, sizes, coverage of every parameter, tensors.
+    """Return everything that is wrong with a checkpoint: digests, sizes, coverage of every parameter,
+    tensors.
 
     `progress` gets the bytes of each chunk that was read. Empty when a load would succeed. Raises OSError
     where the volume fails: that says nothing of the checkpoint.
     """
     try:
-        manifest = read_manifest(path)  # the coverage of every parameter is part of reading it
+        manifest = read_manifest(path)  # reading it also checks the coverage of every parameter
     except (OSError, ValueError) as error:
         return [damage_of(error)]
     problems = list(_size_problems(manifest, path))
@@ -190,7 +190,7 @@ def verify(path: Path, progress: Callable[[int], object]) -> list[str]:
 
 
 def reason_of(error: Exception) -> str:
-    """An error of reading a checkpoint in a few words."""
+    """Return an error of reading a checkpoint in a few words."""
     if isinstance(error, FileNotFoundError):
         return f"{Path(error.filename or '?').name} is missing"
     if isinstance(error, OSError):
@@ -199,15 +199,16 @@ def reason_of(error: Exception) -> str:
 
 
 def damage_of(error: Exception) -> str:
-    """As `reason_of`, of an error that tells of damage. Raises it again when it tells of a volume that failed
-    and may work again."""
+    """Return the `reason_of` an error that shows damage. Raises the error again when it shows that the volume
+    failed and may work again."""
     if isinstance(error, OSError) and may_pass(error.errno):
         raise error
     return reason_of(error)
 
 
 def _is_there(path: Path) -> bool:
-    """Not `exists`, which takes some errors of a volume for an answer, in each version of Python others."""
+    """Return whether a path exists, and raise OSError where the volume fails; `exists` returns False for some
+    such errors, which differ between versions of Python."""
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -245,7 +246,7 @@ def _size_problems(manifest: Manifest, path: Path) -> Iterator[str]:
 
 
 def _tensor_problems(manifest: Manifest, path: Path) -> Iterator[str]:
-    """Pieces that the files do not hold; only a faulty writer makes such a checkpoint."""
+    """Yield pieces that the files do not hold; only a faulty writer makes such a checkpoint."""
     sizes = [tensor_sizes(path / file.name) for file in manifest.files]
     for fqn, entry in manifest.tensors.items():
         for kind, dtype in manifest.units[entry.unit].kinds.items():
@@ -263,7 +264,7 @@ def _tensor_problems(manifest: Manifest, path: Path) -> Iterator[str]:
 
 
 def _note(path: Path) -> str:
-    """What a load that could not read it left behind."""
+    """Return the reason that a load left which could not read the checkpoint."""
     try:
         return str(read_json(path / DAMAGED, max_bytes=MAX_RECORD_BYTES)["reason"])
     except FileNotFoundError:
@@ -279,5 +280,5 @@ def _size(path: Path) -> int:
         try:
             total += file.stat().st_size
         except OSError:
-            continue  # being written or removed just now
+            continue  # being written or removed now
     return total

@@ -1,4 +1,4 @@
-"""Which file holds which elements: pure interval arithmetic between the layout of a save and that of a load.
+"""Position of elements in files: pure interval arithmetic between the layout of a save and that of a load.
 
 A *piece* says: elements `[start, start + length)` of a parameter lie at `[offset, offset + length)` of the
 1-D tensors `unit/kind` in file `file`. All kinds of a unit share the pieces, because every kind of state is
@@ -38,7 +38,7 @@ class Copy:
 
 
 def stored_pieces(layout: ModelLayout) -> dict[str, tuple[Piece, ...]]:
-    """For each parameter of `layout` where its elements lie when rank r writes file r."""
+    """Return the pieces of each parameter of `layout` when rank r writes file r."""
     pieces: dict[str, list[Piece]] = {}
     for unit in layout.units:
         for segment in unit.segments:
@@ -91,7 +91,7 @@ def plan_shard(
 
 
 def within(copies: Iterable[Copy], start: int, stop: int) -> Iterator[Copy]:
-    """The parts of the copies whose targets lie in `[start, stop)`; targets count from `start`."""
+    """Yield the parts of the copies whose targets lie in `[start, stop)`; targets count from `start`."""
     for copy in copies:
         low, high = max(start, copy.target), min(stop, copy.target + copy.length)
         if low < high:

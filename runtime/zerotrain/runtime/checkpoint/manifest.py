@@ -1,6 +1,6 @@
-"""The manifest of one checkpoint: which file holds which elements, digests, and all scalar state.
+"""The manifest of one checkpoint: positions of elements in files, digests, and all scalar state.
 
-Written by rank 0 after every rank's file is durable; the reader trusts nothing that is not in here.
+Written by rank 0 after every rank's file is durable; the reader trusts only what is in it.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class FileEntry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitEntry:
-    """The stored kinds of one unit: key of the tensors in the files is `<unit>/<kind>`."""
+    """The stored kinds of one unit; the key of the tensors in the files is `<unit>/<kind>`."""
 
     trainable: bool
     kinds: Mapping[str, str]
-    """Kind -> dtype as in DTYPE_BYTES."""
+    """State kind -> dtype as in DTYPE_BYTES."""
 
     @classmethod
     def parse(cls, node: Node) -> UnitEntry:
@@ -90,27 +90,27 @@ class TensorEntry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """Everything about one checkpoint except the tensors' bytes."""
+    """The record of one checkpoint: everything except the tensors' bytes."""
 
     step: int
     attempt: int
     job_uid: str
     created_at: float
-    """Unix seconds."""
+    """Time of creation in Unix seconds."""
     world_size: int
-    """Ranks that wrote it, which is the number of files."""
+    """Number of ranks that wrote the checkpoint, which is the number of files."""
     align: int
     files: tuple[FileEntry, ...]
     units: Mapping[str, UnitEntry]
     tensors: Mapping[str, TensorEntry]
     aliases: Mapping[str, str]
     buffers: tuple[str, ...]
-    """Buffers, whole, under the key `buffer/<fqn>` of file 0."""
+    """Names of the buffers, stored whole under the key `buffer/<fqn>` of file 0."""
     scalars: Mapping[str, Any]
     client_state: Mapping[str, Any]
 
     def to_json(self) -> dict[str, Any]:
-        """The JSON object of the file."""
+        """Return the JSON object of the file."""
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -131,7 +131,8 @@ class Manifest:
 
     @classmethod
     def parse(cls, value: object) -> Manifest:
-        """Raises SchemaError naming the first value that is missing, unknown, mistyped or contradictory."""
+        """Read a manifest. Raises SchemaError naming the first value that is missing, unknown, mistyped or
+        contradictory."""
         node = Node(value, "manifest")
         kind, version = node.text("format"), node.integer("version")
         if (kind, version) != (FORMAT, VERSION):

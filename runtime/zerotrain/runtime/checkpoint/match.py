@@ -1,4 +1,4 @@
-"""Does a whole checkpoint fit the model and optimizer that want to load it? Pure; every mismatch is named."""
+"""Check of a whole checkpoint against the model and optimizer that load it. Pure; every mismatch is named."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from zerotrain.runtime.zero.state import MASTER, PARAM, CheckpointState, is_opti
 
 
 def stored_tensors(manifest: Manifest, layout: ModelLayout, unit_name: str) -> Mapping[str, TensorEntry]:
-    """The stored entry of every parameter of a unit, found by name whatever unit held it then; tied ones by
-    any of their names."""
+    """Return the stored entry of every parameter of a unit, found by name whatever unit held it at the save;
+    tied parameters are found by any of their names."""
     found = {}
     for segment in layout.unit(unit_name).segments:
         further = (alias for alias, owner in layout.aliases.items() if owner == segment.fqn)
@@ -26,10 +26,10 @@ def stored_tensors(manifest: Manifest, layout: ModelLayout, unit_name: str) -> M
 
 
 def source_kind(manifest: Manifest, entry: TensorEntry, kind: str) -> str | None:
-    """The stored kind that `kind` of a parameter is read from; None when it is not there.
+    """Return the stored kind that `kind` of a parameter is read from; None when it is not there.
 
-    A parameter that was frozen then and is trained now gets its fp32 value from the frozen one, and the other
-    way round.
+    A parameter that was frozen at the save and is trained now gets its fp32 value from the frozen one, and
+    the other way round.
     """
     kinds = manifest.units[entry.unit].kinds
     if kind in kinds:
@@ -70,7 +70,7 @@ def check_match(manifest: Manifest, state: CheckpointState, *, strict: bool = Tr
 
 
 def _check_extra(stored: set[str], wanted: set[str]) -> None:
-    """What modules add to a state dict (`get_extra_state`), by key."""
+    """Compare the keys of what modules add to a state dict (`get_extra_state`)."""
     if missing := sorted(wanted - stored):
         raise CheckpointMismatch(
             f"the checkpoint holds no {missing[0]!r} ({len(missing)} missing in all), which the module's "

@@ -1,9 +1,9 @@
-"""Names inside a checkpoint folder, and listing what is committed there.
+"""Names inside a checkpoint folder, and a listing of its committed checkpoints.
 
 fence.json                       newest attempt that owns the folder
 latest                           JSON: name of the newest committed step folder
 step-0000000040-attempt-2/       one checkpoint: COMMIT, manifest.json, rank-00000-of-00002.safetensors, ...
-history/                         what every step came to, for `zerotrain report`
+history/                         outcome of every step, for `zerotrain report`
 .tmp-*  .trash-*                 unfinished save, half-removed checkpoint: never read
 """
 
@@ -33,8 +33,10 @@ EXTRA_STATE = "extra_state"
 TMP_PREFIX = ".tmp-"
 TRASH_PREFIX = ".trash-"
 MAX_RECORD_BYTES = 64 << 10
-"""Of a COMMIT, a DAMAGED record or the fence."""
+"""Greatest size of a COMMIT, a DAMAGED record or the fence."""
 MAX_MANIFEST_BYTES = 1 << 30
+"""Greatest size of a manifest. It names every piece of every parameter: some 100 bytes for each of tensors x
+ranks at worst."""
 _MAX_NUMBER = 2**63 - 1
 
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -53,26 +55,26 @@ class Committed:
     manifest_sha256: str
     job_uid: str = ""
     is_latest: bool = True
-    """Whether a load without a tag may take it."""
+    """Whether a load without a tag may take the checkpoint."""
 
 
 def step_folder(step: int, attempt: int) -> str:
-    """The folder name of a checkpoint without a tag; sorts by step."""
+    """Return the folder name of a checkpoint without a tag; it sorts by step."""
     return f"step-{step:010d}-attempt-{attempt}"
 
 
 def is_step_folder(name: str) -> bool:
-    """Whether a folder got its name from `step_folder` (and not from a tag)."""
+    """Return whether a folder got its name from `step_folder` (and not from a tag)."""
     return _STEP_FOLDER.fullmatch(name) is not None
 
 
 def rank_file(rank: int, world_size: int) -> str:
-    """The tensor file that `rank` writes."""
+    """Return the name of the tensor file that `rank` writes."""
     return f"rank-{rank:05d}-of-{world_size:05d}.safetensors"
 
 
 def is_rank_file(name: str) -> bool:
-    """Whether a file got its name from `rank_file`."""
+    """Return whether a file got its name from `rank_file`."""
     return _RANK_FILE.fullmatch(name) is not None
 
 
@@ -87,7 +89,7 @@ def check_tag(tag: str) -> str:
 
 
 def read_commit(path: Path) -> Committed:
-    """The COMMIT record of a step folder. Raises ValueError or OSError when it is torn or missing."""
+    """Return the COMMIT record of a step folder. Raises ValueError or OSError when it is torn or missing."""
     record = _object(read_regular(path / COMMIT, MAX_RECORD_BYTES))
     values = {name: record.get(name) for name in ("step", "attempt", "sequence")}
     digest, job_uid = record.get("manifest_sha256"), record.get("job_uid")
@@ -97,13 +99,13 @@ def read_commit(path: Path) -> Committed:
         path=path,
         manifest_sha256=digest,
         job_uid=str(job_uid),
-        is_latest=record.get("is_latest") is not False,  # absent in what earlier versions wrote
+        is_latest=record.get("is_latest") is not False,  # earlier versions did not write it
         **values,  # type: ignore[arg-type]
     )
 
 
 def folders(directory: Path) -> list[Path]:
-    """Every folder that may be a checkpoint: no temporary, no trash, no hidden ones; may be none."""
+    """Return every folder that may be a checkpoint: no temporary, trash or hidden ones; may be none."""
     try:
         return sorted(
             Path(entry.path)
@@ -115,8 +117,8 @@ def folders(directory: Path) -> list[Path]:
 
 
 def committed(directory: Path) -> list[Committed]:
-    """Checkpoints with a readable COMMIT record, newest commit first. Raises OSError where the volume fails,
-    which says nothing of a record."""
+    """Return checkpoints with a readable COMMIT record, newest commit first. Raises OSError where the volume
+    fails, which says nothing of a record."""
     found = []
     for path in folders(directory):
         try:
@@ -128,7 +130,7 @@ def committed(directory: Path) -> list[Committed]:
 
 
 def is_count(value: object) -> bool:
-    """Whether it can be a step, an attempt or a sequence number of a record."""
+    """Return whether a value can be a step, an attempt or a sequence number of a record."""
     return type(value) is int and 0 <= value <= _MAX_NUMBER
 
 

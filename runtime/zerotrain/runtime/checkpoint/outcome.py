@@ -1,4 +1,4 @@
-"""What happened on one rank, and how all ranks come to raise the same error for it."""
+"""The outcome of one rank, and the agreement by which all ranks raise the same error for it."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ _OK, _REFUSED, _FENCED = 0, -1, -2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SaveResult:
-    """A checkpoint that is durable now, or on its way (`durable` False) when it is written in the
-    background."""
+    """A checkpoint that is durable, or still being written in the background (`durable` False)."""
 
     path: Path
     step: int
     time: float
     """Unix seconds at the commit; 0 before."""
     num_bytes: int
-    """Bytes this rank wrote."""
+    """Bytes that this rank wrote."""
     seconds: float
-    """From the call to the commit; 0 before."""
+    """Seconds from the call to the commit; 0 before."""
     stall_seconds: float = 0.0
-    """The part of it in which training stood still."""
+    """The part of `seconds` in which training was blocked."""
     removed: tuple[str, ...] = ()
-    """Older checkpoints that retention removed (known to rank 0 only)."""
+    """Names of older checkpoints that retention removed (known to rank 0 only)."""
     durable: bool = True
 
 
 @dataclass(kw_only=True)
 class Outcome:
-    """`code` is an errno, or one of the negative codes above; texts travel only when something failed."""
+    """The outcome of one rank. `code` is an errno, or one of the negative codes above; texts are exchanged
+    only after a failure."""
 
     code: int = _OK
     bytes_needed: int = 0
@@ -66,7 +66,8 @@ class Outcome:
             TypeError,
         ),
     ) -> Outcome:
-        """Run `action`; errors that a checkpoint may meet become an outcome, all others pass."""
+        """Run `action` and return its outcome; errors that a checkpoint may meet are caught, all others
+        pass."""
         try:
             action()
         except catch as error:
@@ -75,7 +76,7 @@ class Outcome:
 
     @classmethod
     def failed(cls, error: Exception, directory: Path) -> Outcome:
-        """The outcome for an error that was caught."""
+        """Return the outcome for an error that was caught."""
         if isinstance(error, CheckpointFenced):
             return cls(code=_FENCED, text=str(error))
         if isinstance(error, OSError):

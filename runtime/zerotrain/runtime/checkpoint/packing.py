@@ -1,8 +1,8 @@
 """Python values as JSON and tensors, and back with their types: no checkpoint needs pickle.
 
-What JSON has itself is written as it is (None, truth values, whole numbers, finite floats, texts, lists,
-dictionaries with text keys), all else as an object with the one key `TAG`, whose value is the kind and what
-it is made of. Tensors and arrays go into the rank's tensor file, and the JSON holds their key. Used for
+Values that JSON has itself are written as they are (None, truth values, whole numbers, finite floats, texts,
+lists, dictionaries with text keys). Every other value is an object with the one key `TAG`, whose value is the
+kind and its parts. Tensors and arrays go into the rank's tensor file, and the JSON holds their key. Used for
 client states and the extra states of modules.
 """
 
@@ -25,14 +25,14 @@ from zerotrain.runtime.checkpoint.tensorfile import DTYPE_NAMES
 TAG = "__zerotrain__"
 
 MAX_DEPTH = 50
-"""Nesting of what is given."""
+"""Greatest nesting of a value."""
 
 _LARGE = 1 << 63
-"""Whole numbers from here on are written as text: other readers of JSON would round them."""
+"""Whole numbers from this one on are written as text: other readers of JSON would round them."""
 
 
 class UnpackableError(ValueError):
-    """A value that a checkpoint cannot hold; the text names its place, its type and the way out."""
+    """Error of a value that a checkpoint cannot hold; the text names its place, its type and the way out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Packed:
 
 
 def pack(value: Any, path: str) -> Packed:
-    """`value` by value; `path` is how messages name it, and begins the keys of its tensors.
+    """Convert `value`, by value. `path` is its name in messages, and begins the keys of its tensors.
 
     Subclasses of numbers and texts come back as the plain type, numpy's scalars as themselves, tensors in
     host memory. Raises UnpackableError for a type that is not listed in the module's text.
@@ -54,7 +54,8 @@ def pack(value: Any, path: str) -> Packed:
 
 
 def unpack(value: Any, read: Callable[[str], torch.Tensor]) -> Any:
-    """Undo `pack`; `read` gives the tensor of a key. Raises ValueError for what `pack` did not write."""
+    """Convert a value of `pack` back; `read` returns the tensor of a key. Raises ValueError for what `pack`
+    did not write."""
     if isinstance(value, list):
         return [unpack(item, read) for item in value]
     if not isinstance(value, dict):
@@ -69,7 +70,7 @@ def unpack(value: Any, read: Callable[[str], torch.Tensor]) -> Any:
 
 
 def tensor_key(value: Any) -> str | None:
-    """The key of a packed value that is a tensor as a whole; None of another one."""
+    """Return the key of a packed value that is a tensor as a whole; None for another value."""
     if isinstance(value, dict) and set(value) == {TAG} and value[TAG][0] == "tensor":
         return str(value[TAG][1])
     return None
@@ -157,7 +158,7 @@ def _copy_of(tensor: Any) -> torch.Tensor:
 
 
 def _scalar(value: Any) -> Any:
-    """One that JSON may hold, or its tagged form."""
+    """Return a value that JSON may hold, or its tagged form."""
     if isinstance(value, bool) or value is None:
         return value
     if isinstance(value, int):

@@ -18,7 +18,7 @@ from zerotrain.contract.regular_file import open_regular
 from zerotrain.contract.strict_json import JsonError, strict_json
 
 MAX_HEADER_BYTES = 100_000_000
-"""The format's own limit."""
+"""Greatest size of a header: the format's own limit."""
 
 DTYPE_BYTES: Mapping[str, int] = {
     "F64": 8,
@@ -58,14 +58,15 @@ _CHUNK_BYTES = 8 << 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WrittenFile:
-    """What a written file must look like when it is read back."""
+    """Size and digest that a written file must have when it is read back."""
 
     size: int
     sha256: str
 
 
 def hash_file(path: Path, progress: Callable[[int], object] | None = None) -> WrittenFile:
-    """Size and digest of a file as it is now; `progress` gets the bytes of each chunk. Raises OSError."""
+    """Return size and digest of a file as it is now; `progress` gets the bytes of each chunk. Raises
+    OSError."""
     with os.fdopen(open_regular(path, follow_link=True), "rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         if progress is None:
@@ -82,21 +83,21 @@ class Entry:
     """One tensor of a file: its bytes are `[start, stop)` of the file itself."""
 
     dtype: str
-    """As in DTYPE_BYTES; also one of the format's that cannot be read here."""
+    """Name as in DTYPE_BYTES, or one of the format's that cannot be read here."""
     shape: tuple[int, ...]
     start: int
     stop: int
 
     @property
     def numel(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return math.prod(self.shape)
 
 
 def read_header(descriptor: int) -> dict[str, Entry]:
-    """Every tensor of a file, checked: inside the file, of the size its shape says, none over another.
+    """Return every tensor of a file, checked: inside the file, of the size of its shape, without overlap.
 
-    Raises ValueError for anything else, whatever bytes the file holds: it may come from a stranger.
+    Raises ValueError for anything else, whatever bytes the file holds: it may come from an untrusted source.
     """
     size = os.fstat(descriptor).st_size
     length = int.from_bytes(os.pread(descriptor, 8, 0), "little")
@@ -128,7 +129,8 @@ def read_header(descriptor: int) -> dict[str, Entry]:
 
 
 def _entry(key: str, value: Any, *, data_start: int, size: int, packed: Any) -> Entry:
-    """`packed` is the dtype that the metadata gives the tensor's bytes; None = none."""
+    """Return the checked entry of a tensor. `packed` is the dtype that the metadata gives its bytes; None =
+    none."""
     wrong = ValueError(f"the header's entry of {key!r} is wrong: {str(value)[:200]}")
     if not isinstance(value, dict):
         raise wrong
@@ -159,7 +161,8 @@ def _is_whole_numbers(value: Any) -> TypeGuard[list[int]]:
 
 
 def tensor_sizes(path: Path) -> dict[str, tuple[str, int]]:
-    """Dtype and elements of every tensor of a file. Raises OSError, or ValueError for a wrong header."""
+    """Return dtype and number of elements of every tensor. Raises OSError, or ValueError for a wrong
+    header."""
     descriptor = open_regular(path, follow_link=True)
     try:
         entries = read_header(descriptor)

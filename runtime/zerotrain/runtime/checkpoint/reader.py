@@ -2,10 +2,10 @@
 one window at a time.
 
 Verification is shared: of n files, rank r of M hashes files r, r + M, r + 2M, ..., so that every byte of a
-checkpoint is digested exactly once; the ranks then compare notes. A checkpoint that is torn or damaged is
-passed over for the next older one and reported in `LoadResult.rejected`. One that is whole but belongs to
-another model raises, because an older one would not fit either; and so does a volume that fails, because
-that says nothing of any checkpoint.
+checkpoint is digested exactly once; the ranks then exchange their findings. A checkpoint that is torn or
+damaged is passed over for the next older one and reported in `LoadResult.rejected`. One that is whole but
+belongs to another model raises, because an older one would not fit either. A volume that fails raises as
+well, because that says nothing of any checkpoint.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from zerotrain.runtime.zero.strided import overwrite
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadResult:
-    """What was loaded; `path` is None when the folder holds no checkpoint (start afresh)."""
+    """The loaded checkpoint; `path` is None when the folder holds no checkpoint (start afresh)."""
 
     path: Path | None = None
     step: int = 0
@@ -56,14 +56,14 @@ class LoadResult:
     time: float = 0.0
     """Unix seconds at which the checkpoint was written."""
     world_size: int = 0
-    """Ranks that wrote it."""
+    """Number of ranks that wrote the checkpoint."""
     job_uid: str = ""
-    """Of the job that wrote it; empty where none did."""
+    """Uid of the job that wrote the checkpoint; empty where none did."""
     client_state: dict[str, Any] = field(default_factory=dict)
     rejected: tuple[tuple[Path, str], ...] = ()
     """Checkpoints that were passed over, with the reason, newest first."""
     rng_restored: bool = False
-    """Whether this rank's random generators were; a rank that did not exist before keeps its own."""
+    """Whether this rank's random generators were restored; a rank that did not exist before keeps its own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,12 +84,12 @@ def load(
 ) -> LoadResult:
     """Overwrite `state` in place with the newest whole checkpoint, or with the one named `tag`. Collective.
 
-    With `of_job` only checkpoints that this job (its uid) wrote are considered. Of the checkpoint only what
-    `state` has streams for is read. Not `strict`: what the checkpoint lacks keeps its value.
-    Tensors, scalars and buffers of `state` and this process's random generators are replaced; `state` is
-    undefined when this raises. Raises CheckpointDamaged when checkpoints exist but none is whole (or `tag`
-    is not), CheckpointUnreadable when the volume fails meanwhile, CheckpointMismatch when model or optimizer
-    differ, CheckpointError when ranks see other files.
+    With `of_job` only checkpoints that this job (its uid) wrote are considered. Only what `state` has streams
+    for is read. Not `strict`: what the checkpoint lacks keeps its value. Tensors, scalars and buffers of
+    `state` and this process's random generators are replaced; `state` is undefined when this raises. Raises
+    CheckpointDamaged when checkpoints exist but none is whole (or `tag` is not), CheckpointUnreadable when
+    the volume fails meanwhile, CheckpointMismatch when model or optimizer differ, CheckpointError when ranks
+    see other files.
     """
     group, directory = group or default_group(), Path(directory)
     rejected: list[tuple[Path, str]] = []
@@ -112,7 +112,7 @@ def load(
 
 
 def _candidates(directory: Path, tag: str | None, of_job: str | None, group: RankGroup) -> list[str]:
-    """Folder names, newest commit first, as rank 0 sees them."""
+    """Return folder names, newest commit first, as rank 0 sees them."""
     if tag is not None:
         return [check_tag(tag)]
     names: list[str] = []
@@ -136,7 +136,8 @@ def _newest_first(directory: Path, of_job: str | None) -> list[str]:
         except (OSError, ValueError) as error:
             if _may_pass(error):
                 raise
-            # Looks like a checkpoint but its COMMIT record is unreadable: it must be reported, never loaded.
+            # The folder looks like a checkpoint but its COMMIT record is unreadable: report it, never load
+            # it.
             if of_job is None and is_step_folder(path.name):
                 torn.append(path.name)
         else:
@@ -147,7 +148,7 @@ def _newest_first(directory: Path, of_job: str | None) -> list[str]:
 
 
 def _try_load(state: CheckpointState, path: Path, group: RankGroup, how: _How) -> LoadResult | str:
-    """The result, or why this checkpoint cannot be used; the same on every rank."""
+    """Return the result, or the reason why this checkpoint cannot be used; the same on every rank."""
     with contextlib.ExitStack() as stack:
         manifest: Manifest | None = None
         problem: Exception | None = None
@@ -161,7 +162,7 @@ def _try_load(state: CheckpointState, path: Path, group: RankGroup, how: _How) -
         found = _compare(group, problem, path)
         if found is not None or manifest is None:
             return _told(found, group)
-        # Pure functions of what all ranks have and read: every rank raises, or none.
+        # These are pure functions of what all ranks have and read: every rank raises, or none.
         check_match(manifest, state, strict=how.strict)
         state.accepts(manifest.scalars)
         try:
@@ -194,8 +195,8 @@ def _try_load(state: CheckpointState, path: Path, group: RankGroup, how: _How) -
 
 
 def _compare(group: RankGroup, problem: Exception | None, path: Path) -> Problem | None:
-    """What is wrong with `path`, for any rank. Raises CheckpointUnreadable on every rank where one's volume
-    failed: the checkpoint may be whole, and an older one would lose steps for nothing."""
+    """Return a problem of any rank with `path`. Raises CheckpointUnreadable on every rank where one's volume
+    failed: the checkpoint may be whole, and loading an older one would lose steps for nothing."""
     text = reason_of(problem) if problem is not None else None
     found = first_problem(group, text, grave=problem is not None and _may_pass(problem))
     if found is not None and found.is_grave:
@@ -228,7 +229,7 @@ def _verify_files(manifest: Manifest, path: Path, group: RankGroup) -> None:
 def _fill(
     state: CheckpointState, manifest: Manifest, path: Path, *, restore_rng: bool
 ) -> tuple[bool, dict[str, Any]]:
-    """Read this rank's part; whether its random generators were restored, and the client state."""
+    """Read this rank's part; return whether its random generators were restored, and the client state."""
     with _OpenFiles(manifest, path) as files:
         client_state = unpack(dict(manifest.client_state), lambda key: files[0].read(key))
         extra = unpack(manifest.scalars.get(EXTRA_STATE, {}), lambda key: files[0].read(key))
@@ -254,13 +255,13 @@ def _fill(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _UnitFill:
-    """What this rank's interval of one unit is read from."""
+    """Sources of this rank's interval of one unit."""
 
     copies: tuple[tuple[TensorEntry, tuple[Copy, ...]], ...]
-    """By parameter, in the order of the interval."""
+    """Stored entry and copies of each parameter, in the order of the interval."""
     manifest: Manifest
     is_complete: bool
-    """The checkpoint holds every parameter of the unit."""
+    """Whether the checkpoint holds every parameter of the unit."""
 
     @classmethod
     def of(cls, state: CheckpointState, manifest: Manifest, unit_name: str) -> _UnitFill:
@@ -281,11 +282,11 @@ class _UnitFill:
                 self._fill_window(stream, sources[kind], (start, stop), files)
 
     def _sources(self, kind: str) -> list[tuple[str, tuple[Copy, ...]]]:
-        """Stored key and copies of each parameter that has such a state."""
+        """Return stored key and copies of each parameter that has such a state."""
         found = []
         for entry, copies in self.copies:
             source = source_kind(self.manifest, entry, kind)
-            if source is not None:  # else it is optional, see check_match
+            if source is not None:  # otherwise it is optional, see check_match
                 found.append((f"{entry.unit}/{source}", copies))
         return found
 

@@ -1,4 +1,5 @@
-"""Which checkpoints go after a commit: the newest `keep_last` stay, and whatever is being read or is tagged.
+"""Removal of checkpoints after a commit: the newest `keep_last` stay, and those that are being read or are
+tagged.
 
 Rank 0 calls `retain` after each commit. A checkpoint is first renamed out of sight, then removed, so that a
 crash half-way never leaves something that looks like a checkpoint.
@@ -28,7 +29,8 @@ from zerotrain.runtime.checkpoint.names import (
 def superfluous(
     checkpoints: Sequence[Committed], *, keep_last: int, damaged: Collection[str] = ()
 ) -> tuple[Committed, ...]:
-    """What may go. `checkpoints` newest first; damaged ones do not count as kept and tagged ones never go."""
+    """Return the checkpoints that may be removed. `checkpoints` are newest first; damaged ones do not count
+    as kept and tagged ones are never removed."""
     if keep_last < 1:
         raise ValueError(f"keep_last must be at least 1: the newest checkpoint always stays; got {keep_last}")
     kept = 0
@@ -44,22 +46,23 @@ def superfluous(
 
 
 def mark_damaged(folder: Path, reason: str) -> None:
-    """Leave a note in a checkpoint that could not be read, so that it does not count as kept; best effort."""
+    """Write a note into a checkpoint that could not be read, so that it does not count as kept; best
+    effort."""
     with contextlib.suppress(OSError):
         write_durable(folder / DAMAGED, json_bytes({"reason": reason}))
 
 
 def retain(directory: Path, *, keep_last: int) -> tuple[str, ...]:
-    """Remove superfluous checkpoints; returns their names. Never raises for one that cannot be removed."""
+    """Remove superfluous checkpoints and return their names. Never raises for one that cannot be removed."""
     try:
         found = committed(directory)
     except OSError:
-        return ()  # what cannot be told apart now may be a whole one
+        return ()  # the volume failed, and an unreadable checkpoint may be whole
     damaged = {item.path.name for item in found if (item.path / DAMAGED).exists()}
     whole = {item.path.name for item in found}
     torn = [path for path in folders(directory) if is_step_folder(path.name) and path.name not in whole]
     going = [item.path for item in superfluous(found, keep_last=keep_last, damaged=damaged)]
-    # A folder without a readable COMMIT is of no use to anyone once enough whole ones exist.
+    # A folder without a readable COMMIT is of no use once enough whole ones exist.
     if len(found) - len(damaged) >= keep_last:
         going += torn
     return tuple(path.name for path in going if _remove(path))
@@ -67,7 +70,7 @@ def retain(directory: Path, *, keep_last: int) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def reading(folder: Path) -> Iterator[None]:
-    """Keep `retain` of any process away from a checkpoint while it is read."""
+    """Prevent `retain` of any process from removing a checkpoint while it is read."""
     descriptor = open_regular(folder / MANIFEST)
     try:
         with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
 """The random number generators of one rank as tensors and JSON, so that a resumed run draws the same numbers.
 
-Covers python's `random`, numpy's legacy generator when numpy is loaded, torch on the host and on the GPU that
-the rank computes on, whichever of its host's that is. No pickle: states are arrays of integers.
+Covers python's `random`, numpy's legacy generator when numpy is loaded, and torch on the host and on the GPU
+on which the rank computes, whichever of the host's GPUs that is. No pickle: states are arrays of integers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _PYTHON_WORDS = 625
 
 
 def capture() -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """`(tensors, scalars)` of this process; drawing nothing. Tensor keys start with `rng/`."""
+    """Return `(tensors, scalars)` of this process, without drawing numbers. Tensor keys start with `rng/`."""
     version, words, gauss = random.getstate()
     tensors = {"rng/python": torch.tensor(words, dtype=torch.int64), "rng/torch": torch.get_rng_state()}
     scalars: dict[str, Any] = {"python_version": version, "python_gauss": gauss}

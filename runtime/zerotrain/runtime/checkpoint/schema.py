@@ -6,11 +6,11 @@ from typing import Any
 
 
 class SchemaError(ValueError):
-    """A value of the manifest is missing, unknown or of the wrong type."""
+    """Error of a value of the manifest that is missing, unknown or of the wrong type."""
 
 
 class Node:
-    """One JSON object and where it lies; keys are taken one by one and `done()` refuses what is left."""
+    """One JSON object and its path; keys are taken one by one and `done()` rejects those that are left."""
 
     def __init__(self, value: object, path: str) -> None:
         if not isinstance(value, dict):
@@ -19,7 +19,7 @@ class Node:
         self.path = path
 
     def take(self, name: str) -> Any:
-        """Any JSON value."""
+        """Take any JSON value."""
         try:
             return self._left.pop(name)
         except KeyError:
@@ -59,14 +59,14 @@ class Node:
         return value
 
     def mapping(self, name: str) -> dict[str, Any]:
-        """A JSON object with free keys."""
+        """Take a JSON object with free keys."""
         value = self.take(name)
         if not isinstance(value, dict):
             raise SchemaError(f"{self.path}.{name} must be an object; got {type(value).__name__}")
         return value
 
     def texts(self, name: str) -> dict[str, str]:
-        """A JSON object whose values are strings."""
+        """Take a JSON object whose values are strings."""
         value = self.mapping(name)
         for key, item in value.items():
             if not isinstance(item, str):
@@ -74,13 +74,14 @@ class Node:
         return value
 
     def done(self) -> None:
-        """Refuse keys that nobody took."""
+        """Raise SchemaError for keys that were not taken."""
         if self._left:
             raise SchemaError(f"{self.path}.{min(self._left)} is not a known key")
 
 
 def integer(value: object, path: str, *, low: int = 0) -> int:
-    """`value` as an int of at least `low`; booleans and floats are refused."""
+    """Return `value` as an int of at least `low`. Raises SchemaError for others, also for booleans and
+    floats."""
     if type(value) is not int or value < low:
         raise SchemaError(f"{path} must be a whole number of at least {low}; got {value!r}")
     return value

@@ -1,7 +1,7 @@
 """Host memory that the state is copied into before a thread writes it; kept from one save to the next.
 
-The first touch of fresh pages takes several times as long as the copy itself, and the copy is what training
-stands still for. The engine holds one of these from its first background save until `close`.
+The first touch of fresh pages takes several times as long as the copy itself, and training is blocked during
+the copy. The engine holds one of these from its first background save until `close`.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from zerotrain.runtime.zero.state import windows
 from zerotrain.runtime.zero.strided import overwrite
 
 _START_BYTES = 64
-"""Copies start at multiples of it."""
+"""Alignment of the copies, in bytes."""
 
 
 class Staging:
-    """One private mapping, as large as what was copied last."""
+    """One private mapping, as large as the last copies."""
 
     def __init__(self) -> None:
         self._pages: mmap.mmap | None = None
         self.num_bytes = 0
-        """Of the copies, without the few bytes between them."""
+        """Bytes of the copies, without the few bytes between them."""
 
     def copies(self, tensors: Mapping[str, Content]) -> dict[str, Content]:
-        """Copies of the tensors and streams, under the same keys. What an earlier call returned is
-        overwritten."""
+        """Return copies of the tensors and streams, under the same keys. They overwrite those of an earlier
+        call."""
         starts: dict[str, int] = {}
         end = 0
         for key, tensor in tensors.items():

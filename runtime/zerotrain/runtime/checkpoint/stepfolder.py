@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepFolder:
-    """One checkpoint in the making."""
+    """One checkpoint that is being written."""
 
     directory: Path
     name: str
@@ -52,11 +52,12 @@ class StepFolder:
     step: int
     owner: Owner
     world_size: int
-    """Ranks that write a file each."""
+    """Number of ranks that write a file each."""
     serial: int = 0
-    """Saves of this process before this one: what a failed save left must not be taken for this one's."""
+    """Number of earlier saves of this process, so that files of a failed save are not taken for this
+    one's."""
     is_latest: bool = True
-    """Whether `latest` will name it, and a load without a tag may take it."""
+    """Whether `latest` will name the checkpoint, and a load without a tag may take it."""
 
     @property
     def final(self) -> Path:
@@ -64,7 +65,7 @@ class StepFolder:
 
     @property
     def temporary(self) -> Path:
-        # A late writer of another job or attempt must not meet ours in one folder; a tag names neither.
+        # A late writer of another job or attempt must not write into our folder; a tag names neither.
         owner = hashlib.sha256(f"{self.owner.job_uid}/{self.owner.attempt}".encode()).hexdigest()[:8]
         return self.directory / f"{TMP_PREFIX}{self.name}-{owner}-{self.serial}"
 
@@ -80,7 +81,7 @@ class StepFolder:
             written = write_tensors(path, tensors)
             entry = {"name": path.name, "size": written.size, "sha256": written.sha256, "rng": dict(rng)}
             write_durable(unfinished, json_bytes(entry))
-            # The last thing that can fail: rank 0 may commit as soon as this name is there.
+            # This is the last step that can fail: rank 0 may commit as soon as this name is there.
             os.rename(unfinished, self._side_record(rank))
         except BaseException:
             for name in (path, unfinished):
@@ -89,11 +90,12 @@ class StepFolder:
             raise
 
     def is_written(self, rank: int) -> bool:
-        """Whether a rank's file is whole, as far as this rank can see."""
+        """Return whether a rank's file is whole, as far as this rank can see."""
         return self._side_record(rank).exists()
 
     def commit(self, manifest_of: Callable[[tuple[FileEntry, ...]], Manifest]) -> None:
-        """Make it a checkpoint; every rank has written. Raises CheckpointFenced, CheckpointError, OSError."""
+        """Make the folder a checkpoint, after every rank has written. Raises CheckpointFenced,
+        CheckpointError, OSError."""
         files = tuple(self._written_file(rank) for rank in range(self.world_size))
         manifest = json_bytes(manifest_of(files).to_json())
         with folder_lock(self.directory):
@@ -120,14 +122,14 @@ class StepFolder:
                 replace_durable(self.directory / LATEST, json_bytes(latest))
 
     def discard(self) -> None:
-        """Remove what was written. Only once no rank writes any more."""
+        """Remove what was written. Only after all ranks have stopped writing."""
         remove_tree(self.temporary)
 
     def _publish(self) -> None:
         trash = self.directory / f"{TRASH_PREFIX}{self.name}"
         remove_tree(trash)
         if self.final.exists():
-            # Same step and attempt again (a rerun without an operator, a tag reused): the new one stays.
+            # The same step and attempt again (a rerun without an operator, a tag reused): the new one stays.
             os.rename(self.final, trash)
         os.rename(self.temporary, self.final)
         fsync_folder(self.directory)

@@ -1,4 +1,4 @@
-"""Do the buffers of a whole checkpoint fit the model that wants to load it? Asked before any write."""
+"""Check of a checkpoint's buffers against the model that loads them, before any write."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from zerotrain.runtime.zero.strided import as_bytes, holds, shares_memory
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredBuffers:
-    """What a checkpoint holds of buffers, as far as it takes to say whether they fit."""
+    """Facts about a checkpoint's buffers that decide whether they fit the model."""
 
     stored: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
-    """Shape and dtype, by name."""
+    """Shape and dtype by name."""
     clashes: tuple[str, ...]
-    """Why buffers of the model cannot hold what is stored: elements, or two buffers, share memory."""
+    """Reasons why buffers of the model cannot hold what is stored: elements, or two buffers, share memory."""
 
     @classmethod
     def read(cls, manifest: Manifest, path: Path, state: CheckpointState) -> StoredBuffers:
-        """From the checkpoint's folder. Raises OSError, ValueError when the file does not hold what the
-        manifest says."""
+        """Read the facts from the checkpoint's folder. Raises OSError, ValueError when the file does not hold
+        what the manifest says."""
         if not manifest.buffers:
             return cls(stored={}, clashes=())
         keys = {fqn: f"{BUFFER_PREFIX}{fqn}" for fqn in manifest.buffers}
@@ -86,13 +86,14 @@ _ROUND = " (see data_types.buffer_dtype), or load with load_module_strict=False 
 
 
 def _is_rounding(stored: torch.dtype, wanted: torch.dtype) -> bool:
-    """Whether a cast changes precision and range alone; floats of 8 bits mean nothing without their
+    """Return whether a cast changes only precision and range; floats of 8 bits have no meaning without
     scales."""
     return all(dtype.is_floating_point and dtype.itemsize > 1 for dtype in (stored, wanted))
 
 
 def _clashes(buffers: Mapping[str, torch.Tensor], read: Callable[[str], torch.Tensor]) -> Iterator[str]:
-    """Why a buffer cannot hold its stored values, which `read` gives; only what shares memory is read."""
+    """Yield why a buffer cannot hold its stored values, which `read` returns; only those that share memory
+    are read."""
     first: dict[int, str] = {}
     for fqn, buffer in buffers.items():
         if shares_memory(buffer) and not holds(buffer, read(fqn)):

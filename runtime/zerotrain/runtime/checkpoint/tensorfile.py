@@ -1,7 +1,7 @@
-"""One file in safetensors layout, written and read without a copy of what it holds.
+"""One file in safetensors layout, written and read without a copy of its contents.
 
 The safetensors library serialises whole tensors to bytes before it writes them, which doubles memory at the
-worst moment; so the writer here takes one tile at a time from a tensor's memory or a `StateStream` (hashing
+worst moment. So the writer here takes one tile at a time from a tensor's memory or a `StateStream` (hashing
 it while it is in cache) and the reader `pread`s element ranges. The files are ordinary safetensors files.
 """
 
@@ -43,13 +43,13 @@ __all__ = [
 ]
 
 Content = torch.Tensor | StateStream
-"""What is stored under a key; a stream is stored as a 1-D tensor."""
+"""Content under a key of a file; a stream is stored as a 1-D tensor."""
 
 TILE_BYTES = 8 << 20
 """Bytes that are read or cast at a time; small enough to stay in cache."""
 
 HEADER_ALIGN = 4096
-"""Bytes; the header is padded to it so that tensor data starts on a page."""
+"""Alignment of the header's end in bytes; padding makes tensor data start on a page."""
 
 DTYPES: Mapping[str, torch.dtype] = {
     "F64": torch.float64,
@@ -75,12 +75,12 @@ DTYPES: Mapping[str, torch.dtype] = {
     "complex32": torch.complex32,
     "float4_e2m1fn_x2": torch.float4_e2m1fn_x2,
 }
-"""torch's dtypes by the names of `rawfile.DTYPE_BYTES`."""
+"""Dtypes of torch by the names of `rawfile.DTYPE_BYTES`."""
 DTYPE_NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def dtype_name(tensor: Content, key: str) -> str:
-    """A dtype's name in `rawfile.DTYPE_BYTES`. Raises ValueError for one that cannot be stored."""
+    """Return a dtype's name in `rawfile.DTYPE_BYTES`. Raises ValueError for one that cannot be stored."""
     try:
         return DTYPE_NAMES[tensor.dtype]
     except KeyError:
@@ -88,14 +88,14 @@ def dtype_name(tensor: Content, key: str) -> str:
 
 
 def stream_of(content: Content) -> StateStream:
-    """Its elements one after the other, those of a tensor of any strides, too."""
+    """Return the elements one after another, also those of a tensor with any strides."""
     if not isinstance(content, torch.Tensor):
         return content
     return TensorStream(flat(content))
 
 
 def num_bytes_of(content: Content) -> int:
-    """Of its elements."""
+    """Return the bytes of the elements."""
     numel = content.numel() if isinstance(content, torch.Tensor) else content.numel
     return numel * content.dtype.itemsize
 
@@ -103,7 +103,7 @@ def num_bytes_of(content: Content) -> int:
 def add_entry(
     header: dict[str, Any], key: str, *, dtype: str, shape: Sequence[int], offsets: tuple[int, int]
 ) -> None:
-    """Describe one tensor in a file's header; `dtype` as in `rawfile.DTYPE_BYTES`, offsets in bytes."""
+    """Add one tensor to a file's header; `dtype` as in `rawfile.DTYPE_BYTES`, offsets in bytes."""
     stored, sizes = dtype, list(shape)
     if dtype in AS_BYTES:
         header.setdefault("__metadata__", {})[METADATA_PREFIX + key] = dtype
@@ -112,7 +112,7 @@ def add_entry(
 
 
 def header_bytes(tensors: Mapping[str, Content]) -> bytes:
-    """Length prefix and header for these tensors, padded with blanks to HEADER_ALIGN."""
+    """Return length prefix and header for these tensors, padded with blanks to HEADER_ALIGN."""
     header: dict[str, Any] = {}
     end = 0
     for key, tensor in tensors.items():
@@ -125,7 +125,7 @@ def header_bytes(tensors: Mapping[str, Content]) -> bytes:
 
 
 def file_size(tensors: Mapping[str, Content]) -> int:
-    """Bytes of the file that `write_tensors` makes of these tensors."""
+    """Return the size in bytes of the file that `write_tensors` makes of these tensors."""
     return len(header_bytes(tensors)) + sum(map(num_bytes_of, tensors.values()))
 
 
@@ -138,7 +138,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Content]) -> WrittenFile:
     size = file_size(tensors)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
-        # Take all the room at once: a full disk shows before the first byte instead of in the middle.
+        # Allocate all the space at once: a full disk shows before the first byte instead of in the middle.
         os.posix_fallocate(descriptor, 0, size)
         _write_all(descriptor, digest, memoryview(header_bytes(tensors)))
         for tensor in tensors.values():
@@ -155,7 +155,7 @@ class TensorFile:
     """An open safetensors file from which element ranges are read. A context manager."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError, or ValueError when the header is not that of a safetensors file."""
+        """Open the file. Raises OSError, or ValueError when the header is not that of a safetensors file."""
         self._path = path
         self._descriptor = open_regular(path, follow_link=True)
         try:
@@ -179,20 +179,20 @@ class TensorFile:
             os.close(descriptor)
 
     def keys(self) -> list[str]:
-        """Names of the tensors in the file."""
+        """Return the names of the tensors in the file."""
         return list(self._entries)
 
     def shape(self, key: str) -> tuple[int, ...]:
-        """The stored shape. Raises ValueError for an unknown key or dtype."""
+        """Return the stored shape. Raises ValueError for an unknown key or dtype."""
         self._locate(key, 0, 0)
         return self._entries[key].shape
 
     def dtype(self, key: str) -> torch.dtype:
-        """The stored dtype. Raises ValueError for an unknown key or dtype."""
+        """Return the stored dtype. Raises ValueError for an unknown key or dtype."""
         return self._locate(key, 0, 0)[1]
 
     def read(self, key: str) -> torch.Tensor:
-        """The whole tensor, in its stored shape and dtype, in host memory."""
+        """Return the whole tensor, in its stored shape and dtype, in host memory."""
         start, dtype = self._locate(key, 0, 0)
         tensor = torch.empty(self._entries[key].shape, dtype=dtype)
         self._read_all(_memory(tensor.view(-1)), start)
@@ -216,7 +216,7 @@ class TensorFile:
             target[first : first + part.numel()].copy_(part)
 
     def part(self, key: str, source: int, length: int) -> torch.Tensor:
-        """Elements `[source, source + length)` of tensor `key`, in its dtype. Raises ValueError as
+        """Return elements `[source, source + length)` of tensor `key`, in its dtype. Raises ValueError as
         `read_into` does."""
         tensor = torch.empty(length, dtype=self._locate(key, source, length)[1])
         self.read_into(key, source, tensor)

@@ -34,23 +34,24 @@ from zerotrain.runtime.zero.state import CheckpointState
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SaveOptions:
-    """What a save may choose; every rank chooses the same."""
+    """Options of a save; they must be the same on every rank."""
 
     tag: str | None = None
     """Name of the folder; None = by step and attempt."""
     client_state: Mapping[str, Any] | None = None
-    """The caller's own values, of the types that `packing` lists."""
+    """Values of the caller, of the types that `packing` lists."""
     keep_last: int | None = None
-    """Older step folders are removed after the commit; tagged ones never are. None = keep all."""
+    """Number of step folders to keep: older ones are removed after the commit, tagged ones never. None = keep
+    all."""
     save_latest: bool = True
-    """Whether a load without a tag may take it; also names it in `latest`, the hint for people."""
+    """Whether a load without a tag may take it; also whether `latest`, the hint for people, names it."""
     serial: int = 0
-    """Saves of this process before."""
+    """Number of earlier saves of this process."""
     owner: Owner | None = None
-    """None = from the environment."""
+    """Owner of the folder; None = from the environment."""
 
     def folder(self, directory: Path, *, step: int, world_size: int) -> StepFolder:
-        """Raises ValueError for a tag that cannot be a folder's name."""
+        """Return the folder of the save. Raises ValueError for a tag that cannot be a folder's name."""
         owner = self.owner or owner_from_environment()
         return StepFolder(
             directory=directory,
@@ -64,9 +65,9 @@ class SaveOptions:
 
 
 def open_attempt(directory: Path | str, owner: Owner | None = None, group: RankGroup | None = None) -> None:
-    """Claim the folder for this attempt, create it if need be and clear unfinished saves. Collective.
+    """Claim the folder for this attempt, create it if necessary and remove unfinished saves. Collective.
 
-    Call once before loading. Raises CheckpointNotWritable, or CheckpointFenced when a newer attempt has it.
+    Call once before loading. Raises CheckpointNotWritable, or CheckpointFenced when a newer attempt owns it.
     """
     directory, group, owner = Path(directory), group or default_group(), owner or owner_from_environment()
 
@@ -81,7 +82,7 @@ def open_attempt(directory: Path | str, owner: Owner | None = None, group: RankG
 
 
 def owner_from_environment(environ: Mapping[str, str] | None = None) -> Owner:
-    """The attempt that the launch environment names; attempt 1 of no job where there is none."""
+    """Return the attempt that the launch environment names; attempt 1 of no job where there is none."""
     try:
         spec = LaunchSpec.from_env(os.environ if environ is None else environ)
     except LaunchError:
@@ -100,7 +101,7 @@ def save(
 ) -> SaveResult:
     """Write one checkpoint of `state` and the process's random generators. Collective over `group`.
 
-    Choices are the fields of `SaveOptions`, together or one by one. Raises CheckpointNoSpace,
+    Options are the fields of `SaveOptions`, together or one by one. Raises CheckpointNoSpace,
     CheckpointNotWritable, CheckpointFenced or CheckpointError (something in the state has no durable form),
     the same on every rank.
     """
@@ -150,8 +151,8 @@ def begin(
 
     With `staging` the copy goes there; the save before, which used it too, must have ended.
 
-    Raises CheckpointError on every rank when something in the state has no durable form; what the disk says
-    comes out of `BackgroundSave.finish`.
+    Raises CheckpointError on every rank when something in the state has no durable form;
+    `BackgroundSave.finish` raises the errors of the disk.
     """
     started = time.monotonic()
     group, options = group or default_group(), options or SaveOptions()
@@ -196,7 +197,7 @@ def _agree(group: RankGroup, folder: StepFolder, outcome: Outcome, num_bytes: in
     try:
         agree(group, folder.directory, outcome)
     except CheckpointError:
-        # All ranks have stopped writing when the outcomes are known, so one of them can clear up.
+        # All ranks have stopped writing when the outcomes are known, so one of them can remove the files.
         if group.rank == 0:
             folder.discard()
         raise

@@ -1,8 +1,9 @@
 """The importing process: `python -m zerotrain.runtime.checkpoint.from_deepspeed SOURCE DESTINATION [TAG]`.
 
-One JSON line on standard output: `{"path": ..., "notices": [...]}`, or `{"error": ..., "code": ...}` and that
-exit code. A process of its own, so that whatever a foreign file does to the unpickler stays out of the ranks;
-its memory is bounded by the size of the files, since it counts with that of the rank that started it.
+It prints one JSON line on standard output: `{"path": ..., "notices": [...]}`, or `{"error": ..., "code":
+...}` with that exit code. The process is separate, so that whatever a foreign file does to the unpickler
+stays out of the ranks. Its memory is bounded by the size of the files, since it counts with that of the rank
+that started it.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from zerotrain.runtime.checkpoint.from_deepspeed.convert import convert
 
 _TOO_MUCH = "{} needs several times the memory that its files have bytes; no checkpoint does"
 SPARE_BYTES = 1 << 30
-"""Of threads and libraries."""
+"""Bytes for threads and libraries."""
 COPIES = 3
-"""Of the files' contents: as mapped, as gathered, as written."""
+"""Number of copies of the files' contents: as mapped, as gathered, as written."""
 
 
 def bound_memory(source: Path) -> None:
-    """Let this process take no more than the files under `source` can be the reason for. RLIMIT_DATA, and not
+    """Limit this process's memory to what the files under `source` can justify. The limit is RLIMIT_DATA, not
     RLIMIT_AS: every thread reserves address space that it never touches."""
     declared = sum(path.stat().st_size for path in source.rglob("*.pt") if path.is_file())
     allowed = _private_bytes() + COPIES * declared + SPARE_BYTES

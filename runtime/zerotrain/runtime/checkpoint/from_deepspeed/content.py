@@ -1,6 +1,6 @@
-"""What the loaded dictionaries of a DeepSpeed checkpoint say, in our terms: streams, pieces, scalars.
+"""Conversion of the loaded dictionaries of a DeepSpeed checkpoint to streams, pieces and scalars of ours.
 
-One `Contents` per checkpoint, made by `contents_of`; `convert` writes it out. Every number is checked against
+`contents_of` makes one `Contents` per checkpoint; `convert` writes it out. Every number is checked against
 the tensors that are there, so that a wrong guess at the format is an error and never a shifted weight.
 """
 
@@ -22,12 +22,12 @@ from zerotrain.runtime.checkpoint.tensorfile import dtype_name
 from zerotrain.runtime.zero.state import MASTER, MOMENTUM, PARAM
 
 KIND_OF = {"momentum_buffer": MOMENTUM}
-"""torch's names of optimizer states that are not ours."""
+"""Names of optimizer states of torch that differ from ours, with ours."""
 
 
 @dataclass(kw_only=True)
 class Contents:
-    """Tensors by rank and key of its file, and what the manifest says of them."""
+    """Tensors by rank and key of its file, and their entries in the manifest."""
 
     files: list[dict[str, torch.Tensor]]
     units: dict[str, UnitEntry] = field(default_factory=dict)
@@ -59,13 +59,13 @@ class Contents:
 
 
 _Kinds = Mapping[str, Sequence[torch.Tensor | None]]
-"""Per state kind one flat tensor per rank."""
+"""State kind -> one flat tensor per rank."""
 
 
 def contents_of(models: Sequence[Mapping[str, Any]], optimizers: Sequence[Mapping[str, Any]]) -> Contents:
-    """The checkpoint of these dictionaries, one per rank (`models`: a single one below stage 3).
+    """Convert the dictionaries of a checkpoint, one per rank (`models`: a single one below stage 3).
 
-    Raises CheckpointDamaged or CheckpointMismatch naming what is missing or does not add up.
+    Raises CheckpointDamaged or CheckpointMismatch naming what is missing or inconsistent.
     """
     states = [_taken(one, "optimizer_state_dict", "an optimizer file") for one in optimizers]
     contents = Contents(files=[{} for _ in states])
@@ -86,10 +86,10 @@ def _add_flat(contents: Contents, groups: Sequence[Shapes], states: Sequence[Map
         masters = [_item(state, "single_partition_of_fp32_groups", index) for state in states]
         moments = _moments([_flat_base_state(state, index) for state in states])
         kinds: _Kinds = {MASTER: masters, **moments}
-        # Padding at the end is cut from some of them; the longest tells how the group was divided.
+        # The end padding is cut off from some of them; the longest shows how the group was divided.
         partition = max(part.numel() for parts in kinds.values() for part in parts if part is not None)
         total = sum(math.prod(shape) for shape in shapes.values())
-        if total > max(partition, 1) * len(states):  # before any arithmetic over what is not there
+        if total > max(partition, 1) * len(states):  # before any arithmetic over missing elements
             raise CheckpointDamaged(
                 f"the parameters of group {index} come to {total} elements; its {len(states)} ranks hold "
                 f"{partition} each"
@@ -144,7 +144,7 @@ def _add_buffers(contents: Contents, model: Mapping[str, Any]) -> None:
 
 
 def _moments(states: Sequence[Mapping[str, Any]]) -> dict[str, list[torch.Tensor | None]]:
-    """Kind -> one tensor per rank, for the states that are as long as the partition."""
+    """Return kind -> one tensor per rank, for the states that are as long as the partition."""
     kinds = {
         name
         for state in states

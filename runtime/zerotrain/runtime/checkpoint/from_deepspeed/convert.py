@@ -1,4 +1,4 @@
-"""Writes the contents of a DeepSpeed checkpoint as one of ours: same rank files, manifest, atomic commit."""
+"""Conversion of a DeepSpeed checkpoint to one of ours: same rank files, manifest, atomic commit."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _OWN_KEYS = frozenset(
         *("checkpoint_parallel_dimensions", "universal_checkpoint_info", "autoep_layers", "ds_autoep_layers"),
     }
 )
-"""What DeepSpeed puts into the model file; everything else is the caller's client state."""
+"""Keys that DeepSpeed puts into the model file; everything else is the caller's client state."""
 
 
 def convert(path: Path, destination: Path, *, tag: str | None) -> tuple[Path, list[str]]:
-    """Import the checkpoint in `path` into the folder `destination`: `(its path, notices)`.
+    """Import the checkpoint in `path` into the folder `destination`; return `(its path, notices)`.
 
-    `tag` None = the usual name of the step. Raises CheckpointError and its kinds, OSError.
+    `tag` None = the usual name of the step. Raises CheckpointError and its subclasses, OSError.
     """
     files = files_of(path)
     models = [with_plain_names(load_file(file)) for file in files.model_files]
@@ -52,7 +52,7 @@ def convert(path: Path, destination: Path, *, tag: str | None) -> tuple[Path, li
     )
     if folder.final.exists():
         raise CheckpointError(f"{folder.final} exists; give another destination or a tag of its own")
-    folder.discard()  # of an import that was killed
+    folder.discard()  # left by an import that was killed
 
     def manifest(entries: tuple[FileEntry, ...]) -> Manifest:
         return _manifest(folder, entries, contents, models[0], optimizers[0], client_state)
@@ -95,7 +95,7 @@ def _manifest(
 
 
 def _scalars(model: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
-    """The engine's scalars (see `Checkpoints.checkpoint_state`) from DeepSpeed's."""
+    """Return the engine's scalars (see `Checkpoints.checkpoint_state`) from DeepSpeed's."""
     base = state.get("optimizer_state_dict") or state.get("base_optimizer_state") or {}
     steps, skipped = int(model.get("global_steps", 0)), int(model.get("skipped_steps", 0))
     schedule = model.get("lr_scheduler") or {}
@@ -119,13 +119,14 @@ def _scalars(model: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, An
 
 
 def _updates(groups: Sequence[Mapping[str, Any]], states: Sequence[Mapping[str, Any]]) -> float | None:
-    """Optimizer steps made: torch counts per parameter, other optimizers per group; None = neither does."""
+    """Return the number of optimizer steps: torch counts per parameter, other optimizers per group; None =
+    neither."""
     counts = [float(entry["step"]) for entry in (*groups, *states) if "step" in entry]
     return max(counts, default=None)
 
 
 def _group(group: Mapping[str, Any]) -> dict[str, Any]:
-    """The plain values of a parameter group; texts and switches are the configuration's business."""
+    """Return the plain values of a parameter group; texts and switches come from the configuration."""
     kept = {}
     for key, value in group.items():
         if isinstance(value, torch.Tensor) and value.numel() == 1:
@@ -136,7 +137,7 @@ def _group(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _loss_scale(scaler: object) -> dict[str, Any]:
-    """Of a dynamic scaler; empty for a fixed scale, which comes from the configuration."""
+    """Return the state of a dynamic scaler; empty for a fixed scale, which comes from the configuration."""
     values = scaler.__dict__.get("state") if isinstance(scaler, Inert) else None
     if not isinstance(values, Mapping) or "last_overflow_iter" not in values:
         return {}

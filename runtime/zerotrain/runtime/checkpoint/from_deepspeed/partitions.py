@@ -1,8 +1,9 @@
-"""The arithmetic of DeepSpeed's flat partitions: where in which rank's file a parameter's elements lie.
+"""Positions of a parameter's elements in the ranks' files, in DeepSpeed's flat partitions.
 
-Stages 1 and 2 lay the parameters of a group one behind the other (with `paddings` between them) and cut the
+Stages 1 and 2 lay the parameters of a group one after another (with `paddings` between them) and cut the
 whole, padded at its end, into equal parts, one per rank. Stage 3 cuts every parameter on its own into equal
-parts, the last ones padded, and each rank lays its parts one behind the other. Pure; numbers are elements.
+parts, the last ones padded, and each rank lays its parts one after another. Pure functions; numbers are
+elements.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 def flat_pieces(
     shapes: Shapes, *, partition: int, paddings: Sequence[int] | None = None
 ) -> dict[str, tuple[Piece, ...]]:
-    """Stages 1 and 2: pieces of each parameter of a group whose ranks hold `partition` elements each."""
+    """Return the pieces of each parameter of a group at stages 1 and 2, where each rank holds `partition`
+    elements."""
     pieces = {}
     start = 0
     for index, (fqn, shape) in enumerate(shapes.items()):
@@ -38,7 +40,7 @@ def _across(start: int, numel: int, partition: int) -> Iterator[Piece]:
 
 
 def sharded_pieces(shapes: Shapes, *, world_size: int) -> tuple[dict[str, tuple[Piece, ...]], int]:
-    """Stage 3: `(pieces of each parameter, elements that each rank must hold)`."""
+    """Return `(pieces of each parameter, elements that each rank must hold)` at stage 3."""
     pieces = {}
     offset = 0
     for fqn, shape in shapes.items():

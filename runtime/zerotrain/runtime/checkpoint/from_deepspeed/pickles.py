@@ -1,8 +1,8 @@
-"""Opens a torch file that somebody else wrote, without running or importing anything that it names.
+"""Loading of a torch file from an untrusted source, without running or importing anything that it names.
 
 torch's `weights_only` unpickler builds tensors and plain containers. DeepSpeed's files also hold a few of its
-own objects and those of `argparse`; each such name becomes a class of ours that keeps what it is given as
-data. Every other name is refused. Runs in the importing process alone (`__main__`).
+own objects and those of `argparse`. Each such name becomes a class of ours that keeps its arguments as data.
+Every other name is rejected. Runs only in the importing process (`__main__`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from zerotrain.runtime.checkpoint.errors import CheckpointDamaged, CheckpointErr
 
 _STAND_INS = ("deepspeed.", "argparse.")
 _MAX_DEPTH = 48
-"""Of client state: less than a manifest may have."""
+"""Greatest nesting of client state: less than a manifest may have."""
 
 
 class UnsafeCheckpoint(CheckpointError):
-    """The file names something that only running code could make."""
+    """Error of a file that names something that only running code could make."""
 
 
 class Inert:
@@ -34,7 +34,7 @@ class Inert:
         return inert
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
-        """Everything is done in `__new__`, which is all that an unpickler may call."""
+        """Do nothing: `__new__` does everything, as an unpickler may call only that."""
 
     def __setstate__(self, state: Any) -> None:
         self.__dict__["state"] = state
@@ -49,8 +49,9 @@ def _unread(path: Path, error: Exception) -> CheckpointError:
 
 
 def _check_sizes(path: Path) -> None:
-    """torch stores without compression. Anything else may grow a thousandfold when it is read, and members
-    that share bytes as often as they are listed. Raises CheckpointDamaged, UnsafeCheckpoint."""
+    """Check that a file's members are uncompressed, as torch writes them, and fit its size. Compressed
+    members may grow a thousandfold when they are read, and members that share bytes count as often as they
+    are listed. Raises CheckpointDamaged, UnsafeCheckpoint."""
     try:
         size = path.stat().st_size
         with zipfile.ZipFile(path) as archive:
@@ -71,7 +72,7 @@ def _check_sizes(path: Path) -> None:
 
 
 def load_file(path: Path) -> dict[str, Any]:
-    """The dictionary of one file; tensors are mapped from it, not read. Raises UnsafeCheckpoint,
+    """Return the dictionary of one file; tensors are mapped from it, not read. Raises UnsafeCheckpoint,
     CheckpointDamaged, CheckpointUnreadable."""
     if not zipfile.is_zipfile(path):
         raise CheckpointDamaged(f"{path} is no torch file, or was cut short")
@@ -102,7 +103,8 @@ def load_file(path: Path) -> dict[str, Any]:
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """The value as JSON can hold it, inert objects as what they hold. Raises TypeError for anything else."""
+    """Return the value as JSON can hold it, inert objects as their contents. Raises TypeError for anything
+    else."""
     if depth > _MAX_DEPTH:
         raise TypeError(f"a value that is nested more than {_MAX_DEPTH} deep is not plain data")
     if isinstance(value, Inert):

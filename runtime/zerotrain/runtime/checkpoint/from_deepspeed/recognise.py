@@ -1,4 +1,4 @@
-"""Which files of a folder make one DeepSpeed checkpoint; by names alone, nothing is opened but `latest`."""
+"""Recognition of the files of a DeepSpeed checkpoint by their names; nothing is opened but `latest`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class DeepSpeedFolder:
 
     path: Path
     model_files: tuple[Path, ...]
-    """One per rank at stage 3, otherwise a single one."""
+    """Model files: one per rank at stage 3, otherwise a single one."""
     optimizer_files: tuple[Path, ...]
 
     @property
@@ -32,8 +32,8 @@ class DeepSpeedFolder:
 
 
 def deepspeed_path(directory: Path, tag: str | None = None) -> Path | None:
-    """The folder of the checkpoint `tag` (None = the one that `latest` names, or `directory` itself) if
-    DeepSpeed wrote it; None for a tag that is no name of a folder."""
+    """Return the folder of the checkpoint `tag` (None = the one that `latest` names, or `directory` itself)
+    if DeepSpeed wrote it; None for a tag that is not a folder's name."""
     if tag is None:
         tag = _latest(directory) or "."
     elif tag in ("", ".", "..") or "/" in tag:
@@ -41,13 +41,13 @@ def deepspeed_path(directory: Path, tag: str | None = None) -> Path | None:
     path = directory / tag
     try:
         return path if any(path.glob(f"*{_MODEL_SUFFIX}")) else None
-    except (OSError, ValueError):  # too long, a null byte
+    except (OSError, ValueError):  # a name that is too long, or has a null byte
         return None
 
 
 def files_of(path: Path) -> DeepSpeedFolder:
-    """Raises CheckpointMismatch for tensor, pipeline or expert parallelism, CheckpointDamaged for missing
-    files."""
+    """Return the files of a checkpoint. Raises CheckpointMismatch for tensor, pipeline or expert parallelism,
+    CheckpointDamaged for missing files."""
     optimizer: dict[int, Path] = {}
     sharded: dict[int, Path] = {}
     single: list[Path] = []
@@ -87,7 +87,7 @@ def _latest(directory: Path) -> str | None:
         text = read_regular(directory / LATEST, MAX_RECORD_BYTES).decode().strip()
     except (OSError, ValueError):
         return None
-    # Ours is JSON; a name with a separator could lead out of the folder.
+    # Our own `latest` is JSON; a name with a separator could lead out of the folder.
     return text if text and "{" not in text and "/" not in text and text != ".." else None
 
 
@@ -100,7 +100,7 @@ def _check_model_parallel(file: Path, rank: str) -> None:
 
 
 def _in_order(files: dict[int, Path], path: Path, what: str) -> tuple[Path, ...]:
-    # The first gap, not all of them: the numbers come from file names and may be absurd.
+    # Only the first gap is named: the numbers come from file names and may be absurd.
     missing = next((rank for rank in range(len(files) + 1) if rank not in files), 0)
     if missing < len(files) or not files:
         raise CheckpointDamaged(f"{path} lacks the *_{what}_states.pt file of rank {missing}")

@@ -1,4 +1,4 @@
-"""Names of a DeepSpeed checkpoint without what `torch.compile` and `checkpoint_wrapper` had added to them."""
+"""Names of a DeepSpeed checkpoint without the additions of `torch.compile` and `checkpoint_wrapper`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _BY_NAME = ("module", "frozen_param_shapes", "frozen_param_fragments", "shared_p
 
 
 def with_plain_names(model: Mapping[str, Any]) -> dict[str, Any]:
-    """A model file's dictionary with the names that the model has without wrappers."""
+    """Return a model file's dictionary with the names that the model has without wrappers."""
     found = dict(model)
     for key in _BY_NAME:
         if isinstance(found.get(key), Mapping):

@@ -1,4 +1,4 @@
-"""Starts the importing process; and lets a load read a DeepSpeed folder as if it were ours."""
+"""The start of the importing process; lets a load read a DeepSpeed folder as if it were ours."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from zerotrain.runtime.checkpoint.outcome import Outcome, agree
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Imported:
-    """A checkpoint of ours that was one of DeepSpeed's."""
+    """A checkpoint of ours that was imported from one of DeepSpeed's."""
 
     path: Path
     notices: tuple[str, ...]
-    """What of it was left behind."""
+    """Messages about contents that were left out."""
 
 
 def import_checkpoint(source: Path, destination: Path, *, tag: str | None = None) -> Imported:
     """Import the DeepSpeed checkpoint in the folder `source` into the run folder `destination`.
 
-    `source` holds the `*_states.pt` files. Raises CheckpointMismatch for what cannot be imported,
-    CheckpointError for what is damaged, unsafe or cannot be written.
+    `source` holds the `*_states.pt` files. Raises CheckpointMismatch for a checkpoint that cannot be
+    imported, CheckpointError for one that is damaged, unsafe or cannot be written.
     """
-    # -P: nothing that lies in the working directory is imported.
+    # With -P nothing in the working directory is imported.
     command = [
         sys.executable,
         "-P",
@@ -60,8 +60,8 @@ def import_checkpoint(source: Path, destination: Path, *, tag: str | None = None
 def readable(
     directory: Path, tag: str | None, group: RankGroup | None = None
 ) -> Iterator[tuple[Path, str | None, Path | None]]:
-    """`(folder, tag, DeepSpeed's folder or None)` for `load`: what DeepSpeed wrote is imported beside it for
-    the time of the load. Collective; raises the same CheckpointError on every rank."""
+    """Yield `(folder, tag, DeepSpeed's folder or None)` for `load`; a DeepSpeed checkpoint is imported beside
+    its folder for the time of the load. Collective; raises the same CheckpointError on every rank."""
     group = group or default_group()
     found = deepspeed_path(directory, tag) if group.rank == 0 else None
     source = group.broadcast_text(str(found or ""), source=0)
