@@ -48,7 +48,7 @@ class BackgroundSave:
     def __init__(
         self, image: Image, folder: StepFolder, *, group: RankGroup, keep_last: int | None, started: float
     ) -> None:
-        """Start the thread. `image` must not change any more; `started` is the monotonic time of the save's
+        """Start the thread. `image` must not change any more; `started` is the monotonic time of the
         request."""
         self.folder = folder
         self.num_bytes = image.num_bytes

@@ -1,5 +1,4 @@
-"""Comparison of two checkpoints element by element, whatever numbers of ranks wrote them: `zerotrain
-checkpoint diff`."""
+"""Comparison of two checkpoints by element, whatever ranks wrote them: `zerotrain checkpoint diff`."""
 
 from __future__ import annotations
 
@@ -66,7 +65,7 @@ class Side:
 
 
 def differences(left: Side, right: Side) -> Iterator[Difference]:
-    """Compare every state of every parameter and buffer of both, in the left one's order. Raises OSError and
+    """Yield every state of every parameter and buffer of both, in the left one's order. Raises OSError and
     ValueError."""
     ours, theirs = left.manifest.tensors, right.manifest.tensors
     for fqn in [*ours, *(name for name in theirs if name not in ours)]:

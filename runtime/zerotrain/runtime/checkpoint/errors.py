@@ -77,12 +77,10 @@ class CheckpointUnreadable(CheckpointError):
 
 
 class CheckpointDamaged(CheckpointError):
-    """Error of a folder with checkpoints of which none can be trusted; a silent fresh start would lose the
-    run."""
+    """Error of checkpoints of which none can be trusted; a silent fresh start would lose the run."""
 
 
 class CheckpointMismatch(CheckpointError):
-    """Error of a model, optimizer or client state that does not fit the checkpoint; the user must change
-    one."""
+    """Error of a model, optimizer or client state that does not fit; the user must change one of them."""
 
     exit_code = ExitCode.BAD_CONFIG

@@ -40,8 +40,7 @@ class Owner:
 
 
 def read_fence(directory: Path) -> Owner | None:
-    """Return the owner; None when there is no fence, or it is torn (by the disk, as it is replaced
-    atomically)."""
+    """Return the owner; None without a fence, or with one torn by the disk (it is replaced atomically)."""
     try:
         record = read_json(directory / FENCE, max_bytes=MAX_RECORD_BYTES)
         owner = Owner(attempt=record["attempt"], job_uid=str(record["job_uid"]))
@@ -53,8 +52,7 @@ def read_fence(directory: Path) -> Owner | None:
 
 
 def take_over(directory: Path, owner: Owner) -> None:
-    """Make `owner` the folder's owner. Raises CheckpointFenced when a higher attempt of the same job owns
-    it."""
+    """Make `owner` the folder's owner. Raises CheckpointFenced when a higher attempt of the job owns it."""
     with folder_lock(directory):
         current = read_fence(directory)
         if current is not None and current.job_uid == owner.job_uid and current.attempt > owner.attempt:
@@ -74,8 +72,7 @@ def check_owner(directory: Path, owner: Owner) -> None:
 
 @contextlib.contextmanager
 def folder_lock(directory: Path, *, wait_seconds: float = LOCK_WAIT_SECONDS) -> Iterator[bool]:
-    """Hold the folder's lock; yield False where the file system has no locks or the holder does not release
-    it."""
+    """Hold the folder's lock; yield False where the file system has no locks or the holder keeps it."""
     descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         yield _lock(descriptor, wait_seconds)

@@ -42,8 +42,7 @@ def replace_durable(path: Path, data: bytes) -> None:
 
 
 def json_bytes(value: Mapping[str, Any]) -> bytes:
-    """Return compact JSON. Raises ValueError or TypeError for values without a JSON form (NaN, bytes,
-    tensors)."""
+    """Return compact JSON. Raises ValueError or TypeError for NaN, bytes, tensors and the like."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -57,7 +56,7 @@ def free_bytes(path: Path) -> int:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder if it is there (of a link, only the link); what cannot be removed is left to the next
+    """Remove a folder if it is there (of a link, only the link); what cannot be removed is left for the next
     save."""
     if path.is_symlink():
         with contextlib.suppress(OSError):

@@ -47,8 +47,8 @@ class Image:
 
     @classmethod
     def of(cls, state: CheckpointState, client_state: Mapping[str, Any]) -> Image:
-        """Take the state as it is now. Raises ValueError or TypeError for a value without a durable form,
-        with its name."""
+        """Take the present state. Raises ValueError or TypeError, with the name, where it has no durable
+        form."""
         tensors: dict[str, Content] = {}
         kinds: dict[str, dict[str, str]] = {}
         for (unit, kind), stream in sorted(state.streams.items(), key=lambda item: item[0]):
@@ -89,8 +89,8 @@ class Image:
         return replace(self, tensors=staging.copies(self.tensors))
 
     def manifest(self, files: tuple[FileEntry, ...], folder: StepFolder) -> Manifest:
-        """Return the manifest that rank 0 writes. Units without a stream are left out, with their
-        parameters."""
+        """Return the manifest that rank 0 writes. Units without a stream, and their parameters, are left
+        out."""
         layout = self.layout
         pieces = stored_pieces(layout)
         stored = [unit for unit in layout.units if unit.name in self.kinds]

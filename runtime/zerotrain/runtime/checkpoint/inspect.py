@@ -153,8 +153,7 @@ def resolve(path: Path) -> Path:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Return the manifest whose digest COMMIT has. Raises OSError, or ValueError when one of them is
-    damaged."""
+    """Return the manifest whose digest COMMIT has. Raises OSError, or ValueError when one is damaged."""
     commit = read_commit(path)
     data = read_regular(path / MANIFEST, MAX_MANIFEST_BYTES)
     if hashlib.sha256(data).hexdigest() != commit.manifest_sha256:

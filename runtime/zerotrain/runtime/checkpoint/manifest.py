@@ -131,8 +131,8 @@ class Manifest:
 
     @classmethod
     def parse(cls, value: object) -> Manifest:
-        """Read a manifest. Raises SchemaError naming the first value that is missing, unknown, mistyped or
-        contradictory."""
+        """Read a manifest. Raises SchemaError naming the first missing, unknown, mistyped or contradictory
+        value."""
         node = Node(value, "manifest")
         kind, version = node.text("format"), node.integer("version")
         if (kind, version) != (FORMAT, VERSION):

@@ -35,8 +35,8 @@ TRASH_PREFIX = ".trash-"
 MAX_RECORD_BYTES = 64 << 10
 """Greatest size of a COMMIT, a DAMAGED record or the fence."""
 MAX_MANIFEST_BYTES = 1 << 30
-"""Greatest size of a manifest. It names every piece of every parameter: some 100 bytes for each of tensors x
-ranks at worst."""
+"""Greatest size of a manifest. It names all pieces of all parameters: some 100
+bytes for each of tensors x ranks at worst."""
 _MAX_NUMBER = 2**63 - 1
 
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

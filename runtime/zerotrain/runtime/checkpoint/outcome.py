@@ -66,8 +66,7 @@ class Outcome:
             TypeError,
         ),
     ) -> Outcome:
-        """Run `action` and return its outcome; errors that a checkpoint may meet are caught, all others
-        pass."""
+        """Run `action` and return its outcome; errors that a checkpoint may meet are caught, others pass."""
         try:
             action()
         except catch as error:

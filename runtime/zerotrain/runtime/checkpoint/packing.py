@@ -54,8 +54,8 @@ def pack(value: Any, path: str) -> Packed:
 
 
 def unpack(value: Any, read: Callable[[str], torch.Tensor]) -> Any:
-    """Convert a value of `pack` back; `read` returns the tensor of a key. Raises ValueError for what `pack`
-    did not write."""
+    """Convert a value of `pack` back; `read` returns the tensor of a key. Raises ValueError for other
+    values."""
     if isinstance(value, list):
         return [unpack(item, read) for item in value]
     if not isinstance(value, dict):

@@ -65,8 +65,7 @@ class WrittenFile:
 
 
 def hash_file(path: Path, progress: Callable[[int], object] | None = None) -> WrittenFile:
-    """Return size and digest of a file as it is now; `progress` gets the bytes of each chunk. Raises
-    OSError."""
+    """Return a file's present size and digest; `progress` gets the bytes of each chunk. Raises OSError."""
     with os.fdopen(open_regular(path, follow_link=True), "rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         if progress is None:
@@ -129,8 +128,8 @@ def read_header(descriptor: int) -> dict[str, Entry]:
 
 
 def _entry(key: str, value: Any, *, data_start: int, size: int, packed: Any) -> Entry:
-    """Return the checked entry of a tensor. `packed` is the dtype that the metadata gives its bytes; None =
-    none."""
+    """Return the checked entry of a tensor. `packed`: the dtype that the metadata gives its bytes, or
+    None."""
     wrong = ValueError(f"the header's entry of {key!r} is wrong: {str(value)[:200]}")
     if not isinstance(value, dict):
         raise wrong
@@ -161,8 +160,7 @@ def _is_whole_numbers(value: Any) -> TypeGuard[list[int]]:
 
 
 def tensor_sizes(path: Path) -> dict[str, tuple[str, int]]:
-    """Return dtype and number of elements of every tensor. Raises OSError, or ValueError for a wrong
-    header."""
+    """Return dtype and elements of every tensor. Raises OSError, or ValueError for a wrong header."""
     descriptor = open_regular(path, follow_link=True)
     try:
         entries = read_header(descriptor)

@@ -136,8 +136,7 @@ def _newest_first(directory: Path, of_job: str | None) -> list[str]:
         except (OSError, ValueError) as error:
             if _may_pass(error):
                 raise
-            # The folder looks like a checkpoint but its COMMIT record is unreadable: report it, never load
-            # it.
+            # This folder looks like a checkpoint, but its COMMIT is unreadable: report it, never load it.
             if of_job is None and is_step_folder(path.name):
                 torn.append(path.name)
         else:

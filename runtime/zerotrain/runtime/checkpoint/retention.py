@@ -46,8 +46,7 @@ def superfluous(
 
 
 def mark_damaged(folder: Path, reason: str) -> None:
-    """Write a note into a checkpoint that could not be read, so that it does not count as kept; best
-    effort."""
+    """Write a note into an unreadable checkpoint, so that it does not count as kept; best effort."""
     with contextlib.suppress(OSError):
         write_durable(folder / DAMAGED, json_bytes({"reason": reason}))
 

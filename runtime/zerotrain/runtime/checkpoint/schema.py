@@ -80,8 +80,7 @@ class Node:
 
 
 def integer(value: object, path: str, *, low: int = 0) -> int:
-    """Return `value` as an int of at least `low`. Raises SchemaError for others, also for booleans and
-    floats."""
+    """Return `value` as an int of at least `low`. Raises SchemaError, also for booleans and floats."""
     if type(value) is not int or value < low:
         raise SchemaError(f"{path} must be a whole number of at least {low}; got {value!r}")
     return value

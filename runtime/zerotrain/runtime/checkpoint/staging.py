@@ -29,8 +29,7 @@ class Staging:
         """Bytes of the copies, without the few bytes between them."""
 
     def copies(self, tensors: Mapping[str, Content]) -> dict[str, Content]:
-        """Return copies of the tensors and streams, under the same keys. They overwrite those of an earlier
-        call."""
+        """Return copies of the tensors and streams, under the same keys, over those of an earlier call."""
         starts: dict[str, int] = {}
         end = 0
         for key, tensor in tensors.items():

@@ -54,8 +54,7 @@ class StepFolder:
     world_size: int
     """Number of ranks that write a file each."""
     serial: int = 0
-    """Number of earlier saves of this process, so that files of a failed save are not taken for this
-    one's."""
+    """Number of earlier saves of this process: keeps files of a failed save apart from this one's."""
     is_latest: bool = True
     """Whether `latest` will name the checkpoint, and a load without a tag may take it."""
 

@@ -86,14 +86,13 @@ _ROUND = " (see data_types.buffer_dtype), or load with load_module_strict=False 
 
 
 def _is_rounding(stored: torch.dtype, wanted: torch.dtype) -> bool:
-    """Return whether a cast changes only precision and range; floats of 8 bits have no meaning without
-    scales."""
+    """Return whether a cast changes only precision and range; 8-bit floats mean nothing without scales."""
     return all(dtype.is_floating_point and dtype.itemsize > 1 for dtype in (stored, wanted))
 
 
 def _clashes(buffers: Mapping[str, torch.Tensor], read: Callable[[str], torch.Tensor]) -> Iterator[str]:
-    """Yield why a buffer cannot hold its stored values, which `read` returns; only those that share memory
-    are read."""
+    """Yield why a buffer cannot hold its stored values; `read` is called only for buffers that share
+    memory."""
     first: dict[int, str] = {}
     for fqn, buffer in buffers.items():
         if shares_memory(buffer) and not holds(buffer, read(fqn)):

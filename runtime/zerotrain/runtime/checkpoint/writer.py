@@ -41,8 +41,7 @@ class SaveOptions:
     client_state: Mapping[str, Any] | None = None
     """Values of the caller, of the types that `packing` lists."""
     keep_last: int | None = None
-    """Number of step folders to keep: older ones are removed after the commit, tagged ones never. None = keep
-    all."""
+    """Number of step folders that stay after the commit; tagged ones always stay. None = keep all."""
     save_latest: bool = True
     """Whether a load without a tag may take it; also whether `latest`, the hint for people, names it."""
     serial: int = 0

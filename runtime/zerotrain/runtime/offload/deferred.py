@@ -111,8 +111,8 @@ class DeferredStates(UnitStates):
             super().take_weights(written)
 
     def _adds_nothing(self, name: str, values: torch.Tensor) -> bool:
-        """Return whether storing these values changes nothing: zeros of a state, or masters that equal the
-        weights."""
+        """Return whether storing these values changes nothing: zeros of a state, or masters that
+        equal the weights."""
         if name != MASTER:  # true of a remainder as well
             return self._is_absent(name) and not values.any()
         return self._kept is None and self._are_weights(values)
@@ -135,8 +135,7 @@ class DeferredStates(UnitStates):
         return flat_copy(self.read_weights(0, self.numel).to(self.unit.comm.device), torch.float32)
 
     def _masters(self) -> torch.Tensor:
-        """Return all masters in fp32: the memory of weights that are their own masters, the kept ones, or a
-        new tensor."""
+        """Return all masters in fp32: weights that are their own masters, the kept ones, or a new tensor."""
         if self.encoding is Encoding.WEIGHT:
             return self.read_weights(0, self.numel)
         kept = self._derived() if self._kept is None else self._kept

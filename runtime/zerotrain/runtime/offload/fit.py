@@ -29,7 +29,8 @@ _NO_FOLDER = -2.0
 
 
 class DoesNotFit(RuntimeError):
-    """The model does not fit the host memory or the disk; the text has the numbers and what would fit."""
+    """Error of a model that does not fit the host memory or the disk; the text has the numbers and what would
+    fit."""
 
     exit_code: ExitCode = ExitCode.DOES_NOT_FIT
 
@@ -48,8 +49,7 @@ class _Row:
     disk_limit: float
     """Limit of this rank's spill, or _NO_LIMIT."""
     disk_free: float
-    """Free bytes of the whole disk; _NO_LIMIT where no folder is known, _NO_FOLDER where a folder cannot be
-    used."""
+    """Free bytes of the whole disk; _NO_LIMIT without a known folder, _NO_FOLDER for an unusable folder."""
     accelerator_free: float
     """Free bytes of this rank's own accelerator, or _NO_LIMIT."""
 

@@ -1,5 +1,4 @@
-"""Decide whether an engine's steps return before their updates are done; called by the engine when it is
-built."""
+"""The decision whether an engine's steps return before their updates are done; made with the engine."""
 
 from __future__ import annotations
 

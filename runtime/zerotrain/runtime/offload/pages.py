@@ -61,8 +61,7 @@ class _Map(mmap.mmap):
             _runtime().cudaHostUnregister(address)
 
     def __del__(self) -> None:
-        # The pages are unlocked before the memory is unmapped. At the end of the process the driver may be
-        # gone.
+        # The pages are unlocked before the memory is unmapped. At the process's end the driver may be gone.
         with contextlib.suppress(Exception):
             self.unlock_pages()
 

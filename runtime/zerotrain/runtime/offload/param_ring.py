@@ -51,7 +51,7 @@ class _Buffer:
         return self.copied is None or self.copied.query()
 
     def wait(self) -> None:
-        """Wait for the buffer's transfers. It then holds weights after a read, and nothing of use after a
+        """Wait for the buffer's transfers. Then it holds weights after a read, nothing of use after a
         write."""
         if (io := self.io) is not None:
             io.wait()
@@ -73,8 +73,7 @@ class _Pool:
         self.free: list[_Buffer] = []
 
     def grow(self, num_bytes: int) -> None:
-        """Replace the buffers by larger ones where they have less than `num_bytes`. All buffers must be
-        free."""
+        """Replace the buffers where they are smaller than `num_bytes`. All buffers must be free."""
         if num_bytes <= self.num_bytes:
             return
         for buffer in self.free:

@@ -32,8 +32,8 @@ PAGE_BYTES = 4096
 
 
 class OffloadedParams:
-    """The tier of one engine's shards: each in the spill file, in host memory or, where that is the device's
-    memory, resident."""
+    """The tier of one engine's shards: each in the spill file, in host memory or, where that is the
+    device's memory, resident."""
 
     kind = Kind.HOST_PARAMS
 
@@ -112,8 +112,7 @@ class OffloadedParams:
         del self._tag_bytes[record]
 
     def next_to_update(self, record: Record) -> Record | None:
-        """Return the record of the trained unit that an update in layout order reads after this one; None
-        after the last."""
+        """Return the record that an update in layout order reads after this one; None after the last."""
         trained = [kept for layout, kept in self._records.items() if layout.trainable]
         following = trained[trained.index(record) + 1 :][:1] if record in trained else []
         return following[0] if following else None

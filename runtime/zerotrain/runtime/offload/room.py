@@ -36,8 +36,7 @@ def memory_room(root: Path = Path("/")) -> MemoryRoom:
 
 
 def disk_free(folders: Sequence[Path]) -> int | None:
-    """Return the bytes that a spill striped over these folders can take; None where one cannot be made or
-    written in."""
+    """Return the bytes that a spill striped over these folders can take; None where one is not writable."""
     smallest: dict[int, int] = {}  # by file system
     shares: dict[int, int] = {}
     for folder in folders:

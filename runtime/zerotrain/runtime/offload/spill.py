@@ -65,7 +65,7 @@ def _limit(num_bytes: int) -> SpillLimit:
 
 
 def make_staging(config: EngineConfig, comm: Comm) -> WeightStaging | None:
-    """Return the staging buffers for weights of an accelerator that rules on the host update; None without
+    """Return the staging buffers for an accelerator's weights that rules on the host update; None without
     such rules."""
     block = config.zero.offload_optimizer
     if block is None or comm.device.type == "cpu":

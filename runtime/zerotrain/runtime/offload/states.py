@@ -22,8 +22,7 @@ from zerotrain.runtime.zero.state import MASTER
 from zerotrain.runtime.zero.unit import Unit
 
 REMAINDER = "remainder"
-"""Name of the array stored for a master whose upper half is the weight; not a kind outside of this
-package."""
+"""Name of the array stored for a master whose upper half is the weight; not a kind outside of the package."""
 
 STORED_DTYPES = {REMAINDER: torch.int16}
 """Dtypes of stored arrays; all others are fp32."""
@@ -54,8 +53,7 @@ class Encoding(Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """Elements `[start, stop)` of a unit's states, to be updated in place; 1-D tensors of that size on one
-    device."""
+    """Elements `[start, stop)` of a unit's states, to be updated in place: 1-D tensors on one device."""
 
     start: int
     stop: int
@@ -109,8 +107,7 @@ class UnitPlace:
 
     @property
     def own_start(self) -> int:
-        """First element of this rank's interval of the layout, counted in `interval`; also where states are
-        replicated."""
+        """First element of this rank's interval of the layout, in `interval`; also for replicated states."""
         return self.unit.start - self.interval[0]
 
     def weights_to_update(self, device: torch.device) -> AbstractContextManager[torch.Tensor]:
@@ -133,7 +130,7 @@ class UnitPlace:
 
 
 class UnitStates(UnitPlace, ABC):
-    """Master and states of the elements of one unit that this rank updates; `start` counts elements of
+    """Master and states of one unit's elements that this rank updates; `start` counts elements of
     `interval`."""
 
     is_spilled = False
@@ -245,7 +242,7 @@ class UnitStates(UnitPlace, ABC):
 
     @torch.no_grad()
     def replicate(self) -> None:
-        """Copy replicated states from their owners to every rank; does nothing where states are sharded.
+        """Copy replicated states from their owners to every rank; sharded states stay as they are.
         Collective."""
         unit = self.unit
         if unit.placement.states_sharded or unit.comm.world_size == 1:

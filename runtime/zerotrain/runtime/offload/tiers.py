@@ -56,8 +56,7 @@ class StateTiers:
         assert (vault is not None) or name is not TierName.VAULT
         self.name = name
         self.defers = defers
-        """Whether states are added as `DeferredStates`. In the vault they have their records from the
-        start."""
+        """Whether states are added as `DeferredStates`. In the vault they have their records at once."""
         self._ratio, self._pinned, self._vault = ratio, pinned, vault
         self._kept: frozenset[str] = frozenset()
         self._shelf: Shelf | None = None
@@ -191,7 +190,7 @@ class UpdatePass:
 
 
 def make_tiers(config: EngineConfig, vault: Vault | None, *, defers: bool = False) -> StateTiers:
-    """Return the tiers of a configuration. `vault` is this rank's, where anything is spilled; `defers` as of
+    """Return the tiers of a configuration. `vault`: this rank's, where anything is spilled; `defers`: see
     `StateTiers`."""
     block = config.zero.offload_optimizer
     if block is None:

@@ -30,7 +30,7 @@ class DeviceLink:
     """The copies of one engine; see [Note: streams]."""
 
     def __init__(self, device: torch.device, ledger: MemoryLedger, *, pins: bool = True) -> None:
-        """Create the streams of a CUDA device. `pins` False: copies go through pageable memory, which is
+        """Create the streams of a CUDA device. `pins` False: copies through pageable memory, which is
         slower."""
         self._device = device
         self._pins = pins

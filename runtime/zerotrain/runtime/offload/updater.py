@@ -49,12 +49,11 @@ class UnitTicket:
 
     @property
     def is_done(self) -> bool:
-        """Whether `wait` would not block. For observation only: the control flow of ranks must not depend on
-        it."""
+        """Whether `wait` would not block. For observation only: what ranks do must not depend on it."""
         return self._done.is_set()
 
     def wait(self) -> None:
-        """Block until the update is over, and make the device wait for what it copies. Raises the update's
+        """Block until the update is over, and make the device wait for its copies. Raises the update's
         error."""
         if os.getpid() != self._pid:
             raise RuntimeError(
@@ -118,8 +117,7 @@ class Updater:
         device: torch.device | None = None,
         pause: Callable[[], None] = lambda: None,
     ) -> None:
-        """Create the updater, without a thread yet. `pause` is called before each unit: tests delay it
-        there."""
+        """Create the updater, without a thread yet. `pause` is called before each unit: a hook for tests."""
         self._device = device
         self.pause = pause
         self._is_closing = threading.Event()

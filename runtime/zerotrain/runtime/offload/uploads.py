@@ -46,8 +46,7 @@ class Uploads:
         return Pending(wait)
 
     def mark(self) -> Any:
-        """Return an event that has passed when all copies so far are done; None where they are done
-        already."""
+        """Return an event that has passed when all copies so far are done; None where they are done."""
         if self._stream is None:
             return None
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -61,8 +60,8 @@ class Uploads:
 
 
 class WeightStaging:
-    """Page-locked buffers used in rotation, so that one unit is computed while the one before is sent. Used
-    by one thread."""
+    """Page-locked buffers in rotation: one unit is computed while the one before is sent. Used by one
+    thread."""
 
     def __init__(self, device: torch.device, *, pins: bool) -> None:
         self._device = device

@@ -27,8 +27,7 @@ _WINDOW_CHUNKS = 64
 
 @dataclass(frozen=True, slots=True)
 class ChunkLayout:
-    """Layout of a record's elements in its chunks: the arrays of `names`, in this order, one after
-    another."""
+    """Layout of a record's elements in its chunks: the arrays of `names`, in order, one after another."""
 
     names: tuple[str, ...]
     numel: int
@@ -50,7 +49,7 @@ class ChunkLayout:
         return ",".join("i16" if name == REMAINDER else "f32" for name in self.names)
 
     def chunks(self, data: torch.Tensor, first: int) -> Iterator[tuple[int, int, dict[str, torch.Tensor]]]:
-        """Yield `(start, stop, arrays by name)` of the chunks from `first` on that lie in `data`, 1-D
+        """Yield `(start, stop, arrays by name)` of the chunks from `first` on in `data`, which is 1-D
         uint8."""
         offset = 0
         while offset < data.numel():
@@ -106,8 +105,8 @@ class WindowCache:
         return found
 
     def close(self) -> None:
-        """Write the window back and release its memory. Called before a step and before a record is
-        removed."""
+        """Write the window back and release its memory. Called before a step and before a record's
+        removal."""
         if (window := self._window) is not None:
             window.flush()
             self._window = None
@@ -164,8 +163,7 @@ class VaultStates(UnitStates):
                 tile.seal()
 
     def update(self, update: UnitUpdate, tiles: Iterator[Tile]) -> None:
-        """Update every tile of the record; `tiles` come from a sweep that continues with the next unit's
-        tiles."""
+        """Update every tile of the record; `tiles` come from a sweep that goes on with the next unit's."""
         with self.weights_to_update(self.device) as weights:
             bound = update.bind(weights, self.encoding)
             for _ in self.record.tiles():
@@ -201,8 +199,7 @@ class VaultStates(UnitStates):
 
 
 class Shelf:
-    """The records of one engine's states in a vault that it may share with other engines, and their
-    accounting."""
+    """The records of one engine's states in a vault that engines may share, and their accounting."""
 
     def __init__(self, vault: Vault, ledger: MemoryLedger) -> None:
         self._vault, self._ledger = vault, ledger

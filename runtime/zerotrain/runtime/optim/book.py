@@ -34,8 +34,8 @@ class UnitBook:
     """States and runs of units: `states` and `runs` by unit name, `group_of` and `born` by parameter name."""
 
     def __init__(self, group_of: dict[str, int], *, takes_all: bool) -> None:
-        """Start without units. `takes_all`: the caller gave no groups, so there is one, for every trained
-        parameter."""
+        """Start without units. `takes_all`: without groups of the caller, every trained parameter is in
+        one."""
         self.tiers = StateTiers()
         """Tiers of the states; the engine sets its own before the first `add`."""
         self.states: dict[str, UnitStates] = {}

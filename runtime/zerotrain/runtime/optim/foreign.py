@@ -49,8 +49,7 @@ class ForeignRule:
         self._inner: torch.optim.Optimizer | None = None
         self._views: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
         self._anchors: list[nn.Parameter] = []
-        """One element per group on every rank, with a zero gradient, so that each rank has each group's
-        counts."""
+        """One element per group on every rank, with a zero gradient, so that every rank has all counts."""
         self._loaded: list[dict[str, Any]] | None = None
 
     def update_units(self, units: Sequence[UnitUpdate], step: int, *, grad_scale: float) -> None:

@@ -85,8 +85,7 @@ def make_schedule(optimizer: ZeroOptimizer, config: EngineConfig, lr_scheduler: 
 
 
 def _configured_maker(maker: Any, config: OptimizerConfig) -> Callable[[Any], Any]:
-    """Return a function that makes a torch optimizer by its configured name, with its configured
-    parameters."""
+    """Return a function that makes a torch optimizer by its configured name and parameters."""
 
     def make(parameters: Any) -> Any:
         try:

@@ -16,8 +16,7 @@ class TorchSchedule:
     """A schedule that the script made; the engine steps it after each update that was not skipped."""
 
     def __init__(self, scheduler: Any, optimizer: ZeroOptimizer) -> None:
-        """Take the schedule over. Raises ConfigError for one over other groups, or one that needs a
-        metric."""
+        """Take the schedule over. Raises ConfigError where it has other groups, or needs a metric."""
         if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
             raise ConfigError(
                 "lr_scheduler",

@@ -40,8 +40,7 @@ class LossDivision:
         return loss if self.rest == 1 else loss * self.rest
 
     def settle(self, gradients: Iterable[UnitGradients]) -> None:
-        """Divide what this step accumulated by the rest now, before gradients that other code scaled are
-        added."""
+        """Divide this step's gradients by the rest now, before gradients that other code scaled are added."""
         if self.rest != 1:
             for part in gradients:
                 scale_gradients(part, 1.0 / self.rest)

@@ -90,8 +90,8 @@ class LossScaler:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of `state_dict`. A fixed scale, or none, stays as this run's configuration sets
-        it."""
+        """Restore the state of `state_dict`. A fixed scale, or none, stays that of this run's
+        configuration."""
         if self.is_dynamic and "iteration" in state:
             self.scale = float(state["scale"])
             self._iteration = int(state["iteration"])

@@ -70,8 +70,7 @@ def match_stored(scalars: Mapping[str, Any], group_of: Mapping[str, int], num_gr
 
 
 def regrouped(state: Any, order: Sequence[int]) -> Any:
-    """Return the state of a schedule or a rule with its values per group in the order of the present
-    groups."""
+    """Return the state of a schedule or a rule with its values per group in the present groups' order."""
     if isinstance(state, Mapping):
         return {
             key: [value[index] for index in order]

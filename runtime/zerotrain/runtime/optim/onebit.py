@@ -56,8 +56,7 @@ class OneBitAdamRule:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """Names of the state streams: the second moment; the first is part of a buffer that `attach`
-        makes."""
+        """Names of the state streams: the second moment; the first is part of a buffer made by `attach`."""
         return (EXP_AVG_SQ,)
 
     def is_local(self, num_updates: int) -> bool:
@@ -149,8 +148,7 @@ class OneBitAdamRule:
 
     @torch.no_grad()
     def error_streams(self, states: Mapping[str, UnitStates]) -> dict[StreamKey, torch.Tensor]:
-        """Return this rank's interval of the server error and of a copy of every rank's worker error.
-        Collective."""
+        """Return this rank's interval of the server error and of every rank's worker error. Collective."""
         streams: dict[StreamKey, torch.Tensor] = {}
         for name, buffers in self._buffers.items():
             comm = states[name].unit.comm

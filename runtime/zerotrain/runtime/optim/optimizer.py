@@ -116,14 +116,13 @@ class ZeroOptimizer(ScaleNames, TorchOptimizer):
         self.book = UnitBook(group_of, takes_all=given is None)
         self.states = self.book.states
         self.is_default = False
-        """Whether neither the user nor the configuration chose it; states are then made at the first
-        backward."""
+        """Whether the run names no optimizer; states are then made at the first backward pass."""
         self.drop_gradients: Callable[[], None] = lambda: None
         """The implementation of `zero_grad`; the engine sets its own here."""
 
     def keep_states_in(self, tiers: StateTiers, placement: Placement) -> None:
         """Set the tiers of the states, before any unit is made. Raises ConfigError for a rule whose states
-        cannot be in them."""
+        cannot be there."""
         self.book.tiers = tiers
         if isinstance(self.rule, JointRule):
             refuse_offload(self._config.type, tiers, placement)

@@ -75,15 +75,15 @@ class UnitStep:
     """The gradients, 1-D, of all elements of the unit; a kernel may overwrite them."""
     grad_scale: float
     weight: torch.Tensor | None
-    """Weights of the same elements. The step writes them, and reads them where they are the master or part of
-    it."""
+    """Weights of the same elements. The step writes them, and reads them where they are (part of) the
+    master."""
     names: Sequence[str]
     """Names of the arrays that will be passed."""
 
 
 class Kernel(Protocol):
-    """A kernel that clips, updates and rounds the weights in one pass, with the same bits for every cut of
-    the range."""
+    """A kernel that clips, updates and rounds weights in one pass, with the same bits for every cut of the
+    range."""
 
     def task(self, step: UnitStep) -> Any:
         """Return the task that `run` takes for a step; hyperparameters are taken by value."""

@@ -51,8 +51,7 @@ class Curve:
 
 
 class LrSchedule:
-    """A schedule that writes rates into an optimizer's groups. The engine calls `step()` after each
-    update."""
+    """A schedule that writes rates into an optimizer's groups. The engine steps it after each update."""
 
     def __init__(self, groups: Sequence[dict[str, Any]], config: SchedulerConfig | None) -> None:
         """Write the first rates; with `config` None every group keeps its own rate."""
@@ -98,8 +97,7 @@ class LrSchedule:
 
 
 def is_constant(schedule: Schedule) -> bool:
-    """Return whether it only counts updates: neither the configuration nor the caller asked for a
-    schedule."""
+    """Return whether it only counts updates, as neither the configuration nor the caller gave a schedule."""
     return isinstance(schedule, LrSchedule) and schedule.config is None
 
 

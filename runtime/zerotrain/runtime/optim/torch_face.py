@@ -25,8 +25,7 @@ SCALARS = "zerotrain"
 
 
 class ShardedStates(defaultdict[torch.Tensor, Any]):
-    """The empty `optimizer.state`, as states are divided among the ranks. Looking up a parameter raises
-    KeyError."""
+    """The empty `optimizer.state`: states are divided among the ranks. Looking one up raises KeyError."""
 
     def __missing__(self, key: Any) -> NoReturn:
         raise KeyError(
@@ -166,8 +165,7 @@ def share_step_hooks(one: torch.optim.Optimizer, other: torch.optim.Optimizer) -
 
 
 def refuse_step(*_: Any, **__: Any) -> NoReturn:
-    """Raise RuntimeError, as `step()` of an optimizer that was passed to `initialize`: the engine owns the
-    weights."""
+    """Raise RuntimeError, as `step()` of an optimizer passed to `initialize`: the engine owns the weights."""
     raise RuntimeError(
         "call engine.step() instead of optimizer.step(): it reduces, clips and updates; an optimizer that "
         "was passed to initialize() updates nothing by itself any more"

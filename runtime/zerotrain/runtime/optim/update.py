@@ -43,8 +43,7 @@ class UnitKernel:
     grad_scale: float
 
     def bind(self, weights: torch.Tensor, encoding: Encoding) -> BoundUpdate:
-        """Bind the update to weights of the states' interval, on the device on which the states are
-        updated."""
+        """Bind the update to weights of the states' interval, on the device where the states are updated."""
         grads, rule = shard_on(self.part, weights.device), self.rule
         kernel = rule.kernel_for(weights.device) if isinstance(rule, KernelRule) else None
         if kernel is None:
@@ -102,8 +101,7 @@ class BoundUpdate:
 
 
 class Update:
-    """One step of an element-wise rule. Call `run` for every unit of `order`, in that order, then
-    `finish`."""
+    """One step of an element-wise rule. Call `run` for every unit of `order`, in order, then `finish`."""
 
     is_collective = False
     """Whether `finish` communicates with the other ranks."""

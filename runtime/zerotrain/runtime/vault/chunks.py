@@ -47,8 +47,7 @@ class Record:
         return self.starts[-1]
 
     def tiles(self, first: int = 0, last: int | None = None) -> tuple[TileRef, ...]:
-        """Return the chunks `first` to `last` (exclusive; all by default), cut on the record's grid of
-        tiles."""
+        """Return the chunks `first` to `last` (exclusive; all by default), cut on the record's tile grid."""
         stop = len(self.sizes) if last is None else last
         if not 0 <= first <= stop <= len(self.sizes):
             raise ValueError(

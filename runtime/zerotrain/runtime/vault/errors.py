@@ -21,8 +21,7 @@ class SpillDoesNotFit(VaultError):
 
 
 class SpillIOError(VaultError):
-    """Error of a failed read or write. `errno` is the system's; `offset` is in bytes from the file's
-    start."""
+    """Error of a read or write. `errno` is the system's; `offset` is in bytes from the file's start."""
 
     def __init__(self, message: str, *, errno: int, offset: int, unit: str, rank: int) -> None:
         super().__init__(message)

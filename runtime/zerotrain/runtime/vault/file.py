@@ -142,7 +142,7 @@ def close(file: SpillFile, place: SpillPlace) -> None:
 
 
 def remove_folders(folders: Sequence[str]) -> None:
-    """Remove the process's own folders, as the open file needs no name. (NFS gives it one, and keeps the
+    """Remove the process's own folders: the open file needs no name. (NFS gives it one, and keeps the
     folder.)"""
     for folder in folders:
         with suppress(OSError):

@@ -30,16 +30,16 @@ class OpenSslSealer(KeepsRecords):
     """A sealer that encrypts with OpenSSL, its key in guarded memory; see `Sealer`."""
 
     def __init__(self, identity: VaultIdentity, *, key: bytes | None = None, first_counter: int = 0) -> None:
-        """Make the key. `key` and `first_counter` are for tests: the vault never gives them, and the key is
-        then random."""
+        """Make the key. `key` and `first_counter` are for tests: the vault never gives them, and the key
+        is then random."""
         super().__init__(identity)
         self._key = VaultKey(key)
         self._native = NativeSealer(self._key, first_counter=first_counter)
 
     @property
     def info(self) -> SealerInfo:
-        """Present state of the encryption: contexts are made with the first chunks, and the system may refuse
-        their memory then."""
+        """Present state of the encryption: contexts are made with the first chunks, and guarded memory for
+        them may be refused then."""
         contexts = (
             "cipher contexts beside it"
             if cipher_contexts_are_guarded()

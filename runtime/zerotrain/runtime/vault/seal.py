@@ -58,8 +58,7 @@ class SealerInfo:
     is_encrypted: bool
 
     memory: str = ""
-    """Description of how the key and what is derived from it are kept; protection that was refused, with the
-    reason."""
+    """Description of how the key and what is derived from it are kept; refused protection with the reason."""
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -163,8 +162,7 @@ class SpillIntegrityError(Exception):
 
 
 class Sealer(Protocol):
-    """Converter of chunks to what may be written to the drive, and back. Thread-safe; runs without the
-    GIL."""
+    """Converter of chunks to what may be on the drive, and back. Thread-safe; runs without the GIL."""
 
     @property
     def info(self) -> SealerInfo: ...
@@ -184,7 +182,7 @@ class Sealer(Protocol):
         """Remove a record. Its id is never used again."""
 
     def seal(self, chunks: ChunkBatch) -> None:
-        """Encrypt `data` in place, so that it may be written. Every call is a new generation of its
+        """Encrypt `data` in place, so that it may be written. Every call is a new generation of the
         chunks."""
 
     def open(self, chunks: ChunkBatch) -> None:
@@ -263,8 +261,7 @@ class Records:
 
 
 def _context(identity: VaultIdentity, unit: str, layout: str) -> bytes:
-    """Return the bytes with which a chunk is authenticated beside its place; each text has its length before
-    it."""
+    """Return the bytes authenticated with a chunk beside its place; each text has its length before it."""
     parts = [part.encode() for part in ("zerotrain vault 1", identity.job, unit, layout)]
     return struct.pack("<II", identity.rank, identity.world_size) + b"".join(
         struct.pack("<I", len(part)) + part for part in parts

@@ -1,5 +1,4 @@
-"""The choice of a vault's sealer. Called where the vault is set up; the choice is part of the vault's
-info."""
+"""The choice of a vault's sealer. Called where the vault is set up; part of the vault's info."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ class CryptoBackend(Enum):
 def create_sealer(
     encryption: Encryption, identity: VaultIdentity, *, environ: Mapping[str, str] = os.environ
 ) -> Sealer:
-    """Return a sealer with a key of its own. Raises ValueError where the environment asks for a library that
-    is missing."""
+    """Return a sealer with a new key. Raises ValueError where the environment asks for a missing library."""
     if encryption is Encryption.NONE:
         return PlainSealer(identity)
     if chosen_backend(environ) is CryptoBackend.OPENSSL:
@@ -38,8 +36,8 @@ def create_sealer(
 
 
 def chosen_backend(environ: Mapping[str, str] = os.environ) -> CryptoBackend:
-    """Return the library: OpenSSL where the native module has it, as the step then runs inside of opening and
-    sealing."""
+    """Return the library: OpenSSL where the native module has it, as the step runs inside of opening and
+    sealing then."""
     has_openssl = bool(openssl_version())
     asked = environ.get(CRYPTO_VARIABLE, "")
     if not asked:

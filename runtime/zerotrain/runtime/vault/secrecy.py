@@ -18,8 +18,7 @@ _PR_SET_DUMPABLE = 4
 _CORE_FILTER = Path("/proc/self/coredump_filter")
 
 READABLE_VARIABLE = "ZEROTRAIN_KEEP_READABLE"
-"""Variable that, set to 1, lets debuggers and profilers of the same user (gdb, py-spy) attach to the
-ranks."""
+"""Variable that, set to 1, lets the same user's debuggers and profilers (gdb, py-spy) attach to the ranks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,12 +29,10 @@ class Secrecy:
     """Result of RLIMIT_CORE = 0: the kernel writes no core file."""
 
     core_contents: str
-    """Result of coredump_filter = 0: a core collector of the host, which no limit stops, gets no memory
-    contents."""
+    """Result of coredump_filter = 0: a core collector of the host, which no limit stops, gets no memory."""
 
     reading: str
-    """Result of PR_SET_DUMPABLE = 0: no core at all, and no process of the same user can attach or read
-    memory."""
+    """Result of PR_SET_DUMPABLE = 0: no core, and no process of the same user can attach or read memory."""
 
     @property
     def refused(self) -> Mapping[str, str]:

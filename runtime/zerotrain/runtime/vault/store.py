@@ -102,7 +102,7 @@ class RecordIO:
         self._lock = threading.Lock()
 
     def wait(self) -> None:
-        """Wait until the record is in the file, or plain in the buffer. Raises SpillIOError,
+        """Wait until the record is written, or plain in the buffer. Raises SpillIOError,
         SpillIntegrityError."""
         with self._lock:
             if self._ticket is not None:
@@ -118,8 +118,7 @@ class RecordIO:
 
 
 class Vault:
-    """Records in one spill file. One sweep runs at a time; single records may be moved meanwhile.
-    Thread-safe."""
+    """Records in one spill file. One sweep at a time; single records may be moved meanwhile. Thread-safe."""
 
     def __init__(
         self,
@@ -173,8 +172,7 @@ class Vault:
             return record
 
     def allocate(self) -> None:
-        """Create the file and place every record in it. A second call does nothing. Raises
-        SpillDoesNotFit."""
+        """Create the file and place every record. A second call does nothing. Raises SpillDoesNotFit."""
         with self._layout:
             if self._port.file is not None:
                 return
@@ -319,8 +317,7 @@ class Vault:
         record.offset = offset
 
     def _fit_ring(self) -> Ring:
-        """Return the ring, remade for the largest tile unless a sweep uses its buffers; the next sweep then
-        remakes it."""
+        """Return the ring, remade for the largest tile; a ring in use is remade for the next sweep."""
         with self._layout:
             tile_bytes = largest_tile_bytes(self.records.values())
             if self._port.file is not None and self._ring.tile_bytes != tile_bytes and self._ring.is_whole:

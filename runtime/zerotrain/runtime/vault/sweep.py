@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 
 MAX_INTERRUPTS = 4
-"""Number of interrupts of the wait for one tile while a sweep ends; the last one ends the wait, and the vault
-is lost."""
+"""Greatest number of interrupted waits for one tile while a sweep ends; after them the vault is lost."""
 
 
 class Turn:
@@ -132,8 +131,7 @@ class _InFlight:
 
 
 class Sweep:
-    """A context manager and an iterator over its tiles, in the order given. Leaving it waits for the
-    writes."""
+    """A context manager and iterator over its tiles, in the order given. Leaving it waits for the writes."""
 
     def __init__(
         self,
@@ -201,7 +199,7 @@ class Sweep:
             self._finish(error)
 
     def _finish(self, error: BaseException | None) -> None:
-        """Wait until nothing is under way, or mark the vault as failed; a broken pass that writes is
+        """Wait until nothing is under way, or mark the vault as failed; a broken pass with writes is
         final."""
         broken, is_clear = error, False
         try:

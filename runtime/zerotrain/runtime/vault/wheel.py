@@ -46,8 +46,8 @@ class WheelSealer(KeepsRecords):
     `Sealer`."""
 
     def __init__(self, identity: VaultIdentity, *, key: bytes | None = None, first_counter: int = 0) -> None:
-        """Make the key. `key` and `first_counter` are for tests: the vault never gives them, and the key is
-        then random."""
+        """Make the key. `key` and `first_counter` are for tests: the vault never gives them, and the key
+        is then random."""
         super().__init__(identity)
         self._key = VaultKey(key)
         self._counter = first_counter
@@ -82,8 +82,8 @@ class WheelSealer(KeepsRecords):
             raise SpillIntegrityError(chunks, failed, rank=self._records.identity.rank)
 
     def update(self, chunks: ChunkBatch, task: UpdateTask, *, origin: int = 0) -> None:
-        """Update chunks as `Sealer.update`, in one pass each to open, update and seal: the package does not
-        do the arithmetic."""
+        """Update chunks as `Sealer.update`, in passes of their own to open, update and seal: the package does
+        not do the arithmetic."""
         places = _Places(chunks)
         places.check(opens=True, seals=True)
         check_update(native_chunks(chunks), task, **chunk_cut(chunks, origin))

@@ -119,8 +119,7 @@ def _scalars(model: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, An
 
 
 def _updates(groups: Sequence[Mapping[str, Any]], states: Sequence[Mapping[str, Any]]) -> float | None:
-    """Return the number of optimizer steps: torch counts per parameter, other optimizers per group; None =
-    neither."""
+    """Return the optimizer steps made: torch counts per parameter, others per group; None = no count."""
     counts = [float(entry["step"]) for entry in (*groups, *states) if "step" in entry]
     return max(counts, default=None)
 

@@ -19,7 +19,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 def flat_pieces(
     shapes: Shapes, *, partition: int, paddings: Sequence[int] | None = None
 ) -> dict[str, tuple[Piece, ...]]:
-    """Return the pieces of each parameter of a group at stages 1 and 2, where each rank holds `partition`
+    """Return the pieces of each parameter of a group at stages 1 and 2; each rank holds `partition`
     elements."""
     pieces = {}
     start = 0

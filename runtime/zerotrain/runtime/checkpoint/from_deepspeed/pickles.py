@@ -103,8 +103,7 @@ def load_file(path: Path) -> dict[str, Any]:
 
 
 def plain(value: Any, depth: int = 0) -> Any:
-    """Return the value as JSON can hold it, inert objects as their contents. Raises TypeError for anything
-    else."""
+    """Return the value as JSON can hold it, inert objects as their contents. Raises TypeError for others."""
     if depth > _MAX_DEPTH:
         raise TypeError(f"a value that is nested more than {_MAX_DEPTH} deep is not plain data")
     if isinstance(value, Inert):
