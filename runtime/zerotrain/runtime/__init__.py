@@ -1,7 +1,7 @@
-"""The ZeRO engine. `import zerotrain.runtime as zt` is the whole public surface.
+"""The ZeRO engine. `import zerotrain.runtime as zt` gives the whole public API.
 
-Names load on first use (PEP 562), so that the torch-free parts (`zerotrain.runtime.launch`, the channel) can
-be imported from this package without paying for, or having, torch.
+Names are imported on first use (PEP 562), so that the parts without torch (`zerotrain.runtime.launch`, the
+channel) can be imported from this package without loading torch, and where torch is not installed.
 """
 
 from __future__ import annotations

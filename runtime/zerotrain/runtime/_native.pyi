@@ -30,8 +30,8 @@ class Segment:
     ) -> None: ...
 
 class UpdateTask:
-    """One optimizer step ("adam", "adamw", "adagrad" or "lion") over the elements of `grad`, apart from where
-    its states are."""
+    """One optimizer step ("adam", "adamw", "adagrad" or "lion") over the elements of `grad`, independent of
+    the place of its states."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ def sum_squares(values: torch.Tensor, *, threads: int = 0, isa: str = "") -> flo
 def aligned_buffer(num_bytes: int) -> torch.Tensor: ...
 
 class SpillFile:
-    """A scratch file without a name over one or more folders. Offsets and sizes: multiples of 4096."""
+    """Scratch file without a name, over one or more folders. Offsets and sizes are multiples of 4096."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class Chunks:
     ) -> None: ...
 
 class Sealer:
-    """Present where `openssl_version()` is not empty."""
+    """Encrypts and decrypts chunks; defined only where `openssl_version()` is not empty."""
 
     def __init__(self, key: VaultKey, *, first_counter: int = 0) -> None: ...
     def seal(self, chunks: Chunks) -> None: ...

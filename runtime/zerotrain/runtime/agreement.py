@@ -1,7 +1,7 @@
-"""Whether all ranks were given the same configuration; `setup` asks before anything is sharded.
+"""Check that all ranks were given the same configuration, before `setup` shards anything.
 
-Ranks that differ in a learning rate would train different weights without a word; those that differ in a
-bucket size or the accumulation would wait for each other for ever.
+Ranks that differ in a learning rate would silently train different weights; ranks that differ in a bucket
+size or in the accumulation steps would wait for each other for ever.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _BLOCKS: Mapping[str, type] = {
     "checkpoint": CheckpointConfig,
 }
 _FREE = frozenset(("nvme_path", "paths", "notices", "unsupported", "report", "source"))
-"""Folders may differ between machines; neither what the reader had to say nor how it was written is a
-setting."""
+"""Fields that are not compared. Folders may differ between machines; the reader's messages and the notation
+of the file are not settings."""
 
 
 def check_same_config(config: EngineConfig, comm: Comm) -> None:
-    """Raise ConfigError on every rank, naming the first setting in which one differs. Collective."""
+    """Raise ConfigError on every rank, naming the first setting in which a rank differs. Collective."""
     values = dict(settings_of(config))
     mine = [float(zlib.crc32(f"{path} {value!r}".encode())) for path, value in values.items()]
     rows = comm.gather_record([float(zlib.crc32(repr(mine).encode()))])
@@ -67,7 +67,7 @@ def check_same_config(config: EngineConfig, comm: Comm) -> None:
 
 
 def settings_of(config: EngineConfig) -> Iterator[tuple[str, Any]]:
-    """Every setting by path, as many and in the same order for every configuration."""
+    """Yield every setting by path; the number and the order are the same for every configuration."""
     yield from _settings(EngineConfig, config, "")
 
 
@@ -76,7 +76,7 @@ def _settings(kind: type, block: Any, prefix: str) -> Iterator[tuple[str, Any]]:
         if item.name in _FREE:
             continue
         path = f"{prefix}{item.name}"
-        value = getattr(block, item.name, None)  # None also where the whole block is absent
+        value = getattr(block, item.name, None)  # also None where the whole block is absent
         if path in _BLOCKS:
             yield f"{path} (block)", value is not None
             yield from _settings(_BLOCKS[path], value, f"{path}.")

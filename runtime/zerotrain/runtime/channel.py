@@ -1,12 +1,12 @@
 """The rank's end of the channel to its launcher: progress, metric snapshots, the reason of a failure.
 
-The trainer publishes, or a user's script (`ProgressReporter`); a daemon thread sends. Publishing never
-blocks and never raises: a newer record replaces one that was not sent yet, and a launcher that is slow,
-restarting or absent costs records, not steps. The thread repeats the last progress as a heartbeat, so
-that the operator can tell a process that lives from a step that moves.
+The trainer or a user's script (`ProgressReporter`) publishes; a daemon thread sends. Publishing never blocks
+and never raises: a newer record replaces one that was not sent yet, and a launcher that is slow, restarting
+or absent costs records, not steps. The thread repeats the last progress as a heartbeat, so that the operator
+can tell a live process from one whose steps advance.
 
-Wire: one JSON object per line over a unix stream socket, at most MAX_MESSAGE_BYTES each. The first one says
-whose channel it is; a rank that failed and tries again has another one.
+Wire format: one JSON object per line over a Unix stream socket, at most MAX_MESSAGE_BYTES each. The first
+message names the rank and the channel; a rank that failed and tries again opens another channel.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
 MAX_MESSAGE_BYTES = 1 << 20
-"""A rank's metrics take some 50 KB; what is larger is not ours."""
+"""Largest message in bytes. The metrics of a rank take about 50 KB; a larger message is dropped."""
 
 MAX_EXCEPTION_CHARS = 4000
 
 _numbers = itertools.count(1)
-"""Of the channels of this process."""
+"""Numbers of the channels of this process."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChannelTiming:
-    """How the sender thread paces itself."""
+    """Intervals and timeouts of the sender thread."""
 
     heartbeat_interval_s: float = 5.0
     """Silence after which the last progress is sent again."""
@@ -51,11 +51,11 @@ class ChannelTiming:
     """Pause between two attempts to reach the launcher."""
     send_timeout_s: float = 1.0
     flush_timeout_s: float = 2.0
-    """How long `failure` and `close` wait for the thread to empty its hands."""
+    """Time that `failure` and `close` wait until the thread has sent all pending messages."""
 
 
 class RankChannel:
-    """Publishes one rank's records; a null object where no launcher is.
+    """Publishes the records of one rank; does nothing where no launcher is.
 
     All methods may be called from any thread.
     """
@@ -68,7 +68,7 @@ class RankChannel:
         timing: ChannelTiming | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`clock` gives Unix seconds for the heartbeat."""
+        """`clock` returns Unix seconds for the heartbeat."""
         self._sender = (
             None if socket_path is None else _Sender(socket_path, rank, timing or ChannelTiming(), clock)
         )
@@ -78,7 +78,7 @@ class RankChannel:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> RankChannel:
-        """The channel of this rank; also makes SIGUSR1 dump this process's stacks for `GET /stacks`."""
+        """Return the channel of this rank; also make SIGUSR1 dump this process's stacks for `GET /stacks`."""
         env = RankEnv.from_env(environ)
         if env.stacks_path is not None:
             dump_stacks_on_signal(env.stacks_path)
@@ -90,48 +90,51 @@ class RankChannel:
         return self._sender is not None and self._sender.connected
 
     def attach_metrics(self, registry: CollectorRegistry) -> None:
-        """The registry whose snapshot `publish_metrics` sends."""
+        """Set the registry whose snapshot `publish_metrics` sends."""
         if self._sender is not None:
             self._sender.registry = registry
 
     def attach_wait(self, seconds: Callable[[], float | None]) -> None:
-        """Asked at every record and heartbeat, in the thread: how long this rank waits in a collective."""
+        """Set the function that returns how long this rank has waited in a collective. The sender thread
+        calls it at every record and heartbeat."""
         if self._sender is not None:
             self._sender.collective_wait = seconds
 
     def publish(self, progress: Progress) -> None:
-        """Hand over the newest record; an unsent older one is dropped."""
+        """Hand over the newest record; an older unsent one is dropped."""
         if self._sender is not None:
             self._sender.put("progress", progress)
 
     def publish_metrics(self) -> None:
-        """Ask for a snapshot of the attached registry; it is taken and serialised off the caller's thread."""
+        """Request a snapshot of the attached registry; the sender thread takes and serialises it."""
         if self._sender is not None and self._sender.registry is not None:
             self._sender.put("metrics", self._sender.registry)
 
     def failure(self, exception: BaseException) -> None:
-        """Say why this rank is about to end; waits (bounded) until the launcher has it."""
+        """Send the reason why this rank is about to end; wait, for a bounded time, until the launcher has
+        it."""
         if self._sender is not None:
             text = f"{type(exception).__name__}: {exception}".strip()[:MAX_EXCEPTION_CHARS]
             self._sender.put("failure", text)
             self._sender.flush()
 
     def close(self) -> None:
-        """Send what is pending (bounded) and end the thread. Idempotent."""
+        """Send what is pending, within a bounded time, and end the thread. Idempotent."""
         if self._sender is not None:
             self._sender.close()
 
 
 def dump_stacks_on_signal(path: Path) -> None:
-    """From now on SIGUSR1 appends the stacks of all threads to `path`, also while a collective blocks.
+    """Make SIGUSR1 append the stacks of all threads to `path`, also while a collective blocks.
 
-    The signal wakes a thread of its own, which dumps while it holds the interpreter's lock: a dump of stacks
-    that move, from within a signal handler, can end the process with SIGSEGV. SIGUSR2 does that all the same,
-    for a program that does not give the lock back; the launcher sends it where SIGUSR1 brought nothing.
-    Call it in the main thread, before others start: they inherit that SIGUSR1 passes them over.
+    The signal wakes a dedicated thread, which dumps the stacks while it holds the interpreter's lock: a dump
+    of running threads from within a signal handler can end the process with SIGSEGV. SIGUSR2 dumps from the
+    handler nevertheless, for a program that does not release the lock; the launcher sends it where SIGUSR1
+    had no effect. Call this function in the main thread, before others start: they inherit the mask that
+    blocks SIGUSR1.
     """
     file: IO[str] = path.open("a")  # stays open for the life of the process: the C handler writes to its fd
-    # SIGUSR1 has the handler, too, for a thread that was there before and takes the signal.
+    # SIGUSR1 has the handler, too, for a thread that started earlier and receives the signal.
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         faulthandler.register(number, file=file, all_threads=True, chain=False)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
@@ -145,7 +148,7 @@ def _dump_when_asked(file: IO[str]) -> None:
 
 
 class _Sender:
-    """The thread, its socket, and one slot per kind of message."""
+    """The sender thread, its socket, and one slot per kind of message."""
 
     def __init__(self, path: Path, rank: int, timing: ChannelTiming, clock: Callable[[], float]) -> None:
         self.registry: CollectorRegistry | None = None
@@ -200,8 +203,8 @@ class _Sender:
         self._disconnect()
 
     def _send(self, batch: dict[str, Any]) -> bool:
-        """Whether something was left. What follows it waits, too: a record that came after the word that the
-        rank fails would take that back."""
+        """Send the messages in order; return whether one is left. Later messages wait behind an unsent one: a
+        progress record that came after the failure message would revoke it."""
         left = list(batch.items())
         while left and self._deliver(*left[0]):
             left.pop(0)
@@ -211,7 +214,7 @@ class _Sender:
         return bool(left)
 
     def _take(self) -> dict[str, Any] | None:
-        """The pending messages, or a heartbeat when there was none for a while; None when closing."""
+        """Return the pending messages, or a heartbeat after a silence; None when closing."""
         with self._changed:
             self._changed.wait_for(
                 lambda: bool(self._slots) or self._closing, timeout=self._timing.heartbeat_interval_s
@@ -225,11 +228,11 @@ class _Sender:
             return dict(sorted(batch.items(), key=lambda item: item[0] == "failure"))
 
     def _deliver(self, kind: str, value: Any) -> bool:
-        """Send one message; whether that is done with."""
+        """Send one message; return whether it was sent or dropped for good."""
         try:
             message = self._encode(kind, value)
         except Exception as error:
-            # A collector of the user's own may raise; the rank must not lose its channel for that.
+            # A collector of the user's may raise; that must not break the rank's channel.
             message = _line({"kind": "note", "text": f"{kind} not sent: {error}"[:500]})
         if len(message) > MAX_MESSAGE_BYTES:
             return True
@@ -247,7 +250,7 @@ class _Sender:
             )
             return _line({"kind": kind, "progress": own_json(self._last_progress.to_json())})
         if kind == "metrics":
-            # Imported late: a script without metrics needs no prometheus_client.
+            # Imported late: a script without metrics does not need prometheus_client.
             from zerotrain.runtime.metrics.snapshot import snapshot
 
             return _line({"kind": kind, "families": snapshot(value)})
@@ -273,7 +276,7 @@ class _Sender:
 
 
 def _unknown() -> None:
-    """A program that counts no collectives."""
+    """Return None: the program does not measure collectives."""
 
 
 def _line(message: Mapping[str, Any]) -> bytes:

@@ -1,7 +1,8 @@
-"""Which seconds are a step's, and in which phase: read by the step boundary, written by the passes.
+"""Time accounting of a step by phase. The forward and backward passes write it, the step boundary reads it.
 
-Waits for updates in the background end wherever somebody uses the weights, so they are kept apart from the
-pass that met them. What training stands still for, a save or an evaluation, is no step's at all.
+Code that uses the weights may first have to wait for updates in the background. These waits are counted apart
+from the pass in which they occur. Time in which training is suspended, such as a save or an evaluation,
+belongs to no step.
 """
 
 from __future__ import annotations
@@ -17,48 +18,49 @@ from zerotrain.runtime.zero.pending import PendingUpdates
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lap:
-    """Seconds since the boundary before."""
+    """Seconds since the previous boundary."""
 
     passes: dict[str, float]
-    """forward and backward; a new dict."""
+    """Seconds of forward and backward; a new dict."""
     fenced: float
-    """Waits for updates."""
+    """Seconds of waiting for updates."""
     published: float
-    """What it took to bring replicas up to date."""
+    """Seconds spent on gathering updated weights into the replicas."""
     background: float
-    """What a thread spent on updates that were waited for."""
+    """Seconds that a background thread spent on updates that have been waited for."""
 
 
 class StepClock:
-    """Of one engine; used by the thread that trains."""
+    """Clock of one engine; used by the training thread only."""
 
     def __init__(self, updates: PendingUpdates, comm: Comm) -> None:
         self._updates = updates
         self._comm = comm
         self._passes = dict.fromkeys(("forward", "backward"), 0.0)
         self._fenced = self._published = self._background = 0.0
-        """The counts of `updates` at the boundary before."""
+        """Counts of `updates` at the previous boundary."""
         self._began = perf_counter()
 
     def now(self) -> float:
-        """Seconds that stand still while an update in the background is waited for."""
+        """Return seconds of a clock that stops while an update in the background is waited for."""
         return perf_counter() - self._updates.fence_seconds - self._updates.gather_seconds
 
     def add(self, name: str, *, since: float) -> None:
-        """A pass is over that began when `now` said `since`."""
+        """Add to `name` the duration of a pass that began when `now` returned `since`."""
         self._passes[name] += self.now() - since
 
     @property
     def step_seconds(self) -> float:
-        """Since the end of the step before."""
+        """Seconds since the end of the previous step."""
         return perf_counter() - self._began
 
     def restart(self) -> None:
-        """A step ends here."""
+        """Begin the next step."""
         self._began = perf_counter()
 
     def take_lap(self) -> Lap:
-        """At a boundary, when every update was waited for."""
+        """Return the phases since the last call and reset them. Call it at a boundary, after all updates were
+        waited for."""
         updates = self._updates
         lap = Lap(
             passes=self._passes,
@@ -73,7 +75,8 @@ class StepClock:
 
     @contextmanager
     def standing_still(self) -> Iterator[None]:
-        """Nothing within counts for a step: no pass, no wait for an update or a collective. May be nested."""
+        """Exclude what runs within from the step: passes, waits for updates and for collectives. May be
+        nested."""
         updates, comm = self._updates, self._comm
         comm.poll_timings()
         waited, passes, step_seconds = comm.wait_seconds, dict(self._passes), self.step_seconds

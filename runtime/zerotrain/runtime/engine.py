@@ -1,4 +1,4 @@
-"""The engine: what `zerotrain.runtime.initialize` returns and training scripts call.
+"""The engine: the object that `zerotrain.runtime.initialize` returns and that training scripts call.
 
 It orchestrates; the work is in `zero` (sharding), `comm` (collectives), `optim` (updates) and `step` (the
 boundary).
@@ -68,19 +68,19 @@ class Engine(
     DeepSpeedNames,
     ModuleNames,
 ):
-    """A model in training, or in evaluation alone where every parameter is frozen. Made by `initialize`; all
+    """A model in training, or in evaluation only where every parameter is frozen. Made by `initialize`; all
     ranks call every method in the same order.
 
     Attributes:
-        module: the user's model; its parameters are partitioned as the configuration says.
-        config, rank, world_size, device: as resolved.
+        module: the user's model; its parameters are partitioned as configured.
+        config, rank, world_size, device: the resolved configuration, rank, number of ranks and device.
         comm: collectives with `timings` (finished ones, for metrics) and `bytes_sent`.
-        memory: exact bytes of every buffer the engine holds, by kind.
+        memory: exact bytes of every buffer that the engine holds, by kind.
         global_steps, skipped_steps: step boundaries so far, and those whose gradient was not finite.
         micro_steps: micro-batches so far.
         last_step: result of the last boundary, None before the first.
         last_load: what `load_checkpoint` found, None before.
-        stop_agreed: some rank asked to stop before the last boundary; the same answer on every rank.
+        stop_agreed: whether a rank asked to stop before the last boundary; the same on every rank.
     """
 
     def __init__(
@@ -93,8 +93,8 @@ class Engine(
         schedule: Schedule,
         plan: Callable[[], ModelLayout],
     ) -> None:
-        """`schedule` may be a constant one that nobody asked for; `plan` lays the model out as it is when
-        called."""
+        """`schedule` may be a constant one, made where none was given; `plan` lays the model out as it is
+        when called."""
         self.module = module
         self.config = config
         self.comm = comm
@@ -110,7 +110,7 @@ class Engine(
         serve(self.core)
         optimizer.read_loss_scale = self.loss_scale
         optimizer.read_skipped = lambda: self.last_step is not None and self.last_step.skipped
-        return_free_memory()  # what the model's own tensors took
+        return_free_memory()  # held by the model's own tensors before
         self.global_steps = 0
         self.skipped_steps = 0
         self.last_step = None
@@ -137,8 +137,8 @@ class Engine(
         self._begin_inspection()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's forward. fp32 tensors among the arguments are cast to the compute precision where
-        `auto_cast` asks for it."""
+        """Run the model's forward pass. Cast fp32 tensors among the arguments to the compute precision where
+        `auto_cast` is set."""
         self.check_open("a forward pass")
         began = self.clock.now()
         self.memory.enter("forward")
@@ -167,11 +167,11 @@ class Engine(
     def backward(
         self, loss: torch.Tensor, *, retain_graph: bool = False, scale_wrt_gas: bool = True
     ) -> torch.Tensor:
-        """Accumulate the gradients of a scalar loss, divided by the accumulation steps; hand the loss back.
+        """Accumulate the gradients of a scalar loss, divided by the accumulation steps; return the loss.
 
-        May be called several times before `step()`; `scale_wrt_gas` False does not divide. When it raises,
-        `step()` is refused until `zero_grad()`: a part of the gradients is there already. Raises ValueError
-        for a loss that is not a scalar.
+        May be called several times before `step()`; `scale_wrt_gas=False` does not divide. When it raises,
+        `step()` raises until `zero_grad()` is called, because a part of the gradients is already accumulated.
+        Raises ValueError for a loss that is not a scalar.
         """
         self.check_open("backward()")
         self.check_trains("backward()")
@@ -192,7 +192,7 @@ class Engine(
                 self._argument_watch.explain_backward(error)
             self.comm.note_error(error)
             self.core.is_torn = True
-            if not has_lost_spill(self.core):  # else this rank goes no further, and the others learn it so
+            if not has_lost_spill(self.core):  # else this rank stops here, and the others learn of it
                 self.core.finish_backward()
             raise
         self.core.finish_backward()
@@ -201,15 +201,15 @@ class Engine(
         return loss
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
-        """The loss times the fp16 loss scale and the batch's weight, to call `backward()` on instead of
-        `engine.backward`.
+        """Return the loss times the fp16 loss scale and the batch's weight; call `backward()` on it instead
+        of `engine.backward`.
 
-        The loss itself where nothing is scaled. It is not divided by the accumulation steps.
+        Return the loss itself where nothing is scaled. It is not divided by the accumulation steps.
         """
         self._has_scaled = True
         loss = self.weighted(loss)
         scaler = self.pipeline.scaler
-        return loss.float() * scaler.scale if scaler.is_active else loss  # fp16 would overflow here already
+        return loss.float() * scaler.scale if scaler.is_active else loss  # in fp16 the product could overflow
 
     def _check_scaled(self) -> None:
         self.pipeline.division.settle(self.core.gradients.values())
@@ -234,16 +234,17 @@ class Engine(
         return torch.autocast(self.device.type, TORCH_DTYPES[name]) if name else nullcontext()
 
     def _scaled(self, loss: torch.Tensor, *, divided: bool, begins: bool) -> torch.Tensor:
-        """The loss that backward starts from: divided by accumulation steps, times the fp16 loss scale."""
+        """Return the loss that backward starts from: divided by the accumulation steps, times the fp16 loss
+        scale."""
         steps = self.config.batch.gradient_accumulation_steps if divided else None
         return self.pipeline.division.divide(self.scale(loss), steps, begins=begins)
 
     def step(self) -> StepResult:
         """End a micro-batch; at the accumulation boundary, clip, update and clear the gradients.
 
-        Under `offload_optimizer.just_in_time` it returns when the clip factor is known and the units are
-        updated in the background, with everything as it is now: changing learning rates afterwards changes
-        the next step. Whatever uses weights or states waits for them; see `synchronize`.
+        Under `offload_optimizer.just_in_time` it returns when the clip factor is known. The units are then
+        updated in the background with the present hyperparameters: changing a learning rate afterwards
+        affects the next step. Code that uses weights or states waits for the update; see `synchronize`.
 
         Raises CommError when the ranks have diverged (they issued different collectives), CheckpointError
         when a checkpoint in the background failed (the step itself is done then), RuntimeError after a
@@ -281,9 +282,10 @@ class Engine(
         self._stop_requested = True
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients since the last step boundary, of all micro-batches; their count goes on.
+        """Drop the gradients of all micro-batches since the last step boundary; the count of micro-batches
+        goes on.
 
-        `step()` does it, too: call this, on every rank, to leave a batch out or after a backward pass that
+        `step()` also clears them. Call this on every rank to leave a batch out, or after a backward pass that
         raised.
         """
         self.check_open("zero_grad()")
@@ -300,16 +302,16 @@ class Engine(
 
     def close(self) -> None:
         """Wait for an update and a checkpoint in the background, remove the hooks and leave the process
-        groups that `initialize` made. Raises what those met.
+        groups that `initialize` made. Raises the errors of that update and checkpoint.
 
-        Sharded weights stay sharded, and what needs the other ranks raises RuntimeError from then on; a
-        second `close` does nothing.
+        Sharded weights stay sharded, and every operation that needs the other ranks raises RuntimeError from
+        then on. A second `close` does nothing.
         """
         if self.core.is_closed:
             return
         try:
             self.synchronize()
-            self.end_saves()  # not after an update that failed: the other ranks do not come here then
+            self.end_saves()  # not after a failed update: the other ranks do not get here then
             self.observer.closing()
         finally:
             self.pipeline.updating.close()
@@ -323,8 +325,8 @@ class Engine(
 def initialize(asked: Arguments) -> tuple[Engine, ZeroOptimizer, DataLoader[Any] | None, Schedule | None]:
     """Take a model over for training on all ranks: `(engine, optimizer, loader, scheduler)`. Collective.
 
-    The arguments are DeepSpeed's, in its order, and `unit_modules`; name them. `model` and a configuration
-    are needed.
+    The arguments are those of DeepSpeed, in its order, and `unit_modules`; pass them by keyword. `model` and
+    a configuration are required.
 
     Args:
         args: an object whose `deepspeed_config` names the configuration, where `config` does not.
@@ -335,8 +337,8 @@ def initialize(asked: Arguments) -> tuple[Engine, ZeroOptimizer, DataLoader[Any]
         model_parameters: parameters or parameter groups as for a torch optimizer; None = all trainable ones.
         training_data: a map-style or iterable data set; the loader gives each rank its part in micro-batches,
             in a new order in every epoch. None = no loader.
-        distributed_port: of the rendezvous, where the environment sets no MASTER_PORT.
-        mpu: object with the groups of tensor parallelism, as Megatron's.
+        distributed_port: port of the rendezvous, where the environment sets no MASTER_PORT.
+        mpu: object with the groups of tensor parallelism, like Megatron's.
         dist_init_required: False = the process group must exist already.
         collate_fn: for the loader.
         config: DeepSpeed-style JSON as a file, text or mapping, or already resolved.
@@ -363,7 +365,7 @@ def initialize(asked: Arguments) -> tuple[Engine, ZeroOptimizer, DataLoader[Any]
 def _take_over(
     model: nn.Module, source: ConfigSource, asked: Arguments, comm: Comm
 ) -> tuple[Engine, ZeroOptimizer, DataLoader[Any] | None, Schedule | None]:
-    """`initialize` from the groups on."""
+    """Do the part of `initialize` that follows the making of the process groups."""
     supplied = () if asked.mpu is None else ("mpu",)
     resolved = read_config(source, world_size=comm.world_size, model=model, supplied=supplied)
     say_notices(resolved, source, comm)

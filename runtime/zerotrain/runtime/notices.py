@@ -1,5 +1,5 @@
-"""What scripts must know of a stage or of their configuration and nothing would tell them, said once at the
-start."""
+"""Notices logged once at the start: effects of the ZeRO stage or of the configuration that nothing else would
+tell the user."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from zerotrain.runtime.zero.core import Core
 
 
 def where_gradients_are(config: EngineConfig, core: Core) -> str | None:
-    """How to reach gradients where `p.grad` never holds one after a backward pass; None where it does."""
+    """Return how to read gradients where `p.grad` is empty after a backward pass; None where `p.grad` holds
+    them."""
     if not any(part.unit.placement.grads_sharded for part in core.gradients.values()):
         return None
     return (
@@ -23,15 +24,15 @@ def where_gradients_are(config: EngineConfig, core: Core) -> str | None:
 
 
 def say_where_gradients_are(config: EngineConfig, core: Core, comm: Comm) -> None:
-    """Log it once in the process, on rank 0."""
+    """Log the text of `where_gradients_are` once in the process, on rank 0."""
     text = where_gradients_are(config, core)
     if text is not None and comm.rank == 0:
         _log(text)
 
 
 def say_notices(config: EngineConfig, source: object, comm: Comm) -> None:
-    """Log once in the process, on rank 0, what was accepted with another meaning. Whoever passes a resolved
-    configuration as `source` shows it himself."""
+    """Log once in the process, on rank 0, the settings that were accepted with another meaning. A caller that
+    passes a resolved configuration as `source` shows these notices itself."""
     if comm.rank == 0 and not isinstance(source, EngineConfig):
         for notice in config.notices:
             _log(f"{notice.path}: {notice.message}")

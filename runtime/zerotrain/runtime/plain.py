@@ -1,6 +1,6 @@
 """`shard`: the engine behind a model and an optimizer that a plain PyTorch loop drives.
 
-For people who own their loop: `loss.backward(); optimizer.step(); optimizer.zero_grad()`.
+It serves users with a loop of their own: `loss.backward(); optimizer.step(); optimizer.zero_grad()`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Loss = TypeVar("Loss")
 
 
 class ShardedOptimizer(TorchOptimizer):
-    """What `shard` returns beside the model. All ranks call every method in the same order.
+    """Optimizer that `shard` returns beside the model. All ranks call every method in the same order.
 
     Attributes:
         engine: for checkpoints, memory and metrics.
-        param_groups: plain dicts as in torch; schedules may set `lr` and the rest between steps.
+        param_groups: plain dicts as in torch; schedules may set `lr` and other values between steps.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -38,21 +38,21 @@ class ShardedOptimizer(TorchOptimizer):
         driven.followers.append(self)
         driven.face = self
         engine.set_gradient_accumulation_boundary(True)  # every step() is one
-        engine.core.at_boundary = lambda: False  # but nobody knows which backward is the last before it
+        engine.core.at_boundary = lambda: False  # the last backward before a step is not known
 
     @property
     def num_updates(self) -> int:  # type: ignore[override]
-        """Steps that changed the weights; skipped ones do not count."""
+        """Number of steps that changed the weights; skipped ones do not count."""
         return self.engine.optimizer.num_updates
 
     def append_group(self, group: Mapping[str, Any]) -> None:
-        """See `add_param_group`."""
+        """Add a parameter group; see `add_param_group`."""
         self.engine.optimizer.append_group(group)
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
-        """The loss times the fp16 loss scale, to call `backward()` on; the loss itself otherwise.
+        """Return the loss times the fp16 loss scale, to call `backward()` on; the loss itself without fp16.
 
-        Where fp16 computes, `backward()` of a loss that did not go through here raises RuntimeError.
+        Under fp16, `backward()` of a loss that did not pass through this method raises RuntimeError.
         """
         return self.engine.scale(loss)
 
@@ -63,11 +63,11 @@ class ShardedOptimizer(TorchOptimizer):
     def step(self, closure: Callable[[], Loss]) -> Loss: ...
 
     def step(self, closure: Callable[[], Loss] | None = None) -> StepResult | Loss:
-        """Reduce, clip (as configured) and update by the gradients since the last `step` or `zero_grad`: a
-        `StepResult`.
+        """Reduce the gradients since the last `step` or `zero_grad`, clip them as configured, and update;
+        return a `StepResult`.
 
-        `closure` computes loss and gradients, once; with one, its value is returned, as in torch, and the
-        result is `engine.last_step`.
+        `closure` computes loss and gradients, and is called once. With a closure its value is returned, as in
+        torch, and the result is `engine.last_step`.
         """
         if closure is None:
             return self.engine.step()
@@ -79,15 +79,15 @@ class ShardedOptimizer(TorchOptimizer):
     step.hooked = True  # type: ignore[attr-defined]  # torch wraps it otherwise; the engine calls the hooks
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients since the last step; `step()` does it, too."""
+        """Drop the gradients since the last step; `step()` also clears them."""
         self.engine.pipeline.drop_any()
 
     def scalars(self) -> dict[str, Any]:
-        """JSON-able state beside the tensors."""
+        """Return the state beside the tensors, as JSON-compatible values."""
         return self.engine.optimizer.scalars()
 
     def load_scalars(self, scalars: Mapping[str, Any]) -> None:
-        """Undo `scalars`."""
+        """Restore what `scalars` returned."""
         self.engine.optimizer.load_scalars(scalars)
 
 
@@ -99,13 +99,13 @@ def shard(
     lr_scheduler: Any = None,
     unit_modules: Sequence[str | type[nn.Module]] | None = None,
 ) -> tuple[nn.Module, ShardedOptimizer]:
-    """Partition a model over the ranks for a loop of your own: `(model, optimizer)`. Collective.
+    """Partition a model over the ranks for a loop of the user's own: `(model, optimizer)`. Collective.
 
     The model is the same object. Call it, `loss.backward()`, `optimizer.step()`, `optimizer.zero_grad()` as
-    in plain PyTorch; divide losses by the number of micro-batches yourself. `torch.nn.utils.clip_grad_norm_`,
-    `model.zero_grad()` and torch's schedules over the optimizer work; a schedule given as `lr_scheduler` is
-    moved on by `optimizer.step()`. A frozen model has no optimizer: `(model, None)`. Arguments and errors as
-    of `initialize`.
+    in plain PyTorch; the caller divides losses by the number of micro-batches.
+    `torch.nn.utils.clip_grad_norm_`, `model.zero_grad()` and torch's schedules over the optimizer work;
+    `optimizer.step()` advances a schedule that is given as `lr_scheduler`. A frozen model has no optimizer:
+    `(model, None)`. Arguments and errors are those of `initialize`.
     """
     engine, *_ = initialize(
         model=model,
@@ -118,7 +118,7 @@ def shard(
     if dtype is not torch.float32 and engine.config.precision.cast_inputs:
 
         def narrow(_: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-            """As the engine's own call does."""
+            """Cast fp32 tensors among the arguments, as `Engine.__call__` does."""
             wanted: tuple[Any, Any] = replace_tensors(
                 (args, kwargs),
                 lambda tensor: tensor.dtype is torch.float32,

@@ -1,7 +1,7 @@
-"""Whether this machine multiplies narrow matrices fast, and a word at the start where it does not.
+"""Check whether this CPU multiplies bf16 or fp16 matrices fast, and warn at the start where it does not.
 
 Without AVX-512 (or AVX-NE-CONVERT; on Arm, BF16) torch has no kernel for products of bf16 on a CPU: it
-computes them in scalar loops that take tens of times as long as fp32. Nothing fails, so it must be said.
+computes them in scalar loops that take tens of times as long as fp32. Nothing fails, so a warning is needed.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ NEEDS = {"bf16": "AVX-512 (or AVX-NE-CONVERT; on Arm, BF16)", "fp16": "AVX512-FP
 
 
 def cpu_multiplies_fast(dtype: str) -> bool:
-    """Whether torch hands products of this dtype of `NEEDS` to oneDNN on this CPU.
+    """Return whether torch uses oneDNN for products of this dtype of `NEEDS` on this CPU.
 
-    It is the question that torch asks itself before each product, so it also heeds `torch.backends.mkldnn`
-    and ONEDNN_MAX_CPU_ISA. A torch that no longer answers it counts as fast.
+    It calls the check that torch makes before each product, so it also respects `torch.backends.mkldnn` and
+    ONEDNN_MAX_CPU_ISA. A torch version without this check counts as fast.
     """
     answer = getattr(torch.ops.mkldnn, f"_is_mkldnn_{dtype}_supported", None)
     return answer is None or (bool(torch.backends.mkldnn.enabled) and bool(answer()))
 
 
 def slow_products(config: EngineConfig, device: torch.device) -> str | None:
-    """What to tell of a configuration that computes narrow on a CPU that is slow at it; None for others."""
+    """Return the warning for a configuration whose narrow dtype is slow on this CPU; None for others."""
     narrow = config.precision.product_dtype
     if device.type != "cpu" or narrow not in NEEDS or cpu_multiplies_fast(narrow):
         return None
@@ -42,7 +42,7 @@ def slow_products(config: EngineConfig, device: torch.device) -> str | None:
 
 
 def warn_of_slow_products(config: EngineConfig, comm: Comm) -> None:
-    """Say it once, on rank 0, however many engines it makes."""
+    """Warn once in the process, on rank 0, however many engines it makes."""
     text = slow_products(config, comm.device)
     if text is not None and comm.rank == 0:
         _warn(text)
@@ -50,5 +50,5 @@ def warn_of_slow_products(config: EngineConfig, comm: Comm) -> None:
 
 @cache
 def _warn(text: str) -> None:
-    # Python's own "once" forgets whenever anybody, such as torch, catches warnings.
+    # Python's own "once" is forgotten whenever code, such as torch, catches warnings.
     warnings.warn(text, stacklevel=3)

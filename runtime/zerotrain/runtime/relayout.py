@@ -1,8 +1,8 @@
-"""Follows the user who freezes or unfreezes parameters between steps: their units are cut anew.
+"""Rebuilding of units when the user freezes or unfreezes parameters between steps.
 
-Called by the engine when a forward pass begins after a step, and in the step where none was seen (modules
-without hooks were called). Parameters that were trained before keep master
-weight and optimizer states bit for bit; one that starts to be trained has zero states, as in torch.
+The engine calls it when a forward pass begins after a step, and in the step where it saw no forward pass
+(modules without hooks were called). Parameters that were trained before keep master weight and optimizer
+states bit for bit; a parameter that begins to be trained has zero states, as in torch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from zerotrain.runtime.zero.unit import Unit
 
 
 class Relayout:
-    """Watches `requires_grad` of one engine's parameters."""
+    """Watches `requires_grad` of the parameters of one engine."""
 
     def __init__(self, core: Core, optimizer: ZeroOptimizer, plan: Callable[[], ModelLayout]) -> None:
         """`plan` lays the model out as it is now."""
@@ -39,7 +39,7 @@ class Relayout:
         """`id` of each parameter of `_units`."""
 
     def changed(self) -> list[str]:
-        """Parameters that were frozen or unfrozen since the units were made; no communication."""
+        """Return the parameters that were frozen or unfrozen since the units were made; no communication."""
         found: list[str] = []
         with torch._C.DisableTorchFunctionSubclass():
             for unit in self._core.units:
@@ -51,15 +51,16 @@ class Relayout:
         return found
 
     def moved(self) -> list[str]:
-        """Parameters of the model that are not the units', or not in their memory; no communication.
+        """Return the parameters of the model that belong to no unit or lie outside its memory; no
+        communication.
 
-        One that the model has lost, or a new one that is frozen, does no harm.
+        A parameter that was removed from the model, or a new one that is frozen, is harmless.
         """
         units, model = self._core.units, self._core.model
         found: list[str] = []
         with torch._C.DisableTorchFunctionSubclass():
             for unit in units:
-                # Those of other units are shown and hidden by us alone.
+                # Only the engine shows and hides the parameters of other units.
                 if not unit.placement.params_sharded and unit.pending is None:
                     found += _elsewhere(unit)
         if units is not self._units:
@@ -74,8 +75,8 @@ class Relayout:
         return found
 
     def follow(self, *, at_step: bool = False) -> None:
-        """Rebuild the units of what changed, if anything did. Collective then. `at_step`: there may be
-        gradients of the step already, which are kept.
+        """Rebuild the units of parameters that changed, if any did. Collective if so. `at_step`: gradients of
+        the step may exist already, and are kept.
 
         Raises CommError when the ranks changed different parameters, GroupError when a parameter that is
         trained now is in no parameter group, LayoutError when nothing is left to train or a parameter is not
@@ -97,9 +98,9 @@ class Relayout:
                 "took the model over, so this engine is for evaluation only and has no optimizer for them; "
                 "set requires_grad on what should be trained before initialize (after close() of this engine)"
             )
-        self._core.updates.settle_all()  # also those of what is frozen now: the step came before
+        self._core.updates.settle_all()  # also those of now frozen units: the step came before
         self._agree(changed)
-        self._core.writes.take_over()  # nobody is in a pass any more
+        self._core.writes.take_over()  # no pass is running any more
         layout = self._plan()
         if not any(unit.trainable for unit in layout.units):
             raise LayoutError("every parameter is frozen; set requires_grad on what should be trained")
@@ -114,7 +115,8 @@ class Relayout:
         self._rebuild(layout, keeps_gradients=at_step)
 
     def _agree(self, changed: list[str]) -> None:
-        """A record of the size of a step's, so that ranks that go on to one get it and can tell."""
+        """Check that all ranks changed the same parameters. The record has the size of a step's, so that
+        ranks that went on to a step receive it and can tell."""
         fingerprint = float(zlib.crc32("|".join(sorted(changed)).encode()))
         record = [RELAYOUT_MARK, fingerprint, *([0.0] * 6)]
         rows = self._core.comm.gather_record(record, label="change of requires_grad")
@@ -144,7 +146,7 @@ class Relayout:
                 parts.add(unit, book.states.get(unit.name))
                 if keeps_gradients and unit.layout.trainable:
                     parts.add_gradients(gradients[unit.name])
-            core.comm.gather_record([0.0])  # nobody reads the old shards any more
+            core.comm.gather_record([0.0])  # from here on no rank reads the old shards
             for unit in leaving:
                 if unit.layout.trainable:
                     gradients.pop(unit.name).dispose()
@@ -165,13 +167,13 @@ class Relayout:
         core.replace_units(layout, units, ordered)
 
 
-# Every parameter is looked at in every step, so torch's getters are called without a frame of Python's.
+# Every step looks at every parameter, so torch's getters are called without a Python frame.
 _REQUIRES_GRAD = vars(torch._C.TensorBase)["requires_grad"].__get__
 _DATA_PTR = torch.Tensor.data_ptr
 
 
 def _elsewhere(unit: Unit) -> list[str]:
-    """Parameters of a unit of whole weights that are not in its memory."""
+    """Return the parameters of a unit with whole weights that lie outside its memory."""
     base, size = unit.full.tensor.data_ptr(), unit.full.tensor.element_size()
     segments = unit.layout.segments
     now, due = list(map(_DATA_PTR, unit.parameters)), [base + size * each.start for each in segments]
@@ -182,7 +184,8 @@ def _elsewhere(unit: Unit) -> list[str]:
 
 
 def _members(model: nn.Module) -> list[nn.Parameter]:
-    """The model's parameters, once for each module that has it; `modules()` would take twice as long."""
+    """Return the model's parameters, once for each module that has them; `modules()` would take twice as
+    long."""
     found: list[nn.Parameter | None] = []
     seen: set[nn.Module] = set()
     waiting: list[nn.Module | None] = [model]

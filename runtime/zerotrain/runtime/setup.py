@@ -1,4 +1,4 @@
-"""What `initialize` does before the engine exists: join the ranks, read the configuration, lay the model
+"""Steps of `initialize` before the engine exists: join the ranks, read the configuration, lay the model
 out."""
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from zerotrain.runtime.zero.wrapped import refuse_wrapped
 
 
 def join_ranks(mpu: object | None = None) -> Comm:
-    """The data-parallel group, of an mpu or of all ranks, on this rank's device. Collective.
+    """Return the data-parallel group, of an mpu or of all ranks, on this rank's device. Collective.
 
     Raises TypeError naming what an mpu lacks, ValueError for one with pipeline stages.
     """
@@ -57,10 +57,10 @@ def read_config(
     model: nn.Module | None = None,
     supplied: Collection[str] = (),
 ) -> EngineConfig:
-    """The resolved configuration; `"auto"` takes what the model knows.
+    """Return the resolved configuration; `"auto"` takes values from the model.
 
-    `supplied` names the arguments of `initialize` (`mpu`) with which some of what is not run runs after all.
-    Raises ConfigError also for everything this version accepts but does not run.
+    `supplied` names arguments of `initialize` (`mpu`) that enable settings which this version does not run
+    otherwise. Raises ConfigError also for everything that this version accepts but does not run.
     """
     if isinstance(source, EngineConfig):
         config = source
@@ -77,14 +77,14 @@ def read_config(
     for item in config.unsupported:
         if item.lifted_by in supplied:
             continue
-        # Keys under their older names are in the report under the newer ones.
+        # The report lists keys with older names under the newer ones.
         value = values.get(item.path, "a setting that asks for it")
         raise ConfigError(item.path, item.reason.rstrip("."), value, item.way_out)
     return config
 
 
 def _auto_values(model: nn.Module | None) -> AutoValues:
-    """What a Hugging Face model says about itself, by the Trainer's rules."""
+    """Return the values that a Hugging Face model declares, by the Trainer's rules."""
     config = getattr(model, "config", None)
     for facts in (config, getattr(config, "text_config", None)):
         size = getattr(facts, "hidden_size", None) or max(getattr(facts, "hidden_sizes", ()) or (), default=0)
@@ -94,7 +94,7 @@ def _auto_values(model: nn.Module | None) -> AutoValues:
 
 
 def settle_encoding(config: EngineConfig, optimizer: ZeroOptimizer) -> EngineConfig:
-    """The configuration for the optimizer that really runs, which may be the caller's.
+    """Return the configuration for the optimizer that really runs, which may be the caller's.
 
     Raises ConfigError where the file asks for remainders that its update cannot keep.
     """
@@ -109,7 +109,7 @@ def settle_encoding(config: EngineConfig, optimizer: ZeroOptimizer) -> EngineCon
 
 
 def configure_activations(config: EngineConfig, mpu: object | None) -> None:
-    """Let `checkpoint_activations` follow the `activation_checkpointing` block, where there is one."""
+    """Make `checkpoint_activations` follow the `activation_checkpointing` block, where there is one."""
     block = config.activation_checkpointing
     if block.configured:
         adopt(Settings.of(block, ModelParallel.of(mpu)))
@@ -141,7 +141,7 @@ def check_model(model: nn.Module) -> None:
 def make_layout(
     model: nn.Module, config: EngineConfig, unit_modules: Sequence[str | type[nn.Module]] | None
 ) -> ModelLayout:
-    """Units of the model for the configuration's precision and number of ranks."""
+    """Return the units of the model for the configured precision and number of ranks."""
     return plan_layout(
         model,
         world_size=config.world_size,
@@ -165,14 +165,14 @@ def build_core(
     *,
     just_in_time: bool = False,
 ) -> Core:
-    """Shard the model and the optimizer's states. `just_in_time`: updates may go on in the background.
-    Collective."""
+    """Shard the model and the optimizer's states. Collective. `just_in_time`: updates may run in the
+    background."""
     check_same_config(config, comm)
     warn_of_slow_products(config, comm)
     layout = optimizer.layout
     zero = config.zero
     wire = config.precision.reduce_dtype
-    # Stages 0 and 1 send their fp32 sums, the others what autograd made.
+    # Stages 0 and 1 send their fp32 sums, the others the gradients of autograd.
     source = config.precision.compute_dtype if zero.stage >= 2 else "fp32"
     is_cast = DTYPE_BYTES[wire] <= DTYPE_BYTES[source] and wire != source
     plus = _plus(config)
@@ -214,7 +214,7 @@ def build_core(
 
 
 def _plus(config: EngineConfig) -> ZeroPlusPlus:
-    """ZeRO++ as far as the stage has something to apply it to."""
+    """Return the ZeRO++ settings that have an effect at the stage."""
     zero, ranks = config.zero, config.zero.zero_hpz_partition_size
     if zero.stage < 2 or config.world_size == 1:
         return ZeroPlusPlus()
@@ -241,7 +241,7 @@ def _check_agreement(layout: ModelLayout, comm: Comm) -> None:
 def build_loader(
     data: Dataset[Any] | None, config: EngineConfig, comm: Comm, collate_fn: Callable[[list[Any]], Any] | None
 ) -> EpochLoader | None:
-    """Micro-batches of this rank's part of a data set, see `make_loader`; None where there is none."""
+    """Return micro-batches of this rank's part of a data set (see `make_loader`); None without a data set."""
     if data is None:
         return None
     return make_loader(

@@ -1,4 +1,4 @@
-"""Between the engine's states, whatever tier holds them, and the streams of a `CheckpointState`."""
+"""Mapping between the engine's states, on any memory tier, and the streams of a `CheckpointState`."""
 
 from __future__ import annotations
 
@@ -23,23 +23,24 @@ from zerotrain.runtime.zero.state import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadChoice:
-    """What of a checkpoint is taken over."""
+    """Parts of a checkpoint that are loaded."""
 
     module_only: bool = False
-    """Weights and buffers alone; steps and random generators stay."""
+    """Load weights and buffers only; steps and random generators stay."""
     optimizer_states: bool = True
-    """Moments, rates, update count and loss scale."""
+    """Load moments, rates, update count and loss scale."""
     scheduler_states: bool = True
 
     def streams(self, streams: Mapping[StreamKey, StateStream]) -> dict[StreamKey, StateStream]:
-        """Those to be read."""
+        """Return the streams to read."""
         return {
             key: value for key, value in streams.items() if self.optimizer_states or key[1] in (MASTER, PARAM)
         }
 
 
 def streams_of(core: Core, optimizer: ZeroOptimizer) -> dict[StreamKey, StateStream]:
-    """This rank's interval of every master, moment and frozen weight: the engine's own state.
+    """Return this rank's interval of every master, moment and frozen weight: the engine's own state, not a
+    copy.
 
     Collective under 1-bit Adam, whose errors are copies.
     """
@@ -63,7 +64,7 @@ def reload_weights(
     core: Core, optimizer: ZeroOptimizer, streams: Mapping[StreamKey, StateStream] | None = None
 ) -> None:
     """Rebuild everything that is derived from the streams: replicated states, compute weights, replicas.
-    Collective. `streams` as `streams_of` made them, where they were overwritten."""
+    Collective. `streams`: those that `streams_of` made, where they were overwritten."""
     if isinstance(optimizer.rule, OneBitAdamRule):
         errors = {key: whole(stream) for key, stream in (streams or {}).items() if is_optional(key[1])}
         optimizer.rule.take_errors(optimizer.states, errors)

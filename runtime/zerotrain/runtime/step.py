@@ -1,11 +1,11 @@
 """The step boundary: reduce, agree in one small all-gather, then update every unit or none.
 
-The update may go on in the background when `Engine.step` returns (docs/adr/0016): what is agreed here, and
+The update may go on in the background when `Engine.step` returns (docs/adr/0016). What is agreed here, and
 every number of the update, is final by then.
 
-The record that the ranks exchange carries everything they must agree on: the gradient norm (summed in rank
-order, so its bits are the same everywhere), whether anything was not finite, whether anybody wants to stop,
-and hashes that show whether the ranks issued the same collectives. Called by `Engine.step`.
+The record that the ranks exchange carries everything on which they must agree: the gradient norm (summed in
+rank order, so its bits are the same everywhere), whether a gradient was not finite, whether a rank wants to
+stop, and hashes that show whether the ranks issued the same collectives. Called by `Engine.step`.
 """
 
 from __future__ import annotations
@@ -33,52 +33,54 @@ from zerotrain.runtime.zero.core import Core
 from zerotrain.runtime.zero.gradients import UnitGradients
 
 RELAYOUT_MARK = -1.0
-"""In place of a step record's sum of squares: the rank did not come for a step, but rebuilds its units."""
+"""Value in place of a step record's sum of squares: the rank rebuilds its units instead of taking a step."""
 
 STOP, LATE_GRADIENTS = 1, 2
-"""Flags of a step record: wants to stop; holds gradients that were not sent (see zero/reduce.py)."""
+"""Flags of a step record: the rank wants to stop; it holds gradients that were not sent (see
+zero/reduce.py)."""
 
 SAVE_STAGE = 4
-"""Flags of a step record: factor of the stage (0 to 3) of a checkpoint that is written in the background."""
+"""Factor, in the flags of a step record, of the stage (0 to 3) of a checkpoint written in the background."""
 
 OUTSIDE_WRITES = 16
 """Flag of a step record: the rank wrote into parameters since the last step (see zero/writes.py)."""
 REST = 32
-"""Flags of a step record: factor of what the gradients are still to be divided by
+"""Factor, in the flags of a step record, of the number by which the gradients are still to be divided
 (optim/loss_division.py)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepResult:
-    """What one `Engine.step()` did. Equal on every rank except `seconds`."""
+    """Result of one `Engine.step()`. Equal on every rank except `seconds`."""
 
     step: int
     """Step boundaries so far, skipped ones included."""
     at_boundary: bool
-    """False inside gradient accumulation, where nothing else here has a meaning."""
+    """False inside gradient accumulation, where the other fields have no meaning."""
     grad_norm: float = 0.0
-    """Global 2-norm of the averaged gradient before clipping, without the loss scale; under 1-bit Adam after
-    its warm-up the root mean square of the ranks' own norms, as nobody has the average."""
+    """Global 2-norm of the averaged gradient before clipping, without the loss scale. Under 1-bit Adam after
+    its warm-up the root mean square of the ranks' own norms, as no rank has the average."""
     skipped: bool = False
-    """The gradient was not finite; weights, states and schedule are unchanged."""
+    """Whether the gradient was not finite; weights, states and schedule are unchanged then."""
     loss_scale: float = 1.0
-    """Factor on the loss of this step; 1 unless fp16 computes."""
+    """Factor on the loss of this step; 1 unless the model computes in fp16."""
     lr: float = 0.0
-    """Rate of the first parameter group in this step."""
+    """Learning rate of the first parameter group in this step."""
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """This rank's seconds by phase since the step before, saves and loads left out: forward, backward,
-    reduce, optimizer (what the main thread spent on updates or waited for them), gather, wait (for
-    collectives, within those); and beside them optimizer_background: what a thread spent on updates that
+    """Seconds of this rank by phase since the previous step, without saves and loads: forward, backward,
+    reduce, optimizer (time that the main thread spent on updates or waited for them), gather, wait (for
+    collectives, within those); and beside them optimizer_background: time that a thread spent on updates that
     were waited for since."""
     rank_seconds: tuple[float, ...] = ()
-    """Seconds from the end of the step before to this one's record, per rank; saves and loads left out."""
+    """Seconds from the end of the previous step to this one's record, per rank; without saves and loads."""
     rank_wait_seconds: tuple[float, ...] = ()
-    """The part of it spent waiting for collectives, per rank: the odd one out is the slow one."""
+    """Part of `rank_seconds` spent waiting for collectives, per rank: a rank that differs from the others is
+    the straggler."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepRecord:
-    """64 bytes per rank; see the module's text."""
+    """Record that each rank sends at a step, 64 bytes; see the module's text."""
 
     sum_squares: float
     not_finite: float
@@ -92,24 +94,24 @@ class StepRecord:
     wait_seconds: float
 
     def fields(self) -> list[float]:
-        """In the order of declaration."""
+        """Return the values in the order of declaration."""
         return [getattr(self, name) for name in self.__slots__]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepOutcome:
-    """The result for the user and what only the engine needs."""
+    """Result for the user, and values for the engine alone."""
 
     result: StepResult
     stop: bool
-    """Some rank wants to stop."""
+    """Whether a rank wants to stop."""
     save_stages: tuple[int, ...] = ()
-    """Every rank's stage of the checkpoint that is written in the background."""
+    """Stage, on every rank, of the checkpoint that is written in the background."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """What the records of all ranks say together."""
+    """Common result of the records of all ranks."""
 
     sum_squares: float
     overflow: bool
@@ -117,7 +119,7 @@ class Verdict:
 
 
 class StepPipeline:
-    """Everything between the last backward of a step and the next forward."""
+    """Work between the last backward pass of a step and the next forward pass."""
 
     def __init__(
         self,
@@ -129,7 +131,7 @@ class StepPipeline:
         clock: StepClock,
         updater: Updater | None = None,
     ) -> None:
-        """`updater` None: a step returns when its update is done."""
+        """`updater` None means that a step returns when its update is done."""
         precision = config.precision
         offload = config.zero.offload_optimizer
         link = None
@@ -147,10 +149,10 @@ class StepPipeline:
         self._clip_norm = config.gradient_clipping
         self._skips_non_finite = precision.compute_dtype != "bf16" or precision.check_grad_overflow
         self._overflowed: list[str] = []
-        """Units whose gradients were not finite in this step, of this rank's part."""
+        """Units whose gradients, in this rank's part, were not finite in this step."""
 
     def run(self, *, step: int, stop: bool, save_stage: int = 0) -> StepOutcome:
-        """Do one boundary."""
+        """Carry out one step boundary."""
         self._core.updates.settle_all()  # of a step that no forward pass followed
         lap = self._clock.take_lap()
         phases = lap.passes
@@ -194,7 +196,7 @@ class StepPipeline:
         )
 
     def _settle_gradients(self, phases: dict[str, float], flags: int) -> tuple[list[StepRecord], float]:
-        """Reduce, and exchange records until nobody holds gradients that were not sent; the records and the
+        """Reduce, and exchange records until no rank holds unsent gradients; return the records and the
         seconds of waiting so far."""
         began = perf_counter()
         self._core.finish_backward()
@@ -205,7 +207,7 @@ class StepPipeline:
         while True:
             total = self.sum_of_squares()
             phases["reduce"] = perf_counter() - began
-            # The sum is on the host, so on CUDA the stream has all the waits of this step behind it.
+            # The sum is on the host, so on CUDA the stream has passed all the waits of this step.
             self._comm.poll_timings()
             waited += self._comm.take_wait_seconds()
             seconds = self._clock.step_seconds
@@ -227,8 +229,8 @@ class StepPipeline:
 
     @torch.no_grad()
     def sum_of_squares(self) -> float:
-        """Of the reduced gradients that this rank owns, or of its own ones where nothing reduces them, in
-        float64."""
+        """Return the sum, in float64, of the squares of the reduced gradients that this rank owns, or of its
+        own gradients where nothing reduces them."""
         gradients = self._core.gradients
         # In layout order at every stage, so that every stage computes the same bits.
         counted = [(name, flat) for name, part in gradients.items() for flat in self._counted(part)]
@@ -239,7 +241,8 @@ class StepPipeline:
         return sum(squares.values())
 
     def _counted(self, part: UnitGradients) -> list[torch.Tensor]:
-        """What this rank adds of a unit, without what another rank of the model-parallel group adds."""
+        """Return the gradients of a unit that this rank counts: those that no other rank of the
+        model-parallel group counts."""
         if self._optimizer.is_local:
             return [part.accumulator]
         own, parallel = part.own_part, self._comm.model_parallel
@@ -253,7 +256,7 @@ class StepPipeline:
         return divided
 
     def decide(self, rows: list[StepRecord]) -> Verdict:
-        """The ranks' common verdict; the ranks of a model-parallel group have one, too."""
+        """Return the ranks' common verdict, which the ranks of a model-parallel group share, too."""
         total = sum(row.sum_squares for row in rows)
         overflow = any(row.not_finite for row in rows)
         stop = any(int(row.flags) & STOP for row in rows)
@@ -292,30 +295,31 @@ class StepPipeline:
         return rows
 
     def grad_scale(self, norm: float) -> float:
-        """Factor on the gradients that takes the loss scale and what is left of the losses' division out and
-        bounds their global norm, which is known where they are reduced."""
+        """Return the factor on the gradients that removes the loss scale and the rest of the losses'
+        division, and that bounds their global norm. Without a bound where nothing reduces the gradients: the
+        norm is not known then."""
         if self._clip_norm <= 0.0 or self._optimizer.is_local:
             return 1.0 / self._core.gradient_scale()
         return clip_factor(self._clip_norm, norm) / self._core.gradient_scale()
 
     def drop_any(self) -> None:
-        """`drop` where there is something; an update in the background is not waited for."""
+        """Call `drop` where there are gradients; an update in the background is not waited for."""
         parts = (part for part in self._core.gradients.values() if part.unit not in self._core.updates)
         if self._core.has_gradients or any(part.is_touched for part in parts):
             self.drop()
 
     def drop(self) -> None:
-        """Forget what backward passes since the last step computed, also one that raised."""
+        """Drop what backward passes since the last step computed, also one that raised."""
         try:
             self._core.finish_backward()
         finally:
             self.clear(everything=True)
 
     def clear(self, *, everything: bool = False) -> None:
-        """Forget the gradients of this step; `everything`: also those that were not reduced."""
+        """Drop the gradients of this step; `everything`: also those that were not reduced."""
         self._core.has_gradients = self._core.is_torn = False
         self.division.rest = 1
         self._core.passes.end_step()
         for gradients in self._core.gradients.values():
-            if gradients.unit not in self._core.updates:  # those are read, and cleared when they are settled
+            if gradients.unit not in self._core.updates:  # those are still read; settling them clears them
                 gradients.clear(everything=everything)
