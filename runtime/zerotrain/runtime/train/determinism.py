@@ -1,4 +1,5 @@
-"""Seeds and kernels: what must be equal for two runs to give the same bits, and what must differ per rank."""
+"""Random seeds and deterministic kernels: settings that are equal for two runs with the same bits, and seeds
+that differ per rank."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ _RANK_STRIDE = 1_000_003
 
 
 def seed_everything(seed: int, rank: int | None = None) -> None:
-    """Seed python, numpy and torch; the same on every rank without `rank`, different on each with it."""
+    """Seed Python, NumPy and torch: the same on every rank without `rank`, different on each rank with it."""
     value = (seed if rank is None else seed + _RANK_STRIDE * (rank + 1)) % 2**32
     random.seed(value)
     np.random.seed(value)
@@ -20,8 +21,9 @@ def seed_everything(seed: int, rank: int | None = None) -> None:
 
 
 def choose_deterministic_kernels() -> None:
-    """Prefer kernels that give the same bits each time; one without such a kernel is used as it is."""
-    # torch.use_deterministic_algorithms() first imports the compiler stack: 1.5 s and 60 MB for nothing here.
+    """Prefer kernels that give the same bits each time; an operation without such a kernel runs as it is."""
+    # torch.use_deterministic_algorithms() first imports the compiler stack: 1.5 s and 60 MB without any use
+    # here.
     torch._C._set_deterministic_algorithms(True, warn_only=True)
     # Filling every new tensor with NaN is for finding bugs; it costs a pass over memory.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Which code a rank ends with, for every way a run can end."""
+"""Exit code of a rank for every way in which a run can end."""
 
 from __future__ import annotations
 
@@ -12,26 +12,30 @@ from zerotrain.contract.train_spec import TrainSpecError
 from zerotrain.runtime.zero.layout import LayoutError
 
 APPLICATION_FAILURE = 1
-"""A failure without a meaning of ours: retried within the job's budget."""
+"""Exit code of a failure without a code of its own: retried within the job's budget."""
 
 
 class Diverged(Exception):
-    """The loss stayed NaN or infinite."""
+    """Raised when the loss stays NaN or infinite, or updates are skipped for the gradient several times in a
+    row."""
 
     exit_code: ExitCode = ExitCode.DIVERGED
 
 
 class StoppedWithoutCheckpoint(Exception):
-    """All ranks stopped on request, but the policy, or a loss that was not finite, says not to save then."""
+    """Raised when all ranks stopped on request, but the policy, or a loss that was not finite, forbids a
+    save."""
 
     exit_code: ExitCode = ExitCode.TERMINATED
 
 
 def exit_code_of(error: BaseException, *, has_stepped: bool = False) -> int:
-    """The code for an exception that ends the run; errors of our packages carry theirs as `exit_code`.
+    """Return the exit code for an exception that ends the run; errors of this project carry theirs as
+    `exit_code`.
 
-    What had memory enough for a step (`has_stepped`) may have it again: it met fragments, a longer sample or
-    a neighbour on its host. The operator knows such an end by the exception and tries again within a budget.
+    A process that had enough memory for a step (`has_stepped`) may have enough again: it failed because of
+    fragmentation, a longer sample or another process on its host. The operator recognises such an end by the
+    exception and tries again within a budget.
     """
     code = getattr(error, "exit_code", None)
     if isinstance(code, ExitCode):
@@ -52,17 +56,18 @@ def _is_out_of_memory(error: BaseException) -> bool:
         return True
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    # torch has no type of its own for it on the host.
+    # torch has no exception type for out-of-memory on the host.
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
 def is_the_users(error: BaseException, *, has_stepped: bool = False) -> bool:
-    """Whether the message alone says what to edit, so that a traceback would only hide it."""
+    """Return whether the message alone tells the user what to edit, so that a traceback would only hide
+    it."""
     return exit_code_of(error, has_stepped=has_stepped) != APPLICATION_FAILURE
 
 
 def read_text(path: Path, what: str) -> str:
-    """Contents of a file that the operator or `zerotrain run` wrote. Raises LaunchError."""
+    """Return the contents of a file that the operator or `zerotrain run` wrote. Raises LaunchError."""
     try:
         return path.read_text()
     except OSError as error:

@@ -1,8 +1,9 @@
-"""Writes the history of an attempt (`contract.history`) on rank 0, beside the checkpoints.
+"""Writer of an attempt's history (`contract.history`) on rank 0, beside the checkpoints.
 
-The file may be on a volume that is slow, full or gone: a thread of its own writes, nothing ever waits for it
-but the end of the process, and that for a bounded time. What cannot be written is told once and left out;
-training goes on. Lines are appended whole, so a kill leaves at most one torn line, which readers pass over.
+The file may be on a volume that is slow, full or gone. Therefore a dedicated thread writes; only the end of
+the process waits for it, for a bounded time. A failure to write is logged once, and the rest of the history
+is left out; training goes on. Lines are appended whole, so a kill leaves at most one torn line, which readers
+skip.
 """
 
 from __future__ import annotations
@@ -40,11 +41,12 @@ if TYPE_CHECKING:
 WRITE_INTERVAL_S = 1.0
 CLOSE_TIMEOUT_S = 2.0
 MAX_WAITING = 20_000
-"""Records that wait for a volume that does not answer; older ones go."""
+"""Largest number of records that wait for an unresponsive volume; the oldest are dropped beyond it."""
 
 
 class HistoryWriter:
-    """The history of this attempt. All methods return at once, and from `close` on do nothing."""
+    """History of this attempt. All methods return at once (`close` after at most its timeout), and do nothing
+    after `close`."""
 
     def __init__(self, folder: Path, record: AttemptRecord, *, say: Callable[[str], None]) -> None:
         """`say` gets one line if the history cannot be written."""
@@ -56,11 +58,11 @@ class HistoryWriter:
         self._thread.start()
 
     def add(self, item: Point | Event) -> None:
-        """A step or an event; on its way to the file."""
+        """Queue a step or an event for the file."""
         self._waiting.append(item)
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
-        """Write what waits, unless the volume takes too long."""
+        """Write the queued records, unless the volume takes too long."""
         self._closing.set()
         self._thread.join(timeout_s)
 
@@ -79,7 +81,8 @@ class HistoryWriter:
 
 
 class HistoryFile:
-    """The file itself: bounded, by merging neighbouring points when it is full. Methods raise OSError."""
+    """The history file, kept bounded by merging neighbouring points when it is full. Methods raise
+    OSError."""
 
     def __init__(self, folder: Path, record: AttemptRecord, *, max_points: int = MAX_POINTS) -> None:
         self._folder = folder
@@ -91,10 +94,10 @@ class HistoryFile:
         self._stride = 1
         """Steps of one point."""
         self._open_point: Point | None = None
-        """Has fewer than that so far."""
+        """Point that has fewer steps than `_stride` so far."""
 
     def start(self) -> None:
-        """Make room and write the first line."""
+        """Remove the oldest files beyond the limit and write the first line."""
         self._folder.mkdir(parents=True, exist_ok=True)
         by_age = sorted(files_of(self._folder), key=lambda path: path.stat().st_mtime)
         for old in by_age[: -(MAX_FILES - 1)]:
@@ -102,7 +105,7 @@ class HistoryFile:
         self._rewrite()
 
     def extend(self, items: Sequence[Point | Event]) -> None:
-        """Append what is whole; a point that is not yet full waits."""
+        """Append complete records; a point with too few steps is kept back."""
         lines = [to_line(item) for given in items for item in self._taken_in(given)]
         if len(self._points) >= self._max_points or len(self._events) > MAX_EVENTS:
             self._merge()
@@ -111,7 +114,7 @@ class HistoryFile:
             self._append(lines)
 
     def finish(self) -> None:
-        """The last point, full or not."""
+        """Append the last point, complete or not."""
         if self._open_point is not None:
             point, self._open_point = self._open_point, None
             self._append([to_line(point)])
@@ -135,7 +138,7 @@ class HistoryFile:
         del self._events[:-MAX_EVENTS]
 
     def _rewrite(self) -> None:
-        """At once: a reader sees the old file or the new one."""
+        """Replace the file atomically: a reader sees the old file or the new one."""
         lines = [to_line(self._record), *map(to_line, self._points), *map(to_line, self._events)]
         partial = self._path.with_suffix(f".{os.getpid()}.partial")
         with partial.open("w") as file:
@@ -145,7 +148,7 @@ class HistoryFile:
         partial.replace(self._path)
 
     def _append(self, lines: Sequence[str]) -> None:
-        # One write: lines of two writers or of a killed one are never mixed within a line.
+        # One write: lines of two writers, or of one that was killed, are never mixed within a line.
         with self._path.open("ab", buffering=0) as file:
             file.write("".join(lines).encode())
 
@@ -153,10 +156,11 @@ class HistoryFile:
 def open_history(
     session: Session, checkpoints: Checkpoints, *, say: Callable[[str], None]
 ) -> HistoryWriter | None:
-    """Of this attempt, on rank 0; None on every other. After the resume, so that it is part of the record."""
+    """Return the writer for this attempt on rank 0; None on every other rank. Call it after the resume, so
+    that the record contains it."""
     launch = session.settings.launch
     place = launch.checkpoint_dir or launch.run_dir
-    # Without a launcher the scratch is not there, and is nobody's to make.
+    # Without a launcher the scratch folder does not exist, and this function must not make it.
     if session.settings.rank.rank != 0 or (launch.checkpoint_dir is None and not place.is_dir()):
         return None
     config = session.settings.config
@@ -190,14 +194,15 @@ def open_history(
 def event(
     name: str, *, step: int, seconds: float | None = None, num_bytes: int | None = None, text: str = ""
 ) -> Event:
-    """Something that happens now."""
+    """Return an event with the present time."""
     return Event(event=name, step=step, time=time.time(), seconds=seconds, num_bytes=num_bytes, text=text)
 
 
 def step_point(
     report: StepReport, *, phases: Mapping[str, float], engine: Engine, progress: Progress
 ) -> Point:
-    """The point of one step; what is not finite is counted instead of kept. `progress`: after the step."""
+    """Return the point of one step; values that are not finite are counted instead of kept. `progress`: after
+    the step."""
     result = report.result
     loss = report.loss if math.isfinite(report.loss) else None
     norm = result.grad_norm if math.isfinite(result.grad_norm) else None

@@ -1,4 +1,4 @@
-"""The training loop of one rank. Every decision in it is the same on all ranks, because each rests on numbers
+"""The training loop of one rank. Every decision in it is the same on all ranks, because it rests on numbers
 that all ranks have: the step, the global loss, the agreed stop, rank 0's clock."""
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from zerotrain.runtime.train.session import Session
 from zerotrain.runtime.train.stopping import StopRequest
 
 MAX_NONFINITE_STEPS = 5
-"""So many losses in a row that are NaN or infinite mean lost weights, not a bad batch; so many updates
-in a row that were skipped for their gradient mean that training stands still."""
+"""Number of consecutive losses that are NaN or infinite after which the weights count as lost (a single one
+may come from a bad batch), and of consecutive updates skipped for their gradient after which training counts
+as stuck."""
 
 
 @dataclass(kw_only=True)
@@ -34,15 +35,16 @@ class TrainingLoop:
     _nonfinite_steps: int = 0
     _skipped_steps: int = 0
     _is_first: bool = True
-    """Of this process."""
+    """Whether no step of this process is done yet."""
 
     @property
     def has_stepped(self) -> bool:
-        """Whether this process came through a whole step."""
+        """Whether this process completed a whole step."""
         return not self._is_first
 
     def run(self) -> ExitCode:
-        """DONE after the last step or YIELDED on request. Raises Diverged, and what data and disk raise."""
+        """Train; return DONE after the last step or YIELDED on request. Raises Diverged, and errors of data
+        and disk."""
         engine, total = self.session.engine, self.session.settings.spec.steps
         engine.train()
         self.stop.tell(engine.request_stop)
@@ -59,7 +61,7 @@ class TrainingLoop:
         return ExitCode.DONE
 
     def _one_step(self) -> bool:
-        """Train one step; returns whether rank 0 says that it is time for a checkpoint."""
+        """Train one step; return whether rank 0 says that it is time for a checkpoint."""
         engine = self.session.engine
         began = time.perf_counter()
         losses, data_seconds, result = self._micro_batches()
@@ -130,7 +132,7 @@ class TrainingLoop:
             )
 
     def _may_save(self) -> bool:
-        # A checkpoint of lost weights would push out a good one.
+        # A checkpoint of lost weights would displace a good one.
         return self._nonfinite_steps == 0
 
     def _yield(self) -> ExitCode:
@@ -154,8 +156,8 @@ class TrainingLoop:
 
 
 def _sent(batch: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The batch where the model computes. Beside a GPU the host does not wait for the copy, nor for what the
-    GPU has to do before it."""
+    """Return the batch on the device where the model computes. On CUDA the host waits neither for the copy
+    nor for earlier work of the GPU."""
     if device.type != "cuda":
         return batch
     return batch.pin_memory().to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""One rank from its first line to its exit code."""
+"""The run of one rank, from the environment to the exit code."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 def main(environ: Mapping[str, str] = os.environ) -> None:
     """Train as the environment says and end the process; never returns."""
-    channel = RankChannel(None, rank=0)  # until the environment turns out to be readable
+    channel = RankChannel(None, rank=0)  # until the environment proves readable
     run = Run()
     try:
         channel = RankChannel.from_env(environ)
@@ -41,19 +41,19 @@ def main(environ: Mapping[str, str] = os.environ) -> None:
     channel.close()
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not sys.exit: with a peer gone, the process group's destructors may wait for it for minutes.
+    # Not sys.exit: when a peer is gone, the process group's destructors may wait for it for minutes.
     os._exit(code)
 
 
 @dataclass(slots=True)
 class Run:
-    """How far the run came, for whoever judges its end."""
+    """Progress of the run, from which its end is judged."""
 
     has_stepped: bool = False
 
 
 def train(environ: Mapping[str, str], channel: RankChannel, run: Run) -> ExitCode:
-    """The run itself. Raises whatever ends it early; `exits.exit_code_of` knows the code."""
+    """Run the training. Raises the error that ends it early; `exits.exit_code_of` gives its exit code."""
     settings = Settings.read(environ)
     stop = StopRequest(grace_seconds=settings.launch.grace_seconds)
     reporter = Reporter.start(settings.launch, settings.rank, channel)
@@ -84,13 +84,13 @@ def train(environ: Mapping[str, str], channel: RankChannel, run: Run) -> ExitCod
 
 @contextlib.contextmanager
 def keeping_history(session: Session, checkpoints: Checkpoints, reporter: Reporter) -> Iterator[None]:
-    """What every step comes to is written down; at the end also how it ended."""
+    """Write a history of every step within, and at the end how the run ended."""
     reporter.history = history = open_history(session, checkpoints, say=reporter.say)
     ended = "stopped in order"
     try:
         yield
     except BaseException as error:
-        # The type alone: a message may quote what a tenant's model was fed with.
+        # The type alone: the message may quote a tenant's training data.
         ended = type(error).__name__
         reporter.failed()
         raise
@@ -101,7 +101,7 @@ def keeping_history(session: Session, checkpoints: Checkpoints, reporter: Report
 
 
 def reached(session: Session) -> int:
-    """The step that earlier attempts came to, as rank 0 reads it beside the checkpoints. Collective."""
+    """Return the last step of earlier attempts, as rank 0 reads it beside the checkpoints. Collective."""
     launch, found = session.settings.launch, 0
     if launch.checkpoint_dir is not None and session.settings.rank.rank == 0:
         found = reached_step(launch.checkpoint_dir, job_uid=launch.job_uid)
@@ -109,7 +109,7 @@ def reached(session: Session) -> int:
 
 
 def resume(checkpoints: Checkpoints, reporter: Reporter) -> None:
-    """Go on from the newest checkpoint, and say so. Collective."""
+    """Go on from the newest checkpoint, and report it. Collective."""
     began = time.monotonic()
     result = checkpoints.open_and_resume()
     if checkpoints.rejected:
@@ -121,7 +121,8 @@ def resume(checkpoints: Checkpoints, reporter: Reporter) -> None:
 
 
 def describe(session: Session, reporter: Reporter) -> None:
-    """The first lines of the log: what is trained, on what, how; and what was taken differently."""
+    """Log the first lines: the model, the data, the ranks and the settings; and notices about settings with
+    another meaning."""
     settings, config = session.settings, session.settings.config
     numel = sum(segment.numel for unit in session.engine.core.layout.units for segment in unit.segments)
     reporter.say(
@@ -143,7 +144,7 @@ def describe(session: Session, reporter: Reporter) -> None:
 
 
 def describe_spill(info: VaultInfo, reporter: Reporter) -> None:
-    """How states are spilled, for the log."""
+    """Log how states are spilled."""
     reasons, is_encrypted = info.reasons, info.encryption != "None"
     sealed = f"{info.encryption} by {info.backend}" if is_encrypted else "NOT ENCRYPTED, as asked for"
     reporter.say(
@@ -155,14 +156,14 @@ def describe_spill(info: VaultInfo, reporter: Reporter) -> None:
 
 
 def probe_spill(session: Session, reporter: Reporter) -> None:
-    """What the drive gives, also for the log."""
+    """Measure the throughput of the spill's drive, and log it."""
     rate = measuring.probe_spill(reporter.metrics, session.engine)
     if rate is not None:
         reporter.say(f"spill: {rate / 1e6:.0f} MB/s read and written in a pass without arithmetic")
 
 
 def report_failure(error: Exception, channel: RankChannel, *, has_stepped: bool) -> int:
-    """Tell log and launcher why this rank ends; returns its exit code."""
+    """Report to the log and the launcher why this rank ends; return its exit code."""
     if not is_the_users(error, has_stepped=has_stepped):
         traceback.print_exception(error)
     elif error.__cause__ is not None and isinstance(error.__cause__, Exception):

@@ -1,4 +1,4 @@
-"""What of a rank's metrics is a state, not an event: looked at when a snapshot goes out, not at every step.
+"""Metrics of a rank that are states, not events: read when a snapshot is sent, not at every step.
 
 Memory by tier and phase, the spill's volumes, the GPU, facts of the engine. Called by the reporter.
 """
@@ -20,14 +20,15 @@ from zerotrain.runtime.step import StepResult
 from zerotrain.runtime.zero.ledger import Kind, Tier
 
 ENGINE_PHASES = ("forward", "backward", "reduce", "optimizer", "gather")
-"""Of `StepResult.seconds`: they follow each other."""
+"""Phases in `StepResult.seconds` that do not overlap."""
 
 RECORD_LABEL = "step record"
-"""Of the gathers that exchange a few numbers (`Comm.gather_record`)."""
+"""Label of the gathers that exchange a few numbers (`Comm.gather_record`)."""
 
 
 def phases_of(seconds: Mapping[str, float], data_seconds: float | None) -> dict[str, float]:
-    """A step's phases under the names of the metrics; weights are gathered for the update."""
+    """Return a step's phases under the names of the metrics; the gathering of weights counts as part of the
+    optimizer."""
     data = {} if data_seconds is None else {"data": data_seconds}
     known = {name: seconds[name] for name in ("forward", "backward", "reduce") if name in seconds}
     optimizer = seconds.get("optimizer", 0.0) + seconds.get("gather", 0.0)
@@ -35,7 +36,7 @@ def phases_of(seconds: Mapping[str, float], data_seconds: float | None) -> dict[
 
 
 def facts_of(engine: Engine) -> dict[str, str]:
-    """Labels of zerotrain_rank_info that are known once the engine is there."""
+    """Return the labels of zerotrain_rank_info that are known once the engine exists."""
     zero = engine.config.zero
     offloaded = {block.device for block in (zero.offload_optimizer, zero.offload_param) if block is not None}
     facts = {
@@ -49,13 +50,13 @@ def facts_of(engine: Engine) -> dict[str, str]:
     }
     if engine.device.type == "cuda":
         properties = torch.cuda.get_device_properties(engine.device)
-        # As DCGM and nvidia-smi write it.
+        # the notation of DCGM and nvidia-smi
         facts |= {"gpu_uuid": f"GPU-{properties.uuid}", "gpu_name": properties.name}
     return facts
 
 
 def set_plan_of_memory(metrics: WorkerMetrics, engine: Engine) -> None:
-    """What the byte formulas say, beside which the peaks are looked at."""
+    """Set the planned memory according to the byte formulas, with which the peaks are compared."""
     status, tiers = engine.memory_status(), _tier_names(engine)
     planned = dict.fromkeys(tiers.values(), 0)
     planned[tiers[Tier.DEVICE]] += status.planned_peak_bytes
@@ -66,7 +67,7 @@ def set_plan_of_memory(metrics: WorkerMetrics, engine: Engine) -> None:
 
 
 def set_spill(metrics: WorkerMetrics, engine: Engine) -> None:
-    """How states are spilled, for the alert that watches for plain bytes."""
+    """Set the metrics of how states are spilled, for the alert on unencrypted bytes."""
     info = engine.spill_info
     if info is not None:
         metrics.set_spill(
@@ -79,8 +80,8 @@ def set_spill(metrics: WorkerMetrics, engine: Engine) -> None:
 
 
 def probe_spill(metrics: WorkerMetrics, engine: Engine) -> float | None:
-    """What the drive gives before anything waits for it, in bytes per second: later passes are held against
-    it. None without a spill."""
+    """Return the bytes per second that the drive reaches while no step waits for it, the reference for later
+    passes. None without a spill."""
     rate = engine.probe_spill()
     if rate is not None:
         metrics.set("zerotrain_spill_calibrated_bytes_per_second", rate)
@@ -88,12 +89,12 @@ def probe_spill(metrics: WorkerMetrics, engine: Engine) -> float | None:
 
 
 def measure(metrics: WorkerMetrics, engine: Engine) -> None:
-    """Everything that is looked at for a snapshot."""
+    """Set all metrics that are read for a snapshot."""
     set_offload(metrics, engine)
     drain_collectives(metrics, engine)
     resident = _resident_bytes()
     metrics.set("zerotrain_process_resident_bytes", resident)
-    # The kernel counts both per thread and adds up now and then.
+    # The kernel counts both per thread and adds them up at intervals.
     metrics.set("zerotrain_process_resident_peak_bytes", max(resident, resident_peak_bytes()))
     for (tier, phase), num_bytes in _peaks(engine).items():
         metrics.set("zerotrain_memory_peak_bytes", num_bytes, tier, phase)
@@ -112,7 +113,7 @@ def measure(metrics: WorkerMetrics, engine: Engine) -> None:
 
 
 def set_offload(metrics: WorkerMetrics, engine: Engine) -> None:
-    """What offloading did so far; also after the spill was lost."""
+    """Set the totals of offloading so far; also after the spill was lost."""
     zero = engine.config.zero
     if zero.offload_optimizer is None and zero.offload_param is None:
         return
@@ -135,8 +136,8 @@ def set_offload(metrics: WorkerMetrics, engine: Engine) -> None:
 
 
 def drain_collectives(metrics: WorkerMetrics, engine: Engine) -> None:
-    """Those that finished since the last call. The step records are apart: they last as long as the slowest
-    rank, and say nothing of the network."""
+    """Record the collectives that finished since the last call. Step records are counted apart: they last as
+    long as the slowest rank, and say nothing about the network."""
     timings = engine.comm.timings
     seconds: dict[str, list[float]] = {}
     sent: dict[str, int] = {}
@@ -150,13 +151,14 @@ def drain_collectives(metrics: WorkerMetrics, engine: Engine) -> None:
 
 
 def wait_of(result: StepResult) -> float:
-    """Seconds of the step in which this rank could only wait for collectives."""
+    """Return the seconds of the step in which this rank only waited for collectives."""
     wait = result.seconds.get("wait", 0.0)
     return wait if math.isfinite(wait) else 0.0
 
 
 def _peaks(engine: Engine) -> dict[tuple[str, str], int]:
-    """By tier and phase. On a CPU the device is the host: the sum of both peaks once, as of one moment."""
+    """Return peak bytes by tier and phase. On a CPU the device is the host: there the peak of their sum is
+    reported, not the sum of two peaks of different moments."""
     tiers = _tier_names(engine)
     peaks = {
         (tiers[tier], phase): num_bytes for (phase, tier), num_bytes in engine.memory.tier_peaks().items()
@@ -181,19 +183,19 @@ def _tier_names(engine: Engine) -> dict[Tier, str]:
 
 
 def peak_memory_bytes() -> int:
-    """Largest memory of this process so far: on the accelerator if there is one, else resident."""
+    """Return the peak memory of this process so far: on the accelerator if there is one, else resident."""
     if torch.cuda.is_available():
         return int(torch.cuda.max_memory_allocated())
     return resident_peak_bytes()
 
 
 def resident_peak_bytes() -> int:
-    """Largest resident size of this process so far."""
+    """Return the peak resident size of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _resident_bytes() -> int:
-    """From statm: the kernel walks all pages for smaps."""
+    """Return the resident size from statm: for smaps the kernel walks all pages."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     except (OSError, ValueError, IndexError):

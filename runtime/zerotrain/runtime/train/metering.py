@@ -1,5 +1,5 @@
-"""What lies between two reports of a program of one's own: losses, tokens, time. Checks it, and makes it a
-StepReport."""
+"""Losses, tokens and time between two reports of a user's own program: check them, and make a StepReport of
+them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from zerotrain.runtime.train.telling import Telling
 
 
 class StepMeter:
-    """Of one engine; `count` is its step hook."""
+    """Meter of one engine; `count` is its step hook."""
 
     def __init__(self, telling: Telling) -> None:
-        """`telling` knows which time was no step's."""
+        """`telling` knows which time belongs to no step."""
         self._telling = telling
         self._since = self._paused_before = 0.0
         self._clear()
@@ -38,7 +38,7 @@ class StepMeter:
         self._skipped = 0
 
     def count(self, result: StepResult) -> None:
-        """A step is done, reported or not."""
+        """Count a finished step, reported or not."""
         self.boundaries += 1
         self._skipped += result.skipped
         for name, seconds in result.seconds.items():
@@ -46,9 +46,9 @@ class StepMeter:
                 self._seconds[name] = self._seconds.get(name, 0.0) + seconds
 
     def add(self, loss: torch.Tensor | float, *, tokens: int, data_seconds: float | None) -> None:
-        """One micro-batch, without a wait for the device."""
+        """Add one micro-batch, without waiting for the device."""
         if isinstance(loss, torch.Tensor):
-            # A copy: the program may write the next one into the same tensor.
+            # A copy: the program may write the next loss into the same tensor.
             loss = loss.to(torch.float64, copy=True)
         self._losses.append(loss)
         self._tokens += tokens
@@ -56,7 +56,8 @@ class StepMeter:
             self._data_seconds = (self._data_seconds or 0.0) + data_seconds
 
     def report(self, engine: Engine, result: StepResult) -> StepReport:
-        """Everything since the last report; as in the trainer, it waits for the device once."""
+        """Return the report of everything since the last report; as in the trainer, it waits for the device
+        once."""
         batch, steps, data_seconds = engine.config.batch, self.boundaries, self._data_seconds
         means = {name: seconds / steps for name, seconds in self._seconds.items()}
         report = StepReport(
@@ -73,19 +74,21 @@ class StepMeter:
         return report
 
     def _step_seconds(self, means: Mapping[str, float]) -> float:
-        """Mean of the steps since the last report; `means` are those of the engine's phases."""
+        """Return the mean time of the steps since the last report; `means` are those of the engine's
+        phases."""
         now, paused = perf_counter(), self._telling.paused_seconds
         if self._since:
             seconds = max(now - self._since - (paused - self._paused_before), 0.0) / self.boundaries
         else:
-            # What came before is the start, of which nobody knows where it ended.
+            # Before the first report came the start, whose end is not known.
             seconds = sum(means.get(name, 0.0) for name in measuring.ENGINE_PHASES)
         self._since, self._paused_before = now, paused
         return seconds
 
 
 def count(tokens: object) -> int:
-    """Refuses a tensor: the launcher's record and the counters are of plain numbers."""
+    """Return the number of tokens. Raises TypeError for a tensor: the launcher's record and the counters need
+    plain numbers."""
     if isinstance(tokens, bool) or not isinstance(tokens, Integral):
         out = ": pass int(...) of it, e.g. int(mask.sum())" if isinstance(tokens, torch.Tensor) else ""
         raise TypeError(f"tokens must be a whole number of at least 0; got {type(tokens).__name__}{out}")
@@ -95,7 +98,7 @@ def count(tokens: object) -> int:
 
 
 def duration(seconds: object) -> float | None:
-    """Seconds; None where nobody measured."""
+    """Return the seconds; None where they were not measured."""
     if seconds is None:
         return None
     if isinstance(seconds, bool) or not isinstance(seconds, Real):
@@ -119,7 +122,7 @@ def _float(name: str, number: Real) -> float:
 
 
 def scalar(loss: object) -> torch.Tensor | float:
-    """The loss without its graph and without a wait for the device."""
+    """Return the loss without its graph and without waiting for the device."""
     if isinstance(loss, torch.Tensor):
         if loss.numel() != 1:
             raise ValueError(

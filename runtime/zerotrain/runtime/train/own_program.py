@@ -1,7 +1,7 @@
-"""`ProgressReporter`: a program of one's own tells the launcher what the built-in trainer tells it.
+"""`ProgressReporter`: reports of a user's own program to the launcher, as the built-in trainer makes them.
 
-Opt-in and explicit. A program that makes one promises steps, and is judged by them; one that makes none is
-told nothing of and not judged (docs/operator/hangs.md).
+Opt-in and explicit. A program that makes a reporter promises steps and is judged by them; of a program
+without one nothing is reported, and it is not judged (docs/operator/hangs.md).
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from zerotrain.runtime.train.stopping import StopRequest
 from zerotrain.runtime.train.telling import Telling
 
 PROPER_ENDS = (None, 0, int(ExitCode.YIELDED))
-"""Codes of `sys.exit` with which nothing went wrong."""
+"""Codes of `sys.exit` that count as success."""
 
 
 class ProgressReporter:
     """Steps, phases, checkpoints, stragglers and metrics of a program that trains with the engine.
 
-    Make it first, in the main thread of every rank, and hand the engine over when it is there; one at a time.
-    All calls belong to the thread that trains::
+    Make it first, in the main thread of every rank, and pass it the engine once that exists; one at a time.
+    All calls belong to the training thread::
 
         with zt.ProgressReporter(total_steps=1000) as reporter:
             with reporter.rendezvous():
@@ -50,15 +50,15 @@ class ProgressReporter:
             engine.save_checkpoint(folder)
             engine.close()
 
-    Every rank needs one, and every rank calls `step`: one that says nothing is accused when the job hangs,
-    and keeps its worker from being ready. No method communicates with other ranks.
+    Every rank needs one, and every rank calls `step`: a rank that reports nothing is blamed when the job
+    hangs, and its worker does not become ready. No method communicates with other ranks.
 
-    Saves and loads of the watched engine are told without a further call. Where no launcher started the
-    process, nothing is told, written or measured; wrong use is refused all the same.
+    Saves and loads of the watched engine are reported without a further call. Where no launcher started the
+    process, nothing is reported, written or measured; wrong use raises an error all the same.
     """
 
     _open: ClassVar[ProgressReporter | None] = None
-    """Of this process."""
+    """The open reporter of this process."""
 
     def __init__(self, *, total_steps: int | None = None) -> None:
         """`total_steps` of the whole run, those of earlier attempts included; None = not known.
@@ -82,26 +82,27 @@ class ProgressReporter:
         self._registry = CollectorRegistry() if reporter is None else reporter.metrics.registry
         self._stop: StopRequest | None = None
         self._engine: weakref.ref[Engine] | None = None
-        """Weak, so that a program that closed its engine can have the memory back."""
+        """Weak, so that a program that closed its engine can free the memory."""
         self._is_closed = False
         self._is_paused = False
         self._step_calls = 0
-        """Of the engine, at the last call of `step`."""
+        """The engine's `step_calls` at the last call of `step`."""
         ProgressReporter._open = self
 
     @property
     def registry(self) -> CollectorRegistry:
-        """What is registered here goes out with the rank's metrics, with `job_name` and `rank` added."""
+        """Registry whose metrics go out with the rank's metrics, with `job_name` and `rank` added."""
         return self._registry
 
     def rendezvous(self) -> AbstractContextManager[None]:
-        """Around `initialize` (or `shard`, `init_distributed`): a rank that never comes is told from those
-        that wait for it."""
+        """Mark the rendezvous: put it around `initialize` (or `shard`, `init_distributed`). A rank that never
+        comes is thereby distinguished from those that wait for it."""
         return nullcontext() if self._telling is None else self._telling.during(Phase.RENDEZVOUS)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Around what takes longer than a step on purpose: an evaluation, an export, saving in another way.
+        """Mark work that takes longer than a step on purpose: an evaluation, an export, another way of
+        saving.
 
         Its limit is `hangPolicy.checkpointTimeoutSeconds`, and it is shown as the phase `checkpoint`. Its
         time counts for no step. Before the first forward pass with gradients it is a part of the start
@@ -119,7 +120,7 @@ class ProgressReporter:
             self._is_paused = was_paused
 
     def watch(self, engine: Engine) -> None:
-        """The engine is there; call it before `load_checkpoint`. Its checkpoints are told from now on.
+        """Watch the engine; call it before `load_checkpoint`. Its checkpoints are reported from now on.
 
         Where states are spilled, the drive is measured first, which takes up to a second. Raises TypeError
         for anything but an engine, RuntimeError for a second one.
@@ -144,21 +145,22 @@ class ProgressReporter:
             measuring.probe_spill(self._reporter.metrics, engine)
 
     def step(self, loss: torch.Tensor | float, *, tokens: int = 0, data_seconds: float | None = None) -> None:
-        """Call it on every rank, after `engine.step()`. Inside gradient accumulation it only collects.
+        """Report a step; call it on every rank, after `engine.step()`. Inside gradient accumulation it only
+        collects.
 
-        A call after every so many steps tells their means and sums, and is judged by what so many take.
+        A call after every N steps reports their means and sums, and is judged by the time that N steps take.
 
         Args:
             loss: of this micro-batch on this rank, one element on any device; the mean over the
-                micro-batches is told. Rank 0's is shown, so reduce it over the ranks where that matters.
-            tokens: that all ranks together saw since the last call, a whole number; 0 = nobody counts.
-            data_seconds: the part of the time since the last call that getting batches took; None = nobody
-                measured.
+                micro-batches is reported. Rank 0's is shown, so reduce it over the ranks where that matters.
+            tokens: number that all ranks together saw since the last call, an integer; 0 = not counted.
+            data_seconds: the part of the time since the last call that was spent on getting batches; None =
+                not measured.
 
-        A step lasts from the call before to this one, without pauses and checkpoints; the first one counts
-        what the engine spent on it. Raises RuntimeError before `watch`, within `pause` and where
-        `engine.step()` was not called since, ValueError or TypeError for a loss that is not one number, and
-        for tokens and seconds that are none.
+        A step lasts from the previous call to this one, without pauses and checkpoints; the first one counts
+        the time that the engine spent on it. Raises RuntimeError before `watch`, within `pause` and where
+        `engine.step()` was not called since, ValueError or TypeError for a loss, tokens or seconds that are
+        not valid numbers.
         """
         value, tokens, data_seconds = scalar(loss), count(tokens), duration(data_seconds)
         engine = None if self._engine is None else self._engine()
@@ -182,11 +184,11 @@ class ProgressReporter:
             self._reporter.step(self._meter.report(engine, engine.last_step), engine=engine)
 
     def stop_on_sigterm(self) -> None:
-        """From now on SIGTERM asks all ranks to stop after the same step: then `engine.stop_agreed` is True.
+        """Make SIGTERM ask all ranks to stop after the same step: then `engine.stop_agreed` is True.
 
-        Call it once, in the main thread; a signal that comes before `watch` is kept. It is heard also while
-        a collective waits. Without `close` within the job's grace period (any time where no launcher is) the
-        process ends itself with code 143 and its stacks in the log.
+        Call it once, in the main thread; a signal that comes before `watch` is kept. The signal is handled
+        also while a collective waits. Without `close` within the job's grace period (no limit where there is
+        no launcher) the process ends itself with code 143 and its stacks in the log.
         """
         if self._stop is not None:
             return
@@ -198,8 +200,8 @@ class ProgressReporter:
             self._stop.tell(_asking(self._engine))
 
     def close(self) -> None:
-        """All is done or saved, and the process is about to end. Close the engine first, so that a checkpoint
-        in the background is told, too. A second call does nothing."""
+        """Report that all work is done or saved, and that the process is about to end. Close the engine
+        first, so that a checkpoint in the background is reported, too. A second call does nothing."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -210,7 +212,7 @@ class ProgressReporter:
         self._end()
 
     def _end(self) -> None:
-        """Nothing more is told, and another reporter may be made."""
+        """End the reports, and allow another reporter."""
         if ProgressReporter._open is self:
             ProgressReporter._open = None
         if self._reporter is not None:
@@ -222,19 +224,20 @@ class ProgressReporter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """`close`, also for `sys.exit` with 0 or 75; an exception is told as the reason of the rank's end."""
+        """Call `close`, also for `sys.exit` with 0 or 75; report an exception as the reason of the rank's
+        end."""
         if error is None or (isinstance(error, SystemExit) and error.code in PROPER_ENDS):
             self.close()
             return
         if isinstance(error, Exception) and self._reporter is not None:
-            with suppress(Exception):  # else it would hide the program's own
+            with suppress(Exception):  # else it would hide the program's own error
                 self._reporter.failed()
             self._reporter.channel.failure(error)
         self._end()
 
 
 def _started(total_steps: int | None) -> Reporter | None:
-    """None where no launcher is."""
+    """Return the reporter; None without a launcher."""
     rank = RankEnv.from_env(os.environ)
     if rank.channel_socket is None:
         return None
@@ -246,7 +249,7 @@ def _started(total_steps: int | None) -> Reporter | None:
 
 
 def _asking(engine: weakref.ref[Engine]) -> Callable[[], None]:
-    """Asks the engine for a stop, if it is still there."""
+    """Return a function that asks the engine to stop, if it still exists."""
 
     def ask() -> None:
         watched = engine()

@@ -1,4 +1,4 @@
-"""Meeting the other ranks: one store with a bounded wait, then the process group."""
+"""Rendezvous of the ranks: one store with a bounded wait, then the process group."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from zerotrain.contract.launch import LaunchSpec, RankEnv
 from zerotrain.runtime.comm.group import pick_device
 
 MEETING_TIMEOUT = timedelta(minutes=30)
-"""For connecting to ranks that are known to be there, and without an operator for every later collective."""
+"""Timeout for connecting to ranks that are known to be there, and, without an operator, for every later
+collective."""
 
 
 class RendezvousTimeout(Exception):
-    """Not all ranks came within the time the job gives."""
+    """Raised when not all ranks come within the time that the job gives."""
 
     exit_code: ExitCode = ExitCode.RENDEZVOUS_TIMEOUT
 
 
 def join(launch: LaunchSpec, rank: RankEnv) -> None:
-    """Make the default process group of all ranks; nothing to do for one rank. Raises RendezvousTimeout."""
+    """Make the default process group of all ranks; do nothing for one rank. Raises RendezvousTimeout."""
     if launch.world_size == 1:
         return
     seconds, device = launch.rendezvous_timeout_seconds, pick_device()
@@ -47,7 +48,7 @@ def join(launch: LaunchSpec, rank: RankEnv) -> None:
             **bound,
         )
         _wait_as_long_as(launch, store)
-    except RuntimeError as error:  # also of gloo, which meets in its own way
+    except RuntimeError as error:  # also of gloo, which has its own rendezvous
         raise RendezvousTimeout(
             f"rank {rank.rank} did not meet all {launch.world_size} ranks at {launch.master_addr}:"
             f"{launch.master_port}: given up after {time.monotonic() - began:.1f} s of {seconds:.0f} s "
@@ -57,7 +58,7 @@ def join(launch: LaunchSpec, rank: RankEnv) -> None:
 
 
 def _wait_as_long_as(launch: LaunchSpec, store: Any) -> None:
-    """From now on the ranks wait for each other as long as the launch says."""
+    """Set the timeout of later waits between ranks as the launch says."""
     timeout = MEETING_TIMEOUT
     if launch.hang_backstop_seconds is not None:
         timeout = timedelta(seconds=launch.hang_backstop_seconds)
@@ -67,6 +68,6 @@ def _wait_as_long_as(launch: LaunchSpec, store: Any) -> None:
 
 
 def leave() -> None:
-    """Give the process group back."""
+    """Destroy the process group, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()

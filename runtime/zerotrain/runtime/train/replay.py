@@ -1,4 +1,5 @@
-"""How far earlier attempts of the job came: steps up to there are done again, and that is no progress."""
+"""Last step that earlier attempts of the job reached: steps up to it are replayed, and do not count as
+progress."""
 
 from __future__ import annotations
 
@@ -9,21 +10,22 @@ from zerotrain.contract.history import HISTORY_DIR, file_name, files_of
 from zerotrain.contract.strict_json import strict_json
 
 TAIL_BYTES = 64 << 10
-"""Of a file; its last lines are the newest."""
+"""Bytes read from the end of a file; its last lines are the newest."""
 
 MAX_FILES = 8
-"""Newest attempts that are looked at."""
+"""Largest number of attempts that are read, newest first."""
 
 
 def reached_step(folder: Path, *, job_uid: str) -> int:
-    """The last step in the histories of this job in its checkpoint folder; 0 without one. Raises nothing."""
+    """Return the last step in the histories of this job in its checkpoint folder; 0 without one. Raises
+    nothing."""
     files = files_of(folder / HISTORY_DIR)
     own = [path for path in files if path.name == _own_name(path.name, job_uid)]
     return max((_last_step(path) for path in own[-MAX_FILES:]), default=0)
 
 
 def _own_name(name: str, job_uid: str) -> str:
-    """What the file would be called if it were this job's."""
+    """Return the name that the file would have if it belonged to this job."""
     return file_name(int(name.split("-")[1]), job_uid)
 
 
@@ -38,7 +40,7 @@ def _last_step(path: Path) -> int:
 
 
 def _step(line: bytes) -> int:
-    """Of a point; 0 for anything else, a torn line for instance."""
+    """Return the step of a point; 0 for anything else, such as a torn line."""
     try:
         item = strict_json(line)
         step = item["step"] if item["kind"] == "point" else 0

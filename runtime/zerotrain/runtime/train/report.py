@@ -1,4 +1,4 @@
-"""What the outside sees of a rank: the log line, the progress record and the metrics."""
+"""Reports of a rank to the outside: the log line, the progress record and the metrics."""
 
 from __future__ import annotations
 
@@ -21,31 +21,32 @@ from zerotrain.runtime.train.straggling import OwnTimes
 from zerotrain.runtime.zero.ledger import Kind
 
 METRICS_INTERVAL_S = 5.0
-"""Seconds between two snapshots to the launcher, each of which costs a millisecond; a scrape is rarer."""
+"""Seconds between two snapshots to the launcher, each of which costs a millisecond; scrapes are less
+frequent."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepReport:
-    """The optimizer steps that ended since the last report: one in the trainer, any number in a program of
-    one's own."""
+    """The optimizer steps that ended since the last report: one in the trainer, any number in a user's own
+    program."""
 
     result: StepResult
-    """Of the last one; `result.seconds` is the mean of all."""
+    """Result of the last of these steps; `result.seconds` is the mean of all."""
     loss: float
-    """Mean over the micro-batches: of all ranks in the trainer, of this rank in a program of one's own."""
+    """Mean over the micro-batches: of all ranks in the trainer, of this rank in a user's own program."""
     seconds: float
-    """Mean of one step."""
+    """Mean duration of one step."""
     data_seconds: float | None
-    """Part of it spent on getting batches; None where nobody measured."""
+    """Part of `seconds` spent on getting batches; None where it was not measured."""
     tokens: int
-    """Of all ranks and steps; 0 where nobody counts."""
+    """Tokens of all ranks and steps; 0 where they are not counted."""
     samples: int
-    """Of this rank and all steps."""
+    """Samples of this rank in all steps."""
     skipped: int = 0
-    """Steps whose update was left out."""
+    """Steps whose update was skipped."""
     steps: int = 1
     agrees: bool | None = None
-    """Whether what all ranks hold was found equal to rank 0's; None where nobody looked."""
+    """Whether this rank's digest equals rank 0's; None where none was taken."""
 
 
 @dataclass
@@ -64,7 +65,7 @@ class _Interval:
 
 @dataclass
 class Reporter:
-    """Publishes for one rank; only rank 0 prints step lines: one of each is enough."""
+    """Publishes the reports of one rank; only rank 0 prints step lines."""
 
     launch: LaunchSpec
     rank: RankEnv
@@ -74,14 +75,14 @@ class Reporter:
     log_every_steps: int = 10
     policy: CheckpointPolicy = field(default_factory=CheckpointPolicy)
     history: HistoryWriter | None = None
-    """On rank 0, once the engine is ready."""
+    """Set on rank 0, once the engine is ready."""
     is_quiet: bool = False
-    """Leaves the log to somebody else."""
+    """Whether to leave the log to the user's program."""
     _interval: _Interval = field(default_factory=_Interval)
     reached: int = 0
-    """Step that earlier attempts had reached; up to it steps are done again."""
+    """Last step of earlier attempts; steps up to it are replayed."""
     engine: Engine | None = None
-    """Once it is there."""
+    """Set once the engine exists."""
     _metrics_at: float = 0.0
     _own_times: OwnTimes = field(init=False)
 
@@ -90,7 +91,7 @@ class Reporter:
 
     @classmethod
     def start(cls, launch: LaunchSpec, rank: RankEnv, channel: RankChannel) -> Reporter:
-        """Say that this rank lives; `set_plan` follows when the job is read."""
+        """Return a reporter that has reported this rank as alive; `set_plan` follows when the job is read."""
         identity = RankIdentity(
             job=launch.job,
             rank=rank.rank,
@@ -112,21 +113,21 @@ class Reporter:
         return reporter
 
     def say(self, text: str) -> None:
-        """A line of the log, on rank 0."""
+        """Print a line of the log, on rank 0."""
         if self.rank.rank == 0 and not self.is_quiet:
             print(text, flush=True)
 
     def phase(self, phase: Phase) -> None:
-        """Tell the launcher what this rank does now; hang limits depend on it."""
+        """Tell the launcher the present phase of this rank; hang limits depend on it."""
         self._publish(phase=phase)
 
     def set_plan(self, *, steps: int) -> None:
-        """How many steps there are to be."""
+        """Publish the planned number of steps."""
         self.metrics.set("zerotrain_total_steps", steps)
         self._publish(total_steps=steps)
 
     def ready(self, engine: Engine) -> None:
-        """The engine is there: what is known of it from now on."""
+        """Publish the facts that are known once the engine exists."""
         self.engine = engine
         self.channel.attach_wait(lambda: engine.comm.waiting_seconds)
         self.metrics.add_facts(**measuring.facts_of(engine))
@@ -135,13 +136,14 @@ class Reporter:
         self._publish()
 
     def resumed(self, result: LoadResult, *, seconds: float) -> None:
-        """The run goes on from a checkpoint: this attempt, unless it has taken steps before."""
+        """Publish that the run goes on from a checkpoint: this attempt does, unless it has taken steps
+        before."""
         self.metrics.observe_resume(step=result.step, seconds=seconds, at=result.time)
         self.say(
             f"resumed from step {result.step}: {result.path} "
             f"(written by {result.world_size} ranks, read by {self.launch.world_size} in {seconds:.2f} s)"
         )
-        if self.progress.step_at:  # it went back; what is newest does not change by that
+        if self.progress.step_at:  # it went back; the newest checkpoint stays the same
             self._publish(step=result.step)
         else:
             self._publish(
@@ -152,14 +154,14 @@ class Reporter:
             )
 
     def rejected(self, checkpoints: tuple[RejectedCheckpoint, ...]) -> None:
-        """Damaged checkpoints were passed over."""
+        """Publish the damaged checkpoints that were skipped."""
         for item in checkpoints:
             self.say(f"checkpoint passed over: {item.path}: {item.reason}")
         self.metrics.set("zerotrain_checkpoint_rejected", len(checkpoints))
         self._publish(rejected_checkpoints=checkpoints)
 
     def saved(self, result: SaveResult) -> None:
-        """A checkpoint is durable."""
+        """Publish that a checkpoint is durable."""
         self.metrics.observe_checkpoint(step=result.step, seconds=result.seconds, num_bytes=result.num_bytes)
         removed = f", removed {len(result.removed)} older" if result.removed else ""
         self.say(
@@ -178,12 +180,12 @@ class Reporter:
         self._publish(checkpoint=durable(result))
 
     def stood_still(self, seconds: float) -> None:
-        """Training waited for a checkpoint."""
+        """Record the time that training waited for a checkpoint."""
         if self.engine is not None:
             self.metrics.observe_stall(step=self.engine.global_steps, seconds=seconds)
 
     def step(self, report: StepReport, *, engine: Engine) -> None:
-        """A step is done: metrics always, progress always, a log line at every interval."""
+        """Publish a finished step: metrics and progress always, a log line once per interval."""
         result, self.engine = report.result, engine
         self._interval.add(report)
         self._observe(report, engine)
@@ -217,7 +219,7 @@ class Reporter:
             self.metrics.set("zerotrain_checkpoint_interval_seconds", interval_s)
 
     def _observe(self, report: StepReport, engine: Engine) -> None:
-        """The step's events, for the metrics."""
+        """Record the step in the metrics."""
         result, metrics = report.result, self.metrics
         metrics.observe_step(
             StepSample(
@@ -241,15 +243,15 @@ class Reporter:
             metrics.observe_digest(step=result.step, is_equal=report.agrees)
 
     def failed(self) -> None:
-        """The run ends with an error: the last numbers, if somebody still comes to read them."""
+        """Send the last numbers of a run that ends with an error."""
         if self.engine is not None:
             measuring.set_offload(self.metrics, self.engine)
             measuring.drain_collectives(self.metrics, self.engine)
         self.channel.publish_metrics()
 
     def done(self) -> None:
-        """Nothing more will come."""
-        self._metrics_at = 0.0  # the last word is never too early
+        """Publish that the run is done."""
+        self._metrics_at = 0.0  # send the last snapshot whatever the interval
         self._publish(phase=Phase.DONE)
 
     def _publish(self, **changes: object) -> None:
@@ -264,19 +266,19 @@ class Reporter:
 
 
 def durable(result: SaveResult | LoadResult) -> CheckpointProgress:
-    """A checkpoint that was committed or loaded, as it is told."""
+    """Return the progress record of a checkpoint that was committed or loaded."""
     if result.path is None:
         raise ValueError("no checkpoint was loaded, so none is known to be durable")
     return CheckpointProgress(step=result.step, path=str(result.path.absolute()), time=result.time)
 
 
 def passed_over(result: LoadResult) -> tuple[RejectedCheckpoint, ...]:
-    """The damaged checkpoints that a load met, as they are told."""
+    """Return the records of the damaged checkpoints that a load met."""
     return tuple(RejectedCheckpoint(path=str(path), reason=reason) for path, reason in result.rejected)
 
 
 def step_line(progress: Progress, result: StepResult) -> str:
-    """The log line of one interval; memory is this rank's peak."""
+    """Return the log line of one interval; memory is this rank's peak."""
     skipped = " skipped" if result.skipped else ""
     return (
         f"step {progress.step}/{progress.total_steps} loss {progress.loss:.4f} "
@@ -286,7 +288,7 @@ def step_line(progress: Progress, result: StepResult) -> str:
 
 
 def expected_interval(policy: CheckpointPolicy, step_seconds: float) -> float:
-    """Seconds between two checkpoints at this pace; 0 when the policy has none."""
+    """Return the seconds between two checkpoints at this pace; 0 when the policy has none."""
     by_steps = policy.every_steps * step_seconds if policy.every_steps is not None else None
     known = [value for value in (by_steps, policy.every_seconds) if value is not None]
     return min(known, default=0.0)

@@ -1,4 +1,4 @@
-"""When to save, saving, and going on from what was saved."""
+"""Checkpoints of the trainer: when to save, saving, and resuming."""
 
 from __future__ import annotations
 
@@ -18,24 +18,25 @@ RESUME_NONE = "None"
 
 
 def is_due(policy: CheckpointPolicy, *, step: int, is_time_up: bool) -> bool:
-    """Whether to save after `step`. `is_time_up` must be one rank's answer, given to all of them."""
+    """Return whether to save after `step`. `is_time_up` must be the answer of one rank, sent to all of
+    them."""
     by_steps = policy.every_steps is not None and step % policy.every_steps == 0
     return by_steps or (policy.every_seconds is not None and is_time_up)
 
 
 @dataclass(kw_only=True)
 class Checkpoints:
-    """The checkpoint folder of one run; does nothing when the job has none."""
+    """Checkpoint folder of one run; does nothing when the job has none."""
 
     session: Session
     clock: Callable[[], float] = time.monotonic
     resumed_from: int | None = None
-    """Step of the checkpoint that this attempt goes on from."""
+    """Step of the checkpoint from which this attempt goes on."""
     rejected: tuple[RejectedCheckpoint, ...] = ()
     notices: tuple[str, ...] = ()
     _saved_at: float = field(init=False)
     _saved_step: int | None = None
-    """Step of the newest checkpoint that is durable or on its way."""
+    """Step of the newest checkpoint that is durable or being written."""
 
     def __post_init__(self) -> None:
         self._saved_at = self.clock()
@@ -50,7 +51,7 @@ class Checkpoints:
 
     @property
     def is_time_up(self) -> bool:
-        """This rank's opinion on `every_seconds`; rank 0's counts."""
+        """Whether `every_seconds` have passed on this rank; rank 0's answer counts."""
         interval = self.policy.every_seconds
         return interval is not None and self.clock() - self._saved_at >= interval
 
@@ -77,16 +78,18 @@ class Checkpoints:
         assert directory is not None  # only called with a folder
         if resume_from == RESUME_LATEST:
             return load(state, directory)
-        # The wish is about the job's start; once it has checkpoints of its own, a restart goes on from these.
+        # `resume_from` is about the job's start; once it has checkpoints of its own, a restart goes on from
+        # these.
         own = load(state, directory, of_job=launch.job_uid)
         if own.path is not None or resume_from == RESUME_NONE:
             return own
         return load(state, directory, resume_from)
 
     def save(self, *, wait: bool) -> None:
-        """Save now unless this step's state is saved or on its way, or there is no folder. Collective.
+        """Save now, unless this step is saved or being saved, or there is no folder. Collective.
 
-        With `wait` it is durable on return; otherwise the policy says whether training stands still for it.
+        With `wait` the checkpoint is durable on return; otherwise the policy says whether training waits for
+        it.
         """
         directory = self.session.settings.launch.checkpoint_dir
         engine = self.session.engine

@@ -1,4 +1,4 @@
-"""Everything a run needs, in the order in which a wrong job is told about: settings, data, model.
+"""Inputs of a run, read in the order in which the errors of a wrong job are reported: settings, data, model.
 
 Cheap checks come before the rendezvous, so that a job with a typo ends in seconds on every rank.
 """
@@ -25,7 +25,7 @@ from zerotrain.runtime.train.exits import read_text
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """What the environment and the files say; nothing is built yet."""
+    """Contents of the environment and the files; nothing is built yet."""
 
     launch: LaunchSpec
     rank: RankEnv
@@ -34,7 +34,8 @@ class Settings:
 
     @classmethod
     def read(cls, environ: Mapping[str, str]) -> Settings:
-        """Raises LaunchError, TrainSpecError or ConfigError naming what is wrong."""
+        """Read the environment and the files. Raises LaunchError, TrainSpecError or ConfigError naming what
+        is wrong."""
         launch, rank = LaunchSpec.from_env(environ), RankEnv.from_env(environ)
         if launch.train_spec_path is None:
             raise LaunchError(
@@ -56,7 +57,7 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Session:
-    """A run that is ready to take its first step, or to be resumed."""
+    """A run that is ready for its first step, or to be resumed."""
 
     settings: Settings
     engine: Engine
@@ -67,7 +68,7 @@ class Session:
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens that one optimizer step sees, over all ranks."""
+        """Tokens of one optimizer step, over all ranks."""
         return self.settings.config.batch.train_batch_size * self.model.context
 
 
@@ -83,7 +84,7 @@ def check_inputs(settings: Settings) -> tuple[Corpus, BuiltModel]:
 
 
 def build(settings: Settings, corpus: Corpus, model: BuiltModel) -> Session:
-    """Meet the other ranks and take the model over. Collective. Raises RendezvousTimeout."""
+    """Join the other ranks and take the model over. Collective. Raises RendezvousTimeout."""
     choose_deterministic_kernels()
     rank = settings.rank.rank
     loader = TokenLoader(
@@ -99,7 +100,7 @@ def build(settings: Settings, corpus: Corpus, model: BuiltModel) -> Session:
     )
     rendezvous.join(settings.launch, settings.rank)
     engine, *_ = initialize(model=model.module, config=settings.config)
-    # From here on random numbers (dropout) must differ between ranks; a checkpoint brings its own state.
+    # From here on random numbers (dropout) must differ between ranks; a checkpoint restores its own state.
     seed_everything(settings.spec.seed, rank)
     return Session(
         settings=settings,
@@ -107,5 +108,5 @@ def build(settings: Settings, corpus: Corpus, model: BuiltModel) -> Session:
         loader=loader,
         model=model,
         corpus=corpus,
-        threads=torch.get_num_threads(),  # as the launcher shared the cores among the ranks
+        threads=torch.get_num_threads(),  # as the launcher divided the cores among the ranks
     )

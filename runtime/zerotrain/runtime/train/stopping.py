@@ -1,12 +1,12 @@
-"""From SIGTERM to a common last step: who hears the signal, who acts on it, and what if nobody can.
+"""Handling of SIGTERM up to a common last step: how the signal is received, how the ranks act on it, and the fallback.
 
-Python runs signal handlers in the main thread, which may sit in a collective as long as a peer is gone. So
-the C-level handler writes the signal's number to a socket (`set_wakeup_fd`) and a thread reads it at once: it
-hands the request to the engine, whose step record tells all ranks, and ends the process with TERMINATED when
-no step boundary came within the grace.
+Python runs signal handlers in the main thread, which may be blocked in a collective as long as a peer is
+gone. So the C-level handler writes the signal's number to a socket (`set_wakeup_fd`) and a thread reads it at
+once: it passes the request to the engine, whose step record tells all ranks, and ends the process with
+TERMINATED when no step boundary came within the grace period.
 
-A child that is forked inherits handler and socket: its own SIGTERM would stop the job and leave the child
-alive. So forked children get the signal's default back (`_forgotten_by_forks`).
+A forked child inherits handler and socket: its own SIGTERM would stop the job and leave the child alive. So
+forked children get the default handler of the signal back (`_forgotten_by_forks`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from functools import cache
 from zerotrain.contract.exit_codes import ExitCode
 
 GRACE_MARGIN = 0.95
-"""Part of the grace after which the process ends itself, before SIGKILL hides the reason."""
+"""Fraction of the grace period after which the process ends itself, before SIGKILL hides the reason."""
 
 
 class StopRequest:
-    """SIGTERM as a request. Make it in the main thread; `on_request` may be set later, and is called once."""
+    """SIGTERM as a request. Make it in the main thread; `tell` may set `on_request` later, which is called
+    once."""
 
     def __init__(self, *, grace_seconds: float, end: Callable[[int], object] = os._exit) -> None:
         """`end` ends the process with a code; it is an argument for tests."""
@@ -60,7 +61,7 @@ class StopRequest:
                 on_request()
 
     def finished(self) -> None:
-        """The process is about to end by itself: the grace does not matter any more."""
+        """Record that the process is about to end by itself: the grace period no longer applies."""
         self._finished.set()
 
     def _watch(self) -> None:
@@ -86,24 +87,24 @@ class StopRequest:
 
 
 _mouths: set[int] = set()
-"""Ends that the C-level handler of this process wrote to, now or earlier."""
+"""Descriptors that the C-level handler of this process writes to, or wrote to earlier."""
 
 _held_back = threading.local()
 """`mask`: the signal mask of a thread that forks."""
 
 
 def _wake(number: int, frame: object) -> None:
-    """Nothing to do, but without a handler the signal would end the process."""
+    """Do nothing; without a handler the signal would end the process."""
 
 
 @cache
 def _forgotten_by_forks() -> None:
-    """From now on children that this process forks end on SIGTERM as any other process does."""
+    """Make children that this process forks end on SIGTERM as any other process does."""
     os.register_at_fork(before=_hold_back, after_in_parent=_let_through, after_in_child=_forget)
 
 
 def _hold_back() -> None:
-    # A child may be sent the signal as soon as it is there, while it still has the parent's handler.
+    # A child may receive the signal as soon as it exists, while it still has the parent's handler.
     _held_back.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
 
@@ -115,6 +116,6 @@ def _forget() -> None:
     if signal.getsignal(signal.SIGTERM) is _wake:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     mouth = signal.set_wakeup_fd(-1)
-    if mouth not in _mouths:  # somebody else's
+    if mouth not in _mouths:  # another library's descriptor
         signal.set_wakeup_fd(mouth)
     _let_through()

@@ -1,9 +1,9 @@
-"""Which rank holds up all others: rank 0 works it out from the numbers that the ranks exchange at every step.
+"""Detection of the straggler: rank 0 finds it from the numbers that the ranks exchange at every step.
 
-A step's own time is what is left without the waits for collectives; in synchronous training the rank with
-the longest one sets the pace. Medians over the last steps, so that one slow step, such as that in which a
-rank wrote a checkpoint, accuses nobody. On CUDA, where the host runs ahead, the waits are those of the
-stream.
+A rank's own time is the step without the waits for collectives; in synchronous training the rank with the
+longest own time sets the pace. Medians over the last steps are compared, so that one slow step, such as that
+in which a rank wrote a checkpoint, blames no rank. On CUDA, where the host runs ahead, the waits are those of
+the stream.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from zerotrain.contract.progress import Straggler
 from zerotrain.runtime.step import StepResult
 
 WINDOW = 32
-"""Steps that the medians are of; before so many there is no word on anybody."""
+"""Steps of the medians; no straggler is named before so many steps."""
 
 EVERY = 8
-"""Steps between two looks: at thousands of ranks one costs milliseconds."""
+"""Steps between two evaluations: at thousands of ranks one costs milliseconds."""
 
 
 class OwnTimes:
-    """The last steps of all ranks."""
+    """Own times of all ranks in the last steps."""
 
     def __init__(self, world_size: int) -> None:
         self._seconds = torch.zeros(WINDOW, world_size, dtype=torch.float32)
         self._steps = 0
         self.slowest: Straggler | None = None
-        """As of the last look."""
+        """Result of the last evaluation."""
 
     def add(self, result: StepResult) -> None:
-        """Take in one step."""
+        """Add one step."""
         if len(result.rank_seconds) != self._seconds.shape[1] or self._seconds.shape[1] < 2:
             return
         own = torch.tensor(result.rank_seconds) - torch.tensor(result.rank_wait_seconds)

@@ -1,6 +1,7 @@
-"""What an engine does within its own calls, told through a rank's reporter: saves, loads, the first pass.
+"""Reports of what an engine does within its own calls (saves, loads, the first pass), through a rank's
+reporter.
 
-The built-in trainer and programs of one's own (`own_program.py`) make it the engine's observer.
+The built-in trainer and users' own programs (`own_program.py`) make it the engine's observer.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ STARTING = (Phase.INIT, Phase.RENDEZVOUS)
 
 
 class Telling(EngineObserver):
-    """Of one engine and one reporter; used by the thread that trains."""
+    """Observer of one engine for one reporter; used by the training thread."""
 
     def __init__(self, reporter: Reporter) -> None:
         self.paused_seconds = 0.0
-        """In all phases that are over."""
+        """Seconds in all phases that are over."""
         self._reporter = reporter
         self._depth = 0
 
     @contextmanager
     def during(self, phase: Phase) -> Iterator[None]:
-        """This rank is in `phase`, and afterwards in the one it was in before, also when something raises."""
+        """Report `phase`, and the previous phase on exit, also when an exception is raised."""
         before, began = self._reporter.progress.phase, perf_counter()
         if phase is not before:
             self._reporter.phase(phase)
@@ -45,27 +46,27 @@ class Telling(EngineObserver):
                 self._reporter.phase(before)
 
     def standing(self) -> AbstractContextManager[None]:
-        """Training stands still on purpose. Before the first pass that is part of the start: a worker that
-        told of a checkpoint would count as ready, and then not."""
+        """Report a deliberate pause of training. Before the first pass that is part of the start: a worker
+        that reported a checkpoint would count as ready, and afterwards as not ready."""
         starts = self._reporter.progress.phase in STARTING
         return self.during(Phase.INIT if starts else Phase.CHECKPOINT)
 
     def closing(self) -> None:
-        """The last look at what is not counted at every step; nothing of the engine is held from now on."""
+        """Measure for the last time what is not counted at every step, and release the engine."""
         if self._reporter.engine is not None:
             measuring.measure(self._reporter.metrics, self._reporter.engine)
-            # Its memory may be wanted for something else.
+            # Its memory may be needed for something else.
             self._reporter.engine = None
             self._reporter.channel.attach_wait(lambda: None)
 
     def training_pass(self) -> None:
-        """What was done since the start is over, and compilation may come."""
+        """Report that the start is over and the first step begins, which may include compilation."""
         if self._reporter.progress.phase is Phase.INIT:
             self._reporter.phase(Phase.FIRST_STEP)
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Told as a checkpoint, and counted as lost time or as a failure."""
+        """Report a save as a checkpoint; record its time as lost, or its failure."""
         began = perf_counter()
         try:
             with self.standing():
@@ -76,18 +77,19 @@ class Telling(EngineObserver):
         self._reporter.stood_still(perf_counter() - began)
 
     def saved(self, result: SaveResult, *, is_latest: bool) -> None:
-        """One that no load without a tag would take is nothing to go on from, so it is not told."""
+        """Report the checkpoint, unless a load without a tag would not take it: then a job cannot resume from
+        it."""
         if is_latest:
             self._reporter.saved(result)
 
     @contextmanager
     def loading(self) -> Iterator[None]:
-        """Part of the start; later on it is judged by the limit of a checkpoint."""
+        """Report a load as part of the start; later loads are judged by the limit of a checkpoint."""
         with self.standing():
             yield
 
     def loaded(self, result: LoadResult, *, seconds: float, module_only: bool) -> None:
-        """Damaged checkpoints always; a resume only where the steps were taken over."""
+        """Report damaged checkpoints in any case, a resume only where the steps were loaded."""
         if result.rejected:
             self._reporter.rejected(passed_over(result))
         if result.path is not None and not module_only:
