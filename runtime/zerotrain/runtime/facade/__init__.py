@@ -1,5 +1,5 @@
-"""What `Engine` offers beside the training loop, by subject: checkpoints, inspection, DeepSpeed's names.
+"""Methods of `Engine` beside the training loop, by subject: checkpoints, inspection, DeepSpeed's names.
 
-Mixins over `parts.EngineParts`, so that the loop in `engine.py` stays short; each reads the parts and calls
-the package that does the work.
+They are mixins over `parts.EngineParts`, so that the loop in `engine.py` stays short; each reads the parts
+and calls the package that does the work.
 """

@@ -1,4 +1,4 @@
-"""Gradient accumulation as the user steers it: where a step ends, and backward passes without communication.
+"""Gradient accumulation controlled by the user: where a step ends, and backward passes without communication.
 
 Called by training scripts through the engine.
 """
@@ -12,12 +12,12 @@ from zerotrain.runtime.facade.parts import EngineParts
 
 
 class Accumulation(EngineParts):
-    """Which backward pass is the last one before an update."""
+    """Determines which backward pass is the last one before an update."""
 
     _in_no_sync = False
 
     def is_gradient_accumulation_boundary(self) -> bool:
-        """Whether the `step()` that belongs to the current micro-batch updates the weights."""
+        """Return whether the `step()` that belongs to the current micro-batch updates the weights."""
         if self._forced_boundary is not None:
             return self._forced_boundary
         if not self.config.managed_gradient_accumulation:
@@ -25,19 +25,21 @@ class Accumulation(EngineParts):
         return (self.micro_steps + 1) % self.config.batch.gradient_accumulation_steps == 0
 
     def set_gradient_accumulation_boundary(self, is_boundary: bool | None) -> None:
-        """Say before a forward whether its `step()` updates, instead of counting micro-batches; None = count.
+        """Set before a forward pass whether its `step()` updates, instead of counting micro-batches; None =
+        count.
 
-        With False, `step()` need not be called after each backward. `backward` divides losses by
+        With False, `step()` need not be called after each backward pass. `backward` divides losses by
         `gradient_accumulation_steps` in any case.
         """
         self._forced_boundary = is_boundary
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes in here add gradients up on this rank; the next `step()` outside reduces them.
+        """Make backward passes within accumulate gradients on this rank; the next `step()` outside reduces
+        them.
 
-        Micro-batches are not counted and `step()` raises RuntimeError in here, as in DeepSpeed. Raises
-        RuntimeError at stages 2 and 3, where a rank keeps no room for whole gradients, and when nested.
+        Micro-batches are not counted and `step()` raises RuntimeError within, as in DeepSpeed. Raises
+        RuntimeError at stages 2 and 3, where a rank keeps no memory for whole gradients, and when nested.
         """
         stage = self.config.zero.stage
         if stage >= 2:
@@ -54,19 +56,19 @@ class Accumulation(EngineParts):
             self._in_no_sync = False
 
     def reduces_now(self) -> bool:
-        """Whether stages 0 and 1 may reduce in the backward pass that starts."""
+        """Return whether stages 0 and 1 may reduce in the backward pass that starts."""
         if not self.config.managed_gradient_accumulation and self._forced_boundary is None:
-            return False  # another backward may follow before the step
+            return False  # another backward pass may follow before the step
         return not self._in_no_sync and self.is_gradient_accumulation_boundary()
 
     def end_micro_batch(self) -> bool:
-        """Count a micro-batch; whether the step is due. Raises RuntimeError within `no_sync`."""
+        """Count a micro-batch; return whether the step is due. Raises RuntimeError within `no_sync`."""
         if self._in_no_sync:
             raise RuntimeError("step() cannot be called within no_sync(); call it after the context")
         at_boundary = self.is_gradient_accumulation_boundary()
         self.micro_steps += 1
         self.step_calls += 1
-        if at_boundary:  # a boundary that was set by hand ends the count as well
+        if at_boundary:  # a boundary that the user set ends the count as well
             every = self.config.batch.gradient_accumulation_steps
             self.micro_steps = -(-self.micro_steps // every) * every
         return at_boundary

@@ -1,9 +1,9 @@
-"""fp32 arguments of a model that computes in bf16 or fp16.
+"""Explanation of dtype errors from fp32 arguments of a model that computes in bf16 or fp16.
 
-They arrive as they are: timesteps, coordinates and targets lose digits otherwise. Only `auto_cast` in the
-bf16 or fp16 block casts them. An operator that cannot mix dtypes (a convolution of fp32 audio with bf16
-weights) raises torch's error, which names neither; what is here adds the arguments' names and the switch to
-its text.
+Arguments are passed on unchanged: timesteps, coordinates and targets would lose digits otherwise. Only
+`auto_cast` in the bf16 or fp16 block casts them. An operator that cannot mix dtypes (a convolution of fp32
+audio with bf16 weights) raises torch's error, which names neither. This module adds the arguments' names and
+the setting to its text.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from zerotrain.runtime.zero.names import innermost
 _ABOUT_DTYPES = re.compile(r"dtype|(scalar|data|input|weight|bias|same) type|type promoting", re.IGNORECASE)
 _FLOATING = re.compile(r"float|half", re.IGNORECASE)
 _MAX_NAMED = 8
-"""Arguments in an error message; the rest is counted."""
+"""Largest number of arguments named in an error message; the rest is counted."""
 _MARK = "auto_cast"
 
 
 def watch_arguments(core: Core, precision: PrecisionConfig) -> ArgumentWatch | None:
-    """Explain dtype errors of the model's forward from now on, until the engine is closed; None where fp32
-    computes or arguments are cast."""
+    """Explain dtype errors of the model's forward from now on, until the engine is closed; None where the
+    model computes in fp32 or casts its arguments."""
     if precision.compute_dtype == "fp32" or precision.cast_inputs:
         return None
     watch = ArgumentWatch(precision.compute_dtype)
@@ -45,7 +45,7 @@ def watch_arguments(core: Core, precision: PrecisionConfig) -> ArgumentWatch | N
 
 
 class ArgumentWatch:
-    """Sees every call of the model; does something only when it, or its backward pass, raises."""
+    """Observes every call of the model; acts only when the call or its backward pass raises."""
 
     def __init__(self, compute_dtype: str) -> None:
         self._compute_dtype = compute_dtype
@@ -53,7 +53,7 @@ class ArgumentWatch:
         """The model's class, and the fp32 arguments of its last call."""
 
     def after(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        """Forward hook that torch also calls when forward raised."""
+        """Explain an error of the call; a forward hook that torch also calls when forward raised."""
         error = sys.exc_info()[1]
         if output is None and isinstance(error, RuntimeError | ValueError | TypeError):
             explain_argument_dtypes(error, module, args, kwargs, compute_dtype=self._compute_dtype)
@@ -63,8 +63,7 @@ class ArgumentWatch:
         self._last = type(innermost(module)).__name__, names
 
     def explain_backward(self, error: BaseException) -> None:
-        """The same for an error of the backward pass: a loss of bf16 outputs and fp32 targets may raise
-        there."""
+        """Explain an error of the backward pass, where a loss of bf16 outputs and fp32 targets may raise."""
         if isinstance(error, RuntimeError):
             _explain(error, *self._last, compute_dtype=self._compute_dtype)
 
@@ -77,10 +76,10 @@ def explain_argument_dtypes(
     *,
     compute_dtype: str,
 ) -> None:
-    """Add to the text of an error about dtypes which arguments of `module`'s forward are fp32 and what to do.
+    """Add to the text of an error about dtypes the fp32 arguments of `module`'s forward and the remedy.
 
-    The error stays the object it is, with its type and traceback. Errors about something else, and calls
-    without fp32 arguments, are left alone.
+    The exception keeps its identity, type and traceback. Errors about something else, and calls without fp32
+    arguments, are left alone.
     """
     if _is_unexplained(error):
         names = list(float32_arguments(module, args, kwargs))
@@ -103,15 +102,16 @@ def _explain(error: Exception, model: str, names: list[str], *, compute_dtype: s
 
 
 def _is_unexplained(error: Exception) -> bool:
-    """RuntimeErrors are mostly torch's own; the other kinds come from anywhere, and must name a dtype."""
+    """Return whether an error concerns dtypes and has no explanation yet. RuntimeErrors are mostly torch's
+    own; the other types come from anywhere, and must name a dtype."""
     text = str(error)
     is_torchs = isinstance(error, RuntimeError) or _FLOATING.search(text) is not None
     return _MARK not in text and is_torchs and _ABOUT_DTYPES.search(text) is not None
 
 
 def float32_arguments(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[str]:
-    """Names of a call's fp32 tensors: those of forward's signature, with the way into nested containers, as
-    in `batch['audio'][0]`."""
+    """Yield the names of a call's fp32 tensors: those of forward's signature, with the path into nested
+    containers, as in `batch['audio'][0]`."""
     named = [*zip(_positional_names(module, len(args)), args, strict=True), *kwargs.items()]
     for name, value in named:
         leaves, _ = pytree.tree_flatten_with_path(value)

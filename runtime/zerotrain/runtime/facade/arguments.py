@@ -1,4 +1,5 @@
-"""The arguments of `initialize`: DeepSpeed's, in its order, and ours. Called by the engine module."""
+"""The arguments of `initialize`: DeepSpeed's, in its order, and this engine's own. Called by the engine
+module."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ ConfigSource = EngineConfig | Mapping[str, Any] | Path | str
 
 @dataclass(frozen=True)
 class Arguments:
-    """What `initialize` was called with; DeepSpeed's positions hold up to `config_params`."""
+    """Arguments of one call of `initialize`; the positions up to `config_params` are DeepSpeed's."""
 
     args: Any = None
     model: nn.Module | None = None
@@ -62,12 +63,12 @@ class Arguments:
             )
 
     def require_model(self) -> nn.Module:
-        """The model, checked."""
-        assert self.model is not None  # __post_init__
+        """Return the model, which `__post_init__` has checked."""
+        assert self.model is not None  # __post_init__ checks it
         return self.model
 
     def config_source(self) -> ConfigSource:
-        """The one configuration among `config`, its older name and `args.deepspeed_config`.
+        """Return the one configuration among `config`, its older name and `args.deepspeed_config`.
 
         Raises ConfigError when there is none, or two.
         """
@@ -92,7 +93,7 @@ class Arguments:
         return source
 
     def apply_port(self) -> None:
-        """Let `distributed_port` fill in where the environment names no port."""
+        """Use `distributed_port` where the environment names no port."""
         if self.distributed_port != DEFAULT_PORT and "MASTER_ADDR" in os.environ:
             os.environ.setdefault("MASTER_PORT", str(self.distributed_port))
 
@@ -100,7 +101,7 @@ class Arguments:
 def taking(
     record: Callable[Parameters, Record],
 ) -> Callable[[Callable[[Record], Result]], Callable[Parameters, Result]]:
-    """Decorator: call a function that takes one record with the record's own arguments."""
+    """Return a decorator that makes a function of one record take the record's own arguments."""
 
     def decorate(function: Callable[[Record], Result]) -> Callable[Parameters, Result]:
         @functools.wraps(function)

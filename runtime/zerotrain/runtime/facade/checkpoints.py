@@ -37,20 +37,21 @@ class Checkpoints(Feeding):
     _claimed: set[Path]
     """Folders that this attempt owns."""
     _saving: BackgroundSave | None = None
-    """The save that goes on in the background; the same one on every rank."""
+    """The save that runs in the background; the same one on every rank."""
     _saves: int = 0
     _staging: Staging | None = None
-    """What is written in the background lies here; kept from the first such save to `close`."""
+    """Host memory for the state that is written in the background; kept from the first such save to
+    `close`."""
     last_save: SaveResult | None = None
-    """The newest checkpoint of this engine that is durable."""
+    """The newest durable checkpoint of this engine."""
     observer: EngineObserver = NOBODY
-    """Is told of saves and loads."""
+    """Observer that is notified of saves and loads."""
 
     def checkpoint_state(self) -> CheckpointState:
-        """This rank's part of the training state; its streams are the engine's own state.
+        """Return this rank's part of the training state; its streams are the engine's own state, not copies.
 
-        Collective where an update goes on in the background: it is waited for, and its error comes out here.
-        Raises RuntimeError inside gradient accumulation, where gradients would be lost, and after `close`.
+        Collective where an update runs in the background: the call waits for it, and raises its error. Raises
+        RuntimeError inside gradient accumulation, where gradients would be lost, and after `close`.
         """
         self.check_open("saving or loading a checkpoint")
         if self.comm.model_parallel is not None:
@@ -87,7 +88,7 @@ class Checkpoints(Feeding):
         )
 
     def after_state_load(self, state: CheckpointState, choice: LoadChoice | None = None) -> None:
-        """Take over a state that was overwritten in place. Collective.
+        """Apply a state that was overwritten in place. Collective.
 
         Raises CheckpointMismatch as `_check_scalars`.
         """
@@ -108,8 +109,8 @@ class Checkpoints(Feeding):
         self.pipeline.clear()
 
     def _check_scalars(self, choice: LoadChoice, scalars: Mapping[str, Any]) -> list[int]:
-        """Raise CheckpointMismatch when the optimizer has other parameter groups than a checkpoint, or
-        another kind of schedule; the stored group of each of the groups."""
+        """Return the stored parameter group of each of the optimizer's groups. Raises CheckpointMismatch when
+        a checkpoint has other parameter groups, or another kind of schedule."""
         from zerotrain.runtime.checkpoint import CheckpointMismatch
 
         num_groups = len(self.zero_optimizer.param_groups)
@@ -156,22 +157,22 @@ class Checkpoints(Feeding):
 
         Args:
             save_dir: folder of the run's checkpoints; all ranks see the same one.
-            tag: name of the checkpoint; None = by step. Tagged ones are never removed by `keep_last`.
+            tag: name of the checkpoint; None = by step. `keep_last` never removes tagged ones.
             client_state: the caller's own values, a dictionary of numbers, texts, bytes, None, tensors, numpy
-                arrays and numbers, and lists, tuples, sets and dictionaries of them; they come back with
-                their types and keys. Rank 0's are stored.
+                arrays and numbers, and lists, tuples, sets and dictionaries of them; loading returns them
+                with their types and keys. Rank 0's are stored.
             save_latest: whether loading without a tag may find it.
             exclude_frozen_parameters: leave them out; load with `load_module_strict=False` then.
-            keep_last: how many checkpoints without a tag stay; None = all.
+            keep_last: how many checkpoints without a tag are kept; None = all.
             asynchronous: copy the state to host memory (kept until `close`) and return; a thread writes the
-                copy while training goes on (`durable` is False in the result). None = as the configuration
-                says (`checkpoint.writer.decoupled`). States on nvme are not copied to memory, which has no
-                room for them: they are written before the call returns, and `durable` is True.
+                copy while training goes on (`durable` is False in the result). None = as configured
+                (`checkpoint.writer.decoupled`). States on nvme are not copied to memory, which cannot hold
+                them: they are written before the call returns, and `durable` is True.
 
-        An error of the background comes out of the next `step`, `save_checkpoint`, `load_checkpoint`,
+        An error of the background save is raised by the next `step`, `save_checkpoint`, `load_checkpoint`,
         `wait_for_checkpoint` or `close`, as the same error on every rank. Raises RuntimeError inside gradient
         accumulation, CheckpointNoSpace, CheckpointNotWritable, CheckpointFenced, CheckpointError (before
-        anything is written, for a value without a durable form), CommError where a rank does something else.
+        anything is written, for a value that cannot be stored), CommError where a rank makes another call.
         """
         from zerotrain.runtime.checkpoint import SaveOptions, check_storable
 
@@ -225,7 +226,7 @@ class Checkpoints(Feeding):
     def wait_for_checkpoint(self) -> SaveResult | None:
         """Wait until the save in the background is durable. Collective. None when there is none.
 
-        Raises what it met: see `save_checkpoint`.
+        Raises the errors of the save: see `save_checkpoint`.
         """
         if self._saving is None:
             return None
@@ -235,11 +236,12 @@ class Checkpoints(Feeding):
 
     @property
     def save_stage(self) -> int:
-        """How far this rank is with the save in the background; goes into the step record."""
+        """Stage that the background save has reached on this rank; part of the step record."""
         return 0 if self._saving is None else int(self._saving.stage)
 
     def heed_saves(self, stages: Sequence[int]) -> None:
-        """Every rank's `save_stage`, as they exchanged it: end the save when it is over. Raises its error."""
+        """End the background save when it is over on all ranks; `stages` is every rank's `save_stage`, as
+        they exchanged it. Raises its error."""
         if self._saving is None or not self._saving.heed(stages):
             return
         if self._saving.is_durable(stages):
@@ -254,7 +256,7 @@ class Checkpoints(Feeding):
         return self._is_durable(end(saving), is_latest=saving.folder.is_latest)
 
     def end_saves(self) -> None:
-        """Wait for the save in the background and give its memory back. Collective. Raises its error."""
+        """Wait for the save in the background and free its memory. Collective. Raises its error."""
         try:
             self.wait_for_checkpoint()
         finally:
@@ -278,16 +280,16 @@ class Checkpoints(Feeding):
         Args:
             load_dir, tag: as given to `save_checkpoint`.
             load_module_strict: False = parameters and buffers that the checkpoint lacks keep their values,
-                those that the model lacks are passed over, and floating buffers may be stored in another
+                those that the model lacks are ignored, and floating buffers may be stored in another
                 floating dtype. Shapes must agree in any case.
-            load_optimizer_states: False = weights alone; moments, rates and loss scale stay.
-            load_lr_scheduler_states: False = the schedule goes on from where it is. Neither is there to be
-                loaded where nothing is trained.
-            load_module_only: weights and buffers alone; steps and random generators stay too.
+            load_optimizer_states: False = weights only; moments, rates and loss scale stay.
+            load_lr_scheduler_states: False = the schedule goes on from its present state. Where nothing is
+                trained, neither states nor schedule are loaded.
+            load_module_only: weights and buffers only; steps and random generators stay too.
             custom_load_fn: must be None; weights are read in place, by interval.
 
-        Details, such as damaged checkpoints that were passed over, are in `last_load`. Raises RuntimeError
-        inside gradient accumulation, CheckpointDamaged, CheckpointMismatch, CheckpointError.
+        Details, such as damaged checkpoints that were skipped, are in `last_load`. Raises RuntimeError inside
+        gradient accumulation, CheckpointDamaged, CheckpointMismatch, CheckpointError.
         """
         from zerotrain.runtime.checkpoint.from_deepspeed.spawn import readable
 
@@ -334,6 +336,6 @@ class Checkpoints(Feeding):
 
 
 def without_frozen(state: CheckpointState) -> CheckpointState:
-    """The state without the units that are not trained."""
+    """Return the state without the units that are not trained."""
     trained = {unit.name for unit in state.layout.units if unit.trainable}
     return replace(state, streams={key: value for key, value in state.streams.items() if key[0] in trained})

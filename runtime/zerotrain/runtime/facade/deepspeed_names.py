@@ -1,5 +1,5 @@
-"""Further names of DeepSpeed's engine that scripts and libraries call, and the answer to names that are not
-here."""
+"""Further names of DeepSpeed's engine that scripts and libraries call, and the error for names that do not
+exist."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DOCUMENT = "docs/deepspeed.md"
 
 
 class DeepSpeedNames(EngineParts):
-    """What is neither of the configuration nor of the state."""
+    """Names that belong neither to the configuration nor to the state."""
 
     @property
     def data_parallel_group(self) -> Any:
@@ -46,18 +46,18 @@ class DeepSpeedNames(EngineParts):
         *,
         collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> EpochLoader:
-        """A loader of micro-batches as `initialize(training_data=...)` makes it; `batch_size` None = the
-        micro batch size."""
+        """Return a loader of micro-batches as `initialize(training_data=...)` makes it; `batch_size` None =
+        the micro batch size."""
         batch = self.config.batch
         size = batch.micro_batch_size if batch_size is None else batch_size
         config = replace(self.config, batch=replace(batch, micro_batch_size=size))
         loader = build_loader(dataset, config, self.comm, collate_fn)
-        assert loader is not None  # for a data set there is one
-        loader.steps_taken = lambda: self.step_calls  # an epoch of which something was trained is over
+        assert loader is not None  # a data set always yields a loader
+        loader.steps_taken = lambda: self.step_calls  # a new iteration after a step begins a new epoch
         return loader
 
     def save_fp16_model(self, directory: Path | str, save_filename: str | None = None) -> Path:
-        """The older name of `save_16bit_model`."""
+        """Call `save_16bit_model`, whose older name this is."""
         save = self.save_16bit_model  # type: ignore[attr-defined]  # Engine has it
         folder: Path = save(directory, save_filename)
         return folder
@@ -65,7 +65,7 @@ class DeepSpeedNames(EngineParts):
     def _zero3_consolidated_16bit_state_dict(
         self, exclude_frozen_parameters: bool = False
     ) -> dict[str, torch.Tensor] | None:
-        """`module_state_dict` on rank 0, None elsewhere. Collective."""
+        """Return `module_state_dict` on rank 0, None elsewhere. Collective."""
         gather = self.module_state_dict  # type: ignore[attr-defined]  # Engine has it
         state: dict[str, torch.Tensor] = gather(exclude_frozen_parameters=exclude_frozen_parameters)
         return state if self.rank == 0 else None
@@ -79,7 +79,7 @@ class DeepSpeedNames(EngineParts):
 
 
 def unknown_attribute(engine: object, name: str) -> AttributeError:
-    """The error for a name that neither the engine nor its model has."""
+    """Return the error for a name that neither the engine nor its model has."""
     text = f"neither the engine nor its model has an attribute {name!r}"
     if name.startswith("_"):
         return AttributeError(text)

@@ -1,4 +1,4 @@
-"""What torch's dtype errors do not say: which tensors of the model do not have the compute dtype, and which
+"""Explanation of torch's dtype errors: which tensors of the model do not have the compute dtype, and which
 key of the configuration casts them. Called when the outermost forward call raised."""
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _FLOATING = re.compile(r"float|half|double", re.IGNORECASE)
 
 
 def explain_dtype_error(error: BaseException | None, model: nn.Module, config: EngineConfig) -> None:
-    """Say in a dtype error of torch's which floating buffers do not have the compute dtype, and how to cast
+    """Add to a dtype error of torch's which floating buffers do not have the compute dtype, and how to cast
     them.
 
-    The error that is under way keeps type and traceback; its cause is one with torch's own text. Other
-    errors, and those of models that have no such buffer, stay as they are.
+    The raised error keeps its type and traceback; its cause is an error with torch's own text. Other errors,
+    and those of models without such buffers, stay as they are.
     """
     compute = config.precision.compute_dtype
     if compute == "fp32" or not isinstance(error, _KINDS):
@@ -49,7 +49,8 @@ def explain_dtype_error(error: BaseException | None, model: nn.Module, config: E
 
 
 def _add(error: Exception, explanation: str) -> None:
-    kind = type(error) if type(error) in _KINDS else RuntimeError  # the compiler's errors are made of more
+    # The constructors of the compiler's errors take more arguments.
+    kind = type(error) if type(error) in _KINDS else RuntimeError
     original = kind(str(error)).with_traceback(error.__traceback__)
     error.args = (f"{str(error).rstrip('. ')}. {explanation}", *error.args[1:])
     error.__cause__ = original

@@ -22,7 +22,7 @@ WAY_OUT = "set requires_grad on what should be trained before initialize (after 
 
 
 class Evaluation(EngineParts):
-    """What an engine for evaluation only refuses."""
+    """Rejects calls that an engine for evaluation only does not support."""
 
     @property
     def is_evaluation_only(self) -> bool:
@@ -31,7 +31,7 @@ class Evaluation(EngineParts):
         return not self.core.gradients
 
     def check_trains(self, what: str) -> None:
-        """Raise RuntimeError where `what` needs something to train."""
+        """Raise RuntimeError where `what` needs trainable parameters and there are none."""
         if self.is_evaluation_only:
             raise RuntimeError(
                 f"{what} is not possible: every parameter of the model was frozen when initialize took it "
@@ -41,7 +41,7 @@ class Evaluation(EngineParts):
 
 
 def trains_on_ranks(model: nn.Module, comm: Comm) -> bool:
-    """Whether the model has a parameter to train. Collective.
+    """Return whether the model has a parameter to train. Collective.
 
     Raises LayoutError, on every rank, where ranks differ.
     """
@@ -57,7 +57,7 @@ def trains_on_ranks(model: nn.Module, comm: Comm) -> bool:
 
 
 def for_evaluation(config: EngineConfig, asked: Arguments) -> tuple[EngineConfig, Arguments]:
-    """Configuration and arguments for a frozen model: no optimizer, no schedule, nothing made for them.
+    """Return configuration and arguments for a frozen model: no optimizer, no schedule, no state for them.
 
     Raises ConfigError for an optimizer or a schedule among the arguments, which would update nothing.
     """
@@ -80,6 +80,6 @@ def for_evaluation(config: EngineConfig, asked: Arguments) -> tuple[EngineConfig
 
 
 def optimizer_of(engine: Evaluation) -> ZeroOptimizer:
-    """What `initialize` gives as the optimizer: None for an engine for evaluation only, which the type leaves
-    out, as scripts that train would have to ask for it everywhere."""
+    """Return the optimizer that `initialize` returns: None for an engine for evaluation only. The type omits
+    None, because scripts that train would have to check for it everywhere."""
     return cast(ZeroOptimizer, None) if engine.is_evaluation_only else engine.zero_optimizer

@@ -22,17 +22,17 @@ class Exports(EngineParts):
     """State dicts, and folders that transformers and PEFT load."""
 
     def module_state_dict(self, *, exclude_frozen_parameters: bool = False) -> dict[str, Any]:
-        """The model's state dict as copies in host memory, on every rank, with the plain model's names
-        (without what torch.compile and checkpoint_wrapper add). Collective.
+        """Return the model's state dict as copies in host memory, on every rank, with the plain model's names
+        (without the parts that torch.compile and checkpoint_wrapper add). Collective.
 
         Values are in the compute precision, and tied weights are one tensor under several names. Units are
         gathered one after the other. `get_full_fp32` reads masters, `save_16bit_model` writes files without
         holding the whole model.
 
         Args:
-            exclude_frozen_parameters: leave out what is not trained, and gather none of it; what belongs to
-                PEFT adapters stays, trained or not, so that `model.save_pretrained(folder, state_dict=...)`
-                has all of it.
+            exclude_frozen_parameters: leave out parameters that are not trained, and gather none of them;
+                those of PEFT adapters are kept, trained or not, so that
+                `model.save_pretrained(folder, state_dict=...)` has all of the adapter.
 
         Raises RuntimeError in forward and backward and after `close`.
         """
@@ -46,7 +46,7 @@ class Exports(EngineParts):
         return whole_state(self.core, without=self._base_parameters())
 
     def _base_parameters(self) -> set[int]:
-        """Ids of what is neither trained nor a part of an adapter."""
+        """Return the ids of parameters that are neither trained nor a part of an adapter."""
         from zerotrain.runtime.weights.adapters import adapter_parameters
         from zerotrain.runtime.weights.whole import frozen_parameters
 
@@ -61,16 +61,18 @@ class Exports(EngineParts):
         dtype: str | None = None,
         max_shard_size: int | str = "5GB",
     ) -> Path:
-        """Write the weights as safetensors with `config.json` where it is known; the folder. Collective.
+        """Write the weights as safetensors, with `config.json` where it is known; return the folder.
+        Collective.
 
-        Every rank writes what it owns, tile by tile: nothing is gathered, at any stage. Tied parameters are
-        stored once. The new weights replace older ones in the folder at once; other files stay.
+        Every rank writes the part that it owns, tile by tile: nothing is gathered, at any stage. Tied
+        parameters are stored once. The new weights replace older ones in the folder atomically; other files
+        are kept.
 
         Args:
             directory: made if need be; all ranks must see it.
-            save_filename: name of the file when there is one; only `*.safetensors` counts, since others
+            save_filename: name of the file when there is one; only `*.safetensors` is used, since others
                 (DeepSpeed's `pytorch_model.bin`) would be pickles.
-            exclude_frozen_parameters: store only what is trained; of a PEFT model also all adapters, as
+            exclude_frozen_parameters: store only trained parameters; of a PEFT model also all adapters, as
                 `PeftModel.from_pretrained` reads them: they are gathered for it, the base is not.
             dtype: "bf16", "fp16" or "fp32", of all floating-point parameters; None = the compute precision,
                 and frozen ones as they are stored.
@@ -108,7 +110,7 @@ class Exports(EngineParts):
         return folder
 
     def _source(self, dtype: torch.dtype) -> Source:
-        """What an export in that precision reads."""
+        """Return the source of an export in that precision."""
         from zerotrain.runtime.weights.export import Source
 
         return Source(
@@ -131,7 +133,7 @@ class Exports(EngineParts):
         save_adapters(model, state, directory, ranks_of(self.comm))
 
     def _own_dtype(self) -> str:
-        """The compute precision; where nothing is trained, that of most weights."""
+        """Return the compute precision; where nothing is trained, the precision of most weights."""
         units = self.core.layout.units
         numel: Counter[str] = Counter()
         for unit in units:
@@ -141,7 +143,8 @@ class Exports(EngineParts):
         return self.config.precision.compute_dtype if trains or not numel else numel.most_common(1)[0][0]
 
     def _values_of(self, layout: UnitLayout, dtype: torch.dtype) -> StateStream:
-        """This rank's interval: the weights as computed with, or their masters where those are closer."""
+        """Return this rank's interval: the weights of the computation, or their masters where the export has
+        another dtype."""
         unit = next(unit for unit in self.core.units if unit.name == layout.name)
         states = self.zero_optimizer.states.get(unit.name)
         if states is None or unit.dtype == dtype:

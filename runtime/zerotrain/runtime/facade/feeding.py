@@ -1,5 +1,5 @@
-"""The data that an engine trains on, as far as it is the engine's affair: its loader's place in checkpoints,
-and ranks that have unequal amounts (`uneven_inputs`)."""
+"""Data feeding of an engine: its loader's position in checkpoints, and ranks with unequal amounts of data
+(`uneven_inputs`)."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from zerotrain.runtime.data.epochs import EpochLoader
 
 LOADER = "loader"
-"""Key of the loader's place in the scalars of a checkpoint."""
+"""Key of the loader's position in the scalars of a checkpoint."""
 
 
 class Feeding(EngineParts):
-    """Follows the batches."""
+    """Keeps track of the batches."""
 
     training_dataloader: EpochLoader | None = None
-    """The third value of `initialize`."""
+    """The third value that `initialize` returns."""
     _rounds: Rounds | None = None
     _empty_batch: list[tuple[int, ...]] | None = None
-    """Shapes of the tensors of the last forward pass where it had no samples."""
+    """Shapes of the tensors of the last forward pass if it had no samples."""
 
     def follow_loader(self, loader: EpochLoader | None) -> None:
-        """Take the engine's own loader over."""
+        """Attach the engine's own loader."""
         self.training_dataloader = loader
         if loader is not None:
             loader.steps_taken = lambda: self.step_calls
@@ -40,8 +40,8 @@ class Feeding(EngineParts):
         """Iterate over this rank's batches until every rank has had all of its own. Collective.
 
         With `uneven_inputs` "join" a rank without data goes on with its last batch at weight zero, and every
-        batch counts by its samples: `engine.batch_weight`. Without, the batches as they are. The loader that
-        `initialize` gives is joined already.
+        batch is weighted by its samples: `engine.batch_weight`. Otherwise the batches are returned unchanged.
+        The loader that `initialize` returns is joined already.
 
         Train each batch, up to `step()`, before the next one is taken. Raises RuntimeError otherwise, and
         ValueError on every rank when a rank has no batch at all.
@@ -53,7 +53,7 @@ class Feeding(EngineParts):
         return joined(iter(batches), self._rounds, length=self._batches_to_boundary)
 
     def _batches_to_boundary(self) -> int:
-        """Micro-batches up to the next update."""
+        """Return the number of micro-batches up to the next update."""
         every = self.config.batch.gradient_accumulation_steps
         is_counted = self.config.managed_gradient_accumulation and self._forced_boundary is None
         return every - self.micro_steps % every if is_counted else 1
@@ -64,11 +64,11 @@ class Feeding(EngineParts):
         return 1.0 if self._rounds is None else self._rounds.weight(self.step_calls)
 
     def weighted(self, loss: torch.Tensor) -> torch.Tensor:
-        """The loss times the batch's weight, in fp32 on every rank; the loss itself without `join`."""
+        """Return the loss times the batch's weight, in fp32 on every rank; the loss itself without `join`."""
         return loss if self._rounds is None else loss.float() * self.batch_weight
 
     def look_at_batch(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Note whether a forward pass has tensors and all of them are without samples."""
+        """Record whether a forward pass has tensors and all of them are without samples."""
         given: list[Any] = [*args, *kwargs.values()]
         if len(given) == 1 and isinstance(given[0], (Mapping, list, tuple)):
             given = list(given[0].values() if isinstance(given[0], Mapping) else given[0])
@@ -77,7 +77,7 @@ class Feeding(EngineParts):
 
     def check_batch(self, loss: torch.Tensor) -> None:
         """Raise ValueError where the batch had no samples and its loss is not finite: the gradients of all
-        ranks would not be either, and every rank would skip the step without a word."""
+        ranks would not be finite either, and every rank would silently skip the step."""
         if self._empty_batch is None or math.isfinite(float(loss.detach())):
             return
         error = ValueError(
@@ -89,11 +89,12 @@ class Feeding(EngineParts):
         raise error
 
     def loader_scalars(self) -> dict[str, Any]:
-        """The place of the engine's loader, for a checkpoint."""
+        """Return the position of the engine's loader, for a checkpoint."""
         loader = self.training_dataloader
         return {} if loader is None else {LOADER: loader.state_dict()}
 
     def restore_loader(self, scalars: Mapping[str, Any]) -> None:
-        """Undo `loader_scalars`; a loader that the checkpoint does not know keeps its place."""
+        """Restore what `loader_scalars` returned; a loader that is not in the checkpoint keeps its
+        position."""
         if self.training_dataloader is not None and LOADER in scalars:
             self.training_dataloader.load_state_dict(scalars[LOADER])

@@ -1,8 +1,9 @@
 """`generate` of Hugging Face models where ranks hold parts of the weights.
 
-A forward pass at stage 3 takes all ranks, so one whose sequences have ended must go on until all have.
-transformers does that under `synced_gpus=True`, and sets it by itself for the sharding that it knows. Here an
-engine gives its model that default: an attribute of the modules that have such a `generate`, until `close`.
+A forward pass at stage 3 needs all ranks, so a rank whose sequences have ended must go on until those of all
+ranks have. transformers does that under `synced_gpus=True`, and sets it by itself for the kinds of sharding
+that it recognises. Here an engine gives its model that default: an attribute of the modules that have such a
+`generate`, until `close`.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ ADVICE = f"where ranks generate different numbers of tokens, pass {ARGUMENT}=Tru
 
 
 class SyncedGeneration:
-    """Of one engine."""
+    """Default of `synced_gpus` for the model of one engine."""
 
     def __init__(self, core: Core) -> None:
-        """Nothing happens where a rank's forward pass is its own affair."""
+        """Attach the default; do nothing where a forward pass does not need the other ranks."""
         self._core = core
         self._modules: list[nn.Module] = []
         if core.options.placement.params_sharded and core.comm.world_size > 1:
@@ -38,7 +39,7 @@ class SyncedGeneration:
                     self._attach(module, place)
 
     def detach(self) -> None:
-        """Let the modules be as they were."""
+        """Restore the modules."""
         for module in self._modules:
             vars(module).pop("generate", None)
         self._modules.clear()
@@ -63,18 +64,20 @@ class SyncedGeneration:
         self._modules.append(module)
 
     def _takes_all_ranks(self) -> bool:
-        """Whether a forward pass does: not within `full_parameters`, where one rank may generate alone."""
+        """Return whether a forward pass needs all ranks: not within `full_parameters`, where one rank may
+        generate alone."""
         core = self._core
         return any(unit.placement.params_sharded and not core.holds[unit] for unit in core.units)
 
 
 def _place_of_argument(kind: type) -> int | None:
-    """Where `generate` of a module's class takes `synced_gpus`, self not counted; None = it does not."""
+    """Return the position of `synced_gpus` in `generate` of a module's class, without self; None if it has
+    none."""
     generate = getattr(kind, "generate", None)
     if not callable(generate):
         return None
     try:
         names = list(inspect.signature(generate).parameters)
-    except (TypeError, ValueError):  # no Python function
+    except (TypeError, ValueError):  # not a Python function
         return None
     return names.index(ARGUMENT) - 1 if ARGUMENT in names else None

@@ -1,4 +1,4 @@
-"""Looking into a running engine: memory, times, a call after every step."""
+"""Inspection of a running engine: memory, times, and hooks at every step."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ StepHook = Callable[[StepResult], None]
 
 
 class Inspection(EngineParts):
-    """What the engine tells of itself."""
+    """Memory, spill and step information of an engine."""
 
     _step_hooks: OrderedDict[int, StepHook]
     _update_hooks: OrderedDict[int, StepHook]
@@ -47,7 +47,7 @@ class Inspection(EngineParts):
     _traffic_of: tuple[ModelLayout, StepTraffic] | None
 
     def memory_status(self) -> MemoryStatus:
-        """This rank's memory: buffers by kind and tier, peaks by phase, the formulas beside them, process,
+        """Return this rank's memory: buffers by kind and tier, peaks by phase, the planned sizes, process,
         device."""
         self.core.updates.wait()
         inputs = self._memory_inputs()
@@ -70,8 +70,8 @@ class Inspection(EngineParts):
         )
 
     def offload_totals(self) -> OffloadTotals:
-        """What offloading has moved so far on this rank, but for `probe_spill`; without waiting for what is
-        under way, and also after the spill was lost."""
+        """Return the totals of offloading so far on this rank, without those of `probe_spill`. It does not
+        wait for transfers in progress, and works also after the spill was lost."""
         updates, traffic = self.global_steps - self.skipped_steps, self._traffic()
         moved = OffloadTotals(
             h2d_bytes=updates * traffic.pcie_up_bytes, d2h_bytes=updates * traffic.pcie_down_bytes
@@ -89,7 +89,7 @@ class Inspection(EngineParts):
             spill_auth_failures=faults.auth_failures,
         )
         if faults.io_errors or has_lost_spill(self.core):
-            return moved  # its file answers nothing any more
+            return moved  # its file can no longer be queried
         return replace(
             moved,
             spill_read_bytes=vault.file.bytes_read - probed.bytes_read,
@@ -97,10 +97,9 @@ class Inspection(EngineParts):
         )
 
     def probe_spill(self) -> float | None:
-        """Bytes per second of a pass over a part of the spill file, as the drive gives them now; None where
-        no optimizer state is spilled. Takes up to a second on a slow drive; not while an update is under way.
-        States that the first backward pass would make are made now.
-        """
+        """Return the bytes per second of a pass over a part of the spill file at the drive's present speed;
+        None where no optimizer state is spilled. Takes up to a second on a slow drive. Do not call it while
+        an update is running. It makes states that the first backward pass would otherwise make."""
         from zerotrain.runtime.vault.probe import probe
 
         vault = used_vault(self.core)
@@ -109,7 +108,7 @@ class Inspection(EngineParts):
         return None if vault is None else probe(vault)
 
     def spill_space(self) -> VolumeSpace | None:
-        """Free space and size of the spill file's volumes; None without a spill."""
+        """Return free space and size of the spill file's volumes; None without a spill."""
         from zerotrain.runtime.vault.probe import space
 
         vault = used_vault(self.core)
@@ -123,8 +122,8 @@ class Inspection(EngineParts):
 
     @property
     def spill_info(self) -> VaultInfo | None:
-        """The spill file of this rank: I/O engine, encryption, folders, reasons; None without one, also where
-        the configuration names a drive and nothing goes there."""
+        """Properties of this rank's spill file: I/O engine, encryption, folders, reasons. None without one,
+        also where the configuration names a drive and nothing is spilled there."""
         vault = used_vault(self.core)
         return None if vault is None else vault.info
 
@@ -142,10 +141,10 @@ class Inspection(EngineParts):
     def register_step_hook(self, hook: StepHook, *, before_update: bool = False) -> RemovableHandle:
         """Call `hook(result)` after every step boundary, skipped ones included; `handle.remove()` ends it.
 
-        Hooks run in the order of their registration, when everything of the step is done: they may save,
-        evaluate or read states. With `before_update` they run when the step begins and nothing has changed
-        yet: `get_full_grad` and `set_full_grad` work then, as does clipping; of the result, step, rate and
-        loss scale are known. What one raises comes out of `engine.step()`.
+        Hooks run in the order of their registration, when the step is complete: they may save, evaluate or
+        read states. With `before_update` they run when the step begins and nothing has changed yet:
+        `get_full_grad` and `set_full_grad` work then, as does clipping; of the result only step, rate and
+        loss scale are known. `engine.step()` raises the exceptions of hooks.
         """
         hooks = self._update_hooks if before_update else self._step_hooks
         handle = RemovableHandle(hooks)
@@ -153,11 +152,11 @@ class Inspection(EngineParts):
         return handle
 
     def watch_data_writes(self, enabled: bool = True) -> None:
-        """Compare the weights at every step with what the engine made of them, to find writes through `.data`
+        """Compare the weights at every step with those that the engine wrote, to find writes through `.data`
         (`p.data.clamp_()`), which torch does not count. For debugging: call it on every rank, between steps.
 
-        `step()` then raises OutsideWrite, naming parameters. Each look reads the weights once, and updates in
-        the background are waited for.
+        `step()` then raises OutsideWrite, naming parameters. Each comparison reads the weights once, and
+        waits for updates in the background.
         """
         if self.core.writes.watch is not None:
             self.core.writes.watch.end()
@@ -170,7 +169,7 @@ class Inspection(EngineParts):
         self._step_log = StepLog(self.config)
 
     def _before_update(self) -> None:
-        """The step of a boundary begins."""
+        """Run the optimizer's and the user's hooks at the beginning of a boundary's step."""
         self.optimizer.before_step()
         if self._update_hooks:
             scale, lr = self.pipeline.scaler.scale, self.optimizer.lr
@@ -179,7 +178,7 @@ class Inspection(EngineParts):
                 hook(coming)
 
     def _settle_device(self) -> None:
-        """With `wall_clock_breakdown` on CUDA, a phase ends when the device is done with it."""
+        """Wait for the device at the end of a phase, with `wall_clock_breakdown` on CUDA."""
         if self.config.wall_clock_breakdown and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 

@@ -1,4 +1,4 @@
-"""`engine.timers` and `engine.monitor`: DeepSpeed's stop watches, and its monitor with nothing attached."""
+"""`engine.timers` and `engine.monitor`: DeepSpeed's stop watches, and its monitor without a backend."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Timer:
         self._laps: list[float] = []
 
     def start(self) -> None:
-        """Begin a lap. Raises RuntimeError when one runs."""
+        """Begin a lap. Raises RuntimeError when one is running."""
         if self.started_:
             raise RuntimeError(f"timer {self.name_!r} runs already; call stop() first")
         self.started_, self._began = True, _now()
 
     def stop(self, reset: bool = False, record: bool = True) -> None:
-        """End the lap; `reset` forgets earlier ones, and without `record` this one. Raises RuntimeError
-        when none runs."""
+        """End the lap; `reset` drops earlier laps, and `record=False` drops this one. Raises RuntimeError
+        when none is running."""
         if not self.started_:
             raise RuntimeError(f"timer {self.name_!r} does not run; call start() first")
         lap = _now() - self._began
@@ -40,12 +40,12 @@ class Timer:
             self._laps.append(lap)
 
     def reset(self) -> None:
-        """Forget all laps, and the one that runs."""
+        """Drop all laps, and the running one."""
         self.started_ = False
         self._laps.clear()
 
     def elapsed(self, reset: bool = True) -> float:
-        """Milliseconds of all laps; a timer that runs goes on with a new lap."""
+        """Return the milliseconds of all laps; a running timer goes on with a new lap."""
         runs = self.started_
         if runs:
             self.stop()
@@ -57,7 +57,7 @@ class Timer:
         return total
 
     def mean(self) -> float:
-        """Mean milliseconds of a lap; 0.0 without one."""
+        """Return the mean milliseconds of a lap; 0.0 without one."""
         return 1000.0 * sum(self._laps) / len(self._laps) if self._laps else 0.0
 
 
@@ -71,15 +71,15 @@ class Timers:
         return self._timers.setdefault(name, Timer(name))
 
     def get_timers(self) -> dict[str, Timer]:
-        """All of them."""
+        """Return all stop watches by name."""
         return self._timers
 
     def has_timer(self, name: str) -> bool:
-        """Whether it was ever asked for."""
+        """Return whether the stop watch exists."""
         return name in self._timers
 
     def log(self, names: Iterable[str], normalizer: float = 1.0, reset: bool = True, **_: Any) -> None:
-        """Log the milliseconds of those that exist, divided by `normalizer`."""
+        """Log the milliseconds of the stop watches that exist, divided by `normalizer`."""
         known = [name for name in names if name in self._timers]
         times = ", ".join(
             f"{name}: {self._timers[name].elapsed(reset=reset) / normalizer:.2f}" for name in known
@@ -87,7 +87,7 @@ class Timers:
         logger.info("time (ms) | %s", times)
 
     def get_mean(self, names: Iterable[str], normalizer: float = 1.0, reset: bool = True) -> dict[str, float]:
-        """Mean milliseconds of a lap by name."""
+        """Return the mean milliseconds of a lap by name, divided by `normalizer`."""
         means = {name: self._timers[name].mean() / normalizer for name in names if name in self._timers}
         if reset:
             for name in means:
@@ -102,7 +102,8 @@ class Monitor:
     enabled = False
 
     def write_events(self, event_list: Sequence[tuple[str, Any, int]]) -> None:
-        """Nothing, as in DeepSpeed without a backend; log to yours where you call this."""
+        """Do nothing, as DeepSpeed does without a backend; a script with a backend of its own logs to it
+        directly."""
 
 
 def _now() -> float:

@@ -1,7 +1,7 @@
-"""How much memory is in use: by the engine's own count, by its formula, by the process, by the device.
+"""Memory in use: by the engine's own count, by its formula, by the process, by the device.
 
-`see_memory_usage` and `memory_status` are public functions with the names of DeepSpeed's; the engine's method
-`memory_status` (facade/inspection.py) adds what only the engine knows.
+`see_memory_usage` and `memory_status` are public functions with DeepSpeed's names; the engine's method
+`memory_status` (facade/inspection.py) adds the engine's own numbers.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _STATUS = Path("/proc/self/status")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessMemory:
-    """What the kernel counts for this process, in bytes; 0 where it does not say."""
+    """Memory of this process as the kernel counts it, in bytes; 0 where the kernel gives no number."""
 
     rss_bytes: int
     """Resident pages."""
     pss_bytes: int
-    """The same with shared pages divided by their users: adds up over the ranks of a host."""
+    """Resident pages with shared ones divided by their users: can be summed over the ranks of a host."""
     peak_rss_bytes: int
     """Largest resident size so far."""
 
     @classmethod
     def now(cls) -> ProcessMemory:
-        """Read from /proc."""
+        """Read the numbers from /proc."""
         rollup, status = _kilobytes(_ROLLUP), _kilobytes(_STATUS)
         return cls(
             rss_bytes=rollup.get("Rss", status.get("VmRSS", 0)),
@@ -46,7 +46,7 @@ class ProcessMemory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceMemory:
-    """What torch's caching allocator counts on this rank's CUDA device, in bytes."""
+    """Memory of this rank's CUDA device as torch's caching allocator counts it, in bytes."""
 
     allocated_bytes: int
     peak_allocated_bytes: int
@@ -55,7 +55,7 @@ class DeviceMemory:
 
     @classmethod
     def now(cls) -> DeviceMemory | None:
-        """None without CUDA."""
+        """Return the present numbers; None without CUDA."""
         if not torch.cuda.is_available():
             return None
         return cls(
@@ -68,53 +68,53 @@ class DeviceMemory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OffloadTotals:
-    """What offloading has moved since the engine was made, on this rank."""
+    """Transfers of offloading since the engine was made, on this rank."""
 
     h2d_bytes: int = 0
-    """Host to accelerator, by the byte formula times the updates."""
+    """Bytes from host to accelerator, by the byte formula times the updates."""
     d2h_bytes: int = 0
     spill_read_bytes: int = 0
-    """From the spill file, counted where the file is read."""
+    """Bytes read from the spill file, counted where the file is read."""
     spill_written_bytes: int = 0
     spill_wait_seconds: float = 0.0
-    """In which nothing but the drive was at work for an update."""
+    """Seconds in which an update waited for the drive alone."""
     spill_pass_seconds: float = 0.0
-    """Of passes over the spill file that have ended."""
+    """Seconds of completed passes over the spill file."""
     spill_pass_bytes: int = 0
-    """Read and written by them."""
+    """Bytes read and written by these passes."""
     spill_io_errors: int = 0
-    """Reads and writes that the system refused."""
+    """Number of reads and writes that failed in the operating system."""
     spill_auth_failures: int = 0
-    """Reads whose bytes failed authentication; a second read may have passed."""
+    """Number of reads whose bytes failed authentication; a second read may have passed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryStatus:
-    """One rank's memory in bytes; `str()` is a table."""
+    """Memory of one rank in bytes; `str()` is a table."""
 
     live_bytes: Mapping[str, int]
-    """The engine's buffers now, by kind (`zero/ledger.py`)."""
+    """Present sizes of the engine's buffers, by kind (`zero/ledger.py`)."""
     peak_bytes: Mapping[str, int]
-    """Their largest sizes so far, by kind; the peaks need not be of the same moment."""
+    """Largest sizes of the buffers so far, by kind; the peaks may be of different moments."""
     phase_peak_bytes: Mapping[str, int] = field(default_factory=dict)
     """Largest sum of all kinds by phase: start, forward, backward, step."""
     planned_persistent_bytes: int = 0
-    """What the byte formula says is held between steps."""
+    """Bytes held between steps, by the byte formula."""
     planned_peak_bytes: int = 0
-    """The formula's peak of a step without activations."""
+    """Peak of a step without activations, by the byte formula."""
     planned_host_bytes: int = 0
-    """What it says of host memory for what is offloaded."""
+    """Host memory for offloaded values, by the byte formula."""
     planned_disk_bytes: int = 0
-    """What it says of the spill."""
+    """Size of the spill, by the byte formula."""
     tier_bytes: Mapping[str, int] = field(default_factory=dict)
-    """All that lives now by tier: device, host, disk."""
+    """Present sizes of all buffers by tier: device, host, disk."""
     offload: OffloadTotals = OffloadTotals()
     process: ProcessMemory
     device: DeviceMemory | None = None
 
     @property
     def persistent_bytes(self) -> int:
-        """All that lives in memory now."""
+        """Present size of all buffers in memory."""
         return sum(size for kind, size in self.live_bytes.items() if Kind(kind).tier is not Tier.DISK)
 
     def __str__(self) -> str:
@@ -141,7 +141,7 @@ class MemoryStatus:
 
 
 def process_line(process: ProcessMemory, device: DeviceMemory | None) -> str:
-    """One line on the process and, where there is one, the device."""
+    """Return one line on the process and, where there is one, the device."""
     line = (
         f"process: resident {_mib(process.rss_bytes)}, proportional {_mib(process.pss_bytes)}, "
         f"peak {_mib(process.peak_rss_bytes)}"
@@ -155,9 +155,9 @@ def process_line(process: ProcessMemory, device: DeviceMemory | None) -> str:
 
 
 def see_memory_usage(message: str, force: bool = False) -> None:
-    """Print the memory of this process on rank 0, after a garbage collection; nothing unless `force`.
+    """Print the memory of this process on rank 0, after a garbage collection; do nothing unless `force`.
 
-    On CUDA the peaks start anew afterwards. Without `force` it costs nothing, so calls may stay in a script.
+    On CUDA the peaks are reset afterwards. Without `force` it costs nothing, so calls may stay in a script.
     """
     if not force or _rank() != 0:
         return
@@ -170,7 +170,7 @@ def see_memory_usage(message: str, force: bool = False) -> None:
 def memory_status(msg: str = "", print_rank: int = -1, reset_max: bool = False) -> ProcessMemory:
     """Print and return the memory of this process on rank `print_rank`; -1 = print on every rank.
 
-    `reset_max` lets CUDA's peaks start anew first.
+    `reset_max` resets CUDA's peaks first.
     """
     if reset_max and torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
@@ -189,7 +189,8 @@ def _mib(num_bytes: int) -> str:
 
 
 def _kilobytes(path: Path) -> dict[str, int]:
-    """`Name:  123 kB` lines of a file in /proc, as bytes; empty where the system has no such file."""
+    """Return the `Name:  123 kB` lines of a file in /proc, as bytes; empty where the system has no such
+    file."""
     try:
         text = path.read_text()
     except OSError:

@@ -1,7 +1,8 @@
-"""The engine asked as the module that DeepSpeed's engine is: its model's parts, under the model's own names.
+"""The engine's interface as the module that DeepSpeed's engine is: its model's parts, under the model's own
+names.
 
-The engine is no `nn.Module` itself (docs/adr/0055): what a module can do beyond this (`to`, `half`, hooks,
-new children) would go past the shards.
+The engine is not an `nn.Module` itself (docs/adr/0055): the other operations of a module (`to`, `half`,
+hooks, new children) would bypass the shards.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Part = TypeVar("Part")
 
 
 class ModuleNames(EngineParts):
-    """Reading access to the model as nn.Module gives it."""
+    """Read access to the model, as nn.Module offers it."""
 
     @property
     def _modules(self) -> Mapping[str, nn.Module]:
@@ -32,50 +33,51 @@ class ModuleNames(EngineParts):
         return self.module.training
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """The model's parameters; sharded ones refuse to be read outside of `full_parameters`."""
+        """Return the model's parameters; sharded ones cannot be read outside of `full_parameters`."""
         return self.module.parameters(recurse)
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """The same with the names that they have in the plain model."""
+        """Return the parameters with the names that they have in the plain model."""
         named = plain.named_parameters(self.module, remove_duplicate=remove_duplicate)
         return _below(prefix, named, recurse=recurse)
 
     def buffers(self, recurse: bool = True) -> Iterator[torch.Tensor]:
-        """The model's buffers."""
+        """Return the model's buffers."""
         return self.module.buffers(recurse)
 
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """The same with the names that they have in the plain model."""
+        """Return the buffers with the names that they have in the plain model."""
         named = plain.named_buffers(self.module, remove_duplicate=remove_duplicate)
         return _below(prefix, named, recurse=recurse)
 
     def modules(self) -> Iterator[nn.Module]:
-        """The model and all modules in it."""
+        """Return the model and all modules in it."""
         return self.module.modules()
 
     def named_modules(
         self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Module]]:
-        """The same, without those of `memo`, with the names that they have in the plain model; a wrapper of
-        torch's stands for what it wraps."""
+        """Return the modules, without those of `memo`, with the names that they have in the plain model; a
+        wrapper of torch's takes the place of the module that it wraps."""
         walked = plain.walk(self.module, remove_duplicate=remove_duplicate)
         named = ((name, layers[0]) for name, layers in walked if not memo or layers[0] not in memo)
         return _below(prefix, named)
 
     def children(self) -> Iterator[nn.Module]:
-        """The model alone, as in DeepSpeed's engine."""
+        """Return the model alone, as in DeepSpeed's engine."""
         return iter(self._modules.values())
 
     def named_children(self) -> Iterator[tuple[str, nn.Module]]:
-        """The model under the name `module`."""
+        """Return the model under the name `module`."""
         return iter(self._modules.items())
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """The model's, with the plain model's names; `module_state_dict` gives it whole at every stage."""
+        """Return the model's state dict, with the plain model's names; `module_state_dict` returns whole
+        values at every stage."""
         state: dict[str, Any] = self.module.state_dict(*args, **kwargs)
         names = {name: plain.plain_key(self.module, name) for name in state}
         if all(name == other for name, other in names.items()):
@@ -86,7 +88,7 @@ class ModuleNames(EngineParts):
 def _below(
     prefix: str, named: Iterable[tuple[str, Part]], *, recurse: bool = True
 ) -> Iterator[tuple[str, Part]]:
-    """The names below a prefix; without `recurse` only those of the model's own."""
+    """Yield the names below a prefix; without `recurse` only those of the model itself."""
     for name, part in named:
         if recurse or "." not in name:
             yield plain.joined(prefix, name) if name else prefix, part

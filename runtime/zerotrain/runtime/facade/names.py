@@ -1,7 +1,7 @@
-"""DeepSpeed's names for what an engine knows, so that its users' scripts run as they are.
+"""DeepSpeed's names for values of an engine, so that scripts written for it run unchanged.
 
-docs/deepspeed.md has the table; a test compares it with these classes. Values of the configuration are made
-by `reads`; what takes more than looking up is a method.
+docs/deepspeed.md has the table; a test compares it with these classes. `reads` makes the accessors of
+configured values; anything that needs more than a look-up is a method.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Getter = Callable[[Any], Any]
 
 
 def reads(path: str, doc: str) -> Getter:
-    """A method without arguments that gives the attribute at a dotted path of the engine."""
+    """Return a method without arguments that returns the attribute at a dotted path of the engine."""
     read = attrgetter(path)
 
     def get(self: Any) -> Any:
@@ -82,31 +82,31 @@ class ConfigNames(EngineParts):
     dynamic_loss_scale = reads("pipeline.scaler.is_dynamic", "Whether the loss scale follows overflows.")
 
     def zero_optimization(self) -> bool:
-        """Whether anything is sharded."""
+        """Return whether anything is sharded."""
         return self.config.zero.stage > 0
 
     def zero_optimization_partition_gradients(self) -> bool:
-        """Whether gradients are sharded."""
+        """Return whether gradients are sharded."""
         return self.config.zero.stage >= 2
 
     def zero_optimization_partition_weights(self) -> bool:
-        """Whether parameters are sharded."""
+        """Return whether parameters are sharded."""
         return self.config.zero.stage >= 3
 
     def fp16_enabled(self) -> bool:
-        """Whether fp16 computes."""
+        """Return whether the model computes in fp16."""
         return self.config.precision.compute_dtype == "fp16"
 
     def bfloat16_enabled(self) -> bool:
-        """Whether bf16 computes."""
+        """Return whether the model computes in bf16."""
         return self.config.precision.compute_dtype == "bf16"
 
     def optimizer_name(self) -> str | None:
-        """The configured optimizer's type; None when the configuration names none."""
+        """Return the configured optimizer's type; None when the configuration names none."""
         return self.config.optimizer.type if self.config.optimizer else None
 
     def optimizer_params(self) -> dict[str, Any] | None:
-        """Its parameters as resolved."""
+        """Return the configured optimizer's resolved parameters."""
         found = self.config.optimizer
         if found is None:
             return None
@@ -114,15 +114,15 @@ class ConfigNames(EngineParts):
         return {**{name: getattr(found, name) for name in known}, **found.params}
 
     def scheduler_name(self) -> str | None:
-        """The configured schedule's type."""
+        """Return the configured schedule's type."""
         return self.config.scheduler.type if self.config.scheduler else None
 
     def scheduler_params(self) -> Mapping[str, Any] | None:
-        """Its parameters as resolved."""
+        """Return the configured schedule's resolved parameters."""
         return self.config.scheduler.params if self.config.scheduler else None
 
     def get_batch_info(self) -> tuple[int, int, int]:
-        """(train batch, micro batch per rank, accumulation steps)."""
+        """Return (train batch, micro batch per rank, accumulation steps)."""
         batch = self.config.batch
         return batch.train_batch_size, batch.micro_batch_size, batch.gradient_accumulation_steps
 
@@ -141,7 +141,7 @@ class ConfigNames(EngineParts):
         self._set_batch(accumulation=train_batch_size // one_pass, micro=self.config.batch.micro_batch_size)
 
     def set_train_micro_batch_size(self, micro_batch_size: int) -> None:
-        """Say that forward passes see another number of samples; the accumulation steps stay.
+        """Declare another number of samples per forward pass; the accumulation steps stay.
 
         A loader that `initialize` made keeps its size. Raises ValueError below 1, RuntimeError between the
         micro-batches of a step.
@@ -168,7 +168,7 @@ class ConfigNames(EngineParts):
 
 
 class StateNames(EngineParts):
-    """What changes while training, and the model's own attributes."""
+    """State that changes during training, and the model's own attributes."""
 
     global_samples = property(
         reads("_global_samples", "Samples of all steps of this process so far, over all ranks.")
@@ -178,12 +178,12 @@ class StateNames(EngineParts):
 
     @property
     def local_rank(self) -> int:
-        """This rank's number on its host, by the launcher's environment."""
+        """Number of this rank on its host, from the launcher's environment."""
         return int(os.environ.get("LOCAL_RANK", "0"))
 
     @property
     def scheduler(self) -> Schedule | None:
-        """What `initialize` gave as the scheduler: None where neither configuration nor caller named one."""
+        """The scheduler that `initialize` returned: None where neither configuration nor caller named one."""
         return None if is_constant(self.schedule) else self.schedule
 
     @property
@@ -191,35 +191,35 @@ class StateNames(EngineParts):
         """The same as `scheduler`."""
         return self.scheduler
 
-    if not TYPE_CHECKING:  # a type checker would believe in every attribute
+    if not TYPE_CHECKING:  # a type checker would accept every attribute
 
         def __getattr__(self, name: str) -> Any:
-            """The model's attribute, where the engine has none of that name."""
+            """Return the model's attribute, where the engine has none of that name."""
             module = self.__dict__.get("module")
             if module is not None and not name.startswith("_") and hasattr(module, name):
                 return getattr(module, name)
             raise unknown_attribute(self, name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The same as calling the engine."""
+        """Run the model's forward pass, as a call of the engine does."""
         return self(*args, **kwargs)  # type: ignore[operator]  # Engine is callable
 
     def get_global_grad_norm(self) -> float | None:
-        """Norm of the last step's gradient before clipping; None before the first."""
+        """Return the norm of the last step's gradient before clipping; None before the first step."""
         return self.last_step.grad_norm if self.last_step else None
 
     def was_step_applied(self) -> bool:
-        """Whether the last `step()` changed the weights."""
+        """Return whether the last `step()` changed the weights."""
         last = self.last_step
         ended = self.micro_steps % self.config.batch.gradient_accumulation_steps == 0
         return ended and last is not None and not last.skipped
 
     def get_lr(self) -> list[float]:
-        """Learning rate of every parameter group; none where nothing is trained."""
+        """Return the learning rate of every parameter group; empty where nothing is trained."""
         return [float(group["lr"]) for group in self._groups]
 
     def get_mom(self) -> list[Any]:
-        """Momentum (SGD) or betas of every parameter group; none where nothing is trained."""
+        """Return momentum (SGD) or betas of every parameter group; empty where nothing is trained."""
         key = "momentum" if self.optimizer_name() == "SGD" else "betas"  # type: ignore[attr-defined]
         return [group[key] for group in self._groups]
 
@@ -228,12 +228,12 @@ class StateNames(EngineParts):
         return self.zero_optimizer.param_groups if self.core.gradients else []
 
     def get_data_parallel_rank(self) -> int:
-        """This rank among the data-parallel ones."""
+        """Return this rank's number among the data-parallel ranks."""
         return self.rank
 
     def allreduce_gradients(self, bucket_size: int = 0) -> None:
-        """Nothing: `backward` and `step` reduce. Here for scripts that call it between them."""
+        """Do nothing: `backward` and `step` reduce. It exists for scripts that call it between them."""
 
     def destroy(self) -> None:
-        """The same as `close`."""
+        """Close the engine, as `close` does."""
         self.close()  # type: ignore[attr-defined]  # Engine has it

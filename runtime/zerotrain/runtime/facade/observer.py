@@ -1,4 +1,5 @@
-"""Whom an engine tells what happens within its calls: nobody, unless a reporter takes this place."""
+"""Interface of the observer that an engine notifies of events within its calls; by default one that does
+nothing."""
 
 from __future__ import annotations
 
@@ -10,32 +11,33 @@ if TYPE_CHECKING:
 
 
 class EngineObserver:
-    """Does nothing; a reporter overrides what it wants to know.
+    """Does nothing; a reporter overrides the methods of the events that it needs.
 
     Called on every rank, in the thread that calls the engine. Overrides must neither raise nor communicate.
     """
 
     def closing(self) -> None:
-        """The engine closes; everything is settled, and may be looked at for the last time."""
+        """Handle the engine's closing; all work is complete, and the engine may be read for the last time."""
 
     def training_pass(self) -> None:
-        """A step begins: with a forward pass in training mode, or with a backward pass; maybe told twice. An
-        evaluation is none."""
+        """Handle the beginning of a step, with a forward pass in training mode or with a backward pass; may
+        be called twice for a step. An evaluation does not count."""
 
     def saving(self) -> AbstractContextManager[None]:
-        """Around what training stands still for: a save, or the wait for one in the background."""
+        """Return a context for a pause of training: a save, or the wait for one in the background."""
         return nullcontext()
 
     def saved(self, result: SaveResult, *, is_latest: bool) -> None:
-        """A checkpoint is durable, just now or in the background. `is_latest`: a load without a tag may find
-        it."""
+        """Handle a durable checkpoint, written just now or in the background. `is_latest`: a load without a
+        tag may find it."""
 
     def loading(self) -> AbstractContextManager[None]:
-        """Around a load."""
+        """Return a context for a load."""
         return nullcontext()
 
     def loaded(self, result: LoadResult, *, seconds: float, module_only: bool) -> None:
-        """A load is over; `result.path` is None where there was nothing. `module_only`: the steps stay."""
+        """Handle the end of a load; `result.path` is None if nothing was found. `module_only`: the steps
+        stay."""
 
 
 NOBODY = EngineObserver()

@@ -1,4 +1,4 @@
-"""What an engine is made of: the attributes that the mixins of this package may rely on."""
+"""Parts of an engine: the attributes on which the mixins of this package may rely."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class EngineParts:
     config: EngineConfig
     comm: Comm
     optimizer: ZeroOptimizer
-    """What `initialize` gave; None where it gave none (facade/evaluation.py)."""
+    """The optimizer that `initialize` returned; None where it returned none (facade/evaluation.py)."""
     zero_optimizer: ZeroOptimizer
-    """The engine's own use, also where nothing is trained."""
+    """The optimizer for the engine's own use, also where nothing is trained."""
     schedule: Schedule
-    """The engine's own use; constant where nobody asked for one."""
+    """The schedule for the engine's own use; constant where none was given."""
     core: Core
     memory: MemoryLedger
     pipeline: StepPipeline
@@ -44,25 +44,25 @@ class EngineParts:
     micro_steps: int
     """Micro-batches so far, over all steps."""
     step_calls: int
-    """Of `step`, by this process; a load sets `micro_steps` back, and this never."""
+    """Calls of `step` by this process; a load resets `micro_steps`, but never this."""
     last_step: StepResult | None
     last_load: LoadResult | None
     stop_agreed: bool
     _forced_boundary: bool | None = None
-    """What `set_gradient_accumulation_boundary` said; None = micro-batches are counted."""
+    """Value of `set_gradient_accumulation_boundary`; None = micro-batches are counted."""
 
     def check_open(self, what: str) -> None:
-        """Raise RuntimeError after `close`, where `what` cannot be done."""
+        """Raise RuntimeError after `close`, where `what` is impossible."""
         if self.core.is_closed:
             raise RuntimeError(f"{what} is not possible: this engine is closed")
         self.core.updates.check()
 
     def synchronize(self) -> None:
-        """Wait for the update that goes on in the background, and bring weights on every rank up to date.
+        """Wait for the update in the background, and bring weights on every rank up to date.
 
-        Collective: call it on every rank. Nothing happens where no update is under way. Afterwards weights
-        and states may be read on one rank alone, until the next `step`. Raises what the update met; that is
-        final, as weights and states may then be of different steps: every later call raises it again, and
-        nothing can be saved.
+        Collective: call it on every rank. It does nothing where no update is running. Afterwards weights and
+        states may be read on one rank alone, until the next `step`. Raises the error of the update. That
+        error is final, as weights and states may then be of different steps: every later call raises it
+        again, and nothing can be saved.
         """
         self.core.updates.settle_all()

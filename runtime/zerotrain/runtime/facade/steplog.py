@@ -1,4 +1,4 @@
-"""The engine's own log lines: `steps_per_print`, `wall_clock_breakdown`, `memory_breakdown`."""
+"""Log lines of the engine: `steps_per_print`, `wall_clock_breakdown`, `memory_breakdown`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from zerotrain.contract.config import EngineConfig
 from zerotrain.runtime.step import StepResult
 
 DEFAULT_INTERVAL = 10
-"""Steps between lines where a breakdown is asked for and `steps_per_print` is not said."""
+"""Steps between lines where a breakdown is requested and `steps_per_print` is not set."""
 
 PHASES = ("forward", "backward", "reduce", "optimizer", "gather")
-"""They follow each other; the rest of a step is the caller's: data, logging."""
+"""Phases that do not overlap; the rest of a step is the caller's: data, logging."""
 
 
 class StepLog:
@@ -32,7 +32,7 @@ class StepLog:
     def add(
         self, result: StepResult, *, samples: int, skipped_steps: int, phase_peaks: Mapping[str, int]
     ) -> list[str]:
-        """Take a step of so many samples in; the lines to print now, if any."""
+        """Add a step of so many samples; return the lines to print now, if any."""
         if not self._interval:
             return []
         self._num_steps += 1

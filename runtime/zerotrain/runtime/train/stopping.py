@@ -1,4 +1,4 @@
-"""Handling of SIGTERM up to a common last step: how the signal is received, how the ranks act on it, and the fallback.
+"""Handling of SIGTERM up to a common last step, and the fallback where no step boundary comes in time.
 
 Python runs signal handlers in the main thread, which may be blocked in a collective as long as a peer is
 gone. So the C-level handler writes the signal's number to a socket (`set_wakeup_fd`) and a thread reads it at
