@@ -2,8 +2,8 @@
 
     python -m zerotrain.runtime.launch [--] [per-rank command ...]      (no command: the built-in trainer)
 
-It waits for the name of rank 0's pod, starts one process per local rank, passes signals on, decides with
-which code the container ends, writes the termination message and serves the pod's HTTP:
+It waits until the name of rank 0's pod resolves, starts one process per local rank, forwards signals, decides
+the exit code of the container, writes the termination message and serves the pod's HTTP:
 
     main > supervisor, channel_server, http_server > ranks, stacks > process, board > output, verdict
 """

@@ -1,4 +1,5 @@
-"""What the launcher knows of its ranks, shared by the event loop (writes) and the HTTP threads (read)."""
+"""State of the ranks as the launcher knows it, shared by the event loop (writes) and the HTTP threads
+(read)."""
 
 from __future__ import annotations
 
@@ -22,12 +23,12 @@ from zerotrain.runtime.offload.room import memory_room
 BEFORE_RENDEZVOUS = frozenset({Phase.INIT, Phase.RENDEZVOUS})
 
 OF_AN_END = frozenset({Phase.CHECKPOINT, Phase.DONE})
-"""Phases that a rank may still come to while it fails."""
+"""Phases that a failing rank may still enter."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Failure:
-    """A rank's word that it is about to end."""
+    """A rank's announcement that it is about to end."""
 
     text: str
     at: float
@@ -43,21 +44,21 @@ class _RankState:
     motion: MotionTracker
     running: bool = False
     connected: bool = False
-    """The rank has said hello over the channel at least once."""
+    """Whether the rank has sent its hello over the channel at least once."""
     failure: _Failure | None = None
 
     def told(self, progress: Progress) -> None:
-        """Another step, or a phase of training, takes a failure back: the program has caught it. A heartbeat
-        repeats the record, also from a rank that is stuck."""
+        """Store a progress record. Another step, or a phase of training, revokes a failure: the program has
+        caught it. A heartbeat does not, since it repeats the record, also from a rank that is stuck."""
         failed, place = self.failure, (progress.phase, progress.step)
         if failed is not None and progress.phase not in OF_AN_END and place != (failed.phase, failed.step):
             self.failure = None
-        # What the launcher says of a rank is not the rank's to say.
+        # `motion` is measured by the launcher, not reported by the rank.
         self.progress = replace(progress, motion=None)
 
 
 class Board:
-    """One worker's state. Every method may be called from any thread and none blocks."""
+    """State of one worker. Every method may be called from any thread and none blocks."""
 
     def __init__(
         self,
@@ -91,7 +92,7 @@ class Board:
 
     @property
     def built_in_trainer(self) -> bool:
-        """Whether the ranks are ours, and no program of the user's."""
+        """Whether the ranks run the built-in trainer, and not a program of the user's."""
         return self._built_in_trainer
 
     @property
@@ -109,7 +110,7 @@ class Board:
             self._stopping = True
 
     def connected(self, rank: int, channel: str) -> None:
-        """The rank said hello; over a new channel it begins anew, whatever it said over another one."""
+        """Record a rank's hello; a new channel clears a failure that was announced over another one."""
         with self._lock:
             state = self._ranks[rank]
             state.connected = True
@@ -118,7 +119,7 @@ class Board:
         self._heard(rank)
 
     def progressed(self, rank: int, progress: Progress) -> None:
-        """Raises ValueError when the record is another rank's or another attempt's."""
+        """Store a progress record. Raises ValueError when it is another rank's or another attempt's."""
         if (progress.rank, progress.attempt) != (rank, self._spec.attempt):
             raise ValueError(
                 f"rank {rank} of attempt {self._spec.attempt} sent a record "
@@ -131,12 +132,12 @@ class Board:
         self._heard(rank)
 
     def measured(self, rank: int, families: Sequence[Mapping[str, Any]]) -> None:
-        """A new metrics snapshot of the rank. Raises ValueError when it is none."""
+        """Store a new metrics snapshot of the rank. Raises ValueError when it is invalid."""
         self._merged.update(rank, restore(families))
         self._heard(rank)
 
     def failing(self, rank: int, text: str, channel: str) -> None:
-        """The rank says why it is about to end; the first reason stays, unless the rank goes on."""
+        """Store the rank's reason for its coming end; the first reason stays, unless the rank goes on."""
         with self._lock:
             state = self._ranks[rank]
             if state.failure is None:
@@ -146,13 +147,13 @@ class Board:
                 )
 
     def failure_of(self, rank: int) -> tuple[str | None, float | None]:
-        """The reason the rank gave and when (monotonic seconds)."""
+        """Return the reason that the rank gave and when (monotonic seconds)."""
         with self._lock:
             failure = self._ranks[rank].failure
         return (None, None) if failure is None else (failure.text, failure.at)
 
     def report(self) -> WorkerReport:
-        """The body of GET /progress."""
+        """Return the body of GET /progress."""
         spec = self._spec
         with self._lock:
             return WorkerReport(
@@ -167,8 +168,8 @@ class Board:
             )
 
     def registry(self) -> CollectorRegistry:
-        """A fresh registry with the newest metrics of all ranks, the launcher's own of each rank, and the
-        container's."""
+        """Return a fresh registry with the newest metrics of all ranks, the launcher's own of each rank, and
+        the container's."""
         with self._lock:
             seen = {rank: (state.running, state.progress) for rank, state in self._ranks.items()}
         own = MergedCollector(self._spec.job)
@@ -190,7 +191,7 @@ class Board:
 
     def _record(self, state: _RankState) -> Progress:
         if not state.progress.heartbeat_at and not self._built_in_trainer:
-            return state.progress  # of a program that never reported nobody knows whether it moves
+            return state.progress  # the motion of a program that never reported is not known
         return replace(state.progress, motion=state.motion.motion(self._monotonic()))
 
     def _heard(self, rank: int) -> None:
@@ -202,5 +203,5 @@ class Board:
         if not state.running:
             return False
         if not state.connected and not self._built_in_trainer:
-            return True  # a program of the user's that never reports: running is all that can be known
+            return True  # a user's program that never reports: only that it runs can be known
         return state.progress.phase not in BEFORE_RENDEZVOUS

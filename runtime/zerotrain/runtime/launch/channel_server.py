@@ -1,4 +1,4 @@
-"""The launcher's end of the channel: reads the ranks' lines and puts them on the board."""
+"""The launcher's end of the channel: reads the ranks' messages and stores them on the board."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from zerotrain.runtime.launch.log import say
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Peer:
-    """Who is at the other end of a connection."""
+    """The rank at the other end of a connection."""
 
     rank: int
     channel: str
-    """The same after a reconnection, another one for every `RankChannel`."""
+    """Name of the channel: the same after a reconnection, a different one for every `RankChannel`."""
 
 
 class ChannelServer:
-    """Listens on the worker's unix socket; a bad message ends that connection, never the launcher."""
+    """Listens on the worker's Unix socket; an invalid message ends that connection, never the launcher."""
 
     def __init__(self, board: Board, *, on_failure: Callable[[int], None]) -> None:
         """`on_failure(rank)` is called in the loop when a rank announces its end."""
@@ -36,11 +36,12 @@ class ChannelServer:
         self._connections: set[asyncio.Task[None]] = set()
 
     async def listen(self, path: Path) -> None:
-        """`path` must not exist; the folder's mode decides who may connect."""
+        """Listen at `path`, which must not exist; the folder's mode decides who may connect."""
         self._server = await asyncio.start_unix_server(self._serve, path, limit=MAX_MESSAGE_BYTES)
 
     async def drain(self, timeout_s: float) -> None:
-        """Read what the ranks said before they ended; the end of the last one closes its connection."""
+        """Read the messages that the ranks sent before they ended; the end of the last process closes a
+        connection."""
         if self._connections:
             await asyncio.wait(self._connections, timeout=timeout_s)
 
@@ -61,10 +62,10 @@ class ChannelServer:
             while line := await reader.readline():
                 if not line.endswith(b"\n"):
                     break  # the sender died within a message
-                # A metric that nobody has set yet, or a loss that diverged, is NaN.
+                # A metric that was never set, or a loss that diverged, is NaN.
                 peer = self._accept(peer, strict_json(line, max_bytes=MAX_MESSAGE_BYTES, finite=False))
         except (ValueError, KeyError, TypeError) as error:
-            # ValueError: also a line above the limit (asyncio) and bytes that are no JSON.
+            # ValueError: also a line above the limit (asyncio) and bytes that are not JSON.
             say(f"message of rank {None if peer is None else peer.rank} refused: {str(error)[:300]}")
         except ConnectionError:
             return
@@ -72,7 +73,7 @@ class ChannelServer:
             writer.close()
 
     def _accept(self, peer: _Peer | None, message: Any) -> _Peer:
-        """Apply one message; the first must be the hello that says whose connection this is."""
+        """Apply one message; the first must be the hello that names the rank."""
         if not isinstance(message, dict):
             raise ValueError("a message must be a JSON object")
         kind = message.get("kind")

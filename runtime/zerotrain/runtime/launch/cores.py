@@ -1,4 +1,4 @@
-"""The cores that a worker may use, and how its ranks share them."""
+"""The CPU cores that a worker may use, and their division among its ranks."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from pathlib import Path
 from zerotrain.runtime.launch.log import say
 
 THREADS = "OMP_NUM_THREADS"
-"""Read by OpenMP, and so by torch and numpy, and by our own native kernels."""
+"""Environment variable that OpenMP reads, and so torch, NumPy and this project's native kernels."""
 CGROUP = Path("/sys/fs/cgroup")
 
 
 def with_threads(environ: Mapping[str, str], ranks: int, cgroup: Path = CGROUP) -> dict[str, str]:
-    """`environ` with an equal share of the worker's cores for each of its ranks, unless that is said already.
+    """Return `environ` with an equal share of the worker's cores for each of its ranks, unless it is set
+    already.
 
-    Without it every rank would take all cores: torch does not know that it has neighbours, nor of limits.
+    Otherwise every rank would use all cores: torch knows neither of the other ranks nor of CPU limits.
     """
     if environ.get(THREADS):
         return dict(environ)
@@ -33,10 +34,10 @@ def with_threads(environ: Mapping[str, str], ranks: int, cgroup: Path = CGROUP) 
 
 
 def usable_cores(cgroup: Path = CGROUP) -> tuple[int, bool]:
-    """Cores by affinity, and by the container's CPU limit where there is one (cgroup v2, else v1).
+    """Return the number of cores by affinity, and by the container's CPU limit where there is one (cgroup v2,
+    else v1); and whether there is such a limit.
 
-    Also whether there is such a limit. More threads than it allows would only be stopped by the kernel in the
-    middle of a step.
+    The kernel would only throttle more threads than the limit allows in the middle of a step.
     """
     cores = len(os.sched_getaffinity(0))
     try:
@@ -47,7 +48,8 @@ def usable_cores(cgroup: Path = CGROUP) -> tuple[int, bool]:
 
 
 def _cpu_limit(cgroup: Path) -> tuple[int, int]:
-    """Microseconds of CPU per period. Raises OSError or ValueError where there is no limit."""
+    """Return microseconds of CPU per period, and the period. Raises OSError or ValueError where there is no
+    limit."""
     v2 = cgroup / "cpu.max"
     if v2.exists():
         quota, period = v2.read_text().split()

@@ -1,9 +1,9 @@
-"""Runs between the fork and the rank's program, by path with `python -I -S`: standard library alone.
+"""Guard between the fork and the rank's program, run by path with `python -I -S`: standard library only.
 
 usage: guard.py PARENT_PID DEATH_SIGNAL PROGRAM [ARG ...]
 
-It ties the process to its launcher's life (PR_SET_PDEATHSIG survives exec), and lets SIGUSR1 and SIGUSR2, by
-which the launcher collects stacks, pass over programs that have no handler for them.
+It ties the process to its launcher's life (PR_SET_PDEATHSIG survives exec), and makes programs without a
+handler ignore SIGUSR1 and SIGUSR2, with which the launcher collects stacks.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
-# Of ExitCode: this file cannot import the package.
+# Values of ExitCode: this file cannot import the package.
 BAD_LAUNCH = 69
 STORAGE_FAILED = 85
 
@@ -21,10 +21,10 @@ OWN_MISTAKES = {
     *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG),
     *(errno.EACCES, errno.EPERM, errno.ENOEXEC, errno.E2BIG, errno.EINVAL),
 }
-"""The same on every node: whoever wrote the command must correct it."""
+"""Errors that are the same on every node: the user must correct the command."""
 
 SHORTAGES = {errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETXTBSY}
-"""Nobody's to correct, another try may do; everything else is the volume that the program is on."""
+"""Temporary errors: another attempt may succeed. All other errors concern the volume of the program."""
 
 
 def main(argv: list[str]) -> None:
@@ -46,7 +46,8 @@ def main(argv: list[str]) -> None:
 
 
 def meaning_of(error: OSError) -> tuple[int, str]:
-    """Exit code and way out. Only what every other attempt would meet as well ends the job for good."""
+    """Return exit code and remedy. Only an error that every other attempt would meet as well ends the job for
+    good."""
     if error.errno in OWN_MISTAKES:
         return BAD_LAUNCH, "correct spec.command"
     if error.errno in SHORTAGES:

@@ -1,8 +1,8 @@
-"""The HTTP of the worker: small, threaded, and independent of whether a rank still moves.
+"""The HTTP server of the worker: small, threaded, and responsive also while a rank is stuck.
 
-Every answer comes from the board; the one request that waits for ranks (`/stacks`) is bounded. The paths
-and bodies are the contract's (`zerotrain.contract.worker_http`). Which connections are served when there are
-too many, and for how long, `http_slots` decides.
+Every answer comes from the board; the one request that waits for ranks (`/stacks`) is bounded. The paths and
+bodies are the contract's (`zerotrain.contract.worker_http`). `http_slots` decides which connections are
+served when there are too many, and for how long.
 """
 
 from __future__ import annotations
@@ -49,17 +49,19 @@ NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerApi:
-    """What the HTTP threads may ask of the launcher."""
+    """Interface of the launcher for the HTTP threads."""
 
     board: Board
     attempt: int
     token: str | None
-    """The attempt's channel token. None, a local run's, refuses every POST and shows stacks to all."""
+    """Channel token of the attempt. With None, in a local run, every POST is rejected and any client may read
+    stacks."""
     request_stop: Callable[[], None]
     collect_stacks: Callable[[], str]
     """Blocks for at most a few seconds. Raises TimeoutError."""
     read_history: Callable[[], bytes]
-    """JSON lines, empty where this worker has none; reads from the checkpoint volume, so it may block."""
+    """Returns JSON lines, empty where this worker has none; reads from the checkpoint volume, so it may
+    block."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,8 +83,8 @@ class WorkerHttpServer(ThreadingHTTPServer):
     def __init__(
         self, host: str | None, port: int, api: WorkerApi, slots: Slots[socket.socket] | None = None
     ) -> None:
-        """Binds at once; no host means all addresses of both families, port 0 takes a free one. Raises
-        OSError when the address is not to be had."""
+        """Bind at once; no host means all addresses of both families, port 0 takes a free one. Raises OSError
+        when the address is not available."""
         host = _all_addresses() if host is None else host
         self.api = api
         self.slots: Slots[socket.socket] = Slots() if slots is None else slots
@@ -102,7 +104,8 @@ class WorkerHttpServer(ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, name="zerotrain-http", daemon=True).start()
 
     def history(self) -> Answer:
-        """One reader at a time: a volume that hangs must not take all connections with it."""
+        """Return the history, for one request at a time: an unresponsive volume must not block all
+        connections."""
         if not self._reading.acquire(blocking=False):
             return _problem(HTTPStatus.SERVICE_UNAVAILABLE, "another request reads the history; try again")
         try:
@@ -112,7 +115,7 @@ class WorkerHttpServer(ThreadingHTTPServer):
 
     def server_bind(self) -> None:
         if self.address_family == socket.AF_INET6:
-            # A node may be set (net.ipv6.bindv6only) to keep IPv4 from `::`.
+            # A node may be configured (net.ipv6.bindv6only) to keep IPv4 from `::`.
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         # HTTPServer.server_bind asks DNS for the host's full name, which may hang for seconds in a pod.
         super(ThreadingHTTPServer, self).server_bind()
@@ -123,12 +126,12 @@ class WorkerHttpServer(ThreadingHTTPServer):
         if admission.displaced is not None:
             _hang_up(admission.displaced)
         if not admission.admitted:
-            self.shutdown_request(request)  # a client that holds connections open must not cost us threads
+            self.shutdown_request(request)  # a client that holds connections open must not use up threads
             return
         super().process_request(request, client_address)
 
     def service_actions(self) -> None:
-        """Called by the serving thread, between requests and twice a second."""
+        """Close overdue connections; the serving thread calls it between requests and twice a second."""
         for connection in self.slots.overdue(time.monotonic()):
             _hang_up(connection)
 
@@ -140,18 +143,18 @@ class WorkerHttpServer(ThreadingHTTPServer):
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         error = sys.exception() if sys.version_info >= (3, 12) else sys.exc_info()[1]
-        if not isinstance(error, OSError):  # a client that went away is no news
+        if not isinstance(error, OSError):  # a client that disconnected needs no log line
             say(f"HTTP request failed: {error!r}")
 
 
 def _hang_up(connection: socket.socket) -> None:
-    """Wakes the thread that reads or writes there; the thread closes it."""
+    """Wake the thread that reads or writes on the connection; that thread closes it."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
 
 
 def _all_addresses() -> str:
-    """`::`, which takes IPv4 too; `0.0.0.0` where the machine has no IPv6."""
+    """Return `::`, which takes IPv4 too; `0.0.0.0` where the machine has no IPv6."""
     try:
         with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
             probe.bind((ALL_IPV6, 0))
@@ -169,7 +172,7 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def parse_request(self) -> bool:
-        """The head of a request has come."""
+        """Parse the head of a request; then start the time limit of the answer."""
         whole = super().parse_request()
         if whole:
             # The body of a POST is still to come, within the time of an answer.
@@ -203,7 +206,7 @@ class _Handler(BaseHTTPRequestHandler):
         if urlsplit(self.path).path != YIELD_PATH:
             self._send(_problem(HTTPStatus.NOT_FOUND, f"POST knows {YIELD_PATH} alone"))
             return
-        # Who asks is settled before anything of the body is looked at.
+        # The client is authenticated before the body is read.
         self._send(self._refuse_stranger() or self._yield())
 
     def _refuse_stranger(self) -> Answer | None:
@@ -216,7 +219,7 @@ class _Handler(BaseHTTPRequestHandler):
         return any(_refuse_token(one, header) is None for one in (token, channel_token.for_reading(token)))
 
     def _stacks(self) -> Answer:
-        # It interrupts every rank, so only the operator may ask.
+        # It interrupts every rank, so only the operator may do it.
         refusal = None if self.server.api.token is None else self._refuse_stranger()
         return refusal or _stacks(self.server.api)
 
@@ -250,7 +253,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(answer.body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Scrapes are not news; the container's log belongs to the ranks."""
+        """Log nothing: the container's log belongs to the ranks, and scrapes would fill it."""
 
 
 def _ready(board: Board) -> Answer:
@@ -268,7 +271,7 @@ def _stacks(api: WorkerApi) -> Answer:
 
 
 def _refuse_token(expected: str | None, header: str | None) -> Answer | None:
-    """None when the header shows the expected token."""
+    """Return None when the header has the expected token, else the error response."""
     scheme, _, shown = (header or "").partition(" ")
     if scheme.lower() != "bearer" or not shown:
         return _problem(HTTPStatus.UNAUTHORIZED, f"this needs '{TOKEN_HEADER}: Bearer <channel token>'")

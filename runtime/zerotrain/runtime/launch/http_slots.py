@@ -1,9 +1,11 @@
-"""Which connections the worker's HTTP serves when there are more than it can: decides, without a socket.
+"""Admission of connections to the worker's HTTP server when there are more than it can serve: the decisions,
+without sockets.
 
-A client that sends its request byte by byte, or never reads its answer, holds a thread. So every request has
-a deadline, and a connection that comes when all slots are taken does not wait for it: it takes the place of
-another one, the oldest of the peer that holds the most. Who showed the attempt's token is never displaced,
-and slots are kept for the address that it came from: whatever the others do, the operator is served.
+A client that sends its request byte by byte, or never reads its answer, occupies a thread. So every request
+has a deadline, and a connection that comes when all slots are taken does not wait for it: it displaces
+another connection, the oldest of the peer that holds the most. A connection that presented the attempt's
+token is never displaced, and slots are reserved for the address that it came from: whatever the other clients
+do, the operator is served.
 """
 
 from __future__ import annotations
@@ -19,13 +21,14 @@ K = TypeVar("K", bound=Hashable)
 MAX_CONNECTIONS = 32
 MAX_OF_ONE_PEER = 8
 KEPT_CONNECTIONS = 4
-"""Beyond the others, for addresses that the token came from."""
+"""Slots beyond the others, for addresses from which the token came."""
 MAX_TRUSTED_PEERS = 16
-"""Addresses that are remembered, the newest: replicas of the operator, and where they ran before."""
+"""Largest number of remembered addresses, the newest: replicas of the operator, and their former
+addresses."""
 REQUEST_S = 10.0
-"""From the first byte to the last of a request."""
+"""Seconds from the first byte to the last of a request."""
 ANSWER_S = 60.0
-"""From there to the last byte of the answer."""
+"""Seconds from there to the last byte of the answer."""
 
 
 @dataclass(slots=True)
@@ -34,21 +37,21 @@ class _Connection:
     until: float
     number: int
     is_answered: bool = False
-    """Its request has come whole."""
+    """Whether its request is complete."""
     is_trusted: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Admission(Generic[K]):
-    """What becomes of a new connection."""
+    """Decision about a new connection."""
 
     admitted: bool
     displaced: K | None = None
-    """To be closed: it has lost its slot."""
+    """Connection that lost its slot and must be closed."""
 
 
 class Slots(Generic[K]):
-    """The open connections; may be used from any thread. Times are seconds of any steady clock."""
+    """The open connections; may be used from any thread. Times are seconds of any monotonic clock."""
 
     def __init__(self, *, request_s: float = REQUEST_S, answer_s: float = ANSWER_S) -> None:
         self._request_s, self._answer_s = request_s, answer_s
@@ -61,7 +64,7 @@ class Slots(Generic[K]):
         return len(self._open)
 
     def admit(self, connection: K, peer: str, now: float) -> Admission[K]:
-        """Give a new connection a slot, perhaps that of another one."""
+        """Give a new connection a slot, possibly that of another one."""
         with self._lock:
             displaced = None
             if not self._has_free_slot(peer):
@@ -74,7 +77,7 @@ class Slots(Generic[K]):
             return Admission(admitted=True, displaced=displaced)
 
     def request_came(self, connection: K, now: float, *, trusted: bool) -> None:
-        """The request, or its head, is there; `trusted`: with the token."""
+        """Record that the request, or its head, has arrived; `trusted`: with the token."""
         with self._lock:
             found = self._open.get(connection)
             if found is None:
@@ -88,12 +91,12 @@ class Slots(Generic[K]):
                     del self._trusted[next(iter(self._trusted))]
 
     def release(self, connection: K) -> None:
-        """It has ended. Also of one that lost its slot before."""
+        """Free the slot of a connection that has ended; it may have lost the slot before."""
         with self._lock:
             self._open.pop(connection, None)
 
     def overdue(self, now: float) -> list[K]:
-        """Those past their deadline, which lose their slots: to be closed."""
+        """Remove the connections past their deadline and return them: the caller must close them."""
         with self._lock:
             late = [connection for connection, found in self._open.items() if found.until < now]
             for connection in late:
@@ -107,8 +110,8 @@ class Slots(Generic[K]):
         return len(self._open) < MAX_CONNECTIONS and of_peer < MAX_OF_ONE_PEER
 
     def _to_displace(self, peer: str) -> K | None:
-        """The oldest of the peer itself where it has its share, else of the peer that holds the most; one
-        that still sends its request before one that is answered."""
+        """Return the connection to displace: the oldest of the peer itself where it has its share, else of
+        the peer that holds the most; one whose request is incomplete before one that is being answered."""
         held = Counter(found.peer for found in self._open.values())
         may = {key: found for key, found in self._open.items() if not found.is_trusted}
         if peer not in self._trusted:

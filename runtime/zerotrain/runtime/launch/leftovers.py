@@ -1,4 +1,4 @@
-"""Finds and ends what ranks left behind; the launcher adopts such processes (PID 1, or as a subreaper)."""
+"""Finds and ends processes that ranks left behind; the launcher adopts them (as PID 1, or as a subreaper)."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ POLL_S = 0.02
 
 
 def adopt_orphans() -> None:
-    """From now on descendants whose parent ends become this process's children."""
+    """Make this process adopt descendants whose parent ends."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def children(parent: int) -> list[int]:
-    """The pids whose parent is `parent`, zombies included."""
+    """Return the pids whose parent is `parent`, zombies included."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 stat = (entry / "stat").read_text()
             except OSError:
-                continue  # it ended while we looked
+                continue  # it ended in the meantime
             # The process name may hold spaces and parentheses; the parent is the second field after it.
             if int(stat.rpartition(")")[2].split()[1]) == parent:
                 found.append(int(entry.name))
@@ -33,7 +33,8 @@ def children(parent: int) -> list[int]:
 
 
 def end_children(*, keep: frozenset[int] = frozenset(), timeout_s: float = 2.0) -> None:
-    """SIGKILL and reap every child but `keep` until none is left; killing one may hand us its children."""
+    """SIGKILL and reap every child but `keep` until none is left; this process may inherit the children of a
+    killed one."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if not (pids := set(children(os.getpid())) - keep):
@@ -44,7 +45,7 @@ def end_children(*, keep: frozenset[int] = frozenset(), timeout_s: float = 2.0) 
 
 
 def _end(pid: int) -> None:
-    """By pid, never `waitpid(-1)`: the status of a kept child belongs to whoever started it."""
+    """End one process by pid, never with `waitpid(-1)`: the status of a kept child belongs to its starter."""
     try:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, os.WNOHANG)

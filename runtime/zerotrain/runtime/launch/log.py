@@ -7,6 +7,6 @@ from contextlib import suppress
 
 
 def say(text: str) -> None:
-    """Write `launcher: text`; a log that nobody reads any more must not end the launcher."""
+    """Write `launcher: text`; a log without a reader must not end the launcher."""
     with suppress(OSError):
         print(f"launcher: {text}", file=sys.stderr, flush=True)

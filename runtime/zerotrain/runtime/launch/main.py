@@ -1,4 +1,4 @@
-"""Puts the launcher together; called by `__main__`."""
+"""Assembly of the launcher; called by `__main__`."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from zerotrain.runtime.launch.supervisor import Limits, Supervisor
 DEFAULT_PROGRAM = (sys.executable, "-m", "zerotrain.runtime.train")
 SOCKET_NAME = "channel.sock"
 HTTP_FILE = "http.json"
-"""In the run folder: where this launcher listens, for a caller that let it take a free port."""
+"""File in the run folder with this launcher's address, for a caller that let it take a free port."""
 REPORT_FILE = "report.json"
-"""In the run folder: the last GET /progress, written at the end."""
+"""File in the run folder with the last GET /progress, written at the end."""
 MAX_SOCKET_PATH = 107
 """sun_path holds 108 bytes, the last is NUL."""
 STACKS_TIMEOUT_S = 5.0
@@ -65,7 +65,7 @@ def main(
     )
     try:
         message = asyncio.run(worker.run())
-    except OSError as error:  # the HTTP port is taken, the scratch is full
+    except OSError as error:  # the HTTP port is taken, the scratch volume is full
         return refuse(error, spec)
     finally:
         leftovers.end_children()
@@ -75,7 +75,7 @@ def main(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Worker:
-    """What one launcher runs."""
+    """Inputs and limits of one launcher."""
 
     spec: LaunchSpec
     board: Board
@@ -86,7 +86,7 @@ class _Worker:
     limits: Limits
 
     async def run(self) -> Termination:
-        """Open the channel and the HTTP, run the ranks, close everything."""
+        """Open the channel and the HTTP server, run the ranks, close everything."""
         supervisor = Supervisor(self.spec, self.board, limits=self.limits)
         supervisor.install_signals()
         channel = ChannelServer(self.board, on_failure=supervisor.rank_announced_failure)
@@ -96,7 +96,7 @@ class _Worker:
         _write_http_file(self.spec, http)
         try:
             message = await self._supervise(supervisor, channel)
-            # At once: what is left to end may be in the kernel, and SIGKILL near.
+            # At once: processes that are still to be ended may be in the kernel, and SIGKILL near.
             termination.write(self.spec.termination_log, message)
             return message
         finally:
@@ -112,7 +112,7 @@ class _Worker:
             say(str(error))
             code = int(ExitCode.RENDEZVOUS_TIMEOUT)
             return Termination(attempt=self.spec.attempt, code=code, exception=str(error))
-        except OSError as error:  # no room for another process: not the user's to correct, another try may do
+        except OSError as error:  # no resources for another process; another attempt may succeed
             say(f"cannot start the ranks: {error}")
             return Termination(
                 attempt=self.spec.attempt, code=1, exception=f"cannot start the ranks: {error}"
@@ -121,7 +121,7 @@ class _Worker:
         verdict = supervisor.verdict()
         try:
             _replace(self.spec.run_dir / REPORT_FILE, self.board.report().to_json())
-        except OSError as error:  # the scratch is full or gone; how the ranks ended stands all the same
+        except OSError as error:  # the scratch volume is full or gone; the verdict stays the same
             say(f"cannot write {self.spec.run_dir / REPORT_FILE}: {error.strerror}")
         last_line = None if verdict.culprit is None else supervisor.last_line(verdict.culprit.rank)
         return termination.compose(verdict, self.board, last_line=last_line)
@@ -146,7 +146,8 @@ class _Worker:
 
 
 def _history(spec: LaunchSpec) -> bytes:
-    """Rank 0 writes it, so it is worker 0's; all that the job's folder has of earlier attempts, too."""
+    """Return the history, which rank 0 of worker 0 writes, with that of the job's earlier attempts in its
+    folder."""
     if spec.node_rank != 0:
         return b""
     folder = (spec.checkpoint_dir or spec.run_dir) / HISTORY_DIR
@@ -161,7 +162,7 @@ def _read_token(path: Path) -> str:
 
 
 def _prepare_run_dir(run_dir: Path) -> Path:
-    """Make the scratch folder and return where the channel's socket goes."""
+    """Make the scratch folder and return the path of the channel's socket."""
     run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = run_dir / SOCKET_NAME
     path.unlink(missing_ok=True)  # left by a launcher that was killed
@@ -176,7 +177,7 @@ def _remove(socket_path: Path, run_dir: Path) -> None:
         if socket_path.parent != run_dir:
             socket_path.parent.rmdir()
         (run_dir / HTTP_FILE).unlink(missing_ok=True)
-    except OSError as error:  # a disk that fails now does not change how the worker ended
+    except OSError as error:  # a failing disk does not change how the worker ended
         say(f"cannot clean up {run_dir}: {error}")
 
 
@@ -186,7 +187,7 @@ def _write_http_file(spec: LaunchSpec, http: WorkerHttpServer) -> None:
 
 
 def _replace(path: Path, text: str) -> None:
-    """By rename: a caller that polls for the file never reads half of it."""
+    """Write by rename: a caller that polls for the file never reads half of it."""
     partial = path.with_suffix(".partial")
     partial.write_text(text)
     partial.replace(path)

@@ -1,7 +1,7 @@
-"""How a rank's step moves, by the launcher's monotonic clock: the board feeds it, the operator reads it.
+"""Timing of a rank's steps, by the launcher's monotonic clock: the board feeds it, the operator reads it.
 
-The operator compares the age of a step with what steps of this attempt usually take. Both are measured here,
-beside the rank: neither the operator's polling interval nor a clock that is set can make a step look old.
+The operator compares the age of a step with the usual duration of steps in this attempt. Both are measured
+here, beside the rank: neither the operator's polling interval nor an adjusted clock can make a step look old.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from math import ceil
 from zerotrain.contract.progress import Motion, Phase, Progress
 
 KEPT_STEPS = 512
-"""Steps that the percentile is taken of."""
+"""Largest number of steps in the percentile."""
 
 _TRAINING = (Phase.FIRST_STEP, Phase.STEP)
 
 
 class MotionTracker:
-    """One rank of one attempt. Times are monotonic seconds; the caller locks."""
+    """Motion of one rank in one attempt. Times are monotonic seconds; the caller locks."""
 
     def __init__(self, now: float) -> None:
         self._moved_at = self._heard_at = now
@@ -30,18 +30,18 @@ class MotionTracker:
         self._longest_checkpoint: float | None = None
         self._seen = 0
         self._before: tuple[Phase, float] | None = None
-        """Phase and seconds of the step's part before a pause or a checkpoint that came in its midst."""
+        """Phase and seconds of the part of the step before a pause or a checkpoint in the middle of it."""
 
     def heard(self, now: float) -> None:
-        """The rank sent something."""
+        """Record that a message of the rank arrived."""
         self._heard_at = now
 
     def ended(self, now: float) -> None:
-        """The rank's process is gone: it owes no word any more."""
+        """Record that the rank's process is gone: no further message is due."""
         self._ended_at = now
 
     def saw(self, progress: Progress, now: float) -> None:
-        """A record of the rank; the same one again is a heartbeat."""
+        """Record a progress record of the rank; a repeated one is a heartbeat."""
         self._heard_at = now
         if (progress.phase, progress.step) == (self._phase, self._step):
             return
@@ -68,18 +68,18 @@ class MotionTracker:
         )
 
     def _learn(self, seconds: float, steps: int) -> None:
-        """What the rank did until now took `seconds`; records of fast steps may be dropped on the way, and a
-        program may report every so many steps only."""
+        """Learn the duration of the rank's last phase or steps, `seconds`; records of fast steps may have
+        been dropped, and a program may report only every so many steps."""
         phase, before = self._before or (self._phase, 0.0)
         if self._phase is Phase.CHECKPOINT:
             self._longest_checkpoint = max(self._longest_checkpoint or 0.0, seconds)
-            # The record of the phase in between was dropped, so what it stood for was short.
+            # The record of the phase in between was dropped, so that phase was short.
             seconds = 0.0
         if steps <= 0:
             return
         seconds += before
         if phase is Phase.FIRST_STEP:
-            # Not divided by the steps: of compilation and first step together only an upper bound is known.
+            # Not divided by the steps: for compilation and first step together only an upper bound is known.
             self._first_step = max(self._first_step or 0.0, seconds)
         elif phase is Phase.STEP:
             self._steps.append(seconds / steps)

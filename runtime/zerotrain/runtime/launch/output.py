@@ -1,4 +1,4 @@
-"""Passes a rank's output on to the launcher's own; keeps its last lines for the termination message."""
+"""Copies a rank's output to the launcher's own; keeps its last lines for the termination message."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import IO
 
 CHUNK_BYTES = 64 * 1024
 MAX_LINE_BYTES = 64 * 1024
-"""A longer line (a program that never writes a newline) is passed on in pieces."""
+"""Longer lines (of a program that never writes a newline) are copied in pieces."""
 KEPT_LINES = 50
 KEPT_LINE_CHARS = 2000
 
@@ -24,12 +24,12 @@ class Sink:
         self._within_line = False
 
     def write_raw(self, data: bytes) -> None:
-        """Bytes as they are; they may stop within a line."""
+        """Write bytes unchanged; they may end within a line."""
         with self._lock:
             self._write(data)
 
     def write_lines(self, data: bytes) -> None:
-        """Whole lines; a line that rank 0 has not finished (a progress bar) is broken off first."""
+        """Write whole lines, after a newline if rank 0 has left its line unfinished (a progress bar)."""
         with self._lock:
             self._write(b"\n" + data if self._within_line and data else data)
 
@@ -42,15 +42,15 @@ class Sink:
         if not data:
             return
         self._within_line = not data.endswith(b"\n")
-        with suppress(OSError):  # nobody reads any more; the ranks must not die of it
+        with suppress(OSError):  # no reader any more; the ranks must not fail for that
             self._stream.write(data)
             self._stream.flush()
 
 
 class OutputPump(threading.Thread):
-    """Rank 0's bytes go through as they are (progress bars stay intact), other ranks' lines get a prefix.
+    """Copies rank 0's bytes unchanged (progress bars stay intact), and other ranks' lines with a prefix.
 
-    A thread per rank: a reader of the container's log that stalls must not stall the supervision.
+    Each rank has a thread: a stalled reader of the container's log must not stall the supervision.
     """
 
     def __init__(self, rank: int, source: IO[bytes], sink: Sink) -> None:
@@ -95,7 +95,8 @@ class OutputPump(threading.Thread):
 
     def _keep(self, lines: list[bytes]) -> None:
         for line in lines:
-            # What a terminal would show last: a progress bar rewrites its line after each carriage return.
+            # The text that a terminal would show last: a progress bar rewrites its line after each carriage
+            # return.
             text = line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace").strip()
             if text:
                 self._kept.append(text[:KEPT_LINE_CHARS])

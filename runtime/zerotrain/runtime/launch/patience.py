@@ -1,4 +1,4 @@
-"""How long the launcher may wait for what, once SIGKILL is in sight."""
+"""Time limits of the launcher's waits, once SIGKILL is near."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable
 
 SHARE = 4.0
-"""Each wait has a quarter of what is left: stacks (two waits), the last output and the channel's last words
-follow each other, and more than a quarter remains for the message and the end."""
+"""Divisor of the remaining time; each wait gets a quarter of it. Stacks (two waits), the last output and the
+channel's last messages follow each other, and more than a quarter remains for the termination message and the
+end."""
 
 
 class Patience:
-    """Without bounds of its own until the end is known."""
+    """Limits waits once the end is known; before, waits are limited only by the caller."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -22,5 +23,5 @@ class Patience:
         self._end = self._clock() + seconds
 
     def of(self, most_s: float) -> float:
-        """What of a wait of `most_s` can be afforded now."""
+        """Return the part of a wait of `most_s` seconds that is possible now."""
         return max(0.0, min(most_s, (self._end - self._clock()) / SHARE))

@@ -1,4 +1,4 @@
-"""One rank's process: how it is started, signalled and ended."""
+"""One rank's process: starting, signalling and ending it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GUARD = Path(__file__).with_name("guard.py")
 
 
 def guarded(program: Sequence[str], death_signal: signal.Signals = signal.SIGKILL) -> list[str]:
-    """The command that runs `program` tied to the life of the calling process.
+    """Return the command that runs `program` tied to the life of the calling process.
 
     Call it from the thread that starts the process: the kernel sends the signal when that thread ends.
     """
@@ -42,25 +42,27 @@ class RankProcess:
         return self.status is None
 
     def signal(self, number: signal.Signals) -> None:
-        """To the rank itself and not to its helpers: a data loader that dies spoils the last step."""
+        """Send a signal to the rank itself and not to its helpers: a data loader that dies spoils the last
+        step."""
         if self.running:
             os.kill(self.popen.pid, number)
 
     def kill(self) -> None:
-        """SIGKILL the rank and all it started in its session."""
+        """SIGKILL the rank and all processes that it started in its session."""
         if self.running:
             self.killed_by_launcher = True
             self.kill_group()
 
     def kill_group(self) -> None:
-        """Also after the rank's own end: its helpers may have outlived it."""
+        """SIGKILL the process group, also after the rank's own end: its helpers may have outlived it."""
         try:
             os.killpg(self.popen.pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
             return
 
     def reaped(self, status: int, at: float) -> None:
-        """The supervisor's waitpid got it; Popen must not wait for the same process again."""
+        """Record the status that the supervisor's waitpid got; Popen must not wait for the same process
+        again."""
         self.status, self.ended_at = status, at
         self.popen.returncode = status
         self.kill_group()
@@ -69,7 +71,7 @@ class RankProcess:
 def rank_environment(
     spec: LaunchSpec, rank: int, environ: Mapping[str, str], *, socket_path: Path, stacks_path: Path
 ) -> dict[str, str]:
-    """What `rank` sees; `environ` is the launcher's own, unfolded."""
+    """Return the environment of `rank`; `environ` is the launcher's own, unfolded."""
     rank_env = RankEnv(
         rank=rank,
         local_rank=rank - spec.ranks.start,

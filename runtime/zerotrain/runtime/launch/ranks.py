@@ -18,7 +18,7 @@ from zerotrain.runtime.launch.verdict import RankExit
 
 
 class RankGroup:
-    """Must be used from the main thread: it owns every child of the launcher."""
+    """Group of a worker's ranks. Must be used from the main thread: it owns every child of the launcher."""
 
     def __init__(self, spec: LaunchSpec, board: Board) -> None:
         self._spec = spec
@@ -30,7 +30,7 @@ class RankGroup:
         return any(process.running for process in self.processes)
 
     def start(self, program: Sequence[str], *, environ: Mapping[str, str], socket_path: Path) -> None:
-        """Start every rank of the worker. Raises OSError when the system has no room for one."""
+        """Start every rank of the worker. Raises OSError when the system lacks the resources for one."""
         sink = Sink(sys.stdout.buffer)
         environ = with_threads(environ, len(self._spec.ranks))
         for rank in self._spec.ranks:
@@ -49,7 +49,7 @@ class RankGroup:
             process.kill()
 
     def reap(self) -> list[RankProcess]:
-        """Collect every child that has ended, orphans too (SIGCHLDs merge); the ranks among them."""
+        """Reap every child that has ended, orphans too (SIGCHLDs merge); return the ranks among them."""
         by_pid = {process.popen.pid: process for process in self.processes if process.running}
         ended: list[RankProcess] = []
         while True:
@@ -65,7 +65,7 @@ class RankGroup:
                 ended.append(process)
 
     def join_output(self, timeout_s: float) -> None:
-        """Wait for the rest of the output; something may still hold a rank's pipe open."""
+        """Wait for the rest of the output; another process may still hold a rank's pipe open."""
         deadline = time.monotonic() + timeout_s
         for process in self.processes:
             process.pump.join(max(0.0, deadline - time.monotonic()))
@@ -77,7 +77,7 @@ class RankGroup:
         return any(process.running for process in self.processes if process.rank == rank)
 
     def exits(self) -> list[RankExit]:
-        """How the ranks that have ended did so."""
+        """Return how the ranks that have ended did so."""
         return [
             RankExit(
                 rank=process.rank,

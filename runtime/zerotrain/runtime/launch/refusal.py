@@ -1,4 +1,4 @@
-"""A launcher that cannot start its ranks: its exit code, and where it says why; called by `main.py`."""
+"""Failure of a launcher that cannot start its ranks: its exit code and its message; called by `main.py`."""
 
 from __future__ import annotations
 
@@ -30,23 +30,24 @@ _OWN_MISTAKES = frozenset(
         errno.EINVAL,
     }
 )
-"""The same on every node: a port, a path or a permission that whoever starts the worker must correct."""
+"""Errors that are the same on every node: the user must correct a port, a path or a permission."""
 
 _DISK = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
-"""Of a node's disk that is full, or that the kernel writes to no more; what `may_pass` knows comes on top."""
+"""Errors of a node's disk that is full or read-only; those that `may_pass` accepts are added to them."""
 
 
 def code_of(error: Exception) -> int:
-    """The exit code: only what every other attempt would meet as well ends the job for good."""
+    """Return the exit code: only an error that every other attempt would meet as well ends the job for
+    good."""
     if not isinstance(error, OSError) or isinstance(error, socket.gaierror) or error.errno in _OWN_MISTAKES:
         return int(ExitCode.BAD_LAUNCH)
     if error.errno in _DISK or may_pass(error.errno):
         return int(ExitCode.STORAGE_FAILED)
-    return 1  # memory, descriptors: nobody's to correct, another try may do
+    return 1  # memory, descriptors: temporary, another attempt may succeed
 
 
 def refuse(error: Exception, spec: LaunchSpec | None = None) -> int:
-    """Nothing was started: say why, in the log and, where a kubelet reads it, in the termination message.
+    """Report why nothing was started, in the log and, where a kubelet reads it, in the termination message.
 
     Returns the exit code. `spec` is None when the environment was not readable.
     """
@@ -56,7 +57,7 @@ def refuse(error: Exception, spec: LaunchSpec | None = None) -> int:
         text = f"the worker cannot start: {error}; look after the node's disk, where {spec.run_dir} is"
     say(text)
     log = Path(TERMINATION_LOG) if spec is None else spec.termination_log
-    if log is not None and os.path.exists(log):  # unlike Path.exists no error of a disk gets out
+    if log is not None and os.path.exists(log):  # unlike Path.exists it raises no error of the disk
         attempt = 0 if spec is None else spec.attempt
         message = Termination(attempt=attempt, code=code, exception=f"{type(error).__name__}: {text}")
         termination.write(log, message)

@@ -13,7 +13,7 @@ Resolve = Callable[[str, int], object]
 
 
 class RendezvousTimeout(Exception):
-    """The name did not resolve in time (exit code RENDEZVOUS_TIMEOUT)."""
+    """Raised when the name did not resolve in time (exit code RENDEZVOUS_TIMEOUT)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,7 +26,7 @@ class RetryPace:
 
 
 def resolve_name(host: str, port: int) -> object:
-    """The system resolver's answer, any address family."""
+    """Return the system resolver's answer, of any address family."""
     return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
 
 

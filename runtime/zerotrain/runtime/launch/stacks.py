@@ -1,9 +1,9 @@
-"""Collects the stacks of the ranks: SIGUSR1, then what each rank's faulthandler appended to its file; SIGUSR2
-for a rank that enabled it and wrote nothing (`runtime/channel.py` says why there are two). Neither is sent to
-a process that it would end.
+"""Collects the stacks of the ranks: sends SIGUSR1, then reads the text that each rank's faulthandler appended
+to its file. SIGUSR2 follows for a rank that enabled it and wrote nothing (`runtime/channel.py` says why there
+are two). Neither is sent to a process that it would end.
 
-A rank that cannot answer, because it is stopped or inside the kernel, is told by its process's state, which
-needs no answer.
+A rank that cannot answer, because it is stopped or inside the kernel, is recognised by the state of its
+process, which needs no answer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TIMEOUT_S = 2.0
 POLL_S = 0.05
 QUIET_POLLS = 3
 HEADER_BYTES = 200
-"""More than the line before a rank's stacks takes."""
+"""Upper bound for the line before a rank's stacks."""
 
 NOTHING = (
     "(no stacks: the program has not enabled faulthandler on SIGUSR1, cannot run, or is the child of a "
@@ -40,8 +40,8 @@ STATES = {
 
 
 async def collect_stacks(ranks: Sequence[RankProcess], *, timeout_s: float = TIMEOUT_S) -> str:
-    """The dumps of all ranks, one section each; waits until the files rest or `timeout_s` is over, twice
-    where SIGUSR2 has to follow."""
+    """Return the dumps of all ranks, one section each; wait until the files stop growing or `timeout_s` is
+    over, twice where SIGUSR2 has to follow."""
     before = {process.rank: _size(process.stacks_path) for process in ranks}
     for process in ranks:
         if not _would_end(process, signal.SIGUSR1):
@@ -58,29 +58,29 @@ async def collect_stacks(ranks: Sequence[RankProcess], *, timeout_s: float = TIM
 
 
 def _holds_its_lock(process: RankProcess, before: int) -> bool:
-    """Whether a rank that runs and could dump wrote nothing. One that is stopped cannot: it would come to the
-    signal when it goes on, in motion."""
+    """Return whether a rank that runs and could dump wrote nothing. A stopped rank does not count: it would
+    receive the signal when it continues, while its stacks move."""
     told = _size(process.stacks_path) > before
     runs = process.running and _process_state(process.popen.pid) in (STATES["R"], STATES["S"])
     return runs and not told and _can_dump(process)
 
 
 def _can_dump(process: RankProcess) -> bool:
-    """It catches the signal, and the rank made the file: a shell around the program does not catch it, and a
-    program with a handler of its own for other ends made no file."""
+    """Return whether the process catches the signal and the rank made the file: a shell around the program
+    does not catch it, and a program with a handler of its own for other purposes made no file."""
     caught = _signals(process, "SigCgt")
     return process.stacks_path.exists() and caught is not None and signal.SIGUSR2 in caught
 
 
 def _would_end(process: RankProcess, number: signal.Signals) -> bool:
-    """Whether it neither catches nor ignores the signal: it is still becoming the guard, or has become
-    another program since."""
+    """Return whether the process neither catches nor ignores the signal: it is still becoming the guard, or
+    has become another program since."""
     caught, ignored = _signals(process, "SigCgt"), _signals(process, "SigIgn")
     return caught is not None and ignored is not None and number not in caught | ignored
 
 
 def _signals(process: RankProcess, key: str) -> frozenset[int] | None:
-    """The set of that name in /proc/<pid>/status; None where it does not tell."""
+    """Return the set of signals of that name in /proc/<pid>/status; None where it cannot be read."""
     try:
         lines = Path(f"/proc/{process.popen.pid}/status").read_text().splitlines()
         mask = next(int(line.partition(":")[2], 16) for line in lines if line.startswith(f"{key}:"))

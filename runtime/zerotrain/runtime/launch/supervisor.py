@@ -1,7 +1,7 @@
 """Runs the ranks of one worker from start to verdict. Lives in the main thread's event loop.
 
-asyncio's own child watchers are not used: PID 1 must reap everybody's orphans with `waitpid(-1)`, which
-would steal from them.
+asyncio's own child watchers are not used: PID 1 must reap all orphans with `waitpid(-1)`, which would take
+the children of the watchers, too.
 """
 
 from __future__ import annotations
@@ -27,29 +27,32 @@ from zerotrain.runtime.launch.verdict import RankExit, Verdict, decide, spoils
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
-    """How long the supervisor waits for what."""
+    """Time limits of the supervisor, in seconds."""
 
     peer_grace_s: float = 5.0
-    """From the first failure to the SIGKILL of the others: time to say why; without it none can save. The end
-    by SIGTERM that answers a stop is none where the program is the user's own."""
+    """Time from the first failure to the SIGKILL of the others, in which they may report their reasons; none
+    can save without the failed rank. In a user's own program an end by SIGTERM after a request to stop is not
+    a failure."""
     failing_rank_s: float = 30.0
-    """From a rank's word that it fails to its end, for one that hangs while it tears down. Then it counts as
-    ended, unless it has taken its word back by going on."""
+    """Time from a rank's announcement that it fails to its end, for one that hangs in its teardown. After it
+    the rank counts as ended, unless it has gone on and thereby revoked the announcement."""
     stop_grace_s: float = 120.0
-    """From the request to stop to the SIGKILL: one step boundary and one checkpoint."""
+    """Time from the request to stop to the SIGKILL: one step boundary and one checkpoint."""
     exit_margin_s: float = 5.0
-    """From there to the kubelet's, which takes the launcher: stacks, last output and the message must fit."""
+    """Time from there to the kubelet's SIGKILL, which also ends the launcher: for stacks, last output and the
+    message."""
     output_s: float = 2.0
-    """For the rest of the ranks' output after their end."""
+    """Time for the rest of the ranks' output after their end."""
 
     @classmethod
     def of(cls, spec: LaunchSpec) -> Limits:
-        """The operator leaves the launcher some seconds of the pod's grace to say how it ended."""
+        """Return the limits of a job. The operator reserves some seconds of the pod's grace period for the
+        launcher's last messages."""
         return cls(stop_grace_s=spec.grace_seconds, exit_margin_s=spec.exit_margin_seconds)
 
 
 class Supervisor:
-    """Passes signals on, ends the ranks that must not go on, and gives the verdict."""
+    """Forwards signals, ends the ranks that must not go on, and gives the verdict."""
 
     def __init__(self, spec: LaunchSpec, board: Board, *, limits: Limits) -> None:
         self._spec = spec
@@ -78,7 +81,7 @@ class Supervisor:
             await asyncio.to_thread(self._ranks.join_output, self.patience.of(self._limits.output_s))
 
     def verdict(self) -> Verdict:
-        """After `run`: the container's code and the rank to blame."""
+        """Return, after `run`, the container's exit code and the rank to blame."""
         exits = self._ranks.exits()
         if not exits:  # a stop came before the ranks were started
             return Verdict(code=int(ExitCode.TERMINATED))
@@ -100,7 +103,7 @@ class Supervisor:
         self._loop.call_later(self._limits.stop_grace_s, self._in_background, self._end_after_grace)
 
     def rank_announced_failure(self, rank: int) -> None:
-        """The rank will end by itself; should it hang instead, end what its end would."""
+        """Expect the rank to end by itself; if it hangs instead, end the ranks that its end would end."""
         _, said_at = self._board.failure_of(rank)
 
         def end_if_stuck() -> None:
@@ -112,20 +115,20 @@ class Supervisor:
         self._loop.call_later(self._limits.failing_rank_s, end_if_stuck)
 
     def kill(self) -> None:
-        """The launcher itself cannot go on."""
+        """End all ranks, because the launcher itself cannot go on."""
         self._ranks.kill()
 
     def last_line(self, rank: int) -> str | None:
         return self._ranks.last_line(rank)
 
     async def stacks(self) -> str:
-        """Of all ranks; callers that come while they are collected share one collection."""
+        """Return the stacks of all ranks; concurrent callers share one collection."""
         if self._collecting is None or self._collecting.done():
             self._collecting = self._loop.create_task(collect_stacks(self._ranks.processes))
         return await asyncio.shield(self._collecting)
 
     async def _name_resolves(self) -> bool:
-        """False when a stop was asked for before the name resolved."""
+        """Wait for the name of rank 0; return False when a stop was requested before it resolved."""
         if _is_address(self._spec.master_addr):
             return not self._stop_requested.is_set()
         waiting = asyncio.ensure_future(
@@ -152,7 +155,7 @@ class Supervisor:
             self._all_ended.set()
 
     def _none_can_save(self, *more: RankExit) -> bool:
-        """Whether a rank ended in such a way that the others are of no use any more."""
+        """Return whether a rank ended in such a way that the others are of no use any more."""
         exits = [*self._ranks.exits(), *more]
         if self._stop_requested.is_set() and not self._board.built_in_trainer:
             return spoils(exits)
@@ -161,7 +164,7 @@ class Supervisor:
     async def _end_after_grace(self) -> None:
         if self._ranks.any_running:
             say(f"the ranks did not stop within {self._limits.stop_grace_s:g} s; their stacks:")
-            # Not those that somebody else waits for: they may take longer than is left.
+            # Not a collection for another caller: it may take longer than the time that is left.
             say(await collect_stacks(self._ranks.processes, timeout_s=self.patience.of(TIMEOUT_S)))
             self._grace_ran_out = True
             self._ranks.kill()

@@ -1,4 +1,5 @@
-"""Composes and writes the container's termination message: the first thing a user reads about a failure."""
+"""Composes and writes the container's termination message: the first information for a user about a
+failure."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from zerotrain.runtime.launch.verdict import Verdict
 
 
 def compose(verdict: Verdict, board: Board, *, last_line: str | None) -> Termination:
-    """Why the worker ended; without a culprit, how far it came and what is durable."""
+    """Compose the reason why the worker ended; without a culprit, the step it reached and its durable
+    checkpoint."""
     report = board.report()
     culprit = verdict.culprit
     slowest = report.slowest
@@ -35,7 +37,8 @@ def compose(verdict: Verdict, board: Board, *, last_line: str | None) -> Termina
 
 
 def write(path: Path | None, message: Termination) -> None:
-    """In place (the kubelet mounts the file). Not being able to write it must not change the exit code."""
+    """Write the file in place (the kubelet mounts it). A failure to write it must not change the exit
+    code."""
     if path is None:
         return
     try:

@@ -1,4 +1,4 @@
-"""Decides, from how the ranks ended, with which code the container ends and which rank is to blame. Pure."""
+"""Decides, from how the ranks ended, the exit code of the container and the rank to blame. Pure."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from zerotrain.contract.exit_codes import ExitCode, RetryClass, meaning_of
 NOT_FAILURES = frozenset({ExitCode.DONE, ExitCode.YIELDED})
 
 NEVER_AN_ECHO = frozenset({signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE})
-"""Signals that the loss of a peer does not lead to; SIGABRT (a collective's watchdog) and SIGTERM may be."""
+"""Signals that the loss of a peer does not cause; it may cause SIGABRT (a collective's watchdog) and
+SIGTERM."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankExit:
-    """How one rank process ended. Times are of one monotonic clock."""
+    """End of one rank process. Times are of one monotonic clock."""
 
     rank: int
     status: int
-    """As os.waitstatus_to_exitcode gives it: a code, or minus the signal."""
+    """Status as from os.waitstatus_to_exitcode: a code, or minus the signal."""
     at: float
     killed_by_launcher: bool = False
-    """The launcher's SIGKILL ended it, so its status says nothing about it."""
+    """Whether the launcher's SIGKILL ended it, so that its status has no meaning."""
     failure_reported_at: float | None = None
-    """When the rank said, over the channel, that it was about to fail."""
+    """Time at which the rank announced, over the channel, that it was about to fail."""
 
     @property
     def code(self) -> int:
@@ -42,10 +43,10 @@ class RankExit:
 
     @property
     def is_certainly_a_cause(self) -> bool:
-        """Whether this cannot be the echo of a peer's end.
+        """Whether this end cannot be a consequence of a peer's end.
 
-        A killed process closes its sockets before its parent hears of its end, so that a peer may report the
-        lost connection first; the times alone would blame the peer.
+        A killed process closes its sockets before its parent is notified of its end, so that a peer may
+        report the lost connection first; the times alone would blame the peer.
         """
         if self.signal is not None:
             return self.signal in NEVER_AN_ECHO
@@ -53,26 +54,27 @@ class RankExit:
 
     @property
     def failed_at(self) -> float:
-        """A rank that reports and then waits for its peers may end after them, yet it failed first."""
+        """Time of the failure: a rank that reports one and then waits for its peers may end after them, yet
+        it failed first."""
         return self.at if self.failure_reported_at is None else min(self.at, self.failure_reported_at)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """The container's end."""
+    """End of the container."""
 
     code: int
     culprit: RankExit | None = None
     """The first rank that failed; None when none did."""
     also_failed: tuple[RankExit, ...] = ()
-    """The others that failed by themselves, in the order of their ends."""
+    """The others that failed by themselves, in the order of their failures."""
 
 
 def spoils(exits: Sequence[RankExit]) -> bool:
-    """Whether, after a request to stop, a rank of the user's own program failed by itself.
+    """Return whether, after a request to stop, a rank of the user's own program failed by itself.
 
-    Not one that SIGTERM ended, nor a peer that lost its connection to that one: another rank may be saving
-    for all of them, and has the whole grace for it.
+    A rank that SIGTERM ended does not count, nor a peer that lost its connection to such a rank: another rank
+    may be saving for all of them, and has the whole grace period for it.
     """
     left_at = min((rank.at for rank in exits if rank.code == ExitCode.TERMINATED), default=math.inf)
     failed = (rank for rank in exits if rank.failed and rank.code != ExitCode.TERMINATED)
@@ -86,13 +88,15 @@ def decide(
     grace_ran_out: bool = False,
     own_program: bool = False,
 ) -> Verdict:
-    """The verdict once every rank has ended.
+    """Return the verdict once every rank has ended.
 
-    `stop_requested`: the ranks had SIGTERM from the launcher; where one of them yielded, its checkpoint is
-    everybody's and those that just ended are no failures.
-    `grace_ran_out`: a stop was asked for and the launcher killed the ranks that did not make it in time.
-    `own_program`: the ranks run the user's own, one of which may save for all. Ends that `spoils` does not
-    mind, and that left it its grace, are no failures either.
+    `stop_requested`: the launcher sent SIGTERM to the ranks. Where one of them yielded, its checkpoint serves
+    all ranks, and those that just ended are not failures.
+
+    `grace_ran_out`: a stop was requested and the launcher killed the ranks that did not stop in time.
+
+    `own_program`: the ranks run the user's own program, one of which may save for all. Ends that `spoils`
+    does not count, and that left that rank its grace period, are not failures either.
     """
     failed = [rank for rank in exits if rank.failed and not rank.killed_by_launcher]
     if stop_requested and any(rank.code == ExitCode.YIELDED for rank in exits):
